@@ -1,0 +1,8 @@
+//! Abide: processes that abide by git.
+//!
+//! # The rooms
+//! - [`model`]: the nouns: keys, spec, desired state, revision. Plain data, knows nobody.
+//! - [`reconcile`]: the pure core. So far the effect table: what a change of each field does.
+
+pub mod model;
+pub mod reconcile;

@@ -1,0 +1,210 @@
+//! What people want: every instance fully resolved, each with the place in a file that asked for it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::{Host, InstanceKey, OnChange, Percent, ProcessKey, Spec};
+
+/// All instances wanted, and the policies that bind them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Desired {
+    pub instances: BTreeMap<InstanceKey, Want>,
+    pub policies: Vec<Policy>,
+}
+
+/// One instance as wanted. Instances of one process share what they have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Want {
+    pub host: Host,
+    pub spec: Arc<Spec>,
+    pub origin: Arc<Origin>,
+}
+
+/// What a declaration says of all of its instances.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub place: Place,
+    pub state: State,
+    /// Names as instances carry them (`api_1` …), sorted.
+    pub depends_on: Vec<ProcessKey>,
+    pub protect: Vec<Guard>,
+    pub adopt: bool,
+    /// Earlier names, the nearest first: taking over one of them is no restart.
+    pub moved_from: Vec<ProcessKey>,
+    pub on_change: OnChange,
+    pub rollout: Option<Rollout>,
+}
+
+/// Where something was written. Lines and columns count from 1, columns in characters.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    pub file: Arc<str>,
+    pub line: u32,
+    pub column: u32,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.file, self.line, self.column)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    #[default]
+    Running,
+    Stopped,
+    /// Running, and the agent does not guard it.
+    Unhosted,
+    Absent,
+}
+
+impl State {
+    pub const ALL: [State; 4] = [
+        State::Running,
+        State::Stopped,
+        State::Unhosted,
+        State::Absent,
+    ];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            State::Running => "running",
+            State::Stopped => "stopped",
+            State::Unhosted => "unhosted",
+            State::Absent => "absent",
+        }
+    }
+
+    pub fn needs_start(self) -> bool {
+        match self {
+            State::Running | State::Unhosted => true,
+            State::Stopped | State::Absent => false,
+        }
+    }
+}
+
+/// What a protected process is protected from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Guard {
+    Delete,
+    Restart,
+    Stop,
+}
+
+impl Guard {
+    pub const ALL: [Guard; 3] = [Guard::Delete, Guard::Restart, Guard::Stop];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Guard::Delete => "delete",
+            Guard::Restart => "restart",
+            Guard::Stop => "stop",
+        }
+    }
+}
+
+/// A number of things, or a share of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    Count(u64),
+    Share(Percent),
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Amount::Count(n) => write!(f, "{n}"),
+            Amount::Share(p) => write!(f, "{}%", p.get()),
+        }
+    }
+}
+
+/// How a change spreads. Unset: all at once, as far as budgets allow.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rollout {
+    pub batch: Option<Amount>,
+    pub canary: Option<Amount>,
+    pub soak_secs: Option<u64>,
+    pub max_failures: Option<u64>,
+    pub auto_rollback: Option<bool>,
+}
+
+/// Rules for a directory and everything below it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    pub name: String,
+    pub place: Place,
+    /// Binds what was read from this directory or below.
+    pub reach: PathBuf,
+    pub owner: Option<String>,
+    pub allow: Allow,
+    pub budgets: Budgets,
+    pub windows: Vec<Window>,
+}
+
+/// Patterns (`*` stands for any text). `None` allows everything, an empty list nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allow {
+    pub namespaces: Option<Vec<String>>,
+    pub users: Option<Vec<String>>,
+    pub hosts: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Budgets {
+    pub delete: Option<Amount>,
+    pub restart: Option<Amount>,
+}
+
+/// When some operations may happen. Outside of every window that names them they are held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub days: Days,
+    pub from: TimeOfDay,
+    pub to: TimeOfDay,
+    /// A name of the IANA time zone database.
+    pub tz: String,
+    pub operations: Vec<Operation>,
+}
+
+/// Days of the week, Monday first.
+pub type Days = [bool; 7];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TimeOfDay {
+    pub hour: u8,
+    pub minute: u8,
+}
+
+/// What a window can be for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Operation {
+    Start,
+    Stop,
+    Restart,
+    Reload,
+    Delete,
+}
+
+impl Operation {
+    pub const ALL: [Operation; 5] = [
+        Operation::Start,
+        Operation::Stop,
+        Operation::Restart,
+        Operation::Reload,
+        Operation::Delete,
+    ];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Operation::Start => "start",
+            Operation::Stop => "stop",
+            Operation::Restart => "restart",
+            Operation::Reload => "reload",
+            Operation::Delete => "delete",
+        }
+    }
+}

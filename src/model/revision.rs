@@ -1,0 +1,163 @@
+//! A spec's fingerprint, one digest a class of fields, so that the *kind* of a difference can be read off
+//! two revisions even when the older spec is lost. Written as `v1.<register>.<reload>.<restart>.<replace>.<run>`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::Effect;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision {
+    pub register: u32,
+    pub reload: u32,
+    pub restart: u32,
+    pub replace: u32,
+    /// Over the Reload-, Restart- and Replace-class fields together: what makes one run another run.
+    pub run: u32,
+}
+
+impl Revision {
+    /// The strongest class in which two revisions differ; `None`: they are one.
+    pub fn differs_from(&self, other: &Revision) -> Effect {
+        [
+            (self.replace != other.replace, Effect::Replace),
+            (self.restart != other.restart, Effect::Restart),
+            (self.reload != other.reload, Effect::Reload),
+            (self.register != other.register, Effect::Register),
+        ]
+        .into_iter()
+        .find_map(|(differs, effect)| differs.then_some(effect))
+        .unwrap_or(Effect::None)
+    }
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Revision {
+            register,
+            reload,
+            restart,
+            replace,
+            run,
+        } = self;
+        write!(
+            f,
+            "v1.{register:08x}.{reload:08x}.{restart:08x}.{replace:08x}.{run:08x}"
+        )
+    }
+}
+
+impl fmt::Debug for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ParseRevisionError(String);
+
+impl fmt::Display for ParseRevisionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} is not a revision of the form v1 and five groups of 8 hex digits",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for ParseRevisionError {}
+
+impl FromStr for Revision {
+    type Err = ParseRevisionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || ParseRevisionError(text.to_owned());
+        let mut parts = text.strip_prefix("v1.").ok_or_else(error)?.split('.');
+        let mut digest = || {
+            let part = parts
+                .next()
+                .filter(|part| part.len() == 8)
+                .ok_or_else(error)?;
+            if !part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+                return Err(error());
+            }
+            u32::from_str_radix(part, 16).map_err(|_| error())
+        };
+        let revision = Revision {
+            register: digest()?,
+            reload: digest()?,
+            restart: digest()?,
+            replace: digest()?,
+            run: digest()?,
+        };
+        if parts.next().is_some() {
+            Err(error())
+        } else {
+            Ok(revision)
+        }
+    }
+}
+
+impl Serialize for Revision {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Revision {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        String::deserialize(from)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn revisions_read_back_and_name_the_strongest_difference() {
+        let a = Revision {
+            register: 1,
+            reload: 0xabcdef01,
+            restart: 3,
+            replace: 4,
+            run: 5,
+        };
+        assert_eq!(
+            a.to_string(),
+            "v1.00000001.abcdef01.00000003.00000004.00000005"
+        );
+        assert_eq!(a.to_string().parse(), Ok(a));
+        assert_eq!(a.differs_from(&a), Effect::None);
+        assert_eq!(
+            a.differs_from(&Revision {
+                register: 9,
+                reload: 9,
+                ..a
+            }),
+            Effect::Reload
+        );
+        assert_eq!(
+            a.differs_from(&Revision {
+                register: 9,
+                replace: 9,
+                ..a
+            }),
+            Effect::Replace
+        );
+        for bad in [
+            "",
+            "v1",
+            "v2.00000001.00000001.00000001.00000001.00000001",
+            "v1.1.2.3.4.5",
+        ] {
+            assert!(bad.parse::<Revision>().is_err(), "{bad}");
+        }
+        assert!(format!("{a}.00000000").parse::<Revision>().is_err());
+    }
+}

@@ -1,0 +1,257 @@
+//! What one process is to be: the union of the fields of the GSE and JOB documents, and Abide's own few.
+//!
+//! Unset stays unset: a field the user did not write is `None` (or empty) here and is not sent anywhere.
+//! Comparing specs is the business of `reconcile::effect`, which knows the documented defaults.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Spec {
+    /// The user's labels; `abide_*` labels are ours and never stand here.
+    pub labels: BTreeMap<String, String>,
+    pub identity: Identity,
+    pub control: Control,
+    pub resource: Resource,
+    pub monitor: Monitor,
+    pub report_id: Option<i64>,
+    pub configmap: Vec<ConfigFile>,
+    pub env: BTreeMap<String, EnvValue>,
+    pub job: Job,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Identity {
+    /// The executable's real name, not the user's alias (that is `meta.name`).
+    pub proc_name: String,
+    pub setup_path: String,
+    pub pid_path: String,
+    pub config_path: Option<String>,
+    pub log_path: Option<String>,
+    pub user: Option<String>,
+    pub value_key: Option<String>,
+}
+
+impl Identity {
+    /// What the agent tells processes of one host apart by: `value_key`, else setup path and program.
+    /// `/opt/api` and `/opt/api/` are one place.
+    pub fn index_key(&self) -> String {
+        match &self.value_key {
+            Some(key) => key.clone(),
+            None => format!(
+                "{}/{}",
+                self.setup_path.trim_end_matches('/'),
+                self.proc_name
+            ),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Control {
+    pub start_cmd: Option<String>,
+    pub stop_cmd: Option<String>,
+    pub restart_cmd: Option<String>,
+    pub reload_cmd: Option<String>,
+    pub kill_cmd: Option<String>,
+    pub version_cmd: Option<String>,
+    pub health_cmd: Option<String>,
+    pub start_mode: Option<StartMode>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StartMode {
+    /// start_cmd leaves a process behind and writes its pid file.
+    #[default]
+    Daemon,
+    /// start_cmd *is* the process; the agent is its parent and writes the pid file.
+    Foreground,
+}
+
+impl StartMode {
+    pub fn word(self) -> &'static str {
+        match self {
+            StartMode::Daemon => "daemon",
+            StartMode::Foreground => "foreground",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resource {
+    pub cpu: Option<Percent>,
+    pub mem: Option<Percent>,
+    pub fd: Option<u64>,
+    pub disk: Option<u64>,
+    pub net: Option<u64>,
+}
+
+/// A share of the whole host, 0 to 100. Finite, so it has an order.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct Percent(f64);
+
+impl Percent {
+    pub fn new(value: f64) -> Option<Self> {
+        // Adding zero turns -0.0 into 0.0: two spellings of nothing must not differ.
+        (0.0..=100.0)
+            .contains(&value)
+            .then_some(Percent(value + 0.0))
+    }
+
+    pub fn get(self) -> f64 {
+        self.0
+    }
+}
+
+impl TryFrom<f64> for Percent {
+    type Error = &'static str;
+
+    fn try_from(value: f64) -> Result<Self, Self::Error> {
+        Percent::new(value).ok_or("a percentage lies between 0 and 100")
+    }
+}
+
+impl From<Percent> for f64 {
+    fn from(value: Percent) -> f64 {
+        value.0
+    }
+}
+
+impl PartialEq for Percent {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Percent {}
+
+impl PartialOrd for Percent {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Percent {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Monitor {
+    pub auto_type: AutoType,
+    pub start_check_secs: Option<u32>,
+    pub stop_check_secs: Option<u32>,
+    pub start_retries: Option<u32>,
+    pub start_interval: Option<u32>,
+    pub crontab_rule: Option<String>,
+    pub op_timeout: Option<u32>,
+}
+
+impl Monitor {
+    /// The defaults that the GSE documents state. Writing one out changes nothing.
+    pub const START_CHECK_SECS: u32 = 5;
+    pub const START_RETRIES: u32 = 4;
+    pub const START_INTERVAL: u32 = 10;
+    pub const OP_TIMEOUT: u32 = 60;
+}
+
+/// How a process is kept: 0, 1, 2 on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "i64", into = "i64")]
+pub enum AutoType {
+    /// Run by a schedule.
+    Periodic,
+    /// Kept running.
+    #[default]
+    Resident,
+    /// Run once.
+    OneShot,
+}
+
+impl TryFrom<i64> for AutoType {
+    type Error = &'static str;
+
+    fn try_from(code: i64) -> Result<Self, Self::Error> {
+        match code {
+            0 => Ok(AutoType::Periodic),
+            1 => Ok(AutoType::Resident),
+            2 => Ok(AutoType::OneShot),
+            _ => Err("auto_type is 0 (periodic), 1 (resident) or 2 (one-shot)"),
+        }
+    }
+}
+
+impl From<AutoType> for i64 {
+    fn from(auto_type: AutoType) -> i64 {
+        match auto_type {
+            AutoType::Periodic => 0,
+            AutoType::Resident => 1,
+            AutoType::OneShot => 2,
+        }
+    }
+}
+
+/// A file that the process reads, and what its content should be. Abide copies no files.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ConfigFile {
+    pub path: Option<String>,
+    pub md5: Option<String>,
+}
+
+/// A value of the process's environment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EnvValue {
+    Text(String),
+    /// Read by the agent at each start; the content is never in a plan, a store or a log.
+    File(String),
+    Secret(Secret),
+}
+
+/// Text that is not printed by accident: `Debug` shows nothing of it, and there is no `Display`.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(value: String) -> Self {
+        Secret(value)
+    }
+
+    /// For the wire, the agent and a digest; never for a message.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// What only JOB's documents know.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Job {
+    /// `proc_owner` of manage_proc, `contact` of operate_process: one person under two names.
+    pub proc_owner: Option<String>,
+    pub func_id: Option<String>,
+    pub instance_id: Option<String>,
+    pub instance_num: Option<u32>,
+    pub cycle_time: Option<u32>,
+    pub start_check_begin_time: Option<u32>,
+    pub start_check_end_time: Option<u32>,
+}

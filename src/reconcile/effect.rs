@@ -1,0 +1,158 @@
+//! The effect table: each field of a spec, and the class that a change of it has.
+//!
+//! Total by construction, twice: `Spec::values` takes the spec apart with no `..`, so a new field of the struct
+//! does not compile until it is listed; [`base_effect`] matches every [`Field`], so a new name does not
+//! compile until it is placed. `explain`, the difference of two specs and the digests all read this table.
+
+use blake3::Hasher;
+
+use crate::model::{Effect, Field, OnChange, Revision, Spec, StartMode, Value};
+
+/// One row: a field of one spec, what changing it does there, and what it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row<'a> {
+    pub field: Field,
+    pub effect: Effect,
+    pub value: Value<'a>,
+}
+
+/// The class of a field before a process's own `on_change`. `log_path` is where the agent sends the output
+/// of a foreground process, and a mere remark about a daemon.
+pub fn base_effect(field: Field, mode: StartMode) -> Effect {
+    match field {
+        Field::Labels
+        | Field::StopCmd
+        | Field::RestartCmd
+        | Field::ReloadCmd
+        | Field::KillCmd
+        | Field::VersionCmd
+        | Field::HealthCmd
+        | Field::Cpu
+        | Field::Mem
+        | Field::Fd
+        | Field::Disk
+        | Field::Net
+        | Field::StartCheckSecs
+        | Field::StopCheckSecs
+        | Field::StartRetries
+        | Field::StartInterval
+        | Field::CrontabRule
+        | Field::OpTimeout
+        | Field::ReportId
+        | Field::ProcOwner
+        | Field::FuncId
+        | Field::InstanceId
+        | Field::InstanceNum
+        | Field::CycleTime
+        | Field::StartCheckBeginTime
+        | Field::StartCheckEndTime => Effect::Register,
+        Field::Configmap | Field::ConfigPath => Effect::Reload,
+        Field::StartCmd | Field::Env | Field::StartMode => Effect::Restart,
+        Field::LogPath => match mode {
+            StartMode::Daemon => Effect::Register,
+            StartMode::Foreground => Effect::Restart,
+        },
+        Field::ProcName
+        | Field::SetupPath
+        | Field::PidPath
+        | Field::User
+        | Field::ValueKey
+        | Field::AutoType => Effect::Replace,
+    }
+}
+
+/// The class of a field for one process: its own word, else the table's.
+pub fn effect_of(field: Field, mode: StartMode, on_change: &OnChange) -> Effect {
+    on_change
+        .get(&field)
+        .copied()
+        .unwrap_or_else(|| base_effect(field, mode))
+}
+
+/// The whole table for one spec, in the order of [`Field::ALL`].
+pub fn table<'a>(spec: &'a Spec, on_change: &OnChange) -> Vec<Row<'a>> {
+    let mode = spec.control.start_mode.unwrap_or_default();
+    spec.values()
+        .into_iter()
+        .map(|(field, value)| Row {
+            field,
+            effect: effect_of(field, mode, on_change),
+            value,
+        })
+        .collect()
+}
+
+/// The digests of one spec. Fields of class None are in none of them.
+pub fn revision(spec: &Spec, on_change: &OnChange) -> Revision {
+    let rows = table(spec, on_change);
+    let digest = |wanted: fn(Effect) -> bool| {
+        let mut hasher = Hasher::new();
+        for row in rows
+            .iter()
+            .filter(|row| wanted(row.effect) && row.value != Value::Unset)
+        {
+            put(&mut hasher, row.field.path());
+            put_value(&mut hasher, &row.value);
+        }
+        let [a, b, c, d, ..] = *hasher.finalize().as_bytes();
+        u32::from_be_bytes([a, b, c, d])
+    };
+    Revision {
+        register: digest(|effect| effect == Effect::Register),
+        reload: digest(|effect| effect == Effect::Reload),
+        restart: digest(|effect| effect == Effect::Restart),
+        replace: digest(|effect| effect == Effect::Replace),
+        run: digest(|effect| effect >= Effect::Reload),
+    }
+}
+
+/// Length first, so that no two lists of texts feed the hasher the same bytes.
+fn put(hasher: &mut Hasher, text: &str) {
+    hasher.update(&(text.len() as u64).to_le_bytes());
+    hasher.update(text.as_bytes());
+}
+
+/// A byte for the kind and a count for what repeats keep different values apart.
+fn put_value(hasher: &mut Hasher, value: &Value<'_>) {
+    let mut begin = |kind: u8, count: usize| {
+        hasher.update(&[kind]);
+        hasher.update(&(count as u64).to_le_bytes());
+    };
+    match value {
+        Value::Unset => begin(0, 0),
+        Value::Text(text) => {
+            begin(1, 1);
+            put(hasher, text);
+        }
+        Value::Number(n) => {
+            begin(2, 1);
+            hasher.update(&n.to_le_bytes());
+        }
+        Value::Share(p) => {
+            begin(3, 1);
+            hasher.update(&p.get().to_bits().to_le_bytes());
+        }
+        Value::Labels(labels) => {
+            begin(4, labels.len());
+            for (key, value) in *labels {
+                put(hasher, key);
+                put(hasher, value);
+            }
+        }
+        Value::Files(files) => {
+            begin(5, files.len());
+            for (path, md5) in files {
+                put(hasher, path);
+                put(hasher, md5);
+            }
+        }
+        Value::Env(env) => {
+            begin(6, env.0.len());
+            for (key, from_file, text) in env.seen() {
+                put(hasher, key);
+                hasher.update(&[from_file.into()]);
+                put(hasher, text);
+            }
+        }
+    }
+}
