@@ -1,0 +1,456 @@
+//! A document → what it declares. Every value is read once, here: what comes out is typed and within its range,
+//! what is not becomes a [`Finding`]. Nothing here looks at another document.
+
+mod policy;
+mod spec;
+mod values;
+
+use std::collections::BTreeMap;
+
+pub use spec::{require, spec};
+pub use values::{Values, glob};
+
+use super::document::{Document, HostEntry, HostLabels, Meta, RolloutEntry, SpecEntry, Text};
+use super::grammar::{self, API_VERSION};
+use super::problem::{Code, Finding, Path, did_you_mean};
+use crate::model::{
+    Effect, Field, Guard, Host, HostKey, Name, OnChange, Policy, ProcessKey, Rollout, Selector,
+    Spec, State,
+};
+
+/// What one document declares, as far as it is well said.
+#[derive(Debug)]
+pub enum Declared {
+    Process(Box<Process>),
+    Group(Group),
+    Defaults(SpecEntry),
+    Policy(Policy),
+    Nothing,
+}
+
+/// A process before Defaults, groups and variables have been put in.
+#[derive(Debug)]
+pub struct Process {
+    /// `None`: its name is missing or bad, and a finding says so.
+    pub key: Option<ProcessKey>,
+    pub labels: BTreeMap<String, String>,
+    /// With the number of the entry in `hosts`.
+    pub hosts: Vec<(usize, Where)>,
+    pub state: State,
+    pub instances: Option<u32>,
+    pub depends_on: Vec<(usize, ProcessKey)>,
+    pub protect: Vec<Guard>,
+    pub adopt: bool,
+    pub moved_from: Option<ProcessKey>,
+    pub on_change: OnChange,
+    pub rollout: Option<Rollout>,
+    /// As written, and as read: Defaults go under the former.
+    pub entry: SpecEntry,
+    pub spec: Spec,
+    /// It was written as a request body, whose documents require more.
+    pub in_body: bool,
+}
+
+#[derive(Debug)]
+pub enum Where {
+    Host(Host),
+    Group {
+        name: String,
+        chosen: Option<Selector>,
+    },
+}
+
+#[derive(Debug)]
+pub struct Group {
+    pub name: Option<String>,
+    pub hosts: Vec<(usize, Host, BTreeMap<String, String>)>,
+}
+
+/// Reads one document. The findings are in the order of the fields, not of the file.
+pub fn document(document: Document) -> (Declared, Vec<Finding>) {
+    let mut values = Values::default();
+    let in_body = document.api_version.is_none() && document.kind.is_none();
+    if let Some(version) = document
+        .api_version
+        .as_deref()
+        .filter(|v| *v != API_VERSION)
+    {
+        let message = format!("apiVersion {version:?} is unknown");
+        values.find(
+            Finding::new(Code::UnknownKind, Path::of("apiVersion"), message)
+                .hint("this Abide reads abide/v1"),
+        );
+    }
+    let declared = match document.kind.as_deref() {
+        None | Some("Process") => {
+            Declared::Process(Box::new(process(document, in_body, &mut values)))
+        }
+        Some("HostGroup") => Declared::Group(group(&document, &mut values)),
+        Some("Defaults") => {
+            let entry = document.spec.unwrap_or_else(|| {
+                values.missing(Path::of("spec"));
+                SpecEntry::default()
+            });
+            spec(&entry, &Path::of("spec"), true, &mut values);
+            Declared::Defaults(entry)
+        }
+        Some("Policy") => Declared::Policy(policy::policy(document, &mut values)),
+        Some(kind) => {
+            let hint = match did_you_mean(kind, grammar::KINDS.iter().copied()) {
+                Some(meant) => format!("did you mean {meant}?"),
+                None => format!("kinds: {}", grammar::KINDS.join(", ")),
+            };
+            let message = format!("kind {:?} is unknown", super::node::shorten(kind));
+            values.find(Finding::new(Code::UnknownKind, Path::of("kind"), message).hint(hint));
+            Declared::Nothing
+        }
+    };
+    (declared, values.findings)
+}
+
+fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
+    let meta = document.meta.unwrap_or_default();
+    let key = process_key(&meta, values);
+    let state = values
+        .word(&Path::of("state"), document.state.as_ref(), grammar::STATES)
+        .and_then(|word| State::ALL.into_iter().find(|state| state.word() == word))
+        .unwrap_or_default();
+    let instances = values.int(
+        &Path::of("instances"),
+        document.instances,
+        grammar::INSTANCES,
+        Code::OutOfRange,
+    );
+    let labels = values.labels(&Path::of("meta.labels"), meta.labels.as_ref());
+    if document.hosts.as_ref().is_none_or(Vec::is_empty) {
+        values.missing(Path::of("hosts"));
+    }
+    let hosts = document.hosts.iter().flatten().enumerate();
+    let hosts = hosts
+        .filter_map(|(at, entry)| {
+            Some((
+                at,
+                whereabouts(entry, &Path::of("hosts").index(at), values)?,
+            ))
+        })
+        .collect();
+    if document.spec.is_none() {
+        values.missing(Path::of("spec"));
+    }
+    let entry = document.spec.unwrap_or_default();
+    let spec = spec(&entry, &Path::of("spec"), instances.is_some(), values);
+    let (depends_on, moved_from) = match &key {
+        Some(key) => (
+            depends_on(
+                document.depends_on.unwrap_or_default(),
+                &key.namespace,
+                values,
+            ),
+            document
+                .moved_from
+                .and_then(|text| moved_from(&text, key, values)),
+        ),
+        None => (Vec::new(), None),
+    };
+    if in_body {
+        ignored(
+            &[
+                ("op_type", document.op_type.is_some()),
+                ("bk_app_code", document.bk_app_code.is_some()),
+                ("bk_app_secret", document.bk_app_secret.is_some()),
+                ("bk_token", document.bk_token.is_some()),
+                ("bk_username", document.bk_username.is_some()),
+            ],
+            values,
+        );
+    }
+    Process {
+        key,
+        labels,
+        hosts,
+        state,
+        instances,
+        depends_on,
+        protect: values
+            .words(
+                &Path::of("protect"),
+                document.protect.as_deref(),
+                grammar::GUARDS,
+            )
+            .filter_map(|word| Guard::ALL.into_iter().find(|guard| guard.word() == word))
+            .collect(),
+        adopt: document.adopt.unwrap_or_default(),
+        moved_from,
+        on_change: on_change(document.on_change.unwrap_or_default().0, values),
+        rollout: document.rollout.map(|entry| rollout(&entry, values)),
+        entry,
+        spec,
+        in_body,
+    }
+}
+
+fn process_key(meta: &Meta, values: &mut Values) -> Option<ProcessKey> {
+    let namespace = name(&Path::of("meta.namespace"), meta.namespace.as_ref(), values);
+    let name = name(&Path::of("meta.name"), meta.name.as_ref(), values);
+    Some(ProcessKey {
+        namespace: namespace?,
+        name: name?,
+    })
+}
+
+fn name(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Name> {
+    let Some(text) = value.filter(|text| !text.is_empty()) else {
+        values.missing(path.clone());
+        return None;
+    };
+    match text.parse() {
+        Ok(name) => Some(name),
+        Err(error) => {
+            let message = format!(
+                "{path} {:?} cannot be used: {error}",
+                super::node::shorten(text)
+            );
+            values.find(
+                Finding::new(Code::BadName, path.clone(), message)
+                    .hint("letters, digits, `-`, `_` and `.` are always fine"),
+            );
+            None
+        }
+    }
+}
+
+fn whereabouts(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Where> {
+    let Some(group) = &entry.group else {
+        if entry.labels.is_some() {
+            let message = "labels choose among the hosts of a group, and this entry names none";
+            values.find(
+                Finding::new(Code::BadHost, path.key("labels"), message)
+                    .hint("add `group: NAME`")
+                    .at_key(),
+            );
+        }
+        return host(entry, path, values).map(Where::Host);
+    };
+    if entry.ip.is_some()
+        || entry.bk_cloud_id.is_some()
+        || entry.bk_agent_id.is_some()
+        || entry.bk_supplier_id.is_some()
+    {
+        let message = "an entry of hosts is either a group or a host";
+        values.find(
+            Finding::new(Code::BadHost, path.key("group"), message)
+                .hint("make two entries of it")
+                .at_key(),
+        );
+        return None;
+    }
+    let chosen = match &entry.labels {
+        None | Some(HostLabels::Have(_)) => None,
+        Some(HostLabels::Selector(text)) => match text.parse::<Selector>() {
+            Ok(selector) => Some(selector),
+            Err(error) => {
+                values.find(
+                    Finding::new(Code::BadSelector, path.key("labels"), error.to_string())
+                        .hint("such as rack=a,tier in (x,y),!old"),
+                );
+                return None;
+            }
+        },
+    };
+    Some(Where::Group {
+        name: group.to_string(),
+        chosen,
+    })
+}
+
+fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
+    let cloud = values.int(
+        &path.key("bk_cloud_id"),
+        entry.bk_cloud_id,
+        grammar::ANY_COUNT,
+        Code::OutOfRange,
+    );
+    let supplier = values.int(
+        &path.key("bk_supplier_id"),
+        entry.bk_supplier_id,
+        grammar::ANY_COUNT,
+        Code::OutOfRange,
+    );
+    let agent_id = match entry
+        .bk_agent_id
+        .as_deref()
+        .filter(|id| !id.is_empty())
+        .map(str::parse)
+    {
+        None => None,
+        Some(Ok(id)) => Some(id),
+        Some(Err(error)) => {
+            values.find(Finding::new(
+                Code::BadName,
+                path.key("bk_agent_id"),
+                format!("bk_agent_id cannot be used: {error}"),
+            ));
+            return None;
+        }
+    };
+    let Some(ip) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) else {
+        let Some(id) = agent_id else {
+            let message = "a host needs ip and bk_cloud_id, or bk_agent_id";
+            values.find(
+                Finding::new(Code::BadHost, path.clone(), message)
+                    .hint("such as {ip: 10.0.0.1, bk_cloud_id: 0}"),
+            );
+            return None;
+        };
+        return Some(Host {
+            key: HostKey::Agent(id),
+            supplier,
+            agent_id: None,
+        });
+    };
+    let Ok(ip) = ip.parse() else {
+        let message = format!("{:?} is not an IP address", super::node::shorten(ip));
+        values.find(
+            Finding::new(Code::BadIp, path.key("ip"), message)
+                .hint("such as 10.0.0.1 or 2001:db8::1; host names are not looked up"),
+        );
+        return None;
+    };
+    if entry.bk_cloud_id.is_none() {
+        let message = format!(
+            "{path}.bk_cloud_id is missing: the same address may exist in several cloud areas"
+        );
+        values.find(
+            Finding::new(Code::MissingField, path.key("bk_cloud_id"), message)
+                .hint("bk_cloud_id: 0 is the default area"),
+        );
+        return None;
+    }
+    Some(Host {
+        key: HostKey::Address { cloud: cloud?, ip },
+        supplier,
+        agent_id,
+    })
+}
+
+fn group(document: &Document, values: &mut Values) -> Group {
+    let name = document.meta.as_ref().and_then(|meta| meta.name.as_ref());
+    let name = self::name(&Path::of("meta.name"), name, values);
+    let mut hosts = Vec::new();
+    for (at, entry) in document.hosts.iter().flatten().enumerate() {
+        let path = Path::of("hosts").index(at);
+        let labels = match &entry.labels {
+            Some(HostLabels::Have(labels)) => values.labels(&path.key("labels"), Some(labels)),
+            None | Some(HostLabels::Selector(_)) => BTreeMap::new(),
+        };
+        if let Some(host) = host(entry, &path, values) {
+            hosts.push((at, host, labels));
+        }
+    }
+    if document.hosts.is_none() {
+        values.missing(Path::of("hosts"));
+    }
+    Group {
+        name: name.map(|name| name.to_string()),
+        hosts,
+    }
+}
+
+fn depends_on(entries: Vec<Text>, home: &Name, values: &mut Values) -> Vec<(usize, ProcessKey)> {
+    let path = Path::of("depends_on");
+    let mut keys = Vec::new();
+    for (at, text) in entries.into_iter().enumerate() {
+        match ProcessKey::within(home, &text) {
+            Ok(key) => keys.push((at, key)),
+            Err(error) => {
+                let message = format!(
+                    "depends_on {:?} names no process: {error}",
+                    super::node::shorten(&text)
+                );
+                values.find(
+                    Finding::new(Code::BadName, path.index(at), message)
+                        .hint("NAMESPACE/NAME, or NAME in the same namespace"),
+                );
+            }
+        }
+    }
+    keys
+}
+
+fn moved_from(text: &str, to: &ProcessKey, values: &mut Values) -> Option<ProcessKey> {
+    let path = Path::of("moved_from");
+    let problem = match ProcessKey::within(&to.namespace, text) {
+        Ok(key) if key == *to => "it is the process's own name".to_owned(),
+        Ok(key) => return Some(key),
+        Err(_) if text.contains(':') => "a process cannot move across hosts".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let message = format!(
+        "moved_from {:?} cannot be followed: {problem}",
+        super::node::shorten(text)
+    );
+    values.find(
+        Finding::new(Code::BadMove, path, message)
+            .hint("NAMESPACE/NAME, or NAME in the same namespace, as it was on the same hosts"),
+    );
+    None
+}
+
+fn on_change(entries: BTreeMap<String, Text>, values: &mut Values) -> OnChange {
+    let path = Path::of("on_change");
+    let mut known = OnChange::new();
+    for (name, word) in entries {
+        let Some(field) = Field::from_path(&name) else {
+            let hint = match did_you_mean(&name, Field::ALL.iter().map(|field| field.path())) {
+                Some(meant) => format!("did you mean {meant:?}?"),
+                None => "`abide explain spec` lists the fields".to_owned(),
+            };
+            let message = format!("a spec has no field {:?}", super::node::shorten(&name));
+            values.find(
+                Finding::new(Code::BadFieldPath, path.entry(&name), message)
+                    .hint(hint)
+                    .at_key(),
+            );
+            continue;
+        };
+        let word = values.word(&path.entry(&name), Some(&word), grammar::EFFECTS);
+        if let Some(effect) = word.and_then(Effect::from_word) {
+            known.insert(field, effect);
+        }
+    }
+    known
+}
+
+fn rollout(entry: &RolloutEntry, values: &mut Values) -> Rollout {
+    let path = Path::of("rollout");
+    Rollout {
+        batch: values.amount(&path.key("batch"), entry.batch.as_ref(), 1),
+        canary: values.amount(&path.key("canary"), entry.canary.as_ref(), 0),
+        soak_secs: values.duration(&path.key("soak"), entry.soak.as_ref()),
+        max_failures: values.int(
+            &path.key("max_failures"),
+            entry.max_failures,
+            grammar::ANY_COUNT,
+            Code::OutOfRange,
+        ),
+        auto_rollback: entry.auto_rollback,
+    }
+}
+
+fn ignored(fields: &[(&'static str, bool)], values: &mut Values) {
+    for (name, _) in fields.iter().filter(|(_, there)| *there) {
+        let finding = Finding::new(
+            Code::IgnoredField,
+            Path::of(name),
+            format!("{name} is ignored in a manifest"),
+        )
+        .at_key();
+        values.find(finding.hint(match *name {
+            "op_type" => "`state` says what should be so; remove it",
+            "bk_app_secret" | "bk_token" => {
+                "remove it, and change it if this file was ever committed"
+            }
+            _ => "it belongs in the target's configuration; remove it",
+        }));
+    }
+}

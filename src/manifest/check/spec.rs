@@ -1,0 +1,427 @@
+//! The spec of a process: its values one by one, then what they must have together.
+
+use std::collections::BTreeMap;
+
+use super::Values;
+use crate::manifest::document::{
+    ConfigEntry, ControlEntry, EnvEntry, IdentityEntry, JobEntry, Loose, MonitorEntry,
+    ResourceEntry, SpecEntry, Text,
+};
+use crate::manifest::grammar::{self, ANY_COUNT, CYCLE_SECONDS, RETRIES, SECONDS, SMALL_COUNT};
+use crate::manifest::problem::{Code, Finding, Path};
+use crate::model::{
+    AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Resource, Secret, Spec,
+    StartMode, State,
+};
+
+/// Reads every value of a spec. `numbered`: `${instance}` has a meaning. Labels stand elsewhere.
+pub fn spec(entry: &SpecEntry, path: &Path, numbered: bool, values: &mut Values) -> Spec {
+    let SpecEntry {
+        identity,
+        control,
+        resource,
+        monitor_policy,
+        warn_report_policy,
+        configmap,
+        env,
+        job,
+    } = entry;
+    let section = |name| path.key(name);
+    Spec {
+        labels: BTreeMap::new(),
+        identity: identity
+            .as_ref()
+            .map(|e| self::identity(e, &section("identity"), numbered, values))
+            .unwrap_or_default(),
+        control: control
+            .as_ref()
+            .map(|e| self::control(e, &section("control"), numbered, values))
+            .unwrap_or_default(),
+        resource: resource
+            .as_ref()
+            .map(|e| self::resource(e, &section("resource"), values))
+            .unwrap_or_default(),
+        monitor: monitor_policy
+            .as_ref()
+            .map(|e| monitor(e, &section("monitor_policy"), values))
+            .unwrap_or_default(),
+        report_id: warn_report_policy.as_ref().and_then(|e| e.report_id),
+        configmap: configmap
+            .iter()
+            .flatten()
+            .enumerate()
+            .filter_map(|(at, e)| config(e, &section("configmap").index(at), numbered, values))
+            .collect(),
+        env: env
+            .iter()
+            .flat_map(|map| &map.0)
+            .filter_map(|(name, e)| {
+                Some((
+                    name.clone(),
+                    env_value(name, e, &section("env").entry(name), numbered, values)?,
+                ))
+            })
+            .collect(),
+        job: job
+            .as_ref()
+            .map(|e| self::job(e, &section("job"), values))
+            .unwrap_or_default(),
+    }
+}
+
+fn identity(entry: &IdentityEntry, path: &Path, numbered: bool, values: &mut Values) -> Identity {
+    let IdentityEntry {
+        proc_name,
+        setup_path,
+        pid_path,
+        config_path,
+        log_path,
+        user,
+        value_key,
+    } = entry;
+    Identity {
+        proc_name: literal(&path.key("proc_name"), proc_name.as_ref(), values).unwrap_or_default(),
+        setup_path: values
+            .path(&path.key("setup_path"), setup_path.as_ref(), numbered)
+            .unwrap_or_default(),
+        pid_path: values
+            .path(&path.key("pid_path"), pid_path.as_ref(), numbered)
+            .unwrap_or_default(),
+        config_path: values.path(&path.key("config_path"), config_path.as_ref(), numbered),
+        log_path: values.path(&path.key("log_path"), log_path.as_ref(), numbered),
+        user: literal(&path.key("user"), user.as_ref(), values),
+        value_key: values.template(&path.key("value_key"), value_key.as_ref(), numbered),
+    }
+}
+
+/// Text in which no variable is replaced, and in which somebody who writes one expects it to be.
+fn literal(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<String> {
+    let text = values.text(path, value)?;
+    if text.contains("${") {
+        let message = format!("variables are not replaced in {path}");
+        values.find(
+            Finding::new(Code::BadVariable, path.clone(), message)
+                .hint("only in paths, commands, env and value_key"),
+        );
+        return None;
+    }
+    Some(text)
+}
+
+fn control(entry: &ControlEntry, path: &Path, numbered: bool, values: &mut Values) -> Control {
+    let ControlEntry {
+        start_cmd,
+        stop_cmd,
+        restart_cmd,
+        reload_cmd,
+        kill_cmd,
+        version_cmd,
+        health_cmd,
+        start_mode,
+    } = entry;
+    let mut command =
+        |name, value: &Option<Text>| values.template(&path.key(name), value.as_ref(), numbered);
+    Control {
+        start_cmd: command("start_cmd", start_cmd),
+        stop_cmd: command("stop_cmd", stop_cmd),
+        restart_cmd: command("restart_cmd", restart_cmd),
+        reload_cmd: command("reload_cmd", reload_cmd),
+        kill_cmd: command("kill_cmd", kill_cmd),
+        version_cmd: command("version_cmd", version_cmd),
+        health_cmd: command("health_cmd", health_cmd),
+        start_mode: values
+            .word(
+                &path.key("start_mode"),
+                start_mode.as_ref().filter(|word| !word.is_empty()),
+                grammar::START_MODES,
+            )
+            .map(|word| {
+                if word == StartMode::Foreground.word() {
+                    StartMode::Foreground
+                } else {
+                    StartMode::Daemon
+                }
+            }),
+    }
+}
+
+fn resource(entry: &ResourceEntry, path: &Path, values: &mut Values) -> Resource {
+    let ResourceEntry {
+        cpu,
+        mem,
+        fd,
+        disk,
+        net,
+    } = entry;
+    Resource {
+        cpu: values.percent(&path.key("cpu"), *cpu),
+        mem: values.percent(&path.key("mem"), *mem),
+        fd: values.int(&path.key("fd"), *fd, ANY_COUNT, Code::OutOfRange),
+        disk: values.int(&path.key("disk"), *disk, ANY_COUNT, Code::OutOfRange),
+        net: values.int(&path.key("net"), *net, ANY_COUNT, Code::OutOfRange),
+    }
+}
+
+fn monitor(entry: &MonitorEntry, path: &Path, values: &mut Values) -> Monitor {
+    let MonitorEntry {
+        auto_type,
+        start_check_secs,
+        stop_check_secs,
+        start_retries,
+        start_interval,
+        crontab_rule,
+        op_timeout,
+    } = entry;
+    let auto_type = values.int::<AutoType>(
+        &path.key("auto_type"),
+        *auto_type,
+        grammar::AUTO_TYPE,
+        Code::OutOfRange,
+    );
+    let mut seconds =
+        |name, value: &Option<i64>| values.int(&path.key(name), *value, SECONDS, Code::BadDuration);
+    Monitor {
+        auto_type: auto_type.unwrap_or_default(),
+        start_check_secs: seconds("start_check_secs", start_check_secs),
+        stop_check_secs: seconds("stop_check_secs", stop_check_secs),
+        start_interval: seconds("start_interval", start_interval),
+        op_timeout: seconds("op_timeout", op_timeout),
+        start_retries: values.int(
+            &path.key("start_retries"),
+            *start_retries,
+            RETRIES,
+            Code::OutOfRange,
+        ),
+        crontab_rule: crontab(&path.key("crontab_rule"), crontab_rule.as_ref(), values),
+    }
+}
+
+fn crontab(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<String> {
+    use croner::parser::{CronParser, Seconds, Year};
+    let rule = values.text(path, value)?;
+    let parser = CronParser::builder()
+        .seconds(Seconds::Disallowed)
+        .year(Year::Disallowed)
+        .build();
+    // A rule is short; what is longer is no rule, and not worth a parser's time.
+    let parsed = if rule.len() > 1_000 {
+        Err("it is too long".to_owned())
+    } else {
+        parser.parse(&rule).map_err(|e| e.to_string())
+    };
+    match parsed {
+        Ok(_) => Some(rule),
+        Err(error) => {
+            let shown = crate::manifest::node::shorten(&rule);
+            let message = format!(
+                "crontab rule {shown:?} does not parse: {}",
+                sentence(&error)
+            );
+            values.find(
+                Finding::new(Code::BadCrontab, path.clone(), message)
+                    .hint("minute hour day-of-month month day-of-week, such as \"*/5 * * * *\""),
+            );
+            None
+        }
+    }
+}
+
+/// Another crate's message, as the middle of a sentence of ours.
+fn sentence(message: &str) -> String {
+    let message = message.trim_end_matches('.');
+    let mut chars = message.chars();
+    chars
+        .next()
+        .map(|first| first.to_lowercase().chain(chars).collect())
+        .unwrap_or_default()
+}
+
+/// An entry without path and md5 is what the documents' examples have; it says nothing.
+fn config(
+    entry: &ConfigEntry,
+    path: &Path,
+    numbered: bool,
+    values: &mut Values,
+) -> Option<ConfigFile> {
+    let file = values.path(&path.key("path"), entry.path.as_ref(), numbered);
+    let md5 = values.text(&path.key("md5"), entry.md5.as_ref());
+    if let Some(md5) = md5
+        .as_ref()
+        .filter(|md5| md5.len() != 32 || !md5.bytes().all(|b| b.is_ascii_hexdigit()))
+    {
+        let message = format!(
+            "{path}.md5 {:?} is not an md5 digest",
+            crate::manifest::node::shorten(md5)
+        );
+        values.find(
+            Finding::new(Code::BadDigest, path.key("md5"), message)
+                .hint("32 hex digits, as `md5sum FILE` prints them"),
+        );
+    }
+    (file.is_some() || md5.is_some()).then_some(ConfigFile { path: file, md5 })
+}
+
+fn env_value(
+    name: &str,
+    entry: &EnvEntry,
+    path: &Path,
+    numbered: bool,
+    values: &mut Values,
+) -> Option<EnvValue> {
+    if name.is_empty() || name.contains(['=', '\0']) {
+        let message = format!(
+            "environment variable {:?} has an impossible name",
+            crate::manifest::node::shorten(name)
+        );
+        values.find(
+            Finding::new(Code::BadEnv, path.clone(), message)
+                .hint("it may not be empty or contain `=`")
+                .at_key(),
+        );
+        return None;
+    }
+    let mut plain = |path: &Path, value: &Loose| {
+        values.loose(path, value);
+        match value {
+            // An empty value is a value here: a variable can be set to nothing.
+            Loose::Text(text) if text.is_empty() => Some(String::new()),
+            value => values.template(path, Some(&Text(value.to_string())), numbered),
+        }
+    };
+    let source = match entry {
+        EnvEntry::Plain(value) => return plain(path, value).map(EnvValue::Text),
+        EnvEntry::Source(source) => source,
+    };
+    match (&source.file, &source.value) {
+        (None, Some(value)) => {
+            let text = plain(&path.key("value"), value)?;
+            Some(if source.secret == Some(true) {
+                EnvValue::Secret(Secret::new(text))
+            } else {
+                EnvValue::Text(text)
+            })
+        }
+        (Some(file), None) => values
+            .path(&path.key("file"), Some(file), numbered)
+            .map(EnvValue::File),
+        (None, None) | (Some(_), Some(_)) => {
+            let message = format!("{path} needs either file or value");
+            values.find(
+                Finding::new(Code::BadEnv, path.clone(), message)
+                    .hint("{file: /run/secrets/x}, or {value: x, secret: true}")
+                    .at_key(),
+            );
+            None
+        }
+    }
+}
+
+fn job(entry: &JobEntry, path: &Path, values: &mut Values) -> Job {
+    let JobEntry {
+        proc_owner,
+        func_id,
+        instance_id,
+        instance_num,
+        cycle_time,
+        start_check_begin_time,
+        start_check_end_time,
+    } = entry;
+    Job {
+        proc_owner: values.text(&path.key("proc_owner"), proc_owner.as_ref()),
+        func_id: values.text(&path.key("func_id"), func_id.as_ref()),
+        instance_id: values.text(&path.key("instance_id"), instance_id.as_ref()),
+        instance_num: values.int(
+            &path.key("instance_num"),
+            *instance_num,
+            SMALL_COUNT,
+            Code::OutOfRange,
+        ),
+        cycle_time: values.int(
+            &path.key("cycle_time"),
+            *cycle_time,
+            CYCLE_SECONDS,
+            Code::BadDuration,
+        ),
+        start_check_begin_time: values.int(
+            &path.key("start_check_begin_time"),
+            *start_check_begin_time,
+            SECONDS,
+            Code::BadDuration,
+        ),
+        start_check_end_time: values.int(
+            &path.key("start_check_end_time"),
+            *start_check_end_time,
+            SECONDS,
+            Code::BadDuration,
+        ),
+    }
+}
+
+/// What a spec must have once Defaults are in it. `entry` is what was written, with them.
+pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Values) {
+    let identity = entry.identity.clone().unwrap_or_default();
+    let control = entry.control.clone().unwrap_or_default();
+    let monitor = entry.monitor_policy.clone().unwrap_or_default();
+    let set = |value: &Option<Text>| value.as_ref().is_some_and(|text| !text.is_empty());
+    let required = [
+        ("spec.identity.proc_name", set(&identity.proc_name)),
+        ("spec.identity.setup_path", set(&identity.setup_path)),
+        ("spec.identity.pid_path", set(&identity.pid_path)),
+        ("spec.identity.user", set(&identity.user) || !in_body),
+        (
+            "spec.monitor_policy.auto_type",
+            monitor.auto_type.is_some() || !in_body,
+        ),
+    ];
+    for (path, _) in required.into_iter().filter(|(_, there)| !there) {
+        values.missing(Path::of(path));
+    }
+    let auto_type = monitor
+        .auto_type
+        .and_then(|code| AutoType::try_from(code).ok())
+        .unwrap_or_default();
+    let cycle_time = entry.job.as_ref().and_then(|job| job.cycle_time);
+    if auto_type == AutoType::Periodic
+        && !set(&monitor.crontab_rule)
+        && cycle_time.is_none_or(|seconds| seconds <= 0)
+    {
+        let message = "a periodic process (auto_type 0) needs a crontab_rule, or job.cycle_time";
+        let path = Path::of("spec.monitor_policy.auto_type");
+        values.find(
+            Finding::new(Code::NoSchedule, path, message)
+                .hint("such as crontab_rule: \"*/5 * * * *\""),
+        );
+    }
+    if auto_type == AutoType::OneShot && state == State::Unhosted {
+        let message = "a one-shot process (auto_type 2) cannot be unhosted: it is not kept running";
+        values.find(
+            Finding::new(Code::StateImpossible, Path::of("state"), message)
+                .hint("running, stopped or absent"),
+        );
+    }
+    if state.needs_start() && !set(&control.start_cmd) {
+        let message = format!(
+            "state {} needs control.start_cmd, and there is none",
+            state.word()
+        );
+        values.find(
+            Finding::new(
+                Code::NoStartCommand,
+                Path::of("spec.control.start_cmd"),
+                message,
+            )
+            .at_key(),
+        );
+    }
+    let foreground = control.start_mode.as_deref() == Some(StartMode::Foreground.word());
+    if foreground && set(&control.restart_cmd) {
+        let message =
+            "restart_cmd is not used in foreground mode: a restart is always a stop and a start";
+        let path = Path::of("spec.control.restart_cmd");
+        values.find(
+            Finding::new(Code::UselessField, path, message)
+                .hint("remove it")
+                .at_key(),
+        );
+    }
+}

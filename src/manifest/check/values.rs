@@ -1,0 +1,313 @@
+//! Single values: each method reads one, notes what is wrong with it, and gives it back typed.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use crate::manifest::document::{Loose, Map, Text};
+use crate::manifest::node::shorten;
+use crate::manifest::problem::{Code, Finding, Path, did_you_mean};
+use crate::manifest::variables;
+use crate::model::{Amount, Percent};
+
+#[derive(Debug, Default)]
+pub struct Values {
+    pub findings: Vec<Finding>,
+}
+
+impl Values {
+    pub fn find(&mut self, finding: Finding) {
+        self.findings.push(finding);
+    }
+
+    /// Points at the parent: the field itself is nowhere.
+    pub fn missing(&mut self, path: Path) {
+        let message = format!("{path} is missing");
+        self.find(Finding::new(Code::MissingField, path, message).at_key());
+    }
+
+    /// Text that is not empty: an empty text means "unset" in the documents.
+    pub fn text(&mut self, path: &Path, value: Option<&Text>) -> Option<String> {
+        let text = value.filter(|text| !text.is_empty())?;
+        if text.contains('\0') {
+            let message = format!("{path} contains a NUL character, which no command or path can");
+            self.find(Finding::new(Code::NotText, path.clone(), message));
+            return None;
+        }
+        Some(text.to_string())
+    }
+
+    /// Text in which variables are replaced.
+    pub fn template(
+        &mut self,
+        path: &Path,
+        value: Option<&Text>,
+        numbered: bool,
+    ) -> Option<String> {
+        let text = self.text(path, value)?;
+        if let Some((message, hint)) = variables::fault(&text, numbered) {
+            self.find(Finding::new(Code::BadVariable, path.clone(), message).hint(hint));
+            return None;
+        }
+        Some(text)
+    }
+
+    pub fn path(&mut self, path: &Path, value: Option<&Text>, numbered: bool) -> Option<String> {
+        let text = self.template(path, value, numbered)?;
+        if !is_absolute(&text) {
+            let message = format!("{path} {:?} is a relative path", shorten(&text));
+            self.find(
+                Finding::new(Code::RelativePath, path.clone(), message)
+                    .hint("write it from the root, with a leading /"),
+            );
+            return None;
+        }
+        Some(text)
+    }
+
+    /// A whole number within its range, in whatever width the model holds it.
+    pub fn int<N: TryFrom<i64>>(
+        &mut self,
+        path: &Path,
+        value: Option<i64>,
+        range: RangeInclusive<i64>,
+        code: Code,
+    ) -> Option<N> {
+        let value = value?;
+        if let Some(fit) = N::try_from(value).ok().filter(|_| range.contains(&value)) {
+            return Some(fit);
+        }
+        let (low, high) = range.into_inner();
+        let unit = if code == Code::BadDuration {
+            " seconds"
+        } else {
+            ""
+        };
+        let bounds = if high == i64::MAX {
+            format!("{low} or more")
+        } else {
+            format!("{low} to {high}{unit}")
+        };
+        let message = format!("{path} is {value}{unit}; it must be {bounds}");
+        self.find(Finding::new(code, path.clone(), message));
+        None
+    }
+
+    pub fn percent(&mut self, path: &Path, value: Option<f64>) -> Option<Percent> {
+        let value = value?;
+        let percent = Percent::new(value);
+        if percent.is_none() {
+            let message = format!("{path} is {value}; a percentage lies between 0 and 100");
+            self.find(
+                Finding::new(Code::BadPercent, path.clone(), message)
+                    .hint("it is a share of the whole host, not of one core"),
+            );
+        }
+        percent
+    }
+
+    pub fn word(
+        &mut self,
+        path: &Path,
+        value: Option<&Text>,
+        words: &'static [&'static str],
+    ) -> Option<&'static str> {
+        let value = value?;
+        let known = words.iter().find(|word| **word == &**value).copied();
+        if known.is_none() {
+            let hint = match did_you_mean(value, words.iter().copied()) {
+                Some(meant) => format!("did you mean {meant}?"),
+                None => format!("one of {}", words.join(", ")),
+            };
+            let message = format!("{path} cannot be {:?}", shorten(value));
+            self.find(Finding::new(Code::UnknownWord, path.clone(), message).hint(hint));
+        }
+        known
+    }
+
+    pub fn words<'a>(
+        &'a mut self,
+        path: &'a Path,
+        list: Option<&'a [Text]>,
+        words: &'static [&'static str],
+    ) -> impl Iterator<Item = &'static str> + 'a {
+        let list = list.unwrap_or_default().iter().enumerate();
+        list.filter_map(move |(at, word)| self.word(&path.index(at), Some(word), words))
+    }
+
+    pub fn labels(&mut self, path: &Path, map: Option<&Map<Loose>>) -> BTreeMap<String, String> {
+        let mut labels = BTreeMap::new();
+        for (name, value) in map.iter().flat_map(|map| &map.0) {
+            let at = path.entry(name);
+            if name.is_empty() || name.starts_with("abide_") {
+                let why = if name.is_empty() {
+                    "has no name"
+                } else {
+                    "is reserved: abide_* labels are Abide's own"
+                };
+                let message = format!("label {:?} {why}", shorten(name));
+                self.find(Finding::new(Code::BadLabel, at, message).at_key());
+                continue;
+            }
+            self.loose(&at, value);
+            labels.insert(name.clone(), value.to_string());
+        }
+        labels
+    }
+
+    /// A number where text is meant is taken, with a warning.
+    pub fn loose(&mut self, path: &Path, value: &Loose) {
+        if let Loose::Number(n) = value {
+            let message = format!("{path} is a number where text is meant; it is taken as \"{n}\"");
+            self.find(
+                Finding::new(Code::NumberAsText, path.clone(), message)
+                    .hint(format!("write \"{n}\"")),
+            );
+        }
+    }
+
+    /// A count of at least `least`, or a share.
+    pub fn amount(&mut self, path: &Path, value: Option<&Loose>, least: i64) -> Option<Amount> {
+        let text = match value? {
+            Loose::Number(n) => {
+                return self
+                    .int(path, Some(*n), least..=i64::MAX, Code::OutOfRange)
+                    .map(Amount::Count);
+            }
+            Loose::Text(text) => text,
+        };
+        let Some(number) = text.trim().strip_suffix('%') else {
+            let message = format!("{path} {:?} is neither a count nor a share", shorten(text));
+            self.find(
+                Finding::new(Code::WrongType, path.clone(), message).hint("such as 3 or 10%"),
+            );
+            return None;
+        };
+        let share = number
+            .trim()
+            .parse()
+            .ok()
+            .and_then(Percent::new)
+            .filter(|share| least == 0 || share.get() > 0.0);
+        if share.is_none() {
+            let message = format!(
+                "{path} {:?} is no percentage between 0% and 100%",
+                shorten(text)
+            );
+            self.find(Finding::new(Code::BadPercent, path.clone(), message));
+        }
+        share.map(Amount::Share)
+    }
+
+    pub fn duration(&mut self, path: &Path, value: Option<&Loose>) -> Option<u64> {
+        let value = value?;
+        let seconds = match value {
+            Loose::Number(n) => u64::try_from(*n).ok(),
+            Loose::Text(text) => seconds(text),
+        };
+        let sane = seconds.filter(|seconds| *seconds <= MAX_DURATION);
+        if sane.is_none() {
+            let message = format!(
+                "{path} {:?} is no duration up to a week",
+                shorten(&value.to_string())
+            );
+            self.find(
+                Finding::new(Code::BadDuration, path.clone(), message)
+                    .hint("such as 30s, 5m or 1h30m"),
+            );
+        }
+        sane
+    }
+}
+
+const MAX_DURATION: u64 = 7 * 86_400;
+
+/// `1h30m` → 5400.
+fn seconds(text: &str) -> Option<u64> {
+    let mut rest = text.trim();
+    let mut total = 0u64;
+    if rest.is_empty() {
+        return None;
+    }
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let number: u64 = rest[..digits].parse().ok()?;
+        let (unit, after) = match rest.as_bytes()[digits] {
+            b's' => (1, &rest[digits + 1..]),
+            b'm' => (60, &rest[digits + 1..]),
+            b'h' => (3_600, &rest[digits + 1..]),
+            b'd' => (86_400, &rest[digits + 1..]),
+            _ => return None,
+        };
+        total = total.checked_add(number.checked_mul(unit)?)?;
+        rest = after;
+    }
+    Some(total)
+}
+
+/// From the root, on any system that GSE manages.
+fn is_absolute(path: &str) -> bool {
+    let drive = |b: &[u8]| {
+        b.len() > 2 && b[0].is_ascii_alphabetic() && b[1] == b':' && matches!(b[2], b'\\' | b'/')
+    };
+    path.starts_with('/') || path.starts_with("\\\\") || drive(path.as_bytes())
+}
+
+/// Does a text match a pattern in which `*` stands for any text?
+pub fn glob(pattern: &str, text: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let first = pieces.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else {
+        return false;
+    };
+    let Some(last) = pieces.next_back() else {
+        return rest.is_empty();
+    };
+    for piece in pieces {
+        match rest.find(piece) {
+            Some(at) => rest = &rest[at + piece.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read() {
+        let cases = [
+            ("30s", Some(30)),
+            ("1h30m", Some(5400)),
+            ("2d", Some(172_800)),
+            ("30", None),
+            ("-5s", None),
+            ("", None),
+            ("s", None),
+            ("5µs", None),
+            ("99999999999999999999s", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(seconds(text), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn globs_match_as_people_expect() {
+        for (pattern, text, expected) in [
+            ("web", "web", true),
+            ("web", "web2", false),
+            ("web-*", "web-a", true),
+            ("web-*", "web", false),
+            ("0:10.0.*", "0:10.0.3.4", true),
+            ("*", "", true),
+            ("a*b*c", "axxbxxc", true),
+            ("a*b*c", "acb", false),
+            ("*aa", "a", false),
+            ("a*a", "a", false),
+        ] {
+            assert_eq!(glob(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! A document as it was written, before anybody asked whether it makes sense.
+//!
+//! One struct holds the fields of every kind, all optional, so that reading is a single pass of serde with no
+//! buffering: what is missing, foreign to the kind or out of range is said later, by `check`, with a place.
+//! What serde refuses here (an unknown field, a wrong type, a key twice) is only noticed here; `structure`
+//! then finds and places all such problems of the document at once.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Error, MapAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Derives what every part of a document has: strict reading, and printing of what is set.
+macro_rules! written {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$attr:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields, default)]
+        pub struct $name {
+            $($(#[$attr])* #[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<$type>),*
+        }
+    )*};
+}
+
+written! {
+    Document {
+        #[serde(rename = "apiVersion")] api_version: Text,
+        kind: Text,
+        meta: Meta,
+        hosts: Vec<HostEntry>,
+        state: Text,
+        instances: i64,
+        depends_on: Vec<Text>,
+        protect: Vec<Text>,
+        adopt: bool,
+        moved_from: Text,
+        on_change: Map<Text>,
+        rollout: RolloutEntry,
+        spec: SpecEntry,
+        // Policy
+        owner: Text,
+        allow: AllowEntry,
+        budgets: BudgetsEntry,
+        windows: Vec<WindowEntry>,
+        // What a pasted request has beside: taken, and left alone.
+        op_type: i64,
+        bk_app_code: Text,
+        bk_app_secret: Text,
+        bk_token: Text,
+        bk_username: Text,
+    }
+    Meta { namespace: Text, name: Text, labels: Map<Loose> }
+    HostEntry {
+        ip: Text,
+        bk_cloud_id: i64,
+        bk_supplier_id: i64,
+        bk_agent_id: Text,
+        group: Text,
+        labels: HostLabels,
+    }
+    RolloutEntry {
+        batch: Loose,
+        canary: Loose,
+        soak: Loose,
+        max_failures: i64,
+        auto_rollback: bool,
+    }
+    SpecEntry {
+        identity: IdentityEntry,
+        control: ControlEntry,
+        resource: ResourceEntry,
+        #[serde(alias = "alive_monitor_policy")] monitor_policy: MonitorEntry,
+        warn_report_policy: WarnEntry,
+        configmap: Vec<ConfigEntry>,
+        env: Map<EnvEntry>,
+        job: JobEntry,
+    }
+    IdentityEntry {
+        proc_name: Text,
+        setup_path: Text,
+        pid_path: Text,
+        config_path: Text,
+        log_path: Text,
+        user: Text,
+        #[serde(alias = "index_key")] value_key: Text,
+    }
+    ControlEntry {
+        start_cmd: Text,
+        stop_cmd: Text,
+        restart_cmd: Text,
+        reload_cmd: Text,
+        kill_cmd: Text,
+        version_cmd: Text,
+        health_cmd: Text,
+        start_mode: Text,
+    }
+    ResourceEntry { cpu: f64, mem: f64, fd: i64, disk: i64, net: i64 }
+    MonitorEntry {
+        auto_type: i64,
+        start_check_secs: i64,
+        stop_check_secs: i64,
+        start_retries: i64,
+        start_interval: i64,
+        #[serde(alias = "crotab_rule")] crontab_rule: Text,
+        op_timeout: i64,
+    }
+    WarnEntry { report_id: i64 }
+    ConfigEntry { path: Text, md5: Text }
+    JobEntry {
+        proc_owner: Text,
+        func_id: Text,
+        instance_id: Text,
+        instance_num: i64,
+        cycle_time: i64,
+        start_check_begin_time: i64,
+        start_check_end_time: i64,
+    }
+    AllowEntry { namespaces: Vec<Text>, users: Vec<Text>, hosts: Vec<Text> }
+    BudgetsEntry { delete: Loose, restart: Loose }
+    WindowEntry {
+        days: Text,
+        from: Text,
+        to: Text,
+        tz: Text,
+        #[serde(rename = "for")] operations: Vec<Text>,
+    }
+    /// The long form of an environment value.
+    EnvSource { file: Text, value: Loose, secret: bool }
+}
+
+/// Text, and nothing that only looks like it: a plain `String` would take YAML's `null`, `1.10` and `true`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct Text(pub String);
+
+impl std::ops::Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        Text(text.to_owned())
+    }
+}
+
+struct TextVisitor;
+
+impl Visitor<'_> for TextVisitor {
+    type Value = Text;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("text")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
+        Ok(Text(text.to_owned()))
+    }
+
+    fn visit_string<E: Error>(self, text: String) -> Result<Text, E> {
+        Ok(Text(text))
+    }
+}
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(TextVisitor)
+    }
+}
+
+/// Text, or a whole number that stands where text is meant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Loose {
+    Text(String),
+    Number(i64),
+}
+
+impl fmt::Display for Loose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Loose::Text(text) => f.write_str(text),
+            Loose::Number(n) => write!(f, "{n}"),
+        }
+    }
+}
+
+/// A value of `env`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum EnvEntry {
+    Plain(Loose),
+    Source(EnvSource),
+}
+
+/// In a HostGroup a host *has* labels; in a Process labels *choose* among a group's hosts.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum HostLabels {
+    Selector(String),
+    Have(Map<Loose>),
+}
+
+/// One visitor for everything that is text, a number or a map, by what the reader finds.
+struct Either<T>(PhantomData<T>);
+
+trait FromEither: Sized {
+    const EXPECTING: &'static str;
+    fn text(text: &str) -> Result<Self, Unexpected<'_>> {
+        Err(Unexpected::Str(text))
+    }
+    fn number(n: i64) -> Result<Self, Unexpected<'static>> {
+        Err(Unexpected::Signed(n))
+    }
+    fn map<'de, A: MapAccess<'de>>(_: A) -> Result<Self, A::Error> {
+        Err(A::Error::invalid_type(Unexpected::Map, &Self::EXPECTING))
+    }
+}
+
+impl<'de, T: FromEither> Visitor<'de> for Either<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::EXPECTING)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
+        T::text(text).map_err(|found| E::invalid_type(found, &T::EXPECTING))
+    }
+
+    fn visit_i64<E: Error>(self, n: i64) -> Result<T, E> {
+        T::number(n).map_err(|found| E::invalid_type(found, &T::EXPECTING))
+    }
+
+    fn visit_u64<E: Error>(self, n: u64) -> Result<T, E> {
+        match i64::try_from(n) {
+            Ok(n) => self.visit_i64(n),
+            Err(_) => Err(E::invalid_value(Unexpected::Unsigned(n), &T::EXPECTING)),
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+        T::map(map)
+    }
+}
+
+impl FromEither for Loose {
+    const EXPECTING: &'static str = "text";
+    fn text(text: &str) -> Result<Self, Unexpected<'_>> {
+        Ok(Loose::Text(text.to_owned()))
+    }
+    fn number(n: i64) -> Result<Self, Unexpected<'static>> {
+        Ok(Loose::Number(n))
+    }
+}
+
+impl FromEither for EnvEntry {
+    const EXPECTING: &'static str = "text, or a map with file, or with value and secret";
+    fn text(text: &str) -> Result<Self, Unexpected<'_>> {
+        Ok(EnvEntry::Plain(Loose::Text(text.to_owned())))
+    }
+    fn number(n: i64) -> Result<Self, Unexpected<'static>> {
+        Ok(EnvEntry::Plain(Loose::Number(n)))
+    }
+    fn map<'de, A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
+        EnvSource::deserialize(serde::de::value::MapAccessDeserializer::new(map))
+            .map(EnvEntry::Source)
+    }
+}
+
+impl FromEither for HostLabels {
+    const EXPECTING: &'static str = "a selector as text, or a map of labels";
+    fn text(text: &str) -> Result<Self, Unexpected<'_>> {
+        Ok(HostLabels::Selector(text.to_owned()))
+    }
+    fn map<'de, A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
+        MapVisitor(PhantomData).visit_map(map).map(HostLabels::Have)
+    }
+}
+
+macro_rules! read_either {
+    ($($type:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                from.deserialize_any(Either(PhantomData))
+            }
+        }
+    )*};
+}
+read_either!(Loose, EnvEntry, HostLabels);
+
+/// A map with keys of the user's choosing, in which no key stands twice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Map<V>(pub BTreeMap<String, V>);
+
+impl<V> Default for Map<V> {
+    fn default() -> Self {
+        Map(BTreeMap::new())
+    }
+}
+
+struct MapVisitor<V>(PhantomData<V>);
+
+impl<'de, V: Deserialize<'de>> Visitor<'de> for MapVisitor<V> {
+    type Value = Map<V>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Map<V>, A::Error> {
+        let mut entries = BTreeMap::new();
+        while let Some((Text(key), value)) = map.next_entry::<Text, V>()? {
+            if entries.contains_key(&key) {
+                return Err(A::Error::custom(format_args!("duplicate key {key:?}")));
+            }
+            entries.insert(key, value);
+        }
+        Ok(Map(entries))
+    }
+}
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for Map<V> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(MapVisitor(PhantomData))
+    }
+}
+
+/// Fills what is unset here from `under`. Maps merge key by key, lists and single values are replaced.
+pub trait Overlay {
+    fn over(&mut self, under: &Self);
+}
+
+macro_rules! overlay {
+    ($($name:ident { $($inner:ident),* ; $($leaf:ident),* })*) => {$(
+        impl Overlay for $name {
+            fn over(&mut self, under: &Self) {
+                // Taken apart with no `..`: a new field does not compile until it is placed.
+                let $name { $($inner,)* $($leaf),* } = under;
+                $(if let Some(under) = $inner {
+                    match &mut self.$inner {
+                        Some(mine) => mine.over(under),
+                        mine => *mine = Some(under.clone()),
+                    }
+                })*
+                $(if self.$leaf.is_none() {
+                    self.$leaf.clone_from($leaf);
+                })*
+            }
+        }
+    )*};
+}
+
+overlay! {
+    SpecEntry { identity, control, resource, monitor_policy, warn_report_policy, env, job; configmap }
+    IdentityEntry { ; proc_name, setup_path, pid_path, config_path, log_path, user, value_key }
+    ControlEntry {
+        ; start_cmd, stop_cmd, restart_cmd, reload_cmd, kill_cmd, version_cmd, health_cmd, start_mode
+    }
+    ResourceEntry { ; cpu, mem, fd, disk, net }
+    MonitorEntry {
+        ; auto_type, start_check_secs, stop_check_secs, start_retries, start_interval, crontab_rule, op_timeout
+    }
+    WarnEntry { ; report_id }
+    JobEntry {
+        ; proc_owner, func_id, instance_id, instance_num, cycle_time, start_check_begin_time, start_check_end_time
+    }
+}
+
+impl<V: Clone> Overlay for Map<V> {
+    fn over(&mut self, under: &Self) {
+        for (key, value) in &under.0 {
+            self.0.entry(key.clone()).or_insert_with(|| value.clone());
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Declarations → [`Desired`]: Defaults under, groups out, instances numbered, variables replaced; and everything
+//! that can be wrong only because of another document.
+//!
+//! A document with an error wants nothing, but its name still counts: others may depend on it.
+
+mod defaults;
+mod hosts;
+mod order;
+mod rules;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use self::defaults::Defaults;
+use self::hosts::Hosts;
+use super::check::{self, Declared, Process, Values};
+use super::problem::{Code, Finding, Path, Severity};
+use super::variables::{self, Meaning};
+use super::{Declaration, Limits};
+use crate::model::{
+    Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKey, Spec, State, Want,
+};
+
+pub struct Expanded {
+    pub desired: Desired,
+    pub findings: Vec<(usize, Finding)>,
+}
+
+/// A process with everything put in, instance by instance.
+struct Resolved {
+    document: usize,
+    origins: Vec<Arc<Origin>>,
+    wants: Vec<(InstanceKey, Want)>,
+}
+
+/// All documents at once. `findings` is what is known already; `unread`: something could not even be parsed.
+pub fn expand(
+    documents: &mut [Declaration],
+    places: Vec<Place>,
+    findings: &[(usize, Finding)],
+    unread: bool,
+    limits: &Limits,
+) -> Expanded {
+    let mut found = Vec::new();
+    let policies = rules::policies(documents, &places, &mut found);
+    let defaults = Defaults::collect(documents, findings, &mut found);
+    let hosts = Hosts::collect(documents, unread, &mut found);
+    let names = Names::collect(documents);
+    let mut resolved = Vec::new();
+    let mut total = 0;
+    for (at, document) in documents.iter().enumerate() {
+        let Declared::Process(process) = &document.declared else {
+            continue;
+        };
+        let spec = defaults.apply(at, document, process, &mut found);
+        let hosts = hosts.of(at, process, &mut found);
+        rules::check(at, document, process, &spec, &hosts, &policies, &mut found);
+        order::check_names(at, process, &names, unread, &mut found);
+        let Some(key) = process.key.as_ref().filter(|_| !defaults.spoil(document)) else {
+            continue;
+        };
+        total += hosts
+            .len()
+            .saturating_mul(process.instances.unwrap_or(1) as usize);
+        if total > limits.instances {
+            let message = format!(
+                "with this process there are more than {} instances",
+                limits.instances
+            );
+            let finding = Finding::new(Code::TooLarge, Path::of("hosts"), message);
+            found.push((
+                at,
+                finding
+                    .hint("if that is meant, raise --max-instances")
+                    .at_key(),
+            ));
+            break;
+        }
+        agents_have_no_address(at, &spec, &hosts, &mut found);
+        resolved.push(resolve(
+            at,
+            key,
+            process,
+            spec,
+            hosts,
+            &names,
+            places[at].clone(),
+        ));
+    }
+    order::check_cycles(documents, &names, &mut found);
+    rules::check_instances(&resolved, &mut found);
+    for (document, finding) in &found {
+        let error = finding.code.severity() == Severity::Error;
+        documents[*document].bad |= error;
+        // Of two declarations of one thing neither is better than the other.
+        if let (true, Some((other, _))) = (error && finding.code.names_a_rival(), &finding.other) {
+            documents[*other].bad = true;
+        }
+    }
+    let good = resolved
+        .into_iter()
+        .filter(|process| !documents[process.document].bad);
+    let instances = good.flat_map(|process| process.wants).collect();
+    let policies = policies.into_iter().map(|(_, policy)| policy).collect();
+    Expanded {
+        desired: Desired {
+            instances,
+            policies,
+        },
+        findings: found,
+    }
+}
+
+/// Which documents declare a name: as written, and as instances carry it.
+pub struct Names {
+    declared: HashMap<ProcessKey, Vec<usize>>,
+    /// `web/api_2` → `web/api`, and back.
+    written: HashMap<ProcessKey, ProcessKey>,
+    numbered: HashMap<ProcessKey, Vec<ProcessKey>>,
+}
+
+impl Names {
+    fn collect(documents: &[Declaration]) -> Names {
+        let mut names = Names {
+            declared: HashMap::new(),
+            written: HashMap::new(),
+            numbered: HashMap::new(),
+        };
+        for (at, document) in documents.iter().enumerate() {
+            let Declared::Process(process) = &document.declared else {
+                continue;
+            };
+            let Some(key) = &process.key else { continue };
+            names.declared.entry(key.clone()).or_default().push(at);
+            if process.instances.is_some() {
+                let all = numbered(key, process).map(|(_, name)| name);
+                names
+                    .written
+                    .extend(all.clone().map(|name| (name, key.clone())));
+                names.numbered.entry(key.clone()).or_default().extend(all);
+            }
+        }
+        names
+    }
+
+    /// The name under which a process was written, from that name or an instance's.
+    fn written<'a>(&'a self, key: &'a ProcessKey) -> Option<&'a ProcessKey> {
+        if self.declared.contains_key(key) {
+            Some(key)
+        } else {
+            self.written.get(key)
+        }
+    }
+}
+
+/// The names that a process has on each host, with their numbers.
+fn numbered(
+    key: &ProcessKey,
+    process: &Process,
+) -> impl Iterator<Item = (Option<u32>, ProcessKey)> + Clone {
+    let many = process
+        .instances
+        .into_iter()
+        .flat_map(|count| 1..=count)
+        .filter_map(|number| {
+            // A name that is too long with its number was refused as such.
+            let name = format!("{}_{number}", key.name).parse().ok()?;
+            Some((
+                Some(number),
+                ProcessKey {
+                    namespace: key.namespace.clone(),
+                    name,
+                },
+            ))
+        });
+    let one = process.instances.is_none().then(|| (None, key.clone()));
+    one.into_iter().chain(many)
+}
+
+fn resolve(
+    document: usize,
+    key: &ProcessKey,
+    process: &Process,
+    spec: Spec,
+    hosts: Vec<(usize, Host)>,
+    names: &Names,
+    place: Place,
+) -> Resolved {
+    let uses = variables::uses(&spec);
+    let shared = Arc::new(spec);
+    let mut resolved = Resolved {
+        document,
+        origins: Vec::new(),
+        wants: Vec::with_capacity(hosts.len()),
+    };
+    let origin = Arc::new(origin(process, order::expanded(process, names), place));
+    for (number, name) in numbered(key, process) {
+        // Giving a process a number is a rename of the first one.
+        let origin = match number {
+            Some(1) => {
+                let mut first = Origin::clone(&origin);
+                first.moved_from.push(key.clone());
+                Arc::new(first)
+            }
+            Some(_) => Arc::new(Origin {
+                moved_from: Vec::new(),
+                ..Origin::clone(&origin)
+            }),
+            None => Arc::clone(&origin),
+        };
+        let mut same = None;
+        for (_, host) in &hosts {
+            let key = InstanceKey {
+                host: host.key.clone(),
+                namespace: name.namespace.clone(),
+                name: name.name.clone(),
+            };
+            let meaning = Meaning {
+                key: &key,
+                instance: number,
+            };
+            let spec = match (uses.any, uses.host) {
+                (false, _) => Arc::clone(&shared),
+                (true, true) => Arc::new(variables::replace(&shared, &meaning)),
+                (true, false) => Arc::clone(
+                    same.get_or_insert_with(|| Arc::new(variables::replace(&shared, &meaning))),
+                ),
+            };
+            resolved.wants.push((
+                key,
+                Want {
+                    host: host.clone(),
+                    spec,
+                    origin: Arc::clone(&origin),
+                },
+            ));
+        }
+        resolved.origins.push(origin);
+    }
+    resolved
+}
+
+fn origin(process: &Process, depends_on: Vec<ProcessKey>, place: Place) -> Origin {
+    let mut protect = process.protect.clone();
+    protect.sort();
+    protect.dedup();
+    Origin {
+        place,
+        state: process.state,
+        depends_on,
+        protect,
+        adopt: process.adopt,
+        moved_from: process.moved_from.clone().into_iter().collect(),
+        on_change: process.on_change.clone(),
+        rollout: process.rollout.clone(),
+    }
+}
+
+/// `${host.ip}` means nothing on a host that is known only by its agent.
+fn agents_have_no_address(
+    at: usize,
+    spec: &Spec,
+    hosts: &[(usize, Host)],
+    found: &mut Vec<(usize, Finding)>,
+) {
+    let agent = hosts
+        .iter()
+        .find(|(_, host)| matches!(host.key, HostKey::Agent(_)));
+    let Some((entry, host)) = agent.filter(|_| variables::uses(spec).host) else {
+        return;
+    };
+    let message = format!(
+        "the spec uses ${{host.…}}, and host {} is known only by its agent",
+        host.key
+    );
+    let finding = Finding::new(Code::BadVariable, Path::of("hosts").index(*entry), message);
+    found.push((
+        at,
+        finding.hint("add its ip and bk_cloud_id, here or in a HostGroup"),
+    ));
+}
+
+/// Runs a check and keeps what it finds, for one document.
+fn with_values(at: usize, found: &mut Vec<(usize, Finding)>, run: impl FnOnce(&mut Values)) {
+    let mut values = check::Values::default();
+    run(&mut values);
+    found.extend(values.findings.into_iter().map(|finding| (at, finding)));
+}
+
+/// A process that is to be gone claims nothing.
+fn claims(process: &Resolved) -> bool {
+    process
+        .origins
+        .first()
+        .is_none_or(|origin| origin.state != State::Absent)
+}
+
+/// One finding for a pair of documents, however many instances they share.
+#[derive(Default)]
+struct Once(HashSet<(usize, usize)>);
+
+impl Once {
+    fn first(&mut self, a: usize, b: usize) -> bool {
+        self.0.insert((a, b))
+    }
+}

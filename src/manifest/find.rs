@@ -1,0 +1,326 @@
+//! Paths → files → texts. Nothing here waits: a FIFO, a device or a link out of the tree is a problem, and a file
+//! is refused by its size before it is read.
+
+use std::collections::{BTreeSet, HashSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::limits::Limits;
+use super::problem::{Code, Problem};
+use super::text::{self, Source};
+
+/// A file to be read.
+#[derive(Debug)]
+pub struct Candidate {
+    /// As people write it.
+    pub name: Arc<str>,
+    path: Option<PathBuf>,
+    /// The directory that Defaults and policies reach it by.
+    pub home: PathBuf,
+    bytes: u64,
+}
+
+/// What `-` is called in problems.
+pub const STDIN: &str = "<stdin>";
+/// The configuration of Abide itself, where people keep it beside their manifests.
+const CONFIG: &str = "abide.yaml";
+
+#[derive(Debug, Default)]
+pub struct Found {
+    pub files: Vec<Candidate>,
+    pub problems: Vec<Problem>,
+}
+
+/// Every manifest file below the paths, each real file once, in the order of their names.
+pub fn find(paths: &[PathBuf], limits: &Limits) -> Found {
+    let mut walk = Walk {
+        found: Found::default(),
+        seen: HashSet::new(),
+    };
+    for path in paths {
+        walk.root(path);
+    }
+    let mut found = walk.found;
+    found.files.sort_by(|a, b| a.name.cmp(&b.name));
+    let total: u64 = found.files.iter().map(|file| file.bytes).sum();
+    if total > limits.tree_bytes {
+        let name = paths.first().map(|path| shown(path)).unwrap_or_default();
+        let message = format!(
+            "the manifests hold {total} bytes, more than {} in all",
+            limits.tree_bytes
+        );
+        let hint = Some("if that is meant, raise --max-tree-bytes".to_owned());
+        found
+            .problems
+            .push(Problem::of_file(name.into(), Code::TooLarge, message, hint));
+        found.files.clear();
+    }
+    found
+}
+
+struct Walk {
+    found: Found,
+    /// Real paths, so that a link and its target are read once.
+    seen: HashSet<PathBuf>,
+}
+
+impl Walk {
+    fn problem(&mut self, path: &Path, message: String, hint: Option<&str>) {
+        let problem = Problem::of_file(
+            shown(path).into(),
+            Code::Unreadable,
+            message,
+            hint.map(str::to_owned),
+        );
+        self.found.problems.push(problem);
+    }
+
+    fn root(&mut self, path: &Path) {
+        if path.as_os_str() == "-" {
+            if self.seen.insert(PathBuf::from(STDIN)) {
+                let home = PathBuf::from(STDIN);
+                self.found.files.push(Candidate {
+                    name: STDIN.into(),
+                    path: None,
+                    home,
+                    bytes: 0,
+                });
+            }
+            return;
+        }
+        // What the user names may itself be a link; what is found below it may not lead out.
+        let real = match path.canonicalize() {
+            Ok(real) => real,
+            Err(error) => {
+                return self.problem(path, format!("cannot read it: {}", reason(&error)), None);
+            }
+        };
+        if real.is_dir() {
+            self.directory(path, &real);
+        } else {
+            let home = real.parent().unwrap_or(Path::new("/")).to_path_buf();
+            self.file(path, real, home);
+        }
+    }
+
+    fn directory(&mut self, path: &Path, real: &Path) {
+        // Links come last: a file is known by its own name rather than by a link's.
+        let mut links = BTreeSet::new();
+        self.below(path.to_path_buf(), real.to_path_buf(), real, &mut links);
+        while let Some((link, home)) = links.pop_first() {
+            self.link(&link, &home, real, &mut links);
+        }
+    }
+
+    /// `home` is where `path` stands in the tree: its real root, and the way from there by the names people see.
+    fn below(
+        &mut self,
+        path: PathBuf,
+        home: PathBuf,
+        root: &Path,
+        links: &mut BTreeSet<(PathBuf, PathBuf)>,
+    ) {
+        let mut pending = vec![(path, home)];
+        while let Some((path, home)) = pending.pop() {
+            match path.canonicalize() {
+                Ok(real) if self.seen.insert(real.clone()) => {}
+                Ok(_) => continue,
+                Err(error) => {
+                    self.problem(
+                        &path,
+                        format!("cannot read the directory: {}", reason(&error)),
+                        None,
+                    );
+                    continue;
+                }
+            }
+            let entries = match fs::read_dir(&path)
+                .and_then(|entries| entries.collect::<io::Result<Vec<_>>>())
+            {
+                Ok(entries) => entries,
+                Err(error) => {
+                    self.problem(
+                        &path,
+                        format!("cannot read the directory: {}", reason(&error)),
+                        None,
+                    );
+                    continue;
+                }
+            };
+            for entry in entries {
+                let (name, path) = (entry.file_name(), entry.path());
+                if name.as_encoded_bytes().starts_with(b".") {
+                    continue;
+                }
+                match entry.file_type() {
+                    Ok(kind) if kind.is_dir() => pending.push((path, home.join(name))),
+                    Ok(kind) if kind.is_symlink() => {
+                        links.insert((path, home.join(name)));
+                    }
+                    Ok(_) if !is_manifest(&path) || (home == *root && name == CONFIG) => {}
+                    Ok(kind) if kind.is_file() => {
+                        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+                        self.file(&path, real, home.clone());
+                    }
+                    Ok(_) => self.problem(&path, NOT_A_FILE.to_owned(), None),
+                    Err(error) => {
+                        self.problem(&path, format!("cannot read it: {}", reason(&error)), None)
+                    }
+                }
+            }
+        }
+    }
+
+    fn link(
+        &mut self,
+        link: &Path,
+        home: &Path,
+        root: &Path,
+        links: &mut BTreeSet<(PathBuf, PathBuf)>,
+    ) {
+        let real = match link.canonicalize() {
+            Ok(real) => real,
+            // A dangling or looping link to something that is no manifest is nobody's business.
+            Err(_) if !is_manifest(link) => return,
+            Err(error) => {
+                return self.problem(
+                    link,
+                    format!("cannot follow the link: {}", reason(&error)),
+                    None,
+                );
+            }
+        };
+        let is_dir = real.is_dir();
+        if !is_dir && !is_manifest(link) {
+            return;
+        }
+        if !real.starts_with(root) {
+            let hint = "put a copy into the tree, or name the other tree as a second PATH";
+            return self.problem(
+                link,
+                "the link leads out of the tree, and is not followed".to_owned(),
+                Some(hint),
+            );
+        }
+        if is_dir {
+            self.below(link.to_path_buf(), home.to_path_buf(), root, links);
+        } else {
+            self.file(link, real, home.parent().unwrap_or(root).to_path_buf());
+        }
+    }
+
+    fn file(&mut self, path: &Path, real: PathBuf, home: PathBuf) {
+        if !self.seen.insert(real) {
+            return;
+        }
+        match fs::metadata(path) {
+            Ok(meta) if meta.is_file() => {
+                let name = shown(path).into();
+                self.found.files.push(Candidate {
+                    name,
+                    path: Some(path.to_path_buf()),
+                    home,
+                    bytes: meta.len(),
+                });
+            }
+            Ok(_) => self.problem(
+                path,
+                NOT_A_FILE.to_owned(),
+                Some("`-` reads standard input"),
+            ),
+            Err(error) => self.problem(path, format!("cannot read it: {}", reason(&error)), None),
+        }
+    }
+}
+
+const NOT_A_FILE: &str =
+    "it is neither a file nor a directory (a FIFO, a socket or a device), and is not opened";
+
+/// Reads one file into text, cut into documents.
+pub fn read(file: &Candidate, limits: &Limits) -> Result<Source, Problem> {
+    let unreadable = |error: io::Error| {
+        Problem::of_file(
+            file.name.clone(),
+            Code::Unreadable,
+            format!("cannot read it: {}", reason(&error)),
+            None,
+        )
+    };
+    let too_large = || {
+        let message = format!("the file is larger than {} bytes", limits.file_bytes);
+        let hint = Some("if that is meant, raise --max-file-bytes".to_owned());
+        Problem::of_file(file.name.clone(), Code::TooLarge, message, hint)
+    };
+    if file.bytes > limits.file_bytes {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::with_capacity(file.bytes as usize);
+    // One byte more than allowed tells a file that grew, or that lies about its size.
+    let most = limits.file_bytes.saturating_add(1);
+    match &file.path {
+        None => io::stdin()
+            .lock()
+            .take(most)
+            .read_to_end(&mut bytes)
+            .map_err(unreadable)?,
+        Some(path) => open(path)
+            .map_err(unreadable)?
+            .take(most)
+            .read_to_end(&mut bytes)
+            .map_err(unreadable)?,
+    };
+    if bytes.len() as u64 > limits.file_bytes {
+        return Err(too_large());
+    }
+    let text = text::decode(bytes).map_err(|fault| Problem::new(file.name.clone(), fault, ""))?;
+    let json = match Path::new(&*file.name).extension().and_then(|e| e.to_str()) {
+        Some("yaml" | "yml" | "YAML" | "YML") => false,
+        Some("json" | "JSON") => true,
+        // Standard input and files of other names: what looks like JSON and is.
+        _ => text.trim_start().starts_with('{') && text::is_json(&text),
+    };
+    Ok(Source::new(file.name.clone(), text, json))
+}
+
+/// Opens without waiting for whoever is at the other end, should the file have become a FIFO since we looked.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other(NOT_A_FILE))
+    }
+}
+
+fn is_manifest(path: &Path) -> bool {
+    let extension = path
+        .extension()
+        .and_then(|e| e.to_str())
+        .unwrap_or_default();
+    ["yaml", "yml", "json"]
+        .iter()
+        .any(|known| extension.eq_ignore_ascii_case(known))
+}
+
+fn shown(path: &Path) -> String {
+    let text = path.strip_prefix("./").unwrap_or(path).to_string_lossy();
+    // A name may hold anything but `/` and NUL; a terminal must not be told to do things by it.
+    text.chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+fn reason(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "no such file or directory".to_owned(),
+        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
+        _ => error.to_string(),
+    }
+}

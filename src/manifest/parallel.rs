@@ -1,0 +1,56 @@
+//! The same work on many things, on all cores, with results in the order of the things.
+
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// How many things a core takes at a time: enough that taking costs nothing, few enough that all end together.
+const HANDFUL: usize = 32;
+
+pub fn map<T: Sync, R: Send>(things: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let cores = thread::available_parallelism()
+        .map_or(1, NonZero::get)
+        .min(things.len().div_ceil(HANDFUL));
+    if cores <= 1 {
+        return things.iter().map(work).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let handfuls: Vec<&[T]> = things.chunks(HANDFUL).collect();
+    let take = || {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(handful) = handfuls.get(at) else {
+                return done;
+            };
+            done.push((at, handful.iter().map(&work).collect::<Vec<R>>()));
+        }
+    };
+    let mut done = thread::scope(|scope| {
+        let others: Vec<_> = (1..cores).map(|_| scope.spawn(take)).collect();
+        let mut done = take();
+        for other in others {
+            match other.join() {
+                Ok(more) => done.extend(more),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        done
+    });
+    done.sort_unstable_by_key(|(at, _)| *at);
+    done.into_iter().flat_map(|(_, results)| results).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn results_keep_the_order_of_things() {
+        let things: Vec<u32> = (0..10_000).collect();
+        assert!(
+            super::map(&things, |n| n * 2)
+                .into_iter()
+                .eq((0..10_000).map(|n| n * 2))
+        );
+        assert!(super::map(&[] as &[u32], |n| *n).is_empty());
+    }
+}

@@ -1,0 +1,355 @@
+//! Problems: what is wrong, exactly where, and what to do about it.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $text:literal $severity:ident $title:literal),* $(,)?) => {
+        /// Stable names of the kinds of problems. A number is never used for something else again.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Code { $($(#[$doc])* $name),* }
+
+        impl Code {
+            pub const ALL: &[Code] = &[$(Code::$name),*];
+
+            pub fn text(self) -> &'static str {
+                match self { $(Code::$name => $text),* }
+            }
+
+            pub fn severity(self) -> Severity {
+                match self { $(Code::$name => Severity::$severity),* }
+            }
+
+            /// The rule in a few words.
+            pub fn title(self) -> &'static str {
+                match self { $(Code::$name => $title),* }
+            }
+        }
+    };
+}
+
+codes! {
+    // Reading
+    Syntax = "E0101" Error "not well-formed YAML or JSON",
+    UnknownField = "E0102" Error "a field that does not exist here",
+    WrongType = "E0103" Error "a value of the wrong type",
+    MissingField = "E0104" Error "a required field is missing",
+    DuplicateKey = "E0105" Error "a key stands twice in one map",
+    UnknownKind = "E0106" Error "an unknown kind, apiVersion or shape of document",
+    UnknownWord = "E0107" Error "a word that is not one of those allowed",
+    Unreadable = "E0110" Error "a file that cannot or must not be read",
+    TooLarge = "E0111" Error "a limit of size, depth or number is exceeded",
+    NotText = "E0112" Error "not UTF-8 text",
+    HiddenCharacter = "E0113" Error "a character that readers do not see",
+    // Values
+    BadName = "E0201" Error "a namespace, name, group or agent id that keys cannot carry",
+    RelativePath = "E0202" Error "a relative path where an absolute one is needed",
+    BadIp = "E0203" Error "not an IP address",
+    BadPercent = "E0204" Error "a percentage outside 0 to 100",
+    OutOfRange = "E0205" Error "a number outside its range",
+    BadDuration = "E0206" Error "a negative, absurd or unreadable duration",
+    BadCrontab = "E0207" Error "a crontab rule that does not parse",
+    BadLabel = "E0208" Error "a label that is reserved or empty",
+    BadVariable = "E0209" Error "an unknown ${variable}",
+    BadDigest = "E0210" Error "not an md5 digest",
+    BadEnv = "E0211" Error "an environment entry that no process can have",
+    BadSelector = "E0212" Error "a label selector that does not parse",
+    BadFieldPath = "E0213" Error "on_change names no field of a spec",
+    BadWindow = "E0214" Error "days, times or time zone of a window that do not parse",
+    BadHost = "E0215" Error "a host that is neither address, agent nor group, or several at once",
+    // One document
+    NoSchedule = "E0301" Error "a periodic process without a schedule",
+    NoStartCommand = "E0302" Error "a state that needs a start, and no start_cmd",
+    StateImpossible = "E0303" Error "a state that this kind of process cannot have",
+    BadMove = "E0304" Error "a moved_from that cannot be followed",
+    // Across documents
+    SameInstance = "E0401" Error "one instance declared twice",
+    SameIdentity = "E0402" Error "two processes of one host share an identity",
+    UndefinedGroup = "E0403" Error "a host group that no manifest defines",
+    EmptyGroup = "E0404" Error "a host group, or a selection in one, without hosts",
+    UndefinedDependency = "E0405" Error "a dependency on a process that no manifest declares",
+    DependencyCycle = "E0406" Error "processes that wait for each other",
+    PolicyViolated = "E0407" Error "something that a Policy does not allow",
+    DefaultsConflict = "E0408" Error "two Defaults of one directory disagree",
+    SameName = "E0409" Error "two groups or policies of one name",
+    HostConflict = "E0410" Error "one host described in two ways",
+    // Warnings
+    NumberAsText = "W0501" Warning "a number where text is meant",
+    IgnoredField = "W0502" Warning "a part of a request that a manifest does not need",
+    UselessField = "W0503" Warning "a field without effect here",
+    DependsOnDown = "W0504" Warning "a dependency that is not to run",
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    Error,
+    Warning,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+        })
+    }
+}
+
+impl Code {
+    /// The other place is as wrong as this one.
+    pub fn names_a_rival(self) -> bool {
+        matches!(self, Code::SameInstance | Code::SameIdentity)
+    }
+}
+
+impl Serialize for Code {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(self.text())
+    }
+}
+
+/// A problem as people and scripts get it. Sorted by file, place, then code.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Problem {
+    pub file: Arc<str>,
+    pub line: u32,
+    pub column: u32,
+    pub severity: Severity,
+    pub code: Code,
+    pub message: String,
+    pub hint: Option<String>,
+    /// The line itself, for the eye.
+    #[serde(skip)]
+    pub excerpt: Excerpt,
+}
+
+/// A source line, cut to what fits a screen, and the part of it that is meant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Excerpt {
+    pub text: String,
+    /// In characters of `text`, from 0.
+    pub from: usize,
+    pub len: usize,
+}
+
+impl Excerpt {
+    fn of(line: &str, span: Span) -> Excerpt {
+        const BEFORE: usize = 60;
+        const MOST: usize = 120;
+        let from = span.column.saturating_sub(1) as usize;
+        let skip = from.saturating_sub(BEFORE);
+        let mut text: String = line.chars().skip(skip).take(MOST).collect();
+        let long = line.chars().nth(skip + MOST).is_some();
+        let mut from = from - skip;
+        if skip > 0 {
+            text.insert(0, '…');
+            from += 1;
+        }
+        let len = (span.len as usize)
+            .min(text.chars().count().saturating_sub(from))
+            .max(1);
+        if long {
+            text.push('…');
+        }
+        Excerpt { text, from, len }
+    }
+}
+
+impl Problem {
+    /// A fault with its file and the line it stands in.
+    pub fn new(file: Arc<str>, fault: Fault, line: &str) -> Problem {
+        let Fault {
+            code,
+            span,
+            message,
+            hint,
+        } = fault;
+        let excerpt = Excerpt::of(line, span);
+        Problem {
+            file,
+            line: span.line,
+            column: span.column,
+            severity: code.severity(),
+            code,
+            message,
+            hint,
+            excerpt,
+        }
+    }
+
+    /// A problem of a file as a whole.
+    pub fn of_file(file: Arc<str>, code: Code, message: String, hint: Option<String>) -> Problem {
+        Problem::new(
+            file,
+            Fault {
+                code,
+                span: Span::at(1, 1),
+                message,
+                hint,
+            },
+            "",
+        )
+    }
+}
+
+/// Line and column from 1, in characters; `len` is how much of the first line to underline.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span {
+    pub line: u32,
+    pub column: u32,
+    pub len: u32,
+}
+
+impl Span {
+    pub fn at(line: u32, column: u32) -> Span {
+        Span {
+            line,
+            column,
+            len: 1,
+        }
+    }
+}
+
+/// A problem found where places are known: in a text or a tree. The file is its reader's knowledge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    pub code: Code,
+    pub span: Span,
+    pub message: String,
+    pub hint: Option<String>,
+}
+
+/// A step from a map or list to what is in it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Step {
+    Key(Cow<'static, str>),
+    Index(usize),
+}
+
+/// The way from a document's root to a value, such as `hosts[3].ip`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Path(pub Vec<Step>);
+
+impl Path {
+    pub fn root() -> Path {
+        Path::default()
+    }
+
+    /// From names joined by dots, all known when the program was written.
+    pub fn of(dotted: &'static str) -> Path {
+        Path(
+            dotted
+                .split('.')
+                .map(|name| Step::Key(Cow::Borrowed(name)))
+                .collect(),
+        )
+    }
+
+    pub fn key(&self, name: &'static str) -> Path {
+        self.then(Step::Key(Cow::Borrowed(name)))
+    }
+
+    /// A key of the user's choosing.
+    pub fn entry(&self, name: &str) -> Path {
+        self.then(Step::Key(Cow::Owned(name.to_owned())))
+    }
+
+    pub fn index(&self, at: usize) -> Path {
+        self.then(Step::Index(at))
+    }
+
+    fn then(&self, step: Step) -> Path {
+        let mut steps = self.0.clone();
+        steps.push(step);
+        Path(steps)
+    }
+
+    pub fn starts_with(&self, other: &Path) -> bool {
+        self.0.starts_with(&other.0)
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (nth, step) in self.0.iter().enumerate() {
+            match step {
+                Step::Key(name) if nth == 0 => write!(f, "{name}")?,
+                Step::Key(name) => write!(f, ".{name}")?,
+                Step::Index(at) => write!(f, "[{at}]")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A problem before it has a place: found in values, which know no lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub code: Code,
+    pub path: Path,
+    pub at: At,
+    /// `{other}` stands for the place of `other`.
+    pub message: String,
+    pub hint: Option<String>,
+    /// A second place: document and path.
+    pub other: Option<(usize, Path)>,
+}
+
+/// What of a path is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    Key,
+    Value,
+}
+
+impl Finding {
+    pub fn new(code: Code, path: Path, message: impl Into<String>) -> Finding {
+        Finding {
+            code,
+            path,
+            at: At::Value,
+            message: message.into(),
+            hint: None,
+            other: None,
+        }
+    }
+
+    pub fn hint(mut self, hint: impl Into<String>) -> Finding {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub fn at_key(mut self) -> Finding {
+        self.at = At::Key;
+        self
+    }
+
+    pub fn other(mut self, document: usize, path: Path) -> Finding {
+        self.other = Some((document, path));
+        self
+    }
+}
+
+/// The word of a list that was most likely meant.
+pub fn did_you_mean<'a>(word: &str, among: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Nobody misspells that much, and the distance costs the product of both lengths.
+    if word.len() > 64 {
+        return None;
+    }
+    let lower = word.to_lowercase();
+    among
+        .into_iter()
+        .map(|candidate| {
+            (
+                strsim::damerau_levenshtein(&lower, &candidate.to_lowercase()),
+                candidate,
+            )
+        })
+        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}

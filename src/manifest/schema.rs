@@ -1,0 +1,131 @@
+//! The grammar as a JSON Schema (2020-12), for editors.
+//!
+//! One schema for all kinds: `kind` decides which branch applies, so that an editor completes the fields of the
+//! kind at hand and of no other.
+
+use serde_json::{Map, Value, json};
+
+use super::grammar::{self, Entry, Need, Section, Shape};
+
+pub fn schema() -> Value {
+    let branches = grammar::ALL_KINDS.iter().map(|kind| {
+        let is = if kind.name == "Process" {
+            // A document without a kind is a Process.
+            json!({"anyOf": [{"properties": {"kind": {"const": "Process"}}, "required": ["kind"]}, {"not": {"required": ["kind"]}}]})
+        } else {
+            json!({"properties": {"kind": {"const": kind.name}}, "required": ["kind"]})
+        };
+        json!({"if": is, "then": {"$ref": format!("#/$defs/{}", kind.name)}})
+    });
+    let branches: Vec<Value> = branches.collect();
+    let defs: Map<String, Value> = grammar::ALL_KINDS
+        .iter()
+        .map(|kind| (kind.name.to_owned(), section(kind)))
+        .collect();
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "https://abide.example/schema/v1.json",
+        "title": "Abide manifest",
+        "description": "Processes that abide by git (apiVersion abide/v1)",
+        "type": "object",
+        "properties": {
+            "apiVersion": {"const": grammar::API_VERSION, "description": "The version of this syntax."},
+            "kind": {"enum": grammar::KINDS, "default": "Process", "description": "What the document declares."},
+        },
+        "allOf": branches,
+        "$defs": defs,
+    })
+}
+
+fn section(section: &Section) -> Value {
+    let mut properties = Map::new();
+    for entry in section.entries {
+        let value = self::entry(entry);
+        for alias in entry.aliases {
+            let mut other = value.clone();
+            other["deprecated"] = json!(true);
+            other["description"] = json!(format!("Another spelling of {}.", entry.name));
+            properties.insert((*alias).to_owned(), other);
+        }
+        properties.insert(entry.name.to_owned(), value);
+    }
+    let required: Vec<_> = section
+        .entries
+        .iter()
+        .filter(|e| is_required(section, e))
+        .map(|e| e.name)
+        .collect();
+    let mut value = json!({
+        "type": "object",
+        "description": section.about,
+        "properties": properties,
+        "additionalProperties": false,
+    });
+    if !required.is_empty() {
+        value["required"] = json!(required);
+    }
+    value
+}
+
+/// Inside a spec a Defaults document may give what is required: an editor must not complain.
+fn is_required(section: &Section, entry: &Entry) -> bool {
+    entry.need == Need::Required && !matches!(section.name, "identity" | "spec")
+}
+
+fn entry(entry: &Entry) -> Value {
+    let mut value = shape(&entry.shape);
+    value["description"] = json!(entry.meaning);
+    if entry.need == Need::IgnoredInBody {
+        value["deprecated"] = json!(true);
+    }
+    // A default in words is for people, not for an editor to insert.
+    if let Some(default) = entry.default {
+        let typed: Option<Value> = match &entry.shape {
+            Shape::Int(_) | Shape::Bool => serde_json::from_str(default).ok(),
+            Shape::Word(words) if words.contains(&default) => Some(json!(default)),
+            _ => None,
+        };
+        match typed {
+            Some(typed) => value["default"] = typed,
+            None => value["description"] = json!(format!("{} Default: {default}.", entry.meaning)),
+        }
+    }
+    value
+}
+
+fn shape(shape: &Shape) -> Value {
+    match shape {
+        Shape::Text => json!({"type": "string"}),
+        Shape::LooseText => json!({"type": ["string", "integer"]}),
+        Shape::Word(words) => json!({"enum": words}),
+        Shape::AbsolutePath => {
+            json!({"type": "string", "pattern": "^$|^/|^[A-Za-z]:[\\\\/]|^\\\\\\\\"})
+        }
+        Shape::Int(range) => {
+            let mut value = json!({"type": "integer"});
+            if *range.start() != i64::MIN {
+                value["minimum"] = json!(range.start());
+            }
+            if *range.end() != i64::MAX {
+                value["maximum"] = json!(range.end());
+            }
+            value
+        }
+        Shape::Percent => json!({"type": "number", "minimum": 0, "maximum": 100}),
+        Shape::Bool => json!({"type": "boolean"}),
+        Shape::Amount => json!({"anyOf": [
+            {"type": "integer", "minimum": 0},
+            {"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?%$"},
+        ]}),
+        Shape::Duration => json!({"anyOf": [
+            {"type": "integer", "minimum": 0},
+            {"type": "string", "pattern": "^([0-9]+[smhd])+$"},
+        ]}),
+        Shape::Section(section) => self::section(section),
+        Shape::List(of) => json!({"type": "array", "items": self::shape(of)}),
+        Shape::Map(of) => json!({"type": "object", "additionalProperties": self::shape(of)}),
+        Shape::OneOf(shapes) => {
+            json!({"anyOf": shapes.iter().map(self::shape).collect::<Vec<_>>()})
+        }
+    }
+}

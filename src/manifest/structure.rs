@@ -1,0 +1,382 @@
+//! Does a tree have the shape that the grammar gives? Finds every unknown field, wrong type and double key,
+//! with its place, and makes a [`Document`] of what remains, so that the other checks still run.
+
+use std::collections::HashMap;
+
+use serde_yaml::{Mapping, Value};
+
+use super::document::Document;
+use super::grammar::{self, Entry, Need, Section, Shape};
+use super::node::{Kind, Node, shorten};
+use super::problem::{Code, Fault, Path, Span, Step, did_you_mean};
+
+/// A document as far as it could be understood.
+#[derive(Debug, Default)]
+pub struct Understood {
+    pub document: Option<Document>,
+    pub faults: Vec<Fault>,
+    /// What was left out because it was wrong: nobody should call it missing.
+    pub dropped: Vec<Path>,
+}
+
+pub fn understand(node: &Node) -> Understood {
+    let mut reader = Reader::default();
+    let Kind::Map(_) = &node.kind else {
+        let message = format!(
+            "a document is a map with meta, hosts and spec, and this is {}",
+            node.describe()
+        );
+        reader.fault(Code::WrongType, node.span, message, None);
+        return reader.understood;
+    };
+    if let Some(at) = node.get("process_infos") {
+        let hint = "`abide convert FILE` makes manifests of it";
+        reader.fault(
+            Code::UnknownKind,
+            at.span,
+            "this is a request body of JOB, not a manifest",
+            Some(hint.into()),
+        );
+        return reader.understood;
+    }
+    reader.in_body = node.get("apiVersion").is_none() && node.get("kind").is_none();
+    let kind = node.get("kind").and_then(Node::text);
+    let value = reader.section(node, grammar::section(kind), &Path::root());
+    reader.finish(node, value)
+}
+
+/// The same for any other section: `T` is its type.
+pub fn understand_as<T: serde::de::DeserializeOwned>(
+    node: &Node,
+    section: &'static Section,
+) -> (Option<T>, Vec<Fault>) {
+    let mut reader = Reader::default();
+    let value = match &node.kind {
+        Kind::Map(_) => reader.section(node, section, &Path::root()),
+        _ => {
+            reader.fault(
+                Code::WrongType,
+                node.span,
+                format!(
+                    "a {} is a map, and this is {}",
+                    section.name,
+                    node.describe()
+                ),
+                None,
+            );
+            Value::Null
+        }
+    };
+    let typed = serde_yaml::from_value(value).ok();
+    (typed, reader.understood.faults)
+}
+
+#[derive(Default)]
+struct Reader {
+    understood: Understood,
+    in_body: bool,
+}
+
+impl Reader {
+    fn finish(mut self, node: &Node, value: Value) -> Understood {
+        match serde_yaml::from_value(value) {
+            Ok(document) => self.understood.document = Some(document),
+            // The grammar and the structs disagree. A test keeps that from happening; a user still gets a sentence.
+            Err(error) => self.fault(Code::WrongType, node.span, error.to_string(), None),
+        }
+        self.understood
+    }
+
+    fn fault(&mut self, code: Code, span: Span, message: impl Into<String>, hint: Option<String>) {
+        self.understood.faults.push(Fault {
+            code,
+            span,
+            message: message.into(),
+            hint,
+        });
+    }
+
+    fn section(&mut self, node: &Node, section: &'static Section, path: &Path) -> Value {
+        let Kind::Map(entries) = &node.kind else {
+            return Value::Null;
+        };
+        let mut seen: HashMap<&str, (&str, Span)> = HashMap::new();
+        let mut kept = Mapping::new();
+        for (key, value) in entries {
+            let Some(name) = key.text() else {
+                self.bad_key(key);
+                continue;
+            };
+            let Some(entry) = section
+                .entry(name)
+                .filter(|e| e.need != Need::IgnoredInBody || self.in_body)
+            else {
+                self.unknown(name, key.span, section, path);
+                continue;
+            };
+            if let Some((earlier, at)) = seen.insert(entry.name, (name, key.span)) {
+                self.twice(name, key.span, earlier, at);
+                continue;
+            }
+            let path = path.key(entry.name);
+            match &value.kind {
+                Kind::Null => {}
+                _ => match self.shape(value, &entry.shape, &path) {
+                    Some(value) => {
+                        kept.insert(Value::String(entry.name.to_owned()), value);
+                    }
+                    None => self.understood.dropped.push(path),
+                },
+            }
+        }
+        Value::Mapping(kept)
+    }
+
+    /// The value without what is wrong in it; `None` if nothing is left.
+    fn shape(&mut self, node: &Node, shape: &'static Shape, path: &Path) -> Option<Value> {
+        match (shape, &node.kind) {
+            (Shape::Text | Shape::Word(_) | Shape::AbsolutePath, Kind::Text(_))
+            | (Shape::LooseText | Shape::Amount | Shape::Duration, Kind::Text(_) | Kind::Int(_))
+            | (Shape::Int(_), Kind::Int(_))
+            | (Shape::Percent, Kind::Int(_) | Kind::Float(_))
+            | (Shape::Bool, Kind::Bool(_)) => Some(node.to_value()),
+            (Shape::Section(section), Kind::Map(_)) => Some(self.section(node, section, path)),
+            (Shape::List(of), Kind::List(items)) => {
+                let items = items.iter().enumerate();
+                // A wrong item leaves a hole, so that the others keep their numbers.
+                let kept = items.map(|(at, item)| {
+                    let path = path.index(at);
+                    self.shape(item, of, &path).unwrap_or_else(|| {
+                        self.understood.dropped.push(path);
+                        hole(of)
+                    })
+                });
+                Some(Value::Sequence(kept.collect()))
+            }
+            (Shape::Map(of), Kind::Map(entries)) => Some(self.map(entries, of, path)),
+            (Shape::OneOf(shapes), _) => {
+                match shapes.iter().find(|shape| fits(shape, &node.kind)) {
+                    Some(shape) => self.shape(node, shape, path),
+                    None => self.wrong(node, shape, path),
+                }
+            }
+            _ => self.wrong(node, shape, path),
+        }
+    }
+
+    fn map(&mut self, entries: &[(Node, Node)], of: &'static Shape, path: &Path) -> Value {
+        let mut seen: HashMap<&str, Span> = HashMap::new();
+        let mut kept = Mapping::new();
+        for (key, value) in entries {
+            let Some(name) = key.text() else {
+                self.bad_key(key);
+                continue;
+            };
+            if let Some(at) = seen.insert(name, key.span) {
+                self.twice(name, key.span, name, at);
+                continue;
+            }
+            let path = path.entry(name);
+            match self.shape(value, of, &path) {
+                Some(value) => {
+                    kept.insert(Value::String(name.to_owned()), value);
+                }
+                None => self.understood.dropped.push(path),
+            }
+        }
+        Value::Mapping(kept)
+    }
+
+    fn wrong(&mut self, node: &Node, shape: &Shape, path: &Path) -> Option<Value> {
+        let hint = match (&node.kind, shape) {
+            (
+                Kind::Bool(_) | Kind::Int(_) | Kind::Float(_),
+                Shape::Text | Shape::LooseText | Shape::Word(_) | Shape::AbsolutePath,
+            ) => Some("put it in quotes if text is meant".to_owned()),
+            (Kind::Text(text), Shape::Int(_) | Shape::Percent) if text.parse::<f64>().is_ok() => {
+                Some(format!("write {text} without quotes"))
+            }
+            (Kind::Text(text), Shape::Bool)
+                if matches!(text.as_str(), "yes" | "no" | "on" | "off") =>
+            {
+                Some("YAML 1.2 knows only true and false".to_owned())
+            }
+            (_, Shape::List(_)) if !matches!(node.kind, Kind::Map(_)) => {
+                Some("put it in [ ]".to_owned())
+            }
+            (Kind::Map(_), Shape::List(_)) => Some("begin each item with `- `".to_owned()),
+            (_, Shape::Section(section)) => {
+                let names: Vec<_> = section.entries.iter().map(|e| e.name).collect();
+                Some(format!("it has the fields {}", names.join(", ")))
+            }
+            _ => None,
+        };
+        let message = format!(
+            "{path} must be {}, and this is {}",
+            article(&shape.describe()),
+            node.describe()
+        );
+        self.fault(Code::WrongType, node.span, message, hint);
+        None
+    }
+
+    fn bad_key(&mut self, key: &Node) {
+        let message = format!("a key must be text, and this is {}", key.describe());
+        self.fault(
+            Code::WrongType,
+            key.span,
+            message,
+            Some("put it in quotes".into()),
+        );
+    }
+
+    fn twice(&mut self, name: &str, span: Span, earlier: &str, at: Span) {
+        let message = if name == earlier {
+            format!(
+                "key {:?} stands twice in this map; the first is at line {}, column {}",
+                shorten(name),
+                at.line,
+                at.column
+            )
+        } else {
+            format!(
+                "{name:?} is another name of {earlier:?}, which stands at line {}, column {}",
+                at.line, at.column
+            )
+        };
+        self.fault(
+            Code::DuplicateKey,
+            span,
+            message,
+            Some("remove one of them".into()),
+        );
+    }
+
+    fn unknown(&mut self, name: &str, span: Span, section: &Section, path: &Path) {
+        let place = if path.0.is_empty() {
+            format!("a {}", section.name)
+        } else {
+            path.to_string()
+        };
+        let message = format!("{place} has no field {:?}", shorten(name));
+        self.fault(
+            Code::UnknownField,
+            span,
+            message,
+            Some(hint_for(name, section)),
+        );
+    }
+}
+
+fn hint_for(name: &str, section: &Section) -> String {
+    let known = |e: &&Entry| e.need != Need::IgnoredInBody;
+    let names = section.entries.iter().filter(known).map(|e| e.name);
+    if name == "<<" {
+        return "YAML 1.2 has no merge keys; a `kind: Defaults` document gives fields to many processes".into();
+    }
+    if name == "agent_id_list" {
+        return "write hosts: [{bk_agent_id: …}]".into();
+    }
+    if let Some(meant) = did_you_mean(name, names.clone()) {
+        return format!("did you mean {meant:?}?");
+    }
+    if let Some(home) = elsewhere(name) {
+        return format!("it belongs to {home}");
+    }
+    format!("fields here: {}", names.collect::<Vec<_>>().join(", "))
+}
+
+/// Where a field of this name does exist: people misplace more than they misspell.
+fn elsewhere(name: &str) -> Option<String> {
+    fn search(section: &'static Section, name: &str, path: &str) -> Option<String> {
+        section
+            .entries
+            .iter()
+            .filter(|e| e.need != Need::IgnoredInBody)
+            .find_map(|e| {
+                let here = if path.is_empty() {
+                    e.name.to_owned()
+                } else {
+                    format!("{path}.{}", e.name)
+                };
+                if e.name == name || e.aliases.contains(&name) {
+                    return Some(if path.is_empty() {
+                        "the document's root".to_owned()
+                    } else {
+                        path.to_owned()
+                    });
+                }
+                match &e.shape {
+                    Shape::Section(inner) => search(inner, name, &here),
+                    _ => None,
+                }
+            })
+    }
+    search(&grammar::PROCESS, name, "")
+}
+
+fn fits(shape: &Shape, kind: &Kind) -> bool {
+    matches!(
+        (shape, kind),
+        (Shape::Text, Kind::Text(_))
+            | (Shape::LooseText, Kind::Text(_) | Kind::Int(_))
+            | (Shape::Section(_) | Shape::Map(_), Kind::Map(_))
+    )
+}
+
+/// Something harmless of the right type.
+fn hole(shape: &Shape) -> Value {
+    match shape {
+        Shape::Section(_) | Shape::Map(_) => Value::Mapping(Mapping::new()),
+        Shape::List(_) => Value::Sequence(Vec::new()),
+        _ => Value::String(String::new()),
+    }
+}
+
+fn article(thing: &str) -> String {
+    match thing.chars().next() {
+        Some('a' | 'e' | 'i' | 'o' | 'u') if !thing.contains(" | ") => format!("an {thing}"),
+        _ if thing.contains(" | ") => format!("one of {}", thing.replace(" | ", ", ")),
+        _ if thing.starts_with("text") => thing.to_owned(),
+        _ => format!("a {thing}"),
+    }
+}
+
+/// Finds a path in a tree: the place to point at, or the nearest thing above it that exists.
+pub fn locate(root: &Node, path: &Path, key_wanted: bool) -> Span {
+    let mut node = root;
+    let mut span = root.span;
+    for (nth, step) in path.0.iter().enumerate() {
+        let last = nth + 1 == path.0.len();
+        let next = match (step, &node.kind) {
+            (Step::Key(name), Kind::Map(entries)) => entries
+                .iter()
+                .find(|(key, _)| key.text().is_some_and(|text| same_field(text, name)))
+                .map(|(key, value)| (key.span, value)),
+            (Step::Index(at), Kind::List(items)) => items.get(*at).map(|item| (item.span, item)),
+            _ => None,
+        };
+        let Some((key_span, value)) = next else {
+            return span;
+        };
+        let single = !matches!(value.kind, Kind::List(_) | Kind::Map(_) | Kind::Null);
+        span = if last && single && !key_wanted {
+            value.span
+        } else {
+            key_span
+        };
+        node = value;
+    }
+    span
+}
+
+/// A field answers to its other spellings too.
+fn same_field(written: &str, name: &str) -> bool {
+    written == name
+        || matches!(
+            (written, name),
+            ("alive_monitor_policy", "monitor_policy")
+                | ("crotab_rule", "crontab_rule")
+                | ("index_key", "value_key")
+        )
+}

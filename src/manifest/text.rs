@@ -1,0 +1,315 @@
+//! From bytes to documents' texts: encoding, characters that deceive, and where each document begins.
+//!
+//! A line that begins with `---` begins a document, whatever stands around it: YAML allows it nowhere else.
+//! So a file is cut there before anything parses it, a broken document cannot hide the next one, and two
+//! cores can share one file. (A file with `%` directives is left whole: they reach over the cut.)
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use super::problem::{Code, Fault, Problem, Span};
+
+/// The text of one file and the places at which its documents begin.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// As people are to read it: the path as given, or `<stdin>`.
+    pub name: Arc<str>,
+    pub text: Arc<str>,
+    pub json: bool,
+    pub slices: Vec<Slice>,
+    /// Where lines begin; counted when the first problem asks.
+    lines: OnceLock<Vec<usize>>,
+}
+
+impl Source {
+    pub fn new(name: Arc<str>, text: String, json: bool) -> Source {
+        let slices = if json {
+            json_slices(&text)
+        } else {
+            slices(&text)
+        };
+        Source {
+            name,
+            text: text.into(),
+            json,
+            slices,
+            lines: OnceLock::new(),
+        }
+    }
+
+    pub fn problem(&self, fault: Fault) -> Problem {
+        let line = self.line(fault.span.line);
+        Problem::new(self.name.clone(), fault, line)
+    }
+
+    /// A line by its number, from 1, without its end.
+    fn line(&self, number: u32) -> &str {
+        let starts = self.lines.get_or_init(|| {
+            let ends = self
+                .text
+                .bytes()
+                .enumerate()
+                .filter(|(_, b)| *b == b'\n')
+                .map(|(at, _)| at + 1);
+            std::iter::once(0).chain(ends).collect()
+        });
+        let line = (number as usize).saturating_sub(1);
+        let start = starts.get(line).copied().unwrap_or(self.text.len());
+        let end = starts.get(line + 1).copied().unwrap_or(self.text.len());
+        self.text[start..end].trim_end_matches(['\r', '\n'])
+    }
+}
+
+/// A part of a file that is parsed by itself. YAML may still hold several documents in it (after `...`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slice {
+    pub bytes: Range<usize>,
+    /// The number of the slice's first line, from 1.
+    pub line: u32,
+    /// How many characters of that line stand before it.
+    pub skipped: u32,
+}
+
+/// Checks that bytes are text that means what it shows.
+pub fn decode(bytes: Vec<u8>) -> Result<String, Fault> {
+    let fault = |code, (line, column), message: String, hint: &str| {
+        Err(Fault {
+            code,
+            span: Span::at(line, column),
+            message,
+            hint: Some(hint.to_owned()),
+        })
+    };
+    match bytes.as_slice() {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
+            return fault(
+                Code::NotText,
+                (1, 1),
+                "the file is UTF-16".into(),
+                "save it as UTF-8",
+            );
+        }
+        [0xef, 0xbb, 0xbf, ..] => {
+            let message = "the file begins with a byte order mark, U+FEFF".into();
+            return fault(
+                Code::HiddenCharacter,
+                (1, 1),
+                message,
+                "save it as UTF-8 without a BOM",
+            );
+        }
+        _ => {}
+    }
+    let text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => {
+            let valid = error.utf8_error().valid_up_to();
+            let bytes = error.into_bytes();
+            let place = position(&String::from_utf8_lossy(&bytes[..valid]), valid);
+            let message = format!("byte 0x{:02x} is not UTF-8", bytes[valid]);
+            return fault(Code::NotText, place, message, "save it as UTF-8");
+        }
+    };
+    match text
+        .bytes()
+        .position(suspicious)
+        .and_then(|from| hidden(&text, from))
+    {
+        None => Ok(text),
+        Some((at, c)) => {
+            let (code, what, hint) = match c {
+                '\0' => (
+                    Code::NotText,
+                    "a NUL byte",
+                    "the file is binary, or UTF-16 without a mark",
+                ),
+                '\u{feff}' => (Code::HiddenCharacter, "a byte order mark", "remove it"),
+                _ if (c as u32) < 0x20 || c == '\u{7f}' => (
+                    Code::NotText,
+                    "a control character",
+                    "the file is binary, or was damaged",
+                ),
+                _ => (
+                    Code::HiddenCharacter,
+                    "a character that reverses the text around it",
+                    "what a reviewer reads would not be what runs; write it as a \\u escape in double quotes",
+                ),
+            };
+            let message = format!("the file contains {what}, U+{:04X}", c as u32);
+            fault(code, position(&text, at), message, hint)
+        }
+    }
+}
+
+/// A byte that may begin a character nobody sees: a control byte, or the first byte of U+20xx and U+FExx.
+fn suspicious(b: u8) -> bool {
+    matches!(b, 0..=8 | 11 | 12 | 14..=31 | 0x7f | 0xe2 | 0xef | 0xd8)
+}
+
+/// The first hidden character at or after byte `from`.
+fn hidden(text: &str, from: usize) -> Option<(usize, char)> {
+    text[from..].char_indices().map(|(at, c)| (from + at, c)).find(|(_, c)| {
+        matches!(
+            c,
+            '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{7f}' | '\u{61c}' | '\u{200e}' | '\u{200f}'
+                | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}'
+        )
+    })
+}
+
+/// Line and column (both from 1, columns in characters) of a byte.
+pub fn position(text: &str, byte: usize) -> (u32, u32) {
+    let before = &text[..text.floor_char_boundary(byte.min(text.len()))];
+    let line = before.bytes().filter(|b| *b == b'\n').count() + 1;
+    let start = before.rfind('\n').map_or(0, |at| at + 1);
+    (line as u32, before[start..].chars().count() as u32 + 1)
+}
+
+/// Cuts a YAML text at its document markers.
+pub fn slices(text: &str) -> Vec<Slice> {
+    let mut slices = Vec::new();
+    let (mut start, mut first_line, mut line, mut at) = (0, 1, 1, 0);
+    for raw in text.split_inclusive('\n') {
+        if raw.starts_with('%') {
+            return vec![Slice {
+                bytes: 0..text.len(),
+                line: 1,
+                skipped: 0,
+            }];
+        }
+        let marker = raw
+            .strip_prefix("---")
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
+        if marker && at > start {
+            slices.push(Slice {
+                bytes: start..at,
+                line: first_line,
+                skipped: 0,
+            });
+            (start, first_line) = (at, line);
+        }
+        at += raw.len();
+        line += 1;
+    }
+    slices.push(Slice {
+        bytes: start..text.len(),
+        line: first_line,
+        skipped: 0,
+    });
+    slices
+}
+
+/// Cuts a JSON text into the values that stand in it one after the other. What does not parse is a last slice.
+pub fn json_slices(text: &str) -> Vec<Slice> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<serde::de::IgnoredAny>();
+    let mut slices = Vec::new();
+    let (mut start, mut line, mut skipped, mut counted) = (0, 1, 0, 0);
+    let mut slice = |range: Range<usize>| {
+        let begin = range.end - text[range.clone()].trim_start().len();
+        // Lines and columns are counted on from the last value's: the whole costs one pass.
+        let passed = &text[counted..begin];
+        line += passed.bytes().filter(|b| *b == b'\n').count() as u32;
+        skipped = match passed.rfind('\n') {
+            Some(at) => passed[at + 1..].chars().count() as u32,
+            None => skipped + passed.chars().count() as u32,
+        };
+        counted = begin;
+        slices.push(Slice {
+            bytes: begin..range.end,
+            line,
+            skipped,
+        });
+    };
+    loop {
+        match values.next() {
+            Some(Ok(_)) => {
+                slice(start..values.byte_offset());
+                start = values.byte_offset();
+            }
+            Some(Err(_)) => {
+                slice(start..text.len());
+                return slices;
+            }
+            None => return slices,
+        }
+    }
+}
+
+pub fn is_json(text: &str) -> bool {
+    serde_json::Deserializer::from_str(text)
+        .into_iter::<serde::de::IgnoredAny>()
+        .all(|value| value.is_ok())
+}
+
+/// The line and column at which a slice's content begins, past markers, blank lines and comments.
+pub fn content_start(text: &str, slice: &Slice) -> (u32, u32) {
+    let mut line = slice.line;
+    for raw in text[slice.bytes.clone()].lines() {
+        let mut rest = raw.trim_start();
+        let mut skipped = raw.len() - rest.len();
+        if let Some(after) = raw.strip_prefix("---") {
+            rest = after.trim_start();
+            skipped = raw.len() - rest.len();
+        }
+        if !rest.is_empty() && !rest.starts_with('#') {
+            let before = if line == slice.line { slice.skipped } else { 0 };
+            return (line, before + skipped as u32 + 1);
+        }
+        line += 1;
+    }
+    (slice.line, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_cut_where_documents_begin() {
+        let text = "# head\na: 1\n---\nb: 2\n--- # note\nc: |\n  --- not a marker\n---x: 1\n";
+        let cut: Vec<_> = slices(text)
+            .iter()
+            .map(|s| (s.line, &text[s.bytes.clone()]))
+            .collect();
+        assert_eq!(
+            cut,
+            [
+                (1, "# head\na: 1\n"),
+                (3, "---\nb: 2\n"),
+                (5, "--- # note\nc: |\n  --- not a marker\n---x: 1\n"),
+            ]
+        );
+        assert_eq!(content_start(text, &slices(text)[0]), (2, 1));
+        assert_eq!(content_start(text, &slices(text)[2]), (6, 1));
+        assert_eq!(
+            content_start("--- {a: 1}", &slices("--- {a: 1}")[0]),
+            (1, 5)
+        );
+    }
+
+    #[test]
+    fn directives_keep_a_file_whole() {
+        assert_eq!(slices("%YAML 1.2\n---\na: 1\n---\nb: 2\n").len(), 1);
+    }
+
+    #[test]
+    fn what_is_not_plain_text_is_located() {
+        let fault = |bytes: &[u8]| {
+            let fault = decode(bytes.to_vec()).unwrap_err();
+            (fault.code, fault.span.line, fault.span.column)
+        };
+        assert_eq!(fault(b"\xff\xfea\0"), (Code::NotText, 1, 1));
+        assert_eq!(fault(b"\xef\xbb\xbfa: 1"), (Code::HiddenCharacter, 1, 1));
+        assert_eq!(fault(b"a: 1\nb: \xff"), (Code::NotText, 2, 4));
+        assert_eq!(fault(b"a: 1\n\0"), (Code::NotText, 2, 1));
+        assert_eq!(
+            fault("a: é\u{202e}x".as_bytes()),
+            (Code::HiddenCharacter, 1, 5)
+        );
+        assert_eq!(
+            fault("a: 1\nb: \u{feff}".as_bytes()),
+            (Code::HiddenCharacter, 2, 4)
+        );
+        assert!(decode("a: “typographic” é 中文 ‰\t\r\n".as_bytes().to_vec()).is_ok());
+    }
+}

@@ -1,0 +1,223 @@
+//! Text → [`Node`]s, by an event parser that knows places and keeps to the limits. Iterative: no input can
+//! make it recurse. YAML and JSON alike; JSON's own syntax errors were found before.
+
+use std::collections::HashMap;
+
+use granit_parser::{ErrorKind, Event, Marker, Parser, ScalarStyle, Tag};
+
+use super::limits::Limits;
+use super::node::{Kind, Node, resolve};
+use super::problem::{Code, Fault, Span};
+use super::text::Slice;
+
+/// The documents of a part of a text.
+pub fn nodes(text: &str, slice: &Slice, limits: &Limits) -> Result<Vec<Node>, Fault> {
+    let mut builder = Builder::default();
+    walk(text, slice, limits, |event, span| builder.take(event, span))?;
+    Ok(builder.documents)
+}
+
+/// Reads it without keeping anything: is it within the limits?
+pub fn guard(text: &str, slice: &Slice, limits: &Limits) -> Result<(), Fault> {
+    walk(text, slice, limits, |_, _| Copied(0))
+}
+
+/// How many values an event made by copying: an alias, or an anchor kept for one.
+struct Copied(usize);
+
+fn walk<'t>(
+    text: &'t str,
+    slice: &Slice,
+    limits: &Limits,
+    mut sink: impl FnMut(Event<'t>, Span) -> Copied,
+) -> Result<(), Fault> {
+    let options = granit_parser::options! {
+        flow_nesting_limit: limits.depth.saturating_add(1),
+        block_nesting_limit: limits.depth.saturating_add(1),
+        simple_key_max_lookahead: 1024,
+    };
+    let too_large = |span, message: String, flag: &str| Fault {
+        code: Code::TooLarge,
+        span,
+        message,
+        hint: Some(format!("if that is meant, raise {flag}")),
+    };
+    let too_deep = |span| {
+        too_large(
+            span,
+            format!("values are nested more than {} deep", limits.depth),
+            "--max-depth",
+        )
+    };
+    let (mut depth, mut aliases, mut values) = (0, 0, 0);
+    for event in Parser::new_from_str_with_options(&text[slice.bytes.clone()], options) {
+        let (event, raw) = event.map_err(|error| {
+            let span = place(slice, *error.marker(), None);
+            match error.kind() {
+                ErrorKind::RecursionLimitExceeded => too_deep(span),
+                _ => Fault {
+                    code: Code::Syntax,
+                    span,
+                    message: error.info(),
+                    hint: None,
+                },
+            }
+        })?;
+        let span = place(slice, raw.start, Some(raw.end));
+        values += 1;
+        match &event {
+            Event::SequenceStart(..) | Event::MappingStart(..) => depth += 1,
+            Event::SequenceEnd | Event::MappingEnd => depth -= 1,
+            Event::Alias(_) => aliases += 1,
+            Event::DocumentStart(..) => (aliases, values) = (0, 0),
+            _ => {}
+        }
+        if depth > limits.depth {
+            return Err(too_deep(span));
+        }
+        if aliases > limits.aliases {
+            let message = format!("the document has more than {} aliases", limits.aliases);
+            return Err(too_large(span, message, "--max-aliases"));
+        }
+        values += sink(event, span).0;
+        if values > limits.values {
+            let message = format!("the document has more than {} values", limits.values);
+            return Err(too_large(span, message, "--max-values"));
+        }
+    }
+    Ok(())
+}
+
+/// The parser counts lines from 1 and columns from 0, within the slice.
+fn place(slice: &Slice, start: Marker, end: Option<Marker>) -> Span {
+    let len = match end {
+        Some(end) if end.line() == start.line() => end.col().saturating_sub(start.col()),
+        Some(_) | None => 1,
+    };
+    Span {
+        line: slice.line + (start.line() as u32).saturating_sub(1),
+        column: start.col() as u32 + 1 + if start.line() <= 1 { slice.skipped } else { 0 },
+        len: len.max(1) as u32,
+    }
+}
+
+#[derive(Default)]
+struct Builder {
+    documents: Vec<Node>,
+    open: Vec<Open>,
+    anchors: HashMap<usize, (Node, usize)>,
+    made: usize,
+}
+
+/// A list or map whose end has not come yet.
+struct Open {
+    span: Span,
+    anchor: usize,
+    made_before: usize,
+    content: Content,
+}
+
+enum Content {
+    List(Vec<Node>),
+    Map(Vec<(Node, Node)>, Option<Node>),
+}
+
+impl Builder {
+    fn take(&mut self, event: Event<'_>, span: Span) -> Copied {
+        match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                self.made += 1;
+                let kind = scalar(&text, style, tag.as_deref());
+                self.put(Node { span, kind }, anchor, 1)
+            }
+            Event::SequenceStart(_, anchor, _) => {
+                self.begin(span, anchor, Content::List(Vec::new()))
+            }
+            Event::MappingStart(_, anchor, _) => {
+                self.begin(span, anchor, Content::Map(Vec::new(), None))
+            }
+            Event::SequenceEnd | Event::MappingEnd => {
+                let Some(Open {
+                    span,
+                    anchor,
+                    made_before,
+                    content,
+                }) = self.open.pop()
+                else {
+                    return Copied(0);
+                };
+                let kind = match content {
+                    Content::List(items) => Kind::List(items),
+                    Content::Map(entries, _) => Kind::Map(entries),
+                };
+                self.put(Node { span, kind }, anchor, self.made - made_before)
+            }
+            Event::Alias(id) => {
+                // The anchor of a value that is still open is that value's own inside: nothing to copy.
+                let (node, size) = match self.anchors.get(&id) {
+                    Some((node, size)) => (
+                        Node {
+                            span,
+                            kind: node.kind.clone(),
+                        },
+                        *size,
+                    ),
+                    None => (
+                        Node {
+                            span,
+                            kind: Kind::Tagged("an alias of what contains it".into()),
+                        },
+                        1,
+                    ),
+                };
+                self.made += size;
+                self.put(node, 0, size);
+                Copied(size)
+            }
+            Event::DocumentEnd => {
+                self.anchors.clear();
+                Copied(0)
+            }
+            _ => Copied(0),
+        }
+    }
+
+    fn begin(&mut self, span: Span, anchor: usize, content: Content) -> Copied {
+        self.made += 1;
+        self.open.push(Open {
+            span,
+            anchor,
+            made_before: self.made,
+            content,
+        });
+        Copied(0)
+    }
+
+    fn put(&mut self, node: Node, anchor: usize, size: usize) -> Copied {
+        let copied = if anchor == 0 { 0 } else { size };
+        if anchor != 0 {
+            self.anchors.insert(anchor, (node.clone(), size));
+        }
+        match self.open.last_mut().map(|open| &mut open.content) {
+            None => self.documents.push(node),
+            Some(Content::List(items)) => items.push(node),
+            Some(Content::Map(entries, key)) => match key.take() {
+                None => *key = Some(node),
+                Some(key) => entries.push((key, node)),
+            },
+        }
+        Copied(copied)
+    }
+}
+
+fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Kind {
+    match tag {
+        None if style == ScalarStyle::Plain => resolve(text),
+        None => Kind::Text(text.to_owned()),
+        Some(tag) => match tag.core_suffix() {
+            Some("str") => Kind::Text(text.to_owned()),
+            Some(_) => resolve(text),
+            None => Kind::Tagged(tag.original()),
+        },
+    }
+}

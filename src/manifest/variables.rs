@@ -1,0 +1,236 @@
+//! `${instance} ${host.ip} ${host.cloud} ${name} ${namespace}` in paths, commands, environment and value_key.
+//!
+//! `$${` stands for `${` itself, for the shell. A `$` before anything else is the shell's and stays.
+
+use crate::model::{ConfigFile, EnvValue, HostKey, InstanceKey, Secret, Spec};
+
+/// The variables, and whether one asks for the number of an instance.
+pub const NAMES: [&str; 5] = ["instance", "host.ip", "host.cloud", "name", "namespace"];
+
+/// What the variables mean for one instance.
+pub struct Meaning<'a> {
+    pub key: &'a InstanceKey,
+    pub instance: Option<u32>,
+}
+
+/// One part of a text.
+#[derive(Debug, PartialEq, Eq)]
+enum Part<'a> {
+    Text(&'a str),
+    Variable(&'a str),
+    /// `${` without its `}`.
+    Unclosed,
+}
+
+fn parts(text: &str) -> impl Iterator<Item = Part<'_>> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        if let Some(escaped) = rest.strip_prefix("$${") {
+            let open = &rest[1..3];
+            rest = escaped;
+            return Some(Part::Text(open));
+        }
+        if let Some(inner) = rest.strip_prefix("${") {
+            let Some(end) = inner.find('}') else {
+                rest = "";
+                return Some(Part::Unclosed);
+            };
+            rest = &inner[end + 1..];
+            return Some(Part::Variable(&inner[..end]));
+        }
+        let skip = usize::from(rest.starts_with('$'));
+        let end = rest[skip..].find('$').map_or(rest.len(), |at| at + skip);
+        let (text, after) = rest.split_at(end);
+        rest = after;
+        Some(Part::Text(text))
+    })
+}
+
+/// The first thing wrong with a text's variables, as a sentence and a hint.
+pub fn fault(text: &str, numbered: bool) -> Option<(String, String)> {
+    if !text.contains("${") {
+        return None;
+    }
+    parts(text).find_map(|part| match part {
+        Part::Text(_) => None,
+        Part::Unclosed => Some((
+            "\"${\" has no closing \"}\"".to_owned(),
+            "write $${ for the shell's own".to_owned(),
+        )),
+        Part::Variable("instance") if !numbered => Some((
+            "${instance} needs `instances`".to_owned(),
+            "add `instances: N` to the process".to_owned(),
+        )),
+        Part::Variable(name) if NAMES.contains(&name) => None,
+        Part::Variable(name) => {
+            let name = super::node::shorten(name);
+            let known = NAMES.map(|name| format!("${{{name}}}")).join(" ");
+            Some((
+                format!("there is no variable ${{{name}}}"),
+                format!(
+                    "there are {known}; write $${{{name}}} (or ${name}) for a variable of the shell"
+                ),
+            ))
+        }
+    })
+}
+
+/// What of a spec depends on the instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Uses {
+    /// Something is to be replaced at all, be it only `$${`.
+    pub any: bool,
+    /// It differs from host to host.
+    pub host: bool,
+}
+
+/// Looks through all texts in which variables are replaced.
+pub fn uses(spec: &Spec) -> Uses {
+    let mut uses = Uses::default();
+    each_text(&mut spec.clone(), |text| {
+        uses.any |= text.contains("${");
+        uses.host |= text.contains("${host.");
+    });
+    uses
+}
+
+/// The spec of one instance.
+pub fn replace(spec: &Spec, meaning: &Meaning<'_>) -> Spec {
+    let mut spec = spec.clone();
+    each_text(&mut spec, |text| {
+        if text.contains("${") {
+            *text = replaced(text, meaning);
+        }
+    });
+    spec
+}
+
+fn replaced(text: &str, meaning: &Meaning<'_>) -> String {
+    let mut out = String::with_capacity(text.len() + 16);
+    for part in parts(text) {
+        match part {
+            Part::Text(text) => out.push_str(text),
+            // Both were refused before anything is replaced.
+            Part::Unclosed => {}
+            Part::Variable(name) => out.push_str(&value(name, meaning)),
+        }
+    }
+    out
+}
+
+fn value(name: &str, meaning: &Meaning<'_>) -> String {
+    let host = &meaning.key.host;
+    match (name, host) {
+        ("instance", _) => meaning.instance.map(|n| n.to_string()).unwrap_or_default(),
+        ("name", _) => meaning.key.name.to_string(),
+        ("namespace", _) => meaning.key.namespace.to_string(),
+        ("host.ip", HostKey::Address { ip, .. }) => ip.to_string(),
+        ("host.cloud", HostKey::Address { cloud, .. }) => cloud.to_string(),
+        // Checked when hosts are expanded: such a process has no host that is known only by its agent.
+        _ => String::new(),
+    }
+}
+
+/// Protects a text that was written for somebody else from being read as variables.
+pub fn escape(text: &str) -> String {
+    text.replace("${", "$${")
+}
+
+/// A spec whose texts were all escaped, as it was before.
+pub fn unescape(spec: &Spec) -> Spec {
+    let mut spec = spec.clone();
+    each_text(&mut spec, |text| *text = text.replace("$${", "${"));
+    spec
+}
+
+/// Every text of a spec in which variables are replaced.
+fn each_text(spec: &mut Spec, mut with: impl FnMut(&mut String)) {
+    let identity = &mut spec.identity;
+    with(&mut identity.setup_path);
+    with(&mut identity.pid_path);
+    let control = &mut spec.control;
+    let optional = [
+        &mut identity.config_path,
+        &mut identity.log_path,
+        &mut identity.value_key,
+        &mut control.start_cmd,
+        &mut control.stop_cmd,
+        &mut control.restart_cmd,
+        &mut control.reload_cmd,
+        &mut control.kill_cmd,
+        &mut control.version_cmd,
+        &mut control.health_cmd,
+    ];
+    optional.into_iter().flatten().for_each(&mut with);
+    spec.configmap
+        .iter_mut()
+        .filter_map(|ConfigFile { path, .. }| path.as_mut())
+        .for_each(&mut with);
+    for value in spec.env.values_mut() {
+        match value {
+            EnvValue::Text(text) | EnvValue::File(text) => with(text),
+            EnvValue::Secret(secret) => {
+                let mut text = secret.expose().to_owned();
+                with(&mut text);
+                *secret = Secret::new(text);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(text: &str) -> String {
+        let key = "3:10.0.0.7:web:api_2".parse().unwrap();
+        replaced(
+            text,
+            &Meaning {
+                key: &key,
+                instance: Some(2),
+            },
+        )
+    }
+
+    #[test]
+    fn variables_are_replaced_and_the_shell_keeps_its_own() {
+        assert_eq!(
+            on("/run/${namespace}/${name}.${instance}.pid"),
+            "/run/web/api_2.2.pid"
+        );
+        assert_eq!(on("${host.cloud}:${host.ip}"), "3:10.0.0.7");
+        assert_eq!(
+            on("echo $HOME $$ $(date) $${PATH} $"),
+            "echo $HOME $$ $(date) ${PATH} $"
+        );
+        assert_eq!(on("$$${name}"), "$${name}");
+    }
+
+    #[test]
+    fn unknown_variables_are_named() {
+        let (message, hint) = fault("cat ${HOME}/x", false).unwrap();
+        assert_eq!(message, "there is no variable ${HOME}");
+        assert!(
+            hint.ends_with("write $${HOME} (or $HOME) for a variable of the shell"),
+            "{hint}"
+        );
+        assert_eq!(fault("a ${instance}", true), None);
+        assert_eq!(
+            fault("a ${instance}", false).unwrap().0,
+            "${instance} needs `instances`"
+        );
+        assert!(fault("a ${name", false).is_some());
+        assert_eq!(fault("echo $${HOME} $HOME", false), None);
+    }
+
+    #[test]
+    fn escaping_is_undone_by_replacing() {
+        for text in ["${JAVA_HOME}/bin/java", "$${X}", "a$b", "$$${", "$"] {
+            assert_eq!(on(&escape(text)), text);
+        }
+    }
+}
