@@ -1,0 +1,319 @@
+//! What can be typed. Every flag has its `ABIDE_…` variable.
+
+use std::path::PathBuf;
+
+use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+
+use crate::gse::{Dialect, JobApi};
+use crate::manifest::Limits;
+
+/// Processes that abide by git: a declarative reconciler for operating-system processes on a fleet.
+#[derive(Debug, Parser)]
+#[command(
+    name = "abide",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    max_term_width = 100
+)]
+pub struct Args {
+    #[command(flatten)]
+    pub common: Common,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Common {
+    /// Say more on stderr (-vv: even more)
+    #[arg(short, long, global = true, action = ArgAction::Count, env = "ABIDE_VERBOSE", help_heading = "Everywhere")]
+    pub verbose: u8,
+    /// Say nothing on stderr but errors
+    #[arg(
+        short,
+        long,
+        global = true,
+        env = "ABIDE_QUIET",
+        help_heading = "Everywhere"
+    )]
+    pub quiet: bool,
+    /// Form of log lines on stderr
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        env = "ABIDE_LOG_FORMAT",
+        value_name = "FORMAT",
+        help_heading = "Everywhere"
+    )]
+    pub log_format: LogFormat,
+    /// When to use colour
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        env = "ABIDE_COLOR",
+        value_name = "WHEN",
+        help_heading = "Everywhere"
+    )]
+    pub color: Color,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum LogFormat {
+    #[default]
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum Color {
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+impl From<Color> for anstream::ColorChoice {
+    fn from(color: Color) -> Self {
+        match color {
+            Color::Auto => anstream::ColorChoice::Auto,
+            Color::Always => anstream::ColorChoice::Always,
+            Color::Never => anstream::ColorChoice::Never,
+        }
+    }
+}
+
+impl Common {
+    pub fn colour_on_stderr(&self) -> bool {
+        let choice = match self.color {
+            Color::Auto => anstream::AutoStream::choice(&std::io::stderr()),
+            always_or_never => always_or_never.into(),
+        };
+        !matches!(choice, anstream::ColorChoice::Never)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Print a commented manifest to start from
+    Init(Init),
+    /// Check manifests: every problem of every file, with its place
+    Validate(Validate),
+    /// Make manifests of GSE and JOB request bodies, and back
+    Convert(Convert),
+    /// Explain a field of a manifest: type, default, meaning, source, what changing it does
+    Explain(Explain),
+    /// Print the JSON Schema of manifests, for editors
+    Schema,
+    /// Print completions for a shell
+    Completions(Completions),
+    /// Print the manual page
+    Man(Man),
+    /// Print the version
+    Version(Version),
+}
+
+/// Print a commented manifest to start from
+///
+/// The manifest is valid as it is. With a command it runs that command, in the present directory.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  abide init -- python3 -m http.server 8000 > web.yaml")]
+pub struct Init {
+    /// What the process is to run
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Check manifests: every problem of every file, with its place
+///
+/// Exits with 0 when there is no error (warnings do not count), else with 65.
+#[derive(Debug, clap::Args)]
+pub struct Validate {
+    /// Files, directories (recursive: *.yaml *.yml *.json), or - for standard input
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Form of the problems: for people, for scripts, or as annotations of a GitHub workflow
+    #[arg(
+        short,
+        long,
+        value_enum,
+        default_value_t,
+        env = "ABIDE_OUTPUT",
+        value_name = "FORM"
+    )]
+    pub output: ProblemForm,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum ProblemForm {
+    #[default]
+    Text,
+    Json,
+    Github,
+}
+
+/// Limits, as MANIFEST's; past one is a problem, not a crash.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// Most bytes in one file
+    #[arg(long, env = "ABIDE_MAX_FILE_BYTES", value_name = "N", default_value_t = Limits::default().file_bytes)]
+    pub max_file_bytes: u64,
+    /// Most bytes in all files
+    #[arg(long, env = "ABIDE_MAX_TREE_BYTES", value_name = "N", default_value_t = Limits::default().tree_bytes)]
+    pub max_tree_bytes: u64,
+    /// Most bytes in one document
+    #[arg(long, env = "ABIDE_MAX_DOCUMENT_BYTES", value_name = "N", default_value_t = Limits::default().document_bytes)]
+    pub max_document_bytes: u64,
+    /// Deepest nesting (at most 100: what the YAML reader can follow)
+    #[arg(long, env = "ABIDE_MAX_DEPTH", value_name = "N", default_value_t = Limits::default().depth, value_parser = depth)]
+    pub max_depth: usize,
+    /// Most aliases in one document
+    #[arg(long, env = "ABIDE_MAX_ALIASES", value_name = "N", default_value_t = Limits::default().aliases)]
+    pub max_aliases: usize,
+    /// Most documents in one file
+    #[arg(long, env = "ABIDE_MAX_DOCUMENTS", value_name = "N", default_value_t = Limits::default().documents)]
+    pub max_documents: usize,
+    /// Most values in one document
+    #[arg(long, env = "ABIDE_MAX_VALUES", value_name = "N", default_value_t = Limits::default().values)]
+    pub max_values: usize,
+    /// Most instances in all
+    #[arg(long, env = "ABIDE_MAX_INSTANCES", value_name = "N", default_value_t = Limits::default().instances)]
+    pub max_instances: usize,
+}
+
+fn depth(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(depth @ 1..=100) => Ok(depth),
+        Ok(_) | Err(_) => Err("a whole number from 1 to 100".to_owned()),
+    }
+}
+
+impl LimitArgs {
+    pub fn limits(&self) -> Limits {
+        Limits {
+            file_bytes: self.max_file_bytes,
+            tree_bytes: self.max_tree_bytes,
+            document_bytes: self.max_document_bytes,
+            depth: self.max_depth,
+            aliases: self.max_aliases,
+            documents: self.max_documents,
+            values: self.max_values,
+            instances: self.max_instances,
+        }
+    }
+}
+
+/// Make manifests of GSE and JOB request bodies, and back
+///
+/// Takes the bodies of GSE register_proc_info and operate_proc and of JOB manage_proc (both versions) and
+/// operate_process, one or many, as JSON or YAML. `state` comes from op_type; op_type itself and credentials are not
+/// carried over. With --to, manifests (or bodies) become request bodies, one JSON object after the other, and what
+/// the dialect has no place for is listed on stderr.
+#[derive(Debug, clap::Args)]
+pub struct Convert {
+    /// A file with request bodies or manifests, or - for standard input
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// Write request bodies of this dialect instead of manifests
+    #[arg(long, value_name = "DIALECT", env = "ABIDE_TO", value_parser = dialect_parser())]
+    pub to: Option<Dialect>,
+    /// With --to: exit with 65 when a body cannot say everything
+    #[arg(long, env = "ABIDE_STRICT", requires = "to")]
+    pub strict: bool,
+    /// Which JOB call a body is for, where its shape leaves that open
+    #[arg(long, value_name = "CALL", env = "ABIDE_JOB_API", value_parser = job_api_parser())]
+    pub job_api: Option<JobApi>,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+fn dialect_parser() -> impl clap::builder::TypedValueParser<Value = Dialect> {
+    use clap::builder::{PossibleValuesParser, TypedValueParser};
+    PossibleValuesParser::new(Dialect::ALL.map(Dialect::name)).map(|name| {
+        Dialect::ALL
+            .into_iter()
+            .find(|dialect| dialect.name() == name)
+            .unwrap_or(Dialect::GseV1)
+    })
+}
+
+fn job_api_parser() -> impl clap::builder::TypedValueParser<Value = JobApi> {
+    use clap::builder::{PossibleValuesParser, TypedValueParser};
+    PossibleValuesParser::new(["manage_proc", "operate_process"]).map(|name| {
+        if name == "manage_proc" {
+            JobApi::ManageProc
+        } else {
+            JobApi::OperateProcess
+        }
+    })
+}
+
+/// Explain a field of a manifest: type, default, meaning, source, what changing it does
+///
+/// Without FIELD, lists all fields. With --in, shows for each process there the value it has and the file, line and
+/// column that gave it, be it the process or a Defaults document above it.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide explain start_check_secs\n  abide explain monitor_policy.start_check_secs --in manifests\n  abide explain Policy.windows\n  abide explain E0402"
+)]
+pub struct Explain {
+    /// A field's path from the document's root (a leading `spec.` may be left out), a kind, or a problem's code
+    #[arg(value_name = "FIELD")]
+    pub field: Option<String>,
+    /// Manifests in which to look up who gave the field its value
+    #[arg(long = "in", value_name = "PATH", env = "ABIDE_IN")]
+    pub paths: Vec<PathBuf>,
+    /// With --in: only this process
+    #[arg(
+        long,
+        value_name = "NS/NAME",
+        env = "ABIDE_PROCESS",
+        requires = "paths"
+    )]
+    pub process: Option<String>,
+}
+
+/// Print completions for a shell
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  abide completions bash > /etc/bash_completion.d/abide")]
+pub struct Completions {
+    /// The shell
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Print the manual page
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  abide man validate | man -l -")]
+pub struct Man {
+    /// A verb; left out: the page of abide itself
+    pub verb: Option<String>,
+}
+
+/// Print the version
+#[derive(Debug, clap::Args)]
+pub struct Version {
+    /// Form of the output
+    #[arg(
+        short,
+        long,
+        value_enum,
+        default_value_t,
+        env = "ABIDE_OUTPUT",
+        value_name = "FORM"
+    )]
+    pub output: PlainForm,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum PlainForm {
+    #[default]
+    Text,
+    Json,
+}

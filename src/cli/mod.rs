@@ -1,0 +1,113 @@
+//! The command line: verbs, flags and exit codes are a contract with people's scripts.
+//!
+//! Data goes to stdout, everything else to stderr. A verb returns what happened; only this room prints.
+
+mod args;
+mod convert;
+mod explain;
+mod generate;
+mod init;
+mod print;
+mod validate;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use self::args::{Args, Verb};
+use self::print::Printer;
+
+/// Exit codes of the contract that the verbs so far can end with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Done = 0,
+    Failed = 1,
+    Usage = 64,
+    InvalidManifest = 65,
+}
+
+/// Why a verb could not do its work: a sentence, and a hint on a line of its own.
+#[derive(Debug)]
+pub struct Failure {
+    pub exit: Exit,
+    pub message: String,
+    pub hint: Option<String>,
+}
+
+impl Failure {
+    fn new(exit: Exit, message: impl Into<String>) -> Failure {
+        Failure {
+            exit,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    fn hint(mut self, hint: impl Into<String>) -> Failure {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+pub fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // A broken pipe here is as good as printed.
+            let _ = error.print();
+            let asked = matches!(
+                error.kind(),
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
+            );
+            return code(if asked { Exit::Done } else { Exit::Usage });
+        }
+    };
+    let printer = Printer::new(&args.common);
+    start_logging(&args);
+    let exit = match run(args.verb, &printer) {
+        Ok(exit) => exit,
+        Err(failure) => {
+            printer.failure(&failure);
+            failure.exit
+        }
+    };
+    code(exit)
+}
+
+fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
+    match verb {
+        Verb::Init(args) => init::run(&args, printer),
+        Verb::Validate(args) => validate::run(&args, printer),
+        Verb::Convert(args) => convert::run(&args, printer),
+        Verb::Explain(args) => explain::run(&args, printer),
+        Verb::Schema => generate::schema(printer),
+        Verb::Completions(args) => generate::completions(&args, printer),
+        Verb::Man(args) => generate::man(&args, printer),
+        Verb::Version(args) => generate::version(&args, printer),
+    }
+}
+
+fn code(exit: Exit) -> ExitCode {
+    ExitCode::from(exit as u8)
+}
+
+fn start_logging(args: &Args) {
+    use tracing::level_filters::LevelFilter;
+    let level = match (args.common.quiet, args.common.verbose) {
+        (true, _) => LevelFilter::ERROR,
+        (false, 0) => LevelFilter::WARN,
+        (false, 1) => LevelFilter::INFO,
+        (false, 2) => LevelFilter::DEBUG,
+        (false, _) => LevelFilter::TRACE,
+    };
+    let log = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_target(false);
+    let colour = args.common.colour_on_stderr();
+    match args.common.log_format {
+        args::LogFormat::Text => log.with_ansi(colour).init(),
+        args::LogFormat::Json => log.json().init(),
+    }
+}

@@ -1,0 +1,185 @@
+//! Where output goes, in colour or not. A reader who went away is not an error.
+
+use std::io::Write;
+
+use anstream::AutoStream;
+use anstyle::{AnsiColor, Style};
+use unicode_width::UnicodeWidthChar;
+
+use super::Failure;
+use super::args::{Color, Common};
+use crate::manifest::{Problem, Severity};
+
+pub const ERROR: Style = AnsiColor::Red.on_default().bold();
+pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
+pub const HINT: Style = AnsiColor::Cyan.on_default();
+pub const BOLD: Style = Style::new().bold();
+pub const DIM: Style = Style::new().dimmed();
+
+pub struct Printer {
+    color: Color,
+    quiet: bool,
+}
+
+impl Printer {
+    pub fn new(common: &Common) -> Printer {
+        Printer {
+            color: common.color,
+            quiet: common.quiet,
+        }
+    }
+
+    /// Data, to stdout.
+    pub fn data(&self, text: &str) {
+        let mut out = AutoStream::new(std::io::stdout(), self.color.into());
+        // All that can go wrong is that nobody reads any more.
+        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    }
+
+    /// A remark, to stderr, unless nobody wants remarks.
+    pub fn remark(&self, text: &str) {
+        if !self.quiet {
+            self.to_stderr(&format!("{text}\n"));
+        }
+    }
+
+    pub fn warning(&self, text: &str) {
+        self.remark(&format!("{WARNING}warning{WARNING:#}: {text}"));
+    }
+
+    pub fn failure(&self, failure: &Failure) {
+        let mut text = format!("{ERROR}error{ERROR:#}: {}\n", failure.message);
+        if let Some(hint) = &failure.hint {
+            text.push_str(&format!("{HINT}hint{HINT:#}: {hint}\n"));
+        }
+        self.to_stderr(&text);
+    }
+
+    pub fn to_stderr(&self, text: &str) {
+        let mut err = AutoStream::new(std::io::stderr(), self.color.into());
+        let _ = err.write_all(text.as_bytes());
+    }
+}
+
+/// A problem for people: what, where, the line with a marker, and what to do.
+pub fn problem(problem: &Problem) -> String {
+    let Problem {
+        file,
+        line,
+        column,
+        severity,
+        code,
+        message,
+        hint,
+        excerpt,
+    } = problem;
+    let style = match severity {
+        Severity::Error => ERROR,
+        Severity::Warning => WARNING,
+    };
+    let code = code.text();
+    let mut text = format!(
+        "{style}{severity}[{code}]{style:#}: {BOLD}{file}:{line}:{column}{BOLD:#}: {}\n",
+        visible(message)
+    );
+    if !excerpt.text.trim().is_empty() {
+        let number = line.to_string();
+        let gutter = " ".repeat(number.len());
+        let (source, pad, marks) = marked(excerpt.text.trim_end(), excerpt.from, excerpt.len);
+        text.push_str(&format!(
+            "{DIM}{gutter} |{DIM:#}\n{DIM}{number} |{DIM:#} {source}\n"
+        ));
+        text.push_str(&format!(
+            "{DIM}{gutter} |{DIM:#} {pad}{style}{marks}{style:#}\n"
+        ));
+    }
+    if let Some(hint) = hint {
+        text.push_str(&format!("{HINT}hint{HINT:#}: {}\n", visible(hint)));
+    }
+    text
+}
+
+/// The line as it will look, what to put before the marker, and the marker: tabs and wide characters count as the
+/// eye counts them.
+fn marked(line: &str, from: usize, len: usize) -> (String, String, String) {
+    let (mut shown, mut before, mut under) = (String::new(), 0, 0);
+    for (at, c) in line.chars().enumerate() {
+        let (c, width) = match c {
+            '\t' => (' ', 1),
+            c if c.is_control() => ('\u{fffd}', 1),
+            c => (c, c.width().unwrap_or(1)),
+        };
+        shown.push(c);
+        if at < from {
+            before += width;
+        } else if at < from + len {
+            under += width;
+        }
+    }
+    // A place past the end of its line: something is missing there.
+    before += from.saturating_sub(line.chars().count());
+    (shown, " ".repeat(before), "^".repeat(under.max(1)))
+}
+
+/// Text from a file, safe for a terminal.
+fn visible(text: &str) -> String {
+    text.chars()
+        .map(|c| {
+            if c.is_control() && c != '\n' {
+                '\u{fffd}'
+            } else {
+                c
+            }
+        })
+        .collect()
+}
+
+/// "1 file", "2 files".
+pub fn count(n: usize, thing: &str) -> String {
+    format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })
+}
+
+/// 10,000 rather than 10000.
+fn grouped(n: usize) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_stand_under_what_they_mean() {
+        assert_eq!(
+            marked("a: x", 3, 1),
+            ("a: x".into(), "   ".into(), "^".into())
+        );
+        assert_eq!(
+            marked("\ta: x", 1, 1),
+            (" a: x".into(), " ".into(), "^".into())
+        );
+        assert_eq!(
+            marked("名: 值", 3, 1),
+            ("名: 值".into(), "    ".into(), "^^".into())
+        );
+        assert_eq!(
+            marked("a:", 5, 1),
+            ("a:".into(), "     ".into(), "^".into())
+        );
+    }
+
+    #[test]
+    fn counts_read_well() {
+        assert_eq!(count(1, "file"), "1 file");
+        assert_eq!(count(10_000, "document"), "10,000 documents");
+        assert_eq!(count(1_234_567, "instance"), "1,234,567 instances");
+    }
+}

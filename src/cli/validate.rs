@@ -1,0 +1,101 @@
+//! `abide validate`: all problems of all files.
+
+use std::collections::BTreeSet;
+
+use super::args::{ProblemForm, Validate};
+use super::print::{self, Printer, count};
+use super::{Exit, Failure};
+use crate::manifest::{self, Loaded, Problem, Severity};
+
+pub fn run(args: &Validate, printer: &Printer) -> Result<Exit, Failure> {
+    let loaded = manifest::load(&args.paths, &args.limits.limits());
+    let exit = if loaded.errors() > 0 {
+        Exit::InvalidManifest
+    } else {
+        Exit::Done
+    };
+    printer.data(&match args.output {
+        ProblemForm::Text => loaded
+            .problems
+            .iter()
+            .map(|problem| print::problem(problem) + "\n")
+            .collect(),
+        ProblemForm::Json => json(&loaded.problems)?,
+        ProblemForm::Github => loaded.problems.iter().map(annotation).collect(),
+    });
+    printer.remark(&summary(&loaded));
+    // Nothing of it is needed any more, and giving a large tree back piece by piece takes time.
+    std::mem::forget(loaded);
+    Ok(exit)
+}
+
+pub fn json(problems: &[Problem]) -> Result<String, Failure> {
+    let json = serde_json::to_string_pretty(problems);
+    json.map(|json| json + "\n")
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
+}
+
+/// A line that GitHub shows beside the line of the file.
+fn annotation(problem: &Problem) -> String {
+    let text = |text: &str| {
+        text.replace('%', "%25")
+            .replace('\r', "%0D")
+            .replace('\n', "%0A")
+    };
+    let property = |value: &str| text(value).replace(':', "%3A").replace(',', "%2C");
+    let Problem {
+        file,
+        line,
+        column,
+        severity,
+        code,
+        message,
+        hint,
+        ..
+    } = problem;
+    let hint = hint
+        .as_ref()
+        .map(|hint| format!("\nhint: {hint}"))
+        .unwrap_or_default();
+    format!(
+        "::{severity} file={},line={line},col={column},title={}::{}\n",
+        property(file),
+        code.text(),
+        text(&format!("{message}{hint}")),
+    )
+}
+
+fn summary(loaded: &Loaded) -> String {
+    let errors = loaded.errors();
+    let warnings = loaded
+        .problems
+        .iter()
+        .filter(|p| p.severity == Severity::Warning)
+        .count();
+    let hosts: BTreeSet<_> = loaded
+        .desired
+        .instances
+        .keys()
+        .map(|key| &key.host)
+        .collect();
+    let read = format!(
+        "{} in {}",
+        count(loaded.documents.len(), "document"),
+        count(loaded.files, "file")
+    );
+    let wanted = format!(
+        "{} on {}",
+        count(loaded.desired.instances.len(), "instance"),
+        count(hosts.len(), "host")
+    );
+    let found = match (errors, warnings) {
+        (0, 0) => "no problems".to_owned(),
+        (0, _) => count(warnings, "warning"),
+        (_, 0) => count(errors, "error"),
+        (_, _) => format!("{}, {}", count(errors, "error"), count(warnings, "warning")),
+    };
+    if loaded.files == 0 && errors == 0 {
+        return "no manifests found (*.yaml, *.yml, *.json)".to_owned();
+    }
+    format!("{read}, {wanted}: {found}")
+}

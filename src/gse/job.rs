@@ -1,0 +1,465 @@
+//! JOB's bodies: manage_proc (1 host, 2 unhost) and operate_process (GSE's operations), which share a shape and
+//! not the meaning of their numbers.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Dialect, Loss, Subject};
+use crate::model::{
+    AutoType, Control, Host, HostKey, Identity, Job, Monitor, Name, Percent, ProcessKey, Resource,
+    Spec, State,
+};
+
+/// Which of the two calls a body is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Api {
+    ManageProc,
+    OperateProcess,
+}
+
+/// What a JOB namespace is called: `job-` and the id of the business or scope.
+const NAMESPACE: &str = "job-";
+/// Keeps the kind of scope that a body named: a target's matter, but no body is to lose it.
+const SCOPE_LABEL: &str = "bk_scope_type";
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobBody {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bk_biz_id: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bk_scope_type: Option<String>,
+    /// A string in the documents, a number in some callers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bk_scope_id: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub op_type: Option<i64>,
+    pub process_infos: Vec<JobProcess>,
+}
+
+macro_rules! job_process {
+    ($($field:ident: $type:ty),* $(,)?) => {
+        /// One entry of process_infos: all fields of both calls.
+        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct JobProcess {
+            $(#[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<$type>,)*
+            pub ip_list: Vec<JobHost>,
+        }
+    };
+}
+
+job_process! {
+    proc_name: String,
+    proc_owner: String,
+    contact: String,
+    setup_path: String,
+    pid_path: String,
+    cfg_path: String,
+    log_path: String,
+    account: String,
+    start_cmd: String,
+    stop_cmd: String,
+    restart_cmd: String,
+    reload_cmd: String,
+    kill_cmd: String,
+    func_id: Value,
+    instance_id: Value,
+    value_key: String,
+    r#type: i64,
+    cpu_lmt: Limit,
+    mem_lmt: Limit,
+    cycle_time: i64,
+    instance_num: i64,
+    op_timeout: i64,
+    start_check_begin_time: i64,
+    start_check_end_time: i64,
+}
+
+/// A percentage. JOB's are whole: `20`, not `20.0`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(transparent)]
+pub struct Limit(pub f64);
+
+impl Serialize for Limit {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        if self.0.fract() == 0.0 {
+            to.serialize_i64(self.0 as i64)
+        } else {
+            to.serialize_f64(self.0)
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct JobHost {
+    pub bk_cloud_id: u64,
+    pub ip: String,
+}
+
+impl JobBody {
+    /// Which call a body is for. Only manage_proc requires an owner, only operate_process knows contact and account.
+    pub fn api(&self) -> Api {
+        let any = |set: fn(&JobProcess) -> bool| self.process_infos.iter().any(set);
+        let operates = any(|p| p.contact.is_some() || p.account.is_some());
+        let manages = any(|p| p.proc_owner.is_some()) && matches!(self.op_type, None | Some(1 | 2));
+        if manages && !operates {
+            Api::ManageProc
+        } else {
+            Api::OperateProcess
+        }
+    }
+
+    /// What the body asks for, as wishes. The second list is what a reader should know about.
+    pub fn subjects(&self, api: Api) -> (Vec<Subject>, Vec<String>) {
+        let mut notes = Vec::new();
+        let namespace = self.namespace(&mut notes);
+        let scope = self.bk_scope_type.clone().filter(|scope| !scope.is_empty());
+        let mut subjects = Vec::new();
+        for (at, process) in self.process_infos.iter().enumerate() {
+            let mut note = |text: String| notes.push(format!("process_infos[{at}]: {text}"));
+            let Some(name) = process.name(&mut note) else {
+                continue;
+            };
+            let mut spec = process.spec(&mut note);
+            spec.labels
+                .extend(scope.clone().map(|scope| (SCOPE_LABEL.to_owned(), scope)));
+            let state = state(api, self.op_type, spec.monitor.auto_type, &mut note);
+            let hosts = process
+                .ip_list
+                .iter()
+                .filter_map(|host| match host.ip.parse() {
+                    Ok(ip) => Some(Host {
+                        key: HostKey::Address {
+                            cloud: host.bk_cloud_id,
+                            ip,
+                        },
+                        supplier: None,
+                        agent_id: None,
+                    }),
+                    Err(_) => {
+                        note(format!(
+                            "{:?} is not an IP address; the host is left out",
+                            host.ip
+                        ));
+                        None
+                    }
+                });
+            let hosts = hosts.collect();
+            let key = ProcessKey {
+                namespace: namespace.clone(),
+                name,
+            };
+            subjects.push(Subject {
+                key,
+                hosts,
+                state,
+                spec,
+            });
+        }
+        (subjects, notes)
+    }
+
+    fn namespace(&self, notes: &mut Vec<String>) -> Name {
+        let id = match (&self.bk_biz_id, &self.bk_scope_id) {
+            (Some(id), _) => id.to_string(),
+            (None, Some(Value::String(id))) if !id.is_empty() => id.clone(),
+            (None, Some(Value::Number(id))) => id.to_string(),
+            _ => {
+                notes.push(
+                    "the body names neither bk_biz_id nor bk_scope_id; the namespace is job-0"
+                        .to_owned(),
+                );
+                "0".to_owned()
+            }
+        };
+        speakable(&format!("{NAMESPACE}{id}"))
+    }
+}
+
+/// A text as a name: what a key cannot carry becomes `-`.
+fn speakable(text: &str) -> Name {
+    let fits = |c: char| !(matches!(c, ':' | '/') || c.is_whitespace() || c.is_control());
+    let text: String = text
+        .chars()
+        .map(|c| if fits(c) { c } else { '-' })
+        .take(128)
+        .collect();
+    text.parse().unwrap_or_else(|_| speakable("unnamed"))
+}
+
+fn state(
+    api: Api,
+    op_type: Option<i64>,
+    auto_type: AutoType,
+    note: &mut impl FnMut(String),
+) -> State {
+    let unhosted = if auto_type == AutoType::OneShot {
+        State::Stopped
+    } else {
+        State::Unhosted
+    };
+    match (api, op_type) {
+        (_, None) => State::Running,
+        (Api::ManageProc, Some(1)) | (Api::OperateProcess, Some(0 | 2 | 3 | 7 | 8)) => {
+            State::Running
+        }
+        (Api::OperateProcess, Some(1 | 9)) => State::Stopped,
+        (Api::ManageProc, Some(2)) | (Api::OperateProcess, Some(4)) => unhosted,
+        (_, Some(other)) => {
+            note(format!("op_type {other} is unknown; the state is running"));
+            State::Running
+        }
+    }
+}
+
+impl JobProcess {
+    /// An instance of JOB is known by its value_key, else by its program.
+    fn name(&self, note: &mut impl FnMut(String)) -> Option<Name> {
+        let own = [&self.value_key, &self.proc_name]
+            .into_iter()
+            .flatten()
+            .find(|text| !text.is_empty());
+        let Some(own) = own else {
+            note("it has neither value_key nor proc_name, and is left out".to_owned());
+            return None;
+        };
+        let name = speakable(own);
+        if name.as_str() != own {
+            note(format!("it is called {name}: a name cannot be {own:?}"));
+        }
+        Some(name)
+    }
+
+    fn spec(&self, note: &mut impl FnMut(String)) -> Spec {
+        let text = |value: &Option<String>| value.clone().filter(|text| !text.is_empty());
+        let any_text = |value: &Option<Value>| match value {
+            Some(Value::String(text)) => Some(text.clone()).filter(|text| !text.is_empty()),
+            Some(Value::Number(n)) => Some(n.to_string()),
+            _ => None,
+        };
+        let mut number = |name: &str, value: Option<i64>| {
+            let fit = value.and_then(|n| u32::try_from(n).ok());
+            if let (Some(n), None) = (value, fit) {
+                note(format!("{name} {n} is out of range, and is left out"));
+            }
+            fit
+        };
+        let (cycle_time, instance_num) = (
+            number("cycle_time", self.cycle_time),
+            number("instance_num", self.instance_num),
+        );
+        let begin = number("start_check_begin_time", self.start_check_begin_time);
+        let end = number("start_check_end_time", self.start_check_end_time);
+        let op_timeout = number("op_timeout", self.op_timeout);
+        let auto_type = match self.r#type.map(AutoType::try_from) {
+            Some(Ok(auto_type)) => auto_type,
+            Some(Err(rule)) => {
+                note(format!("{rule}; it is taken as 1"));
+                AutoType::Resident
+            }
+            None => {
+                let guess = if cycle_time.is_some_and(|secs| secs > 0) {
+                    AutoType::Periodic
+                } else {
+                    AutoType::Resident
+                };
+                note(format!(
+                    "`type` is left out; auto_type is taken as {}",
+                    i64::from(guess)
+                ));
+                guess
+            }
+        };
+        let mut share = |name: &str, value: Option<Limit>| {
+            let fit = value.and_then(|Limit(share)| Percent::new(share));
+            if let (Some(Limit(n)), None) = (value, fit) {
+                note(format!("{name} {n} is no percentage, and is left out"));
+            }
+            fit
+        };
+        Spec {
+            identity: Identity {
+                proc_name: text(&self.proc_name).unwrap_or_default(),
+                setup_path: text(&self.setup_path).unwrap_or_default(),
+                pid_path: text(&self.pid_path).unwrap_or_default(),
+                config_path: text(&self.cfg_path),
+                log_path: text(&self.log_path),
+                user: Some(text(&self.account).unwrap_or_else(|| "root".to_owned())),
+                value_key: text(&self.value_key),
+            },
+            control: Control {
+                start_cmd: text(&self.start_cmd),
+                stop_cmd: text(&self.stop_cmd),
+                restart_cmd: text(&self.restart_cmd),
+                reload_cmd: text(&self.reload_cmd),
+                kill_cmd: text(&self.kill_cmd),
+                ..Control::default()
+            },
+            resource: Resource {
+                cpu: share("cpu_lmt", self.cpu_lmt),
+                mem: share("mem_lmt", self.mem_lmt),
+                ..Resource::default()
+            },
+            monitor: Monitor {
+                auto_type,
+                op_timeout,
+                ..Monitor::default()
+            },
+            job: Job {
+                proc_owner: text(&self.proc_owner).or_else(|| text(&self.contact)),
+                func_id: any_text(&self.func_id),
+                instance_id: any_text(&self.instance_id),
+                instance_num,
+                cycle_time,
+                start_check_begin_time: begin,
+                start_check_end_time: end,
+            },
+            ..Spec::default()
+        }
+    }
+}
+
+/// Wishes → bodies: one for each business and call, in the order of the processes.
+pub fn bodies(subjects: &[Subject], losses: &mut Vec<Loss>) -> Vec<JobBody> {
+    let mut bodies: Vec<JobBody> = Vec::new();
+    for subject in subjects {
+        let (api, op_type) = call(subject);
+        let mut body = JobBody {
+            op_type: Some(op_type),
+            ..JobBody::default()
+        };
+        match (
+            subject.key.namespace.as_str().strip_prefix(NAMESPACE),
+            subject.spec.labels.get(SCOPE_LABEL),
+        ) {
+            (Some(id), Some(scope)) => {
+                body.bk_scope_type = Some(scope.clone());
+                body.bk_scope_id = Some(Value::String(id.to_owned()));
+            }
+            (Some(id), None) => body.bk_biz_id = id.parse().ok(),
+            (None, _) => {}
+        }
+        if body.bk_biz_id.is_none() && body.bk_scope_id.is_none() {
+            let why = "JOB knows a business instead; fill in bk_biz_id";
+            losses.push(Loss::new(subject, "meta.namespace", why));
+        }
+        let process = process(subject, api, losses);
+        match bodies.iter_mut().find(|other| {
+            JobBody {
+                process_infos: Vec::new(),
+                ..(*other).clone()
+            } == body
+                && other.api() == api
+        }) {
+            Some(body) => body.process_infos.push(process),
+            None => bodies.push(JobBody {
+                process_infos: vec![process],
+                ..body
+            }),
+        }
+    }
+    bodies
+}
+
+/// manage_proc where it can say everything; it knows no account but root, and its owner is required.
+fn call(subject: &Subject) -> (Api, i64) {
+    let root = subject.spec.identity.user.as_deref() == Some("root");
+    let managed = root && subject.spec.job.proc_owner.is_some();
+    match (subject.state, managed) {
+        (State::Running, true) => (Api::ManageProc, 1),
+        (State::Unhosted, true) => (Api::ManageProc, 2),
+        (State::Running, false) => (Api::OperateProcess, 0),
+        (State::Unhosted, false) => (Api::OperateProcess, 4),
+        (State::Stopped | State::Absent, _) => (Api::OperateProcess, 1),
+    }
+}
+
+fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
+    let Spec {
+        identity,
+        control,
+        resource,
+        monitor,
+        job,
+        ..
+    } = &subject.spec;
+    let index = identity.value_key.as_deref().unwrap_or(&identity.proc_name);
+    if speakable(index) != subject.key.name {
+        losses.push(Loss::new(
+            subject,
+            "meta.name",
+            format!("JOB calls it {index:?}, by its value_key or proc_name"),
+        ));
+    }
+    let unsaid = Dialect::Job.unsaid(&subject.spec).into_iter();
+    losses.extend(
+        unsaid
+            .filter(|field| !only_scope(subject, *field))
+            .map(|field| Loss::field(subject, field, Dialect::Job)),
+    );
+    let mut percent = |what: &str, share: Option<Percent>| {
+        if share.is_some_and(|share| share.get().fract() != 0.0) {
+            losses.push(Loss::new(
+                subject,
+                what,
+                "JOB takes whole percents; it is rounded",
+            ));
+        }
+        share.map(|share| Limit(share.get().round()))
+    };
+    let (cpu_lmt, mem_lmt) = (
+        percent("resource.cpu", resource.cpu),
+        percent("resource.mem", resource.mem),
+    );
+    let hosts = subject.hosts.iter().filter_map(|host| match &host.key {
+        HostKey::Address { cloud, ip } => Some(JobHost {
+            bk_cloud_id: *cloud,
+            ip: ip.to_string(),
+        }),
+        HostKey::Agent(_) => {
+            losses.push(Loss::new(
+                subject,
+                format!("host {}", host.key),
+                "JOB knows hosts by address only",
+            ));
+            None
+        }
+    });
+    let ip_list = hosts.collect();
+    let manage = api == Api::ManageProc;
+    let required = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    JobProcess {
+        proc_name: required(&identity.proc_name),
+        proc_owner: job.proc_owner.clone().filter(|_| manage),
+        contact: job.proc_owner.clone().filter(|_| !manage),
+        setup_path: required(&identity.setup_path),
+        pid_path: required(&identity.pid_path),
+        cfg_path: identity.config_path.clone(),
+        log_path: identity.log_path.clone(),
+        account: identity.user.clone().filter(|_| !manage),
+        start_cmd: control.start_cmd.clone(),
+        stop_cmd: control.stop_cmd.clone(),
+        restart_cmd: control.restart_cmd.clone(),
+        reload_cmd: control.reload_cmd.clone(),
+        kill_cmd: control.kill_cmd.clone(),
+        func_id: job.func_id.clone().map(Value::String),
+        instance_id: job.instance_id.clone().map(Value::String),
+        value_key: identity.value_key.clone(),
+        r#type: Some(monitor.auto_type.into()),
+        cpu_lmt,
+        mem_lmt,
+        cycle_time: job.cycle_time.map(Into::into),
+        instance_num: job.instance_num.map(Into::into),
+        op_timeout: monitor.op_timeout.map(Into::into),
+        start_check_begin_time: job.start_check_begin_time.map(Into::into),
+        start_check_end_time: job.start_check_end_time.map(Into::into),
+        ip_list,
+    }
+}
+
+/// The one label that a JOB body does have a place for.
+fn only_scope(subject: &Subject, field: crate::model::Field) -> bool {
+    field == crate::model::Field::Labels
+        && subject.spec.labels.keys().all(|label| label == SCOPE_LABEL)
+}

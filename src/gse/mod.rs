@@ -1,0 +1,47 @@
+//! The wire of BlueKing's GSE and JOB. So far: the request bodies that declare a process, from and to the model,
+//! and which dialect has a place for which field.
+
+mod dialect;
+mod job;
+mod proc;
+
+pub use dialect::Dialect;
+pub use job::{Api as JobApi, JobBody, JobProcess};
+pub use proc::bodies;
+
+use crate::model::{Field, Host, ProcessKey, Spec, State};
+
+/// A process as a request body speaks of it: one spec, one state, some hosts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Subject {
+    pub key: ProcessKey,
+    pub hosts: Vec<Host>,
+    pub state: State,
+    pub spec: Spec,
+}
+
+/// Something of a process that a body has no place for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Loss {
+    pub key: ProcessKey,
+    pub what: String,
+    pub why: String,
+}
+
+impl Loss {
+    fn new(subject: &Subject, what: impl ToString, why: impl Into<String>) -> Loss {
+        Loss {
+            key: subject.key.clone(),
+            what: what.to_string(),
+            why: why.into(),
+        }
+    }
+
+    fn field(subject: &Subject, field: Field, dialect: Dialect) -> Loss {
+        Loss::new(
+            subject,
+            field,
+            format!("{} has no place for it", dialect.name()),
+        )
+    }
+}

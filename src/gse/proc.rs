@@ -1,0 +1,185 @@
+//! GSE's bodies: register_proc_info (v1) and operate_proc (v2), from wishes.
+
+use serde_json::{Map, Value, json};
+
+use super::{Dialect, Loss, Subject, job};
+use crate::model::{Host, HostKey, Spec, State};
+
+/// The request bodies that say the same as the wishes, and what of them no body can say.
+pub fn bodies(subjects: &[Subject], dialect: Dialect) -> (Vec<Value>, Vec<Loss>) {
+    let mut losses = Vec::new();
+    let (absent, subjects): (Vec<Subject>, Vec<Subject>) = subjects
+        .iter()
+        .cloned()
+        .partition(|subject| subject.state == State::Absent);
+    losses.extend(
+        absent
+            .iter()
+            .map(|subject| Loss::new(subject, "state: absent", "a body declares what is there")),
+    );
+    let bodies = match dialect {
+        Dialect::Job => job::bodies(&subjects, &mut losses)
+            .iter()
+            .map(|body| json!(body))
+            .collect(),
+        Dialect::GseV1 | Dialect::GseV2 => subjects
+            .iter()
+            .map(|subject| body(subject, dialect, &mut losses))
+            .collect(),
+    };
+    losses.sort();
+    losses.dedup();
+    (bodies, losses)
+}
+
+fn body(subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Value {
+    let unsaid = dialect.unsaid(&subject.spec).into_iter();
+    losses.extend(unsaid.map(|field| Loss::field(subject, field, dialect)));
+    if subject.spec.identity.user.is_none() {
+        losses.push(Loss::new(
+            subject,
+            "identity.user",
+            format!("{} requires it, and it is unset", dialect.name()),
+        ));
+    }
+    let mut meta = json!({"namespace": subject.key.namespace, "name": subject.key.name});
+    if !subject.spec.labels.is_empty() {
+        meta["labels"] = json!(subject.spec.labels);
+    }
+    let hosts: Vec<Value> = subject
+        .hosts
+        .iter()
+        .filter_map(|h| host(h, subject, dialect, losses))
+        .collect();
+    let mut body = json!({"meta": meta, "hosts": hosts, "spec": spec(&subject.spec, dialect)});
+    if dialect == Dialect::GseV2 {
+        body["op_type"] = json!(match subject.state {
+            State::Running => 0,
+            State::Stopped | State::Absent => 1,
+            State::Unhosted => 4,
+        });
+    }
+    body
+}
+
+fn host(host: &Host, subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Option<Value> {
+    let HostKey::Address { cloud, ip } = &host.key else {
+        let why = format!("{} knows hosts by address only", dialect.name());
+        losses.push(Loss::new(subject, format!("host {}", host.key), why));
+        return None;
+    };
+    let mut value = json!({"ip": ip.to_string(), "bk_cloud_id": cloud});
+    match (dialect, host.supplier) {
+        (Dialect::GseV1, Some(supplier)) => value["bk_supplier_id"] = json!(supplier),
+        (Dialect::GseV1, None) => losses.push(Loss::new(
+            subject,
+            format!("bk_supplier_id of {}", host.key),
+            "gse-v1 requires it, and it is unset",
+        )),
+        (_, Some(_)) => losses.push(Loss::new(
+            subject,
+            format!("bk_supplier_id of {}", host.key),
+            format!("{} has no place for it", dialect.name()),
+        )),
+        (_, None) => {}
+    }
+    if host.agent_id.is_some() {
+        losses.push(Loss::new(
+            subject,
+            format!("bk_agent_id of {}", host.key),
+            format!("{} has no place for it", dialect.name()),
+        ));
+    }
+    Some(value)
+}
+
+/// A map of what is set.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn new() -> Fields {
+        Fields(Map::new())
+    }
+
+    fn put(mut self, name: &str, value: Option<impl Into<Value>>) -> Fields {
+        if let Some(value) = value {
+            self.0.insert(name.to_owned(), value.into());
+        }
+        self
+    }
+
+    fn section(self, name: &str, section: Fields) -> Fields {
+        let value = (!section.0.is_empty()).then_some(Value::Object(section.0));
+        self.put(name, value)
+    }
+}
+
+fn spec(spec: &Spec, dialect: Dialect) -> Value {
+    let Spec {
+        identity,
+        control,
+        resource,
+        monitor,
+        report_id,
+        configmap,
+        ..
+    } = spec;
+    let required = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+    let identity = Fields::new()
+        // The documents' examples call it so, here and only here.
+        .put("index_key", identity.value_key.clone())
+        .put("proc_name", required(&identity.proc_name))
+        .put("setup_path", required(&identity.setup_path))
+        .put("pid_path", required(&identity.pid_path))
+        .put("config_path", identity.config_path.clone())
+        .put("log_path", identity.log_path.clone())
+        .put("user", identity.user.clone());
+    let control = Fields::new()
+        .put("start_cmd", control.start_cmd.clone())
+        .put("stop_cmd", control.stop_cmd.clone())
+        .put("restart_cmd", control.restart_cmd.clone())
+        .put("reload_cmd", control.reload_cmd.clone())
+        .put("kill_cmd", control.kill_cmd.clone())
+        .put("version_cmd", control.version_cmd.clone())
+        .put("health_cmd", control.health_cmd.clone());
+    let resource = Fields::new()
+        .put("cpu", resource.cpu.map(f64::from))
+        .put("mem", resource.mem.map(f64::from))
+        .put("fd", resource.fd)
+        .put("disk", resource.disk)
+        .put("net", resource.net);
+    let (v1, v2) = (dialect == Dialect::GseV1, dialect == Dialect::GseV2);
+    let monitor = Fields::new()
+        .put("auto_type", Some(i64::from(monitor.auto_type)))
+        .put("start_check_secs", monitor.start_check_secs)
+        .put("stop_check_secs", monitor.stop_check_secs)
+        .put("start_retries", monitor.start_retries)
+        .put("start_interval", monitor.start_interval)
+        .put("crontab_rule", monitor.crontab_rule.clone())
+        .put("op_timeout", monitor.op_timeout.filter(|_| v2));
+    let files = configmap.iter().map(|file| {
+        let file = Fields::new()
+            .put("path", file.path.clone())
+            .put("md5", file.md5.clone());
+        Value::Object(file.0)
+    });
+    let files: Vec<Value> = files.collect();
+    let all = Fields::new()
+        .section("identity", identity)
+        .put("control", Some(Value::Object(control.0)))
+        .section("resource", if v1 { resource } else { Fields::new() })
+        .section(
+            if v1 {
+                "monitor_policy"
+            } else {
+                "alive_monitor_policy"
+            },
+            monitor,
+        )
+        .section(
+            "warn_report_policy",
+            Fields::new().put("report_id", *report_id),
+        )
+        .put("configmap", (!files.is_empty()).then_some(files));
+    Value::Object(all.0)
+}
