@@ -263,7 +263,8 @@ fn job_api_parser() -> impl clap::builder::TypedValueParser<Value = JobApi> {
     after_help = "Examples:\n  abide explain start_check_secs\n  abide explain monitor_policy.start_check_secs --in manifests\n  abide explain Policy.windows\n  abide explain E0402"
 )]
 pub struct Explain {
-    /// A field's path from the document's root (a leading `spec.` may be left out), a kind, or a problem's code
+    /// A field's path from the document's root (a leading `spec.` may be left out), a kind, a problem's code, or
+    /// `problems` for all codes
     #[arg(value_name = "FIELD")]
     pub field: Option<String>,
     /// Manifests in which to look up who gave the field its value

@@ -6,7 +6,7 @@ use super::args::Convert;
 use super::print::{self, Printer, WARNING};
 use super::{Exit, Failure};
 use crate::gse::{self, Dialect, JobBody, Loss, Subject};
-use crate::manifest::convert::{self, Body};
+use crate::manifest::convert::{self, Bodies, Body};
 use crate::manifest::document::Document;
 use crate::manifest::print as manifests;
 use crate::manifest::{self, Loaded, Problem};
@@ -14,7 +14,7 @@ use crate::model::{HostKey, InstanceKey, ProcessKey, Want};
 
 pub fn run(args: &Convert, printer: &Printer) -> Result<Exit, Failure> {
     let limits = args.limits.limits();
-    let bodies = match convert::read::<JobBody>(&args.file, &limits) {
+    let Bodies { bodies, texts } = match convert::read::<JobBody>(&args.file, &limits) {
         Ok(bodies) => bodies,
         Err(problems) => return Ok(invalid(&problems, printer)),
     };
@@ -34,10 +34,10 @@ pub fn run(args: &Convert, printer: &Printer) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     };
     // Manifests are read as they stand, so that problems have the places people know.
-    let loaded = if any_body {
-        manifest::load_text("the converted manifest", text, &limits)
-    } else {
-        manifest::load(std::slice::from_ref(&args.file), &limits)
+    let loaded = match texts.as_slice() {
+        _ if any_body => manifest::load_text("the converted manifest", text, &limits),
+        [(name, text)] => manifest::load_text(name, text.to_string(), &limits),
+        _ => manifest::load(std::slice::from_ref(&args.file), &limits),
     };
     if loaded.errors() > 0 {
         return Ok(invalid(&loaded.problems, printer));

@@ -14,16 +14,20 @@ pub fn run(args: &Explain, printer: &Printer) -> Result<Exit, Failure> {
         printer.data(&overview());
         return Ok(Exit::Done);
     };
+    if field == "problems" {
+        printer.data(
+            &Code::ALL
+                .iter()
+                .map(|code| problem(*code))
+                .collect::<String>(),
+        );
+        return Ok(Exit::Done);
+    }
     if let Some(code) = Code::ALL
         .iter()
         .find(|code| code.text().eq_ignore_ascii_case(field))
     {
-        printer.data(&format!(
-            "{BOLD}{}{BOLD:#} ({}): {}\n",
-            code.text(),
-            code.severity(),
-            code.title()
-        ));
+        printer.data(&problem(*code));
         return Ok(Exit::Done);
     }
     let found = explain::find(field).map_err(|meant| {
@@ -38,6 +42,15 @@ pub fn run(args: &Explain, printer: &Printer) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     provenance(args, &found, printer)
+}
+
+fn problem(code: Code) -> String {
+    format!(
+        "{BOLD}{}{BOLD:#}  {:<8} {}\n",
+        code.text(),
+        code.severity().to_string(),
+        code.title()
+    )
 }
 
 fn provenance(args: &Explain, found: &Explanation, printer: &Printer) -> Result<Exit, Failure> {

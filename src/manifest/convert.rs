@@ -3,7 +3,8 @@
 //! A body is somebody's call, not a manifest yet: a `${` in it is the shell's, `op_type` says which state is meant,
 //! and credentials are not carried over.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::de::DeserializeOwned;
 
@@ -27,14 +28,19 @@ pub enum Body<J> {
     },
 }
 
+/// What was read: the documents, and for each file its name and text, since standard input is read only once.
+#[derive(Debug)]
+pub struct Bodies<J> {
+    pub bodies: Vec<Body<J>>,
+    pub texts: Vec<(Arc<str>, Arc<str>)>,
+}
+
 /// Everything in a file (`-`: standard input), or everything that is wrong with it. `J` is JOB's body.
-pub fn read<J: DeserializeOwned>(
-    path: &std::path::Path,
-    limits: &Limits,
-) -> Result<Vec<Body<J>>, Vec<Problem>> {
+pub fn read<J: DeserializeOwned>(path: &Path, limits: &Limits) -> Result<Bodies<J>, Vec<Problem>> {
     let found = find::find(&[PathBuf::from(path)], limits);
     let mut problems = found.problems;
     let mut bodies = Vec::new();
+    let mut texts = Vec::new();
     for file in &found.files {
         let source = match find::read(file, limits) {
             Ok(source) => source,
@@ -43,6 +49,7 @@ pub fn read<J: DeserializeOwned>(
                 continue;
             }
         };
+        texts.push((source.name.clone(), source.text.clone()));
         for slice in &source.slices {
             // Reading once as serde does finds what is not JSON in a JSON file.
             let nodes = read::slice(&source, slice, limits)
@@ -66,7 +73,7 @@ pub fn read<J: DeserializeOwned>(
         problems.sort();
         return Err(problems);
     }
-    Ok(bodies)
+    Ok(Bodies { bodies, texts })
 }
 
 fn body<J: DeserializeOwned>(

@@ -45,7 +45,13 @@ pub fn find(paths: &[PathBuf], limits: &Limits) -> Found {
     }
     let mut found = walk.found;
     found.files.sort_by(|a, b| a.name.cmp(&b.name));
-    let total: u64 = found.files.iter().map(|file| file.bytes).sum();
+    // A file that is too large by itself is refused by itself, when it comes to be read.
+    let readable = found
+        .files
+        .iter()
+        .map(|file| file.bytes)
+        .filter(|bytes| *bytes <= limits.file_bytes);
+    let total: u64 = readable.sum();
     if total > limits.tree_bytes {
         let name = paths.first().map(|path| shown(path)).unwrap_or_default();
         let message = format!(

@@ -28,15 +28,13 @@ mod text;
 mod tree;
 mod variables;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 pub use limits::Limits;
 pub use problem::{Code, Path, Problem, Severity, did_you_mean};
 
 use self::check::Declared;
-use self::problem::{At, Fault, Finding};
+use self::problem::{At, Fault, Finding, MOST_PROBLEMS, Span};
 use self::text::Source;
 use crate::model::{Desired, Place};
 
@@ -122,7 +120,7 @@ impl Loaded {
             if source.slices.len() > limits.documents {
                 let fault = Fault {
                     code: Code::TooLarge,
-                    span: problem::Span::at(source.slices[limits.documents].line, 1),
+                    span: Span::at(source.slices[limits.documents].line, 1),
                     message: format!("the file has more than {} documents", limits.documents),
                     hint: Some("if that is meant, raise --max-documents".to_owned()),
                 };
@@ -189,7 +187,7 @@ impl Loaded {
         let unread = self
             .problems
             .iter()
-            .any(|problem| problem.code < Code::BadName);
+            .any(|problem| problem.code.hides_documents());
         let expanded = expand::expand(&mut self.documents, places, &findings, unread, limits);
         findings.extend(expanded.findings);
         self.desired = expanded.desired;
@@ -213,31 +211,39 @@ impl Loaded {
         }
     }
 
-    fn place_all(&self, findings: Vec<(usize, Finding)>, limits: &Limits) -> Vec<Problem> {
-        let mut places = Places {
-            loaded: self,
-            limits,
-            trees: BTreeMap::new(),
-        };
-        findings
-            .into_iter()
-            .map(|(document, finding)| {
-                let span = places.span(document, &finding.path, finding.at);
-                let mut message = finding.message;
+    /// In the order of documents, so that each tree is built once and kept no longer than needed.
+    fn place_all(&self, mut findings: Vec<(usize, Finding)>, limits: &Limits) -> Vec<Problem> {
+        findings.sort_by_key(|(document, _)| *document);
+        let (mut places, mut others) = (Places::new(self, limits), Places::new(self, limits));
+        let mut problems = Vec::new();
+        for found in findings.chunk_by(|(a, _), (b, _)| a == b) {
+            let kept = &found[..found.len().min(MOST_PROBLEMS)];
+            for (document, finding) in kept {
+                let span = places.span(*document, &finding.path, finding.at);
+                let mut message = finding.message.clone();
                 if let Some((other, path)) = &finding.other {
-                    let at = places.span(*other, path, At::Value);
+                    let at = others.span(*other, path, At::Value);
                     let file = &self.source(*other).name;
                     message =
                         message.replace("{other}", &format!("{file}:{}:{}", at.line, at.column));
                 }
-                self.source(document).problem(Fault {
+                let fault = Fault {
                     code: finding.code,
                     span,
                     message,
-                    hint: finding.hint,
-                })
-            })
-            .collect()
+                    hint: finding.hint.clone(),
+                };
+                problems.push(self.source(*document).problem(fault));
+            }
+            if let Some((document, _)) = found.get(MOST_PROBLEMS) {
+                let span = places.span(*document, &Path::root(), At::Value);
+                problems.push(
+                    self.source(*document)
+                        .problem(Fault::more(found.len() - MOST_PROBLEMS, span)),
+                );
+            }
+        }
+        problems
     }
 
     fn source(&self, document: usize) -> &Source {
@@ -246,12 +252,7 @@ impl Loaded {
 
     /// Where a field of a document stands, for who asks for a single one.
     fn place_of(&self, document: usize, path: &Path, limits: &Limits) -> Place {
-        let mut places = Places {
-            loaded: self,
-            limits,
-            trees: BTreeMap::new(),
-        };
-        let span = places.span(document, path, At::Value);
+        let span = Places::new(self, limits).span(document, path, At::Value);
         Place {
             file: self.source(document).name.clone(),
             line: span.line,
@@ -260,31 +261,43 @@ impl Loaded {
     }
 }
 
-/// The trees of the slices in which something is to be located, each built once.
+/// The tree of the slice in which something was last located.
 struct Places<'a> {
     loaded: &'a Loaded,
     limits: &'a Limits,
-    trees: BTreeMap<(usize, usize), Arc<[node::Node]>>,
+    tree: Option<((usize, usize), Vec<node::Node>)>,
 }
 
-impl Places<'_> {
-    fn span(&mut self, document: usize, path: &Path, at: At) -> problem::Span {
-        let declaration = &self.loaded.documents[document];
-        let source = &self.loaded.sources[declaration.source];
-        let slice = &source.slices[declaration.slice];
-        let tree = self
-            .trees
-            .entry((declaration.source, declaration.slice))
-            .or_insert_with(|| {
-                let nodes = tree::nodes(&source.text, slice, self.limits).unwrap_or_default();
-                nodes.iter().flat_map(read::items).cloned().collect()
-            });
-        match tree.get(declaration.nth) {
+impl<'a> Places<'a> {
+    fn new(loaded: &'a Loaded, limits: &'a Limits) -> Places<'a> {
+        Places {
+            loaded,
+            limits,
+            tree: None,
+        }
+    }
+
+    fn span(&mut self, document: usize, path: &Path, at: At) -> Span {
+        let Declaration {
+            source, slice, nth, ..
+        } = self.loaded.documents[document];
+        let text = &self.loaded.sources[source];
+        if self
+            .tree
+            .as_ref()
+            .is_none_or(|(of, _)| *of != (source, slice))
+        {
+            let nodes =
+                tree::nodes(&text.text, &text.slices[slice], self.limits).unwrap_or_default();
+            self.tree = Some(((source, slice), nodes));
+        }
+        let nodes = self.tree.iter().flat_map(|(_, nodes)| nodes);
+        match nodes.flat_map(read::items).nth(nth) {
             Some(node) => structure::locate(node, path, at == At::Key),
             // The event parser refuses what the YAML crate took: the document's beginning is still right.
             None => {
-                let (line, column) = text::content_start(&source.text, slice);
-                problem::Span::at(line, column)
+                let (line, column) = text::content_start(&text.text, &text.slices[slice]);
+                Span::at(line, column)
             }
         }
     }

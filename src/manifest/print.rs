@@ -183,7 +183,7 @@ fn block(value: &Value, indent: usize, out: &mut String) {
         Value::Mapping(map) => {
             for (key, value) in map {
                 out.push_str(&pad);
-                out.push_str(&scalar(key, indent));
+                out.push_str(&flow(key));
                 out.push(':');
                 entry(value, indent + 2, out);
             }
@@ -211,7 +211,7 @@ fn block(value: &Value, indent: usize, out: &mut String) {
 /// What stands after `key:` or `-`.
 fn entry(value: &Value, indent: usize, out: &mut String) {
     match value {
-        Value::Mapping(map) if !map.is_empty() && !(indent > 2 && is_small(value)) => {
+        Value::Mapping(map) if !map.is_empty() && (indent <= 2 || !is_small(value)) => {
             out.push('\n');
             block(value, indent, out);
         }

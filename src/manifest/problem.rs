@@ -44,6 +44,7 @@ codes! {
     TooLarge = "E0111" Error "a limit of size, depth or number is exceeded",
     NotText = "E0112" Error "not UTF-8 text",
     HiddenCharacter = "E0113" Error "a character that readers do not see",
+    TooMany = "E0114" Error "a document with more problems than are listed",
     // Values
     BadName = "E0201" Error "a namespace, name, group or agent id that keys cannot carry",
     RelativePath = "E0202" Error "a relative path where an absolute one is needed",
@@ -100,6 +101,18 @@ impl fmt::Display for Severity {
 }
 
 impl Code {
+    /// What stands there could not be read at all: others may miss it.
+    pub fn hides_documents(self) -> bool {
+        matches!(
+            self,
+            Code::Syntax
+                | Code::Unreadable
+                | Code::TooLarge
+                | Code::NotText
+                | Code::HiddenCharacter
+        )
+    }
+
     /// The other place is as wrong as this one.
     pub fn names_a_rival(self) -> bool {
         matches!(self, Code::SameInstance | Code::SameIdentity)
@@ -221,6 +234,22 @@ pub struct Fault {
     pub span: Span,
     pub message: String,
     pub hint: Option<String>,
+}
+
+/// So many problems of one document are told one by one. More are a broken generator, or a bomb.
+pub const MOST_PROBLEMS: usize = 1_000;
+
+impl Fault {
+    /// What is said instead of all the others.
+    pub fn more(count: usize, span: Span) -> Fault {
+        let message = format!("this document has {count} more problems, which are not listed");
+        Fault {
+            code: Code::TooMany,
+            span,
+            message,
+            hint: Some("mend these first".to_owned()),
+        }
+    }
 }
 
 /// A step from a map or list to what is in it.

@@ -2,9 +2,11 @@
 //! refuses, and then finds everything that is wrong at once.
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::document::{Document, HostLabels};
 use super::limits::Limits;
+use super::node::{Kind, Node};
 use super::problem::{Code, Fault, Path, Span};
 use super::text::{Slice, Source};
 use super::{structure, tree};
@@ -38,7 +40,7 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
     if text.len() > OUTSIZE || is_suspicious(text, limits) {
         tree::guard(&source.text, slice, limits)?;
     }
-    let error = match quick(source.json, text) {
+    let refusal = match quick(source.json, text) {
         Ok(documents) if documents.iter().flatten().all(is_plain) => {
             let reads = documents
                 .into_iter()
@@ -56,24 +58,24 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
         Ok(_) => None,
         Err(refusal) => Some(refusal),
     };
-    let nodes = match (tree::nodes(&source.text, slice, limits), &error) {
+    let nodes = match (
+        tree::nodes(&source.text, slice, limits),
+        syntax(source.json, text),
+    ) {
         // A JSON file keeps to JSON, though YAML might take it.
-        (_, Some(refusal)) if source.json && refusal.syntax => return Err(refusal.fault(slice)),
-        (Ok(nodes), _) => nodes,
+        (_, Err(refusal)) if source.json => return Err(refusal.fault(slice)),
         (Err(fault), _) => return Err(fault),
+        (Ok(_), Err(refusal)) => return Err(refusal.fault(slice)),
+        (Ok(nodes), Ok(())) => nodes,
     };
-    let reads: Vec<_> = nodes
-        .iter()
-        .flat_map(items)
-        .enumerate()
+    let items = nodes.iter().flat_map(items).enumerate();
+    let reads: Vec<_> = items
         .filter_map(|(nth, node)| understood(nth, node))
         .collect();
-    match error {
-        // Serde refused what the grammar takes: report what serde said.
-        Some(refusal)
-            if nodes.iter().all(|node| !is_list(node))
-                && reads.iter().all(|read| read.faults.is_empty()) =>
-        {
+    let lists = nodes.iter().any(|node| matches!(node.kind, Kind::List(_)));
+    match refusal {
+        // Serde refused what the grammar takes: what serde said is all that can be said.
+        Some(refusal) if !lists && reads.iter().all(|read| read.faults.is_empty()) => {
             Err(refusal.fault(slice))
         }
         _ => Ok(reads),
@@ -81,19 +83,15 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
 }
 
 /// The documents of a tree: a list stands for what is in it.
-pub fn items(node: &super::node::Node) -> std::slice::Iter<'_, super::node::Node> {
+pub fn items(node: &Node) -> std::slice::Iter<'_, Node> {
     match &node.kind {
-        super::node::Kind::List(items) => items.iter(),
+        Kind::List(items) => items.iter(),
         _ => std::slice::from_ref(node).iter(),
     }
 }
 
-fn is_list(node: &super::node::Node) -> bool {
-    matches!(node.kind, super::node::Kind::List(_))
-}
-
-fn understood(nth: usize, node: &super::node::Node) -> Option<Read> {
-    if matches!(node.kind, super::node::Kind::Null) {
+fn understood(nth: usize, node: &Node) -> Option<Read> {
+    if matches!(node.kind, Kind::Null) {
         return None;
     }
     let structure::Understood {
@@ -114,49 +112,85 @@ struct Refusal {
     message: String,
     line: usize,
     column: usize,
-    syntax: bool,
 }
+
+const TABS: &str = "YAML takes no tabs for indentation, and no @ or ` at the start of a plain text";
 
 impl Refusal {
     fn fault(&self, slice: &Slice) -> Fault {
-        let first = self.line <= 1;
+        let line = slice.line + (self.line as u32).saturating_sub(1);
+        let skipped = if self.line <= 1 { slice.skipped } else { 0 };
         Fault {
             code: Code::Syntax,
-            span: Span::at(
-                slice.line + (self.line as u32).saturating_sub(1),
-                (self.column as u32).max(1) + if first { slice.skipped } else { 0 },
-            ),
-            message: self.message.clone(),
-            hint: None,
+            span: Span::at(line, (self.column as u32).max(1) + skipped),
+            message: without_places(&self.message),
+            // The commonest reason by far, which the message does not name.
+            hint: self
+                .message
+                .contains("cannot start any token")
+                .then(|| TABS.to_owned()),
         }
     }
+}
+
+impl From<serde_json::Error> for Refusal {
+    fn from(error: serde_json::Error) -> Refusal {
+        Refusal {
+            line: error.line(),
+            column: error.column(),
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<serde_yaml::Error> for Refusal {
+    fn from(error: serde_yaml::Error) -> Refusal {
+        let (line, column) = error
+            .location()
+            .map_or((1, 1), |at| (at.line(), at.column()));
+        Refusal {
+            line,
+            column,
+            message: error.to_string(),
+        }
+    }
+}
+
+/// The parsers' messages name places within the slice; the place is said elsewhere, and within the file.
+fn without_places(message: &str) -> String {
+    let digits =
+        |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let mut out = String::new();
+    let mut rest = message;
+    while let Some((before, after)) = rest.split_once(" at line ") {
+        out.push_str(before);
+        rest = &after[digits(after)..];
+        if let Some(column) = rest.strip_prefix(" column ") {
+            rest = &column[digits(column)..];
+        }
+    }
+    out + rest
 }
 
 /// Null documents keep their number.
 fn quick(json: bool, text: &str) -> Result<Vec<Option<Document>>, Refusal> {
     if json {
-        return serde_json::from_str(text)
-            .map(|document| vec![document])
-            .map_err(|error| Refusal {
-                line: error.line(),
-                column: error.column(),
-                syntax: !error.is_data(),
-                message: {
-                    let text = error.to_string();
-                    text.rsplit_once(" at line ")
-                        .map_or(text.clone(), |(message, _)| message.to_owned())
-                },
-            });
+        return Ok(vec![serde_json::from_str(text)?]);
     }
     let documents = serde_yaml::Deserializer::from_str(text).map(Option::<Document>::deserialize);
-    documents
-        .collect::<Result<_, _>>()
-        .map_err(|error| Refusal {
-            line: error.location().map_or(1, |at| at.line()),
-            column: error.location().map_or(1, |at| at.column()),
-            syntax: false,
-            message: error.to_string(),
-        })
+    Ok(documents.collect::<Result<_, _>>()?)
+}
+
+/// Is it well-formed, whatever it says?
+fn syntax(json: bool, text: &str) -> Result<(), Refusal> {
+    if json {
+        serde_json::from_str::<IgnoredAny>(text)?;
+        return Ok(());
+    }
+    for document in serde_yaml::Deserializer::from_str(text) {
+        IgnoredAny::deserialize(document)?;
+    }
+    Ok(())
 }
 
 /// Brackets that may nest beyond the limit cost the YAML crate the square of their depth; aliases may stand for

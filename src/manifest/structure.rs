@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use serde_yaml::{Mapping, Value};
 
 use super::document::Document;
-use super::grammar::{self, Entry, Need, Section, Shape};
+use super::grammar::{self, Need, Section, Shape};
 use super::node::{Kind, Node, shorten};
-use super::problem::{Code, Fault, Path, Span, Step, did_you_mean};
+use super::problem::{self, Code, Fault, Path, Span, Step, did_you_mean};
 
 /// A document as far as it could be understood.
 #[derive(Debug, Default)]
@@ -22,22 +22,24 @@ pub struct Understood {
 pub fn understand(node: &Node) -> Understood {
     let mut reader = Reader::default();
     let Kind::Map(_) = &node.kind else {
-        let message = format!(
-            "a document is a map with meta, hosts and spec, and this is {}",
-            node.describe()
-        );
-        reader.fault(Code::WrongType, node.span, message, None);
-        return reader.understood;
+        reader.fault(Code::WrongType, node.span, || {
+            let found = node.describe();
+            (
+                format!("a document is a map with meta, hosts and spec, and this is {found}"),
+                None,
+            )
+        });
+        return reader.done(node);
     };
     if let Some(at) = node.get("process_infos") {
-        let hint = "`abide convert FILE` makes manifests of it";
-        reader.fault(
-            Code::UnknownKind,
-            at.span,
-            "this is a request body of JOB, not a manifest",
-            Some(hint.into()),
-        );
-        return reader.understood;
+        reader.fault(Code::UnknownKind, at.span, || {
+            let hint = "`abide convert FILE` makes manifests of it";
+            (
+                "this is a request body of JOB, not a manifest".into(),
+                Some(hint.into()),
+            )
+        });
+        return reader.done(node);
     }
     reader.in_body = node.get("apiVersion").is_none() && node.get("kind").is_none();
     let kind = node.get("kind").and_then(Node::text);
@@ -54,26 +56,28 @@ pub fn understand_as<T: serde::de::DeserializeOwned>(
     let value = match &node.kind {
         Kind::Map(_) => reader.section(node, section, &Path::root()),
         _ => {
-            reader.fault(
-                Code::WrongType,
-                node.span,
-                format!(
-                    "a {} is a map, and this is {}",
-                    section.name,
-                    node.describe()
-                ),
-                None,
-            );
+            reader.fault(Code::WrongType, node.span, || {
+                (
+                    format!(
+                        "a {} is a map, and this is {}",
+                        section.name,
+                        node.describe()
+                    ),
+                    None,
+                )
+            });
             Value::Null
         }
     };
     let typed = serde_yaml::from_value(value).ok();
-    (typed, reader.understood.faults)
+    (typed, reader.done(node).faults)
 }
 
 #[derive(Default)]
 struct Reader {
     understood: Understood,
+    /// Faults so far, listed or not.
+    more: usize,
     in_body: bool,
 }
 
@@ -82,18 +86,32 @@ impl Reader {
         match serde_yaml::from_value(value) {
             Ok(document) => self.understood.document = Some(document),
             // The grammar and the structs disagree. A test keeps that from happening; a user still gets a sentence.
-            Err(error) => self.fault(Code::WrongType, node.span, error.to_string(), None),
+            Err(error) => self.fault(Code::WrongType, node.span, || (error.to_string(), None)),
         }
-        self.understood
+        self.done(node)
     }
 
-    fn fault(&mut self, code: Code, span: Span, message: impl Into<String>, hint: Option<String>) {
-        self.understood.faults.push(Fault {
-            code,
-            span,
-            message: message.into(),
-            hint,
-        });
+    /// Notes a fault. The words are made only if they will be read.
+    fn fault(&mut self, code: Code, span: Span, say: impl FnOnce() -> (String, Option<String>)) {
+        self.more += 1;
+        if self.more <= problem::MOST_PROBLEMS {
+            let (message, hint) = say();
+            self.understood.faults.push(Fault {
+                code,
+                span,
+                message,
+                hint,
+            });
+        }
+    }
+
+    /// What was found, and how much more there was.
+    fn done(mut self, root: &Node) -> Understood {
+        let more = self.more.saturating_sub(problem::MOST_PROBLEMS);
+        if more > 0 {
+            self.understood.faults.push(Fault::more(more, root.span));
+        }
+        self.understood
     }
 
     fn section(&mut self, node: &Node, section: &'static Section, path: &Path) -> Value {
@@ -188,102 +206,114 @@ impl Reader {
     }
 
     fn wrong(&mut self, node: &Node, shape: &Shape, path: &Path) -> Option<Value> {
-        let hint = match (&node.kind, shape) {
+        self.fault(Code::WrongType, node.span, || {
+            let (wanted, found) = (article(&shape.describe()), node.describe());
             (
-                Kind::Bool(_) | Kind::Int(_) | Kind::Float(_),
-                Shape::Text | Shape::LooseText | Shape::Word(_) | Shape::AbsolutePath,
-            ) => Some("put it in quotes if text is meant".to_owned()),
-            (Kind::Text(text), Shape::Int(_) | Shape::Percent) if text.parse::<f64>().is_ok() => {
-                Some(format!("write {text} without quotes"))
-            }
-            (Kind::Text(text), Shape::Bool)
-                if matches!(text.as_str(), "yes" | "no" | "on" | "off") =>
-            {
-                Some("YAML 1.2 knows only true and false".to_owned())
-            }
-            (_, Shape::List(_)) if !matches!(node.kind, Kind::Map(_)) => {
-                Some("put it in [ ]".to_owned())
-            }
-            (Kind::Map(_), Shape::List(_)) => Some("begin each item with `- `".to_owned()),
-            (_, Shape::Section(section)) => {
-                let names: Vec<_> = section.entries.iter().map(|e| e.name).collect();
-                Some(format!("it has the fields {}", names.join(", ")))
-            }
-            _ => None,
-        };
-        let message = format!(
-            "{path} must be {}, and this is {}",
-            article(&shape.describe()),
-            node.describe()
-        );
-        self.fault(Code::WrongType, node.span, message, hint);
+                format!("{path} must be {wanted}, and this is {found}"),
+                type_hint(&node.kind, shape),
+            )
+        });
         None
     }
 
     fn bad_key(&mut self, key: &Node) {
-        let message = format!("a key must be text, and this is {}", key.describe());
-        self.fault(
-            Code::WrongType,
-            key.span,
-            message,
-            Some("put it in quotes".into()),
-        );
+        self.fault(Code::WrongType, key.span, || {
+            let message = format!("a key must be text, and this is {}", key.describe());
+            (message, Some("put it in quotes".into()))
+        });
     }
 
     fn twice(&mut self, name: &str, span: Span, earlier: &str, at: Span) {
-        let message = if name == earlier {
-            format!(
-                "key {:?} stands twice in this map; the first is at line {}, column {}",
-                shorten(name),
-                at.line,
-                at.column
-            )
-        } else {
-            format!(
-                "{name:?} is another name of {earlier:?}, which stands at line {}, column {}",
-                at.line, at.column
-            )
-        };
-        self.fault(
-            Code::DuplicateKey,
-            span,
-            message,
-            Some("remove one of them".into()),
-        );
+        self.fault(Code::DuplicateKey, span, || {
+            let place = format!("line {}, column {}", at.line, at.column);
+            let message = if name == earlier {
+                format!(
+                    "key {:?} stands twice in this map; the first is at {place}",
+                    shorten(name)
+                )
+            } else {
+                format!("{name:?} is another name of {earlier:?}, which stands at {place}")
+            };
+            (message, Some("remove one of them".into()))
+        });
     }
 
     fn unknown(&mut self, name: &str, span: Span, section: &Section, path: &Path) {
-        let place = if path.0.is_empty() {
-            format!("a {}", section.name)
-        } else {
-            path.to_string()
-        };
-        let message = format!("{place} has no field {:?}", shorten(name));
-        self.fault(
-            Code::UnknownField,
-            span,
-            message,
-            Some(hint_for(name, section)),
-        );
+        // A misspelt field is not missing as well.
+        if self.more < problem::MOST_PROBLEMS
+            && let Some(meant) = meant(name, section)
+        {
+            self.understood.dropped.push(path.key(meant));
+        }
+        self.fault(Code::UnknownField, span, || {
+            let place = if path.0.is_empty() {
+                format!("a {}", section.name)
+            } else {
+                path.to_string()
+            };
+            (
+                format!("{place} has no field {:?}", shorten(name)),
+                Some(hint_for(name, section)),
+            )
+        });
     }
 }
 
+/// The field of a section that a misspelt name stands for.
+fn meant(name: &str, section: &Section) -> Option<&'static str> {
+    let known = section
+        .entries
+        .iter()
+        .filter(|e| e.need != Need::IgnoredInBody);
+    did_you_mean(name, known.map(|e| e.name))
+}
+
+/// What somebody who wrote this value there most likely wants to know.
+fn type_hint(found: &Kind, wanted: &Shape) -> Option<String> {
+    let hint = match (found, wanted) {
+        (
+            Kind::Bool(_) | Kind::Int(_) | Kind::Float(_),
+            Shape::Text | Shape::LooseText | Shape::Word(_) | Shape::AbsolutePath,
+        ) => "put it in quotes if text is meant".to_owned(),
+        (Kind::Text(text), Shape::Int(_) | Shape::Percent) if text.parse::<f64>().is_ok() => {
+            format!("write {text} without quotes")
+        }
+        (Kind::Text(text), Shape::Bool) if matches!(text.as_str(), "yes" | "no" | "on" | "off") => {
+            "YAML 1.2 knows only true and false".to_owned()
+        }
+        (Kind::Map(_), Shape::List(_)) => "begin each item with `- `".to_owned(),
+        (_, Shape::List(_)) => "put it in [ ]".to_owned(),
+        (_, Shape::Section(section)) => {
+            let names: Vec<_> = section.entries.iter().map(|e| e.name).collect();
+            format!("it has the fields {}", names.join(", "))
+        }
+        _ => return None,
+    };
+    Some(hint)
+}
+
 fn hint_for(name: &str, section: &Section) -> String {
-    let known = |e: &&Entry| e.need != Need::IgnoredInBody;
-    let names = section.entries.iter().filter(known).map(|e| e.name);
     if name == "<<" {
-        return "YAML 1.2 has no merge keys; a `kind: Defaults` document gives fields to many processes".into();
+        let defaults = "a `kind: Defaults` document gives fields to many processes";
+        return format!("YAML 1.2 has no merge keys; {defaults}");
     }
     if name == "agent_id_list" {
         return "write hosts: [{bk_agent_id: …}]".into();
     }
-    if let Some(meant) = did_you_mean(name, names.clone()) {
+    if let Some(meant) = meant(name, section) {
         return format!("did you mean {meant:?}?");
     }
     if let Some(home) = elsewhere(name) {
         return format!("it belongs to {home}");
     }
-    format!("fields here: {}", names.collect::<Vec<_>>().join(", "))
+    let known = section
+        .entries
+        .iter()
+        .filter(|e| e.need != Need::IgnoredInBody);
+    format!(
+        "fields here: {}",
+        known.map(|e| e.name).collect::<Vec<_>>().join(", ")
+    )
 }
 
 /// Where a field of this name does exist: people misplace more than they misspell.

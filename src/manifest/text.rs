@@ -1,7 +1,7 @@
 //! From bytes to documents' texts: encoding, characters that deceive, and where each document begins.
 //!
-//! A line that begins with `---` begins a document, whatever stands around it: YAML allows it nowhere else.
-//! So a file is cut there before anything parses it, a broken document cannot hide the next one, and two
+//! A line `---` begins a document and a line `...` ends one, whatever stands around it: YAML allows them nowhere
+//! else. So a file is cut there before anything parses it, a broken document cannot hide the next one, and two
 //! cores can share one file. (A file with `%` directives is left whole: they reach over the cut.)
 
 use std::ops::Range;
@@ -60,7 +60,7 @@ impl Source {
     }
 }
 
-/// A part of a file that is parsed by itself. YAML may still hold several documents in it (after `...`).
+/// A part of a file that is parsed by itself: one document, or a whole file with directives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub bytes: Range<usize>,
@@ -165,8 +165,12 @@ pub fn position(text: &str, byte: usize) -> (u32, u32) {
     (line as u32, before[start..].chars().count() as u32 + 1)
 }
 
-/// Cuts a YAML text at its document markers.
+/// Cuts a YAML text before `---` and after `...`.
 pub fn slices(text: &str) -> Vec<Slice> {
+    let is = |line: &str, marker| {
+        line.strip_prefix(marker)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
+    };
     let mut slices = Vec::new();
     let (mut start, mut first_line, mut line, mut at) = (0, 1, 1, 0);
     for raw in text.split_inclusive('\n') {
@@ -177,10 +181,7 @@ pub fn slices(text: &str) -> Vec<Slice> {
                 skipped: 0,
             }];
         }
-        let marker = raw
-            .strip_prefix("---")
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
-        if marker && at > start {
+        if is(raw, "---") && at > start {
             slices.push(Slice {
                 bytes: start..at,
                 line: first_line,
@@ -190,12 +191,22 @@ pub fn slices(text: &str) -> Vec<Slice> {
         }
         at += raw.len();
         line += 1;
+        if is(raw, "...") {
+            slices.push(Slice {
+                bytes: start..at,
+                line: first_line,
+                skipped: 0,
+            });
+            (start, first_line) = (at, line);
+        }
     }
-    slices.push(Slice {
-        bytes: start..text.len(),
-        line: first_line,
-        skipped: 0,
-    });
+    if start < text.len() {
+        slices.push(Slice {
+            bytes: start..text.len(),
+            line: first_line,
+            skipped: 0,
+        });
+    }
     slices
 }
 
@@ -243,8 +254,7 @@ pub fn is_json(text: &str) -> bool {
 
 /// The line and column at which a slice's content begins, past markers, blank lines and comments.
 pub fn content_start(text: &str, slice: &Slice) -> (u32, u32) {
-    let mut line = slice.line;
-    for raw in text[slice.bytes.clone()].lines() {
+    for (line, raw) in (slice.line..).zip(text[slice.bytes.clone()].lines()) {
         let mut rest = raw.trim_start();
         let mut skipped = raw.len() - rest.len();
         if let Some(after) = raw.strip_prefix("---") {
@@ -255,7 +265,6 @@ pub fn content_start(text: &str, slice: &Slice) -> (u32, u32) {
             let before = if line == slice.line { slice.skipped } else { 0 };
             return (line, before + skipped as u32 + 1);
         }
-        line += 1;
     }
     (slice.line, 1)
 }
@@ -266,7 +275,8 @@ mod tests {
 
     #[test]
     fn a_file_is_cut_where_documents_begin() {
-        let text = "# head\na: 1\n---\nb: 2\n--- # note\nc: |\n  --- not a marker\n---x: 1\n";
+        let text =
+            "# head\na: 1\n---\nb: 2\n...\nd: 4\n--- # note\nc: |\n  --- not a marker\n---x: 1\n";
         let cut: Vec<_> = slices(text)
             .iter()
             .map(|s| (s.line, &text[s.bytes.clone()]))
@@ -275,12 +285,13 @@ mod tests {
             cut,
             [
                 (1, "# head\na: 1\n"),
-                (3, "---\nb: 2\n"),
-                (5, "--- # note\nc: |\n  --- not a marker\n---x: 1\n"),
+                (3, "---\nb: 2\n...\n"),
+                (6, "d: 4\n"),
+                (7, "--- # note\nc: |\n  --- not a marker\n---x: 1\n"),
             ]
         );
         assert_eq!(content_start(text, &slices(text)[0]), (2, 1));
-        assert_eq!(content_start(text, &slices(text)[2]), (6, 1));
+        assert_eq!(content_start(text, &slices(text)[3]), (8, 1));
         assert_eq!(
             content_start("--- {a: 1}", &slices("--- {a: 1}")[0]),
             (1, 5)

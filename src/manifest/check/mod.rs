@@ -23,7 +23,7 @@ use crate::model::{
 pub enum Declared {
     Process(Box<Process>),
     Group(Group),
-    Defaults(SpecEntry),
+    Defaults(Box<SpecEntry>),
     Policy(Policy),
     Nothing,
 }
@@ -92,7 +92,7 @@ pub fn document(document: Document) -> (Declared, Vec<Finding>) {
                 SpecEntry::default()
             });
             spec(&entry, &Path::of("spec"), true, &mut values);
-            Declared::Defaults(entry)
+            Declared::Defaults(Box::new(entry))
         }
         Some("Policy") => Declared::Policy(policy::policy(document, &mut values)),
         Some(kind) => {
@@ -134,9 +134,6 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
             ))
         })
         .collect();
-    if document.spec.is_none() {
-        values.missing(Path::of("spec"));
-    }
     let entry = document.spec.unwrap_or_default();
     let spec = spec(&entry, &Path::of("spec"), instances.is_some(), values);
     let (depends_on, moved_from) = match &key {

@@ -228,7 +228,11 @@ fn crontab(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Str
 
 /// Another crate's message, as the middle of a sentence of ours.
 fn sentence(message: &str) -> String {
-    let message = message.trim_end_matches('.');
+    let message = message
+        .rsplit(": ")
+        .next()
+        .unwrap_or(message)
+        .trim_end_matches('.');
     let mut chars = message.chars();
     chars
         .next()
@@ -359,21 +363,27 @@ fn job(entry: &JobEntry, path: &Path, values: &mut Values) -> Job {
 
 /// What a spec must have once Defaults are in it. `entry` is what was written, with them.
 pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Values) {
-    let identity = entry.identity.clone().unwrap_or_default();
+    if *entry == SpecEntry::default() {
+        return values.missing(Path::of("spec"));
+    }
     let control = entry.control.clone().unwrap_or_default();
     let monitor = entry.monitor_policy.clone().unwrap_or_default();
     let set = |value: &Option<Text>| value.as_ref().is_some_and(|text| !text.is_empty());
-    let required = [
-        ("spec.identity.proc_name", set(&identity.proc_name)),
-        ("spec.identity.setup_path", set(&identity.setup_path)),
-        ("spec.identity.pid_path", set(&identity.pid_path)),
-        ("spec.identity.user", set(&identity.user) || !in_body),
-        (
-            "spec.monitor_policy.auto_type",
-            monitor.auto_type.is_some() || !in_body,
-        ),
-    ];
-    for (path, _) in required.into_iter().filter(|(_, there)| !there) {
+    let required = match &entry.identity {
+        None => vec![("spec.identity", false)],
+        Some(identity) => vec![
+            ("spec.identity.proc_name", set(&identity.proc_name)),
+            ("spec.identity.setup_path", set(&identity.setup_path)),
+            ("spec.identity.pid_path", set(&identity.pid_path)),
+            ("spec.identity.user", set(&identity.user) || !in_body),
+        ],
+    };
+    let auto_type = (
+        "spec.monitor_policy.auto_type",
+        monitor.auto_type.is_some() || !in_body,
+    );
+    let required = required.into_iter().chain([auto_type]);
+    for (path, _) in required.filter(|(_, there)| !there) {
         values.missing(Path::of(path));
     }
     let auto_type = monitor

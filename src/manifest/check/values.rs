@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use crate::manifest::document::{Loose, Map, Text};
+use crate::manifest::explain;
 use crate::manifest::node::shorten;
 use crate::manifest::problem::{Code, Finding, Path, did_you_mean};
 use crate::manifest::variables;
@@ -21,8 +22,19 @@ impl Values {
 
     /// Points at the parent: the field itself is nowhere.
     pub fn missing(&mut self, path: Path) {
-        let message = format!("{path} is missing");
-        self.find(Finding::new(Code::MissingField, path, message).at_key());
+        let meaning = explain::find(&path.to_string())
+            .ok()
+            .and_then(|found| found.entry);
+        let finding = Finding::new(
+            Code::MissingField,
+            path.clone(),
+            format!("{path} is missing"),
+        );
+        let finding = Finding {
+            hint: meaning.map(|entry| entry.meaning.to_owned()),
+            ..finding
+        };
+        self.find(finding.at_key());
     }
 
     /// Text that is not empty: an empty text means "unset" in the documents.
@@ -138,13 +150,16 @@ impl Values {
         let mut labels = BTreeMap::new();
         for (name, value) in map.iter().flat_map(|map| &map.0) {
             let at = path.entry(name);
-            if name.is_empty() || name.starts_with("abide_") {
-                let why = if name.is_empty() {
-                    "has no name"
-                } else {
-                    "is reserved: abide_* labels are Abide's own"
-                };
-                let message = format!("label {:?} {why}", shorten(name));
+            let fault = match name.as_str() {
+                "" => Some("has no name"),
+                name if name.starts_with("abide_") => {
+                    Some("is reserved: abide_* labels are Abide's own")
+                }
+                name if name.len() > MAX_LABEL => Some("has a name that is too long"),
+                _ => None,
+            };
+            if let Some(fault) = fault {
+                let message = format!("label {:?} {fault}", shorten(name));
                 self.find(Finding::new(Code::BadLabel, at, message).at_key());
                 continue;
             }
@@ -218,6 +233,9 @@ impl Values {
         sane
     }
 }
+
+/// The longest name of a label that keys, columns and YAML's own rules for keys all take.
+const MAX_LABEL: usize = 253;
 
 const MAX_DURATION: u64 = 7 * 86_400;
 

@@ -75,15 +75,11 @@ pub fn check(
         };
         let allows =
             |patterns: &[String], text: &str| patterns.iter().any(|pattern| glob(pattern, text));
-        if let (Some(allowed), Some(key)) = (&policy.allow.namespaces, &process.key) {
-            if !allows(allowed, key.namespace.as_str()) {
-                violated(
-                    "namespaces",
-                    Path::of("meta.namespace"),
-                    format!("namespace {:?}", key.namespace.as_str()),
-                    allowed,
-                );
-            }
+        if let (Some(allowed), Some(key)) = (&policy.allow.namespaces, &process.key)
+            && !allows(allowed, key.namespace.as_str())
+        {
+            let what = format!("namespace {:?}", key.namespace.as_str());
+            violated("namespaces", Path::of("meta.namespace"), what, allowed);
         }
         if let Some(allowed) = &policy.allow.users {
             let user = spec.identity.user.as_deref();
