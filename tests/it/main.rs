@@ -1,1 +1,13 @@
+//! One binary for all integration tests. Each file is one claim about the product.
 
+mod bombs;
+mod codes;
+mod convert;
+mod laws;
+mod mutations;
+mod reading;
+mod rooms;
+mod samples;
+mod schema;
+mod support;
+mod verbs;

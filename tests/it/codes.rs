@@ -1,0 +1,750 @@
+//! Every code has an input that triggers it, at the place where a person would look, with words that help.
+
+use std::collections::BTreeSet;
+
+use abide::manifest::{Code, Severity};
+
+use crate::support::{GOOD, Tree, with};
+
+/// Exactly these problems, in this order. `…` at the end: the rest of the line does not matter here.
+#[track_caller]
+fn expect(files: &[(&str, &str)], problems: &[&str]) {
+    let found = Tree::new(files).problems();
+    let same = |(found, wanted): (&String, &&str)| match wanted.strip_suffix('…') {
+        Some(start) => found.starts_with(start),
+        None => found == wanted,
+    };
+    let all = found.len() == problems.len() && found.iter().zip(problems).all(same);
+    assert!(
+        all,
+        "found:\n{}\nwanted:\n{}",
+        found.join("\n"),
+        problems.join("\n")
+    );
+}
+
+#[track_caller]
+fn one(text: &str, problem: &str) {
+    expect(&[("a.yaml", text)], &[problem]);
+}
+
+/// [`GOOD`] as another process, so that two can stand in one tree.
+fn other(name: &str) -> String {
+    GOOD.replace("name: api", &format!("name: {name}"))
+        .replace("/opt/api", &format!("/opt/{name}"))
+}
+
+#[test]
+fn the_good_process_is_good() {
+    expect(&[("a.yaml", GOOD)], &[]);
+}
+
+#[test]
+fn e0101_syntax_spoils_only_its_document() {
+    let file = format!(
+        "{GOOD}---\nmeta: [\n---\n{}",
+        other("b").replace("start_cmd:", "start_cmd: {")
+    );
+    expect(
+        &[("a.yaml", &file)],
+        &[
+            "a.yaml:10:7 E0101 unclosed bracket '['",
+            "a.yaml:19:3 E0101 …",
+        ],
+    );
+    one(
+        &with("  control:", "\tcontrol:"),
+        "a.yaml:7:2 E0101 tabs disallowed within this context (block indentation)",
+    );
+    one(
+        "\tmeta: {}",
+        "a.yaml:1:1 E0101 found character that cannot start any token, while scanning for the next token | YAML takes no tabs for indentation, and no @ or ` at the start of a plain text",
+    );
+    expect(
+        &[("a.json", "{\"meta\": {},\n \"hosts\": [,]}")],
+        &["a.json:2:12 E0101 expected value"],
+    );
+}
+
+#[test]
+fn e0102_unknown_fields_come_with_a_guess_and_nothing_that_follows_from_them() {
+    one(
+        &with("start_cmd", "strat_cmd"),
+        "a.yaml:7:13 E0102 spec.control has no field \"strat_cmd\" | did you mean \"start_cmd\"?",
+    );
+    one(
+        &with("spec:", "start_cmd: x\nspec:"),
+        "a.yaml:5:1 E0102 a Process has no field \"start_cmd\" | it belongs to spec.control",
+    );
+    one(
+        &with("auto_type: 1", "<<: {}"),
+        "a.yaml:8:20 E0102 spec.monitor_policy has no field \"<<\" | YAML 1.2 has no merge keys; a `kind: Defaults` document gives fields to many processes",
+    );
+    one(
+        &with("spec:", "op_type: 1\nspec:"),
+        "a.yaml:5:1 E0102 a Process has no field \"op_type\" | …",
+    );
+    one(
+        &with("spec:", "owner: me\nspec:"),
+        "a.yaml:5:1 E0102 a Process has no field \"owner\" | …",
+    );
+    one(
+        "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0, group: x}]\n",
+        "a.yaml:3:40 E0102 hosts[0] has no field \"group\" | …",
+    );
+}
+
+#[test]
+fn e0103_wrong_types_say_what_is_there_and_what_should_be() {
+    one(
+        &with("name: api}", "name: 5}"),
+        "a.yaml:3:30 E0103 meta.name must be text, and this is the number 5 | put it in quotes if text is meant",
+    );
+    one(
+        &with("auto_type: 1", "auto_type: \"1\""),
+        "a.yaml:8:31 E0103 spec.monitor_policy.auto_type must be a whole number, 0 to 2, and this is the text \"1\" | write 1 without quotes",
+    );
+    one(
+        &with(
+            "[{ip: 10.0.0.1, bk_cloud_id: 0}]",
+            "{ip: 10.0.0.1, bk_cloud_id: 0}",
+        ),
+        "a.yaml:4:8 E0103 hosts must be a list of map, and this is a map | begin each item with `- `",
+    );
+    one(
+        &with("spec:", "adopt: yes\nspec:"),
+        "a.yaml:5:8 E0103 adopt must be one of true, false, and this is the text \"yes\" | YAML 1.2 knows only true and false",
+    );
+    one(
+        &with("auto_type: 1", "auto_type: 99999999999999999999"),
+        "a.yaml:8:31 E0103 spec.monitor_policy.auto_type must be a whole number, 0 to 2, and this is a number beyond 64 bits",
+    );
+    one(
+        &with("name: api}", "name: api, labels: {a: true}}"),
+        "a.yaml:3:47 E0103 meta.labels.a must be text, and this is the truth value true | put it in quotes if text is meant",
+    );
+    one(
+        &with("name: api}", "name: !x api}"),
+        "a.yaml:3:33 E0103 meta.name must be text, and this is a value with the tag \"!x\"",
+    );
+    one(
+        &with("spec:", "? [a]\n: b\nspec:"),
+        "a.yaml:5:3 E0103 a key must be text, and this is a list | put it in quotes",
+    );
+    one(
+        "just text\n",
+        "a.yaml:1:1 E0103 a document is a map with meta, hosts and spec, and this is the text \"just text\"",
+    );
+    one(
+        &with("spec:", "rollout: {batch: ten}\nspec:"),
+        "a.yaml:5:18 E0103 rollout.batch \"ten\" is neither a count nor a share | such as 3 or 10%",
+    );
+}
+
+#[test]
+fn e0104_missing_fields_point_at_their_parent() {
+    one(
+        &with(", name: api", ""),
+        "a.yaml:3:1 E0104 meta.name is missing | …",
+    );
+    one(
+        &with("pid_path: /run/api.pid, ", ""),
+        "a.yaml:6:3 E0104 spec.identity.pid_path is missing | The file that holds the pid.",
+    );
+    one(
+        &with("proc_name: api", "proc_name: \"\""),
+        "a.yaml:6:14 E0104 spec.identity.proc_name is missing | …",
+    );
+    one(
+        &with("hosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]\n", ""),
+        "a.yaml:1:1 E0104 hosts is missing | …",
+    );
+    one(
+        &with("hosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]", "hosts: []"),
+        "a.yaml:4:1 E0104 hosts is missing | …",
+    );
+    one(
+        &with(", bk_cloud_id: 0", ""),
+        "a.yaml:4:9 E0104 hosts[0].bk_cloud_id is missing: the same address may exist in several cloud areas | bk_cloud_id: 0 is the default area",
+    );
+    // The full form may leave out user and auto_type; a body may not.
+    expect(&[("a.yaml", &with(", user: app", ""))], &[]);
+    expect(
+        &[("a.yaml", &with("  monitor_policy: {auto_type: 1}\n", ""))],
+        &[],
+    );
+    let body = with("apiVersion: abide/v1\nkind: Process\n", "")
+        .replace(", user: app", "")
+        .replace("{auto_type: 1}", "{start_retries: 1}");
+    expect(
+        &[("a.yaml", &body)],
+        &[
+            "a.yaml:4:3 E0104 spec.identity.user is missing | …",
+            "a.yaml:6:3 E0104 spec.monitor_policy.auto_type is missing | …",
+        ],
+    );
+}
+
+#[test]
+fn e0105_double_keys_are_told_at_the_later_one() {
+    one(
+        &with("auto_type: 1", "auto_type: 1, auto_type: 2"),
+        "a.yaml:8:34 E0105 key \"auto_type\" stands twice in this map; the first is at line 8, column 20 | remove one of them",
+    );
+    one(
+        &with("name: api}", "name: api, labels: {x: a, x: a}}"),
+        "a.yaml:3:50 E0105 key \"x\" stands twice in this map; the first is at line 3, column 44 | remove one of them",
+    );
+    one(
+        &with(
+            "  monitor_policy:",
+            "  alive_monitor_policy: {auto_type: 1}\n  monitor_policy:",
+        ),
+        "a.yaml:9:3 E0105 \"monitor_policy\" is another name of \"alive_monitor_policy\", which stands at line 8, column 3 | remove one of them",
+    );
+    expect(
+        &[(
+            "a.json",
+            "{\"meta\": {\"name\": \"a\", \"name\": \"a\", \"namespace\": \"b\"}}",
+        )],
+        &[
+            "a.json:1:1 E0104 hosts is missing | …",
+            "a.json:1:1 E0104 spec is missing | …",
+            "a.json:1:24 E0105 key \"name\" stands twice in this map; the first is at line 1, column 11 | remove one of them",
+        ],
+    );
+}
+
+#[test]
+fn e0106_unknown_kinds_and_versions() {
+    one(
+        &with("kind: Process", "kind: Proces"),
+        "a.yaml:2:7 E0106 kind \"Proces\" is unknown | did you mean Process?",
+    );
+    one(
+        &with("abide/v1", "abide/v2"),
+        "a.yaml:1:13 E0106 apiVersion \"abide/v2\" is unknown | this Abide reads abide/v1",
+    );
+    one(
+        "{\"process_infos\": []}\n",
+        "a.yaml:1:19 E0106 this is a request body of JOB, not a manifest | `abide convert FILE` makes manifests of it",
+    );
+}
+
+#[test]
+fn e0107_words_outside_their_set() {
+    one(
+        &with("spec:", "state: runing\nspec:"),
+        "a.yaml:5:8 E0107 state cannot be \"runing\" | did you mean running?",
+    );
+    one(
+        &with("spec:", "protect: [delete, never]\nspec:"),
+        "a.yaml:5:19 E0107 protect[1] cannot be \"never\" | one of delete, restart, stop",
+    );
+    one(
+        &with("./api}", "./api, start_mode: x}"),
+        "a.yaml:7:43 E0107 spec.control.start_mode cannot be \"x\" | one of daemon, foreground",
+    );
+    one(
+        &with("spec:", "on_change: {env: explode}\nspec:"),
+        "a.yaml:5:18 E0107 on_change.env cannot be \"explode\" | one of none, register, reload, restart, replace",
+    );
+}
+
+#[test]
+fn e0201_names_that_keys_cannot_carry() {
+    one(
+        &with("namespace: web", "namespace: a/b"),
+        "a.yaml:3:19 E0201 meta.namespace \"a/b\" cannot be used: it contains '/', which a result key cannot carry | …",
+    );
+    one(
+        &with("name: api}", "name: \"a:b\"}"),
+        "a.yaml:3:30 E0201 meta.name \"a:b\" cannot be used: it contains ':', which a result key cannot carry | …",
+    );
+    one(
+        &with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: \"a b\""),
+        "a.yaml:4:23 E0201 bk_agent_id cannot be used: it contains ' ', which a result key cannot carry",
+    );
+    one(
+        &with("spec:", "depends_on: [a/b/c]\nspec:"),
+        "a.yaml:5:14 E0201 depends_on \"a/b/c\" names no process: it contains '/', which a result key cannot carry | …",
+    );
+    let long = with("name: api}", &format!("name: {}}}", "n".repeat(127)))
+        .replace("spec:", "instances: 10\nspec:");
+    expect(
+        &[(
+            "a.yaml",
+            &long.replace("/run/api.pid", "/run/api.pid, value_key: \"${instance}\""),
+        )],
+        &["a.yaml:3:30 E0201 with `instances` a name becomes …"],
+    );
+}
+
+#[test]
+fn e0202_to_e0206_values_out_of_their_bounds() {
+    one(
+        &with("/opt/api", "opt/api"),
+        "a.yaml:6:42 E0202 spec.identity.setup_path \"opt/api\" is a relative path | write it from the root, with a leading /",
+    );
+    one(
+        &with("./api}", "./api}\n  configmap: [{path: x}]"),
+        "a.yaml:8:22 E0202 spec.configmap[0].path \"x\" is a relative path | …",
+    );
+    one(
+        &with("10.0.0.1", "10.0.0.300"),
+        "a.yaml:4:14 E0203 \"10.0.0.300\" is not an IP address | …",
+    );
+    one(
+        &with("10.0.0.1", "web-1.example"),
+        "a.yaml:4:14 E0203 \"web-1.example\" is not an IP address | such as 10.0.0.1 or 2001:db8::1; host names are not looked up",
+    );
+    one(
+        &with("./api}", "./api}\n  resource: {cpu: 100.5}"),
+        "a.yaml:8:19 E0204 spec.resource.cpu is 100.5; a percentage lies between 0 and 100 | …",
+    );
+    one(
+        &with("./api}", "./api}\n  resource: {mem: .nan}"),
+        "a.yaml:8:19 E0204 spec.resource.mem is NaN; a percentage lies between 0 and 100 | …",
+    );
+    one(
+        &with("spec:", "rollout: {batch: 110%}\nspec:"),
+        "a.yaml:5:18 E0204 rollout.batch \"110%\" is no percentage between 0% and 100%",
+    );
+    one(
+        &with("auto_type: 1", "auto_type: 3"),
+        "a.yaml:8:31 E0205 spec.monitor_policy.auto_type is 3; it must be 0 to 2",
+    );
+    one(
+        &with("spec:", "instances: 0\nspec:"),
+        "a.yaml:5:12 E0205 instances is 0; it must be 1 to 10000",
+    );
+    one(
+        &with("bk_cloud_id: 0", "bk_cloud_id: -1"),
+        "a.yaml:4:37 E0205 hosts[0].bk_cloud_id is -1; it must be 0 or more",
+    );
+    one(
+        &with("auto_type: 1", "start_check_secs: -1"),
+        "a.yaml:8:38 E0206 spec.monitor_policy.start_check_secs is -1 seconds; it must be 0 to 86400 seconds",
+    );
+    one(
+        &with("auto_type: 1", "op_timeout: 999999999"),
+        "a.yaml:8:32 E0206 spec.monitor_policy.op_timeout is 999999999 seconds; it must be 0 to 86400 seconds",
+    );
+    one(
+        &with("spec:", "rollout: {soak: 30x}\nspec:"),
+        "a.yaml:5:17 E0206 rollout.soak \"30x\" is no duration up to a week | such as 30s, 5m or 1h30m",
+    );
+}
+
+#[test]
+fn e0207_to_e0214_values_that_do_not_parse() {
+    one(
+        &with("auto_type: 1", "auto_type: 0, crontab_rule: 61 * * * *"),
+        "a.yaml:8:48 E0207 crontab rule \"61 * * * *\" does not parse: number out of bounds | …",
+    );
+    one(
+        &with("name: api}", "name: api, labels: {abide_owner: me}}"),
+        "a.yaml:3:44 E0208 label \"abide_owner\" is reserved: abide_* labels are Abide's own",
+    );
+    one(
+        &with("./api}", "\"./api ${PORT}\"}"),
+        "a.yaml:7:24 E0209 there is no variable ${PORT} | there are ${instance} ${host.ip} ${host.cloud} ${name} ${namespace}; write $${PORT} (or $PORT) for a variable of the shell",
+    );
+    one(
+        &with("./api}", "\"./api ${instance}\"}"),
+        "a.yaml:7:24 E0209 ${instance} needs `instances` | add `instances: N` to the process",
+    );
+    one(
+        &with("proc_name: api", "proc_name: \"api-${name}\""),
+        "a.yaml:6:25 E0209 variables are not replaced in spec.identity.proc_name | only in paths, commands, env and value_key",
+    );
+    let agent = with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: a1")
+        .replace("./api", "\"./api ${host.ip}\"");
+    one(
+        &agent,
+        "a.yaml:4:9 E0209 the spec uses ${host.…}, and host @a1 is known only by its agent | add its ip and bk_cloud_id, here or in a HostGroup",
+    );
+    one(
+        &with("./api}", "./api}\n  configmap: [{path: /x, md5: abc}]"),
+        "a.yaml:8:31 E0210 spec.configmap[0].md5 \"abc\" is not an md5 digest | …",
+    );
+    one(
+        &with("./api}", "./api}\n  env: {\"A=B\": x}"),
+        "a.yaml:8:9 E0211 environment variable \"A=B\" has an impossible name | …",
+    );
+    one(
+        &with("./api}", "./api}\n  env: {A: {secret: true}}"),
+        "a.yaml:8:9 E0211 spec.env.A needs either file or value | …",
+    );
+    let group = "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]\n---\n";
+    let chosen = with("{ip: 10.0.0.1, bk_cloud_id: 0}", "{group: g, labels: a b}");
+    one(
+        &format!("{group}{chosen}"),
+        "a.yaml:8:28 E0212 \"a b\" is none of key=v, key!=v, key in (a,b), key, !key | …",
+    );
+    one(
+        &with("spec:", "on_change: {control.strat_cmd: none}\nspec:"),
+        "a.yaml:5:13 E0213 a spec has no field \"control.strat_cmd\" | did you mean \"control.start_cmd\"?",
+    );
+    let window = "kind: Policy\nmeta: {name: p}\nwindows: [{days: mon-fry, from: \"9:00\", to: \"17:00\", tz: Mars/Base, for: [stop]}]\n";
+    expect(
+        &[("a.yaml", window)],
+        &[
+            "a.yaml:3:18 E0214 windows[0].days \"mon-fry\" does not parse | such as mon-fri, or sat,sun",
+            "a.yaml:3:33 E0214 windows[0].from \"9:00\" does not parse | HH:MM in quotes, such as \"09:00\"",
+            "a.yaml:3:58 E0214 windows[0].tz \"Mars/Base\" does not parse | a name of the time zone database, such as Asia/Shanghai",
+        ],
+    );
+}
+
+#[test]
+fn e0215_hosts_that_are_nothing_or_too_much() {
+    one(
+        &with("{ip: 10.0.0.1, bk_cloud_id: 0}", "{bk_cloud_id: 0}"),
+        "a.yaml:4:9 E0215 a host needs ip and bk_cloud_id, or bk_agent_id | such as {ip: 10.0.0.1, bk_cloud_id: 0}",
+    );
+    one(
+        &with("{ip: 10.0.0.1, bk_cloud_id: 0}", "{ip: 10.0.0.1, group: g}"),
+        "a.yaml:4:24 E0215 an entry of hosts is either a group or a host | make two entries of it",
+    );
+    one(
+        &with("bk_cloud_id: 0}", "bk_cloud_id: 0, labels: a=b}"),
+        "a.yaml:4:40 E0215 labels choose among the hosts of a group, and this entry names none | add `group: NAME`",
+    );
+}
+
+#[test]
+fn e0301_to_e0304_fields_that_do_not_go_together() {
+    one(
+        &with("auto_type: 1", "auto_type: 0"),
+        "a.yaml:8:31 E0301 a periodic process (auto_type 0) needs a crontab_rule, or job.cycle_time | such as crontab_rule: \"*/5 * * * *\"",
+    );
+    expect(
+        &[(
+            "a.yaml",
+            &(with("auto_type: 1", "auto_type: 0") + "  job: {cycle_time: 60}\n"),
+        )],
+        &[],
+    );
+    one(
+        &with("  control: {start_cmd: ./api}\n", ""),
+        "a.yaml:5:1 E0302 state running needs control.start_cmd, and there is none",
+    );
+    expect(
+        &[(
+            "a.yaml",
+            &with("  control: {start_cmd: ./api}\n", "").replace("spec:", "state: stopped\nspec:"),
+        )],
+        &[],
+    );
+    one(
+        &with("auto_type: 1", "auto_type: 2").replace("spec:", "state: unhosted\nspec:"),
+        "a.yaml:5:8 E0303 a one-shot process (auto_type 2) cannot be unhosted: it is not kept running | running, stopped or absent",
+    );
+    one(
+        &with("spec:", "moved_from: 0:10.0.0.2:web:api\nspec:"),
+        "a.yaml:5:13 E0304 moved_from \"0:10.0.0.2:web:api\" cannot be followed: a process cannot move across hosts | …",
+    );
+    one(
+        &with("spec:", "moved_from: api\nspec:"),
+        "a.yaml:5:13 E0304 moved_from \"api\" cannot be followed: it is the process's own name | …",
+    );
+    let moved = with("spec:", "moved_from: web/b\nspec:");
+    expect(
+        &[("a.yaml", &moved), ("b.yaml", &other("b"))],
+        &[
+            "a.yaml:5:13 E0304 moved_from names web/b, which is still declared at b.yaml:3:30 | remove the old declaration",
+        ],
+    );
+}
+
+#[test]
+fn e0401_and_e0402_one_instance_and_one_identity() {
+    expect(
+        &[
+            ("a.yaml", GOOD),
+            ("b.yaml", &GOOD.replace("/opt/api", "/opt/b")),
+        ],
+        &[
+            "b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is declared at a.yaml:3:30 already | remove one, or give them different hosts",
+        ],
+    );
+    let twin = GOOD
+        .replace("name: api}", "name: twin}")
+        .replace("/opt/api", "/opt/api/");
+    expect(
+        &[("a.yaml", GOOD), ("b.yaml", &twin)],
+        &[
+            "b.yaml:6:3 E0402 web/twin has the identity \"/opt/api/api\" on host 0:10.0.0.1, and so has web/api at a.yaml:6:3 | give one of them a value_key",
+        ],
+    );
+    one(
+        &with("spec:", "instances: 2\nspec:"),
+        "a.yaml:7:3 E0402 web/api_2 has the identity \"/opt/api/api\" on host 0:10.0.0.1, and so has web/api_1 at a.yaml:7:3 | give each instance its own: value_key: NAME-${instance}",
+    );
+    // Elsewhere, or to be gone, it disturbs nobody.
+    expect(
+        &[
+            ("a.yaml", GOOD),
+            ("b.yaml", &twin.replace("10.0.0.1", "10.0.0.2")),
+        ],
+        &[],
+    );
+    expect(
+        &[
+            ("a.yaml", GOOD),
+            ("b.yaml", &twin.replace("spec:", "state: absent\nspec:")),
+        ],
+        &[],
+    );
+    // An agent's id and an address can be one host.
+    let known = "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0, bk_agent_id: a1}]\n";
+    let by_agent = GOOD
+        .replace("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: a1")
+        .replace("/opt/api", "/opt/b");
+    expect(
+        &[("a.yaml", GOOD), ("b.yaml", &by_agent), ("c.yaml", known)],
+        &["b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is declared at a.yaml:3:30 already | …"],
+    );
+}
+
+#[test]
+fn e0403_and_e0404_groups() {
+    let of = |group: &str| with("{ip: 10.0.0.1, bk_cloud_id: 0}", group);
+    let groups = "kind: HostGroup\nmeta: {name: eu-west}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0, labels: {rack: a}}]\n---\nkind: HostGroup\nmeta: {name: none}\nhosts: []\n";
+    expect(
+        &[("a.yaml", &of("{group: eu-wst}")), ("g.yaml", groups)],
+        &[
+            "a.yaml:4:17 E0403 process \"web/api\" names host group \"eu-wst\", which no manifest defines | did you mean \"eu-west\"?",
+        ],
+    );
+    expect(
+        &[("a.yaml", &of("{group: x}")), ("g.yaml", groups)],
+        &[
+            "a.yaml:4:17 E0403 process \"web/api\" names host group \"x\", which no manifest defines | groups defined here: eu-west, none",
+        ],
+    );
+    expect(
+        &[("a.yaml", &of("{group: x}")), ("g.yaml", "kind: [")],
+        &[
+            "a.yaml:4:17 E0403 process \"web/api\" names host group \"x\", which no manifest defines | no HostGroup is defined here; name the directory that has it as a PATH too (some documents could not be read; it may be in one of them)",
+            "g.yaml:1:7 E0101 …",
+        ],
+    );
+    expect(
+        &[("a.yaml", &of("{group: none}")), ("g.yaml", groups)],
+        &["a.yaml:4:17 E0404 host group \"none\" has no hosts"],
+    );
+    expect(
+        &[
+            ("a.yaml", &of("{group: eu-west, labels: rack=b}")),
+            ("g.yaml", groups),
+        ],
+        &["a.yaml:4:34 E0404 no host of group \"eu-west\" has the labels rack=b"],
+    );
+    expect(
+        &[
+            ("a.yaml", &of("{group: eu-west, labels: rack=a}")),
+            ("g.yaml", groups),
+        ],
+        &[],
+    );
+}
+
+#[test]
+fn e0405_and_e0406_dependencies() {
+    one(
+        &with("spec:", "depends_on: [bd]\nspec:"),
+        "a.yaml:5:14 E0405 depends_on names web/bd, which no manifest declares | …",
+    );
+    let needs =
+        |name: &str, on: &str| other(name).replace("spec:", &format!("depends_on: [{on}]\nspec:"));
+    expect(
+        &[
+            ("a.yaml", &needs("a", "b")),
+            ("b.yaml", &needs("b", "web/c")),
+            ("c.yaml", &needs("c", "a")),
+        ],
+        &[
+            "c.yaml:5:14 E0406 these processes wait for each other: web/a → web/b → web/c → web/a | remove one of the dependencies",
+        ],
+    );
+    one(
+        &needs("a", "a"),
+        "a.yaml:5:14 E0406 these processes wait for each other: web/a → web/a | remove one of the dependencies",
+    );
+    // A name with a number is a name too; a broken process still has its name.
+    let many = other("b")
+        .replace("spec:", "instances: 2\nspec:")
+        .replace("/run/api.pid", "/run/api.pid, value_key: \"${instance}\"");
+    expect(&[("a.yaml", &needs("a", "b_2")), ("b.yaml", &many)], &[]);
+    expect(
+        &[
+            ("a.yaml", &needs("a", "b")),
+            ("b.yaml", &other("b").replace("10.0.0.1", "x")),
+        ],
+        &["b.yaml:4:14 E0203 …"],
+    );
+}
+
+#[test]
+fn e0407_policies_bind_their_directory_and_below() {
+    let policy = "kind: Policy\nmeta: {name: prod}\nallow: {namespaces: [\"shop-*\"], users: [www], hosts: [\"0:10.1.*\"]}\n";
+    expect(
+        &[
+            ("p/policy.yaml", policy),
+            ("p/deep/a.yaml", GOOD),
+            ("b.yaml", &other("b")),
+        ],
+        &[
+            "p/deep/a.yaml:3:19 E0407 policy \"prod\" at p/policy.yaml:3:9 does not allow namespace \"web\" | it allows shop-*",
+            "p/deep/a.yaml:4:9 E0407 policy \"prod\" at p/policy.yaml:3:47 does not allow host 0:10.0.0.1 | it allows 0:10.1.*",
+            "p/deep/a.yaml:6:82 E0407 policy \"prod\" at p/policy.yaml:3:33 does not allow user \"app\" | it allows www",
+        ],
+    );
+}
+
+#[test]
+fn e0408_to_e0410_contradictions() {
+    let defaults = |retries: u32| {
+        format!("kind: Defaults\nspec: {{monitor_policy: {{start_retries: {retries}}}}}\n")
+    };
+    expect(
+        &[("a.yaml", &defaults(1)), ("b.yaml", &defaults(2))],
+        &[
+            "b.yaml:2:40 E0408 spec.monitor_policy.start_retries is given another value at a.yaml:2:40, for the same directory | keep one of them",
+        ],
+    );
+    expect(&[("a.yaml", &defaults(1)), ("b/b.yaml", &defaults(2))], &[]);
+    let group = "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]\n";
+    expect(
+        &[("a.yaml", group), ("b.yaml", group)],
+        &[
+            "b.yaml:2:14 E0409 host group \"g\" is defined at a.yaml:2:14 already | put all hosts into one document",
+        ],
+    );
+    let with_agent = |name: &str, ip: &str, agent: &str| {
+        format!(
+            "kind: HostGroup\nmeta: {{name: {name}}}\nhosts: [{{ip: {ip}, bk_cloud_id: 0, bk_agent_id: {agent}}}]\n"
+        )
+    };
+    expect(
+        &[
+            ("a.yaml", &with_agent("a", "10.0.0.1", "x")),
+            ("b.yaml", &with_agent("b", "10.0.0.1", "y")),
+        ],
+        &["b.yaml:3:9 E0410 host 0:10.0.0.1 has another bk_agent_id at a.yaml:3:9"],
+    );
+    expect(
+        &[
+            ("a.yaml", &with_agent("a", "10.0.0.1", "x")),
+            ("b.yaml", &with_agent("b", "10.0.0.2", "x")),
+        ],
+        &["b.yaml:3:9 E0410 agent x is on host 0:10.0.0.2 here, and on 0:10.0.0.1 at a.yaml:3:9"],
+    );
+}
+
+#[test]
+fn warnings_are_no_errors() {
+    let warned = |text: &str, problem: &str| {
+        one(text, problem);
+        let loaded = Tree::new(&[("a.yaml", text)]).load();
+        assert_eq!(
+            (loaded.errors(), loaded.desired.instances.len()),
+            (0, 1),
+            "{problem}"
+        );
+    };
+    warned(
+        &with("name: api}", "name: api, labels: {version: 3}}"),
+        "a.yaml:3:53 W0501 meta.labels.version is a number where text is meant; it is taken as \"3\" | write \"3\"",
+    );
+    let body = with("apiVersion: abide/v1\nkind: Process\n", "");
+    warned(
+        &format!("{body}op_type: 0\n"),
+        "a.yaml:7:1 W0502 op_type is ignored in a manifest | `state` says what should be so; remove it",
+    );
+    warned(
+        &format!("{body}bk_app_secret: x\n"),
+        "a.yaml:7:1 W0502 bk_app_secret is ignored in a manifest | remove it, and change it if this file was ever committed",
+    );
+    warned(
+        &with("./api}", "./api, start_mode: foreground, restart_cmd: x}"),
+        "a.yaml:7:55 W0503 restart_cmd is not used in foreground mode: a restart is always a stop and a start | remove it",
+    );
+    let down = other("b").replace("spec:", "state: absent\nspec:");
+    expect(
+        &[
+            ("a.yaml", &with("spec:", "depends_on: [b]\nspec:")),
+            ("b.yaml", &down),
+        ],
+        &[
+            "a.yaml:5:14 W0504 depends_on names web/b, which is to be absent: the start would wait for ever",
+        ],
+    );
+}
+
+#[test]
+fn every_problem_of_every_file_is_told_in_one_run() {
+    let bad = with("/opt/api", "opt")
+        .replace("10.0.0.1", "x")
+        .replace("start_cmd", "strat_cmd")
+        .replace("auto_type: 1", "auto_type: 7, start_retries: -1");
+    let found = Tree::new(&[
+        ("a.yaml", bad.as_str()),
+        ("b.yaml", "meta: ["),
+        ("c.yaml", &bad.replace("name: api", "name: b")),
+    ])
+    .problems();
+    let codes: Vec<_> = found
+        .iter()
+        .map(|line| (&line[..6], line.split(' ').nth(1).unwrap_or_default()))
+        .collect();
+    let five = |file: &'static str| {
+        [
+            (file, "E0203"),
+            (file, "E0202"),
+            (file, "E0102"),
+            (file, "E0205"),
+            (file, "E0205"),
+        ]
+    };
+    let all = [
+        five("a.yaml").to_vec(),
+        vec![("b.yaml", "E0101")],
+        five("c.yaml").to_vec(),
+    ]
+    .concat();
+    assert_eq!(codes, all);
+}
+
+#[test]
+fn all_codes_have_a_case() {
+    let cases = [
+        include_str!("codes.rs"),
+        include_str!("reading.rs"),
+        include_str!("bombs.rs"),
+    ]
+    .concat();
+    let missing: BTreeSet<_> = Code::ALL
+        .iter()
+        .map(|code| code.text())
+        .filter(|code| !cases.contains(code))
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn codes_say_by_their_letter_how_bad_they_are() {
+    for code in Code::ALL {
+        let letter = if code.severity() == Severity::Error {
+            "E"
+        } else {
+            "W"
+        };
+        assert!(
+            code.text().starts_with(letter) && !code.title().is_empty(),
+            "{code:?}"
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! Who may know whom, read off the sources: the plan of the house stays true.
+
+use std::path::Path;
+
+use crate::support::project;
+
+/// Every `.rs` file below a folder, without its tests.
+fn sources(folder: &Path) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            all.extend(sources(&path));
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let text = std::fs::read_to_string(&path).expect("a file");
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let lines = code
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"));
+            all.push((
+                path.display().to_string(),
+                lines.collect::<Vec<_>>().join("\n"),
+            ));
+        }
+    }
+    all
+}
+
+#[test]
+fn each_room_knows_only_those_it_may_know() {
+    let rooms = ["model", "manifest", "reconcile", "gse", "cli"];
+    let may_know: [(&str, &[&str]); 4] = [
+        ("model", &[]),
+        ("manifest", &["model"]),
+        ("reconcile", &["model"]),
+        ("gse", &["model"]),
+    ];
+    for (room, known) in may_know {
+        for (file, code) in sources(&project().join("src").join(room)) {
+            for other in rooms
+                .iter()
+                .filter(|other| **other != room && !known.contains(other))
+            {
+                assert!(
+                    !code.contains(&format!("crate::{other}")),
+                    "{file} knows {other}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_core_sees_only_std_serde_and_blake3() {
+    let manifest = std::fs::read_to_string(project().join("Cargo.toml")).expect("Cargo.toml");
+    let section = manifest
+        .split("[dependencies]")
+        .nth(1)
+        .and_then(|rest| rest.split("\n[").next())
+        .expect("dependencies");
+    let crates = section
+        .lines()
+        .filter_map(|line| line.split_once(" ="))
+        .map(|(name, _)| name.trim().replace('-', "_"));
+    let guests: Vec<String> = crates
+        .filter(|name| !matches!(name.as_str(), "serde" | "blake3"))
+        .collect();
+    assert!(
+        guests.len() > 5,
+        "the list of dependencies was not found: {guests:?}"
+    );
+    for room in ["model", "reconcile"] {
+        for (file, code) in sources(&project().join("src").join(room)) {
+            for guest in &guests {
+                assert!(!code.contains(&format!("{guest}::")), "{file} sees {guest}");
+            }
+            for word in [
+                "std::fs",
+                "std::net::Tcp",
+                "std::process",
+                "SystemTime",
+                "Instant",
+                "println!",
+            ] {
+                assert!(!code.contains(word), "{file}: {word}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_the_command_line_prints() {
+    for room in ["model", "manifest", "reconcile", "gse"] {
+        for (file, code) in sources(&project().join("src").join(room)) {
+            assert!(
+                !code.contains("print!") && !code.contains("println!"),
+                "{file} prints"
+            );
+        }
+    }
+}

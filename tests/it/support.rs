@@ -1,0 +1,111 @@
+//! What tests share: trees of manifests in temporary folders, and the real program.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use abide::manifest::{self, Limits, Loaded};
+
+/// A folder of files that is gone with the test.
+pub struct Tree(pub tempfile::TempDir);
+
+impl Tree {
+    pub fn new<B: AsRef<[u8]>>(files: &[(&str, B)]) -> Tree {
+        let tree = Tree(tempfile::tempdir().expect("a temporary folder"));
+        for (name, content) in files {
+            tree.write(name, content.as_ref());
+        }
+        tree
+    }
+
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.path().join(name);
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("a folder");
+        std::fs::write(path, content).expect("a file");
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub fn load(&self) -> Loaded {
+        manifest::load(&[self.path().to_path_buf()], &Limits::default())
+    }
+
+    /// Problems as `file:line:column code message | hint`, files without the folder.
+    pub fn problems(&self) -> Vec<String> {
+        let prefix = format!("{}/", self.path().display());
+        let text = |text: &str| text.replace(&prefix, "");
+        let problems = self.load().problems;
+        problems
+            .iter()
+            .map(|p| {
+                let hint = p
+                    .hint
+                    .as_deref()
+                    .map(|hint| format!(" | {hint}"))
+                    .unwrap_or_default();
+                let place = format!("{}:{}:{}", text(&p.file), p.line, p.column);
+                format!(
+                    "{place} {} {}{}",
+                    p.code.text(),
+                    text(&p.message),
+                    text(&hint)
+                )
+            })
+            .collect()
+    }
+}
+
+/// Runs the program, in a folder, with nothing of the caller's environment that it listens to.
+pub fn abide(args: &[&str], here: &Path, stdin: &[u8]) -> Output {
+    let mut child = command(args, here)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    // A program that does not read its input is fine.
+    let _ = std::io::Write::write_all(&mut child.stdin.take().expect("a pipe"), stdin);
+    child.wait_with_output().expect("the program ends")
+}
+
+pub fn command(args: &[&str], here: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_abide"));
+    command.args(args).current_dir(here);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ABIDE_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+pub fn project() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A good process, a line a section, so that a test can change one line.
+pub const GOOD: &str = "\
+apiVersion: abide/v1
+kind: Process
+meta: {namespace: web, name: api}
+hosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]
+spec:
+  identity: {proc_name: api, setup_path: /opt/api, pid_path: /run/api.pid, user: app}
+  control: {start_cmd: ./api}
+  monitor_policy: {auto_type: 1}
+";
+
+/// [`GOOD`] with one line exchanged. The line must be there: a test that changes nothing claims nothing.
+pub fn with(old: &str, new: &str) -> String {
+    assert!(GOOD.contains(old), "{old}");
+    GOOD.replace(old, new)
+}
