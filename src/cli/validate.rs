@@ -1,6 +1,9 @@
 //! `abide validate`: all problems of all files.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
+
+use tracing::info;
 
 use super::args::{ProblemForm, Validate};
 use super::print::{self, Printer, count};
@@ -8,7 +11,10 @@ use super::{Exit, Failure};
 use crate::manifest::{self, Loaded, Problem, Severity};
 
 pub fn run(args: &Validate, printer: &Printer) -> Result<Exit, Failure> {
+    let begin = Instant::now();
     let loaded = manifest::load(&args.paths, &args.limits.limits());
+    let (files, documents) = (loaded.files, loaded.documents.len());
+    info!(files, documents, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
     let exit = if loaded.errors() > 0 {
         Exit::InvalidManifest
     } else {

@@ -43,7 +43,7 @@ fn section(section: &Section) -> Value {
         let value = self::entry(entry);
         for alias in entry.aliases {
             let mut other = value.clone();
-            other["deprecated"] = json!(true);
+            tolerate(&mut other);
             other["description"] = json!(format!("Another spelling of {}.", entry.name));
             properties.insert((*alias).to_owned(), other);
         }
@@ -76,7 +76,7 @@ fn entry(entry: &Entry) -> Value {
     let mut value = shape(&entry.shape);
     value["description"] = json!(entry.meaning);
     if entry.need == Need::IgnoredInBody {
-        value["deprecated"] = json!(true);
+        tolerate(&mut value);
     }
     // A default in words is for people, not for an editor to insert.
     if let Some(default) = entry.default {
@@ -91,6 +91,12 @@ fn entry(entry: &Entry) -> Value {
         }
     }
     value
+}
+
+/// Taken, but not to be offered: the second word is what editors go by.
+fn tolerate(value: &mut Value) {
+    value["deprecated"] = json!(true);
+    value["doNotSuggest"] = json!(true);
 }
 
 fn shape(shape: &Shape) -> Value {

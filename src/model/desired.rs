@@ -26,8 +26,10 @@ pub struct Want {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub place: Place,
+    /// The name as it was written: `web/api`, also for its instance `web/api_2`.
+    pub declared: ProcessKey,
     pub state: State,
-    /// Names as instances carry them (`api_1` …), sorted.
+    /// Sorted. A name means all instances declared under it, or the one that carries it.
     pub depends_on: Vec<ProcessKey>,
     pub protect: Vec<Guard>,
     pub adopt: bool,

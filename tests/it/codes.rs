@@ -316,7 +316,7 @@ fn e0202_to_e0206_values_out_of_their_bounds() {
     );
     one(
         &with("spec:", "instances: 0\nspec:"),
-        "a.yaml:5:12 E0205 instances is 0; it must be 1 to 10000",
+        "a.yaml:5:12 E0205 instances is 0; it must be 1 to 1000000",
     );
     one(
         &with("bk_cloud_id: 0", "bk_cloud_id: -1"),

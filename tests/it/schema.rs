@@ -10,7 +10,8 @@ use crate::support::{GOOD, Tree, project, with};
 fn valid(root: &Value, schema: &Value, value: &Value) -> bool {
     let rules = schema.as_object().expect("a schema is a map");
     rules.iter().all(|(rule, by)| match rule.as_str() {
-        "$schema" | "$id" | "title" | "description" | "default" | "deprecated" | "$defs" => true,
+        "$schema" | "$id" | "title" | "description" | "default" | "deprecated" | "doNotSuggest"
+        | "$defs" => true,
         "type" => {
             let types = by.as_array().cloned().unwrap_or_else(|| vec![by.clone()]);
             types

@@ -77,15 +77,7 @@ pub fn expand(
             break;
         }
         agents_have_no_address(at, &spec, &hosts, &mut found);
-        resolved.push(resolve(
-            at,
-            key,
-            process,
-            spec,
-            hosts,
-            &names,
-            places[at].clone(),
-        ));
+        resolved.push(resolve(at, key, process, spec, hosts, places[at].clone()));
     }
     order::check_cycles(documents, &names, &mut found);
     rules::check_instances(&resolved, &mut found);
@@ -111,20 +103,17 @@ pub fn expand(
     }
 }
 
-/// Which documents declare a name: as written, and as instances carry it.
+/// Which documents declare a name, and how many instances each name has.
 pub struct Names {
     declared: HashMap<ProcessKey, Vec<usize>>,
-    /// `web/api_2` → `web/api`, and back.
-    written: HashMap<ProcessKey, ProcessKey>,
-    numbered: HashMap<ProcessKey, Vec<ProcessKey>>,
+    instances: HashMap<ProcessKey, u32>,
 }
 
 impl Names {
     fn collect(documents: &[Declaration]) -> Names {
         let mut names = Names {
             declared: HashMap::new(),
-            written: HashMap::new(),
-            numbered: HashMap::new(),
+            instances: HashMap::new(),
         };
         for (at, document) in documents.iter().enumerate() {
             let Declared::Process(process) = &document.declared else {
@@ -132,24 +121,29 @@ impl Names {
             };
             let Some(key) = &process.key else { continue };
             names.declared.entry(key.clone()).or_default().push(at);
-            if process.instances.is_some() {
-                let all = numbered(key, process).map(|(_, name)| name);
-                names
-                    .written
-                    .extend(all.clone().map(|name| (name, key.clone())));
-                names.numbered.entry(key.clone()).or_default().extend(all);
-            }
+            let most = names.instances.entry(key.clone()).or_default();
+            *most = (*most).max(process.instances.unwrap_or_default());
         }
         names
     }
 
-    /// The name under which a process was written, from that name or an instance's.
-    fn written<'a>(&'a self, key: &'a ProcessKey) -> Option<&'a ProcessKey> {
-        if self.declared.contains_key(key) {
-            Some(key)
-        } else {
-            self.written.get(key)
+    /// The name under which a process was written, from that name or an instance's (`web/api_2` → `web/api`).
+    fn written(&self, key: &ProcessKey) -> Option<&ProcessKey> {
+        if let Some((key, _)) = self.declared.get_key_value(key) {
+            return Some(key);
         }
+        let (name, number) = key.name.as_str().rsplit_once('_')?;
+        // Only as it would be written: no sign, no leading zero.
+        let number: u32 = number
+            .parse()
+            .ok()
+            .filter(|n: &u32| *n > 0 && n.to_string() == number)?;
+        let base = ProcessKey {
+            namespace: key.namespace.clone(),
+            name: name.parse().ok()?,
+        };
+        let (key, most) = self.instances.get_key_value(&base)?;
+        (number <= *most).then_some(key)
     }
 }
 
@@ -157,24 +151,25 @@ impl Names {
 fn numbered(
     key: &ProcessKey,
     process: &Process,
-) -> impl Iterator<Item = (Option<u32>, ProcessKey)> + Clone {
+) -> impl Iterator<Item = (Option<u32>, ProcessKey)> {
     let many = process
         .instances
         .into_iter()
         .flat_map(|count| 1..=count)
         .filter_map(|number| {
             // A name that is too long with its number was refused as such.
-            let name = format!("{}_{number}", key.name).parse().ok()?;
-            Some((
-                Some(number),
-                ProcessKey {
-                    namespace: key.namespace.clone(),
-                    name,
-                },
-            ))
+            Some((Some(number), instance_name(key, number)?))
         });
     let one = process.instances.is_none().then(|| (None, key.clone()));
     one.into_iter().chain(many)
+}
+
+fn instance_name(key: &ProcessKey, number: u32) -> Option<ProcessKey> {
+    let name = format!("{}_{number}", key.name).parse().ok()?;
+    Some(ProcessKey {
+        namespace: key.namespace.clone(),
+        name,
+    })
 }
 
 fn resolve(
@@ -183,7 +178,6 @@ fn resolve(
     process: &Process,
     spec: Spec,
     hosts: Vec<(usize, Host)>,
-    names: &Names,
     place: Place,
 ) -> Resolved {
     let uses = variables::uses(&spec);
@@ -193,7 +187,7 @@ fn resolve(
         origins: Vec::new(),
         wants: Vec::with_capacity(hosts.len()),
     };
-    let origin = Arc::new(origin(process, order::expanded(process, names), place));
+    let origin = Arc::new(origin(key, process, place));
     for (number, name) in numbered(key, process) {
         // Giving a process a number is a rename of the first one.
         let origin = match number {
@@ -240,12 +234,20 @@ fn resolve(
     resolved
 }
 
-fn origin(process: &Process, depends_on: Vec<ProcessKey>, place: Place) -> Origin {
+fn origin(key: &ProcessKey, process: &Process, place: Place) -> Origin {
+    let mut depends_on: Vec<ProcessKey> = process
+        .depends_on
+        .iter()
+        .map(|(_, key)| key.clone())
+        .collect();
+    depends_on.sort();
+    depends_on.dedup();
     let mut protect = process.protect.clone();
     protect.sort();
     protect.dedup();
     Origin {
         place,
+        declared: key.clone(),
         state: process.state,
         depends_on,
         protect,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::super::Declaration;
 use super::super::check::{Declared, Process};
 use super::super::problem::{Code, Finding, Path, did_you_mean};
-use super::{Names, numbered};
+use super::{Names, instance_name};
 use crate::model::ProcessKey;
 
 /// Does what a process names exist (depends_on), or not any more (moved_from)?
@@ -66,20 +66,6 @@ fn similar(key: &ProcessKey, names: &Names) -> Option<String> {
     let mut all: Vec<String> = names.declared.keys().map(ToString::to_string).collect();
     all.sort();
     did_you_mean(&key.to_string(), all.iter().map(String::as_str)).map(str::to_owned)
-}
-
-/// The names that instances of the dependencies carry.
-pub fn expanded(process: &Process, names: &Names) -> Vec<ProcessKey> {
-    let mut keys: Vec<ProcessKey> = Vec::new();
-    for (_, key) in &process.depends_on {
-        match names.numbered.get(key) {
-            Some(numbered) => keys.extend(numbered.iter().cloned()),
-            None => keys.push(key.clone()),
-        }
-    }
-    keys.sort();
-    keys.dedup();
-    keys
 }
 
 /// Circles, each reported once, at the process whose name comes first. Iterative: a chain may be as long as it likes.
@@ -193,9 +179,10 @@ fn down(
     }
 }
 
-/// The longest name that a process gets must still be a name.
-pub fn longest_name(process: &Process) -> Option<String> {
-    let key = process.key.as_ref()?;
-    let count = process.instances?;
-    (numbered(key, process).count() != count as usize).then(|| format!("{}_{count}", key.name))
+/// A name that is fine by itself and too long with the number of an instance.
+pub fn name_too_long(process: &Process) -> Option<String> {
+    let (key, count) = (process.key.as_ref()?, process.instances?);
+    instance_name(key, count)
+        .is_none()
+        .then(|| format!("{}_{count}", key.name))
 }

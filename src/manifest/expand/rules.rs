@@ -50,7 +50,7 @@ pub fn check(
     policies: &[(usize, Policy)],
     found: &mut Vec<(usize, Finding)>,
 ) {
-    if let Some(name) = order::longest_name(process) {
+    if let Some(name) = order::name_too_long(process) {
         let message = format!("with `instances` a name becomes {name:?}, which is too long");
         found.push((
             at,

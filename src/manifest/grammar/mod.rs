@@ -135,7 +135,7 @@ pub const RETRIES: RangeInclusive<i64> = 0..=10_000;
 pub const AUTO_TYPE: RangeInclusive<i64> = 0..=2;
 pub const ANY_COUNT: RangeInclusive<i64> = 0..=i64::MAX;
 pub const SMALL_COUNT: RangeInclusive<i64> = 0..=u32::MAX as i64;
-pub const INSTANCES: RangeInclusive<i64> = 1..=10_000;
+pub const INSTANCES: RangeInclusive<i64> = 1..=1_000_000;
 
 pub const STATES: &[&str] = &["running", "stopped", "unhosted", "absent"];
 pub const START_MODES: &[&str] = &["daemon", "foreground"];
