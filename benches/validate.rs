@@ -33,23 +33,12 @@ fn main() {
     }
     let bytes: usize = documents.iter().map(String::len).sum();
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    println!(
-        "{DOCUMENTS} documents, {:.1} MB, {cores} cores, best of {RUNS} runs",
-        bytes as f64 / 1e6
-    );
+    println!("{DOCUMENTS} documents, {:.1} MB, {cores} cores, best of {RUNS} runs", bytes as f64 / 1e6);
 
     let text = documents.concat();
     let alone_one = best(|| yaml_alone(&text));
-    let alone_many = best(|| {
-        files(&many)
-            .iter()
-            .map(|path| yaml_alone(&read(path)))
-            .sum()
-    });
-    for (name, path, alone) in [
-        ("one file", &one, alone_one),
-        ("10,000 files", &many, alone_many),
-    ] {
+    let alone_many = best(|| files(&many).iter().map(|path| yaml_alone(&read(path))).sum());
+    for (name, path, alone) in [("one file", &one, alone_one), ("10,000 files", &many, alone_many)] {
         let whole = best(|| loaded(path));
         let ratio = whole.as_secs_f64() / alone.as_secs_f64();
         let peak = peak_of(path);
@@ -60,8 +49,8 @@ fn main() {
 }
 
 fn yaml_alone(text: &str) -> usize {
-    let documents = serde_yaml::Deserializer::from_str(text)
-        .map(|d| Document::deserialize(d).expect("a document"));
+    let documents =
+        serde_yaml::Deserializer::from_str(text).map(|d| Document::deserialize(d).expect("a document"));
     documents.count()
 }
 
@@ -81,11 +70,7 @@ fn best(run: impl Fn() -> usize) -> Duration {
 }
 
 fn files(folder: &Path) -> Vec<PathBuf> {
-    std::fs::read_dir(folder)
-        .expect("a folder")
-        .flatten()
-        .map(|entry| entry.path())
-        .collect()
+    std::fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path()).collect()
 }
 
 fn read(path: &Path) -> String {
@@ -94,21 +79,14 @@ fn read(path: &Path) -> String {
 
 fn peak_of(path: &Path) -> String {
     let program = std::env::current_exe().expect("this program");
-    let output = Command::new(program)
-        .arg(PEAK)
-        .arg(path)
-        .output()
-        .expect("it runs");
+    let output = Command::new(program).arg(PEAK).arg(path).output().expect("it runs");
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 fn tell_peak(path: &Path) {
     assert_eq!(loaded(path), DOCUMENTS);
     let status = read(Path::new("/proc/self/status"));
-    let peak = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:"))
-        .unwrap_or("unknown");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("unknown");
     println!("{}", peak.trim());
 }
 
@@ -116,15 +94,9 @@ fn tell_peak(path: &Path) {
 fn document(nth: usize) -> String {
     let mut text = String::from("---\n");
     let labels = "  labels:\n    proc_name: proc-test\n";
-    let _ = write!(
-        text,
-        "meta:\n  namespace: gse\n  name: proc-test-{nth:05}\n{labels}"
-    );
+    let _ = write!(text, "meta:\n  namespace: gse\n  name: proc-test-{nth:05}\n{labels}");
     text.push_str("hosts:\n  - ip: 10.0.0.1\n    bk_cloud_id: 1\n    bk_supplier_id: 2\nspec:\n");
-    let _ = write!(
-        text,
-        "  identity:\n    index_key: \"{nth}\"\n    proc_name: proc-test\n"
-    );
+    let _ = write!(text, "  identity:\n    index_key: \"{nth}\"\n    proc_name: proc-test\n");
     for (name, value) in [
         ("setup_path", "/data/gsetest/"),
         ("pid_path", "/data/gsetest/proc-test.pid"),
@@ -135,18 +107,14 @@ fn document(nth: usize) -> String {
         let _ = writeln!(text, "    {name}: {value}");
     }
     text.push_str("  control:\n");
-    for name in [
-        "start", "stop", "restart", "reload", "kill", "version", "health",
-    ] {
+    for name in ["start", "stop", "restart", "reload", "kill", "version", "health"] {
         let _ = writeln!(text, "    {name}_cmd: ./{name}.sh");
     }
-    text.push_str(
-        "  resource:\n    cpu: 10.0\n    mem: 10.0\n    fd: 10000\n    disk: 100\n    net: 0\n",
-    );
-    text.push_str(
-        "  monitor_policy:\n    auto_type: 1\n    start_check_secs: 5\n    stop_check_secs: 5\n",
-    );
+    text.push_str("  resource:\n    cpu: 10.0\n    mem: 10.0\n    fd: 10000\n    disk: 100\n    net: 0\n");
+    text.push_str("  monitor_policy:\n    auto_type: 1\n    start_check_secs: 5\n    stop_check_secs: 5\n");
     text.push_str("    start_retries: 3\n    start_interval: 20\n    crotab_rule: \"\"\n");
-    text.push_str("  warn_report_policy:\n    report_id: 0\n  configmap:\n    - path: \"\"\n      md5: \"\"\n");
+    text.push_str(
+        "  warn_report_policy:\n    report_id: 0\n  configmap:\n    - path: \"\"\n      md5: \"\"\n",
+    );
     text
 }

@@ -16,20 +16,11 @@ fn main() -> ExitCode {
     }
     let mut hosts: BTreeMap<_, Vec<String>> = BTreeMap::new();
     for (key, want) in &loaded.desired.instances {
-        let line = format!(
-            "{} is to be {} ({})",
-            key.process(),
-            want.origin.state.word(),
-            want.origin.place
-        );
+        let line = format!("{} is to be {} ({})", key.process(), want.origin.state.word(), want.origin.place);
         hosts.entry(key.host.clone()).or_default().push(line);
     }
     for (host, processes) in hosts {
         println!("{host}\n  {}", processes.join("\n  "));
     }
-    if loaded.errors() > 0 {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    }
+    if loaded.errors() > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

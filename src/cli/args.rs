@@ -29,13 +29,7 @@ pub struct Common {
     #[arg(short, long, global = true, action = ArgAction::Count, env = "ABIDE_VERBOSE", help_heading = "Everywhere")]
     pub verbose: u8,
     /// Say nothing on stderr but errors
-    #[arg(
-        short,
-        long,
-        global = true,
-        env = "ABIDE_QUIET",
-        help_heading = "Everywhere"
-    )]
+    #[arg(short, long, global = true, env = "ABIDE_QUIET", help_heading = "Everywhere")]
     pub quiet: bool,
     /// Form of log lines on stderr
     #[arg(
@@ -136,14 +130,7 @@ pub struct Validate {
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
     /// Form of the problems: for people, for scripts, or as annotations of a GitHub workflow
-    #[arg(
-        short,
-        long,
-        value_enum,
-        default_value_t,
-        env = "ABIDE_OUTPUT",
-        value_name = "FORM"
-    )]
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_OUTPUT", value_name = "FORM")]
     pub output: ProblemForm,
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -235,23 +222,14 @@ pub struct Convert {
 
 fn dialect_parser() -> impl clap::builder::TypedValueParser<Value = Dialect> {
     use clap::builder::{PossibleValuesParser, TypedValueParser};
-    PossibleValuesParser::new(Dialect::ALL.map(Dialect::name)).map(|name| {
-        Dialect::ALL
-            .into_iter()
-            .find(|dialect| dialect.name() == name)
-            .unwrap_or(Dialect::GseV1)
-    })
+    PossibleValuesParser::new(Dialect::ALL.map(Dialect::name))
+        .map(|name| Dialect::ALL.into_iter().find(|dialect| dialect.name() == name).unwrap_or(Dialect::GseV1))
 }
 
 fn job_api_parser() -> impl clap::builder::TypedValueParser<Value = JobApi> {
     use clap::builder::{PossibleValuesParser, TypedValueParser};
-    PossibleValuesParser::new(["manage_proc", "operate_process"]).map(|name| {
-        if name == "manage_proc" {
-            JobApi::ManageProc
-        } else {
-            JobApi::OperateProcess
-        }
-    })
+    PossibleValuesParser::new(["manage_proc", "operate_process"])
+        .map(|name| if name == "manage_proc" { JobApi::ManageProc } else { JobApi::OperateProcess })
 }
 
 /// Explain a field of a manifest: type, default, meaning, source, what changing it does
@@ -271,12 +249,7 @@ pub struct Explain {
     #[arg(long = "in", value_name = "PATH", env = "ABIDE_IN")]
     pub paths: Vec<PathBuf>,
     /// With --in: only this process
-    #[arg(
-        long,
-        value_name = "NS/NAME",
-        env = "ABIDE_PROCESS",
-        requires = "paths"
-    )]
+    #[arg(long, value_name = "NS/NAME", env = "ABIDE_PROCESS", requires = "paths")]
     pub process: Option<String>,
 }
 
@@ -301,14 +274,7 @@ pub struct Man {
 #[derive(Debug, clap::Args)]
 pub struct Version {
     /// Form of the output
-    #[arg(
-        short,
-        long,
-        value_enum,
-        default_value_t,
-        env = "ABIDE_OUTPUT",
-        value_name = "FORM"
-    )]
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_OUTPUT", value_name = "FORM")]
     pub output: PlainForm,
 }
 

@@ -46,11 +46,7 @@ pub fn run(args: &Convert, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// The manifests that the bodies stand for, and whether any was a body.
-fn documents(
-    bodies: Vec<Body<JobBody>>,
-    args: &Convert,
-    printer: &Printer,
-) -> (Vec<Document>, bool) {
+fn documents(bodies: Vec<Body<JobBody>>, args: &Convert, printer: &Printer) -> (Vec<Document>, bool) {
     let (mut documents, mut any_body) = (Vec::new(), false);
     for body in bodies {
         match body {
@@ -62,42 +58,30 @@ fn documents(
                 any_body = true;
                 let (subjects, notes) = job.subjects(args.job_api.unwrap_or_else(|| job.api()));
                 notes.iter().for_each(|note| printer.warning(note));
-                documents.extend(
-                    subjects
-                        .iter()
-                        .map(|s| manifests::process(&s.key, &s.hosts, s.state, &s.spec)),
-                );
+                documents
+                    .extend(subjects.iter().map(|s| manifests::process(&s.key, &s.hosts, s.state, &s.spec)));
             }
         }
     }
     (documents, any_body)
 }
 
-fn to_bodies(
-    loaded: &Loaded,
-    dialect: Dialect,
-    strict: bool,
-    printer: &Printer,
-) -> Result<Exit, Failure> {
+fn to_bodies(loaded: &Loaded, dialect: Dialect, strict: bool, printer: &Printer) -> Result<Exit, Failure> {
     let (bodies, mut losses) = gse::bodies(&subjects(loaded), dialect);
     losses.extend(abides_own(loaded));
     losses.sort();
     losses.dedup();
     for body in bodies {
         let json = serde_json::to_string_pretty(&body);
-        let json = json
-            .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))?;
+        let json = json.map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))?;
         printer.data(&(json + "\n"));
     }
     for Loss { key, what, why } in &losses {
-        printer.to_stderr(&format!(
-            "{WARNING}not said{WARNING:#}: {key}: {what} ({why})\n"
-        ));
+        printer.to_stderr(&format!("{WARNING}not said{WARNING:#}: {key}: {what} ({why})\n"));
     }
     if strict && !losses.is_empty() {
         let message = format!("a body of {} cannot say everything", dialect.name());
-        return Err(Failure::new(Exit::InvalidManifest, message)
-            .hint("without --strict the rest is written"));
+        return Err(Failure::new(Exit::InvalidManifest, message).hint("without --strict the rest is written"));
     }
     Ok(Exit::Done)
 }
@@ -106,10 +90,7 @@ fn to_bodies(
 fn subjects(loaded: &Loaded) -> Vec<Subject> {
     let mut by_process: BTreeMap<ProcessKey, Vec<(&InstanceKey, &Want)>> = BTreeMap::new();
     for (key, want) in &loaded.desired.instances {
-        by_process
-            .entry(key.process())
-            .or_default()
-            .push((key, want));
+        by_process.entry(key.process()).or_default().push((key, want));
     }
     let mut subjects: Vec<Subject> = Vec::new();
     for (key, wants) in by_process {
@@ -134,32 +115,21 @@ fn subjects(loaded: &Loaded) -> Vec<Subject> {
 fn abides_own(loaded: &Loaded) -> Vec<Loss> {
     let mut losses = Vec::new();
     for (key, Want { origin, .. }) in &loaded.desired.instances {
-        let numbered =
-            |from: &&ProcessKey| !key.name.as_str().starts_with(&format!("{}_", from.name));
+        let numbered = |from: &&ProcessKey| !key.name.as_str().starts_with(&format!("{}_", from.name));
         let set = [
             ("depends_on", !origin.depends_on.is_empty()),
             ("protect", !origin.protect.is_empty()),
             ("adopt", origin.adopt),
-            (
-                "moved_from",
-                origin.moved_from.iter().any(|from| numbered(&from)),
-            ),
+            ("moved_from", origin.moved_from.iter().any(|from| numbered(&from))),
             ("on_change", !origin.on_change.is_empty()),
             ("rollout", origin.rollout.is_some()),
         ];
-        losses.extend(
-            set.into_iter()
-                .filter(|(_, there)| *there)
-                .map(|(what, _)| Loss {
-                    key: key.process(),
-                    what: what.to_owned(),
-                    why: "it is Abide's own".to_owned(),
-                }),
-        );
-        debug_assert!(matches!(
-            key.host,
-            HostKey::Address { .. } | HostKey::Agent(_)
-        ));
+        losses.extend(set.into_iter().filter(|(_, there)| *there).map(|(what, _)| Loss {
+            key: key.process(),
+            what: what.to_owned(),
+            why: "it is Abide's own".to_owned(),
+        }));
+        debug_assert!(matches!(key.host, HostKey::Address { .. } | HostKey::Agent(_)));
     }
     losses
 }
@@ -170,9 +140,5 @@ fn invalid(problems: &[Problem], printer: &Printer) -> Exit {
 }
 
 fn shown(problems: &[Problem]) -> String {
-    problems
-        .iter()
-        .map(print::problem)
-        .collect::<Vec<_>>()
-        .join("\n")
+    problems.iter().map(print::problem).collect::<Vec<_>>().join("\n")
 }

@@ -15,18 +15,10 @@ pub fn run(args: &Explain, printer: &Printer) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     };
     if field == "problems" {
-        printer.data(
-            &Code::ALL
-                .iter()
-                .map(|code| problem(*code))
-                .collect::<String>(),
-        );
+        printer.data(&Code::ALL.iter().map(|code| problem(*code)).collect::<String>());
         return Ok(Exit::Done);
     }
-    if let Some(code) = Code::ALL
-        .iter()
-        .find(|code| code.text().eq_ignore_ascii_case(field))
-    {
+    if let Some(code) = Code::ALL.iter().find(|code| code.text().eq_ignore_ascii_case(field)) {
         printer.data(&problem(*code));
         return Ok(Exit::Done);
     }
@@ -45,12 +37,7 @@ pub fn run(args: &Explain, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 fn problem(code: Code) -> String {
-    format!(
-        "{BOLD}{}{BOLD:#}  {:<8} {}\n",
-        code.text(),
-        code.severity().to_string(),
-        code.title()
-    )
+    format!("{BOLD}{}{BOLD:#}  {:<8} {}\n", code.text(), code.severity().to_string(), code.title())
 }
 
 fn provenance(args: &Explain, found: &Explanation, printer: &Printer) -> Result<Exit, Failure> {
@@ -61,10 +48,7 @@ fn provenance(args: &Explain, found: &Explanation, printer: &Printer) -> Result<
         Some(Err(error)) => return Err(Failure::new(Exit::Usage, format!("--process: {error}"))),
     };
     let Some(path) = found.path.strip_prefix("spec.") else {
-        let message = format!(
-            "{} is not inherited: only fields of a spec come from Defaults",
-            found.path
-        );
+        let message = format!("{} is not inherited: only fields of a spec come from Defaults", found.path);
         return Err(Failure::new(Exit::Usage, message));
     };
     let loaded = manifest::load(&args.paths, &limits);
@@ -75,23 +59,14 @@ fn provenance(args: &Explain, found: &Explanation, printer: &Printer) -> Result<
     let wanted = |given: &&Given| only.as_ref().is_none_or(|only| given.process == *only);
     let lines: Vec<String> = all.iter().filter(wanted).map(line).collect();
     if lines.is_empty() {
-        return Err(Failure::new(
-            Exit::Failed,
-            "no such process is declared there",
-        ));
+        return Err(Failure::new(Exit::Failed, "no such process is declared there"));
     }
     printer.data(&lines.concat());
     Ok(Exit::Done)
 }
 
 fn line(given: &Given) -> String {
-    let Given {
-        process,
-        path,
-        value,
-        place,
-        inherited,
-    } = given;
+    let Given { process, path, value, place, inherited } = given;
     let from = if *inherited { ", a Defaults" } else { "" };
     match (value, place) {
         (Some(value), Some(place)) => {
@@ -116,8 +91,7 @@ fn overview() -> String {
 
 fn explanation(found: &Explanation) -> String {
     let mut text = String::new();
-    let mut row =
-        |name: &str, value: &str| text.push_str(&format!("{BOLD}{name:<9}{BOLD:#} {value}\n"));
+    let mut row = |name: &str, value: &str| text.push_str(&format!("{BOLD}{name:<9}{BOLD:#} {value}\n"));
     row("field", &found.path);
     if let Some(entry) = found.entry {
         row("type", &entry.shape.describe());
@@ -144,11 +118,7 @@ fn explanation(found: &Explanation) -> String {
 
 fn fields(section: &Section) -> String {
     let mut text = format!("{BOLD}fields{BOLD:#}\n");
-    for entry in section
-        .entries
-        .iter()
-        .filter(|entry| entry.need != Need::IgnoredInBody)
-    {
+    for entry in section.entries.iter().filter(|entry| entry.need != Need::IgnoredInBody) {
         text.push_str(&format!("  {:<24} {}\n", entry.name, entry.meaning));
     }
     text

@@ -9,8 +9,8 @@ use crate::manifest::{did_you_mean, schema};
 
 pub fn schema(printer: &Printer) -> Result<Exit, Failure> {
     let schema = serde_json::to_string_pretty(&schema::schema());
-    let schema = schema
-        .map_err(|error| Failure::new(Exit::Failed, format!("cannot write the schema: {error}")))?;
+    let schema =
+        schema.map_err(|error| Failure::new(Exit::Failed, format!("cannot write the schema: {error}")))?;
     printer.data(&(schema + "\n"));
     Ok(Exit::Done)
 }
@@ -31,28 +31,18 @@ pub fn man(args: &Man, printer: &Printer) -> Result<Exit, Failure> {
             // The page of a verb is called as people look for it: abide-validate.
             Some(found) => found.clone(),
             None => {
-                let names: Vec<_> = command
-                    .get_subcommands()
-                    .map(clap::Command::get_name)
-                    .collect();
+                let names: Vec<_> = command.get_subcommands().map(clap::Command::get_name).collect();
                 let hint = match did_you_mean(verb, names.iter().copied()) {
                     Some(meant) => format!("did you mean {meant}?"),
                     None => format!("verbs: {}", names.join(", ")),
                 };
-                return Err(
-                    Failure::new(Exit::Usage, format!("abide has no verb {verb:?}")).hint(hint),
-                );
+                return Err(Failure::new(Exit::Usage, format!("abide has no verb {verb:?}")).hint(hint));
             }
         },
     };
     let mut text = Vec::new();
     let rendered = clap_mangen::Man::new(page).render(&mut text);
-    rendered.map_err(|error| {
-        Failure::new(
-            Exit::Failed,
-            format!("cannot write the manual page: {error}"),
-        )
-    })?;
+    rendered.map_err(|error| Failure::new(Exit::Failed, format!("cannot write the manual page: {error}")))?;
     printer.data(&String::from_utf8_lossy(&text));
     Ok(Exit::Done)
 }

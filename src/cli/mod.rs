@@ -37,11 +37,7 @@ pub struct Failure {
 
 impl Failure {
     fn new(exit: Exit, message: impl Into<String>) -> Failure {
-        Failure {
-            exit,
-            message: message.into(),
-            hint: None,
-        }
+        Failure { exit, message: message.into(), hint: None }
     }
 
     fn hint(mut self, hint: impl Into<String>) -> Failure {
@@ -56,10 +52,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // A broken pipe here is as good as printed.
             let _ = error.print();
-            let asked = matches!(
-                error.kind(),
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
-            );
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             return code(if asked { Exit::Done } else { Exit::Usage });
         }
     };
@@ -101,10 +94,7 @@ fn start_logging(args: &Args) {
         (false, 2) => LevelFilter::DEBUG,
         (false, _) => LevelFilter::TRACE,
     };
-    let log = tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_target(false);
+    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
     let colour = args.common.colour_on_stderr();
     match args.common.log_format {
         args::LogFormat::Text => log.with_ansi(colour).init(),

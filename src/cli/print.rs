@@ -23,10 +23,7 @@ pub struct Printer {
 
 impl Printer {
     pub fn new(common: &Common) -> Printer {
-        Printer {
-            color: common.color,
-            quiet: common.quiet,
-        }
+        Printer { color: common.color, quiet: common.quiet }
     }
 
     /// Data, to stdout.
@@ -63,16 +60,7 @@ impl Printer {
 
 /// A problem for people: what, where, the line with a marker, and what to do.
 pub fn problem(problem: &Problem) -> String {
-    let Problem {
-        file,
-        line,
-        column,
-        severity,
-        code,
-        message,
-        hint,
-        excerpt,
-    } = problem;
+    let Problem { file, line, column, severity, code, message, hint, excerpt } = problem;
     let style = match severity {
         Severity::Error => ERROR,
         Severity::Warning => WARNING,
@@ -86,12 +74,8 @@ pub fn problem(problem: &Problem) -> String {
         let number = line.to_string();
         let gutter = " ".repeat(number.len());
         let (source, pad, marks) = marked(excerpt.text.trim_end(), excerpt.from, excerpt.len);
-        text.push_str(&format!(
-            "{DIM}{gutter} |{DIM:#}\n{DIM}{number} |{DIM:#} {source}\n"
-        ));
-        text.push_str(&format!(
-            "{DIM}{gutter} |{DIM:#} {pad}{style}{marks}{style:#}\n"
-        ));
+        text.push_str(&format!("{DIM}{gutter} |{DIM:#}\n{DIM}{number} |{DIM:#} {source}\n"));
+        text.push_str(&format!("{DIM}{gutter} |{DIM:#} {pad}{style}{marks}{style:#}\n"));
     }
     if let Some(hint) = hint {
         text.push_str(&format!("{HINT}hint{HINT:#}: {}\n", visible(hint)));
@@ -123,15 +107,7 @@ fn marked(line: &str, from: usize, len: usize) -> (String, String, String) {
 
 /// Text from a file, safe for a terminal.
 fn visible(text: &str) -> String {
-    text.chars()
-        .map(|c| {
-            if c.is_control() && c != '\n' {
-                '\u{fffd}'
-            } else {
-                c
-            }
-        })
-        .collect()
+    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 /// "1 file", "2 files".
@@ -158,22 +134,10 @@ mod tests {
 
     #[test]
     fn markers_stand_under_what_they_mean() {
-        assert_eq!(
-            marked("a: x", 3, 1),
-            ("a: x".into(), "   ".into(), "^".into())
-        );
-        assert_eq!(
-            marked("\ta: x", 1, 1),
-            (" a: x".into(), " ".into(), "^".into())
-        );
-        assert_eq!(
-            marked("名: 值", 3, 1),
-            ("名: 值".into(), "    ".into(), "^^".into())
-        );
-        assert_eq!(
-            marked("a:", 5, 1),
-            ("a:".into(), "     ".into(), "^".into())
-        );
+        assert_eq!(marked("a: x", 3, 1), ("a: x".into(), "   ".into(), "^".into()));
+        assert_eq!(marked("\ta: x", 1, 1), (" a: x".into(), " ".into(), "^".into()));
+        assert_eq!(marked("名: 值", 3, 1), ("名: 值".into(), "    ".into(), "^^".into()));
+        assert_eq!(marked("a:", 5, 1), ("a:".into(), "     ".into(), "^".into()));
     }
 
     #[test]

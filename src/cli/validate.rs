@@ -15,17 +15,9 @@ pub fn run(args: &Validate, printer: &Printer) -> Result<Exit, Failure> {
     let loaded = manifest::load(&args.paths, &args.limits.limits());
     let (files, documents) = (loaded.files, loaded.documents.len());
     info!(files, documents, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
-    let exit = if loaded.errors() > 0 {
-        Exit::InvalidManifest
-    } else {
-        Exit::Done
-    };
+    let exit = if loaded.errors() > 0 { Exit::InvalidManifest } else { Exit::Done };
     printer.data(&match args.output {
-        ProblemForm::Text => loaded
-            .problems
-            .iter()
-            .map(|problem| print::problem(problem) + "\n")
-            .collect(),
+        ProblemForm::Text => loaded.problems.iter().map(|problem| print::problem(problem) + "\n").collect(),
         ProblemForm::Json => json(&loaded.problems)?,
         ProblemForm::Github => loaded.problems.iter().map(annotation).collect(),
     });
@@ -43,26 +35,10 @@ pub fn json(problems: &[Problem]) -> Result<String, Failure> {
 
 /// A line that GitHub shows beside the line of the file.
 fn annotation(problem: &Problem) -> String {
-    let text = |text: &str| {
-        text.replace('%', "%25")
-            .replace('\r', "%0D")
-            .replace('\n', "%0A")
-    };
+    let text = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let property = |value: &str| text(value).replace(':', "%3A").replace(',', "%2C");
-    let Problem {
-        file,
-        line,
-        column,
-        severity,
-        code,
-        message,
-        hint,
-        ..
-    } = problem;
-    let hint = hint
-        .as_ref()
-        .map(|hint| format!("\nhint: {hint}"))
-        .unwrap_or_default();
+    let Problem { file, line, column, severity, code, message, hint, .. } = problem;
+    let hint = hint.as_ref().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();
     format!(
         "::{severity} file={},line={line},col={column},title={}::{}\n",
         property(file),
@@ -73,27 +49,11 @@ fn annotation(problem: &Problem) -> String {
 
 fn summary(loaded: &Loaded) -> String {
     let errors = loaded.errors();
-    let warnings = loaded
-        .problems
-        .iter()
-        .filter(|p| p.severity == Severity::Warning)
-        .count();
-    let hosts: BTreeSet<_> = loaded
-        .desired
-        .instances
-        .keys()
-        .map(|key| &key.host)
-        .collect();
-    let read = format!(
-        "{} in {}",
-        count(loaded.documents.len(), "document"),
-        count(loaded.files, "file")
-    );
-    let wanted = format!(
-        "{} on {}",
-        count(loaded.desired.instances.len(), "instance"),
-        count(hosts.len(), "host")
-    );
+    let warnings = loaded.problems.iter().filter(|p| p.severity == Severity::Warning).count();
+    let hosts: BTreeSet<_> = loaded.desired.instances.keys().map(|key| &key.host).collect();
+    let read = format!("{} in {}", count(loaded.documents.len(), "document"), count(loaded.files, "file"));
+    let wanted =
+        format!("{} on {}", count(loaded.desired.instances.len(), "instance"), count(hosts.len(), "host"));
     let found = match (errors, warnings) {
         (0, 0) => "no problems".to_owned(),
         (0, _) => count(warnings, "warning"),

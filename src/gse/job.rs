@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{Dialect, Loss, Subject};
 use crate::model::{
-    AutoType, Control, Host, HostKey, Identity, Job, Monitor, Name, Percent, ProcessKey, Resource,
-    Spec, State,
+    AutoType, Control, Host, HostKey, Identity, Job, Monitor, Name, Percent, ProcessKey, Resource, Spec,
+    State,
 };
 
 /// Which of the two calls a body is for.
@@ -83,11 +83,7 @@ pub struct Limit(pub f64);
 
 impl Serialize for Limit {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        if self.0.fract() == 0.0 {
-            to.serialize_i64(self.0 as i64)
-        } else {
-            to.serialize_f64(self.0)
-        }
+        if self.0.fract() == 0.0 { to.serialize_i64(self.0 as i64) } else { to.serialize_f64(self.0) }
     }
 }
 
@@ -103,11 +99,7 @@ impl JobBody {
         let any = |set: fn(&JobProcess) -> bool| self.process_infos.iter().any(set);
         let operates = any(|p| p.contact.is_some() || p.account.is_some());
         let manages = any(|p| p.proc_owner.is_some()) && matches!(self.op_type, None | Some(1 | 2));
-        if manages && !operates {
-            Api::ManageProc
-        } else {
-            Api::OperateProcess
-        }
+        if manages && !operates { Api::ManageProc } else { Api::OperateProcess }
     }
 
     /// What the body asks for, as wishes. The second list is what a reader should know about.
@@ -122,40 +114,22 @@ impl JobBody {
                 continue;
             };
             let mut spec = process.spec(&mut note);
-            spec.labels
-                .extend(scope.clone().map(|scope| (SCOPE_LABEL.to_owned(), scope)));
+            spec.labels.extend(scope.clone().map(|scope| (SCOPE_LABEL.to_owned(), scope)));
             let state = state(api, self.op_type, spec.monitor.auto_type, &mut note);
-            let hosts = process
-                .ip_list
-                .iter()
-                .filter_map(|host| match host.ip.parse() {
-                    Ok(ip) => Some(Host {
-                        key: HostKey::Address {
-                            cloud: host.bk_cloud_id,
-                            ip,
-                        },
-                        supplier: None,
-                        agent_id: None,
-                    }),
-                    Err(_) => {
-                        note(format!(
-                            "{:?} is not an IP address; the host is left out",
-                            host.ip
-                        ));
-                        None
-                    }
-                });
-            let hosts = hosts.collect();
-            let key = ProcessKey {
-                namespace: namespace.clone(),
-                name,
-            };
-            subjects.push(Subject {
-                key,
-                hosts,
-                state,
-                spec,
+            let hosts = process.ip_list.iter().filter_map(|host| match host.ip.parse() {
+                Ok(ip) => Some(Host {
+                    key: HostKey::Address { cloud: host.bk_cloud_id, ip },
+                    supplier: None,
+                    agent_id: None,
+                }),
+                Err(_) => {
+                    note(format!("{:?} is not an IP address; the host is left out", host.ip));
+                    None
+                }
             });
+            let hosts = hosts.collect();
+            let key = ProcessKey { namespace: namespace.clone(), name };
+            subjects.push(Subject { key, hosts, state, spec });
         }
         (subjects, notes)
     }
@@ -167,8 +141,7 @@ impl JobBody {
             (None, Some(Value::Number(id))) => id.to_string(),
             _ => {
                 notes.push(
-                    "the body names neither bk_biz_id nor bk_scope_id; the namespace is job-0"
-                        .to_owned(),
+                    "the body names neither bk_biz_id nor bk_scope_id; the namespace is job-0".to_owned(),
                 );
                 "0".to_owned()
             }
@@ -180,30 +153,15 @@ impl JobBody {
 /// A text as a name: what a key cannot carry becomes `-`.
 fn speakable(text: &str) -> Name {
     let fits = |c: char| !(matches!(c, ':' | '/') || c.is_whitespace() || c.is_control());
-    let text: String = text
-        .chars()
-        .map(|c| if fits(c) { c } else { '-' })
-        .take(128)
-        .collect();
+    let text: String = text.chars().map(|c| if fits(c) { c } else { '-' }).take(128).collect();
     text.parse().unwrap_or_else(|_| speakable("unnamed"))
 }
 
-fn state(
-    api: Api,
-    op_type: Option<i64>,
-    auto_type: AutoType,
-    note: &mut impl FnMut(String),
-) -> State {
-    let unhosted = if auto_type == AutoType::OneShot {
-        State::Stopped
-    } else {
-        State::Unhosted
-    };
+fn state(api: Api, op_type: Option<i64>, auto_type: AutoType, note: &mut impl FnMut(String)) -> State {
+    let unhosted = if auto_type == AutoType::OneShot { State::Stopped } else { State::Unhosted };
     match (api, op_type) {
         (_, None) => State::Running,
-        (Api::ManageProc, Some(1)) | (Api::OperateProcess, Some(0 | 2 | 3 | 7 | 8)) => {
-            State::Running
-        }
+        (Api::ManageProc, Some(1)) | (Api::OperateProcess, Some(0 | 2 | 3 | 7 | 8)) => State::Running,
         (Api::OperateProcess, Some(1 | 9)) => State::Stopped,
         (Api::ManageProc, Some(2)) | (Api::OperateProcess, Some(4)) => unhosted,
         (_, Some(other)) => {
@@ -216,10 +174,7 @@ fn state(
 impl JobProcess {
     /// An instance of JOB is known by its value_key, else by its program.
     fn name(&self, note: &mut impl FnMut(String)) -> Option<Name> {
-        let own = [&self.value_key, &self.proc_name]
-            .into_iter()
-            .flatten()
-            .find(|text| !text.is_empty());
+        let own = [&self.value_key, &self.proc_name].into_iter().flatten().find(|text| !text.is_empty());
         let Some(own) = own else {
             note("it has neither value_key nor proc_name, and is left out".to_owned());
             return None;
@@ -245,10 +200,8 @@ impl JobProcess {
             }
             fit
         };
-        let (cycle_time, instance_num) = (
-            number("cycle_time", self.cycle_time),
-            number("instance_num", self.instance_num),
-        );
+        let (cycle_time, instance_num) =
+            (number("cycle_time", self.cycle_time), number("instance_num", self.instance_num));
         let begin = number("start_check_begin_time", self.start_check_begin_time);
         let end = number("start_check_end_time", self.start_check_end_time);
         let op_timeout = number("op_timeout", self.op_timeout);
@@ -264,10 +217,7 @@ impl JobProcess {
                 } else {
                     AutoType::Resident
                 };
-                note(format!(
-                    "`type` is left out; auto_type is taken as {}",
-                    i64::from(guess)
-                ));
+                note(format!("`type` is left out; auto_type is taken as {}", i64::from(guess)));
                 guess
             }
         };
@@ -301,11 +251,7 @@ impl JobProcess {
                 mem: share("mem_lmt", self.mem_lmt),
                 ..Resource::default()
             },
-            monitor: Monitor {
-                auto_type,
-                op_timeout,
-                ..Monitor::default()
-            },
+            monitor: Monitor { auto_type, op_timeout, ..Monitor::default() },
             job: Job {
                 proc_owner: text(&self.proc_owner).or_else(|| text(&self.contact)),
                 func_id: any_text(&self.func_id),
@@ -325,14 +271,8 @@ pub fn bodies(subjects: &[Subject], losses: &mut Vec<Loss>) -> Vec<JobBody> {
     let mut bodies: Vec<JobBody> = Vec::new();
     for subject in subjects {
         let (api, op_type) = call(subject);
-        let mut body = JobBody {
-            op_type: Some(op_type),
-            ..JobBody::default()
-        };
-        match (
-            subject.key.namespace.as_str().strip_prefix(NAMESPACE),
-            subject.spec.labels.get(SCOPE_LABEL),
-        ) {
+        let mut body = JobBody { op_type: Some(op_type), ..JobBody::default() };
+        match (subject.key.namespace.as_str().strip_prefix(NAMESPACE), subject.spec.labels.get(SCOPE_LABEL)) {
             (Some(id), Some(scope)) => {
                 body.bk_scope_type = Some(scope.clone());
                 body.bk_scope_id = Some(Value::String(id.to_owned()));
@@ -346,17 +286,10 @@ pub fn bodies(subjects: &[Subject], losses: &mut Vec<Loss>) -> Vec<JobBody> {
         }
         let process = process(subject, api, losses);
         match bodies.iter_mut().find(|other| {
-            JobBody {
-                process_infos: Vec::new(),
-                ..(*other).clone()
-            } == body
-                && other.api() == api
+            JobBody { process_infos: Vec::new(), ..(*other).clone() } == body && other.api() == api
         }) {
             Some(body) => body.process_infos.push(process),
-            None => bodies.push(JobBody {
-                process_infos: vec![process],
-                ..body
-            }),
+            None => bodies.push(JobBody { process_infos: vec![process], ..body }),
         }
     }
     bodies
@@ -376,14 +309,7 @@ fn call(subject: &Subject) -> (Api, i64) {
 }
 
 fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
-    let Spec {
-        identity,
-        control,
-        resource,
-        monitor,
-        job,
-        ..
-    } = &subject.spec;
+    let Spec { identity, control, resource, monitor, job, .. } = &subject.spec;
     let index = identity.value_key.as_deref().unwrap_or(&identity.proc_name);
     if speakable(index) != subject.key.name {
         losses.push(Loss::new(
@@ -400,29 +326,15 @@ fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
     );
     let mut percent = |what: &str, share: Option<Percent>| {
         if share.is_some_and(|share| share.get().fract() != 0.0) {
-            losses.push(Loss::new(
-                subject,
-                what,
-                "JOB takes whole percents; it is rounded",
-            ));
+            losses.push(Loss::new(subject, what, "JOB takes whole percents; it is rounded"));
         }
         share.map(|share| Limit(share.get().round()))
     };
-    let (cpu_lmt, mem_lmt) = (
-        percent("resource.cpu", resource.cpu),
-        percent("resource.mem", resource.mem),
-    );
+    let (cpu_lmt, mem_lmt) = (percent("resource.cpu", resource.cpu), percent("resource.mem", resource.mem));
     let hosts = subject.hosts.iter().filter_map(|host| match &host.key {
-        HostKey::Address { cloud, ip } => Some(JobHost {
-            bk_cloud_id: *cloud,
-            ip: ip.to_string(),
-        }),
+        HostKey::Address { cloud, ip } => Some(JobHost { bk_cloud_id: *cloud, ip: ip.to_string() }),
         HostKey::Agent(_) => {
-            losses.push(Loss::new(
-                subject,
-                format!("host {}", host.key),
-                "JOB knows hosts by address only",
-            ));
+            losses.push(Loss::new(subject, format!("host {}", host.key), "JOB knows hosts by address only"));
             None
         }
     });
@@ -460,6 +372,5 @@ fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
 
 /// The one label that a JOB body does have a place for.
 fn only_scope(subject: &Subject, field: crate::model::Field) -> bool {
-    field == crate::model::Field::Labels
-        && subject.spec.labels.keys().all(|label| label == SCOPE_LABEL)
+    field == crate::model::Field::Labels && subject.spec.labels.keys().all(|label| label == SCOPE_LABEL)
 }

@@ -30,18 +30,10 @@ pub struct Loss {
 
 impl Loss {
     fn new(subject: &Subject, what: impl ToString, why: impl Into<String>) -> Loss {
-        Loss {
-            key: subject.key.clone(),
-            what: what.to_string(),
-            why: why.into(),
-        }
+        Loss { key: subject.key.clone(), what: what.to_string(), why: why.into() }
     }
 
     fn field(subject: &Subject, field: Field, dialect: Dialect) -> Loss {
-        Loss::new(
-            subject,
-            field,
-            format!("{} has no place for it", dialect.name()),
-        )
+        Loss::new(subject, field, format!("{} has no place for it", dialect.name()))
     }
 }

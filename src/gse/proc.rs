@@ -8,24 +8,16 @@ use crate::model::{Host, HostKey, Spec, State};
 /// The request bodies that say the same as the wishes, and what of them no body can say.
 pub fn bodies(subjects: &[Subject], dialect: Dialect) -> (Vec<Value>, Vec<Loss>) {
     let mut losses = Vec::new();
-    let (absent, subjects): (Vec<Subject>, Vec<Subject>) = subjects
-        .iter()
-        .cloned()
-        .partition(|subject| subject.state == State::Absent);
+    let (absent, subjects): (Vec<Subject>, Vec<Subject>) =
+        subjects.iter().cloned().partition(|subject| subject.state == State::Absent);
     losses.extend(
-        absent
-            .iter()
-            .map(|subject| Loss::new(subject, "state: absent", "a body declares what is there")),
+        absent.iter().map(|subject| Loss::new(subject, "state: absent", "a body declares what is there")),
     );
     let bodies = match dialect {
-        Dialect::Job => job::bodies(&subjects, &mut losses)
-            .iter()
-            .map(|body| json!(body))
-            .collect(),
-        Dialect::GseV1 | Dialect::GseV2 => subjects
-            .iter()
-            .map(|subject| body(subject, dialect, &mut losses))
-            .collect(),
+        Dialect::Job => job::bodies(&subjects, &mut losses).iter().map(|body| json!(body)).collect(),
+        Dialect::GseV1 | Dialect::GseV2 => {
+            subjects.iter().map(|subject| body(subject, dialect, &mut losses)).collect()
+        }
     };
     losses.sort();
     losses.dedup();
@@ -46,11 +38,7 @@ fn body(subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Value {
     if !subject.spec.labels.is_empty() {
         meta["labels"] = json!(subject.spec.labels);
     }
-    let hosts: Vec<Value> = subject
-        .hosts
-        .iter()
-        .filter_map(|h| host(h, subject, dialect, losses))
-        .collect();
+    let hosts: Vec<Value> = subject.hosts.iter().filter_map(|h| host(h, subject, dialect, losses)).collect();
     let mut body = json!({"meta": meta, "hosts": hosts, "spec": spec(&subject.spec, dialect)});
     if dialect == Dialect::GseV2 {
         body["op_type"] = json!(match subject.state {
@@ -115,15 +103,7 @@ impl Fields {
 }
 
 fn spec(spec: &Spec, dialect: Dialect) -> Value {
-    let Spec {
-        identity,
-        control,
-        resource,
-        monitor,
-        report_id,
-        configmap,
-        ..
-    } = spec;
+    let Spec { identity, control, resource, monitor, report_id, configmap, .. } = spec;
     let required = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     let identity = Fields::new()
         // The documents' examples call it so, here and only here.
@@ -158,9 +138,7 @@ fn spec(spec: &Spec, dialect: Dialect) -> Value {
         .put("crontab_rule", monitor.crontab_rule.clone())
         .put("op_timeout", monitor.op_timeout.filter(|_| v2));
     let files = configmap.iter().map(|file| {
-        let file = Fields::new()
-            .put("path", file.path.clone())
-            .put("md5", file.md5.clone());
+        let file = Fields::new().put("path", file.path.clone()).put("md5", file.md5.clone());
         Value::Object(file.0)
     });
     let files: Vec<Value> = files.collect();
@@ -168,18 +146,8 @@ fn spec(spec: &Spec, dialect: Dialect) -> Value {
         .section("identity", identity)
         .put("control", Some(Value::Object(control.0)))
         .section("resource", if v1 { resource } else { Fields::new() })
-        .section(
-            if v1 {
-                "monitor_policy"
-            } else {
-                "alive_monitor_policy"
-            },
-            monitor,
-        )
-        .section(
-            "warn_report_policy",
-            Fields::new().put("report_id", *report_id),
-        )
+        .section(if v1 { "monitor_policy" } else { "alive_monitor_policy" }, monitor)
+        .section("warn_report_policy", Fields::new().put("report_id", *report_id))
         .put("configmap", (!files.is_empty()).then_some(files));
     Value::Object(all.0)
 }

@@ -52,23 +52,19 @@ pub fn read<J: DeserializeOwned>(path: &Path, limits: &Limits) -> Result<Bodies<
         texts.push((source.name.clone(), source.text.clone()));
         for slice in &source.slices {
             // Reading once as serde does finds what is not JSON in a JSON file.
-            let nodes = read::slice(&source, slice, limits)
-                .and_then(|_| tree::nodes(&source.text, slice, limits));
+            let nodes =
+                read::slice(&source, slice, limits).and_then(|_| tree::nodes(&source.text, slice, limits));
             match nodes {
                 Ok(nodes) => {
-                    let items = nodes
-                        .iter()
-                        .flat_map(read::items)
-                        .filter(|node| !matches!(node.kind, Kind::Null));
+                    let items =
+                        nodes.iter().flat_map(read::items).filter(|node| !matches!(node.kind, Kind::Null));
                     bodies.extend(items.filter_map(|node| body(node, &source, &mut problems)));
                 }
                 Err(fault) => problems.push(source.problem(fault)),
             }
         }
     }
-    let errors = problems
-        .iter()
-        .any(|problem| problem.severity == Severity::Error);
+    let errors = problems.iter().any(|problem| problem.severity == Severity::Error);
     if errors {
         problems.sort();
         return Err(problems);
@@ -76,36 +72,21 @@ pub fn read<J: DeserializeOwned>(path: &Path, limits: &Limits) -> Result<Bodies<
     Ok(Bodies { bodies, texts })
 }
 
-fn body<J: DeserializeOwned>(
-    node: &Node,
-    source: &Source,
-    problems: &mut Vec<Problem>,
-) -> Option<Body<J>> {
+fn body<J: DeserializeOwned>(node: &Node, source: &Source, problems: &mut Vec<Problem>) -> Option<Body<J>> {
     if node.get("process_infos").is_some() {
         let (job, faults) = structure::understand_as::<J>(node, &grammar::JOB_BODY);
         problems.extend(faults.into_iter().map(|fault| source.problem(fault)));
         return job.map(Body::Job);
     }
     let understood = structure::understand(node);
-    problems.extend(
-        understood
-            .faults
-            .into_iter()
-            .map(|fault| source.problem(fault)),
-    );
+    problems.extend(understood.faults.into_iter().map(|fault| source.problem(fault)));
     let document = understood.document?;
     let was_body = document.api_version.is_none() && document.kind.is_none();
     if !was_body {
-        return Some(Body::Manifest {
-            document: Box::new(document),
-            was_body,
-        });
+        return Some(Body::Manifest { document: Box::new(document), was_body });
     }
     let document = manifest(document, node, source, problems)?;
-    Some(Body::Manifest {
-        document: Box::new(document),
-        was_body,
-    })
+    Some(Body::Manifest { document: Box::new(document), was_body })
 }
 
 /// A GSE body as a manifest: read as such, so that aliases and empty texts are gone, then written anew.
@@ -118,10 +99,7 @@ fn manifest(
     document.spec.iter_mut().for_each(escape);
     let op_type = document.op_type;
     let (declared, findings) = check::document(document);
-    for finding in findings
-        .into_iter()
-        .filter(|finding| finding.code != Code::IgnoredField)
-    {
+    for finding in findings.into_iter().filter(|finding| finding.code != Code::IgnoredField) {
         let span = structure::locate(node, &finding.path, finding.at == At::Key);
         problems.push(source.problem(Fault {
             code: finding.code,
@@ -167,16 +145,10 @@ fn escape(spec: &mut SpecEntry) {
         }
     };
     if let Some(i) = &mut spec.identity {
-        [
-            &mut i.setup_path,
-            &mut i.pid_path,
-            &mut i.config_path,
-            &mut i.log_path,
-            &mut i.value_key,
-        ]
-        .into_iter()
-        .flatten()
-        .for_each(text);
+        [&mut i.setup_path, &mut i.pid_path, &mut i.config_path, &mut i.log_path, &mut i.value_key]
+            .into_iter()
+            .flatten()
+            .for_each(text);
     }
     if let Some(c) = &mut spec.control {
         let commands = [

@@ -268,8 +268,7 @@ impl FromEither for EnvEntry {
         Ok(EnvEntry::Plain(Loose::Number(n)))
     }
     fn map<'de, A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
-        EnvSource::deserialize(serde::de::value::MapAccessDeserializer::new(map))
-            .map(EnvEntry::Source)
+        EnvSource::deserialize(serde::de::value::MapAccessDeserializer::new(map)).map(EnvEntry::Source)
     }
 }
 

@@ -22,64 +22,30 @@ pub struct Explanation {
 /// Finds a field by its path from a document's root; a leading `spec.` may be left out, a kind may stand before.
 /// `Err` holds the path that was likely meant.
 pub fn find(path: &str) -> Result<Explanation, Option<String>> {
-    let path: String = path
-        .split('.')
-        .map(|name| name.split('[').next().unwrap_or(name))
-        .collect::<Vec<_>>()
-        .join(".");
+    let path: String =
+        path.split('.').map(|name| name.split('[').next().unwrap_or(name)).collect::<Vec<_>>().join(".");
     for kind in grammar::ALL_KINDS {
-        let own = path
-            .strip_prefix(kind.name)
-            .map(|rest| rest.trim_start_matches('.'));
+        let own = path.strip_prefix(kind.name).map(|rest| rest.trim_start_matches('.'));
         if own == Some("") {
-            return Ok(Explanation {
-                path,
-                kind,
-                entry: None,
-                inside: Some(kind),
-            });
+            return Ok(Explanation { path, kind, entry: None, inside: Some(kind) });
         }
-        let tries = [
-            Some(path.clone()),
-            Some(format!("spec.{path}")),
-            own.map(str::to_owned),
-        ];
+        let tries = [Some(path.clone()), Some(format!("spec.{path}")), own.map(str::to_owned)];
         for path in tries.into_iter().flatten() {
             if let Some((entry, inside)) = walk(kind, &path) {
-                return Ok(Explanation {
-                    path,
-                    kind,
-                    entry: Some(entry),
-                    inside,
-                });
+                return Ok(Explanation { path, kind, entry: Some(entry), inside });
             }
         }
     }
-    let all: Vec<String> = grammar::ALL_KINDS
-        .iter()
-        .flat_map(|kind| paths(kind))
-        .map(|(path, _)| path)
-        .collect();
+    let all: Vec<String> =
+        grammar::ALL_KINDS.iter().flat_map(|kind| paths(kind)).map(|(path, _)| path).collect();
     let last = path.rsplit('.').next().unwrap_or(&path);
-    let ends = all
-        .iter()
-        .find(|known| known.rsplit('.').next() == Some(last))
-        .map(String::as_str);
-    let short = all
-        .iter()
-        .map(|known| known.strip_prefix("spec.").unwrap_or(known));
-    Err(ends
-        .or_else(|| did_you_mean(&path, short))
-        .map(str::to_owned))
+    let ends = all.iter().find(|known| known.rsplit('.').next() == Some(last)).map(String::as_str);
+    let short = all.iter().map(|known| known.strip_prefix("spec.").unwrap_or(known));
+    Err(ends.or_else(|| did_you_mean(&path, short)).map(str::to_owned))
 }
 
-fn walk(
-    section: &'static Section,
-    path: &str,
-) -> Option<(&'static Entry, Option<&'static Section>)> {
-    let (name, rest) = path
-        .split_once('.')
-        .map_or((path, None), |(name, rest)| (name, Some(rest)));
+fn walk(section: &'static Section, path: &str) -> Option<(&'static Entry, Option<&'static Section>)> {
+    let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let entry = section.entry(name)?;
     let inside = inner(&entry.shape);
     match rest {
@@ -109,20 +75,10 @@ fn inner(shape: &'static Shape) -> Option<&'static Section> {
 /// Every path of a kind, with its entry, in the order of the grammar.
 pub fn paths(kind: &'static Section) -> Vec<(String, &'static Entry)> {
     fn collect(section: &'static Section, path: &str, all: &mut Vec<(String, &'static Entry)>) {
-        for entry in section
-            .entries
-            .iter()
-            .filter(|e| e.need != grammar::Need::IgnoredInBody)
-        {
-            let here = if path.is_empty() {
-                entry.name.to_owned()
-            } else {
-                format!("{path}.{}", entry.name)
-            };
+        for entry in section.entries.iter().filter(|e| e.need != grammar::Need::IgnoredInBody) {
+            let here = if path.is_empty() { entry.name.to_owned() } else { format!("{path}.{}", entry.name) };
             all.push((here.clone(), entry));
-            if let Some(inside) =
-                inner(&entry.shape).filter(|_| !matches!(entry.shape, Shape::Map(_)))
-            {
+            if let Some(inside) = inner(&entry.shape).filter(|_| !matches!(entry.shape, Shape::Map(_))) {
                 collect(inside, &here, all);
             }
         }
@@ -156,30 +112,17 @@ pub fn given(loaded: &Loaded, path: &str, limits: &Limits) -> Vec<Given> {
         // The process itself, then Defaults from the nearest directory outwards.
         let mut layers = vec![(at, serde_yaml::to_value(&process.entry).unwrap_or_default())];
         for home in document.home.ancestors() {
-            for (other, defaults) in loaded
-                .documents
-                .iter()
-                .enumerate()
-                .filter(|(_, d)| d.home == home)
-            {
+            for (other, defaults) in loaded.documents.iter().enumerate().filter(|(_, d)| d.home == home) {
                 if let Declared::Defaults(entry) = &defaults.declared {
                     layers.push((other, serde_yaml::to_value(entry).unwrap_or_default()));
                 }
             }
         }
-        let names: Vec<&str> = path
-            .strip_prefix("spec.")
-            .unwrap_or(path)
-            .split('.')
-            .collect();
+        let names: Vec<&str> = path.strip_prefix("spec.").unwrap_or(path).split('.').collect();
         for names in leaves(&layers, &names) {
-            let found = layers
-                .iter()
-                .find_map(|(document, value)| Some((*document, get(value, &names)?)));
+            let found = layers.iter().find_map(|(document, value)| Some((*document, get(value, &names)?)));
             let place = found.map(|(document, _)| {
-                let way = names
-                    .iter()
-                    .fold(Path::of("spec"), |way, name| way.entry(name));
+                let way = names.iter().fold(Path::of("spec"), |way, name| way.entry(name));
                 loaded.place_of(document, &way, limits)
             });
             all.push(Given {
@@ -196,12 +139,7 @@ pub fn given(loaded: &Loaded, path: &str, limits: &Limits) -> Vec<Given> {
 
 /// The path itself, or one path a key where it leads to a map.
 fn leaves(layers: &[(usize, Value)], names: &[&str]) -> Vec<Vec<String>> {
-    let own = || {
-        names
-            .iter()
-            .map(|name| (*name).to_owned())
-            .collect::<Vec<_>>()
-    };
+    let own = || names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     let owned = own();
     let mut keys = std::collections::BTreeSet::new();
     for (_, value) in layers {
@@ -212,15 +150,11 @@ fn leaves(layers: &[(usize, Value)], names: &[&str]) -> Vec<Vec<String>> {
     if keys.is_empty() {
         return vec![owned];
     }
-    keys.into_iter()
-        .map(|key| own().into_iter().chain([key]).collect())
-        .collect()
+    keys.into_iter().map(|key| own().into_iter().chain([key]).collect()).collect()
 }
 
 fn get<'v>(value: &'v Value, names: &[String]) -> Option<&'v Value> {
-    names
-        .iter()
-        .try_fold(value, |value, name| value.get(name.as_str()))
+    names.iter().try_fold(value, |value, name| value.get(name.as_str()))
 }
 
 /// A secret is not shown, wherever it stands.

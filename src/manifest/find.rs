@@ -36,32 +36,20 @@ pub struct Found {
 
 /// Every manifest file below the paths, each real file once, in the order of their names.
 pub fn find(paths: &[PathBuf], limits: &Limits) -> Found {
-    let mut walk = Walk {
-        found: Found::default(),
-        seen: HashSet::new(),
-    };
+    let mut walk = Walk { found: Found::default(), seen: HashSet::new() };
     for path in paths {
         walk.root(path);
     }
     let mut found = walk.found;
     found.files.sort_by(|a, b| a.name.cmp(&b.name));
     // A file that is too large by itself is refused by itself, when it comes to be read.
-    let readable = found
-        .files
-        .iter()
-        .map(|file| file.bytes)
-        .filter(|bytes| *bytes <= limits.file_bytes);
+    let readable = found.files.iter().map(|file| file.bytes).filter(|bytes| *bytes <= limits.file_bytes);
     let total: u64 = readable.sum();
     if total > limits.tree_bytes {
         let name = paths.first().map(|path| shown(path)).unwrap_or_default();
-        let message = format!(
-            "the manifests hold {total} bytes, more than {} in all",
-            limits.tree_bytes
-        );
+        let message = format!("the manifests hold {total} bytes, more than {} in all", limits.tree_bytes);
         let hint = Some("if that is meant, raise --max-tree-bytes".to_owned());
-        found
-            .problems
-            .push(Problem::of_file(name.into(), Code::TooLarge, message, hint));
+        found.problems.push(Problem::of_file(name.into(), Code::TooLarge, message, hint));
         found.files.clear();
     }
     found
@@ -75,12 +63,8 @@ struct Walk {
 
 impl Walk {
     fn problem(&mut self, path: &Path, message: String, hint: Option<&str>) {
-        let problem = Problem::of_file(
-            shown(path).into(),
-            Code::Unreadable,
-            message,
-            hint.map(str::to_owned),
-        );
+        let problem =
+            Problem::of_file(shown(path).into(), Code::Unreadable, message, hint.map(str::to_owned));
         self.found.problems.push(problem);
     }
 
@@ -88,12 +72,7 @@ impl Walk {
         if path.as_os_str() == "-" {
             if self.seen.insert(PathBuf::from(STDIN)) {
                 let home = PathBuf::from(STDIN);
-                self.found.files.push(Candidate {
-                    name: STDIN.into(),
-                    path: None,
-                    home,
-                    bytes: 0,
-                });
+                self.found.files.push(Candidate { name: STDIN.into(), path: None, home, bytes: 0 });
             }
             return;
         }
@@ -122,40 +101,25 @@ impl Walk {
     }
 
     /// `home` is where `path` stands in the tree: its real root, and the way from there by the names people see.
-    fn below(
-        &mut self,
-        path: PathBuf,
-        home: PathBuf,
-        root: &Path,
-        links: &mut BTreeSet<(PathBuf, PathBuf)>,
-    ) {
+    fn below(&mut self, path: PathBuf, home: PathBuf, root: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
         let mut pending = vec![(path, home)];
         while let Some((path, home)) = pending.pop() {
             match path.canonicalize() {
                 Ok(real) if self.seen.insert(real.clone()) => {}
                 Ok(_) => continue,
                 Err(error) => {
-                    self.problem(
-                        &path,
-                        format!("cannot read the directory: {}", reason(&error)),
-                        None,
-                    );
+                    self.problem(&path, format!("cannot read the directory: {}", reason(&error)), None);
                     continue;
                 }
             }
-            let entries = match fs::read_dir(&path)
-                .and_then(|entries| entries.collect::<io::Result<Vec<_>>>())
-            {
-                Ok(entries) => entries,
-                Err(error) => {
-                    self.problem(
-                        &path,
-                        format!("cannot read the directory: {}", reason(&error)),
-                        None,
-                    );
-                    continue;
-                }
-            };
+            let entries =
+                match fs::read_dir(&path).and_then(|entries| entries.collect::<io::Result<Vec<_>>>()) {
+                    Ok(entries) => entries,
+                    Err(error) => {
+                        self.problem(&path, format!("cannot read the directory: {}", reason(&error)), None);
+                        continue;
+                    }
+                };
             for entry in entries {
                 let (name, path) = (entry.file_name(), entry.path());
                 if name.as_encoded_bytes().starts_with(b".") {
@@ -172,31 +136,19 @@ impl Walk {
                         self.file(&path, real, home.clone());
                     }
                     Ok(_) => self.problem(&path, NOT_A_FILE.to_owned(), None),
-                    Err(error) => {
-                        self.problem(&path, format!("cannot read it: {}", reason(&error)), None)
-                    }
+                    Err(error) => self.problem(&path, format!("cannot read it: {}", reason(&error)), None),
                 }
             }
         }
     }
 
-    fn link(
-        &mut self,
-        link: &Path,
-        home: &Path,
-        root: &Path,
-        links: &mut BTreeSet<(PathBuf, PathBuf)>,
-    ) {
+    fn link(&mut self, link: &Path, home: &Path, root: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
         let real = match link.canonicalize() {
             Ok(real) => real,
             // A dangling or looping link to something that is no manifest is nobody's business.
             Err(_) if !is_manifest(link) => return,
             Err(error) => {
-                return self.problem(
-                    link,
-                    format!("cannot follow the link: {}", reason(&error)),
-                    None,
-                );
+                return self.problem(link, format!("cannot follow the link: {}", reason(&error)), None);
             }
         };
         let is_dir = real.is_dir();
@@ -232,11 +184,7 @@ impl Walk {
                     bytes: meta.len(),
                 });
             }
-            Ok(_) => self.problem(
-                path,
-                NOT_A_FILE.to_owned(),
-                Some("`-` reads standard input"),
-            ),
+            Ok(_) => self.problem(path, NOT_A_FILE.to_owned(), Some("`-` reads standard input")),
             Err(error) => self.problem(path, format!("cannot read it: {}", reason(&error)), None),
         }
     }
@@ -267,16 +215,10 @@ pub fn read(file: &Candidate, limits: &Limits) -> Result<Source, Problem> {
     // One byte more than allowed tells a file that grew, or that lies about its size.
     let most = limits.file_bytes.saturating_add(1);
     match &file.path {
-        None => io::stdin()
-            .lock()
-            .take(most)
-            .read_to_end(&mut bytes)
-            .map_err(unreadable)?,
-        Some(path) => open(path)
-            .map_err(unreadable)?
-            .take(most)
-            .read_to_end(&mut bytes)
-            .map_err(unreadable)?,
+        None => io::stdin().lock().take(most).read_to_end(&mut bytes).map_err(unreadable)?,
+        Some(path) => {
+            open(path).map_err(unreadable)?.take(most).read_to_end(&mut bytes).map_err(unreadable)?
+        }
     };
     if bytes.len() as u64 > limits.file_bytes {
         return Err(too_large());
@@ -294,33 +236,19 @@ pub fn read(file: &Candidate, limits: &Limits) -> Result<Source, Problem> {
 /// Opens without waiting for whoever is at the other end, should the file have become a FIFO since we looked.
 fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)?;
-    if file.metadata()?.is_file() {
-        Ok(file)
-    } else {
-        Err(io::Error::other(NOT_A_FILE))
-    }
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other(NOT_A_FILE)) }
 }
 
 fn is_manifest(path: &Path) -> bool {
-    let extension = path
-        .extension()
-        .and_then(|e| e.to_str())
-        .unwrap_or_default();
-    ["yaml", "yml", "json"]
-        .iter()
-        .any(|known| extension.eq_ignore_ascii_case(known))
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    ["yaml", "yml", "json"].iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
 fn shown(path: &Path) -> String {
     let text = path.strip_prefix("./").unwrap_or(path).to_string_lossy();
     // A name may hold anything but `/` and NUL; a terminal must not be told to do things by it.
-    text.chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect()
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
 fn reason(error: &io::Error) -> String {

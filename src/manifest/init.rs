@@ -4,25 +4,10 @@ use std::path::Path;
 
 /// Text for a new file. `command`: what to run, word by word; `here`: an existing directory to run it in.
 pub fn manifest(command: &[String], here: &Path) -> String {
-    let example = [
-        "sh".to_owned(),
-        "-c".to_owned(),
-        "while :; do date; sleep 5; done".to_owned(),
-    ];
-    let words = if command.is_empty() {
-        &example[..]
-    } else {
-        command
-    };
-    let program = Path::new(&words[0])
-        .file_name()
-        .map(|name| name.to_string_lossy())
-        .unwrap_or_default();
-    let name = if command.is_empty() {
-        "hello".to_owned()
-    } else {
-        name_of(&program)
-    };
+    let example = ["sh".to_owned(), "-c".to_owned(), "while :; do date; sleep 5; done".to_owned()];
+    let words = if command.is_empty() { &example[..] } else { command };
+    let program = Path::new(&words[0]).file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    let name = if command.is_empty() { "hello".to_owned() } else { name_of(&program) };
     // `exec`: the shell that runs start_cmd becomes the process, and signals reach it.
     let start = format!("exec {}", shell_words::join(words)).replace("${", "$${");
     let here = here.to_string_lossy().replace("${", "$${");
@@ -69,11 +54,7 @@ spec:
 /// A program's name as the name of a process.
 fn name_of(program: &str) -> String {
     let fits = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let name: String = program
-        .chars()
-        .map(|c| if fits(c) { c } else { '-' })
-        .take(60)
-        .collect();
+    let name: String = program.chars().map(|c| if fits(c) { c } else { '-' }).take(60).collect();
     // A bare word: letters first, so that no reader takes it for a number.
     if name.starts_with(|c: char| c.is_ascii_alphabetic())
         && !matches!(

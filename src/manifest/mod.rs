@@ -68,16 +68,9 @@ pub struct Declaration {
 /// Reads everything below the paths (`-` is standard input).
 pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
     let found = find::find(paths, limits);
-    let mut loaded = Loaded {
-        problems: found.problems,
-        files: found.files.len(),
-        ..Loaded::default()
-    };
+    let mut loaded = Loaded { problems: found.problems, files: found.files.len(), ..Loaded::default() };
     let mut homes = Vec::new();
-    for (file, source) in found
-        .files
-        .iter()
-        .zip(parallel::map(&found.files, |file| find::read(file, limits)))
+    for (file, source) in found.files.iter().zip(parallel::map(&found.files, |file| find::read(file, limits)))
     {
         match source {
             Ok(source) => {
@@ -95,11 +88,7 @@ pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
 /// The same for a text that is at hand, under any name.
 pub fn load_text(name: &str, text: String, limits: &Limits) -> Loaded {
     let source = Source::new(name.into(), text, false);
-    let mut loaded = Loaded {
-        files: 1,
-        sources: vec![source],
-        ..Loaded::default()
-    };
+    let mut loaded = Loaded { files: 1, sources: vec![source], ..Loaded::default() };
     let findings = loaded.parse(&[PathBuf::from(name)], limits);
     loaded.judge(findings, limits);
     loaded
@@ -107,10 +96,7 @@ pub fn load_text(name: &str, text: String, limits: &Limits) -> Loaded {
 
 impl Loaded {
     pub fn errors(&self) -> usize {
-        self.problems
-            .iter()
-            .filter(|problem| problem.severity == Severity::Error)
-            .count()
+        self.problems.iter().filter(|problem| problem.severity == Severity::Error).count()
     }
 
     /// Texts → declarations, on all cores, and what is wrong with each by itself.
@@ -154,23 +140,10 @@ impl Loaded {
             };
             for (nth, declared, faults, dropped, found) in checked {
                 let bad = !faults.is_empty();
-                self.problems
-                    .extend(faults.into_iter().map(|fault| text.problem(fault)));
-                findings.extend(
-                    found
-                        .into_iter()
-                        .map(|finding| (self.documents.len(), finding)),
-                );
+                self.problems.extend(faults.into_iter().map(|fault| text.problem(fault)));
+                findings.extend(found.into_iter().map(|finding| (self.documents.len(), finding)));
                 let home = homes[source].clone();
-                self.documents.push(Declaration {
-                    source,
-                    slice,
-                    nth,
-                    home,
-                    declared,
-                    dropped,
-                    bad,
-                });
+                self.documents.push(Declaration { source, slice, nth, home, declared, dropped, bad });
             }
         }
         findings
@@ -179,21 +152,12 @@ impl Loaded {
     /// Declarations → Desired, and what is wrong with them together; then every finding gets its place.
     fn judge(&mut self, mut findings: Vec<(usize, Finding)>, limits: &Limits) {
         mark_bad(&mut self.documents, &findings);
-        let places: Vec<Place> = self
-            .documents
-            .iter()
-            .map(|document| self.beginning(document))
-            .collect();
-        let unread = self
-            .problems
-            .iter()
-            .any(|problem| problem.code.hides_documents());
+        let places: Vec<Place> = self.documents.iter().map(|document| self.beginning(document)).collect();
+        let unread = self.problems.iter().any(|problem| problem.code.hides_documents());
         let expanded = expand::expand(&mut self.documents, places, &findings, unread, limits);
         findings.extend(expanded.findings);
         self.desired = expanded.desired;
-        findings.retain(|(document, finding)| {
-            !follows_from_dropped(&self.documents[*document], finding)
-        });
+        findings.retain(|(document, finding)| !follows_from_dropped(&self.documents[*document], finding));
         let placed = self.place_all(findings, limits);
         self.problems.extend(placed);
         self.problems.sort();
@@ -204,11 +168,7 @@ impl Loaded {
     fn beginning(&self, document: &Declaration) -> Place {
         let source = &self.sources[document.source];
         let (line, column) = text::content_start(&source.text, &source.slices[document.slice]);
-        Place {
-            file: source.name.clone(),
-            line,
-            column,
-        }
+        Place { file: source.name.clone(), line, column }
     }
 
     /// In the order of documents, so that each tree is built once and kept no longer than needed.
@@ -224,23 +184,14 @@ impl Loaded {
                 if let Some((other, path)) = &finding.other {
                     let at = others.span(*other, path, At::Value);
                     let file = &self.source(*other).name;
-                    message =
-                        message.replace("{other}", &format!("{file}:{}:{}", at.line, at.column));
+                    message = message.replace("{other}", &format!("{file}:{}:{}", at.line, at.column));
                 }
-                let fault = Fault {
-                    code: finding.code,
-                    span,
-                    message,
-                    hint: finding.hint.clone(),
-                };
+                let fault = Fault { code: finding.code, span, message, hint: finding.hint.clone() };
                 problems.push(self.source(*document).problem(fault));
             }
             if let Some((document, _)) = found.get(MOST_PROBLEMS) {
                 let span = places.span(*document, &Path::root(), At::Value);
-                problems.push(
-                    self.source(*document)
-                        .problem(Fault::more(found.len() - MOST_PROBLEMS, span)),
-                );
+                problems.push(self.source(*document).problem(Fault::more(found.len() - MOST_PROBLEMS, span)));
             }
         }
         problems
@@ -253,11 +204,7 @@ impl Loaded {
     /// Where a field of a document stands, for who asks for a single one.
     fn place_of(&self, document: usize, path: &Path, limits: &Limits) -> Place {
         let span = Places::new(self, limits).span(document, path, At::Value);
-        Place {
-            file: self.source(document).name.clone(),
-            line: span.line,
-            column: span.column,
-        }
+        Place { file: self.source(document).name.clone(), line: span.line, column: span.column }
     }
 }
 
@@ -270,25 +217,14 @@ struct Places<'a> {
 
 impl<'a> Places<'a> {
     fn new(loaded: &'a Loaded, limits: &'a Limits) -> Places<'a> {
-        Places {
-            loaded,
-            limits,
-            tree: None,
-        }
+        Places { loaded, limits, tree: None }
     }
 
     fn span(&mut self, document: usize, path: &Path, at: At) -> Span {
-        let Declaration {
-            source, slice, nth, ..
-        } = self.loaded.documents[document];
+        let Declaration { source, slice, nth, .. } = self.loaded.documents[document];
         let text = &self.loaded.sources[source];
-        if self
-            .tree
-            .as_ref()
-            .is_none_or(|(of, _)| *of != (source, slice))
-        {
-            let nodes =
-                tree::nodes(&text.text, &text.slices[slice], self.limits).unwrap_or_default();
+        if self.tree.as_ref().is_none_or(|(of, _)| *of != (source, slice)) {
+            let nodes = tree::nodes(&text.text, &text.slices[slice], self.limits).unwrap_or_default();
             self.tree = Some(((source, slice), nodes));
         }
         let nodes = self.tree.iter().flat_map(|(_, nodes)| nodes);

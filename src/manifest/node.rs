@@ -31,11 +31,7 @@ impl Node {
         let Kind::Map(entries) = &self.kind else {
             return None;
         };
-        entries
-            .iter()
-            .rev()
-            .find(|(key, _)| key.text() == Some(name))
-            .map(|(_, value)| value)
+        entries.iter().rev().find(|(key, _)| key.text() == Some(name)).map(|(_, value)| value)
     }
 
     pub fn text(&self) -> Option<&str> {
@@ -69,12 +65,9 @@ impl Node {
             Kind::Float(x) => Value::Number((*x).into()),
             Kind::Text(text) => Value::String(text.clone()),
             Kind::List(items) => Value::Sequence(items.iter().map(Node::to_value).collect()),
-            Kind::Map(entries) => Value::Mapping(
-                entries
-                    .iter()
-                    .map(|(k, v)| (k.to_value(), v.to_value()))
-                    .collect(),
-            ),
+            Kind::Map(entries) => {
+                Value::Mapping(entries.iter().map(|(k, v)| (k.to_value(), v.to_value())).collect())
+            }
         }
     }
 }
@@ -109,8 +102,7 @@ pub fn resolve(text: &str) -> Kind {
     if let Some(int) = integer(negative, digits) {
         return int;
     }
-    let zero_led =
-        digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit());
+    let zero_led = digits.len() > 1 && digits.starts_with('0') && digits.bytes().all(|b| b.is_ascii_digit());
     let numeric = digits.starts_with(|c: char| c.is_ascii_digit() || c == '.');
     match text.parse::<f64>() {
         Ok(x) if numeric && !zero_led && x.is_finite() => Kind::Float(x),
@@ -129,8 +121,7 @@ fn integer(negative: bool, digits: &str) -> Option<Kind> {
     if digits.is_empty() || zero_led || !digits.chars().all(|c| c.is_digit(radix)) {
         return None;
     }
-    match i128::from_str_radix(digits, radix).map(|n| i64::try_from(if negative { -n } else { n }))
-    {
+    match i128::from_str_radix(digits, radix).map(|n| i64::try_from(if negative { -n } else { n })) {
         Ok(Ok(n)) => Some(Kind::Int(n)),
         Ok(Err(_)) | Err(_) => Some(Kind::Huge),
     }

@@ -8,9 +8,7 @@ use std::thread;
 const HANDFUL: usize = 32;
 
 pub fn map<T: Sync, R: Send>(things: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let cores = thread::available_parallelism()
-        .map_or(1, NonZero::get)
-        .min(things.len().div_ceil(HANDFUL));
+    let cores = thread::available_parallelism().map_or(1, NonZero::get).min(things.len().div_ceil(HANDFUL));
     if cores <= 1 {
         return things.iter().map(work).collect();
     }
@@ -46,11 +44,7 @@ mod tests {
     #[test]
     fn results_keep_the_order_of_things() {
         let things: Vec<u32> = (0..10_000).collect();
-        assert!(
-            super::map(&things, |n| n * 2)
-                .into_iter()
-                .eq((0..10_000).map(|n| n * 2))
-        );
+        assert!(super::map(&things, |n| n * 2).into_iter().eq((0..10_000).map(|n| n * 2)));
         assert!(super::map(&[] as &[u32], |n| *n).is_empty());
     }
 }

@@ -6,8 +6,8 @@
 use serde_yaml::Value;
 
 use super::document::{
-    ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, IdentityEntry, JobEntry,
-    Loose, Map, Meta, MonitorEntry, ResourceEntry, SpecEntry, Text, WarnEntry,
+    ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, IdentityEntry, JobEntry, Loose, Map,
+    Meta, MonitorEntry, ResourceEntry, SpecEntry, Text, WarnEntry,
 };
 use super::node::{Kind, resolve};
 use super::variables::escape;
@@ -15,11 +15,7 @@ use crate::model::{EnvValue, Host, HostKey, Percent, ProcessKey, Spec, State};
 
 /// Documents as one file.
 pub fn yaml(documents: &[Document]) -> String {
-    documents
-        .iter()
-        .map(document)
-        .collect::<Vec<_>>()
-        .join("---\n")
+    documents.iter().map(document).collect::<Vec<_>>().join("---\n")
 }
 
 fn document(document: &Document) -> String {
@@ -40,9 +36,7 @@ pub fn process(key: &ProcessKey, hosts: &[Host], state: State, spec: &Spec) -> D
             namespace: Some(key.namespace.as_str().into()),
             name: Some(key.name.as_str().into()),
             labels: some_map(
-                spec.labels
-                    .iter()
-                    .map(|(name, value)| (name.clone(), Loose::Text(value.clone()))),
+                spec.labels.iter().map(|(name, value)| (name.clone(), Loose::Text(value.clone()))),
             ),
         }),
         hosts: Some(hosts.iter().map(host).collect()),
@@ -67,17 +61,7 @@ fn host(host: &Host) -> HostEntry {
 }
 
 fn spec_entry(spec: &Spec) -> SpecEntry {
-    let Spec {
-        labels: _,
-        identity,
-        control,
-        resource,
-        monitor,
-        report_id,
-        configmap,
-        env,
-        job,
-    } = spec;
+    let Spec { labels: _, identity, control, resource, monitor, report_id, configmap, env, job } = spec;
     let plain = |text: &Option<String>| text.clone().map(Text);
     let template = |text: &Option<String>| text.as_deref().map(|text| Text(escape(text)));
     let required = |text: &str| (!text.is_empty()).then(|| Text(text.to_owned()));
@@ -129,24 +113,16 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
     };
     let files: Vec<ConfigEntry> = configmap
         .iter()
-        .map(|file| ConfigEntry {
-            path: template(&file.path),
-            md5: plain(&file.md5),
-        })
+        .map(|file| ConfigEntry { path: template(&file.path), md5: plain(&file.md5) })
         .collect();
     SpecEntry {
         identity: Some(identity),
         control: some(control),
         resource: some(resource),
         monitor_policy: Some(monitor),
-        warn_report_policy: report_id.map(|id| WarnEntry {
-            report_id: Some(id),
-        }),
+        warn_report_policy: report_id.map(|id| WarnEntry { report_id: Some(id) }),
         configmap: (!files.is_empty()).then_some(files),
-        env: some_map(
-            env.iter()
-                .map(|(name, value)| (name.clone(), env_entry(value))),
-        ),
+        env: some_map(env.iter().map(|(name, value)| (name.clone(), env_entry(value)))),
         job: some(job),
     }
 }
@@ -155,15 +131,12 @@ fn env_entry(value: &EnvValue) -> EnvEntry {
     let text = |text: &str| Loose::Text(escape(text));
     match value {
         EnvValue::Text(value) => EnvEntry::Plain(text(value)),
-        EnvValue::File(path) => EnvEntry::Source(EnvSource {
-            file: Some(Text(escape(path))),
-            ..EnvSource::default()
-        }),
-        EnvValue::Secret(secret) => EnvEntry::Source(EnvSource {
-            value: Some(text(secret.expose())),
-            secret: Some(true),
-            file: None,
-        }),
+        EnvValue::File(path) => {
+            EnvEntry::Source(EnvSource { file: Some(Text(escape(path))), ..EnvSource::default() })
+        }
+        EnvValue::Secret(secret) => {
+            EnvEntry::Source(EnvSource { value: Some(text(secret.expose())), secret: Some(true), file: None })
+        }
     }
 }
 
@@ -235,16 +208,10 @@ fn entry(value: &Value, indent: usize, out: &mut String) {
 fn flow(value: &Value) -> String {
     match value {
         Value::Mapping(map) => {
-            let entries: Vec<_> = map
-                .iter()
-                .map(|(k, v)| format!("{}: {}", flow(k), flow(v)))
-                .collect();
+            let entries: Vec<_> = map.iter().map(|(k, v)| format!("{}: {}", flow(k), flow(v))).collect();
             format!("{{{}}}", entries.join(", "))
         }
-        Value::Sequence(items) => format!(
-            "[{}]",
-            items.iter().map(flow).collect::<Vec<_>>().join(", ")
-        ),
+        Value::Sequence(items) => format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", ")),
         Value::String(text) if is_word(text) => text.clone(),
         Value::String(text) => quoted(text),
         other => scalar(other, 0),
@@ -252,18 +219,13 @@ fn flow(value: &Value) -> String {
 }
 
 fn is_scalar(value: &Value) -> bool {
-    !matches!(
-        value,
-        Value::Mapping(_) | Value::Sequence(_) | Value::Tagged(_)
-    )
+    !matches!(value, Value::Mapping(_) | Value::Sequence(_) | Value::Tagged(_))
 }
 
 /// Up to four short values: a host, a file.
 fn is_small(value: &Value) -> bool {
     match value {
-        Value::Mapping(map) => {
-            map.len() <= 4 && map.values().all(is_scalar) && flow(value).len() <= 100
-        }
+        Value::Mapping(map) => map.len() <= 4 && map.values().all(is_scalar) && flow(value).len() <= 100,
         _ => false,
     }
 }
@@ -274,9 +236,7 @@ fn scalar(value: &Value, indent: usize) -> String {
         Value::String(text) => literal(text, indent).unwrap_or_else(|| quoted(text)),
         Value::Bool(b) => b.to_string(),
         Value::Number(n) => n.to_string(),
-        Value::Null | Value::Sequence(_) | Value::Mapping(_) | Value::Tagged(_) => {
-            "null".to_owned()
-        }
+        Value::Null | Value::Sequence(_) | Value::Mapping(_) | Value::Tagged(_) => "null".to_owned(),
     }
 }
 
@@ -286,18 +246,14 @@ fn is_word(text: &str) -> bool {
     let first = text.chars().next();
     let begins = first.is_some_and(|c| c.is_ascii_alphabetic() || "_./".contains(c))
         || text.parse::<std::net::Ipv4Addr>().is_ok();
-    let old_word = ["y", "n", "yes", "no", "on", "off"]
-        .iter()
-        .any(|word| text.eq_ignore_ascii_case(word));
+    let old_word = ["y", "n", "yes", "no", "on", "off"].iter().any(|word| text.eq_ignore_ascii_case(word));
     begins && !old_word && text.chars().all(fits) && matches!(resolve(text), Kind::Text(_))
 }
 
 /// Words with single spaces between: a simple command.
 fn is_phrase(text: &str) -> bool {
     let word = |word: &str| {
-        word.chars()
-            .all(|c| c.is_ascii_alphanumeric() || "_./-=".contains(c))
-            && !word.is_empty()
+        word.chars().all(|c| c.is_ascii_alphanumeric() || "_./-=".contains(c)) && !word.is_empty()
     };
     text.contains(' ')
         && text.starts_with(|c: char| c.is_ascii_alphabetic() || "./".contains(c))
@@ -309,9 +265,7 @@ fn literal(text: &str, indent: usize) -> Option<String> {
     let body = text.strip_suffix('\n').unwrap_or(text);
     let plain = |line: &str| {
         !line.ends_with([' ', '\t'])
-            && line
-                .chars()
-                .all(|c| c.is_ascii_graphic() || c == ' ' || c.is_alphanumeric())
+            && line.chars().all(|c| c.is_ascii_graphic() || c == ' ' || c.is_alphanumeric())
     };
     let fine = body.contains('\n')
         && !body.starts_with([' ', '\n', '\t'])
@@ -321,13 +275,8 @@ fn literal(text: &str, indent: usize) -> Option<String> {
         return None;
     }
     let pad = " ".repeat(indent);
-    let lines = body.split('\n').map(|line| {
-        if line.is_empty() {
-            String::new()
-        } else {
-            format!("{pad}{line}")
-        }
-    });
+    let lines =
+        body.split('\n').map(|line| if line.is_empty() { String::new() } else { format!("{pad}{line}") });
     let chomp = if text.ends_with('\n') { "|" } else { "|-" };
     Some(format!("{chomp}\n{}", lines.collect::<Vec<_>>().join("\n")))
 }

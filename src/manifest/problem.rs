@@ -105,11 +105,7 @@ impl Code {
     pub fn hides_documents(self) -> bool {
         matches!(
             self,
-            Code::Syntax
-                | Code::Unreadable
-                | Code::TooLarge
-                | Code::NotText
-                | Code::HiddenCharacter
+            Code::Syntax | Code::Unreadable | Code::TooLarge | Code::NotText | Code::HiddenCharacter
         )
     }
 
@@ -162,9 +158,7 @@ impl Excerpt {
             text.insert(0, '…');
             from += 1;
         }
-        let len = (span.len as usize)
-            .min(text.chars().count().saturating_sub(from))
-            .max(1);
+        let len = (span.len as usize).min(text.chars().count().saturating_sub(from)).max(1);
         if long {
             text.push('…');
         }
@@ -175,12 +169,7 @@ impl Excerpt {
 impl Problem {
     /// A fault with its file and the line it stands in.
     pub fn new(file: Arc<str>, fault: Fault, line: &str) -> Problem {
-        let Fault {
-            code,
-            span,
-            message,
-            hint,
-        } = fault;
+        let Fault { code, span, message, hint } = fault;
         let excerpt = Excerpt::of(line, span);
         Problem {
             file,
@@ -196,16 +185,7 @@ impl Problem {
 
     /// A problem of a file as a whole.
     pub fn of_file(file: Arc<str>, code: Code, message: String, hint: Option<String>) -> Problem {
-        Problem::new(
-            file,
-            Fault {
-                code,
-                span: Span::at(1, 1),
-                message,
-                hint,
-            },
-            "",
-        )
+        Problem::new(file, Fault { code, span: Span::at(1, 1), message, hint }, "")
     }
 }
 
@@ -219,11 +199,7 @@ pub struct Span {
 
 impl Span {
     pub fn at(line: u32, column: u32) -> Span {
-        Span {
-            line,
-            column,
-            len: 1,
-        }
+        Span { line, column, len: 1 }
     }
 }
 
@@ -243,12 +219,7 @@ impl Fault {
     /// What is said instead of all the others.
     pub fn more(count: usize, span: Span) -> Fault {
         let message = format!("this document has {count} more problems, which are not listed");
-        Fault {
-            code: Code::TooMany,
-            span,
-            message,
-            hint: Some("mend these first".to_owned()),
-        }
+        Fault { code: Code::TooMany, span, message, hint: Some("mend these first".to_owned()) }
     }
 }
 
@@ -270,12 +241,7 @@ impl Path {
 
     /// From names joined by dots, all known when the program was written.
     pub fn of(dotted: &'static str) -> Path {
-        Path(
-            dotted
-                .split('.')
-                .map(|name| Step::Key(Cow::Borrowed(name)))
-                .collect(),
-        )
+        Path(dotted.split('.').map(|name| Step::Key(Cow::Borrowed(name))).collect())
     }
 
     pub fn key(&self, name: &'static str) -> Path {
@@ -337,14 +303,7 @@ pub enum At {
 
 impl Finding {
     pub fn new(code: Code, path: Path, message: impl Into<String>) -> Finding {
-        Finding {
-            code,
-            path,
-            at: At::Value,
-            message: message.into(),
-            hint: None,
-            other: None,
-        }
+        Finding { code, path, at: At::Value, message: message.into(), hint: None, other: None }
     }
 
     pub fn hint(mut self, hint: impl Into<String>) -> Finding {
@@ -372,12 +331,7 @@ pub fn did_you_mean<'a>(word: &str, among: impl IntoIterator<Item = &'a str>) ->
     let lower = word.to_lowercase();
     among
         .into_iter()
-        .map(|candidate| {
-            (
-                strsim::damerau_levenshtein(&lower, &candidate.to_lowercase()),
-                candidate,
-            )
-        })
+        .map(|candidate| (strsim::damerau_levenshtein(&lower, &candidate.to_lowercase()), candidate))
         .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 4)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)

@@ -30,10 +30,7 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
         return Err(Fault {
             code: Code::TooLarge,
             span: Span::at(slice.line, slice.skipped + 1),
-            message: format!(
-                "the document is larger than {} bytes",
-                limits.document_bytes
-            ),
+            message: format!("the document is larger than {} bytes", limits.document_bytes),
             hint: Some("if that is meant, raise --max-document-bytes".to_owned()),
         });
     }
@@ -42,26 +39,15 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
     }
     let refusal = match quick(source.json, text) {
         Ok(documents) if documents.iter().flatten().all(is_plain) => {
-            let reads = documents
-                .into_iter()
-                .enumerate()
-                .filter_map(|(nth, document)| {
-                    Some(Read {
-                        nth,
-                        document: Some(document?),
-                        faults: Vec::new(),
-                        dropped: Vec::new(),
-                    })
-                });
+            let reads = documents.into_iter().enumerate().filter_map(|(nth, document)| {
+                Some(Read { nth, document: Some(document?), faults: Vec::new(), dropped: Vec::new() })
+            });
             return Ok(reads.collect());
         }
         Ok(_) => None,
         Err(refusal) => Some(refusal),
     };
-    let nodes = match (
-        tree::nodes(&source.text, slice, limits),
-        syntax(source.json, text),
-    ) {
+    let nodes = match (tree::nodes(&source.text, slice, limits), syntax(source.json, text)) {
         // A JSON file keeps to JSON, though YAML might take it.
         (_, Err(refusal)) if source.json => return Err(refusal.fault(slice)),
         (Err(fault), _) => return Err(fault),
@@ -69,9 +55,7 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
         (Ok(nodes), Ok(())) => nodes,
     };
     let items = nodes.iter().flat_map(items).enumerate();
-    let reads: Vec<_> = items
-        .filter_map(|(nth, node)| understood(nth, node))
-        .collect();
+    let reads: Vec<_> = items.filter_map(|(nth, node)| understood(nth, node)).collect();
     let lists = nodes.iter().any(|node| matches!(node.kind, Kind::List(_)));
     match refusal {
         // Serde refused what the grammar takes: what serde said is all that can be said.
@@ -94,17 +78,8 @@ fn understood(nth: usize, node: &Node) -> Option<Read> {
     if matches!(node.kind, Kind::Null) {
         return None;
     }
-    let structure::Understood {
-        document,
-        faults,
-        dropped,
-    } = structure::understand(node);
-    Some(Read {
-        nth,
-        document,
-        faults,
-        dropped,
-    })
+    let structure::Understood { document, faults, dropped } = structure::understand(node);
+    Some(Read { nth, document, faults, dropped })
 }
 
 /// What serde said, for the case that nobody can say it better.
@@ -125,41 +100,27 @@ impl Refusal {
             span: Span::at(line, (self.column as u32).max(1) + skipped),
             message: without_places(&self.message),
             // The commonest reason by far, which the message does not name.
-            hint: self
-                .message
-                .contains("cannot start any token")
-                .then(|| TABS.to_owned()),
+            hint: self.message.contains("cannot start any token").then(|| TABS.to_owned()),
         }
     }
 }
 
 impl From<serde_json::Error> for Refusal {
     fn from(error: serde_json::Error) -> Refusal {
-        Refusal {
-            line: error.line(),
-            column: error.column(),
-            message: error.to_string(),
-        }
+        Refusal { line: error.line(), column: error.column(), message: error.to_string() }
     }
 }
 
 impl From<serde_yaml::Error> for Refusal {
     fn from(error: serde_yaml::Error) -> Refusal {
-        let (line, column) = error
-            .location()
-            .map_or((1, 1), |at| (at.line(), at.column()));
-        Refusal {
-            line,
-            column,
-            message: error.to_string(),
-        }
+        let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
+        Refusal { line, column, message: error.to_string() }
     }
 }
 
 /// The parsers' messages name places within the slice; the place is said elsewhere, and within the file.
 fn without_places(message: &str) -> String {
-    let digits =
-        |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let mut out = String::new();
     let mut rest = message;
     while let Some((before, after)) = rest.split_once(" at line ") {
@@ -214,10 +175,7 @@ fn is_suspicious(text: &str, limits: &Limits) -> bool {
 /// A Process with nothing in it that is another kind's: what the struct takes is then what the grammar takes.
 fn is_plain(document: &Document) -> bool {
     let in_body = document.api_version.is_none() && document.kind.is_none();
-    let process = document
-        .kind
-        .as_deref()
-        .is_none_or(|kind| kind == "Process");
+    let process = document.kind.as_deref().is_none_or(|kind| kind == "Process");
     let of_policy = document.owner.is_some()
         || document.allow.is_some()
         || document.budgets.is_some()
@@ -227,10 +185,7 @@ fn is_plain(document: &Document) -> bool {
         || document.bk_app_secret.is_some()
         || document.bk_token.is_some()
         || document.bk_username.is_some();
-    let labelled = document
-        .hosts
-        .iter()
-        .flatten()
-        .any(|host| matches!(host.labels, Some(HostLabels::Have(_))));
+    let labelled =
+        document.hosts.iter().flatten().any(|host| matches!(host.labels, Some(HostLabels::Have(_))));
     process && !of_policy && (in_body || !of_request) && !labelled
 }

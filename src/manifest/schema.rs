@@ -18,10 +18,8 @@ pub fn schema() -> Value {
         json!({"if": is, "then": {"$ref": format!("#/$defs/{}", kind.name)}})
     });
     let branches: Vec<Value> = branches.collect();
-    let defs: Map<String, Value> = grammar::ALL_KINDS
-        .iter()
-        .map(|kind| (kind.name.to_owned(), section(kind)))
-        .collect();
+    let defs: Map<String, Value> =
+        grammar::ALL_KINDS.iter().map(|kind| (kind.name.to_owned(), section(kind))).collect();
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "https://abide.example/schema/v1.json",
@@ -49,12 +47,8 @@ fn section(section: &Section) -> Value {
         }
         properties.insert(entry.name.to_owned(), value);
     }
-    let required: Vec<_> = section
-        .entries
-        .iter()
-        .filter(|e| is_required(section, e))
-        .map(|e| e.name)
-        .collect();
+    let required: Vec<_> =
+        section.entries.iter().filter(|e| is_required(section, e)).map(|e| e.name).collect();
     let mut value = json!({
         "type": "object",
         "description": section.about,

@@ -24,20 +24,14 @@ pub fn understand(node: &Node) -> Understood {
     let Kind::Map(_) = &node.kind else {
         reader.fault(Code::WrongType, node.span, || {
             let found = node.describe();
-            (
-                format!("a document is a map with meta, hosts and spec, and this is {found}"),
-                None,
-            )
+            (format!("a document is a map with meta, hosts and spec, and this is {found}"), None)
         });
         return reader.done(node);
     };
     if let Some(at) = node.get("process_infos") {
         reader.fault(Code::UnknownKind, at.span, || {
             let hint = "`abide convert FILE` makes manifests of it";
-            (
-                "this is a request body of JOB, not a manifest".into(),
-                Some(hint.into()),
-            )
+            ("this is a request body of JOB, not a manifest".into(), Some(hint.into()))
         });
         return reader.done(node);
     }
@@ -57,14 +51,7 @@ pub fn understand_as<T: serde::de::DeserializeOwned>(
         Kind::Map(_) => reader.section(node, section, &Path::root()),
         _ => {
             reader.fault(Code::WrongType, node.span, || {
-                (
-                    format!(
-                        "a {} is a map, and this is {}",
-                        section.name,
-                        node.describe()
-                    ),
-                    None,
-                )
+                (format!("a {} is a map, and this is {}", section.name, node.describe()), None)
             });
             Value::Null
         }
@@ -96,12 +83,7 @@ impl Reader {
         self.more += 1;
         if self.more <= problem::MOST_PROBLEMS {
             let (message, hint) = say();
-            self.understood.faults.push(Fault {
-                code,
-                span,
-                message,
-                hint,
-            });
+            self.understood.faults.push(Fault { code, span, message, hint });
         }
     }
 
@@ -125,9 +107,7 @@ impl Reader {
                 self.bad_key(key);
                 continue;
             };
-            let Some(entry) = section
-                .entry(name)
-                .filter(|e| e.need != Need::IgnoredInBody || self.in_body)
+            let Some(entry) = section.entry(name).filter(|e| e.need != Need::IgnoredInBody || self.in_body)
             else {
                 self.unknown(name, key.span, section, path);
                 continue;
@@ -172,12 +152,10 @@ impl Reader {
                 Some(Value::Sequence(kept.collect()))
             }
             (Shape::Map(of), Kind::Map(entries)) => Some(self.map(entries, of, path)),
-            (Shape::OneOf(shapes), _) => {
-                match shapes.iter().find(|shape| fits(shape, &node.kind)) {
-                    Some(shape) => self.shape(node, shape, path),
-                    None => self.wrong(node, shape, path),
-                }
-            }
+            (Shape::OneOf(shapes), _) => match shapes.iter().find(|shape| fits(shape, &node.kind)) {
+                Some(shape) => self.shape(node, shape, path),
+                None => self.wrong(node, shape, path),
+            },
             _ => self.wrong(node, shape, path),
         }
     }
@@ -208,10 +186,7 @@ impl Reader {
     fn wrong(&mut self, node: &Node, shape: &Shape, path: &Path) -> Option<Value> {
         self.fault(Code::WrongType, node.span, || {
             let (wanted, found) = (article(&shape.describe()), node.describe());
-            (
-                format!("{path} must be {wanted}, and this is {found}"),
-                type_hint(&node.kind, shape),
-            )
+            (format!("{path} must be {wanted}, and this is {found}"), type_hint(&node.kind, shape))
         });
         None
     }
@@ -227,10 +202,7 @@ impl Reader {
         self.fault(Code::DuplicateKey, span, || {
             let place = format!("line {}, column {}", at.line, at.column);
             let message = if name == earlier {
-                format!(
-                    "key {:?} stands twice in this map; the first is at {place}",
-                    shorten(name)
-                )
+                format!("key {:?} stands twice in this map; the first is at {place}", shorten(name))
             } else {
                 format!("{name:?} is another name of {earlier:?}, which stands at {place}")
             };
@@ -246,25 +218,15 @@ impl Reader {
             self.understood.dropped.push(path.key(meant));
         }
         self.fault(Code::UnknownField, span, || {
-            let place = if path.0.is_empty() {
-                format!("a {}", section.name)
-            } else {
-                path.to_string()
-            };
-            (
-                format!("{place} has no field {:?}", shorten(name)),
-                Some(hint_for(name, section)),
-            )
+            let place = if path.0.is_empty() { format!("a {}", section.name) } else { path.to_string() };
+            (format!("{place} has no field {:?}", shorten(name)), Some(hint_for(name, section)))
         });
     }
 }
 
 /// The field of a section that a misspelt name stands for.
 fn meant(name: &str, section: &Section) -> Option<&'static str> {
-    let known = section
-        .entries
-        .iter()
-        .filter(|e| e.need != Need::IgnoredInBody);
+    let known = section.entries.iter().filter(|e| e.need != Need::IgnoredInBody);
     did_you_mean(name, known.map(|e| e.name))
 }
 
@@ -306,41 +268,27 @@ fn hint_for(name: &str, section: &Section) -> String {
     if let Some(home) = elsewhere(name) {
         return format!("it belongs to {home}");
     }
-    let known = section
-        .entries
-        .iter()
-        .filter(|e| e.need != Need::IgnoredInBody);
-    format!(
-        "fields here: {}",
-        known.map(|e| e.name).collect::<Vec<_>>().join(", ")
-    )
+    let known = section.entries.iter().filter(|e| e.need != Need::IgnoredInBody);
+    format!("fields here: {}", known.map(|e| e.name).collect::<Vec<_>>().join(", "))
 }
 
 /// Where a field of this name does exist: people misplace more than they misspell.
 fn elsewhere(name: &str) -> Option<String> {
     fn search(section: &'static Section, name: &str, path: &str) -> Option<String> {
-        section
-            .entries
-            .iter()
-            .filter(|e| e.need != Need::IgnoredInBody)
-            .find_map(|e| {
-                let here = if path.is_empty() {
-                    e.name.to_owned()
+        section.entries.iter().filter(|e| e.need != Need::IgnoredInBody).find_map(|e| {
+            let here = if path.is_empty() { e.name.to_owned() } else { format!("{path}.{}", e.name) };
+            if e.name == name || e.aliases.contains(&name) {
+                return Some(if path.is_empty() {
+                    "the document's root".to_owned()
                 } else {
-                    format!("{path}.{}", e.name)
-                };
-                if e.name == name || e.aliases.contains(&name) {
-                    return Some(if path.is_empty() {
-                        "the document's root".to_owned()
-                    } else {
-                        path.to_owned()
-                    });
-                }
-                match &e.shape {
-                    Shape::Section(inner) => search(inner, name, &here),
-                    _ => None,
-                }
-            })
+                    path.to_owned()
+                });
+            }
+            match &e.shape {
+                Shape::Section(inner) => search(inner, name, &here),
+                _ => None,
+            }
+        })
     }
     search(&grammar::PROCESS, name, "")
 }
@@ -390,11 +338,7 @@ pub fn locate(root: &Node, path: &Path, key_wanted: bool) -> Span {
             return span;
         };
         let single = !matches!(value.kind, Kind::List(_) | Kind::Map(_) | Kind::Null);
-        span = if last && single && !key_wanted {
-            value.span
-        } else {
-            key_span
-        };
+        span = if last && single && !key_wanted { value.span } else { key_span };
         node = value;
     }
     span

@@ -23,18 +23,8 @@ pub struct Source {
 
 impl Source {
     pub fn new(name: Arc<str>, text: String, json: bool) -> Source {
-        let slices = if json {
-            json_slices(&text)
-        } else {
-            slices(&text)
-        };
-        Source {
-            name,
-            text: text.into(),
-            json,
-            slices,
-            lines: OnceLock::new(),
-        }
+        let slices = if json { json_slices(&text) } else { slices(&text) };
+        Source { name, text: text.into(), json, slices, lines: OnceLock::new() }
     }
 
     pub fn problem(&self, fault: Fault) -> Problem {
@@ -45,12 +35,7 @@ impl Source {
     /// A line by its number, from 1, without its end.
     fn line(&self, number: u32) -> &str {
         let starts = self.lines.get_or_init(|| {
-            let ends = self
-                .text
-                .bytes()
-                .enumerate()
-                .filter(|(_, b)| *b == b'\n')
-                .map(|(at, _)| at + 1);
+            let ends = self.text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(at, _)| at + 1);
             std::iter::once(0).chain(ends).collect()
         });
         let line = (number as usize).saturating_sub(1);
@@ -73,30 +58,15 @@ pub struct Slice {
 /// Checks that bytes are text that means what it shows.
 pub fn decode(bytes: Vec<u8>) -> Result<String, Fault> {
     let fault = |code, (line, column), message: String, hint: &str| {
-        Err(Fault {
-            code,
-            span: Span::at(line, column),
-            message,
-            hint: Some(hint.to_owned()),
-        })
+        Err(Fault { code, span: Span::at(line, column), message, hint: Some(hint.to_owned()) })
     };
     match bytes.as_slice() {
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
-            return fault(
-                Code::NotText,
-                (1, 1),
-                "the file is UTF-16".into(),
-                "save it as UTF-8",
-            );
+            return fault(Code::NotText, (1, 1), "the file is UTF-16".into(), "save it as UTF-8");
         }
         [0xef, 0xbb, 0xbf, ..] => {
             let message = "the file begins with a byte order mark, U+FEFF".into();
-            return fault(
-                Code::HiddenCharacter,
-                (1, 1),
-                message,
-                "save it as UTF-8 without a BOM",
-            );
+            return fault(Code::HiddenCharacter, (1, 1), message, "save it as UTF-8 without a BOM");
         }
         _ => {}
     }
@@ -110,25 +80,15 @@ pub fn decode(bytes: Vec<u8>) -> Result<String, Fault> {
             return fault(Code::NotText, place, message, "save it as UTF-8");
         }
     };
-    match text
-        .bytes()
-        .position(suspicious)
-        .and_then(|from| hidden(&text, from))
-    {
+    match text.bytes().position(suspicious).and_then(|from| hidden(&text, from)) {
         None => Ok(text),
         Some((at, c)) => {
             let (code, what, hint) = match c {
-                '\0' => (
-                    Code::NotText,
-                    "a NUL byte",
-                    "the file is binary, or UTF-16 without a mark",
-                ),
+                '\0' => (Code::NotText, "a NUL byte", "the file is binary, or UTF-16 without a mark"),
                 '\u{feff}' => (Code::HiddenCharacter, "a byte order mark", "remove it"),
-                _ if (c as u32) < 0x20 || c == '\u{7f}' => (
-                    Code::NotText,
-                    "a control character",
-                    "the file is binary, or was damaged",
-                ),
+                _ if (c as u32) < 0x20 || c == '\u{7f}' => {
+                    (Code::NotText, "a control character", "the file is binary, or was damaged")
+                }
                 _ => (
                     Code::HiddenCharacter,
                     "a character that reverses the text around it",
@@ -175,37 +135,21 @@ pub fn slices(text: &str) -> Vec<Slice> {
     let (mut start, mut first_line, mut line, mut at) = (0, 1, 1, 0);
     for raw in text.split_inclusive('\n') {
         if raw.starts_with('%') {
-            return vec![Slice {
-                bytes: 0..text.len(),
-                line: 1,
-                skipped: 0,
-            }];
+            return vec![Slice { bytes: 0..text.len(), line: 1, skipped: 0 }];
         }
         if is(raw, "---") && at > start {
-            slices.push(Slice {
-                bytes: start..at,
-                line: first_line,
-                skipped: 0,
-            });
+            slices.push(Slice { bytes: start..at, line: first_line, skipped: 0 });
             (start, first_line) = (at, line);
         }
         at += raw.len();
         line += 1;
         if is(raw, "...") {
-            slices.push(Slice {
-                bytes: start..at,
-                line: first_line,
-                skipped: 0,
-            });
+            slices.push(Slice { bytes: start..at, line: first_line, skipped: 0 });
             (start, first_line) = (at, line);
         }
     }
     if start < text.len() {
-        slices.push(Slice {
-            bytes: start..text.len(),
-            line: first_line,
-            skipped: 0,
-        });
+        slices.push(Slice { bytes: start..text.len(), line: first_line, skipped: 0 });
     }
     slices
 }
@@ -225,11 +169,7 @@ pub fn json_slices(text: &str) -> Vec<Slice> {
             None => skipped + passed.chars().count() as u32,
         };
         counted = begin;
-        slices.push(Slice {
-            bytes: begin..range.end,
-            line,
-            skipped,
-        });
+        slices.push(Slice { bytes: begin..range.end, line, skipped });
     };
     loop {
         match values.next() {
@@ -247,9 +187,7 @@ pub fn json_slices(text: &str) -> Vec<Slice> {
 }
 
 pub fn is_json(text: &str) -> bool {
-    serde_json::Deserializer::from_str(text)
-        .into_iter::<serde::de::IgnoredAny>()
-        .all(|value| value.is_ok())
+    serde_json::Deserializer::from_str(text).into_iter::<serde::de::IgnoredAny>().all(|value| value.is_ok())
 }
 
 /// The line and column at which a slice's content begins, past markers, blank lines and comments.
@@ -275,12 +213,8 @@ mod tests {
 
     #[test]
     fn a_file_is_cut_where_documents_begin() {
-        let text =
-            "# head\na: 1\n---\nb: 2\n...\nd: 4\n--- # note\nc: |\n  --- not a marker\n---x: 1\n";
-        let cut: Vec<_> = slices(text)
-            .iter()
-            .map(|s| (s.line, &text[s.bytes.clone()]))
-            .collect();
+        let text = "# head\na: 1\n---\nb: 2\n...\nd: 4\n--- # note\nc: |\n  --- not a marker\n---x: 1\n";
+        let cut: Vec<_> = slices(text).iter().map(|s| (s.line, &text[s.bytes.clone()])).collect();
         assert_eq!(
             cut,
             [
@@ -292,10 +226,7 @@ mod tests {
         );
         assert_eq!(content_start(text, &slices(text)[0]), (2, 1));
         assert_eq!(content_start(text, &slices(text)[3]), (8, 1));
-        assert_eq!(
-            content_start("--- {a: 1}", &slices("--- {a: 1}")[0]),
-            (1, 5)
-        );
+        assert_eq!(content_start("--- {a: 1}", &slices("--- {a: 1}")[0]), (1, 5));
     }
 
     #[test]
@@ -313,14 +244,8 @@ mod tests {
         assert_eq!(fault(b"\xef\xbb\xbfa: 1"), (Code::HiddenCharacter, 1, 1));
         assert_eq!(fault(b"a: 1\nb: \xff"), (Code::NotText, 2, 4));
         assert_eq!(fault(b"a: 1\n\0"), (Code::NotText, 2, 1));
-        assert_eq!(
-            fault("a: é\u{202e}x".as_bytes()),
-            (Code::HiddenCharacter, 1, 5)
-        );
-        assert_eq!(
-            fault("a: 1\nb: \u{feff}".as_bytes()),
-            (Code::HiddenCharacter, 2, 4)
-        );
+        assert_eq!(fault("a: é\u{202e}x".as_bytes()), (Code::HiddenCharacter, 1, 5));
+        assert_eq!(fault("a: 1\nb: \u{feff}".as_bytes()), (Code::HiddenCharacter, 2, 4));
         assert!(decode("a: “typographic” é 中文 ‰\t\r\n".as_bytes().to_vec()).is_ok());
     }
 }

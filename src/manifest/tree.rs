@@ -42,25 +42,15 @@ fn walk<'t>(
         message,
         hint: Some(format!("if that is meant, raise {flag}")),
     };
-    let too_deep = |span| {
-        too_large(
-            span,
-            format!("values are nested more than {} deep", limits.depth),
-            "--max-depth",
-        )
-    };
+    let too_deep =
+        |span| too_large(span, format!("values are nested more than {} deep", limits.depth), "--max-depth");
     let (mut depth, mut aliases, mut values) = (0, 0, 0);
     for event in Parser::new_from_str_with_options(&text[slice.bytes.clone()], options) {
         let (event, raw) = event.map_err(|error| {
             let span = place(slice, *error.marker(), None);
             match error.kind() {
                 ErrorKind::RecursionLimitExceeded => too_deep(span),
-                _ => Fault {
-                    code: Code::Syntax,
-                    span,
-                    message: error.info(),
-                    hint: None,
-                },
+                _ => Fault { code: Code::Syntax, span, message: error.info(), hint: None },
             }
         })?;
         let span = place(slice, raw.start, Some(raw.end));
@@ -130,20 +120,10 @@ impl Builder {
                 let kind = scalar(&text, style, tag.as_deref());
                 self.put(Node { span, kind }, anchor, 1)
             }
-            Event::SequenceStart(_, anchor, _) => {
-                self.begin(span, anchor, Content::List(Vec::new()))
-            }
-            Event::MappingStart(_, anchor, _) => {
-                self.begin(span, anchor, Content::Map(Vec::new(), None))
-            }
+            Event::SequenceStart(_, anchor, _) => self.begin(span, anchor, Content::List(Vec::new())),
+            Event::MappingStart(_, anchor, _) => self.begin(span, anchor, Content::Map(Vec::new(), None)),
             Event::SequenceEnd | Event::MappingEnd => {
-                let Some(Open {
-                    span,
-                    anchor,
-                    made_before,
-                    content,
-                }) = self.open.pop()
-                else {
+                let Some(Open { span, anchor, made_before, content }) = self.open.pop() else {
                     return Copied(0);
                 };
                 let kind = match content {
@@ -155,20 +135,8 @@ impl Builder {
             Event::Alias(id) => {
                 // The anchor of a value that is still open is that value's own inside: nothing to copy.
                 let (node, size) = match self.anchors.get(&id) {
-                    Some((node, size)) => (
-                        Node {
-                            span,
-                            kind: node.kind.clone(),
-                        },
-                        *size,
-                    ),
-                    None => (
-                        Node {
-                            span,
-                            kind: Kind::Tagged("an alias of what contains it".into()),
-                        },
-                        1,
-                    ),
+                    Some((node, size)) => (Node { span, kind: node.kind.clone() }, *size),
+                    None => (Node { span, kind: Kind::Tagged("an alias of what contains it".into()) }, 1),
                 };
                 self.made += size;
                 self.put(node, 0, size);
@@ -184,12 +152,7 @@ impl Builder {
 
     fn begin(&mut self, span: Span, anchor: usize, content: Content) -> Copied {
         self.made += 1;
-        self.open.push(Open {
-            span,
-            anchor,
-            made_before: self.made,
-            content,
-        });
+        self.open.push(Open { span, anchor, made_before: self.made, content });
         Copied(0)
     }
 

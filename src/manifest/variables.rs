@@ -56,23 +56,19 @@ pub fn fault(text: &str, numbered: bool) -> Option<(String, String)> {
     }
     parts(text).find_map(|part| match part {
         Part::Text(_) => None,
-        Part::Unclosed => Some((
-            "\"${\" has no closing \"}\"".to_owned(),
-            "write $${ for the shell's own".to_owned(),
-        )),
-        Part::Variable("instance") if !numbered => Some((
-            "${instance} needs `instances`".to_owned(),
-            "add `instances: N` to the process".to_owned(),
-        )),
+        Part::Unclosed => {
+            Some(("\"${\" has no closing \"}\"".to_owned(), "write $${ for the shell's own".to_owned()))
+        }
+        Part::Variable("instance") if !numbered => {
+            Some(("${instance} needs `instances`".to_owned(), "add `instances: N` to the process".to_owned()))
+        }
         Part::Variable(name) if NAMES.contains(&name) => None,
         Part::Variable(name) => {
             let name = super::node::shorten(name);
             let known = NAMES.map(|name| format!("${{{name}}}")).join(" ");
             Some((
                 format!("there is no variable ${{{name}}}"),
-                format!(
-                    "there are {known}; write $${{{name}}} (or ${name}) for a variable of the shell"
-                ),
+                format!("there are {known}; write $${{{name}}} (or ${name}) for a variable of the shell"),
             ))
         }
     })
@@ -165,10 +161,7 @@ fn each_text(spec: &mut Spec, mut with: impl FnMut(&mut String)) {
         &mut control.health_cmd,
     ];
     optional.into_iter().flatten().for_each(&mut with);
-    spec.configmap
-        .iter_mut()
-        .filter_map(|ConfigFile { path, .. }| path.as_mut())
-        .for_each(&mut with);
+    spec.configmap.iter_mut().filter_map(|ConfigFile { path, .. }| path.as_mut()).for_each(&mut with);
     for value in spec.env.values_mut() {
         match value {
             EnvValue::Text(text) | EnvValue::File(text) => with(text),
@@ -187,26 +180,14 @@ mod tests {
 
     fn on(text: &str) -> String {
         let key = "3:10.0.0.7:web:api_2".parse().unwrap();
-        replaced(
-            text,
-            &Meaning {
-                key: &key,
-                instance: Some(2),
-            },
-        )
+        replaced(text, &Meaning { key: &key, instance: Some(2) })
     }
 
     #[test]
     fn variables_are_replaced_and_the_shell_keeps_its_own() {
-        assert_eq!(
-            on("/run/${namespace}/${name}.${instance}.pid"),
-            "/run/web/api_2.2.pid"
-        );
+        assert_eq!(on("/run/${namespace}/${name}.${instance}.pid"), "/run/web/api_2.2.pid");
         assert_eq!(on("${host.cloud}:${host.ip}"), "3:10.0.0.7");
-        assert_eq!(
-            on("echo $HOME $$ $(date) $${PATH} $"),
-            "echo $HOME $$ $(date) ${PATH} $"
-        );
+        assert_eq!(on("echo $HOME $$ $(date) $${PATH} $"), "echo $HOME $$ $(date) ${PATH} $");
         assert_eq!(on("$$${name}"), "$${name}");
     }
 
@@ -214,15 +195,9 @@ mod tests {
     fn unknown_variables_are_named() {
         let (message, hint) = fault("cat ${HOME}/x", false).unwrap();
         assert_eq!(message, "there is no variable ${HOME}");
-        assert!(
-            hint.ends_with("write $${HOME} (or $HOME) for a variable of the shell"),
-            "{hint}"
-        );
+        assert!(hint.ends_with("write $${HOME} (or $HOME) for a variable of the shell"), "{hint}");
         assert_eq!(fault("a ${instance}", true), None);
-        assert_eq!(
-            fault("a ${instance}", false).unwrap().0,
-            "${instance} needs `instances`"
-        );
+        assert_eq!(fault("a ${instance}", false).unwrap().0, "${instance} needs `instances`");
         assert!(fault("a ${name", false).is_some());
         assert_eq!(fault("echo $${HOME} $HOME", false), None);
     }

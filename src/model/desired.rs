@@ -64,12 +64,7 @@ pub enum State {
 }
 
 impl State {
-    pub const ALL: [State; 4] = [
-        State::Running,
-        State::Stopped,
-        State::Unhosted,
-        State::Absent,
-    ];
+    pub const ALL: [State; 4] = [State::Running, State::Stopped, State::Unhosted, State::Absent];
 
     pub fn word(self) -> &'static str {
         match self {
@@ -192,13 +187,8 @@ pub enum Operation {
 }
 
 impl Operation {
-    pub const ALL: [Operation; 5] = [
-        Operation::Start,
-        Operation::Stop,
-        Operation::Restart,
-        Operation::Reload,
-        Operation::Delete,
-    ];
+    pub const ALL: [Operation; 5] =
+        [Operation::Start, Operation::Stop, Operation::Restart, Operation::Reload, Operation::Delete];
 
     pub fn word(self) -> &'static str {
         match self {

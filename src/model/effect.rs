@@ -21,13 +21,8 @@ pub enum Effect {
 }
 
 impl Effect {
-    pub const ALL: [Effect; 5] = [
-        Effect::None,
-        Effect::Register,
-        Effect::Reload,
-        Effect::Restart,
-        Effect::Replace,
-    ];
+    pub const ALL: [Effect; 5] =
+        [Effect::None, Effect::Register, Effect::Reload, Effect::Restart, Effect::Replace];
 
     pub fn word(self) -> &'static str {
         match self {

@@ -64,10 +64,7 @@ impl Field {
     /// Reads a path as people write it: from the document's root, or without the leading `spec.`.
     pub fn from_path(path: &str) -> Option<Field> {
         let path = path.strip_prefix("spec.").unwrap_or(path);
-        Field::ALL
-            .iter()
-            .copied()
-            .find(|field| field.path() == path)
+        Field::ALL.iter().copied().find(|field| field.path() == path)
     }
 }
 

@@ -63,9 +63,8 @@ impl FromStr for Name {
         if text.is_empty() {
             return Err(KeyError::Empty);
         }
-        if let Some(bad) = text
-            .chars()
-            .find(|c| matches!(c, ':' | '/') || c.is_whitespace() || c.is_control())
+        if let Some(bad) =
+            text.chars().find(|c| matches!(c, ':' | '/') || c.is_whitespace() || c.is_control())
         {
             return Err(KeyError::Character(bad));
         }
@@ -132,9 +131,7 @@ impl FromStr for HostKey {
         if !cloud.bytes().all(|b| b.is_ascii_digit()) {
             return Err(KeyError::Cloud(cloud.to_owned()));
         }
-        let cloud = cloud
-            .parse()
-            .map_err(|_| KeyError::Cloud(cloud.to_owned()))?;
+        let cloud = cloud.parse().map_err(|_| KeyError::Cloud(cloud.to_owned()))?;
         let ip = ip.parse().map_err(|_| KeyError::Ip(ip.to_owned()))?;
         Ok(HostKey::Address { cloud, ip })
     }
@@ -171,14 +168,8 @@ impl ProcessKey {
     /// Reads `NS/NAME`, or `NAME` within `home`.
     pub fn within(home: &Name, text: &str) -> Result<Self, KeyError> {
         match text.split_once('/') {
-            Some((namespace, name)) => Ok(ProcessKey {
-                namespace: namespace.parse()?,
-                name: name.parse()?,
-            }),
-            None => Ok(ProcessKey {
-                namespace: home.clone(),
-                name: text.parse()?,
-            }),
+            Some((namespace, name)) => Ok(ProcessKey { namespace: namespace.parse()?, name: name.parse()? }),
+            None => Ok(ProcessKey { namespace: home.clone(), name: text.parse()? }),
         }
     }
 }
@@ -193,13 +184,9 @@ impl FromStr for ProcessKey {
     type Err = KeyError;
 
     fn from_str(text: &str) -> Result<Self, KeyError> {
-        let (namespace, name) = text
-            .split_once('/')
-            .ok_or_else(|| KeyError::Form(text.to_owned(), "NAMESPACE/NAME"))?;
-        Ok(ProcessKey {
-            namespace: namespace.parse()?,
-            name: name.parse()?,
-        })
+        let (namespace, name) =
+            text.split_once('/').ok_or_else(|| KeyError::Form(text.to_owned(), "NAMESPACE/NAME"))?;
+        Ok(ProcessKey { namespace: namespace.parse()?, name: name.parse()? })
     }
 }
 
@@ -213,10 +200,7 @@ pub struct InstanceKey {
 
 impl InstanceKey {
     pub fn process(&self) -> ProcessKey {
-        ProcessKey {
-            namespace: self.namespace.clone(),
-            name: self.name.clone(),
-        }
+        ProcessKey { namespace: self.namespace.clone(), name: self.name.clone() }
     }
 }
 
@@ -230,19 +214,10 @@ impl FromStr for InstanceKey {
     type Err = KeyError;
 
     fn from_str(text: &str) -> Result<Self, KeyError> {
-        let form = || {
-            KeyError::Form(
-                text.to_owned(),
-                "CLOUD:IP:NAMESPACE:NAME or @AGENT_ID:NAMESPACE:NAME",
-            )
-        };
+        let form = || KeyError::Form(text.to_owned(), "CLOUD:IP:NAMESPACE:NAME or @AGENT_ID:NAMESPACE:NAME");
         let (rest, name) = text.rsplit_once(':').ok_or_else(form)?;
         let (host, namespace) = rest.rsplit_once(':').ok_or_else(form)?;
-        Ok(InstanceKey {
-            host: host.parse()?,
-            namespace: namespace.parse()?,
-            name: name.parse()?,
-        })
+        Ok(InstanceKey { host: host.parse()?, namespace: namespace.parse()?, name: name.parse()? })
     }
 }
 
@@ -295,10 +270,7 @@ mod tests {
         ] {
             let key: InstanceKey = text.parse().expect(text);
             assert_eq!(key.to_string(), text);
-            assert_eq!(
-                (key.namespace.as_str(), key.host.to_string().is_empty()),
-                ("web", false)
-            );
+            assert_eq!((key.namespace.as_str(), key.host.to_string().is_empty()), ("web", false));
         }
     }
 
@@ -311,35 +283,20 @@ mod tests {
     #[test]
     fn bad_keys_say_what_is_wrong() {
         let error = |text: &str| text.parse::<InstanceKey>().unwrap_err().to_string();
-        assert_eq!(
-            error("0:10.0.0.300:web:a"),
-            "\"10.0.0.300\" is not an IP address"
-        );
-        assert_eq!(
-            error("x:10.0.0.1:web:a"),
-            "\"x\" is not a cloud id (a whole number from 0)"
-        );
+        assert_eq!(error("0:10.0.0.300:web:a"), "\"10.0.0.300\" is not an IP address");
+        assert_eq!(error("x:10.0.0.1:web:a"), "\"x\" is not a cloud id (a whole number from 0)");
         assert_eq!(error("0:10.0.0.1::a"), "it is empty");
         assert!(error("web:a").contains("CLOUD:IP:NAMESPACE:NAME"));
         assert_eq!("a/b".parse::<Name>(), Err(KeyError::Character('/')));
         assert_eq!("a:b".parse::<Name>(), Err(KeyError::Character(':')));
         assert_eq!("a".repeat(129).parse::<Name>(), Err(KeyError::TooLong(128)));
-        assert_eq!(
-            "a".repeat(65).parse::<AgentId>(),
-            Err(KeyError::TooLong(64))
-        );
+        assert_eq!("a".repeat(65).parse::<AgentId>(), Err(KeyError::TooLong(64)));
     }
 
     #[test]
     fn a_bare_name_stays_in_its_namespace() {
         let home: Name = "web".parse().unwrap();
-        assert_eq!(
-            ProcessKey::within(&home, "db").unwrap().to_string(),
-            "web/db"
-        );
-        assert_eq!(
-            ProcessKey::within(&home, "data/db").unwrap().to_string(),
-            "data/db"
-        );
+        assert_eq!(ProcessKey::within(&home, "db").unwrap().to_string(), "web/db");
+        assert_eq!(ProcessKey::within(&home, "data/db").unwrap().to_string(), "data/db");
     }
 }

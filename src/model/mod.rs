@@ -19,7 +19,7 @@ pub use key::{AgentId, Host, HostKey, InstanceKey, KeyError, Name, ProcessKey};
 pub use revision::{ParseRevisionError, Revision};
 pub use selector::{Selector, SelectorError};
 pub use spec::{
-    AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Percent, Resource, Secret,
-    Spec, StartMode,
+    AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Percent, Resource, Secret, Spec,
+    StartMode,
 };
 pub use value::{Env, Value};

@@ -35,17 +35,8 @@ impl Revision {
 
 impl fmt::Display for Revision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Revision {
-            register,
-            reload,
-            restart,
-            replace,
-            run,
-        } = self;
-        write!(
-            f,
-            "v1.{register:08x}.{reload:08x}.{restart:08x}.{replace:08x}.{run:08x}"
-        )
+        let Revision { register, reload, restart, replace, run } = self;
+        write!(f, "v1.{register:08x}.{reload:08x}.{restart:08x}.{replace:08x}.{run:08x}")
     }
 }
 
@@ -60,11 +51,7 @@ pub struct ParseRevisionError(String);
 
 impl fmt::Display for ParseRevisionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} is not a revision of the form v1 and five groups of 8 hex digits",
-            self.0
-        )
+        write!(f, "{:?} is not a revision of the form v1 and five groups of 8 hex digits", self.0)
     }
 }
 
@@ -77,10 +64,7 @@ impl FromStr for Revision {
         let error = || ParseRevisionError(text.to_owned());
         let mut parts = text.strip_prefix("v1.").ok_or_else(error)?.split('.');
         let mut digest = || {
-            let part = parts
-                .next()
-                .filter(|part| part.len() == 8)
-                .ok_or_else(error)?;
+            let part = parts.next().filter(|part| part.len() == 8).ok_or_else(error)?;
             if !part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
                 return Err(error());
             }
@@ -93,11 +77,7 @@ impl FromStr for Revision {
             replace: digest()?,
             run: digest()?,
         };
-        if parts.next().is_some() {
-            Err(error())
-        } else {
-            Ok(revision)
-        }
+        if parts.next().is_some() { Err(error()) } else { Ok(revision) }
     }
 }
 
@@ -109,9 +89,7 @@ impl Serialize for Revision {
 
 impl<'de> Deserialize<'de> for Revision {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        String::deserialize(from)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -121,41 +99,13 @@ mod tests {
 
     #[test]
     fn revisions_read_back_and_name_the_strongest_difference() {
-        let a = Revision {
-            register: 1,
-            reload: 0xabcdef01,
-            restart: 3,
-            replace: 4,
-            run: 5,
-        };
-        assert_eq!(
-            a.to_string(),
-            "v1.00000001.abcdef01.00000003.00000004.00000005"
-        );
+        let a = Revision { register: 1, reload: 0xabcdef01, restart: 3, replace: 4, run: 5 };
+        assert_eq!(a.to_string(), "v1.00000001.abcdef01.00000003.00000004.00000005");
         assert_eq!(a.to_string().parse(), Ok(a));
         assert_eq!(a.differs_from(&a), Effect::None);
-        assert_eq!(
-            a.differs_from(&Revision {
-                register: 9,
-                reload: 9,
-                ..a
-            }),
-            Effect::Reload
-        );
-        assert_eq!(
-            a.differs_from(&Revision {
-                register: 9,
-                replace: 9,
-                ..a
-            }),
-            Effect::Replace
-        );
-        for bad in [
-            "",
-            "v1",
-            "v2.00000001.00000001.00000001.00000001.00000001",
-            "v1.1.2.3.4.5",
-        ] {
+        assert_eq!(a.differs_from(&Revision { register: 9, reload: 9, ..a }), Effect::Reload);
+        assert_eq!(a.differs_from(&Revision { register: 9, replace: 9, ..a }), Effect::Replace);
+        for bad in ["", "v1", "v2.00000001.00000001.00000001.00000001.00000001", "v1.1.2.3.4.5"] {
             assert!(bad.parse::<Revision>().is_err(), "{bad}");
         }
         assert!(format!("{a}.00000000").parse::<Revision>().is_err());

@@ -33,11 +33,7 @@ pub struct SelectorError(String);
 
 impl fmt::Display for SelectorError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} is none of key=v, key!=v, key in (a,b), key, !key",
-            self.0
-        )
+        write!(f, "{:?} is none of key=v, key!=v, key in (a,b), key, !key", self.0)
     }
 }
 
@@ -73,30 +69,19 @@ fn terms(text: &str) -> Vec<&str> {
 fn parse(term: &str) -> Option<Term> {
     let word = |text: &str| {
         let text = text.trim();
-        let fine =
-            !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || "=!(),".contains(c));
+        let fine = !text.is_empty() && !text.contains(|c: char| c.is_whitespace() || "=!(),".contains(c));
         fine.then(|| text.to_owned())
     };
     if let Some((key, value)) = term.split_once("!=") {
         return Some(Term::IsNot(word(key)?, word(value)?));
     }
     if let Some((key, value)) = term.split_once('=') {
-        return Some(Term::Is(
-            word(key)?,
-            word(value.strip_prefix('=').unwrap_or(value))?,
-        ));
+        return Some(Term::Is(word(key)?, word(value.strip_prefix('=').unwrap_or(value))?));
     }
     if let Some(list) = term.strip_suffix(')') {
         let (key, list) = list.split_once('(')?;
-        let key = word(
-            key.trim()
-                .strip_suffix("in")
-                .filter(|key| key.ends_with(char::is_whitespace))?,
-        )?;
-        return Some(Term::In(
-            key,
-            list.split(',').map(word).collect::<Option<_>>()?,
-        ));
+        let key = word(key.trim().strip_suffix("in").filter(|key| key.ends_with(char::is_whitespace))?)?;
+        return Some(Term::In(key, list.split(',').map(word).collect::<Option<_>>()?));
     }
     match term.strip_prefix('!') {
         Some(key) => word(key).map(Term::HasNot),
@@ -126,9 +111,7 @@ mod tests {
 
     #[test]
     fn every_form_selects_what_it_says() {
-        let labels = [("rack", "a"), ("tier", "front")]
-            .map(|(k, v)| (k.to_owned(), v.to_owned()))
-            .into();
+        let labels = [("rack", "a"), ("tier", "front")].map(|(k, v)| (k.to_owned(), v.to_owned())).into();
         let cases = [
             ("rack=a", true),
             ("rack==a", true),
@@ -151,9 +134,7 @@ mod tests {
 
     #[test]
     fn what_is_no_selector_is_refused() {
-        for text in [
-            "", "a=", "=a", "a b", "a in b", "a in ()", "ain (b)", "a,,b", "a=b=c", "a in (b", "!",
-        ] {
+        for text in ["", "a=", "=a", "a b", "a in b", "a in ()", "ain (b)", "a,,b", "a=b=c", "a in (b", "!"] {
             assert!(text.parse::<Selector>().is_err(), "{text:?}");
         }
     }

@@ -43,11 +43,7 @@ impl Identity {
     pub fn index_key(&self) -> String {
         match &self.value_key {
             Some(key) => key.clone(),
-            None => format!(
-                "{}/{}",
-                self.setup_path.trim_end_matches('/'),
-                self.proc_name
-            ),
+            None => format!("{}/{}", self.setup_path.trim_end_matches('/'), self.proc_name),
         }
     }
 }
@@ -102,9 +98,7 @@ pub struct Percent(f64);
 impl Percent {
     pub fn new(value: f64) -> Option<Self> {
         // Adding zero turns -0.0 into 0.0: two spellings of nothing must not differ.
-        (0.0..=100.0)
-            .contains(&value)
-            .then_some(Percent(value + 0.0))
+        (0.0..=100.0).contains(&value).then_some(Percent(value + 0.0))
     }
 
     pub fn get(self) -> f64 {

@@ -5,9 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    ConfigFile, Control, EnvValue, Field, Identity, Job, Monitor, Percent, Resource, Spec,
-};
+use super::{ConfigFile, Control, EnvValue, Field, Identity, Job, Monitor, Percent, Resource, Spec};
 
 /// A field's value in canonical form.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,9 +99,7 @@ fn text(value: &Option<String>) -> Value<'_> {
 
 fn number<'a, N: Copy + TryInto<i64>>(value: &Option<N>) -> Value<'a> {
     // Manifests and bodies take whole numbers up to i64::MAX; nothing larger can come in.
-    value.map_or(Value::Unset, |n| {
-        Value::Number(n.try_into().unwrap_or(i64::MAX))
-    })
+    value.map_or(Value::Unset, |n| Value::Number(n.try_into().unwrap_or(i64::MAX)))
 }
 
 fn share<'a>(value: &Option<Percent>) -> Value<'a> {

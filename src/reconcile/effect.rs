@@ -63,10 +63,7 @@ pub fn base_effect(field: Field, mode: StartMode) -> Effect {
 
 /// The class of a field for one process: its own word, else the table's.
 pub fn effect_of(field: Field, mode: StartMode, on_change: &OnChange) -> Effect {
-    on_change
-        .get(&field)
-        .copied()
-        .unwrap_or_else(|| base_effect(field, mode))
+    on_change.get(&field).copied().unwrap_or_else(|| base_effect(field, mode))
 }
 
 /// The whole table for one spec, in the order of [`Field::ALL`].
@@ -74,11 +71,7 @@ pub fn table<'a>(spec: &'a Spec, on_change: &OnChange) -> Vec<Row<'a>> {
     let mode = spec.control.start_mode.unwrap_or_default();
     spec.values()
         .into_iter()
-        .map(|(field, value)| Row {
-            field,
-            effect: effect_of(field, mode, on_change),
-            value,
-        })
+        .map(|(field, value)| Row { field, effect: effect_of(field, mode, on_change), value })
         .collect()
 }
 
@@ -87,10 +80,7 @@ pub fn revision(spec: &Spec, on_change: &OnChange) -> Revision {
     let rows = table(spec, on_change);
     let digest = |wanted: fn(Effect) -> bool| {
         let mut hasher = Hasher::new();
-        for row in rows
-            .iter()
-            .filter(|row| wanted(row.effect) && row.value != Value::Unset)
-        {
+        for row in rows.iter().filter(|row| wanted(row.effect) && row.value != Value::Unset) {
             put(&mut hasher, row.field.path());
             put_value(&mut hasher, &row.value);
         }

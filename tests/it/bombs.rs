@@ -12,10 +12,7 @@ fn validate(file: &Path) -> Output {
     let program = command(&["validate", "-q", "-o", "json"], Path::new("/"));
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", "ulimit -v 262144; exec timeout -k 1 60 \"$0\" \"$@\""]);
-    shell
-        .arg(program.get_program())
-        .args(program.get_args())
-        .arg(file);
+    shell.arg(program.get_program()).args(program.get_args()).arg(file);
     shell.output().expect("the program runs")
 }
 
@@ -29,21 +26,12 @@ fn refused(name: &str, content: impl AsRef<[u8]>, code: &str) {
 fn expect(output: &Output, name: &str, code: &str) {
     let out = stdout(output);
     let err = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(
-        output.status.code(),
-        Some(65),
-        "{name}: {} {err}",
-        &out[..out.len().min(500)]
-    );
+    assert_eq!(output.status.code(), Some(65), "{name}: {} {err}", &out[..out.len().min(500)]);
     let problems: Vec<serde_json::Value> = serde_json::from_str(&out).expect("JSON");
     let found = |p: &serde_json::Value| {
         p["code"] == code && p["line"].as_u64() > Some(0) && p["column"].as_u64() > Some(0)
     };
-    assert!(
-        problems.iter().any(found),
-        "{name}: {}",
-        &out[..out.len().min(500)]
-    );
+    assert!(problems.iter().any(found), "{name}: {}", &out[..out.len().min(500)]);
     assert!(!err.contains("panic"), "{name}: {err}");
 }
 
@@ -59,37 +47,18 @@ fn e0111_depth() {
     ] {
         refused(name, unit.repeat(1_000_000), "E0111");
     }
-    refused(
-        "a.yaml",
-        format!("meta: {}", "{a: ".repeat(1_000_000)),
-        "E0111",
-    );
+    refused("a.yaml", format!("meta: {}", "{a: ".repeat(1_000_000)), "E0111");
 }
 
 #[test]
 fn e0111_aliases() {
     let laughs: String = (1..20)
-        .map(|n| {
-            format!(
-                "a{n}: &a{n} [{}]\n",
-                vec![format!("*a{}", n - 1); 9].join(",")
-            )
-        })
-        .fold("a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned(), |all, line| {
-            all + &line
-        });
+        .map(|n| format!("a{n}: &a{n} [{}]\n", vec![format!("*a{}", n - 1); 9].join(",")))
+        .fold("a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned(), |all, line| all + &line);
     refused("a.yaml", laughs, "E0111");
-    refused(
-        "a.yaml",
-        format!("x: &x 1\ny: [{}1]\n", "*x,".repeat(200_000)),
-        "E0111",
-    );
+    refused("a.yaml", format!("x: &x 1\ny: [{}1]\n", "*x,".repeat(200_000)), "E0111");
     let nested: String = (0..60).map(|n| format!("&a{n} [")).collect();
-    refused(
-        "a.yaml",
-        nested + &"1,".repeat(100_000) + &"]".repeat(60),
-        "E0111",
-    );
+    refused("a.yaml", nested + &"1,".repeat(100_000) + &"]".repeat(60), "E0111");
     refused("a.yaml", "a: &a [*a]\n", "E0102");
 }
 
@@ -97,26 +66,10 @@ fn e0111_aliases() {
 fn e0111_number_and_size() {
     refused("a.yaml", "---\n".repeat(1_000_000), "E0111");
     refused("a.yaml", "--- {}\n".repeat(1_000_000), "E0111");
-    refused(
-        "a.yaml",
-        format!("hosts: [{}]", "1,".repeat(7_000_000)),
-        "E0111",
-    );
-    refused(
-        "a.yaml",
-        format!("hosts: [{}]", "1,".repeat(25_000_000)),
-        "E0111",
-    );
-    refused(
-        "a.yaml",
-        format!("a: \"{}\"", "a".repeat(30_000_000)),
-        "E0111",
-    );
-    refused(
-        "a.json",
-        format!("{{\"a\": \"{}\"}}", "a".repeat(30_000_000)),
-        "E0111",
-    );
+    refused("a.yaml", format!("hosts: [{}]", "1,".repeat(7_000_000)), "E0111");
+    refused("a.yaml", format!("hosts: [{}]", "1,".repeat(25_000_000)), "E0111");
+    refused("a.yaml", format!("a: \"{}\"", "a".repeat(30_000_000)), "E0111");
+    refused("a.json", format!("{{\"a\": \"{}\"}}", "a".repeat(30_000_000)), "E0111");
 }
 
 #[test]
@@ -124,36 +77,18 @@ fn e0111_a_gigabyte_is_not_even_opened() {
     let tree = Tree::new::<&str>(&[]);
     for (name, bytes) in [("one.yaml", 1 << 30), ("many.yaml", 1u64 << 36)] {
         let path = tree.path().join(name);
-        std::fs::File::create(&path)
-            .and_then(|file| file.set_len(bytes))
-            .expect("a sparse file");
+        std::fs::File::create(&path).and_then(|file| file.set_len(bytes)).expect("a sparse file");
         expect(&validate(&path), name, "E0111");
     }
 }
 
 #[test]
 fn e0114_more_problems_than_anybody_reads() {
-    refused(
-        "a.yaml",
-        (0..400_000).fold(String::new(), |all, n| all + &format!("k{n}: 1\n")),
-        "E0114",
-    );
-    refused(
-        "a.yaml",
-        format!("meta:\n{}", " a: 1\n".repeat(100_000)),
-        "E0114",
-    );
-    refused(
-        "a.json",
-        format!("{{\"meta\":{{{}}}}}", vec!["\"a\":1"; 100_000].join(",")),
-        "E0114",
-    );
+    refused("a.yaml", (0..400_000).fold(String::new(), |all, n| all + &format!("k{n}: 1\n")), "E0114");
+    refused("a.yaml", format!("meta:\n{}", " a: 1\n".repeat(100_000)), "E0114");
+    refused("a.json", format!("{{\"meta\":{{{}}}}}", vec!["\"a\":1"; 100_000].join(",")), "E0114");
     let hosts = "- {ip: x, bk_cloud_id: 0}\n".repeat(50_000);
-    refused(
-        "a.yaml",
-        format!("meta: {{namespace: a, name: b}}\nhosts:\n{hosts}"),
-        "E0114",
-    );
+    refused("a.yaml", format!("meta: {{namespace: a, name: b}}\nhosts:\n{hosts}"), "E0114");
 }
 
 #[test]
@@ -172,21 +107,9 @@ fn odd_repetitions() {
     ] {
         refused("a.yaml", unit.repeat(300_000), code);
     }
-    refused(
-        "a.yaml",
-        format!("\"{}\": 1", "a".repeat(1_000_000)),
-        "E0101",
-    );
-    refused(
-        "a.yaml",
-        format!("a: \"{}", "x\n".repeat(1_000_000)),
-        "E0101",
-    );
-    refused(
-        "a.yaml",
-        format!("a: |\n{}", " \n".repeat(1_000_000)),
-        "E0102",
-    );
+    refused("a.yaml", format!("\"{}\": 1", "a".repeat(1_000_000)), "E0101");
+    refused("a.yaml", format!("a: \"{}", "x\n".repeat(1_000_000)), "E0101");
+    refused("a.yaml", format!("a: |\n{}", " \n".repeat(1_000_000)), "E0102");
 }
 
 #[test]

@@ -15,12 +15,7 @@ fn expect(files: &[(&str, &str)], problems: &[&str]) {
         None => found == wanted,
     };
     let all = found.len() == problems.len() && found.iter().zip(problems).all(same);
-    assert!(
-        all,
-        "found:\n{}\nwanted:\n{}",
-        found.join("\n"),
-        problems.join("\n")
-    );
+    assert!(all, "found:\n{}\nwanted:\n{}", found.join("\n"), problems.join("\n"));
 }
 
 #[track_caller]
@@ -30,8 +25,7 @@ fn one(text: &str, problem: &str) {
 
 /// [`GOOD`] as another process, so that two can stand in one tree.
 fn other(name: &str) -> String {
-    GOOD.replace("name: api", &format!("name: {name}"))
-        .replace("/opt/api", &format!("/opt/{name}"))
+    GOOD.replace("name: api", &format!("name: {name}")).replace("/opt/api", &format!("/opt/{name}"))
 }
 
 #[test]
@@ -41,17 +35,8 @@ fn the_good_process_is_good() {
 
 #[test]
 fn e0101_syntax_spoils_only_its_document() {
-    let file = format!(
-        "{GOOD}---\nmeta: [\n---\n{}",
-        other("b").replace("start_cmd:", "start_cmd: {")
-    );
-    expect(
-        &[("a.yaml", &file)],
-        &[
-            "a.yaml:10:7 E0101 unclosed bracket '['",
-            "a.yaml:19:3 E0101 …",
-        ],
-    );
+    let file = format!("{GOOD}---\nmeta: [\n---\n{}", other("b").replace("start_cmd:", "start_cmd: {"));
+    expect(&[("a.yaml", &file)], &["a.yaml:10:7 E0101 unclosed bracket '['", "a.yaml:19:3 E0101 …"]);
     one(
         &with("  control:", "\tcontrol:"),
         "a.yaml:7:2 E0101 tabs disallowed within this context (block indentation)",
@@ -60,10 +45,7 @@ fn e0101_syntax_spoils_only_its_document() {
         "\tmeta: {}",
         "a.yaml:1:1 E0101 found character that cannot start any token, while scanning for the next token | YAML takes no tabs for indentation, and no @ or ` at the start of a plain text",
     );
-    expect(
-        &[("a.json", "{\"meta\": {},\n \"hosts\": [,]}")],
-        &["a.json:2:12 E0101 expected value"],
-    );
+    expect(&[("a.json", "{\"meta\": {},\n \"hosts\": [,]}")], &["a.json:2:12 E0101 expected value"]);
 }
 
 #[test]
@@ -80,14 +62,8 @@ fn e0102_unknown_fields_come_with_a_guess_and_nothing_that_follows_from_them() {
         &with("auto_type: 1", "<<: {}"),
         "a.yaml:8:20 E0102 spec.monitor_policy has no field \"<<\" | YAML 1.2 has no merge keys; a `kind: Defaults` document gives fields to many processes",
     );
-    one(
-        &with("spec:", "op_type: 1\nspec:"),
-        "a.yaml:5:1 E0102 a Process has no field \"op_type\" | …",
-    );
-    one(
-        &with("spec:", "owner: me\nspec:"),
-        "a.yaml:5:1 E0102 a Process has no field \"owner\" | …",
-    );
+    one(&with("spec:", "op_type: 1\nspec:"), "a.yaml:5:1 E0102 a Process has no field \"op_type\" | …");
+    one(&with("spec:", "owner: me\nspec:"), "a.yaml:5:1 E0102 a Process has no field \"owner\" | …");
     one(
         "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0, group: x}]\n",
         "a.yaml:3:40 E0102 hosts[0] has no field \"group\" | …",
@@ -105,10 +81,7 @@ fn e0103_wrong_types_say_what_is_there_and_what_should_be() {
         "a.yaml:8:31 E0103 spec.monitor_policy.auto_type must be a whole number, 0 to 2, and this is the text \"1\" | write 1 without quotes",
     );
     one(
-        &with(
-            "[{ip: 10.0.0.1, bk_cloud_id: 0}]",
-            "{ip: 10.0.0.1, bk_cloud_id: 0}",
-        ),
+        &with("[{ip: 10.0.0.1, bk_cloud_id: 0}]", "{ip: 10.0.0.1, bk_cloud_id: 0}"),
         "a.yaml:4:8 E0103 hosts must be a list of map, and this is a map | begin each item with `- `",
     );
     one(
@@ -143,10 +116,7 @@ fn e0103_wrong_types_say_what_is_there_and_what_should_be() {
 
 #[test]
 fn e0104_missing_fields_point_at_their_parent() {
-    one(
-        &with(", name: api", ""),
-        "a.yaml:3:1 E0104 meta.name is missing | …",
-    );
+    one(&with(", name: api", ""), "a.yaml:3:1 E0104 meta.name is missing | …");
     one(
         &with("pid_path: /run/api.pid, ", ""),
         "a.yaml:6:3 E0104 spec.identity.pid_path is missing | The file that holds the pid.",
@@ -155,10 +125,7 @@ fn e0104_missing_fields_point_at_their_parent() {
         &with("proc_name: api", "proc_name: \"\""),
         "a.yaml:6:14 E0104 spec.identity.proc_name is missing | …",
     );
-    one(
-        &with("hosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]\n", ""),
-        "a.yaml:1:1 E0104 hosts is missing | …",
-    );
+    one(&with("hosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]\n", ""), "a.yaml:1:1 E0104 hosts is missing | …");
     one(
         &with("hosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]", "hosts: []"),
         "a.yaml:4:1 E0104 hosts is missing | …",
@@ -169,10 +136,7 @@ fn e0104_missing_fields_point_at_their_parent() {
     );
     // The full form may leave out user and auto_type; a body may not.
     expect(&[("a.yaml", &with(", user: app", ""))], &[]);
-    expect(
-        &[("a.yaml", &with("  monitor_policy: {auto_type: 1}\n", ""))],
-        &[],
-    );
+    expect(&[("a.yaml", &with("  monitor_policy: {auto_type: 1}\n", ""))], &[]);
     let body = with("apiVersion: abide/v1\nkind: Process\n", "")
         .replace(", user: app", "")
         .replace("{auto_type: 1}", "{start_retries: 1}");
@@ -196,17 +160,11 @@ fn e0105_double_keys_are_told_at_the_later_one() {
         "a.yaml:3:50 E0105 key \"x\" stands twice in this map; the first is at line 3, column 44 | remove one of them",
     );
     one(
-        &with(
-            "  monitor_policy:",
-            "  alive_monitor_policy: {auto_type: 1}\n  monitor_policy:",
-        ),
+        &with("  monitor_policy:", "  alive_monitor_policy: {auto_type: 1}\n  monitor_policy:"),
         "a.yaml:9:3 E0105 \"monitor_policy\" is another name of \"alive_monitor_policy\", which stands at line 8, column 3 | remove one of them",
     );
     expect(
-        &[(
-            "a.json",
-            "{\"meta\": {\"name\": \"a\", \"name\": \"a\", \"namespace\": \"b\"}}",
-        )],
+        &[("a.json", "{\"meta\": {\"name\": \"a\", \"name\": \"a\", \"namespace\": \"b\"}}")],
         &[
             "a.json:1:1 E0104 hosts is missing | …",
             "a.json:1:1 E0104 spec is missing | …",
@@ -269,13 +227,10 @@ fn e0201_names_that_keys_cannot_carry() {
         &with("spec:", "depends_on: [a/b/c]\nspec:"),
         "a.yaml:5:14 E0201 depends_on \"a/b/c\" names no process: it contains '/', which a result key cannot carry | …",
     );
-    let long = with("name: api}", &format!("name: {}}}", "n".repeat(127)))
-        .replace("spec:", "instances: 10\nspec:");
+    let long =
+        with("name: api}", &format!("name: {}}}", "n".repeat(127))).replace("spec:", "instances: 10\nspec:");
     expect(
-        &[(
-            "a.yaml",
-            &long.replace("/run/api.pid", "/run/api.pid, value_key: \"${instance}\""),
-        )],
+        &[("a.yaml", &long.replace("/run/api.pid", "/run/api.pid, value_key: \"${instance}\""))],
         &["a.yaml:3:30 E0201 with `instances` a name becomes …"],
     );
 }
@@ -290,10 +245,7 @@ fn e0202_to_e0206_values_out_of_their_bounds() {
         &with("./api}", "./api}\n  configmap: [{path: x}]"),
         "a.yaml:8:22 E0202 spec.configmap[0].path \"x\" is a relative path | …",
     );
-    one(
-        &with("10.0.0.1", "10.0.0.300"),
-        "a.yaml:4:14 E0203 \"10.0.0.300\" is not an IP address | …",
-    );
+    one(&with("10.0.0.1", "10.0.0.300"), "a.yaml:4:14 E0203 \"10.0.0.300\" is not an IP address | …");
     one(
         &with("10.0.0.1", "web-1.example"),
         "a.yaml:4:14 E0203 \"web-1.example\" is not an IP address | such as 10.0.0.1 or 2001:db8::1; host names are not looked up",
@@ -314,10 +266,7 @@ fn e0202_to_e0206_values_out_of_their_bounds() {
         &with("auto_type: 1", "auto_type: 3"),
         "a.yaml:8:31 E0205 spec.monitor_policy.auto_type is 3; it must be 0 to 2",
     );
-    one(
-        &with("spec:", "instances: 0\nspec:"),
-        "a.yaml:5:12 E0205 instances is 0; it must be 1 to 1000000",
-    );
+    one(&with("spec:", "instances: 0\nspec:"), "a.yaml:5:12 E0205 instances is 0; it must be 1 to 1000000");
     one(
         &with("bk_cloud_id: 0", "bk_cloud_id: -1"),
         "a.yaml:4:37 E0205 hosts[0].bk_cloud_id is -1; it must be 0 or more",
@@ -358,8 +307,8 @@ fn e0207_to_e0214_values_that_do_not_parse() {
         &with("proc_name: api", "proc_name: \"api-${name}\""),
         "a.yaml:6:25 E0209 variables are not replaced in spec.identity.proc_name | only in paths, commands, env and value_key",
     );
-    let agent = with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: a1")
-        .replace("./api", "\"./api ${host.ip}\"");
+    let agent =
+        with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: a1").replace("./api", "\"./api ${host.ip}\"");
     one(
         &agent,
         "a.yaml:4:9 E0209 the spec uses ${host.…}, and host @a1 is known only by its agent | add its ip and bk_cloud_id, here or in a HostGroup",
@@ -419,22 +368,13 @@ fn e0301_to_e0304_fields_that_do_not_go_together() {
         &with("auto_type: 1", "auto_type: 0"),
         "a.yaml:8:31 E0301 a periodic process (auto_type 0) needs a crontab_rule, or job.cycle_time | such as crontab_rule: \"*/5 * * * *\"",
     );
-    expect(
-        &[(
-            "a.yaml",
-            &(with("auto_type: 1", "auto_type: 0") + "  job: {cycle_time: 60}\n"),
-        )],
-        &[],
-    );
+    expect(&[("a.yaml", &(with("auto_type: 1", "auto_type: 0") + "  job: {cycle_time: 60}\n"))], &[]);
     one(
         &with("  control: {start_cmd: ./api}\n", ""),
         "a.yaml:5:1 E0302 state running needs control.start_cmd, and there is none",
     );
     expect(
-        &[(
-            "a.yaml",
-            &with("  control: {start_cmd: ./api}\n", "").replace("spec:", "state: stopped\nspec:"),
-        )],
+        &[("a.yaml", &with("  control: {start_cmd: ./api}\n", "").replace("spec:", "state: stopped\nspec:"))],
         &[],
     );
     one(
@@ -461,17 +401,12 @@ fn e0301_to_e0304_fields_that_do_not_go_together() {
 #[test]
 fn e0401_and_e0402_one_instance_and_one_identity() {
     expect(
-        &[
-            ("a.yaml", GOOD),
-            ("b.yaml", &GOOD.replace("/opt/api", "/opt/b")),
-        ],
+        &[("a.yaml", GOOD), ("b.yaml", &GOOD.replace("/opt/api", "/opt/b"))],
         &[
             "b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is declared at a.yaml:3:30 already | remove one, or give them different hosts",
         ],
     );
-    let twin = GOOD
-        .replace("name: api}", "name: twin}")
-        .replace("/opt/api", "/opt/api/");
+    let twin = GOOD.replace("name: api}", "name: twin}").replace("/opt/api", "/opt/api/");
     expect(
         &[("a.yaml", GOOD), ("b.yaml", &twin)],
         &[
@@ -483,25 +418,13 @@ fn e0401_and_e0402_one_instance_and_one_identity() {
         "a.yaml:7:3 E0402 web/api_2 has the identity \"/opt/api/api\" on host 0:10.0.0.1, and so has web/api_1 at a.yaml:7:3 | give each instance its own: value_key: NAME-${instance}",
     );
     // Elsewhere, or to be gone, it disturbs nobody.
-    expect(
-        &[
-            ("a.yaml", GOOD),
-            ("b.yaml", &twin.replace("10.0.0.1", "10.0.0.2")),
-        ],
-        &[],
-    );
-    expect(
-        &[
-            ("a.yaml", GOOD),
-            ("b.yaml", &twin.replace("spec:", "state: absent\nspec:")),
-        ],
-        &[],
-    );
+    expect(&[("a.yaml", GOOD), ("b.yaml", &twin.replace("10.0.0.1", "10.0.0.2"))], &[]);
+    expect(&[("a.yaml", GOOD), ("b.yaml", &twin.replace("spec:", "state: absent\nspec:"))], &[]);
     // An agent's id and an address can be one host.
-    let known = "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0, bk_agent_id: a1}]\n";
-    let by_agent = GOOD
-        .replace("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: a1")
-        .replace("/opt/api", "/opt/b");
+    let known =
+        "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0, bk_agent_id: a1}]\n";
+    let by_agent =
+        GOOD.replace("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: a1").replace("/opt/api", "/opt/b");
     expect(
         &[("a.yaml", GOOD), ("b.yaml", &by_agent), ("c.yaml", known)],
         &["b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is declared at a.yaml:3:30 already | …"],
@@ -536,19 +459,10 @@ fn e0403_and_e0404_groups() {
         &["a.yaml:4:17 E0404 host group \"none\" has no hosts"],
     );
     expect(
-        &[
-            ("a.yaml", &of("{group: eu-west, labels: rack=b}")),
-            ("g.yaml", groups),
-        ],
+        &[("a.yaml", &of("{group: eu-west, labels: rack=b}")), ("g.yaml", groups)],
         &["a.yaml:4:34 E0404 no host of group \"eu-west\" has the labels rack=b"],
     );
-    expect(
-        &[
-            ("a.yaml", &of("{group: eu-west, labels: rack=a}")),
-            ("g.yaml", groups),
-        ],
-        &[],
-    );
+    expect(&[("a.yaml", &of("{group: eu-west, labels: rack=a}")), ("g.yaml", groups)], &[]);
 }
 
 #[test]
@@ -557,14 +471,9 @@ fn e0405_and_e0406_dependencies() {
         &with("spec:", "depends_on: [bd]\nspec:"),
         "a.yaml:5:14 E0405 depends_on names web/bd, which no manifest declares | …",
     );
-    let needs =
-        |name: &str, on: &str| other(name).replace("spec:", &format!("depends_on: [{on}]\nspec:"));
+    let needs = |name: &str, on: &str| other(name).replace("spec:", &format!("depends_on: [{on}]\nspec:"));
     expect(
-        &[
-            ("a.yaml", &needs("a", "b")),
-            ("b.yaml", &needs("b", "web/c")),
-            ("c.yaml", &needs("c", "a")),
-        ],
+        &[("a.yaml", &needs("a", "b")), ("b.yaml", &needs("b", "web/c")), ("c.yaml", &needs("c", "a"))],
         &[
             "c.yaml:5:14 E0406 these processes wait for each other: web/a → web/b → web/c → web/a | remove one of the dependencies",
         ],
@@ -579,10 +488,7 @@ fn e0405_and_e0406_dependencies() {
         .replace("/run/api.pid", "/run/api.pid, value_key: \"${instance}\"");
     expect(&[("a.yaml", &needs("a", "b_2")), ("b.yaml", &many)], &[]);
     expect(
-        &[
-            ("a.yaml", &needs("a", "b")),
-            ("b.yaml", &other("b").replace("10.0.0.1", "x")),
-        ],
+        &[("a.yaml", &needs("a", "b")), ("b.yaml", &other("b").replace("10.0.0.1", "x"))],
         &["b.yaml:4:14 E0203 …"],
     );
 }
@@ -591,11 +497,7 @@ fn e0405_and_e0406_dependencies() {
 fn e0407_policies_bind_their_directory_and_below() {
     let policy = "kind: Policy\nmeta: {name: prod}\nallow: {namespaces: [\"shop-*\"], users: [www], hosts: [\"0:10.1.*\"]}\n";
     expect(
-        &[
-            ("p/policy.yaml", policy),
-            ("p/deep/a.yaml", GOOD),
-            ("b.yaml", &other("b")),
-        ],
+        &[("p/policy.yaml", policy), ("p/deep/a.yaml", GOOD), ("b.yaml", &other("b"))],
         &[
             "p/deep/a.yaml:3:19 E0407 policy \"prod\" at p/policy.yaml:3:9 does not allow namespace \"web\" | it allows shop-*",
             "p/deep/a.yaml:4:9 E0407 policy \"prod\" at p/policy.yaml:3:47 does not allow host 0:10.0.0.1 | it allows 0:10.1.*",
@@ -606,9 +508,8 @@ fn e0407_policies_bind_their_directory_and_below() {
 
 #[test]
 fn e0408_to_e0410_contradictions() {
-    let defaults = |retries: u32| {
-        format!("kind: Defaults\nspec: {{monitor_policy: {{start_retries: {retries}}}}}\n")
-    };
+    let defaults =
+        |retries: u32| format!("kind: Defaults\nspec: {{monitor_policy: {{start_retries: {retries}}}}}\n");
     expect(
         &[("a.yaml", &defaults(1)), ("b.yaml", &defaults(2))],
         &[
@@ -629,17 +530,11 @@ fn e0408_to_e0410_contradictions() {
         )
     };
     expect(
-        &[
-            ("a.yaml", &with_agent("a", "10.0.0.1", "x")),
-            ("b.yaml", &with_agent("b", "10.0.0.1", "y")),
-        ],
+        &[("a.yaml", &with_agent("a", "10.0.0.1", "x")), ("b.yaml", &with_agent("b", "10.0.0.1", "y"))],
         &["b.yaml:3:9 E0410 host 0:10.0.0.1 has another bk_agent_id at a.yaml:3:9"],
     );
     expect(
-        &[
-            ("a.yaml", &with_agent("a", "10.0.0.1", "x")),
-            ("b.yaml", &with_agent("b", "10.0.0.2", "x")),
-        ],
+        &[("a.yaml", &with_agent("a", "10.0.0.1", "x")), ("b.yaml", &with_agent("b", "10.0.0.2", "x"))],
         &["b.yaml:3:9 E0410 agent x is on host 0:10.0.0.2 here, and on 0:10.0.0.1 at a.yaml:3:9"],
     );
 }
@@ -649,11 +544,7 @@ fn warnings_are_no_errors() {
     let warned = |text: &str, problem: &str| {
         one(text, problem);
         let loaded = Tree::new(&[("a.yaml", text)]).load();
-        assert_eq!(
-            (loaded.errors(), loaded.desired.instances.len()),
-            (0, 1),
-            "{problem}"
-        );
+        assert_eq!((loaded.errors(), loaded.desired.instances.len()), (0, 1), "{problem}");
     };
     warned(
         &with("name: api}", "name: api, labels: {version: 3}}"),
@@ -674,13 +565,8 @@ fn warnings_are_no_errors() {
     );
     let down = other("b").replace("spec:", "state: absent\nspec:");
     expect(
-        &[
-            ("a.yaml", &with("spec:", "depends_on: [b]\nspec:")),
-            ("b.yaml", &down),
-        ],
-        &[
-            "a.yaml:5:14 W0504 depends_on names web/b, which is to be absent: the start would wait for ever",
-        ],
+        &[("a.yaml", &with("spec:", "depends_on: [b]\nspec:")), ("b.yaml", &down)],
+        &["a.yaml:5:14 W0504 depends_on names web/b, which is to be absent: the start would wait for ever"],
     );
 }
 
@@ -696,55 +582,27 @@ fn every_problem_of_every_file_is_told_in_one_run() {
         ("c.yaml", &bad.replace("name: api", "name: b")),
     ])
     .problems();
-    let codes: Vec<_> = found
-        .iter()
-        .map(|line| (&line[..6], line.split(' ').nth(1).unwrap_or_default()))
-        .collect();
+    let codes: Vec<_> =
+        found.iter().map(|line| (&line[..6], line.split(' ').nth(1).unwrap_or_default())).collect();
     let five = |file: &'static str| {
-        [
-            (file, "E0203"),
-            (file, "E0202"),
-            (file, "E0102"),
-            (file, "E0205"),
-            (file, "E0205"),
-        ]
+        [(file, "E0203"), (file, "E0202"), (file, "E0102"), (file, "E0205"), (file, "E0205")]
     };
-    let all = [
-        five("a.yaml").to_vec(),
-        vec![("b.yaml", "E0101")],
-        five("c.yaml").to_vec(),
-    ]
-    .concat();
+    let all = [five("a.yaml").to_vec(), vec![("b.yaml", "E0101")], five("c.yaml").to_vec()].concat();
     assert_eq!(codes, all);
 }
 
 #[test]
 fn all_codes_have_a_case() {
-    let cases = [
-        include_str!("codes.rs"),
-        include_str!("reading.rs"),
-        include_str!("bombs.rs"),
-    ]
-    .concat();
-    let missing: BTreeSet<_> = Code::ALL
-        .iter()
-        .map(|code| code.text())
-        .filter(|code| !cases.contains(code))
-        .collect();
+    let cases = [include_str!("codes.rs"), include_str!("reading.rs"), include_str!("bombs.rs")].concat();
+    let missing: BTreeSet<_> =
+        Code::ALL.iter().map(|code| code.text()).filter(|code| !cases.contains(code)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]
 fn codes_say_by_their_letter_how_bad_they_are() {
     for code in Code::ALL {
-        let letter = if code.severity() == Severity::Error {
-            "E"
-        } else {
-            "W"
-        };
-        assert!(
-            code.text().starts_with(letter) && !code.title().is_empty(),
-            "{code:?}"
-        );
+        let letter = if code.severity() == Severity::Error { "E" } else { "W" };
+        assert!(code.text().starts_with(letter) && !code.title().is_empty(), "{code:?}");
     }
 }

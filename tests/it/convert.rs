@@ -24,12 +24,7 @@ fn convert(args: &[&str], text: &str) -> String {
     let here = Tree::new::<&str>(&[]);
     let args = [&["convert", "-"], args].concat();
     let output = abide(&args, here.path(), text.as_bytes());
-    assert_eq!(
-        output.status.code(),
-        Some(0),
-        "{args:?}\n{text}\n{}",
-        stderr(&output)
-    );
+    assert_eq!(output.status.code(), Some(0), "{args:?}\n{text}\n{}", stderr(&output));
     stdout(&output)
 }
 
@@ -38,32 +33,17 @@ fn convert(args: &[&str], text: &str) -> String {
 fn essence(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
-            let skipped = [
-                "op_type",
-                "bk_app_code",
-                "bk_app_secret",
-                "bk_token",
-                "bk_username",
-            ];
-            let kept = map
-                .iter()
-                .filter(|(name, _)| !skipped.contains(&name.as_str()));
+            let skipped = ["op_type", "bk_app_code", "bk_app_secret", "bk_token", "bk_username"];
+            let kept = map.iter().filter(|(name, _)| !skipped.contains(&name.as_str()));
             let kept = kept.map(|(name, value)| (name.clone(), essence(value)));
             let empty = |value: &Value| {
-                *value == json!("")
-                    || *value == json!({})
-                    || *value == json!([])
-                    || *value == json!([{}])
+                *value == json!("") || *value == json!({}) || *value == json!([]) || *value == json!([{}])
             };
             Value::Object(kept.filter(|(_, value)| !empty(value)).collect())
         }
-        Value::Array(items) => Value::Array(
-            items
-                .iter()
-                .map(essence)
-                .filter(|item| *item != json!({}))
-                .collect(),
-        ),
+        Value::Array(items) => {
+            Value::Array(items.iter().map(essence).filter(|item| *item != json!({})).collect())
+        }
         Value::Number(n) => json!(n.as_f64()),
         other => other.clone(),
     }
@@ -76,8 +56,8 @@ fn every_documented_body_becomes_a_valid_manifest_and_the_same_body_again() {
         let manifest = convert(&[], &body);
         let tree = Tree::new(&[("m.yaml", &manifest)]);
         assert_eq!(tree.problems(), [] as [&str; 0], "{manifest}");
-        let back: Value = serde_json::from_str(&convert(&["--to", dialect, "--strict"], &manifest))
-            .expect("JSON");
+        let back: Value =
+            serde_json::from_str(&convert(&["--to", dialect, "--strict"], &manifest)).expect("JSON");
         let mut original: Value = serde_json::from_str(&body).expect("JSON");
         if name == "job_operate_process.json" {
             // Left out there; what it is taken as is written.
@@ -134,11 +114,7 @@ fn the_state_comes_from_the_operation() {
         ] {
             assert_eq!(of(name, op, 1), expected, "{name} {op}");
         }
-        assert_eq!(
-            of(name, 4, 2),
-            "stopped",
-            "a one-shot is not kept running: {name}"
-        );
+        assert_eq!(of(name, 4, 2), "stopped", "a one-shot is not kept running: {name}");
     }
     assert_eq!(of("job_manage_proc.json", 1, 1), "running");
     assert_eq!(of("job_manage_proc.json", 2, 1), "unhosted");
@@ -149,10 +125,7 @@ fn the_state_comes_from_the_operation() {
 fn what_a_job_body_leaves_out_is_filled_as_documented() {
     let body = |extra: Value| {
         let mut process = json!({"proc_name": "p", "setup_path": "/p", "pid_path": "/p.pid", "contact": "me", "ip_list": [{"bk_cloud_id": 0, "ip": "10.0.0.1"}]});
-        process
-            .as_object_mut()
-            .expect("a map")
-            .extend(extra.as_object().expect("a map").clone());
+        process.as_object_mut().expect("a map").extend(extra.as_object().expect("a map").clone());
         json!({"bk_biz_id": 7, "op_type": 0, "process_infos": [process]}).to_string()
     };
     let read = |body: &str| -> Value { serde_yaml::from_str(&convert(&[], body)).expect("YAML") };
@@ -168,27 +141,17 @@ fn what_a_job_body_leaves_out_is_filled_as_documented() {
         read(&body(json!({"cycle_time": 60, "start_cmd": "x"})))["spec"]["monitor_policy"]["auto_type"],
         0
     );
-    assert_eq!(
-        read(&body(json!({"account": "app", "value_key": "k"})))["meta"]["name"],
-        "k"
-    );
+    assert_eq!(read(&body(json!({"account": "app", "value_key": "k"})))["meta"]["name"], "k");
     let here = Tree::new::<&str>(&[]);
     let output = abide(&["convert", "-"], here.path(), body(json!({})).as_bytes());
-    assert!(
-        stderr(&output).contains("`type` is left out; auto_type is taken as 1"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("`type` is left out; auto_type is taken as 1"), "{}", stderr(&output));
 }
 
 #[test]
 fn what_a_dialect_cannot_say_is_listed_and_strict_refuses() {
     let rich = with("spec:", "depends_on: []\nprotect: [stop]\nspec:")
         .replace("./api}", "./api, start_mode: foreground, version_cmd: v}")
-        .replace(
-            "auto_type: 1",
-            "auto_type: 1, op_timeout: 9, start_retries: 2",
-        )
+        .replace("auto_type: 1", "auto_type: 1, op_timeout: 9, start_retries: 2")
         + "  resource: {cpu: 12.5, fd: 10}\n  env: {TOKEN: {value: hunter2, secret: true}}\n  job: {func_id: f}\n";
     let here = Tree::new(&[("a.yaml", &rich)]);
     for (dialect, unsaid, said) in [
@@ -206,14 +169,7 @@ fn what_a_dialect_cannot_say_is_listed_and_strict_refuses() {
         ),
         (
             "gse-v2",
-            &[
-                "resource.cpu",
-                "resource.fd",
-                "env",
-                "control.start_mode",
-                "job.func_id",
-                "protect",
-            ][..],
+            &["resource.cpu", "resource.fd", "env", "control.start_mode", "job.func_id", "protect"][..],
             &["op_timeout"][..],
         ),
         (
@@ -234,27 +190,13 @@ fn what_a_dialect_cannot_say_is_listed_and_strict_refuses() {
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let listed = stderr(&output);
         for what in unsaid {
-            assert!(
-                listed.contains(&format!("not said: web/api: {what}")),
-                "{dialect} {what}:\n{listed}"
-            );
+            assert!(listed.contains(&format!("not said: web/api: {what}")), "{dialect} {what}:\n{listed}");
         }
         for what in said {
-            assert!(
-                stdout(&output).contains(what),
-                "{dialect} {what}: {}",
-                stdout(&output)
-            );
+            assert!(stdout(&output).contains(what), "{dialect} {what}: {}", stdout(&output));
         }
-        assert!(
-            !(stdout(&output) + &listed).contains("hunter2"),
-            "a secret goes nowhere"
-        );
-        let strict = abide(
-            &["convert", "a.yaml", "--to", dialect, "--strict"],
-            here.path(),
-            b"",
-        );
+        assert!(!(stdout(&output) + &listed).contains("hunter2"), "a secret goes nowhere");
+        let strict = abide(&["convert", "a.yaml", "--to", dialect, "--strict"], here.path(), b"");
         assert_eq!(strict.status.code(), Some(65), "{dialect}");
     }
 }
@@ -271,11 +213,7 @@ fn hosts_that_differ_only_in_address_share_a_body() {
     };
     let two = with("{ip: 10.0.0.1, bk_cloud_id: 0}", hosts);
     assert_eq!(count(&two), [2]);
-    assert_eq!(
-        count(&two.replace("./api", "\"./api ${host.ip}\"")),
-        [1, 1],
-        "they differ after all"
-    );
+    assert_eq!(count(&two.replace("./api", "\"./api ${host.ip}\"")), [1, 1], "they differ after all");
 }
 
 #[test]
@@ -283,11 +221,7 @@ fn a_bad_body_is_refused_with_its_place() {
     let here = Tree::new::<&str>(&[]);
     let refused = |text: &str| {
         let output = abide(&["convert", "-"], here.path(), text.as_bytes());
-        assert_eq!(
-            (output.status.code(), stdout(&output).as_str()),
-            (Some(65), ""),
-            "{text}"
-        );
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(65), ""), "{text}");
         stderr(&output)
     };
     assert!(
@@ -312,17 +246,9 @@ fn a_bad_body_is_refused_with_its_place() {
 #[test]
 fn a_manifest_stays_what_it_is() {
     let again = convert(&[], GOOD);
-    let (a, b) = (
-        Tree::new(&[("a.yaml", GOOD)]).load(),
-        Tree::new(&[("a.yaml", &again)]).load(),
-    );
+    let (a, b) = (Tree::new(&[("a.yaml", GOOD)]).load(), Tree::new(&[("a.yaml", &again)]).load());
     let specs = |loaded: &abide::manifest::Loaded| {
-        loaded
-            .desired
-            .instances
-            .iter()
-            .map(|(k, w)| (k.clone(), w.spec.clone()))
-            .collect::<Vec<_>>()
+        loaded.desired.instances.iter().map(|(k, w)| (k.clone(), w.spec.clone())).collect::<Vec<_>>()
     };
     assert_eq!(specs(&a), specs(&b));
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use abide::manifest::document::{
-    ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, IdentityEntry, JobEntry,
-    Loose, Map, Meta, MonitorEntry, ResourceEntry, SpecEntry, Text, WarnEntry,
+    ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, IdentityEntry, JobEntry, Loose, Map,
+    Meta, MonitorEntry, ResourceEntry, SpecEntry, Text, WarnEntry,
 };
 use abide::manifest::{Limits, load_text, print};
 use abide::model::{Effect, Field, OnChange, Spec};
@@ -90,30 +90,20 @@ fn words() -> BoxedStrategy<Option<Text>> {
 }
 
 fn loose() -> impl Strategy<Value = Loose> {
-    prop_oneof![
-        text().prop_map(Loose::Text),
-        any::<i64>().prop_map(Loose::Number)
-    ]
+    prop_oneof![text().prop_map(Loose::Text), any::<i64>().prop_map(Loose::Number)]
 }
 
-fn map<V: std::fmt::Debug>(
-    value: impl Strategy<Value = V>,
-) -> impl Strategy<Value = Option<Map<V>>> {
+fn map<V: std::fmt::Debug>(value: impl Strategy<Value = V>) -> impl Strategy<Value = Option<Map<V>>> {
     of(proptest::collection::btree_map(text(), value, 0..4).prop_map(Map))
 }
 
 fn env() -> BoxedStrategy<EnvEntry> {
-    let source =
-        (words(), of(loose()), of(any::<bool>())).prop_map(|(file, value, secret)| EnvSource {
-            file,
-            value,
-            secret,
-        });
-    prop_oneof![
-        loose().prop_map(EnvEntry::Plain),
-        source.prop_map(EnvEntry::Source)
-    ]
-    .boxed()
+    let source = (words(), of(loose()), of(any::<bool>())).prop_map(|(file, value, secret)| EnvSource {
+        file,
+        value,
+        secret,
+    });
+    prop_oneof![loose().prop_map(EnvEntry::Plain), source.prop_map(EnvEntry::Source)].boxed()
 }
 
 fn number() -> BoxedStrategy<Option<i64>> {
@@ -121,151 +111,90 @@ fn number() -> BoxedStrategy<Option<i64>> {
 }
 
 fn share() -> impl Strategy<Value = Option<f64>> {
-    of(prop_oneof![
-        (-1000i32..1000).prop_map(f64::from),
-        -1e9..1e9f64
-    ])
+    of(prop_oneof![(-1000i32..1000).prop_map(f64::from), -1e9..1e9f64])
 }
 
 fn host() -> BoxedStrategy<HostEntry> {
     (words(), number(), number(), words(), words())
-        .prop_map(
-            |(ip, bk_cloud_id, bk_supplier_id, bk_agent_id, group)| HostEntry {
-                ip,
-                bk_cloud_id,
-                bk_supplier_id,
-                bk_agent_id,
-                group,
-                labels: None,
-            },
-        )
+        .prop_map(|(ip, bk_cloud_id, bk_supplier_id, bk_agent_id, group)| HostEntry {
+            ip,
+            bk_cloud_id,
+            bk_supplier_id,
+            bk_agent_id,
+            group,
+            labels: None,
+        })
         .boxed()
 }
 
 fn spec() -> impl Strategy<Value = SpecEntry> {
-    let identity = (
-        words(),
-        words(),
-        words(),
-        words(),
-        words(),
-        words(),
-        words(),
-    )
-        .prop_map(
-            |(proc_name, setup_path, pid_path, config_path, log_path, user, value_key)| {
-                IdentityEntry {
-                    proc_name,
-                    setup_path,
-                    pid_path,
-                    config_path,
-                    log_path,
-                    user,
-                    value_key,
-                }
-            },
-        );
-    let control = (
-        words(),
-        words(),
-        words(),
-        words(),
-        words(),
-        words(),
-        words(),
-        words(),
-    )
-        .prop_map(
-            |(
-                start_cmd,
-                stop_cmd,
-                restart_cmd,
-                reload_cmd,
-                kill_cmd,
-                version_cmd,
-                health_cmd,
-                start_mode,
-            )| ControlEntry {
-                start_cmd,
-                stop_cmd,
-                restart_cmd,
-                reload_cmd,
-                kill_cmd,
-                version_cmd,
-                health_cmd,
-                start_mode,
-            },
-        );
-    let resource =
-        (share(), share(), number(), number(), number()).prop_map(|(cpu, mem, fd, disk, net)| {
-            ResourceEntry {
-                cpu,
-                mem,
-                fd,
-                disk,
-                net,
-            }
-        });
-    let monitor = (
-        number(),
-        number(),
-        number(),
-        number(),
-        number(),
-        words(),
-        number(),
-    )
-        .prop_map(
-            |(
-                auto_type,
-                start_check_secs,
-                stop_check_secs,
-                start_retries,
-                start_interval,
-                crontab_rule,
-                op_timeout,
-            )| MonitorEntry {
-                auto_type,
-                start_check_secs,
-                stop_check_secs,
-                start_retries,
-                start_interval,
-                crontab_rule,
-                op_timeout,
-            },
-        );
-    let job = (
-        words(),
-        words(),
-        words(),
-        number(),
-        number(),
-        number(),
-        number(),
-    )
-        .prop_map(
-            |(
-                proc_owner,
-                func_id,
-                instance_id,
-                instance_num,
-                cycle_time,
-                start_check_begin_time,
-                start_check_end_time,
-            )| JobEntry {
-                proc_owner,
-                func_id,
-                instance_id,
-                instance_num,
-                cycle_time,
-                start_check_begin_time,
-                start_check_end_time,
-            },
-        );
-    let files = proptest::collection::vec(
-        (words(), words()).prop_map(|(path, md5)| ConfigEntry { path, md5 }),
-        0..3,
+    let identity = (words(), words(), words(), words(), words(), words(), words()).prop_map(
+        |(proc_name, setup_path, pid_path, config_path, log_path, user, value_key)| IdentityEntry {
+            proc_name,
+            setup_path,
+            pid_path,
+            config_path,
+            log_path,
+            user,
+            value_key,
+        },
     );
+    let control = (words(), words(), words(), words(), words(), words(), words(), words()).prop_map(
+        |(start_cmd, stop_cmd, restart_cmd, reload_cmd, kill_cmd, version_cmd, health_cmd, start_mode)| {
+            ControlEntry {
+                start_cmd,
+                stop_cmd,
+                restart_cmd,
+                reload_cmd,
+                kill_cmd,
+                version_cmd,
+                health_cmd,
+                start_mode,
+            }
+        },
+    );
+    let resource = (share(), share(), number(), number(), number())
+        .prop_map(|(cpu, mem, fd, disk, net)| ResourceEntry { cpu, mem, fd, disk, net });
+    let monitor = (number(), number(), number(), number(), number(), words(), number()).prop_map(
+        |(
+            auto_type,
+            start_check_secs,
+            stop_check_secs,
+            start_retries,
+            start_interval,
+            crontab_rule,
+            op_timeout,
+        )| MonitorEntry {
+            auto_type,
+            start_check_secs,
+            stop_check_secs,
+            start_retries,
+            start_interval,
+            crontab_rule,
+            op_timeout,
+        },
+    );
+    let job = (words(), words(), words(), number(), number(), number(), number()).prop_map(
+        |(
+            proc_owner,
+            func_id,
+            instance_id,
+            instance_num,
+            cycle_time,
+            start_check_begin_time,
+            start_check_end_time,
+        )| JobEntry {
+            proc_owner,
+            func_id,
+            instance_id,
+            instance_num,
+            cycle_time,
+            start_check_begin_time,
+            start_check_end_time,
+        },
+    );
+    let files =
+        proptest::collection::vec((words(), words()).prop_map(|(path, md5)| ConfigEntry { path, md5 }), 0..3);
     let warn = number().prop_map(|report_id| WarnEntry { report_id });
     (
         of(identity.boxed()),
@@ -278,24 +207,17 @@ fn spec() -> impl Strategy<Value = SpecEntry> {
         of(job.boxed()),
     )
         .prop_map(
-            |(
-                identity,
-                control,
-                resource,
-                monitor_policy,
-                warn_report_policy,
-                configmap,
-                env,
-                job,
-            )| SpecEntry {
-                identity,
-                control,
-                resource,
-                monitor_policy,
-                warn_report_policy,
-                configmap,
-                env,
-                job,
+            |(identity, control, resource, monitor_policy, warn_report_policy, configmap, env, job)| {
+                SpecEntry {
+                    identity,
+                    control,
+                    resource,
+                    monitor_policy,
+                    warn_report_policy,
+                    configmap,
+                    env,
+                    job,
+                }
             },
         )
 }
@@ -316,19 +238,17 @@ fn document() -> impl Strategy<Value = Document> {
         map(text().prop_map(Text)),
         of(spec().boxed()),
     )
-        .prop_map(
-            |(meta, hosts, state, instances, depends_on, on_change, spec)| Document {
-                api_version: Some("abide/v1".into()),
-                meta,
-                hosts,
-                state,
-                instances,
-                depends_on,
-                on_change,
-                spec,
-                ..Document::default()
-            },
-        )
+        .prop_map(|(meta, hosts, state, instances, depends_on, on_change, spec)| Document {
+            api_version: Some("abide/v1".into()),
+            meta,
+            hosts,
+            state,
+            instances,
+            depends_on,
+            on_change,
+            spec,
+            ..Document::default()
+        })
 }
 
 proptest! {
@@ -370,11 +290,7 @@ fn ascii(json: &str) -> String {
         if c.is_ascii() && c != '\u{7f}' {
             out.push(c);
         } else {
-            out.extend(
-                c.encode_utf16(&mut units)
-                    .iter()
-                    .map(|unit| format!("\\u{unit:04x}")),
-            );
+            out.extend(c.encode_utf16(&mut units).iter().map(|unit| format!("\\u{unit:04x}")));
         }
     }
     out
@@ -402,15 +318,7 @@ spec:
 fn spec_of(text: &str) -> Spec {
     let loaded = load_text("a.yaml", text.to_owned(), &Limits::default());
     assert_eq!(loaded.errors(), 0, "{:?}", loaded.problems);
-    loaded
-        .desired
-        .instances
-        .values()
-        .next()
-        .expect("one instance")
-        .spec
-        .as_ref()
-        .clone()
+    loaded.desired.instances.values().next().expect("one instance").spec.as_ref().clone()
 }
 
 fn rev(text: &str) -> abide::model::Revision {
@@ -422,12 +330,7 @@ fn reversed(value: serde_yaml::Value) -> serde_yaml::Value {
     use serde_yaml::Value;
     match value {
         Value::Mapping(map) => Value::Mapping(
-            map.into_iter()
-                .collect::<Vec<_>>()
-                .into_iter()
-                .rev()
-                .map(|(k, v)| (k, reversed(v)))
-                .collect(),
+            map.into_iter().collect::<Vec<_>>().into_iter().rev().map(|(k, v)| (k, reversed(v))).collect(),
         ),
         Value::Sequence(items) => Value::Sequence(items.into_iter().map(reversed).collect()),
         other => other,
@@ -437,8 +340,8 @@ fn reversed(value: serde_yaml::Value) -> serde_yaml::Value {
 #[test]
 fn a_revision_does_not_depend_on_order_spelling_or_written_defaults() {
     let base = rev(&full());
-    let turned = serde_yaml::to_string(&reversed(serde_yaml::from_str(&full()).expect("YAML")))
-        .expect("YAML");
+    let turned =
+        serde_yaml::to_string(&reversed(serde_yaml::from_str(&full()).expect("YAML"))).expect("YAML");
     assert_ne!(turned, full());
     assert_eq!(rev(&turned), base, "order of fields");
     let alias = full()
@@ -446,25 +349,13 @@ fn a_revision_does_not_depend_on_order_spelling_or_written_defaults() {
         .replace("crontab_rule", "crotab_rule")
         .replace("value_key", "index_key");
     assert_eq!(rev(&alias), base, "spelling of aliases");
-    assert_eq!(
-        rev(&full().replace("cpu: 1,", "cpu: 1.0,")),
-        base,
-        "spelling of numbers"
-    );
-    assert_eq!(
-        rev(&full().replace("0123456789abcdef", "0123456789ABCDEF")),
-        base,
-        "case of hex digits"
-    );
+    assert_eq!(rev(&full().replace("cpu: 1,", "cpu: 1.0,")), base, "spelling of numbers");
+    assert_eq!(rev(&full().replace("0123456789abcdef", "0123456789ABCDEF")), base, "case of hex digits");
     let moved = full().replace(
         "{path: /x, md5: 0123456789abcdef0123456789abcdef}, {path: /y}",
         "{path: /y}, {path: '', md5: ''}, {path: /x, md5: 0123456789abcdef0123456789abcdef}",
     );
-    assert_eq!(
-        rev(&moved),
-        base,
-        "order of files, and entries that say nothing"
-    );
+    assert_eq!(rev(&moved), base, "order of files, and entries that say nothing");
     assert_eq!(
         rev(&full().replace("C: {value: s, secret: true}", "C: s")),
         base,
@@ -503,20 +394,14 @@ fn changes() -> BTreeMap<Field, (&'static str, &'static str)> {
         (KillCmd, ("kill_cmd: e", "kill_cmd: z")),
         (VersionCmd, ("version_cmd: f", "version_cmd: z")),
         (HealthCmd, ("health_cmd: g", "health_cmd: z")),
-        (
-            StartMode,
-            ("health_cmd: g", "health_cmd: g, start_mode: foreground"),
-        ),
+        (StartMode, ("health_cmd: g", "health_cmd: g, start_mode: foreground")),
         (Cpu, ("cpu: 1,", "cpu: 1.5,")),
         (Mem, ("mem: 2", "mem: 0")),
         (Fd, ("fd: 3", "fd: 0")),
         (Disk, ("disk: 4", "disk: 0")),
         (Net, ("net: 5", "net: 0")),
         (AutoType, ("auto_type: 1", "auto_type: 2")),
-        (
-            StartCheckSecs,
-            ("start_check_secs: 7", "start_check_secs: 0"),
-        ),
+        (StartCheckSecs, ("start_check_secs: 7", "start_check_secs: 0")),
         (StopCheckSecs, ("stop_check_secs: 8", "stop_check_secs: 0")),
         (StartRetries, ("start_retries: 9", "start_retries: 0")),
         (StartInterval, ("start_interval: 11", "start_interval: 0")),
@@ -559,19 +444,11 @@ fn a_change_of_any_field_shows_in_the_digest_of_its_class_and_in_no_other() {
             (Effect::Replace, now.replace != base.replace),
         ];
         assert_eq!(
-            differing
-                .iter()
-                .filter(|(_, differs)| *differs)
-                .map(|(e, _)| *e)
-                .collect::<Vec<_>>(),
+            differing.iter().filter(|(_, differs)| *differs).map(|(e, _)| *e).collect::<Vec<_>>(),
             [effect],
             "{field}"
         );
-        assert_eq!(
-            now.run != base.run,
-            effect >= Effect::Reload,
-            "{field}: a new run only for what runs"
-        );
+        assert_eq!(now.run != base.run, effect >= Effect::Reload, "{field}: a new run only for what runs");
         // `on_change` moves it; `none` leaves it out.
         for other in Effect::ALL {
             let moved = OnChange::from([(field, other)]);
@@ -588,28 +465,18 @@ fn a_change_of_any_field_shows_in_the_digest_of_its_class_and_in_no_other() {
 #[test]
 fn the_table_lists_every_field_once_in_order() {
     let spec = spec_of(&full());
-    let fields: Vec<_> = table(&spec, &OnChange::new())
-        .into_iter()
-        .map(|row| row.field)
-        .collect();
+    let fields: Vec<_> = table(&spec, &OnChange::new()).into_iter().map(|row| row.field).collect();
     assert_eq!(fields, Field::ALL);
     for field in Field::ALL {
         assert_eq!(Field::from_path(field.path()), Some(*field));
-        assert_eq!(
-            Field::from_path(&format!("spec.{}", field.path())),
-            Some(*field)
-        );
+        assert_eq!(Field::from_path(&format!("spec.{}", field.path())), Some(*field));
     }
 }
 
 /// Documents that depend on each other in every way that crosses files.
 fn related() -> Vec<String> {
     let process = |n: usize| {
-        let depends = if n == 0 {
-            String::new()
-        } else {
-            format!("depends_on: [p{}]\n", n - 1)
-        };
+        let depends = if n == 0 { String::new() } else { format!("depends_on: [p{}]\n", n - 1) };
         crate::support::GOOD
             .replace("name: api", &format!("name: p{n}"))
             .replace("/opt/api", &format!("/opt/p{n}"))

@@ -10,10 +10,7 @@ use crate::support::{GOOD, Tree, project};
 fn seeds() -> Vec<String> {
     let mut all = vec![GOOD.to_owned()];
     for folder in ["manifests", "tests/it/fixtures"] {
-        for entry in std::fs::read_dir(project().join(folder))
-            .expect("a folder")
-            .flatten()
-        {
+        for entry in std::fs::read_dir(project().join(folder)).expect("a folder").flatten() {
             let path = entry.path();
             if path.extension().is_some_and(|e| e == "yaml" || e == "json") {
                 all.push(std::fs::read_to_string(path).expect("a file"));

@@ -12,18 +12,12 @@ use crate::support::{GOOD, Tree, abide, stdout, with};
 
 /// The instances of a tree, as keys.
 fn instances(tree: &Tree) -> Vec<String> {
-    tree.load()
-        .desired
-        .instances
-        .keys()
-        .map(ToString::to_string)
-        .collect()
+    tree.load().desired.instances.keys().map(ToString::to_string).collect()
 }
 
 /// [`GOOD`] under another name, with an identity of its own.
 fn named(name: &str) -> String {
-    GOOD.replace("name: api", &format!("name: {name}"))
-        .replace("/opt/api", &format!("/opt/{name}"))
+    GOOD.replace("name: api", &format!("name: {name}")).replace("/opt/api", &format!("/opt/{name}"))
 }
 
 #[test]
@@ -39,10 +33,7 @@ fn directories_are_read_to_the_bottom_without_what_is_hidden() {
         ("abide.yaml", "targets: {}".into()),
     ]);
     assert_eq!(tree.problems(), [] as [&str; 0]);
-    assert_eq!(
-        instances(&tree),
-        ["0:10.0.0.1:web:a", "0:10.0.0.1:web:b", "0:10.0.0.1:web:c"]
-    );
+    assert_eq!(instances(&tree), ["0:10.0.0.1:web:a", "0:10.0.0.1:web:b", "0:10.0.0.1:web:c"]);
 }
 
 fn json(yaml: &str) -> String {
@@ -54,18 +45,11 @@ fn json(yaml: &str) -> String {
 fn e0110_links_out_of_the_tree_are_not_followed_and_not_quoted() {
     let outside = Tree::new(&[("secret.yaml", "password: hunter2")]);
     let tree = Tree::new(&[("a.yaml", GOOD)]);
-    symlink(
-        outside.path().join("secret.yaml"),
-        tree.path().join("link.yaml"),
-    )
-    .unwrap();
+    symlink(outside.path().join("secret.yaml"), tree.path().join("link.yaml")).unwrap();
     symlink(outside.path(), tree.path().join("folder")).unwrap();
     symlink("/nowhere/at/all.yaml", tree.path().join("dangling.yaml")).unwrap();
     let problems = tree.problems();
-    let starts: Vec<_> = problems
-        .iter()
-        .map(|line| line.split(" | ").next().unwrap_or_default())
-        .collect();
+    let starts: Vec<_> = problems.iter().map(|line| line.split(" | ").next().unwrap_or_default()).collect();
     assert_eq!(
         starts,
         [
@@ -75,76 +59,42 @@ fn e0110_links_out_of_the_tree_are_not_followed_and_not_quoted() {
         ]
     );
     assert!(!problems.concat().contains("hunter2"));
-    assert_eq!(
-        instances(&tree),
-        ["0:10.0.0.1:web:api"],
-        "the good file stays good"
-    );
+    assert_eq!(instances(&tree), ["0:10.0.0.1:web:api"], "the good file stays good");
 }
 
 #[test]
 fn links_within_the_tree_are_read_once_and_loops_end() {
-    let tree = Tree::new(&[
-        ("..2026/a.yaml", named("hidden")),
-        ("real/b.yaml", named("b")),
-    ]);
+    let tree = Tree::new(&[("..2026/a.yaml", named("hidden")), ("real/b.yaml", named("b"))]);
     symlink("..2026", tree.path().join("..data")).unwrap();
     symlink("..data/a.yaml", tree.path().join("a.yaml")).unwrap();
     symlink("real", tree.path().join("again")).unwrap();
     symlink("..", tree.path().join("real/loop")).unwrap();
     symlink("real/b.yaml", tree.path().join("b-again.yaml")).unwrap();
     assert_eq!(tree.problems(), [] as [&str; 0]);
-    assert_eq!(
-        instances(&tree),
-        ["0:10.0.0.1:web:b", "0:10.0.0.1:web:hidden"]
-    );
+    assert_eq!(instances(&tree), ["0:10.0.0.1:web:b", "0:10.0.0.1:web:hidden"]);
 }
 
 #[test]
 fn e0110_what_is_no_file_is_a_problem_and_not_waited_for() {
     let tree = Tree::new(&[("a.yaml", GOOD)]);
     let fifo = tree.path().join("fifo.yaml");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&fifo)
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let _socket = UnixListener::bind(tree.path().join("socket.yaml")).unwrap();
     let problems = tree.problems();
     assert_eq!(problems.len(), 2, "{problems:?}");
-    assert!(
-        problems
-            .iter()
-            .all(|line| line.contains("E0110 it is neither a file nor a directory"))
-    );
+    assert!(problems.iter().all(|line| line.contains("E0110 it is neither a file nor a directory")));
     // Named directly, and as a device.
-    for path in [
-        fifo.to_str().unwrap(),
-        "/dev/zero",
-        "/dev/null/x",
-        "/nowhere",
-    ] {
+    for path in [fifo.to_str().unwrap(), "/dev/zero", "/dev/null/x", "/nowhere"] {
         let output = abide(&["validate", "-o", "json", path], tree.path(), b"");
         assert_eq!(output.status.code(), Some(65), "{path}");
-        assert!(
-            stdout(&output).contains("\"E0110\""),
-            "{path}: {}",
-            stdout(&output)
-        );
+        assert!(stdout(&output).contains("\"E0110\""), "{path}: {}", stdout(&output));
     }
 }
 
 #[test]
 fn standard_input_is_yaml_or_json() {
     let here = Tree::new::<&str>(&[]);
-    for (text, code) in [
-        (GOOD.to_owned(), 0),
-        (json(GOOD), 0),
-        ("meta: [".into(), 65),
-        (String::new(), 0),
-    ] {
+    for (text, code) in [(GOOD.to_owned(), 0), (json(GOOD), 0), ("meta: [".into(), 65), (String::new(), 0)] {
         let output = abide(&["validate", "-"], here.path(), text.as_bytes());
         assert_eq!(output.status.code(), Some(code), "{text}");
     }
@@ -160,30 +110,15 @@ fn standard_input_is_yaml_or_json() {
 fn e0112_and_e0113_text_that_is_not_what_it_seems() {
     let cases: [(&[u8], &str); 7] = [
         (b"\xff\xfem\0e\0", "a.yaml:1:1 E0112 the file is UTF-16"),
-        (
-            b"\xef\xbb\xbfmeta: {}\n",
-            "a.yaml:1:1 E0113 the file begins with a byte order mark, U+FEFF",
-        ),
-        (
-            b"a: 1\nb: \xff\n",
-            "a.yaml:2:4 E0112 byte 0xff is not UTF-8",
-        ),
-        (
-            b"a: 1\n\0\n",
-            "a.yaml:2:1 E0112 the file contains a NUL byte, U+0000",
-        ),
-        (
-            b"a: \x1b[2J\n",
-            "a.yaml:1:4 E0112 the file contains a control character, U+001B",
-        ),
+        (b"\xef\xbb\xbfmeta: {}\n", "a.yaml:1:1 E0113 the file begins with a byte order mark, U+FEFF"),
+        (b"a: 1\nb: \xff\n", "a.yaml:2:4 E0112 byte 0xff is not UTF-8"),
+        (b"a: 1\n\0\n", "a.yaml:2:1 E0112 the file contains a NUL byte, U+0000"),
+        (b"a: \x1b[2J\n", "a.yaml:1:4 E0112 the file contains a control character, U+001B"),
         (
             "a: x\u{202e}y\n".as_bytes(),
             "a.yaml:1:5 E0113 the file contains a character that reverses the text around it, U+202E",
         ),
-        (
-            b"\x7fELF\x02\x01\x01\0\0",
-            "a.yaml:1:1 E0112 the file contains a control character, U+007F",
-        ),
+        (b"\x7fELF\x02\x01\x01\0\0", "a.yaml:1:1 E0112 the file contains a control character, U+007F"),
     ];
     for (bytes, expected) in cases {
         let problems = Tree::new(&[("a.yaml", bytes)]).problems();
@@ -207,18 +142,13 @@ fn many_documents_in_a_file_however_they_are_separated() {
     assert_eq!(instances(&Tree::new(&[("a.json", &list)])).len(), 2);
     let broken = list.replace("/opt/b", "opt/b");
     let problems = Tree::new(&[("a.json", &broken)]).problems();
-    assert!(
-        problems.len() == 1 && problems[0].starts_with("a.json:2:"),
-        "{problems:?}"
-    );
+    assert!(problems.len() == 1 && problems[0].starts_with("a.json:2:"), "{problems:?}");
     // Places in a value that does not begin its line are places in the file.
     let one_line = json(&named("a")) + " {\"meta\": 5}";
     let column = json(&named("a")).len() + 11;
     let problems = Tree::new(&[("a.json", &one_line)]).problems();
     assert!(
-        problems
-            .iter()
-            .any(|line| line.starts_with(&format!("a.json:1:{column} E0103"))),
+        problems.iter().any(|line| line.starts_with(&format!("a.json:1:{column} E0103"))),
         "{problems:?}"
     );
 }
@@ -236,15 +166,9 @@ fn groups_instances_variables_and_defaults_make_instances() {
         ),
         (
             "near/api.yaml",
-            &with(
-                "{ip: 10.0.0.1, bk_cloud_id: 0}",
-                "{group: g}, {ip: '2001:db8::1', bk_cloud_id: 2}",
-            )
-            .replace(", user: app", ", value_key: 'k-${instance}-${host.ip}'")
-            .replace(
-                "spec:",
-                "instances: 2\ndepends_on: [db]\nmoved_from: old\nspec:",
-            ),
+            &with("{ip: 10.0.0.1, bk_cloud_id: 0}", "{group: g}, {ip: '2001:db8::1', bk_cloud_id: 2}")
+                .replace(", user: app", ", value_key: 'k-${instance}-${host.ip}'")
+                .replace("spec:", "instances: 2\ndepends_on: [db]\nmoved_from: old\nspec:"),
         ),
         (
             "db.yaml",
@@ -259,12 +183,7 @@ fn groups_instances_variables_and_defaults_make_instances() {
     ]);
     let loaded = tree.load();
     assert_eq!(loaded.errors(), 0, "{:?}", loaded.problems);
-    let keys: Vec<_> = loaded
-        .desired
-        .instances
-        .keys()
-        .map(ToString::to_string)
-        .collect();
+    let keys: Vec<_> = loaded.desired.instances.keys().map(ToString::to_string).collect();
     assert_eq!(
         keys,
         [
@@ -284,55 +203,22 @@ fn groups_instances_variables_and_defaults_make_instances() {
         Some("/var/log/api_2.log"),
         "the far Defaults, with variables"
     );
-    assert_eq!(
-        api.spec.identity.user.as_deref(),
-        Some("app"),
-        "the near Defaults win"
-    );
-    assert_eq!(
-        api.spec.env["A"],
-        EnvValue::Text("far".into()),
-        "maps merge"
-    );
+    assert_eq!(api.spec.identity.user.as_deref(), Some("app"), "the near Defaults win");
+    assert_eq!(api.spec.env["A"], EnvValue::Text("far".into()), "maps merge");
     assert_eq!(api.spec.env["B"], EnvValue::Text("near".into()));
     assert_eq!(api.spec.configmap.len(), 1, "lists are replaced");
     assert_eq!(api.spec.configmap[0].path.as_deref(), Some("/etc/near"));
     assert_eq!(api.host.agent().unwrap().as_str(), "a9");
-    assert!(
-        api.origin.place.to_string().ends_with("near/api.yaml:1:1"),
-        "{}",
-        api.origin.place
-    );
-    assert_eq!(
-        api.origin
-            .depends_on
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>(),
-        ["web/db"]
-    );
-    assert!(
-        api.origin.moved_from.is_empty(),
-        "only the first one takes over an older name"
-    );
-    let first = want("1:10.0.0.9:web:api_1")
-        .origin
-        .moved_from
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>();
+    assert!(api.origin.place.to_string().ends_with("near/api.yaml:1:1"), "{}", api.origin.place);
+    assert_eq!(api.origin.depends_on.iter().map(ToString::to_string).collect::<Vec<_>>(), ["web/db"]);
+    assert!(api.origin.moved_from.is_empty(), "only the first one takes over an older name");
+    let first =
+        want("1:10.0.0.9:web:api_1").origin.moved_from.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(first, ["web/old", "web/api"]);
 
     let db = want("7:10.0.0.1:web:db");
-    assert_eq!(
-        (db.origin.state, db.host.supplier),
-        (State::Stopped, Some(3))
-    );
-    assert_eq!(
-        db.spec.identity.user.as_deref(),
-        Some("app"),
-        "its own word wins"
-    );
+    assert_eq!((db.origin.state, db.host.supplier), (State::Stopped, Some(3)));
+    assert_eq!(db.spec.identity.user.as_deref(), Some("app"), "its own word wins");
     let unset = (
         &db.spec.control.stop_cmd,
         db.spec.monitor.start_check_secs,
@@ -345,30 +231,18 @@ fn groups_instances_variables_and_defaults_make_instances() {
 #[test]
 fn an_empty_text_means_unset_and_keeps_defaults_out() {
     let tree = Tree::new(&[
-        (
-            "d.yaml",
-            "kind: Defaults\nspec: {control: {stop_cmd: ./stop}}\n".to_owned(),
-        ),
+        ("d.yaml", "kind: Defaults\nspec: {control: {stop_cmd: ./stop}}\n".to_owned()),
         ("a.yaml", with("./api}", "./api, stop_cmd: \"\"}")),
     ]);
     let loaded = tree.load();
     assert_eq!(loaded.problems, []);
-    assert!(
-        loaded
-            .desired
-            .instances
-            .values()
-            .all(|want| want.spec.control.stop_cmd.is_none())
-    );
+    assert!(loaded.desired.instances.values().all(|want| want.spec.control.stop_cmd.is_none()));
 }
 
 #[test]
 fn a_fault_in_defaults_is_told_once_and_nothing_below_is_wanted() {
     let tree = Tree::new(&[
-        (
-            "x/d.yaml",
-            "kind: Defaults\nspec: {monitor_policy: {start_retries: -1}}\n".to_owned(),
-        ),
+        ("x/d.yaml", "kind: Defaults\nspec: {monitor_policy: {start_retries: -1}}\n".to_owned()),
         ("x/a.yaml", named("a")),
         ("x/b.yaml", named("b")),
         ("c.yaml", named("c")),
@@ -379,11 +253,7 @@ fn a_fault_in_defaults_is_told_once_and_nothing_below_is_wanted() {
 
 #[test]
 fn two_claims_to_one_thing_leave_neither() {
-    let tree = Tree::new(&[
-        ("a.yaml", GOOD.to_owned()),
-        ("b.yaml", GOOD.to_owned()),
-        ("c.yaml", named("c")),
-    ]);
+    let tree = Tree::new(&[("a.yaml", GOOD.to_owned()), ("b.yaml", GOOD.to_owned()), ("c.yaml", named("c"))]);
     assert_eq!(instances(&tree), ["0:10.0.0.1:web:c"]);
 }
 
@@ -393,26 +263,11 @@ fn e0111_limits_hold_and_can_be_moved() {
     let tree = Tree::new(&[("a.yaml", &two)]);
     let base = Limits::default();
     let limits = [
-        Limits {
-            file_bytes: 100,
-            ..base.clone()
-        },
-        Limits {
-            tree_bytes: 100,
-            ..base.clone()
-        },
-        Limits {
-            document_bytes: 100,
-            ..base.clone()
-        },
-        Limits {
-            documents: 1,
-            ..base.clone()
-        },
-        Limits {
-            instances: 1,
-            ..base.clone()
-        },
+        Limits { file_bytes: 100, ..base.clone() },
+        Limits { tree_bytes: 100, ..base.clone() },
+        Limits { document_bytes: 100, ..base.clone() },
+        Limits { documents: 1, ..base.clone() },
+        Limits { instances: 1, ..base.clone() },
     ];
     for limits in limits {
         let loaded = manifest::load(&[tree.path().to_path_buf()], &limits);
@@ -422,50 +277,20 @@ fn e0111_limits_hold_and_can_be_moved() {
         );
     }
     let deep = with("./api}", "./api}\n  x: [[[[1]]]]\n  y: *a\n  z: &a 1");
-    let tree = Tree::new(&[(
-        "a.yaml",
-        deep.replace("y: *a\n  z: &a 1", "z: &a 1\n  y: [*a, *a]"),
-    )]);
+    let tree = Tree::new(&[("a.yaml", deep.replace("y: *a\n  z: &a 1", "z: &a 1\n  y: [*a, *a]"))]);
     for (limits, flag) in [
-        (
-            Limits {
-                depth: 4,
-                ..base.clone()
-            },
-            "--max-depth",
-        ),
-        (
-            Limits {
-                aliases: 1,
-                ..base.clone()
-            },
-            "--max-aliases",
-        ),
-        (
-            Limits {
-                values: 10,
-                ..base.clone()
-            },
-            "--max-values",
-        ),
+        (Limits { depth: 4, ..base.clone() }, "--max-depth"),
+        (Limits { aliases: 1, ..base.clone() }, "--max-aliases"),
+        (Limits { values: 10, ..base.clone() }, "--max-values"),
     ] {
         let problems = manifest::load(&[tree.path().to_path_buf()], &limits).problems;
         assert!(
-            problems.len() == 1
-                && problems[0]
-                    .hint
-                    .as_deref()
-                    .unwrap_or_default()
-                    .contains(flag),
+            problems.len() == 1 && problems[0].hint.as_deref().unwrap_or_default().contains(flag),
             "{problems:?}"
         );
         assert!(problems[0].line > 0);
     }
-    let output = abide(
-        &["validate", "--max-depth", "4", "a.yaml"],
-        tree.path(),
-        b"",
-    );
+    let output = abide(&["validate", "--max-depth", "4", "a.yaml"], tree.path(), b"");
     assert!(stdout(&output).contains("E0111"), "{}", stdout(&output));
 }
 
@@ -478,12 +303,5 @@ fn one_file_named_twice_is_read_once() {
         PathBuf::from(format!("{}/./a.yaml", tree.path().display())),
     ];
     let loaded = manifest::load(&paths, &Limits::default());
-    assert_eq!(
-        (
-            loaded.problems.len(),
-            loaded.desired.instances.len(),
-            loaded.files
-        ),
-        (0, 1, 1)
-    );
+    assert_eq!((loaded.problems.len(), loaded.desired.instances.len(), loaded.files), (0, 1, 1));
 }

@@ -14,13 +14,8 @@ fn sources(folder: &Path) -> Vec<(String, String)> {
         } else if path.extension().is_some_and(|e| e == "rs") {
             let text = std::fs::read_to_string(&path).expect("a file");
             let code = text.split("#[cfg(test)]").next().unwrap_or_default();
-            let lines = code
-                .lines()
-                .filter(|line| !line.trim_start().starts_with("//"));
-            all.push((
-                path.display().to_string(),
-                lines.collect::<Vec<_>>().join("\n"),
-            ));
+            let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            all.push((path.display().to_string(), lines.collect::<Vec<_>>().join("\n")));
         }
     }
     all
@@ -29,22 +24,12 @@ fn sources(folder: &Path) -> Vec<(String, String)> {
 #[test]
 fn each_room_knows_only_those_it_may_know() {
     let rooms = ["model", "manifest", "reconcile", "gse", "cli"];
-    let may_know: [(&str, &[&str]); 4] = [
-        ("model", &[]),
-        ("manifest", &["model"]),
-        ("reconcile", &["model"]),
-        ("gse", &["model"]),
-    ];
+    let may_know: [(&str, &[&str]); 4] =
+        [("model", &[]), ("manifest", &["model"]), ("reconcile", &["model"]), ("gse", &["model"])];
     for (room, known) in may_know {
         for (file, code) in sources(&project().join("src").join(room)) {
-            for other in rooms
-                .iter()
-                .filter(|other| **other != room && !known.contains(other))
-            {
-                assert!(
-                    !code.contains(&format!("crate::{other}")),
-                    "{file} knows {other}"
-                );
+            for other in rooms.iter().filter(|other| **other != room && !known.contains(other)) {
+                assert!(!code.contains(&format!("crate::{other}")), "{file} knows {other}");
             }
         }
     }
@@ -62,26 +47,14 @@ fn the_core_sees_only_std_serde_and_blake3() {
         .lines()
         .filter_map(|line| line.split_once(" ="))
         .map(|(name, _)| name.trim().replace('-', "_"));
-    let guests: Vec<String> = crates
-        .filter(|name| !matches!(name.as_str(), "serde" | "blake3"))
-        .collect();
-    assert!(
-        guests.len() > 5,
-        "the list of dependencies was not found: {guests:?}"
-    );
+    let guests: Vec<String> = crates.filter(|name| !matches!(name.as_str(), "serde" | "blake3")).collect();
+    assert!(guests.len() > 5, "the list of dependencies was not found: {guests:?}");
     for room in ["model", "reconcile"] {
         for (file, code) in sources(&project().join("src").join(room)) {
             for guest in &guests {
                 assert!(!code.contains(&format!("{guest}::")), "{file} sees {guest}");
             }
-            for word in [
-                "std::fs",
-                "std::net::Tcp",
-                "std::process",
-                "SystemTime",
-                "Instant",
-                "println!",
-            ] {
+            for word in ["std::fs", "std::net::Tcp", "std::process", "SystemTime", "Instant", "println!"] {
                 assert!(!code.contains(word), "{file}: {word}");
             }
         }
@@ -92,10 +65,7 @@ fn the_core_sees_only_std_serde_and_blake3() {
 fn only_the_command_line_prints() {
     for room in ["model", "manifest", "reconcile", "gse"] {
         for (file, code) in sources(&project().join("src").join(room)) {
-            assert!(
-                !code.contains("print!") && !code.contains("println!"),
-                "{file} prints"
-            );
+            assert!(!code.contains("print!") && !code.contains("println!"), "{file} prints");
         }
     }
 }

@@ -23,40 +23,14 @@ fn spec(name: &str) -> Spec {
 fn the_sample_fleet_has_one_of_each_kind() {
     let fleet = fleet();
     assert_eq!(fleet.problems, []);
-    let names: Vec<_> = fleet
-        .desired
-        .instances
-        .keys()
-        .map(|key| key.name.to_string())
-        .collect();
-    assert_eq!(
-        names,
-        [
-            "beat",
-            "hello",
-            "migrate",
-            "tick",
-            "web",
-            "workers_1",
-            "workers_2",
-            "workers_3"
-        ]
-    );
-    let kinds: Vec<_> = fleet
-        .desired
-        .instances
-        .values()
-        .map(|want| want.spec.monitor.auto_type)
-        .collect();
+    let names: Vec<_> = fleet.desired.instances.keys().map(|key| key.name.to_string()).collect();
+    assert_eq!(names, ["beat", "hello", "migrate", "tick", "web", "workers_1", "workers_2", "workers_3"]);
+    let kinds: Vec<_> = fleet.desired.instances.values().map(|want| want.spec.monitor.auto_type).collect();
     for kind in [AutoType::Periodic, AutoType::Resident, AutoType::OneShot] {
         assert!(kinds.contains(&kind));
     }
     for want in fleet.desired.instances.values() {
-        assert!(
-            Path::new(&want.spec.identity.setup_path).is_dir(),
-            "{}",
-            want.spec.identity.setup_path
-        );
+        assert!(Path::new(&want.spec.identity.setup_path).is_dir(), "{}", want.spec.identity.setup_path);
         assert_eq!(want.spec.monitor.start_check_secs, Some(1));
         assert_eq!(want.spec.identity.user, None, "it runs as whoever runs it");
     }
@@ -64,10 +38,7 @@ fn the_sample_fleet_has_one_of_each_kind() {
 
 fn shell(command: &str, spec: &Spec) -> Command {
     let mut shell = Command::new("sh");
-    shell
-        .args(["-c", command])
-        .current_dir(&spec.identity.setup_path)
-        .stdin(Stdio::null());
+    shell.args(["-c", command]).current_dir(&spec.identity.setup_path).stdin(Stdio::null());
     shell
 }
 
@@ -77,19 +48,11 @@ fn loops_in_the_foreground_run_and_say_something() {
         let spec = spec(name);
         assert_eq!(spec.control.start_mode, Some(StartMode::Foreground));
         let command = spec.control.start_cmd.as_deref().expect("a command");
-        let mut child = shell(command, &spec)
-            .env("GREETING", "you")
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("a shell");
+        let mut child =
+            shell(command, &spec).env("GREETING", "you").stdout(Stdio::piped()).spawn().expect("a shell");
         let mut line = String::new();
-        BufReader::new(child.stdout.take().expect("a pipe"))
-            .read_line(&mut line)
-            .expect("a line");
-        assert!(
-            child.try_wait().expect("a state").is_none(),
-            "{name} has ended"
-        );
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        assert!(child.try_wait().expect("a state").is_none(), "{name} has ended");
         child.kill().and_then(|()| child.wait()).expect("it ends");
         let said = match name {
             "workers_3" => "worker 3 at work\n",
@@ -105,14 +68,10 @@ fn loops_in_the_foreground_run_and_say_something() {
 fn runs_that_end_end_well() {
     for (name, said) in [("migrate", "migrating\ndone\n"), ("tick", "tick at ")] {
         let spec = spec(name);
-        let output = shell(spec.control.start_cmd.as_deref().expect("a command"), &spec)
-            .output()
-            .expect("a shell");
+        let output =
+            shell(spec.control.start_cmd.as_deref().expect("a command"), &spec).output().expect("a shell");
         assert!(output.status.success(), "{name}");
-        assert!(
-            String::from_utf8_lossy(&output.stdout).starts_with(said),
-            "{name}"
-        );
+        assert!(String::from_utf8_lossy(&output.stdout).starts_with(said), "{name}");
     }
 }
 
@@ -126,16 +85,9 @@ fn the_daemon_starts_reloads_and_stops_by_its_commands() {
             .replace("/tmp/abide-sample", &folder.path().display().to_string())
     };
     let spec = spec("beat");
-    assert!(
-        shell(&moved(&spec.control.start_cmd), &spec)
-            .status()
-            .expect("a shell")
-            .success()
-    );
+    assert!(shell(&moved(&spec.control.start_cmd), &spec).status().expect("a shell").success());
     let pid_file = folder.path().join("beat.pid");
-    wait_for("the pid file", || {
-        std::fs::read_to_string(&pid_file).is_ok_and(|pid| pid.ends_with('\n'))
-    });
+    wait_for("the pid file", || std::fs::read_to_string(&pid_file).is_ok_and(|pid| pid.ends_with('\n')));
     let healthy = || {
         shell(&moved(&spec.control.health_cmd), &spec)
             .stderr(Stdio::null())
@@ -144,21 +96,11 @@ fn the_daemon_starts_reloads_and_stops_by_its_commands() {
             .success()
     };
     assert!(healthy());
-    assert!(
-        shell(&moved(&spec.control.reload_cmd), &spec)
-            .status()
-            .expect("a shell")
-            .success()
-    );
+    assert!(shell(&moved(&spec.control.reload_cmd), &spec).status().expect("a shell").success());
     let log = || std::fs::read_to_string(folder.path().join("beat.log")).unwrap_or_default();
     wait_for("the reload", || log().contains("reloaded"));
     assert!(healthy() && log().contains("beat"));
-    assert!(
-        shell(&moved(&spec.control.stop_cmd), &spec)
-            .status()
-            .expect("a shell")
-            .success()
-    );
+    assert!(shell(&moved(&spec.control.stop_cmd), &spec).status().expect("a shell").success());
     wait_for("the end", || !healthy());
 }
 
@@ -166,10 +108,7 @@ fn the_daemon_starts_reloads_and_stops_by_its_commands() {
 fn wait_for(what: &str, so: impl Fn() -> bool) {
     let begin = Instant::now();
     while !so() {
-        assert!(
-            begin.elapsed() < Duration::from_secs(30),
-            "{what} did not come"
-        );
+        assert!(begin.elapsed() < Duration::from_secs(30), "{what} did not come");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -10,27 +10,23 @@ use crate::support::{GOOD, Tree, project, with};
 fn valid(root: &Value, schema: &Value, value: &Value) -> bool {
     let rules = schema.as_object().expect("a schema is a map");
     rules.iter().all(|(rule, by)| match rule.as_str() {
-        "$schema" | "$id" | "title" | "description" | "default" | "deprecated" | "doNotSuggest"
-        | "$defs" => true,
+        "$schema" | "$id" | "title" | "description" | "default" | "deprecated" | "doNotSuggest" | "$defs" => {
+            true
+        }
         "type" => {
             let types = by.as_array().cloned().unwrap_or_else(|| vec![by.clone()]);
-            types
-                .iter()
-                .any(|name| match name.as_str().expect("a name") {
-                    "object" => value.is_object(),
-                    "array" => value.is_array(),
-                    "string" => value.is_string(),
-                    "integer" => value.is_i64() || value.is_u64(),
-                    "number" => value.is_number(),
-                    "boolean" => value.is_boolean(),
-                    other => panic!("type {other}"),
-                })
+            types.iter().any(|name| match name.as_str().expect("a name") {
+                "object" => value.is_object(),
+                "array" => value.is_array(),
+                "string" => value.is_string(),
+                "integer" => value.is_i64() || value.is_u64(),
+                "number" => value.is_number(),
+                "boolean" => value.is_boolean(),
+                other => panic!("type {other}"),
+            })
         }
         "$ref" => {
-            let name = by
-                .as_str()
-                .and_then(|path| path.strip_prefix("#/$defs/"))
-                .expect("a definition");
+            let name = by.as_str().and_then(|path| path.strip_prefix("#/$defs/")).expect("a definition");
             valid(root, &root["$defs"][name], value)
         }
         "properties" => value.as_object().is_none_or(|map| {
@@ -40,48 +36,25 @@ fn valid(root: &Value, schema: &Value, value: &Value) -> bool {
                 .all(|(name, schema)| map.get(name).is_none_or(|v| valid(root, schema, v)))
         }),
         "additionalProperties" => value.as_object().is_none_or(|map| {
-            let known = |name: &str| {
-                rules
-                    .get("properties")
-                    .is_some_and(|known| known.get(name).is_some())
-            };
+            let known = |name: &str| rules.get("properties").is_some_and(|known| known.get(name).is_some());
             map.iter()
                 .filter(|(name, _)| !known(name))
                 .all(|(_, v)| by.as_bool().unwrap_or_else(|| valid(root, by, v)))
         }),
         "required" => value.as_object().is_none_or(|map| {
-            by.as_array()
-                .expect("a list")
-                .iter()
-                .all(|name| map.contains_key(name.as_str().expect("a name")))
+            by.as_array().expect("a list").iter().all(|name| map.contains_key(name.as_str().expect("a name")))
         }),
-        "items" => value
-            .as_array()
-            .is_none_or(|items| items.iter().all(|item| valid(root, by, item))),
+        "items" => value.as_array().is_none_or(|items| items.iter().all(|item| valid(root, by, item))),
         "enum" => by.as_array().expect("a list").contains(value),
         "const" => by == value,
-        "minimum" => value
-            .as_f64()
-            .is_none_or(|n| n >= by.as_f64().expect("a number")),
-        "maximum" => value
-            .as_f64()
-            .is_none_or(|n| n <= by.as_f64().expect("a number")),
-        "anyOf" => by
-            .as_array()
-            .expect("a list")
-            .iter()
-            .any(|schema| valid(root, schema, value)),
-        "allOf" => by
-            .as_array()
-            .expect("a list")
-            .iter()
-            .all(|schema| valid(root, schema, value)),
+        "minimum" => value.as_f64().is_none_or(|n| n >= by.as_f64().expect("a number")),
+        "maximum" => value.as_f64().is_none_or(|n| n <= by.as_f64().expect("a number")),
+        "anyOf" => by.as_array().expect("a list").iter().any(|schema| valid(root, schema, value)),
+        "allOf" => by.as_array().expect("a list").iter().all(|schema| valid(root, schema, value)),
         "not" => !valid(root, by, value),
         "if" => !valid(root, by, value) || valid(root, &rules["then"], value),
         "then" => true,
-        "pattern" => value
-            .as_str()
-            .is_none_or(|text| matches_pattern(by.as_str().expect("a pattern"), text)),
+        "pattern" => value.as_str().is_none_or(|text| matches_pattern(by.as_str().expect("a pattern"), text)),
         other => panic!("the schema uses {other:?}"),
     })
 }
@@ -95,9 +68,7 @@ fn matches_pattern(pattern: &str, text: &str) -> bool {
                 || text.starts_with("\\\\")
                 || text.get(1..2) == Some(":")
         }
-        "^[0-9]+(\\.[0-9]+)?%$" => text
-            .strip_suffix('%')
-            .is_some_and(|n| n.parse::<f64>().is_ok()),
+        "^[0-9]+(\\.[0-9]+)?%$" => text.strip_suffix('%').is_some_and(|n| n.parse::<f64>().is_ok()),
         "^([0-9]+[smhd])+$" => {
             text.ends_with(['s', 'm', 'h', 'd']) && text.starts_with(|c: char| c.is_ascii_digit())
         }
@@ -107,8 +78,7 @@ fn matches_pattern(pattern: &str, text: &str) -> bool {
 
 fn documents(text: &str) -> Vec<Value> {
     let all = serde_yaml::Deserializer::from_str(text);
-    all.map(|document| serde::Deserialize::deserialize(document).expect("YAML"))
-        .collect()
+    all.map(|document| serde::Deserialize::deserialize(document).expect("YAML")).collect()
 }
 
 #[test]
@@ -116,10 +86,7 @@ fn good_manifests_satisfy_the_schema() {
     let schema = schema();
     let mut count = 0;
     for folder in ["manifests", "tests/it/fixtures"] {
-        for entry in std::fs::read_dir(project().join(folder))
-            .expect("a folder")
-            .flatten()
-        {
+        for entry in std::fs::read_dir(project().join(folder)).expect("a folder").flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.starts_with("job_") || name.ends_with(".md") {
                 continue;
@@ -147,19 +114,13 @@ fn what_the_checker_refuses_by_shape_the_schema_refuses_too() {
         ("auto_type: 1", "auto_type: 3"),
         ("auto_type: 1", "start_check_secs: -1"),
         ("/opt/api", "opt/api"),
-        (
-            "hosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]",
-            "hosts: {ip: 10.0.0.1}",
-        ),
+        ("hosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]", "hosts: {ip: 10.0.0.1}"),
         ("spec:", "rollout: {batch: ten}\nspec:"),
         ("spec:", "owner: me\nspec:"),
         ("kind: Process", "kind: HostGroup"),
     ] {
         let text = with(old, new);
-        assert!(
-            !Tree::new(&[("a.yaml", &text)]).problems().is_empty(),
-            "{new}"
-        );
+        assert!(!Tree::new(&[("a.yaml", &text)]).problems().is_empty(), "{new}");
         assert!(!valid(&schema, &schema, &documents(&text)[0]), "{new}");
     }
 }
@@ -188,11 +149,7 @@ fn whole(section: &Section) -> Value {
         .entries
         .iter()
         .filter(|e| e.need != Need::IgnoredInBody && !["kind", "apiVersion"].contains(&e.name));
-    Value::Object(
-        entries
-            .map(|e| (e.name.to_owned(), example(&e.shape)))
-            .collect(),
-    )
+    Value::Object(entries.map(|e| (e.name.to_owned(), example(&e.shape))).collect())
 }
 
 #[test]
@@ -205,23 +162,11 @@ fn grammar_schema_and_structs_know_the_same_fields() {
         let text = document.to_string();
         let read: Result<abide::manifest::document::Document, _> = serde_json::from_str(&text);
         let read = read.unwrap_or_else(|error| {
-            panic!(
-                "{}: the structs refuse what the grammar has: {error}\n{document:#}",
-                kind.name
-            )
+            panic!("{}: the structs refuse what the grammar has: {error}\n{document:#}", kind.name)
         });
-        assert_eq!(
-            serde_json::to_value(read).expect("JSON"),
-            document,
-            "{}: nothing is lost",
-            kind.name
-        );
+        assert_eq!(serde_json::to_value(read).expect("JSON"), document, "{}: nothing is lost", kind.name);
         let problems = Tree::new(&[("a.json", &text)]).problems();
-        let shape = |line: &&String| {
-            ["E0102", "E0103", "E0105"]
-                .iter()
-                .any(|code| line.contains(code))
-        };
+        let shape = |line: &&String| ["E0102", "E0103", "E0105"].iter().any(|code| line.contains(code));
         assert_eq!(problems.iter().filter(shape).count(), 0, "{problems:?}");
     }
 }

@@ -39,18 +39,9 @@ impl Tree {
         problems
             .iter()
             .map(|p| {
-                let hint = p
-                    .hint
-                    .as_deref()
-                    .map(|hint| format!(" | {hint}"))
-                    .unwrap_or_default();
+                let hint = p.hint.as_deref().map(|hint| format!(" | {hint}")).unwrap_or_default();
                 let place = format!("{}:{}:{}", text(&p.file), p.line, p.column);
-                format!(
-                    "{place} {} {}{}",
-                    p.code.text(),
-                    text(&p.message),
-                    text(&hint)
-                )
+                format!("{place} {} {}{}", p.code.text(), text(&p.message), text(&hint))
             })
             .collect()
     }

@@ -11,10 +11,7 @@ use crate::support::{GOOD, Tree, abide, command, project, stderr, stdout, with};
 fn validate_prints_problems_for_scripts() {
     let tree = Tree::new(&[
         ("a.yaml", with("start_cmd", "strat_cmd")),
-        (
-            "b.yaml",
-            with("name: api}", "name: b, labels: {n: 1}}").replace("/opt/api", "/opt/b"),
-        ),
+        ("b.yaml", with("name: api}", "name: b, labels: {n: 1}}").replace("/opt/api", "/opt/b")),
     ]);
     let output = abide(&["validate", "-o", "json", "."], tree.path(), b"");
     assert_eq!(output.status.code(), Some(65));
@@ -27,24 +24,13 @@ fn validate_prints_problems_for_scripts() {
         })
     );
     assert_eq!(
-        (
-            &problems[1]["severity"],
-            &problems[1]["code"],
-            problems.as_array().map(Vec::len)
-        ),
+        (&problems[1]["severity"], &problems[1]["code"], problems.as_array().map(Vec::len)),
         (&json!("warning"), &json!("W0501"), Some(2))
     );
-    assert_eq!(
-        stderr(&output),
-        "2 documents in 2 files, 1 instance on 1 host: 1 error, 1 warning\n"
-    );
+    assert_eq!(stderr(&output), "2 documents in 2 files, 1 instance on 1 host: 1 error, 1 warning\n");
     let good = abide(&["validate", "-o", "json", "b.yaml"], tree.path(), b"");
     assert_eq!(good.status.code(), Some(0), "only errors make 65");
-    let none = abide(
-        &["validate", "-o", "json", "-"],
-        tree.path(),
-        GOOD.as_bytes(),
-    );
+    let none = abide(&["validate", "-o", "json", "-"], tree.path(), GOOD.as_bytes());
     assert_eq!(stdout(&none), "[]\n");
 }
 
@@ -60,15 +46,8 @@ error[E0102]: a.yaml:7:13: spec.control has no field \"strat_cmd\"
 hint: did you mean \"start_cmd\"?
 
 ";
-    assert_eq!(
-        (stdout(&output).as_str(), stderr(&output).as_str()),
-        (expected, "")
-    );
-    let colour = abide(
-        &["validate", "--color", "always", "a.yaml"],
-        tree.path(),
-        b"",
-    );
+    assert_eq!((stdout(&output).as_str(), stderr(&output).as_str()), (expected, ""));
+    let colour = abide(&["validate", "--color", "always", "a.yaml"], tree.path(), b"");
     assert!(stdout(&colour).contains("\u{1b}["));
 }
 
@@ -124,65 +103,34 @@ fn explain_tells_what_a_field_is_and_who_gave_it() {
     let manifests = project();
     let explain = |args: &[&str]| {
         let output = abide(&[&["explain"], args].concat(), &manifests, b"");
-        (
-            output.status.code().unwrap_or(-1),
-            stdout(&output) + &stderr(&output),
-        )
+        (output.status.code().unwrap_or(-1), stdout(&output) + &stderr(&output))
     };
     let (code, text) = explain(&["monitor_policy.start_check_secs"]);
-    for part in [
-        "whole number, 0 to 86400",
-        "default   5",
-        "GSE register_proc_info",
-        "register: the engine is told",
-    ] {
+    for part in
+        ["whole number, 0 to 86400", "default   5", "GSE register_proc_info", "register: the engine is told"]
+    {
         assert!(code == 0 && text.contains(part), "{part}\n{text}");
     }
-    assert_eq!(
-        explain(&["spec.control.start_cmd"]),
-        explain(&["control.start_cmd"])
-    );
-    assert!(
-        explain(&["control.start_cmd"])
-            .1
-            .contains("restart: the process is restarted")
-    );
-    assert!(
-        explain(&["identity.log_path"])
-            .1
-            .contains("restart (foreground mode")
-    );
+    assert_eq!(explain(&["spec.control.start_cmd"]), explain(&["control.start_cmd"]));
+    assert!(explain(&["control.start_cmd"]).1.contains("restart: the process is restarted"));
+    assert!(explain(&["identity.log_path"]).1.contains("restart (foreground mode"));
     assert!(explain(&["configmap[0].md5"]).1.contains("32 hex digits"));
     assert!(explain(&["Policy.windows"]).1.contains("tz"));
     assert!(explain(&["E0402"]).1.contains("share an identity"));
-    assert_eq!(
-        explain(&["problems"]).1.lines().count(),
-        abide::manifest::Code::ALL.len()
-    );
+    assert_eq!(explain(&["problems"]).1.lines().count(), abide::manifest::Code::ALL.len());
     assert!(explain(&[]).1.contains("monitor_policy.crontab_rule"));
-    assert_eq!(explain(&["control.strat_cmd"]), (64, "error: no manifest has a field \"control.strat_cmd\"\nhint: did you mean control.start_cmd?\n".into()));
-    let (_, given) = explain(&[
-        "start_retries",
-        "--in",
-        "manifests",
-        "--process",
-        "sample/workers",
-    ]);
-    assert!(
-        given.is_empty() || given.contains("no manifest has a field"),
-        "{given}"
+    assert_eq!(
+        explain(&["control.strat_cmd"]),
+        (
+            64,
+            "error: no manifest has a field \"control.strat_cmd\"\nhint: did you mean control.start_cmd?\n"
+                .into()
+        )
     );
-    let (_, given) = explain(&[
-        "monitor_policy",
-        "--in",
-        "manifests",
-        "--process",
-        "sample/workers",
-    ]);
-    assert!(
-        given.contains("monitor_policy.start_retries: 2  manifests/workers.yaml:"),
-        "{given}"
-    );
+    let (_, given) = explain(&["start_retries", "--in", "manifests", "--process", "sample/workers"]);
+    assert!(given.is_empty() || given.contains("no manifest has a field"), "{given}");
+    let (_, given) = explain(&["monitor_policy", "--in", "manifests", "--process", "sample/workers"]);
+    assert!(given.contains("monitor_policy.start_retries: 2  manifests/workers.yaml:"), "{given}");
     assert!(
         given.contains("monitor_policy.start_check_secs: 1  manifests/fleet.yaml:")
             && given.contains(", a Defaults"),
@@ -194,11 +142,7 @@ fn explain_tells_what_a_field_is_and_who_gave_it() {
 fn every_field_of_the_spec_can_be_explained() {
     for field in abide::model::Field::ALL {
         let output = abide(&["explain", field.path()], &project(), b"");
-        assert!(
-            stdout(&output).contains("\nchange "),
-            "{field}: {}",
-            stdout(&output)
-        );
+        assert!(stdout(&output).contains("\nchange "), "{field}: {}", stdout(&output));
     }
 }
 
@@ -206,20 +150,13 @@ fn every_field_of_the_spec_can_be_explained() {
 fn generated_texts_know_the_verbs() {
     for shell in ["bash", "zsh", "fish"] {
         let output = abide(&["completions", shell], &project(), b"");
-        assert!(
-            output.status.success() && stdout(&output).contains("validate"),
-            "{shell}"
-        );
+        assert!(output.status.success() && stdout(&output).contains("validate"), "{shell}");
     }
     assert!(stdout(&abide(&["man"], &project(), b"")).contains(".TH abide 1"));
     assert!(stdout(&abide(&["man", "validate"], &project(), b"")).contains("abide\\-validate"));
-    assert_eq!(
-        abide(&["man", "valdate"], &project(), b"").status.code(),
-        Some(64)
-    );
+    assert_eq!(abide(&["man", "valdate"], &project(), b"").status.code(), Some(64));
     let version: Value =
-        serde_json::from_str(&stdout(&abide(&["version", "-o", "json"], &project(), b"")))
-            .expect("JSON");
+        serde_json::from_str(&stdout(&abide(&["version", "-o", "json"], &project(), b""))).expect("JSON");
     assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
 }
 
@@ -235,19 +172,11 @@ fn usage_errors_exit_with_64() {
         &["convert", "x", "--strict"],
     ] {
         let output = abide(args, &project(), b"");
-        assert_eq!(
-            (output.status.code(), stdout(&output).as_str()),
-            (Some(64), ""),
-            "{args:?}"
-        );
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(64), ""), "{args:?}");
     }
     for args in [&["--help"][..], &["validate", "--help"], &["--version"]] {
         let output = abide(args, &project(), b"");
-        assert_eq!(
-            (output.status.code(), stderr(&output).as_str()),
-            (Some(0), ""),
-            "{args:?}"
-        );
+        assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{args:?}");
     }
 }
 
@@ -255,19 +184,14 @@ fn usage_errors_exit_with_64() {
 fn every_flag_has_its_variable() {
     for verb in ["validate", "convert", "explain", "version"] {
         let help = stdout(&abide(&[verb, "--help"], &project(), b""));
-        let flags = help
-            .split("\n\n")
-            .filter(|part| part.trim_start().starts_with('-'))
-            .count();
+        let flags = help.split("\n\n").filter(|part| part.trim_start().starts_with('-')).count();
         let variables = help.matches("[env: ABIDE_").count();
         // --help itself has none.
         assert_eq!(flags.max(variables), variables.max(1), "{verb}:\n{help}");
     }
     let tree = Tree::new(&[("a.yaml", GOOD)]);
-    let output = command(&["validate", "a.yaml"], tree.path())
-        .env("ABIDE_OUTPUT", "json")
-        .output()
-        .expect("it runs");
+    let output =
+        command(&["validate", "a.yaml"], tree.path()).env("ABIDE_OUTPUT", "json").output().expect("it runs");
     assert_eq!(stdout(&output), "[]\n");
 }
 
@@ -281,11 +205,6 @@ fn a_reader_that_goes_away_is_not_an_error() {
     drop(child.stdout.take());
     let status = child.wait().expect("it ends");
     let mut errors = String::new();
-    child
-        .stderr
-        .take()
-        .expect("a pipe")
-        .read_to_string(&mut errors)
-        .expect("text");
+    child.stderr.take().expect("a pipe").read_to_string(&mut errors).expect("text");
     assert_eq!((status.code(), errors.as_str()), (Some(0), ""));
 }

@@ -14,8 +14,7 @@ use super::document::{Document, HostEntry, HostLabels, Meta, RolloutEntry, SpecE
 use super::grammar::{self, API_VERSION};
 use super::problem::{Code, Finding, Path, did_you_mean};
 use crate::model::{
-    Effect, Field, Guard, Host, HostKey, Name, OnChange, Policy, ProcessKey, Rollout, Selector,
-    Spec, State,
+    Effect, Field, Guard, Host, HostKey, Name, OnChange, Policy, ProcessKey, Rollout, Selector, Spec, State,
 };
 
 /// What one document declares, as far as it is well said.
@@ -54,10 +53,7 @@ pub struct Process {
 #[derive(Debug)]
 pub enum Where {
     Host(Host),
-    Group {
-        name: String,
-        chosen: Option<Selector>,
-    },
+    Group { name: String, chosen: Option<Selector> },
 }
 
 #[derive(Debug)]
@@ -70,11 +66,7 @@ pub struct Group {
 pub fn document(document: Document) -> (Declared, Vec<Finding>) {
     let mut values = Values::default();
     let in_body = document.api_version.is_none() && document.kind.is_none();
-    if let Some(version) = document
-        .api_version
-        .as_deref()
-        .filter(|v| *v != API_VERSION)
-    {
+    if let Some(version) = document.api_version.as_deref().filter(|v| *v != API_VERSION) {
         let message = format!("apiVersion {version:?} is unknown");
         values.find(
             Finding::new(Code::UnknownKind, Path::of("apiVersion"), message)
@@ -82,9 +74,7 @@ pub fn document(document: Document) -> (Declared, Vec<Finding>) {
         );
     }
     let declared = match document.kind.as_deref() {
-        None | Some("Process") => {
-            Declared::Process(Box::new(process(document, in_body, &mut values)))
-        }
+        None | Some("Process") => Declared::Process(Box::new(process(document, in_body, &mut values))),
         Some("HostGroup") => Declared::Group(group(&document, &mut values)),
         Some("Defaults") => {
             let entry = document.spec.unwrap_or_else(|| {
@@ -115,37 +105,22 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
         .word(&Path::of("state"), document.state.as_ref(), grammar::STATES)
         .and_then(|word| State::ALL.into_iter().find(|state| state.word() == word))
         .unwrap_or_default();
-    let instances = values.int(
-        &Path::of("instances"),
-        document.instances,
-        grammar::INSTANCES,
-        Code::OutOfRange,
-    );
+    let instances =
+        values.int(&Path::of("instances"), document.instances, grammar::INSTANCES, Code::OutOfRange);
     let labels = values.labels(&Path::of("meta.labels"), meta.labels.as_ref());
     if document.hosts.as_ref().is_none_or(Vec::is_empty) {
         values.missing(Path::of("hosts"));
     }
     let hosts = document.hosts.iter().flatten().enumerate();
     let hosts = hosts
-        .filter_map(|(at, entry)| {
-            Some((
-                at,
-                whereabouts(entry, &Path::of("hosts").index(at), values)?,
-            ))
-        })
+        .filter_map(|(at, entry)| Some((at, whereabouts(entry, &Path::of("hosts").index(at), values)?)))
         .collect();
     let entry = document.spec.unwrap_or_default();
     let spec = spec(&entry, &Path::of("spec"), instances.is_some(), values);
     let (depends_on, moved_from) = match &key {
         Some(key) => (
-            depends_on(
-                document.depends_on.unwrap_or_default(),
-                &key.namespace,
-                values,
-            ),
-            document
-                .moved_from
-                .and_then(|text| moved_from(&text, key, values)),
+            depends_on(document.depends_on.unwrap_or_default(), &key.namespace, values),
+            document.moved_from.and_then(|text| moved_from(&text, key, values)),
         ),
         None => (Vec::new(), None),
     };
@@ -169,11 +144,7 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
         instances,
         depends_on,
         protect: values
-            .words(
-                &Path::of("protect"),
-                document.protect.as_deref(),
-                grammar::GUARDS,
-            )
+            .words(&Path::of("protect"), document.protect.as_deref(), grammar::GUARDS)
             .filter_map(|word| Guard::ALL.into_iter().find(|guard| guard.word() == word))
             .collect(),
         adopt: document.adopt.unwrap_or_default(),
@@ -189,10 +160,7 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
 fn process_key(meta: &Meta, values: &mut Values) -> Option<ProcessKey> {
     let namespace = name(&Path::of("meta.namespace"), meta.namespace.as_ref(), values);
     let name = name(&Path::of("meta.name"), meta.name.as_ref(), values);
-    Some(ProcessKey {
-        namespace: namespace?,
-        name: name?,
-    })
+    Some(ProcessKey { namespace: namespace?, name: name? })
 }
 
 fn name(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Name> {
@@ -203,10 +171,7 @@ fn name(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Name> 
     match text.parse() {
         Ok(name) => Some(name),
         Err(error) => {
-            let message = format!(
-                "{path} {:?} cannot be used: {error}",
-                super::node::shorten(text)
-            );
+            let message = format!("{path} {:?} cannot be used: {error}", super::node::shorten(text));
             values.find(
                 Finding::new(Code::BadName, path.clone(), message)
                     .hint("letters, digits, `-`, `_` and `.` are always fine"),
@@ -221,9 +186,7 @@ fn whereabouts(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Wh
         if entry.labels.is_some() {
             let message = "labels choose among the hosts of a group, and this entry names none";
             values.find(
-                Finding::new(Code::BadHost, path.key("labels"), message)
-                    .hint("add `group: NAME`")
-                    .at_key(),
+                Finding::new(Code::BadHost, path.key("labels"), message).hint("add `group: NAME`").at_key(),
             );
         }
         return host(entry, path, values).map(Where::Host);
@@ -235,9 +198,7 @@ fn whereabouts(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Wh
     {
         let message = "an entry of hosts is either a group or a host";
         values.find(
-            Finding::new(Code::BadHost, path.key("group"), message)
-                .hint("make two entries of it")
-                .at_key(),
+            Finding::new(Code::BadHost, path.key("group"), message).hint("make two entries of it").at_key(),
         );
         return None;
     }
@@ -254,31 +215,14 @@ fn whereabouts(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Wh
             }
         },
     };
-    Some(Where::Group {
-        name: group.to_string(),
-        chosen,
-    })
+    Some(Where::Group { name: group.to_string(), chosen })
 }
 
 fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
-    let cloud = values.int(
-        &path.key("bk_cloud_id"),
-        entry.bk_cloud_id,
-        grammar::ANY_COUNT,
-        Code::OutOfRange,
-    );
-    let supplier = values.int(
-        &path.key("bk_supplier_id"),
-        entry.bk_supplier_id,
-        grammar::ANY_COUNT,
-        Code::OutOfRange,
-    );
-    let agent_id = match entry
-        .bk_agent_id
-        .as_deref()
-        .filter(|id| !id.is_empty())
-        .map(str::parse)
-    {
+    let cloud = values.int(&path.key("bk_cloud_id"), entry.bk_cloud_id, grammar::ANY_COUNT, Code::OutOfRange);
+    let supplier =
+        values.int(&path.key("bk_supplier_id"), entry.bk_supplier_id, grammar::ANY_COUNT, Code::OutOfRange);
+    let agent_id = match entry.bk_agent_id.as_deref().filter(|id| !id.is_empty()).map(str::parse) {
         None => None,
         Some(Ok(id)) => Some(id),
         Some(Err(error)) => {
@@ -299,11 +243,7 @@ fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
             );
             return None;
         };
-        return Some(Host {
-            key: HostKey::Agent(id),
-            supplier,
-            agent_id: None,
-        });
+        return Some(Host { key: HostKey::Agent(id), supplier, agent_id: None });
     };
     let Ok(ip) = ip.parse() else {
         let message = format!("{:?} is not an IP address", super::node::shorten(ip));
@@ -314,20 +254,15 @@ fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
         return None;
     };
     if entry.bk_cloud_id.is_none() {
-        let message = format!(
-            "{path}.bk_cloud_id is missing: the same address may exist in several cloud areas"
-        );
+        let message =
+            format!("{path}.bk_cloud_id is missing: the same address may exist in several cloud areas");
         values.find(
             Finding::new(Code::MissingField, path.key("bk_cloud_id"), message)
                 .hint("bk_cloud_id: 0 is the default area"),
         );
         return None;
     }
-    Some(Host {
-        key: HostKey::Address { cloud: cloud?, ip },
-        supplier,
-        agent_id,
-    })
+    Some(Host { key: HostKey::Address { cloud: cloud?, ip }, supplier, agent_id })
 }
 
 fn group(document: &Document, values: &mut Values) -> Group {
@@ -347,10 +282,7 @@ fn group(document: &Document, values: &mut Values) -> Group {
     if document.hosts.is_none() {
         values.missing(Path::of("hosts"));
     }
-    Group {
-        name: name.map(|name| name.to_string()),
-        hosts,
-    }
+    Group { name: name.map(|name| name.to_string()), hosts }
 }
 
 fn depends_on(entries: Vec<Text>, home: &Name, values: &mut Values) -> Vec<(usize, ProcessKey)> {
@@ -360,10 +292,8 @@ fn depends_on(entries: Vec<Text>, home: &Name, values: &mut Values) -> Vec<(usiz
         match ProcessKey::within(home, &text) {
             Ok(key) => keys.push((at, key)),
             Err(error) => {
-                let message = format!(
-                    "depends_on {:?} names no process: {error}",
-                    super::node::shorten(&text)
-                );
+                let message =
+                    format!("depends_on {:?} names no process: {error}", super::node::shorten(&text));
                 values.find(
                     Finding::new(Code::BadName, path.index(at), message)
                         .hint("NAMESPACE/NAME, or NAME in the same namespace"),
@@ -382,10 +312,7 @@ fn moved_from(text: &str, to: &ProcessKey, values: &mut Values) -> Option<Proces
         Err(_) if text.contains(':') => "a process cannot move across hosts".to_owned(),
         Err(error) => error.to_string(),
     };
-    let message = format!(
-        "moved_from {:?} cannot be followed: {problem}",
-        super::node::shorten(text)
-    );
+    let message = format!("moved_from {:?} cannot be followed: {problem}", super::node::shorten(text));
     values.find(
         Finding::new(Code::BadMove, path, message)
             .hint("NAMESPACE/NAME, or NAME in the same namespace, as it was on the same hosts"),
@@ -403,11 +330,7 @@ fn on_change(entries: BTreeMap<String, Text>, values: &mut Values) -> OnChange {
                 None => "`abide explain spec` lists the fields".to_owned(),
             };
             let message = format!("a spec has no field {:?}", super::node::shorten(&name));
-            values.find(
-                Finding::new(Code::BadFieldPath, path.entry(&name), message)
-                    .hint(hint)
-                    .at_key(),
-            );
+            values.find(Finding::new(Code::BadFieldPath, path.entry(&name), message).hint(hint).at_key());
             continue;
         };
         let word = values.word(&path.entry(&name), Some(&word), grammar::EFFECTS);
@@ -436,17 +359,12 @@ fn rollout(entry: &RolloutEntry, values: &mut Values) -> Rollout {
 
 fn ignored(fields: &[(&'static str, bool)], values: &mut Values) {
     for (name, _) in fields.iter().filter(|(_, there)| *there) {
-        let finding = Finding::new(
-            Code::IgnoredField,
-            Path::of(name),
-            format!("{name} is ignored in a manifest"),
-        )
-        .at_key();
+        let finding =
+            Finding::new(Code::IgnoredField, Path::of(name), format!("{name} is ignored in a manifest"))
+                .at_key();
         values.find(finding.hint(match *name {
             "op_type" => "`state` says what should be so; remove it",
-            "bk_app_secret" | "bk_token" => {
-                "remove it, and change it if this file was ever committed"
-            }
+            "bk_app_secret" | "bk_token" => "remove it, and change it if this file was ever committed",
             _ => "it belongs in the target's configuration; remove it",
         }));
     }

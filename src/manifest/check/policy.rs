@@ -19,16 +19,11 @@ pub fn policy(document: Document, values: &mut Values) -> Policy {
     let allow = document.allow.unwrap_or_default();
     let budgets = document.budgets.unwrap_or_default();
     let windows = document.windows.unwrap_or_default();
-    let patterns = |list: Option<Vec<Text>>| {
-        list.map(|list| list.into_iter().map(|Text(text)| text).collect())
-    };
+    let patterns =
+        |list: Option<Vec<Text>>| list.map(|list| list.into_iter().map(|Text(text)| text).collect());
     Policy {
         name: name.unwrap_or_default(),
-        place: Place {
-            file: Arc::from(""),
-            line: 0,
-            column: 0,
-        },
+        place: Place { file: Arc::from(""), line: 0, column: 0 },
         reach: PathBuf::new(),
         owner: values.text(&Path::of("owner"), document.owner.as_ref()),
         allow: Allow {
@@ -50,10 +45,7 @@ pub fn policy(document: Document, values: &mut Values) -> Policy {
 
 fn window(entry: &WindowEntry, path: &Path, values: &mut Values) -> Option<Window> {
     let mut bad = |name, value: &str, hint: &str| {
-        let message = format!(
-            "{path}.{name} {:?} does not parse",
-            crate::manifest::node::shorten(value)
-        );
+        let message = format!("{path}.{name} {:?} does not parse", crate::manifest::node::shorten(value));
         values.find(Finding::new(Code::BadWindow, path.key(name), message).hint(hint));
     };
     let days = entry.days.as_deref().unwrap_or("mon-sun");
@@ -68,58 +60,31 @@ fn window(entry: &WindowEntry, path: &Path, values: &mut Values) -> Option<Windo
         }
         parsed
     };
-    let (from, to) = (
-        time("from", entry.from.as_ref()),
-        time("to", entry.to.as_ref()),
-    );
+    let (from, to) = (time("from", entry.from.as_ref()), time("to", entry.to.as_ref()));
     let tz = entry.tz.as_deref().unwrap_or("UTC");
     let known_tz = jiff::tz::TimeZone::get(tz).is_ok();
     if !known_tz {
-        bad(
-            "tz",
-            tz,
-            "a name of the time zone database, such as Asia/Shanghai",
-        );
+        bad("tz", tz, "a name of the time zone database, such as Asia/Shanghai");
     }
-    for (name, there) in [
-        ("from", entry.from.is_some()),
-        ("to", entry.to.is_some()),
-        ("for", entry.operations.is_some()),
-    ] {
+    for (name, there) in
+        [("from", entry.from.is_some()), ("to", entry.to.is_some()), ("for", entry.operations.is_some())]
+    {
         if !there {
             values.missing(path.key(name));
         }
     }
     let operations = values
-        .words(
-            &path.key("for"),
-            entry.operations.as_deref(),
-            grammar::OPERATIONS,
-        )
-        .filter_map(|word| {
-            Operation::ALL
-                .into_iter()
-                .find(|operation| operation.word() == word)
-        })
+        .words(&path.key("for"), entry.operations.as_deref(), grammar::OPERATIONS)
+        .filter_map(|word| Operation::ALL.into_iter().find(|operation| operation.word() == word))
         .collect();
     let tz = known_tz.then(|| tz.to_owned())?;
-    Some(Window {
-        days: parsed_days?,
-        from: from?,
-        to: to?,
-        tz,
-        operations,
-    })
+    Some(Window { days: parsed_days?, from: from?, to: to?, tz, operations })
 }
 
 /// `mon-fri`, `sat,sun`, `fri-mon,wed`.
 fn days(text: &str) -> Option<Days> {
     const NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
-    let day = |name: &str| {
-        NAMES
-            .iter()
-            .position(|day| name.trim().eq_ignore_ascii_case(day))
-    };
+    let day = |name: &str| NAMES.iter().position(|day| name.trim().eq_ignore_ascii_case(day));
     let mut days = [false; 7];
     for part in text.split(',') {
         let (first, last) = match part.split_once('-') {
@@ -146,15 +111,9 @@ fn time_of_day(text: &str) -> Option<TimeOfDay> {
     };
     // 24:00 is how people write the end of a day.
     if text == "24:00" {
-        return Some(TimeOfDay {
-            hour: 24,
-            minute: 0,
-        });
+        return Some(TimeOfDay { hour: 24, minute: 0 });
     }
-    Some(TimeOfDay {
-        hour: number(hour, 24)?,
-        minute: number(minute, 60)?,
-    })
+    Some(TimeOfDay { hour: number(hour, 24)?, minute: number(minute, 60)? })
 }
 
 #[cfg(test)]
@@ -163,34 +122,13 @@ mod tests {
 
     #[test]
     fn days_and_times_are_read() {
-        assert_eq!(
-            days("mon-fri"),
-            Some([true, true, true, true, true, false, false])
-        );
-        assert_eq!(
-            days("Sat, sun"),
-            Some([false, false, false, false, false, true, true])
-        );
-        assert_eq!(
-            days("sat-mon"),
-            Some([true, false, false, false, false, true, true])
-        );
+        assert_eq!(days("mon-fri"), Some([true, true, true, true, true, false, false]));
+        assert_eq!(days("Sat, sun"), Some([false, false, false, false, false, true, true]));
+        assert_eq!(days("sat-mon"), Some([true, false, false, false, false, true, true]));
         assert_eq!(days("monday"), None);
         assert_eq!(days(""), None);
-        assert_eq!(
-            time_of_day("09:30"),
-            Some(TimeOfDay {
-                hour: 9,
-                minute: 30
-            })
-        );
-        assert_eq!(
-            time_of_day("24:00"),
-            Some(TimeOfDay {
-                hour: 24,
-                minute: 0
-            })
-        );
+        assert_eq!(time_of_day("09:30"), Some(TimeOfDay { hour: 9, minute: 30 }));
+        assert_eq!(time_of_day("24:00"), Some(TimeOfDay { hour: 24, minute: 0 }));
         for bad in ["9:30", "09:60", "25:00", "0930", "", "+9:00"] {
             assert_eq!(time_of_day(bad), None, "{bad}");
         }

@@ -4,28 +4,19 @@ use std::collections::BTreeMap;
 
 use super::Values;
 use crate::manifest::document::{
-    ConfigEntry, ControlEntry, EnvEntry, IdentityEntry, JobEntry, Loose, MonitorEntry,
-    ResourceEntry, SpecEntry, Text,
+    ConfigEntry, ControlEntry, EnvEntry, IdentityEntry, JobEntry, Loose, MonitorEntry, ResourceEntry,
+    SpecEntry, Text,
 };
 use crate::manifest::grammar::{self, ANY_COUNT, CYCLE_SECONDS, RETRIES, SECONDS, SMALL_COUNT};
 use crate::manifest::problem::{Code, Finding, Path};
 use crate::model::{
-    AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Resource, Secret, Spec,
-    StartMode, State,
+    AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Resource, Secret, Spec, StartMode, State,
 };
 
 /// Reads every value of a spec. `numbered`: `${instance}` has a meaning. Labels stand elsewhere.
 pub fn spec(entry: &SpecEntry, path: &Path, numbered: bool, values: &mut Values) -> Spec {
-    let SpecEntry {
-        identity,
-        control,
-        resource,
-        monitor_policy,
-        warn_report_policy,
-        configmap,
-        env,
-        job,
-    } = entry;
+    let SpecEntry { identity, control, resource, monitor_policy, warn_report_policy, configmap, env, job } =
+        entry;
     let section = |name| path.key(name);
     Spec {
         labels: BTreeMap::new(),
@@ -56,37 +47,19 @@ pub fn spec(entry: &SpecEntry, path: &Path, numbered: bool, values: &mut Values)
             .iter()
             .flat_map(|map| &map.0)
             .filter_map(|(name, e)| {
-                Some((
-                    name.clone(),
-                    env_value(name, e, &section("env").entry(name), numbered, values)?,
-                ))
+                Some((name.clone(), env_value(name, e, &section("env").entry(name), numbered, values)?))
             })
             .collect(),
-        job: job
-            .as_ref()
-            .map(|e| self::job(e, &section("job"), values))
-            .unwrap_or_default(),
+        job: job.as_ref().map(|e| self::job(e, &section("job"), values)).unwrap_or_default(),
     }
 }
 
 fn identity(entry: &IdentityEntry, path: &Path, numbered: bool, values: &mut Values) -> Identity {
-    let IdentityEntry {
-        proc_name,
-        setup_path,
-        pid_path,
-        config_path,
-        log_path,
-        user,
-        value_key,
-    } = entry;
+    let IdentityEntry { proc_name, setup_path, pid_path, config_path, log_path, user, value_key } = entry;
     Identity {
         proc_name: literal(&path.key("proc_name"), proc_name.as_ref(), values).unwrap_or_default(),
-        setup_path: values
-            .path(&path.key("setup_path"), setup_path.as_ref(), numbered)
-            .unwrap_or_default(),
-        pid_path: values
-            .path(&path.key("pid_path"), pid_path.as_ref(), numbered)
-            .unwrap_or_default(),
+        setup_path: values.path(&path.key("setup_path"), setup_path.as_ref(), numbered).unwrap_or_default(),
+        pid_path: values.path(&path.key("pid_path"), pid_path.as_ref(), numbered).unwrap_or_default(),
         config_path: values.path(&path.key("config_path"), config_path.as_ref(), numbered),
         log_path: values.path(&path.key("log_path"), log_path.as_ref(), numbered),
         user: literal(&path.key("user"), user.as_ref(), values),
@@ -119,8 +92,7 @@ fn control(entry: &ControlEntry, path: &Path, numbered: bool, values: &mut Value
         health_cmd,
         start_mode,
     } = entry;
-    let mut command =
-        |name, value: &Option<Text>| values.template(&path.key(name), value.as_ref(), numbered);
+    let mut command = |name, value: &Option<Text>| values.template(&path.key(name), value.as_ref(), numbered);
     Control {
         start_cmd: command("start_cmd", start_cmd),
         stop_cmd: command("stop_cmd", stop_cmd),
@@ -136,23 +108,13 @@ fn control(entry: &ControlEntry, path: &Path, numbered: bool, values: &mut Value
                 grammar::START_MODES,
             )
             .map(|word| {
-                if word == StartMode::Foreground.word() {
-                    StartMode::Foreground
-                } else {
-                    StartMode::Daemon
-                }
+                if word == StartMode::Foreground.word() { StartMode::Foreground } else { StartMode::Daemon }
             }),
     }
 }
 
 fn resource(entry: &ResourceEntry, path: &Path, values: &mut Values) -> Resource {
-    let ResourceEntry {
-        cpu,
-        mem,
-        fd,
-        disk,
-        net,
-    } = entry;
+    let ResourceEntry { cpu, mem, fd, disk, net } = entry;
     Resource {
         cpu: values.percent(&path.key("cpu"), *cpu),
         mem: values.percent(&path.key("mem"), *mem),
@@ -172,12 +134,8 @@ fn monitor(entry: &MonitorEntry, path: &Path, values: &mut Values) -> Monitor {
         crontab_rule,
         op_timeout,
     } = entry;
-    let auto_type = values.int::<AutoType>(
-        &path.key("auto_type"),
-        *auto_type,
-        grammar::AUTO_TYPE,
-        Code::OutOfRange,
-    );
+    let auto_type =
+        values.int::<AutoType>(&path.key("auto_type"), *auto_type, grammar::AUTO_TYPE, Code::OutOfRange);
     let mut seconds =
         |name, value: &Option<i64>| values.int(&path.key(name), *value, SECONDS, Code::BadDuration);
     Monitor {
@@ -186,12 +144,7 @@ fn monitor(entry: &MonitorEntry, path: &Path, values: &mut Values) -> Monitor {
         stop_check_secs: seconds("stop_check_secs", stop_check_secs),
         start_interval: seconds("start_interval", start_interval),
         op_timeout: seconds("op_timeout", op_timeout),
-        start_retries: values.int(
-            &path.key("start_retries"),
-            *start_retries,
-            RETRIES,
-            Code::OutOfRange,
-        ),
+        start_retries: values.int(&path.key("start_retries"), *start_retries, RETRIES, Code::OutOfRange),
         crontab_rule: crontab(&path.key("crontab_rule"), crontab_rule.as_ref(), values),
     }
 }
@@ -199,10 +152,7 @@ fn monitor(entry: &MonitorEntry, path: &Path, values: &mut Values) -> Monitor {
 fn crontab(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<String> {
     use croner::parser::{CronParser, Seconds, Year};
     let rule = values.text(path, value)?;
-    let parser = CronParser::builder()
-        .seconds(Seconds::Disallowed)
-        .year(Year::Disallowed)
-        .build();
+    let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
     // A rule is short; what is longer is no rule, and not worth a parser's time.
     let parsed = if rule.len() > 1_000 {
         Err("it is too long".to_owned())
@@ -213,10 +163,7 @@ fn crontab(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Str
         Ok(_) => Some(rule),
         Err(error) => {
             let shown = crate::manifest::node::shorten(&rule);
-            let message = format!(
-                "crontab rule {shown:?} does not parse: {}",
-                sentence(&error)
-            );
+            let message = format!("crontab rule {shown:?} does not parse: {}", sentence(&error));
             values.find(
                 Finding::new(Code::BadCrontab, path.clone(), message)
                     .hint("minute hour day-of-month month day-of-week, such as \"*/5 * * * *\""),
@@ -228,35 +175,19 @@ fn crontab(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Str
 
 /// Another crate's message, as the middle of a sentence of ours.
 fn sentence(message: &str) -> String {
-    let message = message
-        .rsplit(": ")
-        .next()
-        .unwrap_or(message)
-        .trim_end_matches('.');
+    let message = message.rsplit(": ").next().unwrap_or(message).trim_end_matches('.');
     let mut chars = message.chars();
-    chars
-        .next()
-        .map(|first| first.to_lowercase().chain(chars).collect())
-        .unwrap_or_default()
+    chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
 }
 
 /// An entry without path and md5 is what the documents' examples have; it says nothing.
-fn config(
-    entry: &ConfigEntry,
-    path: &Path,
-    numbered: bool,
-    values: &mut Values,
-) -> Option<ConfigFile> {
+fn config(entry: &ConfigEntry, path: &Path, numbered: bool, values: &mut Values) -> Option<ConfigFile> {
     let file = values.path(&path.key("path"), entry.path.as_ref(), numbered);
     let md5 = values.text(&path.key("md5"), entry.md5.as_ref());
-    if let Some(md5) = md5
-        .as_ref()
-        .filter(|md5| md5.len() != 32 || !md5.bytes().all(|b| b.is_ascii_hexdigit()))
+    if let Some(md5) =
+        md5.as_ref().filter(|md5| md5.len() != 32 || !md5.bytes().all(|b| b.is_ascii_hexdigit()))
     {
-        let message = format!(
-            "{path}.md5 {:?} is not an md5 digest",
-            crate::manifest::node::shorten(md5)
-        );
+        let message = format!("{path}.md5 {:?} is not an md5 digest", crate::manifest::node::shorten(md5));
         values.find(
             Finding::new(Code::BadDigest, path.key("md5"), message)
                 .hint("32 hex digits, as `md5sum FILE` prints them"),
@@ -273,10 +204,8 @@ fn env_value(
     values: &mut Values,
 ) -> Option<EnvValue> {
     if name.is_empty() || name.contains(['=', '\0']) {
-        let message = format!(
-            "environment variable {:?} has an impossible name",
-            crate::manifest::node::shorten(name)
-        );
+        let message =
+            format!("environment variable {:?} has an impossible name", crate::manifest::node::shorten(name));
         values.find(
             Finding::new(Code::BadEnv, path.clone(), message)
                 .hint("it may not be empty or contain `=`")
@@ -305,9 +234,7 @@ fn env_value(
                 EnvValue::Text(text)
             })
         }
-        (Some(file), None) => values
-            .path(&path.key("file"), Some(file), numbered)
-            .map(EnvValue::File),
+        (Some(file), None) => values.path(&path.key("file"), Some(file), numbered).map(EnvValue::File),
         (None, None) | (Some(_), Some(_)) => {
             let message = format!("{path} needs either file or value");
             values.find(
@@ -334,18 +261,8 @@ fn job(entry: &JobEntry, path: &Path, values: &mut Values) -> Job {
         proc_owner: values.text(&path.key("proc_owner"), proc_owner.as_ref()),
         func_id: values.text(&path.key("func_id"), func_id.as_ref()),
         instance_id: values.text(&path.key("instance_id"), instance_id.as_ref()),
-        instance_num: values.int(
-            &path.key("instance_num"),
-            *instance_num,
-            SMALL_COUNT,
-            Code::OutOfRange,
-        ),
-        cycle_time: values.int(
-            &path.key("cycle_time"),
-            *cycle_time,
-            CYCLE_SECONDS,
-            Code::BadDuration,
-        ),
+        instance_num: values.int(&path.key("instance_num"), *instance_num, SMALL_COUNT, Code::OutOfRange),
+        cycle_time: values.int(&path.key("cycle_time"), *cycle_time, CYCLE_SECONDS, Code::BadDuration),
         start_check_begin_time: values.int(
             &path.key("start_check_begin_time"),
             *start_check_begin_time,
@@ -378,18 +295,12 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
             ("spec.identity.user", set(&identity.user) || !in_body),
         ],
     };
-    let auto_type = (
-        "spec.monitor_policy.auto_type",
-        monitor.auto_type.is_some() || !in_body,
-    );
+    let auto_type = ("spec.monitor_policy.auto_type", monitor.auto_type.is_some() || !in_body);
     let required = required.into_iter().chain([auto_type]);
     for (path, _) in required.filter(|(_, there)| !there) {
         values.missing(Path::of(path));
     }
-    let auto_type = monitor
-        .auto_type
-        .and_then(|code| AutoType::try_from(code).ok())
-        .unwrap_or_default();
+    let auto_type = monitor.auto_type.and_then(|code| AutoType::try_from(code).ok()).unwrap_or_default();
     let cycle_time = entry.job.as_ref().and_then(|job| job.cycle_time);
     if auto_type == AutoType::Periodic
         && !set(&monitor.crontab_rule)
@@ -398,8 +309,7 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
         let message = "a periodic process (auto_type 0) needs a crontab_rule, or job.cycle_time";
         let path = Path::of("spec.monitor_policy.auto_type");
         values.find(
-            Finding::new(Code::NoSchedule, path, message)
-                .hint("such as crontab_rule: \"*/5 * * * *\""),
+            Finding::new(Code::NoSchedule, path, message).hint("such as crontab_rule: \"*/5 * * * *\""),
         );
     }
     if auto_type == AutoType::OneShot && state == State::Unhosted {
@@ -410,28 +320,13 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
         );
     }
     if state.needs_start() && !set(&control.start_cmd) {
-        let message = format!(
-            "state {} needs control.start_cmd, and there is none",
-            state.word()
-        );
-        values.find(
-            Finding::new(
-                Code::NoStartCommand,
-                Path::of("spec.control.start_cmd"),
-                message,
-            )
-            .at_key(),
-        );
+        let message = format!("state {} needs control.start_cmd, and there is none", state.word());
+        values.find(Finding::new(Code::NoStartCommand, Path::of("spec.control.start_cmd"), message).at_key());
     }
     let foreground = control.start_mode.as_deref() == Some(StartMode::Foreground.word());
     if foreground && set(&control.restart_cmd) {
-        let message =
-            "restart_cmd is not used in foreground mode: a restart is always a stop and a start";
+        let message = "restart_cmd is not used in foreground mode: a restart is always a stop and a start";
         let path = Path::of("spec.control.restart_cmd");
-        values.find(
-            Finding::new(Code::UselessField, path, message)
-                .hint("remove it")
-                .at_key(),
-        );
+        values.find(Finding::new(Code::UselessField, path, message).hint("remove it").at_key());
     }
 }

@@ -22,18 +22,9 @@ impl Values {
 
     /// Points at the parent: the field itself is nowhere.
     pub fn missing(&mut self, path: Path) {
-        let meaning = explain::find(&path.to_string())
-            .ok()
-            .and_then(|found| found.entry);
-        let finding = Finding::new(
-            Code::MissingField,
-            path.clone(),
-            format!("{path} is missing"),
-        );
-        let finding = Finding {
-            hint: meaning.map(|entry| entry.meaning.to_owned()),
-            ..finding
-        };
+        let meaning = explain::find(&path.to_string()).ok().and_then(|found| found.entry);
+        let finding = Finding::new(Code::MissingField, path.clone(), format!("{path} is missing"));
+        let finding = Finding { hint: meaning.map(|entry| entry.meaning.to_owned()), ..finding };
         self.find(finding.at_key());
     }
 
@@ -49,12 +40,7 @@ impl Values {
     }
 
     /// Text in which variables are replaced.
-    pub fn template(
-        &mut self,
-        path: &Path,
-        value: Option<&Text>,
-        numbered: bool,
-    ) -> Option<String> {
+    pub fn template(&mut self, path: &Path, value: Option<&Text>, numbered: bool) -> Option<String> {
         let text = self.text(path, value)?;
         if let Some((message, hint)) = variables::fault(&text, numbered) {
             self.find(Finding::new(Code::BadVariable, path.clone(), message).hint(hint));
@@ -89,16 +75,9 @@ impl Values {
             return Some(fit);
         }
         let (low, high) = range.into_inner();
-        let unit = if code == Code::BadDuration {
-            " seconds"
-        } else {
-            ""
-        };
-        let bounds = if high == i64::MAX {
-            format!("{low} or more")
-        } else {
-            format!("{low} to {high}{unit}")
-        };
+        let unit = if code == Code::BadDuration { " seconds" } else { "" };
+        let bounds =
+            if high == i64::MAX { format!("{low} or more") } else { format!("{low} to {high}{unit}") };
         let message = format!("{path} is {value}{unit}; it must be {bounds}");
         self.find(Finding::new(code, path.clone(), message));
         None
@@ -152,9 +131,7 @@ impl Values {
             let at = path.entry(name);
             let fault = match name.as_str() {
                 "" => Some("has no name"),
-                name if name.starts_with("abide_") => {
-                    Some("is reserved: abide_* labels are Abide's own")
-                }
+                name if name.starts_with("abide_") => Some("is reserved: abide_* labels are Abide's own"),
                 name if name.len() > MAX_LABEL => Some("has a name that is too long"),
                 _ => None,
             };
@@ -173,10 +150,7 @@ impl Values {
     pub fn loose(&mut self, path: &Path, value: &Loose) {
         if let Loose::Number(n) = value {
             let message = format!("{path} is a number where text is meant; it is taken as \"{n}\"");
-            self.find(
-                Finding::new(Code::NumberAsText, path.clone(), message)
-                    .hint(format!("write \"{n}\"")),
-            );
+            self.find(Finding::new(Code::NumberAsText, path.clone(), message).hint(format!("write \"{n}\"")));
         }
     }
 
@@ -184,30 +158,19 @@ impl Values {
     pub fn amount(&mut self, path: &Path, value: Option<&Loose>, least: i64) -> Option<Amount> {
         let text = match value? {
             Loose::Number(n) => {
-                return self
-                    .int(path, Some(*n), least..=i64::MAX, Code::OutOfRange)
-                    .map(Amount::Count);
+                return self.int(path, Some(*n), least..=i64::MAX, Code::OutOfRange).map(Amount::Count);
             }
             Loose::Text(text) => text,
         };
         let Some(number) = text.trim().strip_suffix('%') else {
             let message = format!("{path} {:?} is neither a count nor a share", shorten(text));
-            self.find(
-                Finding::new(Code::WrongType, path.clone(), message).hint("such as 3 or 10%"),
-            );
+            self.find(Finding::new(Code::WrongType, path.clone(), message).hint("such as 3 or 10%"));
             return None;
         };
-        let share = number
-            .trim()
-            .parse()
-            .ok()
-            .and_then(Percent::new)
-            .filter(|share| least == 0 || share.get() > 0.0);
+        let share =
+            number.trim().parse().ok().and_then(Percent::new).filter(|share| least == 0 || share.get() > 0.0);
         if share.is_none() {
-            let message = format!(
-                "{path} {:?} is no percentage between 0% and 100%",
-                shorten(text)
-            );
+            let message = format!("{path} {:?} is no percentage between 0% and 100%", shorten(text));
             self.find(Finding::new(Code::BadPercent, path.clone(), message));
         }
         share.map(Amount::Share)
@@ -221,13 +184,9 @@ impl Values {
         };
         let sane = seconds.filter(|seconds| *seconds <= MAX_DURATION);
         if sane.is_none() {
-            let message = format!(
-                "{path} {:?} is no duration up to a week",
-                shorten(&value.to_string())
-            );
+            let message = format!("{path} {:?} is no duration up to a week", shorten(&value.to_string()));
             self.find(
-                Finding::new(Code::BadDuration, path.clone(), message)
-                    .hint("such as 30s, 5m or 1h30m"),
+                Finding::new(Code::BadDuration, path.clone(), message).hint("such as 30s, 5m or 1h30m"),
             );
         }
         sane
@@ -264,9 +223,8 @@ fn seconds(text: &str) -> Option<u64> {
 
 /// From the root, on any system that GSE manages.
 fn is_absolute(path: &str) -> bool {
-    let drive = |b: &[u8]| {
-        b.len() > 2 && b[0].is_ascii_alphabetic() && b[1] == b':' && matches!(b[2], b'\\' | b'/')
-    };
+    let drive =
+        |b: &[u8]| b.len() > 2 && b[0].is_ascii_alphabetic() && b[1] == b':' && matches!(b[2], b'\\' | b'/');
     path.starts_with('/') || path.starts_with("\\\\") || drive(path.as_bytes())
 }
 

@@ -43,9 +43,8 @@ impl Defaults {
                     continue;
                 };
                 if let Some(path) = conflict(theirs, entry) {
-                    let message = format!(
-                        "{path} is given another value at {{other}}, for the same directory"
-                    );
+                    let message =
+                        format!("{path} is given another value at {{other}}, for the same directory");
                     let finding = Finding::new(Code::DefaultsConflict, path.clone(), message);
                     found.push((at, finding.hint("keep one of them").other(other, path)));
                 }
@@ -55,19 +54,14 @@ impl Defaults {
             layer.entry.over(entry);
             layer.bad |= document.bad;
             let own = findings.iter().filter(|(document, _)| *document == at);
-            layer
-                .known
-                .extend(own.map(|(_, finding)| (finding.code, finding.path.clone())));
+            layer.known.extend(own.map(|(_, finding)| (finding.code, finding.path.clone())));
         }
         Defaults { by_home }
     }
 
     /// Does something above a document have an error? What it would inherit is then not known.
     pub fn spoil(&self, document: &Declaration) -> bool {
-        document
-            .home
-            .ancestors()
-            .any(|home| self.by_home.get(home).is_some_and(|layer| layer.bad))
+        document.home.ancestors().any(|home| self.by_home.get(home).is_some_and(|layer| layer.bad))
     }
 
     /// A process's spec with the Defaults above it, and what is wrong with the two together.
@@ -78,11 +72,8 @@ impl Defaults {
         process: &Process,
         found: &mut Vec<(usize, Finding)>,
     ) -> Spec {
-        let layers: Vec<&Layer> = document
-            .home
-            .ancestors()
-            .filter_map(|home| self.by_home.get(home))
-            .collect();
+        let layers: Vec<&Layer> =
+            document.home.ancestors().filter_map(|home| self.by_home.get(home)).collect();
         let mut spec = if layers.is_empty() {
             with_values(at, found, |values| {
                 check::require(&process.entry, process.state, process.in_body, values)
@@ -112,19 +103,12 @@ impl Defaults {
         let spec = check::spec(&entry, &root, numbered, &mut values);
         let known = |finding: &Finding| {
             let said = |(code, path): &(Code, Path)| *code == finding.code && *path == finding.path;
-            own.findings.contains(finding)
-                || layers.iter().any(|layer| layer.known.iter().any(said))
+            own.findings.contains(finding) || layers.iter().any(|layer| layer.known.iter().any(said))
         };
         found.extend(
-            values
-                .findings
-                .into_iter()
-                .filter(|finding| !known(finding))
-                .map(|finding| (at, finding)),
+            values.findings.into_iter().filter(|finding| !known(finding)).map(|finding| (at, finding)),
         );
-        with_values(at, found, |values| {
-            check::require(&entry, process.state, process.in_body, values)
-        });
+        with_values(at, found, |values| check::require(&entry, process.state, process.in_body, values));
         spec
     }
 }

@@ -21,11 +21,7 @@ impl<'a> Hosts<'a> {
         unread: bool,
         found: &mut Vec<(usize, Finding)>,
     ) -> Hosts<'a> {
-        let mut hosts = Hosts {
-            groups: BTreeMap::new(),
-            by_agent: HashMap::new(),
-            unread,
-        };
+        let mut hosts = Hosts { groups: BTreeMap::new(), by_agent: HashMap::new(), unread };
         let mut described: HashMap<&HostKey, (usize, Path, &Host)> = HashMap::new();
         let mut agents: HashMap<&AgentId, (usize, Path, &Host)> = HashMap::new();
         for (at, document) in documents.iter().enumerate() {
@@ -36,39 +32,29 @@ impl<'a> Hosts<'a> {
                 let HostKey::Address { .. } = host.key else {
                     continue;
                 };
-                let (other, other_path, earlier) = described
-                    .entry(&host.key)
-                    .or_insert_with(|| (at, path.clone(), host))
-                    .clone();
-                let differs = |a: Option<String>, b: Option<String>| matches!((a, b), (Some(a), Some(b)) if a != b);
-                let supplier = differs(
-                    host.supplier.map(|s| s.to_string()),
-                    earlier.supplier.map(|s| s.to_string()),
-                );
+                let (other, other_path, earlier) =
+                    described.entry(&host.key).or_insert_with(|| (at, path.clone(), host)).clone();
+                let differs =
+                    |a: Option<String>, b: Option<String>| matches!((a, b), (Some(a), Some(b)) if a != b);
+                let supplier =
+                    differs(host.supplier.map(|s| s.to_string()), earlier.supplier.map(|s| s.to_string()));
                 let agent = differs(
                     host.agent_id.as_ref().map(|a| a.to_string()),
                     earlier.agent_id.as_ref().map(|a| a.to_string()),
                 );
                 if supplier || agent {
-                    let what = if supplier {
-                        "bk_supplier_id"
-                    } else {
-                        "bk_agent_id"
-                    };
+                    let what = if supplier { "bk_supplier_id" } else { "bk_agent_id" };
                     let message = format!("host {} has another {what} at {{other}}", host.key);
                     found.push((
                         at,
-                        Finding::new(Code::HostConflict, path.clone(), message)
-                            .other(other, other_path),
+                        Finding::new(Code::HostConflict, path.clone(), message).other(other, other_path),
                     ));
                 } else if host.agent_id.is_some() && earlier.agent_id.is_none() {
                     described.insert(&host.key, (at, path.clone(), host));
                 }
                 if let Some(id) = &host.agent_id {
-                    let (other, other_path, earlier) = agents
-                        .entry(id)
-                        .or_insert_with(|| (at, path.clone(), host))
-                        .clone();
+                    let (other, other_path, earlier) =
+                        agents.entry(id).or_insert_with(|| (at, path.clone(), host)).clone();
                     if earlier.key != host.key {
                         let message = format!(
                             "agent {id} is on host {} here, and on {} at {{other}}",
@@ -76,26 +62,17 @@ impl<'a> Hosts<'a> {
                         );
                         found.push((
                             at,
-                            Finding::new(Code::HostConflict, path, message)
-                                .other(other, other_path),
+                            Finding::new(Code::HostConflict, path, message).other(other, other_path),
                         ));
                     }
                 }
             }
         }
-        hosts.by_agent = agents
-            .into_iter()
-            .map(|(id, (_, _, host))| (id, host))
-            .collect();
+        hosts.by_agent = agents.into_iter().map(|(id, (_, _, host))| (id, host)).collect();
         hosts
     }
 
-    fn group(
-        &mut self,
-        at: usize,
-        group: &'a super::super::check::Group,
-        found: &mut Vec<(usize, Finding)>,
-    ) {
+    fn group(&mut self, at: usize, group: &'a super::super::check::Group, found: &mut Vec<(usize, Finding)>) {
         let Some(name) = group.name.as_deref() else {
             return;
         };
@@ -117,12 +94,7 @@ impl<'a> Hosts<'a> {
     }
 
     /// The hosts of a process, sorted, with the number of the entry that named each.
-    pub fn of(
-        &self,
-        at: usize,
-        process: &Process,
-        found: &mut Vec<(usize, Finding)>,
-    ) -> Vec<(usize, Host)> {
+    pub fn of(&self, at: usize, process: &Process, found: &mut Vec<(usize, Finding)>) -> Vec<(usize, Host)> {
         let mut hosts: BTreeMap<HostKey, (usize, Host)> = BTreeMap::new();
         for (entry, place) in &process.hosts {
             let named: Vec<&Host> = match place {
@@ -133,11 +105,7 @@ impl<'a> Hosts<'a> {
                         found.push((at, self.undefined(name, process, path)));
                         continue;
                     };
-                    let some = |labels| {
-                        chosen
-                            .as_ref()
-                            .is_none_or(|selector| selector.matches(labels))
-                    };
+                    let some = |labels| chosen.as_ref().is_none_or(|selector| selector.matches(labels));
                     let hosts: Vec<_> = group
                         .hosts
                         .iter()
@@ -184,17 +152,11 @@ impl<'a> Hosts<'a> {
         let mut hint = match did_you_mean(&name, known.iter().copied()) {
             Some(meant) => format!("did you mean {meant:?}?"),
             None if known.is_empty() => {
-                "no HostGroup is defined here; name the directory that has it as a PATH too"
-                    .to_owned()
+                "no HostGroup is defined here; name the directory that has it as a PATH too".to_owned()
             }
             None => format!(
                 "groups defined here: {}",
-                known
-                    .iter()
-                    .take(20)
-                    .copied()
-                    .collect::<Vec<_>>()
-                    .join(", ")
+                known.iter().take(20).copied().collect::<Vec<_>>().join(", ")
             ),
         };
         if self.unread {
@@ -217,11 +179,7 @@ fn named(document: &Declaration) -> Vec<(Path, &Host)> {
                 Where::Group { .. } => None,
             })
             .collect(),
-        Declared::Group(group) => group
-            .hosts
-            .iter()
-            .map(|(at, host, _)| (path(*at), host))
-            .collect(),
+        Declared::Group(group) => group.hosts.iter().map(|(at, host, _)| (path(*at), host)).collect(),
         Declared::Defaults(_) | Declared::Policy(_) | Declared::Nothing => Vec::new(),
     }
 }

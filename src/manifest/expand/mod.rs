@@ -17,9 +17,7 @@ use super::check::{self, Declared, Process, Values};
 use super::problem::{Code, Finding, Path, Severity};
 use super::variables::{self, Meaning};
 use super::{Declaration, Limits};
-use crate::model::{
-    Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKey, Spec, State, Want,
-};
+use crate::model::{Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKey, Spec, State, Want};
 
 pub struct Expanded {
     pub desired: Desired,
@@ -47,7 +45,7 @@ pub fn expand(
     let hosts = Hosts::collect(documents, unread, &mut found);
     let names = Names::collect(documents);
     let mut resolved = Vec::new();
-    let mut total = 0;
+    let mut total = 0usize;
     for (at, document) in documents.iter().enumerate() {
         let Declared::Process(process) = &document.declared else {
             continue;
@@ -59,22 +57,14 @@ pub fn expand(
         let Some(key) = process.key.as_ref().filter(|_| !defaults.spoil(document)) else {
             continue;
         };
-        total += hosts
-            .len()
-            .saturating_mul(process.instances.unwrap_or(1) as usize);
+        let before = total;
+        total = total.saturating_add(hosts.len().saturating_mul(process.instances.unwrap_or(1) as usize));
         if total > limits.instances {
-            let message = format!(
-                "with this process there are more than {} instances",
-                limits.instances
-            );
-            let finding = Finding::new(Code::TooLarge, Path::of("hosts"), message);
-            found.push((
-                at,
-                finding
-                    .hint("if that is meant, raise --max-instances")
-                    .at_key(),
-            ));
-            break;
+            // Said once, where it happens; the other documents are still checked.
+            if before <= limits.instances {
+                found.push((at, too_many(limits.instances)));
+            }
+            continue;
         }
         agents_have_no_address(at, &spec, &hosts, &mut found);
         resolved.push(resolve(at, key, process, spec, hosts, places[at].clone()));
@@ -89,18 +79,16 @@ pub fn expand(
             documents[*other].bad = true;
         }
     }
-    let good = resolved
-        .into_iter()
-        .filter(|process| !documents[process.document].bad);
+    let good = resolved.into_iter().filter(|process| !documents[process.document].bad);
     let instances = good.flat_map(|process| process.wants).collect();
     let policies = policies.into_iter().map(|(_, policy)| policy).collect();
-    Expanded {
-        desired: Desired {
-            instances,
-            policies,
-        },
-        findings: found,
-    }
+    Expanded { desired: Desired { instances, policies }, findings: found }
+}
+
+fn too_many(limit: usize) -> Finding {
+    let message = format!("with this process there are more than {limit} instances");
+    let finding = Finding::new(Code::TooLarge, Path::of("hosts"), message);
+    finding.hint("if that is meant, raise --max-instances").at_key()
 }
 
 /// Which documents declare a name, and how many instances each name has.
@@ -111,10 +99,7 @@ pub struct Names {
 
 impl Names {
     fn collect(documents: &[Declaration]) -> Names {
-        let mut names = Names {
-            declared: HashMap::new(),
-            instances: HashMap::new(),
-        };
+        let mut names = Names { declared: HashMap::new(), instances: HashMap::new() };
         for (at, document) in documents.iter().enumerate() {
             let Declared::Process(process) = &document.declared else {
                 continue;
@@ -134,42 +119,26 @@ impl Names {
         }
         let (name, number) = key.name.as_str().rsplit_once('_')?;
         // Only as it would be written: no sign, no leading zero.
-        let number: u32 = number
-            .parse()
-            .ok()
-            .filter(|n: &u32| *n > 0 && n.to_string() == number)?;
-        let base = ProcessKey {
-            namespace: key.namespace.clone(),
-            name: name.parse().ok()?,
-        };
+        let number: u32 = number.parse().ok().filter(|n: &u32| *n > 0 && n.to_string() == number)?;
+        let base = ProcessKey { namespace: key.namespace.clone(), name: name.parse().ok()? };
         let (key, most) = self.instances.get_key_value(&base)?;
         (number <= *most).then_some(key)
     }
 }
 
 /// The names that a process has on each host, with their numbers.
-fn numbered(
-    key: &ProcessKey,
-    process: &Process,
-) -> impl Iterator<Item = (Option<u32>, ProcessKey)> {
-    let many = process
-        .instances
-        .into_iter()
-        .flat_map(|count| 1..=count)
-        .filter_map(|number| {
-            // A name that is too long with its number was refused as such.
-            Some((Some(number), instance_name(key, number)?))
-        });
+fn numbered(key: &ProcessKey, process: &Process) -> impl Iterator<Item = (Option<u32>, ProcessKey)> {
+    let many = process.instances.into_iter().flat_map(|count| 1..=count).filter_map(|number| {
+        // A name that is too long with its number was refused as such.
+        Some((Some(number), instance_name(key, number)?))
+    });
     let one = process.instances.is_none().then(|| (None, key.clone()));
     one.into_iter().chain(many)
 }
 
 fn instance_name(key: &ProcessKey, number: u32) -> Option<ProcessKey> {
     let name = format!("{}_{number}", key.name).parse().ok()?;
-    Some(ProcessKey {
-        namespace: key.namespace.clone(),
-        name,
-    })
+    Some(ProcessKey { namespace: key.namespace.clone(), name })
 }
 
 fn resolve(
@@ -182,11 +151,7 @@ fn resolve(
 ) -> Resolved {
     let uses = variables::uses(&spec);
     let shared = Arc::new(spec);
-    let mut resolved = Resolved {
-        document,
-        origins: Vec::new(),
-        wants: Vec::with_capacity(hosts.len()),
-    };
+    let mut resolved = Resolved { document, origins: Vec::new(), wants: Vec::with_capacity(hosts.len()) };
     let origin = Arc::new(origin(key, process, place));
     for (number, name) in numbered(key, process) {
         // Giving a process a number is a rename of the first one.
@@ -196,10 +161,7 @@ fn resolve(
                 first.moved_from.push(key.clone());
                 Arc::new(first)
             }
-            Some(_) => Arc::new(Origin {
-                moved_from: Vec::new(),
-                ..Origin::clone(&origin)
-            }),
+            Some(_) => Arc::new(Origin { moved_from: Vec::new(), ..Origin::clone(&origin) }),
             None => Arc::clone(&origin),
         };
         let mut same = None;
@@ -209,25 +171,15 @@ fn resolve(
                 namespace: name.namespace.clone(),
                 name: name.name.clone(),
             };
-            let meaning = Meaning {
-                key: &key,
-                instance: number,
-            };
+            let meaning = Meaning { key: &key, instance: number };
             let spec = match (uses.any, uses.host) {
                 (false, _) => Arc::clone(&shared),
                 (true, true) => Arc::new(variables::replace(&shared, &meaning)),
-                (true, false) => Arc::clone(
-                    same.get_or_insert_with(|| Arc::new(variables::replace(&shared, &meaning))),
-                ),
+                (true, false) => {
+                    Arc::clone(same.get_or_insert_with(|| Arc::new(variables::replace(&shared, &meaning))))
+                }
             };
-            resolved.wants.push((
-                key,
-                Want {
-                    host: host.clone(),
-                    spec,
-                    origin: Arc::clone(&origin),
-                },
-            ));
+            resolved.wants.push((key, Want { host: host.clone(), spec, origin: Arc::clone(&origin) }));
         }
         resolved.origins.push(origin);
     }
@@ -235,11 +187,7 @@ fn resolve(
 }
 
 fn origin(key: &ProcessKey, process: &Process, place: Place) -> Origin {
-    let mut depends_on: Vec<ProcessKey> = process
-        .depends_on
-        .iter()
-        .map(|(_, key)| key.clone())
-        .collect();
+    let mut depends_on: Vec<ProcessKey> = process.depends_on.iter().map(|(_, key)| key.clone()).collect();
     depends_on.sort();
     depends_on.dedup();
     let mut protect = process.protect.clone();
@@ -265,21 +213,13 @@ fn agents_have_no_address(
     hosts: &[(usize, Host)],
     found: &mut Vec<(usize, Finding)>,
 ) {
-    let agent = hosts
-        .iter()
-        .find(|(_, host)| matches!(host.key, HostKey::Agent(_)));
+    let agent = hosts.iter().find(|(_, host)| matches!(host.key, HostKey::Agent(_)));
     let Some((entry, host)) = agent.filter(|_| variables::uses(spec).host) else {
         return;
     };
-    let message = format!(
-        "the spec uses ${{host.…}}, and host {} is known only by its agent",
-        host.key
-    );
+    let message = format!("the spec uses ${{host.…}}, and host {} is known only by its agent", host.key);
     let finding = Finding::new(Code::BadVariable, Path::of("hosts").index(*entry), message);
-    found.push((
-        at,
-        finding.hint("add its ip and bk_cloud_id, here or in a HostGroup"),
-    ));
+    found.push((at, finding.hint("add its ip and bk_cloud_id, here or in a HostGroup")));
 }
 
 /// Runs a check and keeps what it finds, for one document.
@@ -291,10 +231,7 @@ fn with_values(at: usize, found: &mut Vec<(usize, Finding)>, run: impl FnOnce(&m
 
 /// A process that is to be gone claims nothing.
 fn claims(process: &Resolved) -> bool {
-    process
-        .origins
-        .first()
-        .is_none_or(|origin| origin.state != State::Absent)
+    process.origins.first().is_none_or(|origin| origin.state != State::Absent)
 }
 
 /// One finding for a pair of documents, however many instances they share.

@@ -18,14 +18,10 @@ pub fn check_names(
 ) {
     for (entry, key) in &process.depends_on {
         if names.written(key).is_none() {
-            let mut hint = match (found.len() < SUGGESTIONS)
-                .then(|| similar(key, names))
-                .flatten()
-            {
+            let mut hint = match (found.len() < SUGGESTIONS).then(|| similar(key, names)).flatten() {
                 Some(meant) => format!("did you mean {meant}?"),
                 None => {
-                    "NAMESPACE/NAME of a process in these manifests, or NAME in the same namespace"
-                        .to_owned()
+                    "NAMESPACE/NAME of a process in these manifests, or NAME in the same namespace".to_owned()
                 }
             };
             if unread {
@@ -34,28 +30,16 @@ pub fn check_names(
             let message = format!("depends_on names {key}, which no manifest declares");
             found.push((
                 at,
-                Finding::new(
-                    Code::UndefinedDependency,
-                    Path::of("depends_on").index(*entry),
-                    message,
-                )
-                .hint(hint),
+                Finding::new(Code::UndefinedDependency, Path::of("depends_on").index(*entry), message)
+                    .hint(hint),
             ));
         }
     }
-    let still = process
-        .moved_from
-        .as_ref()
-        .and_then(|from| Some((from, names.declared.get(from)?.first()?)));
+    let still = process.moved_from.as_ref().and_then(|from| Some((from, names.declared.get(from)?.first()?)));
     if let Some((from, other)) = still {
         let message = format!("moved_from names {from}, which is still declared at {{other}}");
         let finding = Finding::new(Code::BadMove, Path::of("moved_from"), message);
-        found.push((
-            at,
-            finding
-                .hint("remove the old declaration")
-                .other(*other, Path::of("meta.name")),
-        ));
+        found.push((at, finding.hint("remove the old declaration").other(*other, Path::of("meta.name"))));
     }
 }
 
@@ -76,10 +60,8 @@ pub fn check_cycles(documents: &[Declaration], names: &Names, found: &mut Vec<(u
             continue;
         };
         let Some(key) = &process.key else { continue };
-        let known = process
-            .depends_on
-            .iter()
-            .filter_map(|(entry, to)| Some((at, *entry, names.written(to)?)));
+        let known =
+            process.depends_on.iter().filter_map(|(entry, to)| Some((at, *entry, names.written(to)?)));
         edges.entry(key).or_default().extend(known);
         for (entry, to) in &process.depends_on {
             down(at, *entry, process, to, documents, names, found);
@@ -94,8 +76,7 @@ pub fn check_cycles(documents: &[Declaration], names: &Names, found: &mut Vec<(u
         state.insert(start, Visit::Open);
         while let Some((node, next)) = path.last_mut() {
             let node = *node;
-            let Some(&(document, entry, to)) = edges.get(node).and_then(|list| list.get(*next))
-            else {
+            let Some(&(document, entry, to)) = edges.get(node).and_then(|list| list.get(*next)) else {
                 state.insert(node, Visit::Closed);
                 path.pop();
                 continue;
@@ -108,8 +89,7 @@ pub fn check_cycles(documents: &[Declaration], names: &Names, found: &mut Vec<(u
                 }
                 Some(Visit::Open) => {
                     let begin = path.iter().position(|(node, _)| *node == to).unwrap_or(0);
-                    let circle: Vec<&ProcessKey> =
-                        path[begin..].iter().map(|(node, _)| *node).collect();
+                    let circle: Vec<&ProcessKey> = path[begin..].iter().map(|(node, _)| *node).collect();
                     found.push((document, cycle(&circle, entry)));
                 }
                 Some(Visit::Closed) => {}
@@ -132,12 +112,8 @@ fn cycle(circle: &[&ProcessKey], entry: usize) -> Finding {
     }
     steps.extend(circle.first().map(ToString::to_string));
     let message = format!("these processes wait for each other: {}", steps.join(" → "));
-    Finding::new(
-        Code::DependencyCycle,
-        Path::of("depends_on").index(entry),
-        message,
-    )
-    .hint("remove one of the dependencies")
+    Finding::new(Code::DependencyCycle, Path::of("depends_on").index(entry), message)
+        .hint("remove one of the dependencies")
 }
 
 /// What runs cannot wait for what is not to run.
@@ -153,36 +129,22 @@ fn down(
     let Some(written) = names.written(to) else {
         return;
     };
-    let states = names.declared[written].iter().filter_map(|&document| {
-        match &documents[document].declared {
-            Declared::Process(process) => Some(process.state),
-            _ => None,
-        }
+    let states = names.declared[written].iter().filter_map(|&document| match &documents[document].declared {
+        Declared::Process(process) => Some(process.state),
+        _ => None,
     });
     let states: Vec<_> = states.collect();
-    if let (true, Some(state)) = (
-        process.state.needs_start() && states.iter().all(|s| !s.needs_start()),
-        states.first(),
-    ) {
-        let message = format!(
-            "depends_on names {to}, which is to be {}: the start would wait for ever",
-            state.word()
-        );
-        found.push((
-            at,
-            Finding::new(
-                Code::DependsOnDown,
-                Path::of("depends_on").index(entry),
-                message,
-            ),
-        ));
+    if let (true, Some(state)) =
+        (process.state.needs_start() && states.iter().all(|s| !s.needs_start()), states.first())
+    {
+        let message =
+            format!("depends_on names {to}, which is to be {}: the start would wait for ever", state.word());
+        found.push((at, Finding::new(Code::DependsOnDown, Path::of("depends_on").index(entry), message)));
     }
 }
 
 /// A name that is fine by itself and too long with the number of an instance.
 pub fn name_too_long(process: &Process) -> Option<String> {
     let (key, count) = (process.key.as_ref()?, process.instances?);
-    instance_name(key, count)
-        .is_none()
-        .then(|| format!("{}_{count}", key.name))
+    instance_name(key, count).is_none().then(|| format!("{}_{count}", key.name))
 }

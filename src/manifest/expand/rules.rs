@@ -17,25 +17,13 @@ pub fn policies(
         let Declared::Policy(policy) = &document.declared else {
             continue;
         };
-        if let Some((other, _)) = policies
-            .iter()
-            .find(|(_, earlier)| earlier.name == policy.name)
-        {
+        if let Some((other, _)) = policies.iter().find(|(_, earlier)| earlier.name == policy.name) {
             let message = format!("policy {:?} is defined at {{other}} already", policy.name);
             let path = Path::of("meta.name");
-            found.push((
-                at,
-                Finding::new(Code::SameName, path.clone(), message).other(*other, path),
-            ));
+            found.push((at, Finding::new(Code::SameName, path.clone(), message).other(*other, path)));
         }
-        policies.push((
-            at,
-            Policy {
-                place: places[at].clone(),
-                reach: document.home.clone(),
-                ..policy.clone()
-            },
-        ));
+        policies
+            .push((at, Policy { place: places[at].clone(), reach: document.home.clone(), ..policy.clone() }));
     }
     policies
 }
@@ -52,20 +40,11 @@ pub fn check(
 ) {
     if let Some(name) = order::name_too_long(process) {
         let message = format!("with `instances` a name becomes {name:?}, which is too long");
-        found.push((
-            at,
-            Finding::new(Code::BadName, Path::of("meta.name"), message),
-        ));
+        found.push((at, Finding::new(Code::BadName, Path::of("meta.name"), message)));
     }
-    for (from, policy) in policies
-        .iter()
-        .filter(|(_, policy)| document.home.starts_with(&policy.reach))
-    {
+    for (from, policy) in policies.iter().filter(|(_, policy)| document.home.starts_with(&policy.reach)) {
         let mut violated = |list: &'static str, path: Path, what: String, allowed: &[String]| {
-            let message = format!(
-                "policy {:?} at {{other}} does not allow {what}",
-                policy.name
-            );
+            let message = format!("policy {:?} at {{other}} does not allow {what}", policy.name);
             let hint = match allowed {
                 [] => format!("it allows no {list}"),
                 _ => format!("it allows {}", allowed.join(", ")),
@@ -73,8 +52,7 @@ pub fn check(
             let finding = Finding::new(Code::PolicyViolated, path, message).hint(hint);
             found.push((at, finding.other(*from, Path::of("allow").key(list))));
         };
-        let allows =
-            |patterns: &[String], text: &str| patterns.iter().any(|pattern| glob(pattern, text));
+        let allows = |patterns: &[String], text: &str| patterns.iter().any(|pattern| glob(pattern, text));
         if let (Some(allowed), Some(key)) = (&policy.allow.namespaces, &process.key)
             && !allows(allowed, key.namespace.as_str())
         {
@@ -84,16 +62,13 @@ pub fn check(
         if let Some(allowed) = &policy.allow.users {
             let user = spec.identity.user.as_deref();
             if !user.is_some_and(|user| allows(allowed, user)) {
-                let what = user.map_or("leaving out identity.user".to_owned(), |user| {
-                    format!("user {user:?}")
-                });
+                let what =
+                    user.map_or("leaving out identity.user".to_owned(), |user| format!("user {user:?}"));
                 violated("users", Path::of("spec.identity.user"), what, allowed);
             }
         }
         if let Some(allowed) = &policy.allow.hosts {
-            let mut outside = hosts
-                .iter()
-                .filter(|(_, host)| !allows(allowed, &host.key.to_string()));
+            let mut outside = hosts.iter().filter(|(_, host)| !allows(allowed, &host.key.to_string()));
             if let Some((entry, host)) = outside.next() {
                 let more = match outside.count() {
                     0 => String::new(),
@@ -113,12 +88,8 @@ pub fn check(
 /// No instance is declared twice, and no two processes of a host share an identity.
 pub fn check_instances(resolved: &[Resolved], found: &mut Vec<(usize, Finding)>) {
     let mut once = Once::default();
-    let all = resolved.iter().flat_map(|process| {
-        process
-            .wants
-            .iter()
-            .map(move |(key, _)| (key, process.document))
-    });
+    let all =
+        resolved.iter().flat_map(|process| process.wants.iter().map(move |(key, _)| (key, process.document)));
     let mut keys: Vec<_> = all.collect();
     keys.sort_unstable();
     for pair in keys.windows(2) {
@@ -155,19 +126,11 @@ fn check_identities(resolved: &[Resolved], found: &mut Vec<(usize, Finding)>) {
     }
     claimed.sort_unstable();
     let key_of = |document: usize, at: usize| {
-        let process = resolved
-            .binary_search_by_key(&document, |process| process.document)
-            .ok();
-        process
-            .and_then(|process| resolved[process].wants.get(at))
-            .map(|(key, _)| key.process())
+        let process = resolved.binary_search_by_key(&document, |process| process.document).ok();
+        process.and_then(|process| resolved[process].wants.get(at)).map(|(key, _)| key.process())
     };
     for pair in claimed.windows(2) {
-        let [
-            (host, identity, first, a),
-            (other_host, other_identity, second, b),
-        ] = pair
-        else {
+        let [(host, identity, first, a), (other_host, other_identity, second, b)] = pair else {
             continue;
         };
         if host != other_host || identity != other_identity || !once.first(*first, *second) {
@@ -179,9 +142,8 @@ fn check_identities(resolved: &[Resolved], found: &mut Vec<(usize, Finding)>) {
         if a == b {
             continue; // one instance twice: said already
         }
-        let message = format!(
-            "{b} has the identity {identity:?} on host {host}, and so has {a} at {{other}}"
-        );
+        let message =
+            format!("{b} has the identity {identity:?} on host {host}, and so has {a} at {{other}}");
         let hint = match first == second {
             true => "give each instance its own: value_key: NAME-${instance}",
             false => "give one of them a value_key",
@@ -189,10 +151,7 @@ fn check_identities(resolved: &[Resolved], found: &mut Vec<(usize, Finding)>) {
         let path = Path::of("spec.identity");
         found.push((
             *second,
-            Finding::new(Code::SameIdentity, path.clone(), message)
-                .hint(hint)
-                .other(*first, path)
-                .at_key(),
+            Finding::new(Code::SameIdentity, path.clone(), message).hint(hint).other(*first, path).at_key(),
         ));
     }
 }

@@ -80,9 +80,7 @@ impl Source {
     pub fn sentence(self) -> &'static str {
         match self {
             Source::Gse => "GSE register_proc_info, operate_proc",
-            Source::GseAndJob => {
-                "GSE register_proc_info, operate_proc; JOB manage_proc, operate_process"
-            }
+            Source::GseAndJob => "GSE register_proc_info, operate_proc; JOB manage_proc, operate_process",
             Source::GseRegister => "GSE register_proc_info",
             Source::GseOperate => "GSE operate_proc; JOB manage_proc, operate_process",
             Source::Job => "JOB manage_proc, operate_process",
@@ -94,9 +92,7 @@ impl Source {
 impl Section {
     /// The entry that is called so, by its name or another spelling.
     pub fn entry(&self, name: &str) -> Option<&'static Entry> {
-        self.entries
-            .iter()
-            .find(|e| e.name == name || e.aliases.contains(&name))
+        self.entries.iter().find(|e| e.name == name || e.aliases.contains(&name))
     }
 }
 
@@ -118,11 +114,7 @@ impl Shape {
             Shape::Section(_) => "map".into(),
             Shape::List(of) => format!("list of {}", of.describe()),
             Shape::Map(of) => format!("map of names to {}", of.describe()),
-            Shape::OneOf(shapes) => shapes
-                .iter()
-                .map(Shape::describe)
-                .collect::<Vec<_>>()
-                .join(", or "),
+            Shape::OneOf(shapes) => shapes.iter().map(Shape::describe).collect::<Vec<_>>().join(", or "),
         }
     }
 }
