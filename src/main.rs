@@ -1,4 +1,4 @@
-//! Parse, start logging, run, exit.
+//! Everything is in `cli`.
 
 use std::process::ExitCode;
 

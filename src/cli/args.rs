@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
 use crate::gse::{Dialect, JobApi};
@@ -29,7 +30,7 @@ pub struct Common {
     #[arg(short, long, global = true, action = ArgAction::Count, env = "ABIDE_VERBOSE", help_heading = "Everywhere")]
     pub verbose: u8,
     /// Say nothing on stderr but errors
-    #[arg(short, long, global = true, env = "ABIDE_QUIET", help_heading = "Everywhere")]
+    #[arg(short, long, global = true, env = "ABIDE_QUIET", value_parser = FalseyValueParser::new(), help_heading = "Everywhere")]
     pub quiet: bool,
     /// Form of log lines on stderr
     #[arg(
@@ -92,21 +93,14 @@ impl Common {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Print a commented manifest to start from
     Init(Init),
-    /// Check manifests: every problem of every file, with its place
     Validate(Validate),
-    /// Make manifests of GSE and JOB request bodies, and back
     Convert(Convert),
-    /// Explain a field of a manifest: type, default, meaning, source, what changing it does
     Explain(Explain),
     /// Print the JSON Schema of manifests, for editors
     Schema,
-    /// Print completions for a shell
     Completions(Completions),
-    /// Print the manual page
     Man(Man),
-    /// Print the version
     Version(Version),
 }
 
@@ -204,16 +198,16 @@ impl LimitArgs {
 /// the dialect has no place for is listed on stderr.
 #[derive(Debug, clap::Args)]
 pub struct Convert {
-    /// A file with request bodies or manifests, or - for standard input
+    /// A file or directory with request bodies or manifests, or - for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Write request bodies of this dialect instead of manifests
     #[arg(long, value_name = "DIALECT", env = "ABIDE_TO", value_parser = dialect_parser())]
     pub to: Option<Dialect>,
     /// With --to: exit with 65 when a body cannot say everything
-    #[arg(long, env = "ABIDE_STRICT", requires = "to")]
+    #[arg(long, env = "ABIDE_STRICT", value_parser = FalseyValueParser::new())]
     pub strict: bool,
-    /// Which JOB call a body is for, where its shape leaves that open
+    /// Which JOB call bodies are for, where their shape leaves that open; with --to job: which call to write
     #[arg(long, value_name = "CALL", env = "ABIDE_JOB_API", value_parser = job_api_parser())]
     pub job_api: Option<JobApi>,
     #[command(flatten)]
@@ -249,8 +243,10 @@ pub struct Explain {
     #[arg(long = "in", value_name = "PATH", env = "ABIDE_IN")]
     pub paths: Vec<PathBuf>,
     /// With --in: only this process
-    #[arg(long, value_name = "NS/NAME", env = "ABIDE_PROCESS", requires = "paths")]
+    #[arg(long, value_name = "NS/NAME", env = "ABIDE_PROCESS")]
     pub process: Option<String>,
+    #[command(flatten)]
+    pub limits: LimitArgs,
 }
 
 /// Print completions for a shell

@@ -6,43 +6,46 @@ use super::args::Convert;
 use super::print::{self, Printer, WARNING};
 use super::{Exit, Failure};
 use crate::gse::{self, Dialect, JobBody, Loss, Subject};
-use crate::manifest::convert::{self, Bodies, Body};
+use crate::manifest::convert::{self, Body};
 use crate::manifest::document::Document;
 use crate::manifest::print as manifests;
 use crate::manifest::{self, Loaded, Problem};
-use crate::model::{HostKey, InstanceKey, ProcessKey, Want};
+use crate::model::{InstanceKey, ProcessKey, Want};
 
 pub fn run(args: &Convert, printer: &Printer) -> Result<Exit, Failure> {
     let limits = args.limits.limits();
-    let Bodies { bodies, texts } = match convert::read::<JobBody>(&args.file, &limits) {
-        Ok(bodies) => bodies,
+    let mut read = match convert::read::<JobBody>(&args.file, &limits) {
+        Ok(read) => read,
         Err(problems) => return Ok(invalid(&problems, printer)),
     };
-    let (documents, any_body) = documents(bodies, args, printer);
+    printer.to_stderr(&shown(&read.warnings));
+    let (documents, any_body) = documents(std::mem::take(&mut read.bodies), args, printer);
+    if documents.is_empty() {
+        printer.warning("there is nothing in it");
+        return Ok(Exit::Done);
+    }
     let text = manifests::yaml(&documents);
     let Some(dialect) = args.to else {
-        if documents.is_empty() {
-            printer.warning("there is nothing in it");
-            return Ok(Exit::Done);
-        }
         printer.data(&text);
         let loaded = manifest::load_text("the manifest", text, &limits);
-        if loaded.errors() > 0 {
+        if any_body && loaded.errors() > 0 {
             printer.warning("the manifest is not complete; `abide validate` will say:");
             printer.to_stderr(&shown(&loaded.problems));
         }
         return Ok(Exit::Done);
     };
     // Manifests are read as they stand, so that problems have the places people know.
-    let loaded = match texts.as_slice() {
-        _ if any_body => manifest::load_text("the converted manifest", text, &limits),
-        [(name, text)] => manifest::load_text(name, text.to_string(), &limits),
-        _ => manifest::load(std::slice::from_ref(&args.file), &limits),
+    let loaded = match any_body {
+        true => manifest::load_text("the converted manifest", text, &limits),
+        false => match read.load(&limits) {
+            Some(loaded) => loaded,
+            None => manifest::load(std::slice::from_ref(&args.file), &limits),
+        },
     };
     if loaded.errors() > 0 {
         return Ok(invalid(&loaded.problems, printer));
     }
-    to_bodies(&loaded, dialect, args.strict, printer)
+    to_bodies(&loaded, dialect, args, printer)
 }
 
 /// The manifests that the bodies stand for, and whether any was a body.
@@ -66,22 +69,22 @@ fn documents(bodies: Vec<Body<JobBody>>, args: &Convert, printer: &Printer) -> (
     (documents, any_body)
 }
 
-fn to_bodies(loaded: &Loaded, dialect: Dialect, strict: bool, printer: &Printer) -> Result<Exit, Failure> {
-    let (bodies, mut losses) = gse::bodies(&subjects(loaded), dialect);
+fn to_bodies(loaded: &Loaded, dialect: Dialect, args: &Convert, printer: &Printer) -> Result<Exit, Failure> {
+    let (bodies, mut losses) = gse::bodies(&subjects(loaded), dialect, args.job_api);
     losses.extend(abides_own(loaded));
     losses.sort();
     losses.dedup();
+    for Loss { key, what, why } in &losses {
+        printer.remark(&format!("{WARNING}not said{WARNING:#}: {key}: {what} ({why})"));
+    }
+    if args.strict && !losses.is_empty() {
+        let message = format!("a body of {} cannot say everything", dialect.name());
+        return Err(Failure::new(Exit::InvalidManifest, message).hint("without --strict the rest is written"));
+    }
     for body in bodies {
         let json = serde_json::to_string_pretty(&body);
         let json = json.map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))?;
         printer.data(&(json + "\n"));
-    }
-    for Loss { key, what, why } in &losses {
-        printer.to_stderr(&format!("{WARNING}not said{WARNING:#}: {key}: {what} ({why})\n"));
-    }
-    if strict && !losses.is_empty() {
-        let message = format!("a body of {} cannot say everything", dialect.name());
-        return Err(Failure::new(Exit::InvalidManifest, message).hint("without --strict the rest is written"));
     }
     Ok(Exit::Done)
 }
@@ -115,12 +118,12 @@ fn subjects(loaded: &Loaded) -> Vec<Subject> {
 fn abides_own(loaded: &Loaded) -> Vec<Loss> {
     let mut losses = Vec::new();
     for (key, Want { origin, .. }) in &loaded.desired.instances {
-        let numbered = |from: &&ProcessKey| !key.name.as_str().starts_with(&format!("{}_", from.name));
+        let renamed = |from: &ProcessKey| *from != origin.declared;
         let set = [
             ("depends_on", !origin.depends_on.is_empty()),
             ("protect", !origin.protect.is_empty()),
             ("adopt", origin.adopt),
-            ("moved_from", origin.moved_from.iter().any(|from| numbered(&from))),
+            ("moved_from", origin.moved_from.iter().any(renamed)),
             ("on_change", !origin.on_change.is_empty()),
             ("rollout", origin.rollout.is_some()),
         ];
@@ -129,7 +132,6 @@ fn abides_own(loaded: &Loaded) -> Vec<Loss> {
             what: what.to_owned(),
             why: "it is Abide's own".to_owned(),
         }));
-        debug_assert!(matches!(key.host, HostKey::Address { .. } | HostKey::Agent(_)));
     }
     losses
 }

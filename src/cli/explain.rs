@@ -3,23 +3,23 @@
 use super::args::Explain;
 use super::print::{BOLD, DIM, Printer};
 use super::{Exit, Failure};
-use crate::manifest::explain::{self, Explanation, Given};
+use crate::manifest::explain::{self, Explanation, Given, Shown};
 use crate::manifest::grammar::{self, Entry, Need, Section};
-use crate::manifest::{self, Code, Limits};
+use crate::manifest::{self, Code};
 use crate::model::{Effect, Field, ProcessKey, StartMode};
-use crate::reconcile::effect::base_effect;
+use crate::reconcile::effect::{base_effect, digest};
 
 pub fn run(args: &Explain, printer: &Printer) -> Result<Exit, Failure> {
     let Some(field) = &args.field else {
-        printer.data(&overview());
+        printer.styled(&overview());
         return Ok(Exit::Done);
     };
     if field == "problems" {
-        printer.data(&Code::ALL.iter().map(|code| problem(*code)).collect::<String>());
+        printer.styled(&Code::ALL.iter().map(|code| problem(*code)).collect::<String>());
         return Ok(Exit::Done);
     }
     if let Some(code) = Code::ALL.iter().find(|code| code.text().eq_ignore_ascii_case(field)) {
-        printer.data(&problem(*code));
+        printer.styled(&problem(*code));
         return Ok(Exit::Done);
     }
     let found = explain::find(field).map_err(|meant| {
@@ -30,7 +30,7 @@ pub fn run(args: &Explain, printer: &Printer) -> Result<Exit, Failure> {
         Failure::new(Exit::Usage, format!("no manifest has a field {field:?}")).hint(hint)
     })?;
     if args.paths.is_empty() {
-        printer.data(&explanation(&found));
+        printer.styled(&explanation(&found));
         return Ok(Exit::Done);
     }
     provenance(args, &found, printer)
@@ -41,7 +41,7 @@ fn problem(code: Code) -> String {
 }
 
 fn provenance(args: &Explain, found: &Explanation, printer: &Printer) -> Result<Exit, Failure> {
-    let limits = Limits::default();
+    let limits = args.limits.limits();
     let only: Option<ProcessKey> = match args.process.as_deref().map(str::parse) {
         None => None,
         Some(Ok(key)) => Some(key),
@@ -55,25 +55,23 @@ fn provenance(args: &Explain, found: &Explanation, printer: &Printer) -> Result<
     if loaded.errors() > 0 {
         printer.warning("there are problems in these manifests; `abide validate` lists them");
     }
-    let all = explain::given(&loaded, path, &limits);
-    let wanted = |given: &&Given| only.as_ref().is_none_or(|only| given.process == *only);
-    let lines: Vec<String> = all.iter().filter(wanted).map(line).collect();
-    if lines.is_empty() {
+    let all = explain::given(&loaded, path, only.as_ref(), &limits);
+    if all.is_empty() {
         return Err(Failure::new(Exit::Failed, "no such process is declared there"));
     }
-    printer.data(&lines.concat());
+    printer.styled(&all.iter().map(line).collect::<String>());
     Ok(Exit::Done)
 }
 
 fn line(given: &Given) -> String {
-    let Given { process, path, value, place, inherited } = given;
-    let from = if *inherited { ", a Defaults" } else { "" };
-    match (value, place) {
-        (Some(value), Some(place)) => {
-            format!("{process}  {path}: {value}  {DIM}{place}{from}{DIM:#}\n")
-        }
-        _ => format!("{process}  {path}: {DIM}unset{DIM:#}\n"),
-    }
+    let Given { process, path, value } = given;
+    let Some(value) = value else { return format!("{process}  {path}: {DIM}unset{DIM:#}\n") };
+    let from = if value.inherited { ", a Defaults" } else { "" };
+    let shown = match &value.shown {
+        Shown::Plain(text) => text.clone(),
+        Shown::Secret(secret) => format!("(secret, digest {})", digest(secret.expose())),
+    };
+    format!("{process}  {path}: {shown}  {DIM}{}{from}{DIM:#}\n", value.place)
 }
 
 fn overview() -> String {
@@ -137,22 +135,23 @@ fn required(entry: &Entry) -> &'static str {
 fn change(field: Field) -> String {
     let daemon = base_effect(field, StartMode::Daemon);
     let foreground = base_effect(field, StartMode::Foreground);
-    if daemon != foreground {
-        return format!(
-            "{daemon} (daemon mode: {}), {foreground} (foreground mode: {})",
-            meaning(daemon),
-            meaning(foreground)
-        );
-    }
-    let note = match daemon {
-        Effect::None | Effect::Replace => "",
-        Effect::Register => ". `on_change` can say otherwise",
-        Effect::Reload => {
-            "; without a reload_cmd it restarts. For auto_type 0 the next run uses it. `on_change` can say otherwise"
-        }
-        Effect::Restart => ". For auto_type 0 the next run uses it. `on_change` can say otherwise",
+    let says = |effect: Effect| format!("{effect}: {}", meaning(effect));
+    let mut text = match daemon == foreground {
+        true => says(daemon),
+        false => format!("in daemon mode {}; in foreground mode {}", says(daemon), says(foreground)),
     };
-    format!("{daemon}: {}{note}", meaning(daemon))
+    text.push_str(match daemon.max(foreground) {
+        Effect::None | Effect::Register | Effect::Replace => "",
+        Effect::Reload => "; without a reload_cmd it restarts. For auto_type 0 the next run uses it",
+        Effect::Restart => ". For auto_type 0 the next run uses it",
+    });
+    text.push_str(match daemon.max(foreground) {
+        Effect::None | Effect::Register => ". `on_change` can say otherwise",
+        Effect::Reload | Effect::Restart | Effect::Replace => {
+            "; for auto_type 2 it is a new run. `on_change` can say otherwise"
+        }
+    });
+    text
 }
 
 fn meaning(effect: Effect) -> &'static str {

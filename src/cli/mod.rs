@@ -59,6 +59,7 @@ pub fn main() -> ExitCode {
     let printer = Printer::new(&args.common);
     start_logging(&args);
     let exit = match run(args.verb, &printer) {
+        Ok(_) if printer.failed() => Exit::Failed,
         Ok(exit) => exit,
         Err(failure) => {
             printer.failure(&failure);

@@ -1,14 +1,15 @@
 //! Where output goes, in colour or not. A reader who went away is not an error.
 
+use std::cell::Cell;
 use std::io::Write;
 
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use unicode_width::UnicodeWidthChar;
 
-use super::Failure;
 use super::args::{Color, Common};
-use crate::manifest::{Problem, Severity};
+use super::{Exit, Failure};
+use crate::manifest::{Problem, Severity, is_hidden};
 
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
 pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
@@ -19,18 +20,43 @@ pub const DIM: Style = Style::new().dimmed();
 pub struct Printer {
     color: Color,
     quiet: bool,
+    failed: Cell<bool>,
 }
 
 impl Printer {
     pub fn new(common: &Common) -> Printer {
-        Printer { color: common.color, quiet: common.quiet }
+        Printer { color: common.color, quiet: common.quiet, failed: Cell::new(false) }
     }
 
-    /// Data, to stdout.
+    /// Data, to stdout, byte for byte.
     pub fn data(&self, text: &str) {
+        self.written(std::io::stdout().lock().write_all(text.as_bytes()));
+    }
+
+    /// Text for people, to stdout, in colour where it can be seen.
+    pub fn styled(&self, text: &str) {
         let mut out = AutoStream::new(std::io::stdout(), self.color.into());
-        // All that can go wrong is that nobody reads any more.
-        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        self.written(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+    }
+
+    fn written(&self, result: std::io::Result<()>) {
+        match result {
+            // A reader who has seen enough is not an error.
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                self.failure(&Failure::new(
+                    Exit::Failed,
+                    format!("cannot write to standard output: {error}"),
+                ));
+                self.failed.set(true);
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+
+    /// Was something not written that should have been?
+    pub fn failed(&self) -> bool {
+        self.failed.get()
+            || std::io::stdout().flush().is_err_and(|e| e.kind() != std::io::ErrorKind::BrokenPipe)
     }
 
     /// A remark, to stderr, unless nobody wants remarks.
@@ -66,10 +92,8 @@ pub fn problem(problem: &Problem) -> String {
         Severity::Warning => WARNING,
     };
     let code = code.text();
-    let mut text = format!(
-        "{style}{severity}[{code}]{style:#}: {BOLD}{file}:{line}:{column}{BOLD:#}: {}\n",
-        visible(message)
-    );
+    let mut text =
+        format!("{style}{severity}[{code}]{style:#}: {BOLD}{file}:{line}:{column}{BOLD:#}: {}\n", message);
     if !excerpt.text.trim().is_empty() {
         let number = line.to_string();
         let gutter = " ".repeat(number.len());
@@ -78,7 +102,7 @@ pub fn problem(problem: &Problem) -> String {
         text.push_str(&format!("{DIM}{gutter} |{DIM:#} {pad}{style}{marks}{style:#}\n"));
     }
     if let Some(hint) = hint {
-        text.push_str(&format!("{HINT}hint{HINT:#}: {}\n", visible(hint)));
+        text.push_str(&format!("{HINT}hint{HINT:#}: {}\n", hint));
     }
     text
 }
@@ -90,7 +114,7 @@ fn marked(line: &str, from: usize, len: usize) -> (String, String, String) {
     for (at, c) in line.chars().enumerate() {
         let (c, width) = match c {
             '\t' => (' ', 1),
-            c if c.is_control() => ('\u{fffd}', 1),
+            c if is_hidden(c) => ('\u{fffd}', 1),
             c => (c, c.width().unwrap_or(1)),
         };
         shown.push(c);
@@ -103,11 +127,6 @@ fn marked(line: &str, from: usize, len: usize) -> (String, String, String) {
     // A place past the end of its line: something is missing there.
     before += from.saturating_sub(line.chars().count());
     (shown, " ".repeat(before), "^".repeat(under.max(1)))
-}
-
-/// Text from a file, safe for a terminal.
-fn visible(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' { '\u{fffd}' } else { c }).collect()
 }
 
 /// "1 file", "2 files".

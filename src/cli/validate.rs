@@ -16,11 +16,13 @@ pub fn run(args: &Validate, printer: &Printer) -> Result<Exit, Failure> {
     let (files, documents) = (loaded.files, loaded.documents.len());
     info!(files, documents, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
     let exit = if loaded.errors() > 0 { Exit::InvalidManifest } else { Exit::Done };
-    printer.data(&match args.output {
-        ProblemForm::Text => loaded.problems.iter().map(|problem| print::problem(problem) + "\n").collect(),
-        ProblemForm::Json => json(&loaded.problems)?,
-        ProblemForm::Github => loaded.problems.iter().map(annotation).collect(),
-    });
+    match args.output {
+        ProblemForm::Text => {
+            printer.styled(&loaded.problems.iter().map(|p| print::problem(p) + "\n").collect::<String>())
+        }
+        ProblemForm::Json => printer.data(&json(&loaded.problems)?),
+        ProblemForm::Github => printer.data(&loaded.problems.iter().map(annotation).collect::<String>()),
+    }
     printer.remark(&summary(&loaded));
     // Nothing of it is needed any more, and giving a large tree back piece by piece takes time.
     std::mem::forget(loaded);

@@ -1,17 +1,19 @@
 //! JOB's bodies: manage_proc (1 host, 2 unhost) and operate_process (GSE's operations), which share a shape and
 //! not the meaning of their numbers.
 
+use std::collections::{HashMap, HashSet};
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Dialect, Loss, Subject};
 use crate::model::{
-    AutoType, Control, Host, HostKey, Identity, Job, Monitor, Name, Percent, ProcessKey, Resource, Spec,
-    State,
+    AutoType, Control, Field, Host, HostKey, Identity, Job, Monitor, Name, Percent, ProcessKey, Resource,
+    Spec, State,
 };
 
 /// Which of the two calls a body is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
     ManageProc,
     OperateProcess,
@@ -21,6 +23,17 @@ pub enum Api {
 const NAMESPACE: &str = "job-";
 /// Keeps the kind of scope that a body named: a target's matter, but no body is to lose it.
 const SCOPE_LABEL: &str = "bk_scope_type";
+/// Keeps which call a body was for, where the manifest alone would lead back to the other one.
+const API_LABEL: &str = "bk_job_api";
+
+impl Api {
+    fn word(self) -> &'static str {
+        match self {
+            Api::ManageProc => "manage_proc",
+            Api::OperateProcess => "operate_process",
+        }
+    }
+}
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -106,37 +119,32 @@ impl JobBody {
     pub fn subjects(&self, api: Api) -> (Vec<Subject>, Vec<String>) {
         let mut notes = Vec::new();
         let namespace = self.namespace(&mut notes);
-        let scope = self.bk_scope_type.clone().filter(|scope| !scope.is_empty());
+        let scope = self.bk_scope_type.clone().filter(|scope| !scope.is_empty() && self.bk_biz_id.is_none());
         let mut subjects = Vec::new();
         for (at, process) in self.process_infos.iter().enumerate() {
             let mut note = |text: String| notes.push(format!("process_infos[{at}]: {text}"));
-            let Some(name) = process.name(&mut note) else {
-                continue;
-            };
+            let Some(name) = process.name(&mut note) else { continue };
             let mut spec = process.spec(&mut note);
             spec.labels.extend(scope.clone().map(|scope| (SCOPE_LABEL.to_owned(), scope)));
             let state = state(api, self.op_type, spec.monitor.auto_type, &mut note);
-            let hosts = process.ip_list.iter().filter_map(|host| match host.ip.parse() {
-                Ok(ip) => Some(Host {
-                    key: HostKey::Address { cloud: host.bk_cloud_id, ip },
-                    supplier: None,
-                    agent_id: None,
-                }),
-                Err(_) => {
-                    note(format!("{:?} is not an IP address; the host is left out", host.ip));
-                    None
-                }
-            });
-            let hosts = hosts.collect();
             let key = ProcessKey { namespace: namespace.clone(), name };
-            subjects.push(Subject { key, hosts, state, spec });
+            let mut subject = Subject { key, hosts: process.hosts(), state, spec };
+            if call(&subject, None).0 != api {
+                subject.spec.labels.insert(API_LABEL.to_owned(), api.word().to_owned());
+            }
+            subjects.push(subject);
         }
         (subjects, notes)
     }
 
     fn namespace(&self, notes: &mut Vec<String>) -> Name {
         let id = match (&self.bk_biz_id, &self.bk_scope_id) {
-            (Some(id), _) => id.to_string(),
+            (Some(id), scope) => {
+                if scope.is_some() {
+                    notes.push(format!("the body names bk_biz_id {id} and a scope; the scope is left out"));
+                }
+                id.to_string()
+            }
             (None, Some(Value::String(id))) if !id.is_empty() => id.clone(),
             (None, Some(Value::Number(id))) => id.to_string(),
             _ => {
@@ -146,7 +154,11 @@ impl JobBody {
                 "0".to_owned()
             }
         };
-        speakable(&format!("{NAMESPACE}{id}"))
+        let name = speakable(&format!("{NAMESPACE}{id}"));
+        if name.as_str() != format!("{NAMESPACE}{id}") {
+            notes.push(format!("the namespace is {name}: a name cannot hold {id:?}"));
+        }
+        name
     }
 }
 
@@ -158,17 +170,17 @@ fn speakable(text: &str) -> Name {
 }
 
 fn state(api: Api, op_type: Option<i64>, auto_type: AutoType, note: &mut impl FnMut(String)) -> State {
-    let unhosted = if auto_type == AutoType::OneShot { State::Stopped } else { State::Unhosted };
-    match (api, op_type) {
-        (_, None) => State::Running,
-        (Api::ManageProc, Some(1)) | (Api::OperateProcess, Some(0 | 2 | 3 | 7 | 8)) => State::Running,
-        (Api::OperateProcess, Some(1 | 9)) => State::Stopped,
-        (Api::ManageProc, Some(2)) | (Api::OperateProcess, Some(4)) => unhosted,
-        (_, Some(other)) => {
-            note(format!("op_type {other} is unknown; the state is running"));
-            State::Running
-        }
-    }
+    let Some(op_type) = op_type else { return State::Running };
+    let state = match (api, op_type) {
+        (Api::ManageProc, 1) => Some(State::Running),
+        (Api::ManageProc, 2) => Some(State::unguarded(auto_type)),
+        (Api::ManageProc, _) => None,
+        (Api::OperateProcess, op_type) => State::wanted_by(op_type, auto_type),
+    };
+    state.unwrap_or_else(|| {
+        note(format!("op_type {op_type} is unknown to {}; the state is running", api.word()));
+        State::Running
+    })
 }
 
 impl JobProcess {
@@ -186,6 +198,14 @@ impl JobProcess {
         Some(name)
     }
 
+    /// Whoever reads a body has checked that addresses are addresses.
+    fn hosts(&self) -> Vec<Host> {
+        let address =
+            |host: &JobHost| Some(HostKey::Address { cloud: host.bk_cloud_id, ip: host.ip.parse().ok()? });
+        let keys = self.ip_list.iter().filter_map(address);
+        keys.map(|key| Host { key, supplier: None, agent_id: None }).collect()
+    }
+
     fn spec(&self, note: &mut impl FnMut(String)) -> Spec {
         let text = |value: &Option<String>| value.clone().filter(|text| !text.is_empty());
         let any_text = |value: &Option<Value>| match value {
@@ -193,41 +213,21 @@ impl JobProcess {
             Some(Value::Number(n)) => Some(n.to_string()),
             _ => None,
         };
-        let mut number = |name: &str, value: Option<i64>| {
-            let fit = value.and_then(|n| u32::try_from(n).ok());
-            if let (Some(n), None) = (value, fit) {
-                note(format!("{name} {n} is out of range, and is left out"));
-            }
-            fit
-        };
-        let (cycle_time, instance_num) =
-            (number("cycle_time", self.cycle_time), number("instance_num", self.instance_num));
-        let begin = number("start_check_begin_time", self.start_check_begin_time);
-        let end = number("start_check_end_time", self.start_check_end_time);
-        let op_timeout = number("op_timeout", self.op_timeout);
-        let auto_type = match self.r#type.map(AutoType::try_from) {
-            Some(Ok(auto_type)) => auto_type,
-            Some(Err(rule)) => {
-                note(format!("{rule}; it is taken as 1"));
-                AutoType::Resident
-            }
-            None => {
-                let guess = if cycle_time.is_some_and(|secs| secs > 0) {
-                    AutoType::Periodic
-                } else {
-                    AutoType::Resident
-                };
-                note(format!("`type` is left out; auto_type is taken as {}", i64::from(guess)));
-                guess
-            }
-        };
-        let mut share = |name: &str, value: Option<Limit>| {
-            let fit = value.and_then(|Limit(share)| Percent::new(share));
-            if let (Some(Limit(n)), None) = (value, fit) {
-                note(format!("{name} {n} is no percentage, and is left out"));
-            }
-            fit
-        };
+        // Ranges are those of the grammar that the body was read by.
+        let number = |value: Option<i64>| value.and_then(|n| u32::try_from(n).ok());
+        let share = |value: Option<Limit>| value.and_then(|Limit(share)| Percent::new(share));
+        let cycle_time = number(self.cycle_time);
+        let auto_type = self.r#type.and_then(|code| AutoType::try_from(code).ok()).unwrap_or_else(|| {
+            let periodic = cycle_time.is_some_and(|secs| secs > 0);
+            let guess = if periodic { AutoType::Periodic } else { AutoType::Resident };
+            note(format!("`type` is left out; auto_type is taken as {}", i64::from(guess)));
+            guess
+        });
+        if let (Some(owner), Some(contact)) = (text(&self.proc_owner), text(&self.contact))
+            && owner != contact
+        {
+            note(format!("it has proc_owner {owner:?} and contact {contact:?}; the contact is left out"));
+        }
         Spec {
             identity: Identity {
                 proc_name: text(&self.proc_name).unwrap_or_default(),
@@ -246,66 +246,92 @@ impl JobProcess {
                 kill_cmd: text(&self.kill_cmd),
                 ..Control::default()
             },
-            resource: Resource {
-                cpu: share("cpu_lmt", self.cpu_lmt),
-                mem: share("mem_lmt", self.mem_lmt),
-                ..Resource::default()
-            },
-            monitor: Monitor { auto_type, op_timeout, ..Monitor::default() },
+            resource: Resource { cpu: share(self.cpu_lmt), mem: share(self.mem_lmt), ..Resource::default() },
+            monitor: Monitor { auto_type, op_timeout: number(self.op_timeout), ..Monitor::default() },
             job: Job {
                 proc_owner: text(&self.proc_owner).or_else(|| text(&self.contact)),
                 func_id: any_text(&self.func_id),
                 instance_id: any_text(&self.instance_id),
-                instance_num,
+                instance_num: number(self.instance_num),
                 cycle_time,
-                start_check_begin_time: begin,
-                start_check_end_time: end,
+                start_check_begin_time: number(self.start_check_begin_time),
+                start_check_end_time: number(self.start_check_end_time),
             },
             ..Spec::default()
         }
     }
 }
 
-/// Wishes → bodies: one for each business and call, in the order of the processes.
-pub fn bodies(subjects: &[Subject], losses: &mut Vec<Loss>) -> Vec<JobBody> {
+/// Wishes → bodies: one for each business and call, in the order of the processes. `api`: the caller's own choice.
+pub fn bodies(subjects: &[Subject], api: Option<Api>, losses: &mut Vec<Loss>) -> Vec<JobBody> {
     let mut bodies: Vec<JobBody> = Vec::new();
+    // For each head of a body: the body that is being filled, and the result keys in it.
+    let mut open: HashMap<(String, Api), (usize, HashSet<String>)> = HashMap::new();
     for subject in subjects {
-        let (api, op_type) = call(subject);
-        let mut body = JobBody { op_type: Some(op_type), ..JobBody::default() };
-        match (subject.key.namespace.as_str().strip_prefix(NAMESPACE), subject.spec.labels.get(SCOPE_LABEL)) {
-            (Some(id), Some(scope)) => {
-                body.bk_scope_type = Some(scope.clone());
-                body.bk_scope_id = Some(Value::String(id.to_owned()));
-            }
-            (Some(id), None) => body.bk_biz_id = id.parse().ok(),
-            (None, _) => {}
-        }
-        if body.bk_biz_id.is_none() && body.bk_scope_id.is_none() {
+        let (api, op_type) = call(subject, api);
+        let head = head(subject, op_type);
+        if head.bk_biz_id.is_none() && head.bk_scope_id.is_none() {
             let why = "JOB knows a business instead; fill in bk_biz_id";
             losses.push(Loss::new(subject, "meta.namespace", why));
         }
         let process = process(subject, api, losses);
-        match bodies.iter_mut().find(|other| {
-            JobBody { process_infos: Vec::new(), ..(*other).clone() } == body && other.api() == api
-        }) {
-            Some(body) => body.process_infos.push(process),
-            None => bodies.push(JobBody { process_infos: vec![process], ..body }),
+        let keys: Vec<String> = result_keys(subject).collect();
+        let (at, taken) = open.entry((format!("{head:?}"), api)).or_insert((usize::MAX, HashSet::new()));
+        // Two instances with one result key could not be told apart in an answer.
+        if *at == usize::MAX || keys.iter().any(|key| taken.contains(key)) {
+            (*at, *taken) = (bodies.len(), HashSet::new());
+            bodies.push(head);
         }
+        taken.extend(keys);
+        bodies[*at].process_infos.push(process);
     }
     bodies
 }
 
-/// manage_proc where it can say everything; it knows no account but root, and its owner is required.
-fn call(subject: &Subject) -> (Api, i64) {
+/// A body without its processes.
+fn head(subject: &Subject, op_type: i64) -> JobBody {
+    let mut body = JobBody { op_type: Some(op_type), ..JobBody::default() };
+    let id = subject.key.namespace.as_str().strip_prefix(NAMESPACE);
+    match (id, subject.spec.labels.get(SCOPE_LABEL)) {
+        (Some(id), Some(scope)) => {
+            body.bk_scope_type = Some(scope.clone());
+            body.bk_scope_id = Some(Value::String(id.to_owned()));
+        }
+        (Some(id), None) => body.bk_biz_id = id.parse().ok(),
+        (None, _) => {}
+    }
+    body
+}
+
+/// What get_proc_result calls the instances of a process.
+fn result_keys(subject: &Subject) -> impl Iterator<Item = String> {
+    let identity = &subject.spec.identity;
+    let program = format!("{}/{}", identity.setup_path.trim_end_matches('/'), identity.proc_name);
+    subject.hosts.iter().map(move |host| format!("{program}:{}", host.key))
+}
+
+/// The call and operation that lead to a state: the caller's choice, what a label remembers, else manage_proc where
+/// it can say everything. It knows no account but root, and its owner is required.
+fn call(subject: &Subject, chosen: Option<Api>) -> (Api, i64) {
     let root = subject.spec.identity.user.as_deref() == Some("root");
     let managed = root && subject.spec.job.proc_owner.is_some();
-    match (subject.state, managed) {
-        (State::Running, true) => (Api::ManageProc, 1),
-        (State::Unhosted, true) => (Api::ManageProc, 2),
-        (State::Running, false) => (Api::OperateProcess, 0),
-        (State::Unhosted, false) => (Api::OperateProcess, 4),
-        (State::Stopped | State::Absent, _) => (Api::OperateProcess, 1),
-    }
+    let remembered = match subject.spec.labels.get(API_LABEL).map(String::as_str) {
+        Some("manage_proc") => Some(Api::ManageProc),
+        Some("operate_process") => Some(Api::OperateProcess),
+        _ => None,
+    };
+    let api = chosen.or(remembered).unwrap_or(match subject.state {
+        State::Running | State::Unhosted if managed => Api::ManageProc,
+        State::Running | State::Unhosted | State::Stopped | State::Absent => Api::OperateProcess,
+    });
+    let op_type = match (api, subject.state) {
+        (Api::ManageProc, State::Running) => 1,
+        (Api::ManageProc, State::Unhosted | State::Stopped | State::Absent) => 2,
+        (Api::OperateProcess, State::Running) => 0,
+        (Api::OperateProcess, State::Unhosted) => 4,
+        (Api::OperateProcess, State::Stopped | State::Absent) => 1,
+    };
+    (api, op_type)
 }
 
 fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
@@ -318,10 +344,20 @@ fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
             format!("JOB calls it {index:?}, by its value_key or proc_name"),
         ));
     }
+    if identity.user.is_none() {
+        let why = "JOB takes root where no account is given, and it is unset";
+        losses.push(Loss::new(subject, "identity.user", why));
+    }
+    for host in &subject.hosts {
+        let ids = [("bk_supplier_id", host.supplier.is_some()), ("bk_agent_id", host.agent_id.is_some())];
+        for (name, _) in ids.into_iter().filter(|(_, there)| *there) {
+            losses.push(Loss::new(subject, format!("{name} of {}", host.key), "job has no place for it"));
+        }
+    }
     let unsaid = Dialect::Job.unsaid(&subject.spec).into_iter();
     losses.extend(
         unsaid
-            .filter(|field| !only_scope(subject, *field))
+            .filter(|field| !only_ours(subject, *field))
             .map(|field| Loss::field(subject, field, Dialect::Job)),
     );
     let mut percent = |what: &str, share: Option<Percent>| {
@@ -370,7 +406,8 @@ fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
     }
 }
 
-/// The one label that a JOB body does have a place for.
-fn only_scope(subject: &Subject, field: crate::model::Field) -> bool {
-    field == crate::model::Field::Labels && subject.spec.labels.keys().all(|label| label == SCOPE_LABEL)
+/// The labels that a JOB body does have a place for.
+fn only_ours(subject: &Subject, field: Field) -> bool {
+    field == Field::Labels
+        && subject.spec.labels.keys().all(|label| label == SCOPE_LABEL || label == API_LABEL)
 }

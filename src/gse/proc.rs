@@ -2,11 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Dialect, Loss, Subject, job};
+use super::{Dialect, JobApi, Loss, Subject, job};
 use crate::model::{Host, HostKey, Spec, State};
 
 /// The request bodies that say the same as the wishes, and what of them no body can say.
-pub fn bodies(subjects: &[Subject], dialect: Dialect) -> (Vec<Value>, Vec<Loss>) {
+/// `api` chooses the call of JOB.
+pub fn bodies(subjects: &[Subject], dialect: Dialect, api: Option<JobApi>) -> (Vec<Value>, Vec<Loss>) {
     let mut losses = Vec::new();
     let (absent, subjects): (Vec<Subject>, Vec<Subject>) =
         subjects.iter().cloned().partition(|subject| subject.state == State::Absent);
@@ -14,7 +15,7 @@ pub fn bodies(subjects: &[Subject], dialect: Dialect) -> (Vec<Value>, Vec<Loss>)
         absent.iter().map(|subject| Loss::new(subject, "state: absent", "a body declares what is there")),
     );
     let bodies = match dialect {
-        Dialect::Job => job::bodies(&subjects, &mut losses).iter().map(|body| json!(body)).collect(),
+        Dialect::Job => job::bodies(&subjects, api, &mut losses).iter().map(|body| json!(body)).collect(),
         Dialect::GseV1 | Dialect::GseV2 => {
             subjects.iter().map(|subject| body(subject, dialect, &mut losses)).collect()
         }
@@ -33,6 +34,10 @@ fn body(subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Value {
             "identity.user",
             format!("{} requires it, and it is unset", dialect.name()),
         ));
+    }
+    if dialect == Dialect::GseV1 && subject.state != State::Running {
+        let what = format!("state: {}", subject.state.word());
+        losses.push(Loss::new(subject, what, "register_proc_info only registers; an operation follows it"));
     }
     let mut meta = json!({"namespace": subject.key.namespace, "name": subject.key.name});
     if !subject.spec.labels.is_empty() {

@@ -1,21 +1,21 @@
 //! Request bodies → manifests: reads any of the documented bodies, with places for everything that is wrong.
 //!
 //! A body is somebody's call, not a manifest yet: a `${` in it is the shell's, `op_type` says which state is meant,
-//! and credentials are not carried over.
+//! and credentials are not carried over. A document that has anything of Abide's own is a manifest, and stays one.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::path::{Path as FilePath, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use super::check::{self, Declared, Where};
+use super::check::{self, Declared, Values, Where};
 use super::document::{ConfigEntry, Document, EnvEntry, EnvSource, Loose, SpecEntry, Text};
 use super::limits::Limits;
-use super::node::{Kind, Node};
-use super::problem::{At, Code, Fault, Problem, Severity};
+use super::node::Node;
+use super::problem::{At, Code, Fault, Finding, Path, Problem, Severity, Span};
+use super::read::Read;
 use super::text::Source;
-use super::{find, grammar, print, read, structure, tree, variables};
-use crate::model::{AutoType, State};
+use super::{Loaded, find, grammar, load_source, print, read, structure, tree, variables};
+use crate::model::State;
 
 /// One document of a file.
 #[derive(Debug)]
@@ -28,19 +28,28 @@ pub enum Body<J> {
     },
 }
 
-/// What was read: the documents, and for each file its name and text, since standard input is read only once.
+/// What was read, and what should be known about it.
 #[derive(Debug)]
 pub struct Bodies<J> {
     pub bodies: Vec<Body<J>>,
-    pub texts: Vec<(Arc<str>, Arc<str>)>,
+    pub warnings: Vec<Problem>,
+    sources: Vec<Source>,
+}
+
+impl<J> Bodies<J> {
+    /// The same as manifests, if it is one file: standard input is read only once.
+    pub fn load(self, limits: &Limits) -> Option<Loaded> {
+        let mut sources = self.sources;
+        let only = sources.pop().filter(|_| sources.is_empty())?;
+        Some(load_source(only, limits))
+    }
 }
 
 /// Everything in a file (`-`: standard input), or everything that is wrong with it. `J` is JOB's body.
-pub fn read<J: DeserializeOwned>(path: &Path, limits: &Limits) -> Result<Bodies<J>, Vec<Problem>> {
+pub fn read<J: DeserializeOwned>(path: &FilePath, limits: &Limits) -> Result<Bodies<J>, Vec<Problem>> {
     let found = find::find(&[PathBuf::from(path)], limits);
     let mut problems = found.problems;
-    let mut bodies = Vec::new();
-    let mut texts = Vec::new();
+    let mut read = Bodies { bodies: Vec::new(), warnings: Vec::new(), sources: Vec::new() };
     for file in &found.files {
         let source = match find::read(file, limits) {
             Ok(source) => source,
@@ -49,72 +58,95 @@ pub fn read<J: DeserializeOwned>(path: &Path, limits: &Limits) -> Result<Bodies<
                 continue;
             }
         };
-        texts.push((source.name.clone(), source.text.clone()));
         for slice in &source.slices {
-            // Reading once as serde does finds what is not JSON in a JSON file.
-            let nodes =
-                read::slice(&source, slice, limits).and_then(|_| tree::nodes(&source.text, slice, limits));
-            match nodes {
-                Ok(nodes) => {
-                    let items =
-                        nodes.iter().flat_map(read::items).filter(|node| !matches!(node.kind, Kind::Null));
-                    bodies.extend(items.filter_map(|node| body(node, &source, &mut problems)));
+            match read::slice(&source, slice, limits) {
+                Ok(reads) => {
+                    let nodes = tree::nodes(&source.text, slice, limits).map(read::items).unwrap_or_default();
+                    let bodies =
+                        reads.into_iter().filter_map(|read| body(read, &nodes, &source, &mut problems));
+                    read.bodies.extend(bodies);
                 }
                 Err(fault) => problems.push(source.problem(fault)),
             }
         }
+        read.sources.push(source);
     }
-    let errors = problems.iter().any(|problem| problem.severity == Severity::Error);
-    if errors {
-        problems.sort();
+    problems.sort();
+    if problems.iter().any(|problem| problem.severity == Severity::Error) {
         return Err(problems);
     }
-    Ok(Bodies { bodies, texts })
+    read.warnings = problems;
+    Ok(read)
 }
 
-fn body<J: DeserializeOwned>(node: &Node, source: &Source, problems: &mut Vec<Problem>) -> Option<Body<J>> {
-    if node.get("process_infos").is_some() {
+fn body<J: DeserializeOwned>(
+    read: Read,
+    nodes: &[Node],
+    source: &Source,
+    problems: &mut Vec<Problem>,
+) -> Option<Body<J>> {
+    let node = nodes.get(read.nth);
+    if let Some(node) = node.filter(|node| node.get("process_infos").is_some()) {
         let (job, faults) = structure::understand_as::<J>(node, &grammar::JOB_BODY);
         problems.extend(faults.into_iter().map(|fault| source.problem(fault)));
         return job.map(Body::Job);
     }
-    let understood = structure::understand(node);
-    problems.extend(understood.faults.into_iter().map(|fault| source.problem(fault)));
-    let document = understood.document?;
-    let was_body = document.api_version.is_none() && document.kind.is_none();
-    if !was_body {
-        return Some(Body::Manifest { document: Box::new(document), was_body });
+    problems.extend(read.faults.into_iter().map(|fault| source.problem(fault)));
+    let document = Box::new(read.document?);
+    if !is_request(&document) {
+        return Some(Body::Manifest { document, was_body: false });
     }
-    let document = manifest(document, node, source, problems)?;
-    Some(Body::Manifest { document: Box::new(document), was_body })
+    let (document, findings) = manifest(*document);
+    for finding in findings {
+        let span =
+            node.map_or(Span::at(1, 1), |node| structure::locate(node, &finding.path, finding.at == At::Key));
+        let Finding { code, message, hint, .. } = finding;
+        problems.push(source.problem(Fault::new(code, span, message, hint)));
+    }
+    Some(Body::Manifest { document: Box::new(document?), was_body: true })
+}
+
+/// A document with nothing in it but what GSE's calls have.
+fn is_request(document: &Document) -> bool {
+    let Document { api_version, kind, state, instances, depends_on, protect, adopt, .. } = document;
+    let named = api_version.is_some() || kind.is_some();
+    let ours = state.is_some()
+        || instances.is_some()
+        || depends_on.is_some()
+        || protect.is_some()
+        || adopt.is_some();
+    let Document { moved_from, on_change, rollout, hosts, .. } = document;
+    let more = moved_from.is_some() || on_change.is_some() || rollout.is_some();
+    !named && !ours && !more && hosts.iter().flatten().all(|host| host.group.is_none())
 }
 
 /// A GSE body as a manifest: read as such, so that aliases and empty texts are gone, then written anew.
-fn manifest(
-    mut document: Document,
-    node: &Node,
-    source: &Source,
-    problems: &mut Vec<Problem>,
-) -> Option<Document> {
+fn manifest(mut document: Document) -> (Option<Document>, Vec<Finding>) {
     document.spec.iter_mut().for_each(escape);
     let op_type = document.op_type;
-    let (declared, findings) = check::document(document);
-    for finding in findings.into_iter().filter(|finding| finding.code != Code::IgnoredField) {
-        let span = structure::locate(node, &finding.path, finding.at == At::Key);
-        problems.push(source.problem(Fault {
-            code: finding.code,
-            span,
-            message: finding.message,
-            hint: finding.hint,
-        }));
-    }
-    let Declared::Process(process) = declared else {
-        return None;
+    let (declared, mut findings) = check::document(document);
+    findings.retain(|finding| finding.code != Code::IgnoredField);
+    let Declared::Process(process) = declared else { return (None, findings) };
+    // What the documents themselves require. A start_cmd they do not.
+    let mut values = Values::default();
+    check::require(&process.entry, State::Stopped, true, &mut values);
+    findings.extend(values.findings.into_iter().filter(|finding| finding.code == Code::MissingField));
+    let auto_type = process.spec.monitor.auto_type;
+    let state = match op_type.map(|op| State::wanted_by(op, auto_type).ok_or(op)) {
+        None => State::Running,
+        Some(Ok(state)) => state,
+        Some(Err(op)) => {
+            let finding =
+                Finding::new(Code::OutOfRange, Path::of("op_type"), format!("op_type {op} is unknown"));
+            findings.push(
+                finding.hint("0 start, 1 stop, 2 status, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill"),
+            );
+            State::Running
+        }
     };
-    let mut spec = process.spec.clone();
-    spec.labels.clone_from(&process.labels);
     // Written anew, it is escaped anew.
-    let spec = variables::unescape(&spec);
+    let mut spec = variables::unescape(&process.spec);
+    spec.labels.clone_from(&process.labels);
     let hosts: Vec<_> = process
         .hosts
         .iter()
@@ -123,18 +155,7 @@ fn manifest(
             Where::Group { .. } => None,
         })
         .collect();
-    let state = state(op_type, spec.monitor.auto_type);
-    Some(print::process(process.key.as_ref()?, &hosts, state, &spec))
-}
-
-/// What somebody who makes this call wants to be so.
-fn state(op_type: Option<i64>, auto_type: AutoType) -> State {
-    match op_type {
-        Some(1 | 9) => State::Stopped,
-        Some(4) if auto_type == AutoType::OneShot => State::Stopped,
-        Some(4) => State::Unhosted,
-        _ => State::Running,
-    }
+    (process.key.as_ref().map(|key| print::process(key, &hosts, state, &spec)), findings)
 }
 
 fn escape(spec: &mut SpecEntry) {
@@ -145,10 +166,9 @@ fn escape(spec: &mut SpecEntry) {
         }
     };
     if let Some(i) = &mut spec.identity {
-        [&mut i.setup_path, &mut i.pid_path, &mut i.config_path, &mut i.log_path, &mut i.value_key]
-            .into_iter()
-            .flatten()
-            .for_each(text);
+        let paths =
+            [&mut i.setup_path, &mut i.pid_path, &mut i.config_path, &mut i.log_path, &mut i.value_key];
+        paths.into_iter().flatten().for_each(text);
     }
     if let Some(c) = &mut spec.control {
         let commands = [

@@ -96,7 +96,7 @@ written! {
         health_cmd: Text,
         start_mode: Text,
     }
-    ResourceEntry { cpu: f64, mem: f64, fd: i64, disk: i64, net: i64 }
+    ResourceEntry { cpu: Real, mem: Real, fd: i64, disk: i64, net: i64 }
     MonitorEntry {
         auto_type: i64,
         start_check_secs: i64,
@@ -170,6 +170,39 @@ impl Visitor<'_> for TextVisitor {
 impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_any(TextVisitor)
+    }
+}
+
+/// A number. (The YAML crate takes `010` for a float, and for text everywhere else.)
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Real(pub f64);
+
+struct RealVisitor;
+
+impl Visitor<'_> for RealVisitor {
+    type Value = Real;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number")
+    }
+
+    fn visit_f64<E: Error>(self, x: f64) -> Result<Real, E> {
+        Ok(Real(x))
+    }
+
+    fn visit_i64<E: Error>(self, n: i64) -> Result<Real, E> {
+        Ok(Real(n as f64))
+    }
+
+    fn visit_u64<E: Error>(self, n: u64) -> Result<Real, E> {
+        Ok(Real(n as f64))
+    }
+}
+
+impl<'de> Deserialize<'de> for Real {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_any(RealVisitor)
     }
 }
 

@@ -1,12 +1,14 @@
 //! What a field is, for people; and, in a tree of manifests, which file gave it its value.
 
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
 use serde_yaml::Value;
 
 use super::check::Declared;
 use super::grammar::{self, Entry, Section, Shape};
-use super::problem::{Path, did_you_mean};
-use super::{Limits, Loaded};
-use crate::model::{Place, ProcessKey};
+use super::problem::{At, Path, did_you_mean};
+use super::{Limits, Loaded, Places};
+use crate::model::{Place, ProcessKey, Secret};
 
 /// A field, or a section with its fields.
 #[derive(Debug)]
@@ -36,12 +38,30 @@ pub fn find(path: &str) -> Result<Explanation, Option<String>> {
             }
         }
     }
-    let all: Vec<String> =
-        grammar::ALL_KINDS.iter().flat_map(|kind| paths(kind)).map(|(path, _)| path).collect();
-    let last = path.rsplit('.').next().unwrap_or(&path);
-    let ends = all.iter().find(|known| known.rsplit('.').next() == Some(last)).map(String::as_str);
-    let short = all.iter().map(|known| known.strip_prefix("spec.").unwrap_or(known));
-    Err(ends.or_else(|| did_you_mean(&path, short)).map(str::to_owned))
+    // A field's own name, if only one has it: people say `start_check_secs`.
+    let mut same: BTreeMap<String, &'static Section> = BTreeMap::new();
+    for kind in grammar::ALL_KINDS.into_iter().rev() {
+        let known = paths(kind).into_iter().map(|(path, _)| path);
+        same.extend(known.filter(|known| known.rsplit('.').next() == Some(&path)).map(|path| (path, kind)));
+    }
+    if same.len() == 1
+        && let Some((path, kind)) = same.pop_first()
+        && let Some((entry, inside)) = walk(kind, &path)
+    {
+        return Ok(Explanation { path, kind, entry: Some(entry), inside });
+    }
+    Err(meant(&path))
+}
+
+/// The field of the same or a similar name, wherever it stands.
+fn meant(path: &str) -> Option<String> {
+    let all = grammar::ALL_KINDS.iter().flat_map(|kind| paths(kind)).map(|(path, _)| path);
+    let all: Vec<String> = all.map(|path| path.strip_prefix("spec.").unwrap_or(&path).to_owned()).collect();
+    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
+    let names: Vec<String> = all.iter().map(|path| last(path)).collect();
+    let name = did_you_mean(&last(path), names.iter().map(String::as_str))?;
+    let at = names.iter().position(|known| known == name)?;
+    Some(all[at].clone())
 }
 
 fn walk(section: &'static Section, path: &str) -> Option<(&'static Entry, Option<&'static Section>)> {
@@ -94,77 +114,96 @@ pub struct Given {
     pub process: ProcessKey,
     /// The path, down to the key for maps, which merge key by key.
     pub path: String,
-    pub value: Option<String>,
-    /// The file, line and column; unset: nobody gave it.
-    pub place: Option<Place>,
+    /// `None`: nobody gave it.
+    pub value: Option<GivenValue>,
+}
+
+#[derive(Debug)]
+pub struct GivenValue {
+    pub shown: Shown,
+    pub place: Place,
     /// It came from a Defaults document.
     pub inherited: bool,
 }
 
-/// For every process of a tree: the value of a spec field, and the place that gave it.
-pub fn given(loaded: &Loaded, path: &str, limits: &Limits) -> Vec<Given> {
+/// What may be printed of a value.
+#[derive(Debug)]
+pub enum Shown {
+    Plain(String),
+    /// Only as a digest.
+    Secret(Secret),
+}
+
+/// For every process of a tree (or one): the value of a spec field, and the place that gave it.
+pub fn given(loaded: &Loaded, path: &str, only: Option<&ProcessKey>, limits: &Limits) -> Vec<Given> {
+    let mut defaults: HashMap<&std::path::Path, Vec<(usize, Value)>> = HashMap::new();
+    for (at, document) in loaded.documents.iter().enumerate() {
+        if let Declared::Defaults(entry) = &document.declared {
+            let value = serde_yaml::to_value(entry).unwrap_or_default();
+            defaults.entry(&document.home).or_default().push((at, value));
+        }
+    }
+    let mut names: Vec<&str> = path.strip_prefix("spec.").unwrap_or(path).split('.').collect();
+    if names[0] == "env" {
+        // An entry is given as a whole, however it is written.
+        names.truncate(2);
+    }
+    let mut places = Places::new(loaded, limits);
     let mut all = Vec::new();
     for (at, document) in loaded.documents.iter().enumerate() {
-        let Declared::Process(process) = &document.declared else {
+        let Declared::Process(process) = &document.declared else { continue };
+        let Some(key) = process.key.as_ref().filter(|key| only.is_none_or(|only| only == *key)) else {
             continue;
         };
-        let Some(key) = &process.key else { continue };
+        let own = (at, serde_yaml::to_value(&*process.entry).unwrap_or_default());
         // The process itself, then Defaults from the nearest directory outwards.
-        let mut layers = vec![(at, serde_yaml::to_value(&process.entry).unwrap_or_default())];
-        for home in document.home.ancestors() {
-            for (other, defaults) in loaded.documents.iter().enumerate().filter(|(_, d)| d.home == home) {
-                if let Declared::Defaults(entry) = &defaults.declared {
-                    layers.push((other, serde_yaml::to_value(entry).unwrap_or_default()));
-                }
-            }
-        }
-        let names: Vec<&str> = path.strip_prefix("spec.").unwrap_or(path).split('.').collect();
+        let inherited = document.home.ancestors().filter_map(|home| defaults.get(home)).flatten();
+        let layers: Vec<&(usize, Value)> = std::iter::once(&own).chain(inherited).collect();
         for names in leaves(&layers, &names) {
             let found = layers.iter().find_map(|(document, value)| Some((*document, get(value, &names)?)));
-            let place = found.map(|(document, _)| {
+            let value = found.map(|(document, value)| {
                 let way = names.iter().fold(Path::of("spec"), |way, name| way.entry(name));
-                loaded.place_of(document, &way, limits)
+                let span = places.span(document, &way, At::Value);
+                let file = loaded.source(document).name.clone();
+                let place = Place { file, line: span.line, column: span.column };
+                GivenValue { shown: shown(&names, value), place, inherited: document != at }
             });
-            all.push(Given {
-                process: key.clone(),
-                path: names.join("."),
-                value: found.map(|(_, value)| shown(&names, value)),
-                inherited: found.is_some_and(|(document, _)| document != at),
-                place,
-            });
+            all.push(Given { process: key.clone(), path: names.join("."), value });
         }
     }
     all
 }
 
-/// The path itself, or one path a key where it leads to a map.
-fn leaves(layers: &[(usize, Value)], names: &[&str]) -> Vec<Vec<String>> {
-    let own = || names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    let owned = own();
-    let mut keys = std::collections::BTreeSet::new();
+/// The path itself, or one path a key where it leads to a map of fields or to the environment.
+fn leaves(layers: &[&(usize, Value)], names: &[&str]) -> Vec<Vec<String>> {
+    let own: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut keys = BTreeSet::new();
     for (_, value) in layers {
-        if let Some(Value::Mapping(map)) = get(value, &owned) {
+        if let Some(Value::Mapping(map)) = get(value, &own).filter(|_| names.len() == 1) {
             keys.extend(map.keys().filter_map(Value::as_str).map(str::to_owned));
         }
     }
     if keys.is_empty() {
-        return vec![owned];
+        return vec![own];
     }
-    keys.into_iter().map(|key| own().into_iter().chain([key]).collect()).collect()
+    keys.into_iter().map(|key| own.iter().cloned().chain([key]).collect()).collect()
 }
 
 fn get<'v>(value: &'v Value, names: &[String]) -> Option<&'v Value> {
     names.iter().try_fold(value, |value, name| value.get(name.as_str()))
 }
 
-/// A secret is not shown, wherever it stands.
-fn shown(names: &[String], value: &Value) -> String {
-    let secret = |value: &Value| value.get("secret").and_then(Value::as_bool) == Some(true);
-    if names.first().is_some_and(|name| name == "env") && secret(value) {
-        return "(secret)".to_owned();
+fn shown(names: &[String], value: &Value) -> Shown {
+    let secret = value.get("secret").and_then(Value::as_bool) == Some(true);
+    if names[0] == "env" && secret {
+        let text = match value.get("value") {
+            Some(Value::String(text)) => text.clone(),
+            other => serde_json::to_string(&other).unwrap_or_default(),
+        };
+        return Shown::Secret(Secret::new(text));
     }
-    match value {
+    Shown::Plain(match value {
         Value::String(text) => format!("{text:?}"),
         other => serde_json::to_string(other).unwrap_or_default(),
-    }
+    })
 }

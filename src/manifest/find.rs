@@ -87,6 +87,10 @@ impl Walk {
             self.directory(path, &real);
         } else {
             let home = real.parent().unwrap_or(Path::new("/")).to_path_buf();
+            // `validate *.yaml` names links too, and nobody has looked where they lead.
+            if real.is_file() && leads_out(path, &real) {
+                return self.problem(path, LEADS_OUT.to_owned(), Some("name the file itself"));
+            }
             self.file(path, real, home);
         }
     }
@@ -157,11 +161,7 @@ impl Walk {
         }
         if !real.starts_with(root) {
             let hint = "put a copy into the tree, or name the other tree as a second PATH";
-            return self.problem(
-                link,
-                "the link leads out of the tree, and is not followed".to_owned(),
-                Some(hint),
-            );
+            return self.problem(link, LEADS_OUT.to_owned(), Some(hint));
         }
         if is_dir {
             self.below(link.to_path_buf(), home.to_path_buf(), root, links);
@@ -190,6 +190,7 @@ impl Walk {
     }
 }
 
+const LEADS_OUT: &str = "the link leads out of the tree, and is not followed";
 const NOT_A_FILE: &str =
     "it is neither a file nor a directory (a FIFO, a socket or a device), and is not opened";
 
@@ -223,14 +224,21 @@ pub fn read(file: &Candidate, limits: &Limits) -> Result<Source, Problem> {
     if bytes.len() as u64 > limits.file_bytes {
         return Err(too_large());
     }
-    let text = text::decode(bytes).map_err(|fault| Problem::new(file.name.clone(), fault, ""))?;
+    let text = text::decode(bytes)
+        .map_err(|(fault, text)| Source::new(file.name.clone(), text, false, 0).problem(fault))?;
     let json = match Path::new(&*file.name).extension().and_then(|e| e.to_str()) {
         Some("yaml" | "yml" | "YAML" | "YML") => false,
         Some("json" | "JSON") => true,
         // Standard input and files of other names: what looks like JSON and is.
         _ => text.trim_start().starts_with('{') && text::is_json(&text),
     };
-    Ok(Source::new(file.name.clone(), text, json))
+    Ok(Source::new(file.name.clone(), text, json, limits.documents))
+}
+
+/// Is it a link to something outside of the directory that it stands in?
+fn leads_out(path: &Path, real: &Path) -> bool {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    path.is_symlink() && parent.canonicalize().is_ok_and(|parent| !real.starts_with(parent))
 }
 
 /// Opens without waiting for whoever is at the other end, should the file have become a FIFO since we looked.

@@ -6,7 +6,8 @@
 //!                 └──────────┴── problems, located only now ──┴────────┘
 //! ```
 //! The first three steps run on all cores and look at one document at a time; the last looks at all of them.
-//! Places are found last, by an event parser, and only in documents that have a problem.
+//! Places are found last, by an event parser, and only in documents that have a problem (or are another kind than
+//! Process, or items of a YAML list: few, and checked by the same tree).
 
 pub mod check;
 pub mod convert;
@@ -28,13 +29,15 @@ mod text;
 mod tree;
 mod variables;
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use limits::Limits;
-pub use problem::{Code, Path, Problem, Severity, did_you_mean};
+pub use problem::{Code, Path, Problem, Severity, did_you_mean, is_hidden};
 
 use self::check::Declared;
-use self::problem::{At, Fault, Finding, MOST_PROBLEMS, Span};
+use self::problem::{At, Fault, Finding, MOST_OF_DOCUMENT, MOST_OF_FILE, OTHER, Span};
 use self::text::Source;
 use crate::model::{Desired, Place};
 
@@ -56,6 +59,8 @@ pub struct Declaration {
     source: usize,
     slice: usize,
     nth: usize,
+    /// Line and column of its first content.
+    begin: (u32, u32),
     /// The directory that Defaults and policies reach it by.
     home: PathBuf,
     declared: Declared,
@@ -80,17 +85,21 @@ pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
             Err(problem) => loaded.problems.push(problem),
         }
     }
-    let findings = loaded.parse(&homes, limits);
-    loaded.judge(findings, limits);
+    let (findings, told) = loaded.parse(&homes, limits);
+    loaded.judge(findings, told, limits);
     loaded
 }
 
 /// The same for a text that is at hand, under any name.
 pub fn load_text(name: &str, text: String, limits: &Limits) -> Loaded {
-    let source = Source::new(name.into(), text, false);
+    load_source(Source::new(name.into(), text, false, limits.documents), limits)
+}
+
+pub(crate) fn load_source(source: Source, limits: &Limits) -> Loaded {
+    let name = source.name.to_string();
     let mut loaded = Loaded { files: 1, sources: vec![source], ..Loaded::default() };
-    let findings = loaded.parse(&[PathBuf::from(name)], limits);
-    loaded.judge(findings, limits);
+    let (findings, told) = loaded.parse(&[PathBuf::from(name)], limits);
+    loaded.judge(findings, told, limits);
     loaded
 }
 
@@ -100,148 +109,212 @@ impl Loaded {
     }
 
     /// Texts → declarations, on all cores, and what is wrong with each by itself.
-    fn parse(&mut self, homes: &[PathBuf], limits: &Limits) -> Vec<(usize, Finding)> {
+    fn parse(&mut self, homes: &[PathBuf], limits: &Limits) -> (Vec<(usize, Finding)>, Told) {
         let mut jobs = Vec::new();
         for (at, source) in self.sources.iter().enumerate() {
             if source.slices.len() > limits.documents {
-                let fault = Fault {
-                    code: Code::TooLarge,
-                    span: Span::at(source.slices[limits.documents].line, 1),
-                    message: format!("the file has more than {} documents", limits.documents),
-                    hint: Some("if that is meant, raise --max-documents".to_owned()),
-                };
-                self.problems.push(source.problem(fault));
+                let beyond = &source.slices[limits.documents];
+                let span = Span::at(beyond.line, beyond.skipped + 1);
+                self.problems.push(source.problem(Fault::too_many_documents(limits.documents, span)));
                 continue;
             }
             jobs.extend((0..source.slices.len()).map(|slice| (at, slice)));
         }
         let sources = &self.sources;
-        let read = parallel::map(&jobs, |&(source, slice)| {
-            let source = &sources[source];
+        let counts: Vec<AtomicUsize> = sources.iter().map(|_| AtomicUsize::new(0)).collect();
+        let read = parallel::map(&jobs, |&(at, slice)| {
+            let source = &sources[at];
             let reads = read::slice(source, &source.slices[slice], limits)?;
             let checked = reads.into_iter().map(|read| {
-                let (declared, findings) = match read.document {
+                let (declared, mut findings) = match read.document {
                     Some(document) => check::document(document),
                     None => (Declared::Nothing, Vec::new()),
                 };
-                (read.nth, declared, read.faults, read.dropped, findings)
+                let bad = !read.faults.is_empty() || findings.iter().any(Finding::is_error);
+                // Far more than will be told: only their number is worth memory.
+                let mut more = 0;
+                if counts[at].fetch_add(findings.len(), Ordering::Relaxed) > 4 * MOST_OF_FILE {
+                    more = findings.len();
+                    findings = Vec::new();
+                }
+                let begin = match read.begin {
+                    Some(span) => (span.line, span.column),
+                    None => text::content_start(&source.text, &source.slices[slice]),
+                };
+                Checked {
+                    nth: read.nth,
+                    begin,
+                    declared,
+                    faults: read.faults,
+                    dropped: read.dropped,
+                    findings,
+                    bad,
+                    more,
+                }
             });
             Ok(checked.collect::<Vec<_>>())
         });
+        let mut told = Told::new(&self.sources);
         let mut findings = Vec::new();
         for ((source, slice), result) in jobs.into_iter().zip(read) {
             let text = &self.sources[source];
             let checked = match result {
                 Ok(checked) => checked,
                 Err(fault) => {
-                    self.problems.push(text.problem(fault));
+                    told.tell(source, text, fault, &mut self.problems);
                     continue;
                 }
             };
-            for (nth, declared, faults, dropped, found) in checked {
-                let bad = !faults.is_empty();
-                self.problems.extend(faults.into_iter().map(|fault| text.problem(fault)));
+            for Checked { nth, begin, declared, faults, dropped, findings: found, bad, more } in checked {
+                told.skip(source, more);
+                faults.into_iter().for_each(|fault| told.tell(source, text, fault, &mut self.problems));
                 findings.extend(found.into_iter().map(|finding| (self.documents.len(), finding)));
                 let home = homes[source].clone();
-                self.documents.push(Declaration { source, slice, nth, home, declared, dropped, bad });
+                self.documents.push(Declaration { source, slice, nth, begin, home, declared, dropped, bad });
             }
         }
-        findings
+        (findings, told)
     }
 
     /// Declarations → Desired, and what is wrong with them together; then every finding gets its place.
-    fn judge(&mut self, mut findings: Vec<(usize, Finding)>, limits: &Limits) {
-        mark_bad(&mut self.documents, &findings);
+    fn judge(&mut self, mut findings: Vec<(usize, Finding)>, mut told: Told, limits: &Limits) {
         let places: Vec<Place> = self.documents.iter().map(|document| self.beginning(document)).collect();
         let unread = self.problems.iter().any(|problem| problem.code.hides_documents());
         let expanded = expand::expand(&mut self.documents, places, &findings, unread, limits);
         findings.extend(expanded.findings);
+        expanded.more.into_iter().for_each(|(source, more)| told.skip(source, more));
         self.desired = expanded.desired;
         findings.retain(|(document, finding)| !follows_from_dropped(&self.documents[*document], finding));
-        let placed = self.place_all(findings, limits);
+        let placed = self.place_all(findings, told, limits);
         self.problems.extend(placed);
         self.problems.sort();
         self.problems.dedup();
     }
 
-    /// Where a document's content begins. No parser needed: this is on the good path.
     fn beginning(&self, document: &Declaration) -> Place {
-        let source = &self.sources[document.source];
-        let (line, column) = text::content_start(&source.text, &source.slices[document.slice]);
-        Place { file: source.name.clone(), line, column }
+        let (line, column) = document.begin;
+        Place { file: self.sources[document.source].name.clone(), line, column }
     }
 
     /// In the order of documents, so that each tree is built once and kept no longer than needed.
-    fn place_all(&self, mut findings: Vec<(usize, Finding)>, limits: &Limits) -> Vec<Problem> {
+    fn place_all(
+        &self,
+        mut findings: Vec<(usize, Finding)>,
+        mut told: Told,
+        limits: &Limits,
+    ) -> Vec<Problem> {
         findings.sort_by_key(|(document, _)| *document);
         let (mut places, mut others) = (Places::new(self, limits), Places::new(self, limits));
         let mut problems = Vec::new();
         for found in findings.chunk_by(|(a, _), (b, _)| a == b) {
-            let kept = &found[..found.len().min(MOST_PROBLEMS)];
-            for (document, finding) in kept {
+            let source = self.documents[found[0].0].source;
+            for (document, finding) in &found[..found.len().min(MOST_OF_DOCUMENT)] {
+                if told.is_full(source) {
+                    told.skip(source, 1);
+                    continue;
+                }
                 let span = places.span(*document, &finding.path, finding.at);
                 let mut message = finding.message.clone();
                 if let Some((other, path)) = &finding.other {
                     let at = others.span(*other, path, At::Value);
                     let file = &self.source(*other).name;
-                    message = message.replace("{other}", &format!("{file}:{}:{}", at.line, at.column));
+                    message = message.replace(OTHER, &format!("{file}:{}:{}", at.line, at.column));
                 }
-                let fault = Fault { code: finding.code, span, message, hint: finding.hint.clone() };
-                problems.push(self.source(*document).problem(fault));
+                let private = finding.path.starts_with(&Path::of("spec.env"));
+                let fault =
+                    Fault { private, ..Fault::new(finding.code, span, message, finding.hint.clone()) };
+                told.tell(source, &self.sources[source], fault, &mut problems);
             }
-            if let Some((document, _)) = found.get(MOST_PROBLEMS) {
+            if let Some((document, _)) = found.get(MOST_OF_DOCUMENT) {
                 let span = places.span(*document, &Path::root(), At::Value);
-                problems.push(self.source(*document).problem(Fault::more(found.len() - MOST_PROBLEMS, span)));
+                let fault = Fault::more(found.len() - MOST_OF_DOCUMENT, "document", span);
+                told.tell(source, &self.sources[source], fault, &mut problems);
             }
         }
+        told.finish(&self.sources, &mut problems);
         problems
     }
 
     fn source(&self, document: usize) -> &Source {
         &self.sources[self.documents[document].source]
     }
+}
 
-    /// Where a field of a document stands, for who asks for a single one.
-    fn place_of(&self, document: usize, path: &Path, limits: &Limits) -> Place {
-        let span = Places::new(self, limits).span(document, path, At::Value);
-        Place { file: self.source(document).name.clone(), line: span.line, column: span.column }
+/// A document after it was looked at by itself.
+struct Checked {
+    nth: usize,
+    begin: (u32, u32),
+    declared: Declared,
+    faults: Vec<Fault>,
+    dropped: Vec<Path>,
+    findings: Vec<Finding>,
+    bad: bool,
+    /// Findings that were not kept.
+    more: usize,
+}
+
+/// How many problems each file has told so far: a bomb may have millions, and nobody reads them.
+struct Told(Vec<(usize, usize)>);
+
+impl Told {
+    fn new(sources: &[Source]) -> Told {
+        Told(vec![(0, 0); sources.len()])
+    }
+
+    fn is_full(&self, source: usize) -> bool {
+        self.0[source].0 >= MOST_OF_FILE
+    }
+
+    fn skip(&mut self, source: usize, count: usize) {
+        self.0[source].1 += count;
+    }
+
+    fn tell(&mut self, source: usize, text: &Source, fault: Fault, problems: &mut Vec<Problem>) {
+        if self.is_full(source) {
+            return self.skip(source, 1);
+        }
+        self.0[source].0 += 1;
+        problems.push(text.problem(fault));
+    }
+
+    fn finish(self, sources: &[Source], problems: &mut Vec<Problem>) {
+        for (source, (_, more)) in sources.iter().zip(self.0).filter(|(_, (_, more))| *more > 0) {
+            problems.push(source.problem(Fault::more(more, "file", Span::at(1, 1))));
+        }
     }
 }
 
-/// The tree of the slice in which something was last located.
-struct Places<'a> {
+/// The trees of the slices in which something was last located.
+pub(crate) struct Places<'a> {
     loaded: &'a Loaded,
     limits: &'a Limits,
-    tree: Option<((usize, usize), Vec<node::Node>)>,
+    /// The last few, the latest first: findings often name the same second place in turns.
+    trees: VecDeque<((usize, usize), Vec<node::Node>)>,
 }
+
+const TREES: usize = 4;
 
 impl<'a> Places<'a> {
     fn new(loaded: &'a Loaded, limits: &'a Limits) -> Places<'a> {
-        Places { loaded, limits, tree: None }
+        Places { loaded, limits, trees: VecDeque::new() }
     }
 
     fn span(&mut self, document: usize, path: &Path, at: At) -> Span {
-        let Declaration { source, slice, nth, .. } = self.loaded.documents[document];
+        let Declaration { source, slice, nth, begin, .. } = self.loaded.documents[document];
         let text = &self.loaded.sources[source];
-        if self.tree.as_ref().is_none_or(|(of, _)| *of != (source, slice)) {
+        let of = (source, slice);
+        if let Some(at) = self.trees.iter().position(|(tree, _)| *tree == of) {
+            self.trees.swap(0, at);
+        } else {
             let nodes = tree::nodes(&text.text, &text.slices[slice], self.limits).unwrap_or_default();
-            self.tree = Some(((source, slice), nodes));
+            self.trees.truncate(TREES - 1);
+            self.trees.push_front((of, read::items(nodes)));
         }
-        let nodes = self.tree.iter().flat_map(|(_, nodes)| nodes);
-        match nodes.flat_map(read::items).nth(nth) {
+        match self.trees.front().and_then(|(_, nodes)| nodes.get(nth)) {
             Some(node) => structure::locate(node, path, at == At::Key),
             // The event parser refuses what the YAML crate took: the document's beginning is still right.
-            None => {
-                let (line, column) = text::content_start(&text.text, &text.slices[slice]);
-                Span::at(line, column)
-            }
+            None => Span::at(begin.0, begin.1),
         }
-    }
-}
-
-fn mark_bad(documents: &mut [Declaration], findings: &[(usize, Finding)]) {
-    for (document, finding) in findings {
-        documents[*document].bad |= finding.code.severity() == Severity::Error;
     }
 }
 

@@ -72,6 +72,21 @@ impl Node {
     }
 }
 
+impl Kind {
+    /// What it is, and nothing of what it says.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Kind::Null => "nothing",
+            Kind::Bool(_) => "a truth value",
+            Kind::Int(_) | Kind::Huge | Kind::Float(_) => "a number",
+            Kind::Text(_) => "text",
+            Kind::List(_) => "a list",
+            Kind::Map(_) => "a map",
+            Kind::Tagged(_) => "a value with a tag",
+        }
+    }
+}
+
 /// A text short enough for a message; what a file contains may be a megabyte long.
 pub fn shorten(text: &str) -> String {
     const MOST: usize = 60;

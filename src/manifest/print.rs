@@ -7,11 +7,11 @@ use serde_yaml::Value;
 
 use super::document::{
     ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, IdentityEntry, JobEntry, Loose, Map,
-    Meta, MonitorEntry, ResourceEntry, SpecEntry, Text, WarnEntry,
+    Meta, MonitorEntry, Real, ResourceEntry, SpecEntry, Text, WarnEntry,
 };
 use super::node::{Kind, resolve};
 use super::variables::escape;
-use crate::model::{EnvValue, Host, HostKey, Percent, ProcessKey, Spec, State};
+use crate::model::{EnvValue, Host, HostKey, ProcessKey, Spec, State};
 
 /// Documents as one file.
 pub fn yaml(documents: &[Document]) -> String {
@@ -87,8 +87,8 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         start_mode: control.start_mode.map(|mode| mode.word().into()),
     };
     let resource = ResourceEntry {
-        cpu: resource.cpu.map(Percent::get),
-        mem: resource.mem.map(Percent::get),
+        cpu: resource.cpu.map(|share| Real(share.get())),
+        mem: resource.mem.map(|share| Real(share.get())),
         fd: large(resource.fd),
         disk: large(resource.disk),
         net: large(resource.net),
@@ -243,8 +243,8 @@ fn scalar(value: &Value, indent: usize) -> String {
 /// Text that needs no quotes anywhere, for any reader.
 fn is_word(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
-    let first = text.chars().next();
-    let begins = first.is_some_and(|c| c.is_ascii_alphabetic() || "_./".contains(c))
+    let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '/')
+        || text.starts_with("./")
         || text.parse::<std::net::Ipv4Addr>().is_ok();
     let old_word = ["y", "n", "yes", "no", "on", "off"].iter().any(|word| text.eq_ignore_ascii_case(word));
     begins && !old_word && text.chars().all(fits) && matches!(resolve(text), Kind::Text(_))

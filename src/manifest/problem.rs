@@ -146,47 +146,74 @@ pub struct Excerpt {
 }
 
 impl Excerpt {
-    fn of(line: &str, span: Span) -> Excerpt {
+    /// The line around a byte of a text. Looks only as far as a screen is wide: a line may be megabytes long.
+    pub fn around(text: &str, at: usize, len: usize) -> Excerpt {
         const BEFORE: usize = 60;
-        const MOST: usize = 120;
-        let from = span.column.saturating_sub(1) as usize;
-        let skip = from.saturating_sub(BEFORE);
-        let mut text: String = line.chars().skip(skip).take(MOST).collect();
-        let long = line.chars().nth(skip + MOST).is_some();
-        let mut from = from - skip;
-        if skip > 0 {
-            text.insert(0, '…');
+        const AFTER: usize = 60;
+        const WIDEST: usize = 4; // bytes in a character
+        let at = text.floor_char_boundary(at);
+        let window = text.ceil_char_boundary(at.saturating_sub((BEFORE + 1) * WIDEST));
+        let line = text[window..at].rsplit('\n').next().unwrap_or_default();
+        let before: Vec<char> = line.chars().collect();
+        let skipped = before.len().saturating_sub(BEFORE);
+        let end = text.floor_char_boundary((at + (AFTER + 1) * WIDEST).min(text.len()));
+        let rest = text[at..end].split('\n').next().unwrap_or_default().trim_end_matches('\r');
+        let mut shown: String =
+            before[skipped..].iter().chain(&rest.chars().take(AFTER).collect::<Vec<_>>()).collect();
+        let mut from = before.len() - skipped;
+        if skipped > 0 {
+            shown.insert(0, '…');
             from += 1;
         }
-        let len = (span.len as usize).min(text.chars().count().saturating_sub(from)).max(1);
-        if long {
-            text.push('…');
+        let len = len.min(shown.chars().count().saturating_sub(from)).max(1);
+        if rest.chars().nth(AFTER).is_some() {
+            shown.push('…');
         }
-        Excerpt { text, from, len }
+        if speaks_of_secrets(&shown) { Excerpt::default() } else { Excerpt { text: shown, from, len } }
     }
+}
+
+/// A line that may hold a password is not for a log, whatever else is wrong with it.
+fn speaks_of_secrets(line: &str) -> bool {
+    let line = line.to_lowercase();
+    ["secret", "token", "passw"].iter().any(|word| line.contains(word))
 }
 
 impl Problem {
     /// A fault with its file and the line it stands in.
-    pub fn new(file: Arc<str>, fault: Fault, line: &str) -> Problem {
-        let Fault { code, span, message, hint } = fault;
-        let excerpt = Excerpt::of(line, span);
+    pub fn new(file: Arc<str>, fault: Fault, excerpt: Excerpt) -> Problem {
+        let Fault { code, span, message, hint, .. } = fault;
         Problem {
             file,
             line: span.line,
             column: span.column,
             severity: code.severity(),
             code,
-            message,
-            hint,
+            message: visible(&message),
+            hint: hint.as_deref().map(visible),
             excerpt,
         }
     }
 
     /// A problem of a file as a whole.
     pub fn of_file(file: Arc<str>, code: Code, message: String, hint: Option<String>) -> Problem {
-        Problem::new(file, Fault { code, span: Span::at(1, 1), message, hint }, "")
+        Problem::new(file, Fault::new(code, Span::at(1, 1), message, hint), Excerpt::default())
     }
+}
+
+/// Is it a character that acts on a terminal, or on the text around it, instead of being seen?
+pub fn is_hidden(c: char) -> bool {
+    matches!(
+        c,
+        '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{61c}'
+            | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}'
+    )
+}
+
+/// Text from a file, safe to be printed anywhere.
+fn visible(text: &str) -> String {
+    let shown = |c: char| if is_hidden(c) || c.is_control() { '\u{fffd}' } else { c };
+    text.chars().map(shown).collect()
 }
 
 /// Line and column from 1, in characters; `len` is how much of the first line to underline.
@@ -195,11 +222,13 @@ pub struct Span {
     pub line: u32,
     pub column: u32,
     pub len: u32,
+    /// Where that is in the text, if whoever found it knows.
+    pub byte: Option<usize>,
 }
 
 impl Span {
     pub fn at(line: u32, column: u32) -> Span {
-        Span { line, column, len: 1 }
+        Span { line, column, len: 1, byte: None }
     }
 }
 
@@ -210,28 +239,45 @@ pub struct Fault {
     pub span: Span,
     pub message: String,
     pub hint: Option<String>,
+    /// The line is not to be shown: it may hold a secret.
+    pub private: bool,
 }
 
-/// So many problems of one document are told one by one. More are a broken generator, or a bomb.
-pub const MOST_PROBLEMS: usize = 1_000;
+/// So many problems of one document are told one by one, and so many of one file. More are a broken generator,
+/// or a bomb.
+pub const MOST_OF_DOCUMENT: usize = 1_000;
+pub const MOST_OF_FILE: usize = 10_000;
 
 impl Fault {
+    pub fn new(code: Code, span: Span, message: String, hint: Option<String>) -> Fault {
+        Fault { code, span, message, hint, private: false }
+    }
+
+    pub fn too_many_documents(most: usize, span: Span) -> Fault {
+        let message = format!("the file has more than {most} documents");
+        let hint = "if that is meant, raise --max-documents".to_owned();
+        Fault::new(Code::TooLarge, span, message, Some(hint))
+    }
+
     /// What is said instead of all the others.
-    pub fn more(count: usize, span: Span) -> Fault {
-        let message = format!("this document has {count} more problems, which are not listed");
-        Fault { code: Code::TooMany, span, message, hint: Some("mend these first".to_owned()) }
+    pub fn more(count: usize, of: &str, span: Span) -> Fault {
+        let message = format!("this {of} has {count} more problems, which are not listed");
+        Fault::new(Code::TooMany, span, message, Some("mend these first".to_owned()))
     }
 }
 
+/// Stands in a finding's message for the place of `other`. No text of a user's contains it.
+pub const OTHER: &str = "\0";
+
 /// A step from a map or list to what is in it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Step {
     Key(Cow<'static, str>),
     Index(usize),
 }
 
 /// The way from a document's root to a value, such as `hosts[3].ip`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Path(pub Vec<Step>);
 
 impl Path {
@@ -287,7 +333,7 @@ pub struct Finding {
     pub code: Code,
     pub path: Path,
     pub at: At,
-    /// `{other}` stands for the place of `other`.
+    /// [`OTHER`] stands for the place of `other`.
     pub message: String,
     pub hint: Option<String>,
     /// A second place: document and path.
@@ -304,6 +350,10 @@ pub enum At {
 impl Finding {
     pub fn new(code: Code, path: Path, message: impl Into<String>) -> Finding {
         Finding { code, path, at: At::Value, message: message.into(), hint: None, other: None }
+    }
+
+    pub fn is_error(&self) -> bool {
+        self.code.severity() == Severity::Error
     }
 
     pub fn hint(mut self, hint: impl Into<String>) -> Finding {

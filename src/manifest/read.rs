@@ -15,6 +15,8 @@ use super::{structure, tree};
 #[derive(Debug)]
 pub struct Read {
     pub nth: usize,
+    /// Where it begins, where that is known already.
+    pub begin: Option<Span>,
     pub document: Option<Document>,
     pub faults: Vec<Fault>,
     pub dropped: Vec<Path>,
@@ -27,20 +29,18 @@ const OUTSIZE: usize = 256 << 10;
 pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read>, Fault> {
     let text = &source.text[slice.bytes.clone()];
     if text.len() as u64 > limits.document_bytes {
-        return Err(Fault {
-            code: Code::TooLarge,
-            span: Span::at(slice.line, slice.skipped + 1),
-            message: format!("the document is larger than {} bytes", limits.document_bytes),
-            hint: Some("if that is meant, raise --max-document-bytes".to_owned()),
-        });
+        let message = format!("the document is larger than {} bytes", limits.document_bytes);
+        let hint = "if that is meant, raise --max-document-bytes".to_owned();
+        return Err(Fault::new(Code::TooLarge, Span::at(slice.line, slice.skipped + 1), message, Some(hint)));
     }
-    if text.len() > OUTSIZE || is_suspicious(text, limits) {
+    if text.len() > OUTSIZE || is_suspicious(text, limits) || limits.depth < Limits::default().depth {
         tree::guard(&source.text, slice, limits)?;
     }
     let refusal = match quick(source.json, text) {
-        Ok(documents) if documents.iter().flatten().all(is_plain) => {
+        Ok(documents) if documents.iter().flatten().all(is_plain) && !may_have_tags(source.json, text) => {
             let reads = documents.into_iter().enumerate().filter_map(|(nth, document)| {
-                Some(Read { nth, document: Some(document?), faults: Vec::new(), dropped: Vec::new() })
+                let document = Some(document?);
+                Some(Read { nth, begin: None, document, faults: Vec::new(), dropped: Vec::new() })
             });
             return Ok(reads.collect());
         }
@@ -54,9 +54,13 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
         (Ok(_), Err(refusal)) => return Err(refusal.fault(slice)),
         (Ok(nodes), Ok(())) => nodes,
     };
-    let items = nodes.iter().flat_map(items).enumerate();
-    let reads: Vec<_> = items.filter_map(|(nth, node)| understood(nth, node)).collect();
     let lists = nodes.iter().any(|node| matches!(node.kind, Kind::List(_)));
+    let items = items(nodes);
+    if let Some(beyond) = items.get(limits.documents) {
+        return Err(Fault::too_many_documents(limits.documents, beyond.span));
+    }
+    let items = items.into_iter().enumerate();
+    let reads: Vec<_> = items.filter_map(|(nth, node)| understood(nth, &node)).collect();
     match refusal {
         // Serde refused what the grammar takes: what serde said is all that can be said.
         Some(refusal) if !lists && reads.iter().all(|read| read.faults.is_empty()) => {
@@ -66,12 +70,13 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
     }
 }
 
-/// The documents of a tree: a list stands for what is in it.
-pub fn items(node: &Node) -> std::slice::Iter<'_, Node> {
-    match &node.kind {
-        Kind::List(items) => items.iter(),
-        _ => std::slice::from_ref(node).iter(),
-    }
+/// The documents of a text: a list stands for what is in it.
+pub fn items(nodes: Vec<Node>) -> Vec<Node> {
+    let inside = |node: Node| match node.kind {
+        Kind::List(items) => items,
+        _ => vec![node],
+    };
+    nodes.into_iter().flat_map(inside).collect()
 }
 
 fn understood(nth: usize, node: &Node) -> Option<Read> {
@@ -79,7 +84,7 @@ fn understood(nth: usize, node: &Node) -> Option<Read> {
         return None;
     }
     let structure::Understood { document, faults, dropped } = structure::understand(node);
-    Some(Read { nth, document, faults, dropped })
+    Some(Read { nth, begin: Some(node.span), document, faults, dropped })
 }
 
 /// What serde said, for the case that nobody can say it better.
@@ -95,13 +100,10 @@ impl Refusal {
     fn fault(&self, slice: &Slice) -> Fault {
         let line = slice.line + (self.line as u32).saturating_sub(1);
         let skipped = if self.line <= 1 { slice.skipped } else { 0 };
-        Fault {
-            code: Code::Syntax,
-            span: Span::at(line, (self.column as u32).max(1) + skipped),
-            message: without_places(&self.message),
-            // The commonest reason by far, which the message does not name.
-            hint: self.message.contains("cannot start any token").then(|| TABS.to_owned()),
-        }
+        let span = Span::at(line, (self.column as u32).max(1) + skipped);
+        // The commonest reason by far, which the message does not name.
+        let hint = self.message.contains("cannot start any token").then(|| TABS.to_owned());
+        Fault::new(Code::Syntax, span, without_places(&self.message), hint)
     }
 }
 
@@ -170,6 +172,13 @@ fn is_suspicious(text: &str, limits: &Limits) -> bool {
         }
     }
     deepest > limits.depth || stars > limits.aliases
+}
+
+/// Serde looks through a tag at what stands behind it; a tree sees it.
+fn may_have_tags(json: bool, text: &str) -> bool {
+    let begins =
+        |at: usize| at == 0 || matches!(text.as_bytes()[at - 1], b' ' | b'\n' | b'[' | b'{' | b',' | b'\t');
+    !json && text.match_indices('!').any(|(at, _)| begins(at))
 }
 
 /// A Process with nothing in it that is another kind's: what the struct takes is then what the grammar takes.

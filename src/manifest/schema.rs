@@ -6,6 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::grammar::{self, Entry, Need, Section, Shape};
+use crate::model::Field;
 
 pub fn schema() -> Value {
     let branches = grammar::ALL_KINDS.iter().map(|kind| {
@@ -58,6 +59,9 @@ fn section(section: &Section) -> Value {
     if !required.is_empty() {
         value["required"] = json!(required);
     }
+    if section.entry("ip").is_some() {
+        value["dependentRequired"] = json!({"ip": ["bk_cloud_id"]});
+    }
     value
 }
 
@@ -71,6 +75,11 @@ fn entry(entry: &Entry) -> Value {
     value["description"] = json!(entry.meaning);
     if entry.need == Need::IgnoredInBody {
         tolerate(&mut value);
+    }
+    match entry.name {
+        "on_change" => value["propertyNames"] = json!({"enum": field_paths()}),
+        "labels" if value["type"] == "object" => value["propertyNames"] = json!({"pattern": "^(?!abide_)"}),
+        _ => {}
     }
     // A default in words is for people, not for an editor to insert.
     if let Some(default) = entry.default {
@@ -93,9 +102,16 @@ fn tolerate(value: &mut Value) {
     value["doNotSuggest"] = json!(true);
 }
 
+/// As people write them: with `spec.` before them, and without.
+fn field_paths() -> Vec<String> {
+    let all = Field::ALL.iter().map(|field| field.path());
+    all.flat_map(|path| [path.to_owned(), format!("spec.{path}")]).collect()
+}
+
 fn shape(shape: &Shape) -> Value {
     match shape {
-        Shape::Text => json!({"type": "string"}),
+        Shape::Text | Shape::Ip => json!({"type": "string"}),
+        Shape::Name => json!({"type": "string", "pattern": "^[^:/\\s]+$"}),
         Shape::LooseText => json!({"type": ["string", "integer"]}),
         Shape::Word(words) => json!({"enum": words}),
         Shape::AbsolutePath => {

@@ -35,9 +35,11 @@ pub fn understand(node: &Node) -> Understood {
         });
         return reader.done(node);
     }
-    reader.in_body = node.get("apiVersion").is_none() && node.get("kind").is_none();
     let kind = node.get("kind").and_then(Node::text);
-    let value = reader.section(node, grammar::section(kind), &Path::root());
+    let section = grammar::section(kind);
+    reader.root = Some(section);
+    reader.in_body = node.get("apiVersion").is_none() && node.get("kind").is_none();
+    let value = reader.section(node, section, &Path::root());
     reader.finish(node, value)
 }
 
@@ -46,7 +48,7 @@ pub fn understand_as<T: serde::de::DeserializeOwned>(
     node: &Node,
     section: &'static Section,
 ) -> (Option<T>, Vec<Fault>) {
-    let mut reader = Reader::default();
+    let mut reader = Reader { strict: true, ..Reader::default() };
     let value = match &node.kind {
         Kind::Map(_) => reader.section(node, section, &Path::root()),
         _ => {
@@ -56,7 +58,12 @@ pub fn understand_as<T: serde::de::DeserializeOwned>(
             Value::Null
         }
     };
-    let typed = serde_yaml::from_value(value).ok();
+    let typed = match reader.more {
+        0 => serde_yaml::from_value(value)
+            .map_err(|error| reader.fault(Code::WrongType, node.span, || (error.to_string(), None)))
+            .ok(),
+        _ => None,
+    };
     (typed, reader.done(node).faults)
 }
 
@@ -66,6 +73,12 @@ struct Reader {
     /// Faults so far, listed or not.
     more: usize,
     in_body: bool,
+    /// Inside of an environment, whose values may be secrets.
+    private: bool,
+    /// The section of the whole document: where else a field may belong.
+    root: Option<&'static Section>,
+    /// Required fields and ranges are checked here too: nobody else will.
+    strict: bool,
 }
 
 impl Reader {
@@ -81,17 +94,18 @@ impl Reader {
     /// Notes a fault. The words are made only if they will be read.
     fn fault(&mut self, code: Code, span: Span, say: impl FnOnce() -> (String, Option<String>)) {
         self.more += 1;
-        if self.more <= problem::MOST_PROBLEMS {
+        if self.more <= problem::MOST_OF_DOCUMENT {
             let (message, hint) = say();
-            self.understood.faults.push(Fault { code, span, message, hint });
+            let private = self.private;
+            self.understood.faults.push(Fault { private, ..Fault::new(code, span, message, hint) });
         }
     }
 
     /// What was found, and how much more there was.
     fn done(mut self, root: &Node) -> Understood {
-        let more = self.more.saturating_sub(problem::MOST_PROBLEMS);
+        let more = self.more.saturating_sub(problem::MOST_OF_DOCUMENT);
         if more > 0 {
-            self.understood.faults.push(Fault::more(more, root.span));
+            self.understood.faults.push(Fault::more(more, "document", root.span));
         }
         self.understood
     }
@@ -117,6 +131,7 @@ impl Reader {
                 continue;
             }
             let path = path.key(entry.name);
+            self.private |= entry.name == "env";
             match &value.kind {
                 Kind::Null => {}
                 _ => match self.shape(value, &entry.shape, &path) {
@@ -126,14 +141,40 @@ impl Reader {
                     None => self.understood.dropped.push(path),
                 },
             }
+            self.private &= entry.name != "env";
+        }
+        if self.strict {
+            let missing =
+                section.entries.iter().filter(|e| e.need == Need::Required && !seen.contains_key(e.name));
+            missing.for_each(|entry| self.missing(node.span, &path.key(entry.name), entry.meaning));
         }
         Value::Mapping(kept)
+    }
+
+    fn missing(&mut self, span: Span, path: &Path, meaning: &str) {
+        self.fault(Code::MissingField, span, || (format!("{path} is missing"), Some(meaning.to_owned())));
+    }
+
+    /// A value that has its type and not its range.
+    fn range(&mut self, node: &Node, shape: &Shape, path: &Path) -> bool {
+        let code = match (shape, &node.kind) {
+            (Shape::Int(range), Kind::Int(n)) if !range.contains(n) => Code::OutOfRange,
+            (Shape::Percent, Kind::Int(n)) if !(0..=100).contains(n) => Code::BadPercent,
+            (Shape::Percent, Kind::Float(x)) if !(0.0..=100.0).contains(x) => Code::BadPercent,
+            (Shape::Ip, Kind::Text(text)) if text.parse::<std::net::IpAddr>().is_err() => Code::BadIp,
+            _ => return true,
+        };
+        self.fault(code, node.span, || {
+            (format!("{path} must be {}, and this is {}", article(&shape.describe()), node.describe()), None)
+        });
+        false
     }
 
     /// The value without what is wrong in it; `None` if nothing is left.
     fn shape(&mut self, node: &Node, shape: &'static Shape, path: &Path) -> Option<Value> {
         match (shape, &node.kind) {
-            (Shape::Text | Shape::Word(_) | Shape::AbsolutePath, Kind::Text(_))
+            _ if self.strict && !self.range(node, shape, path) => None,
+            (Shape::Text | Shape::Name | Shape::Ip | Shape::Word(_) | Shape::AbsolutePath, Kind::Text(_))
             | (Shape::LooseText | Shape::Amount | Shape::Duration, Kind::Text(_) | Kind::Int(_))
             | (Shape::Int(_), Kind::Int(_))
             | (Shape::Percent, Kind::Int(_) | Kind::Float(_))
@@ -184,8 +225,11 @@ impl Reader {
     }
 
     fn wrong(&mut self, node: &Node, shape: &Shape, path: &Path) -> Option<Value> {
+        let private = self.private;
         self.fault(Code::WrongType, node.span, || {
-            let (wanted, found) = (article(&shape.describe()), node.describe());
+            let wanted = article(&shape.describe());
+            // What is written there may be a secret in the wrong place.
+            let found = if private { node.kind.name().to_owned() } else { node.describe() };
             (format!("{path} must be {wanted}, and this is {found}"), type_hint(&node.kind, shape))
         });
         None
@@ -211,15 +255,16 @@ impl Reader {
     }
 
     fn unknown(&mut self, name: &str, span: Span, section: &Section, path: &Path) {
+        let root = self.root;
         // A misspelt field is not missing as well.
-        if self.more < problem::MOST_PROBLEMS
+        if self.more < problem::MOST_OF_DOCUMENT
             && let Some(meant) = meant(name, section)
         {
             self.understood.dropped.push(path.key(meant));
         }
         self.fault(Code::UnknownField, span, || {
             let place = if path.0.is_empty() { format!("a {}", section.name) } else { path.to_string() };
-            (format!("{place} has no field {:?}", shorten(name)), Some(hint_for(name, section)))
+            (format!("{place} has no field {:?}", shorten(name)), Some(hint_for(name, section, root)))
         });
     }
 }
@@ -235,7 +280,7 @@ fn type_hint(found: &Kind, wanted: &Shape) -> Option<String> {
     let hint = match (found, wanted) {
         (
             Kind::Bool(_) | Kind::Int(_) | Kind::Float(_),
-            Shape::Text | Shape::LooseText | Shape::Word(_) | Shape::AbsolutePath,
+            Shape::Text | Shape::Name | Shape::Ip | Shape::LooseText | Shape::Word(_) | Shape::AbsolutePath,
         ) => "put it in quotes if text is meant".to_owned(),
         (Kind::Text(text), Shape::Int(_) | Shape::Percent) if text.parse::<f64>().is_ok() => {
             format!("write {text} without quotes")
@@ -254,7 +299,7 @@ fn type_hint(found: &Kind, wanted: &Shape) -> Option<String> {
     Some(hint)
 }
 
-fn hint_for(name: &str, section: &Section) -> String {
+fn hint_for(name: &str, section: &Section, root: Option<&'static Section>) -> String {
     if name == "<<" {
         let defaults = "a `kind: Defaults` document gives fields to many processes";
         return format!("YAML 1.2 has no merge keys; {defaults}");
@@ -265,7 +310,7 @@ fn hint_for(name: &str, section: &Section) -> String {
     if let Some(meant) = meant(name, section) {
         return format!("did you mean {meant:?}?");
     }
-    if let Some(home) = elsewhere(name) {
+    if let Some(home) = root.and_then(|root| elsewhere(name, root)) {
         return format!("it belongs to {home}");
     }
     let known = section.entries.iter().filter(|e| e.need != Need::IgnoredInBody);
@@ -273,7 +318,7 @@ fn hint_for(name: &str, section: &Section) -> String {
 }
 
 /// Where a field of this name does exist: people misplace more than they misspell.
-fn elsewhere(name: &str) -> Option<String> {
+fn elsewhere(name: &str, root: &'static Section) -> Option<String> {
     fn search(section: &'static Section, name: &str, path: &str) -> Option<String> {
         section.entries.iter().filter(|e| e.need != Need::IgnoredInBody).find_map(|e| {
             let here = if path.is_empty() { e.name.to_owned() } else { format!("{path}.{}", e.name) };
@@ -290,7 +335,7 @@ fn elsewhere(name: &str) -> Option<String> {
             }
         })
     }
-    search(&grammar::PROCESS, name, "")
+    search(root, name, "")
 }
 
 fn fits(shape: &Shape, kind: &Kind) -> bool {
@@ -329,7 +374,7 @@ pub fn locate(root: &Node, path: &Path, key_wanted: bool) -> Span {
         let next = match (step, &node.kind) {
             (Step::Key(name), Kind::Map(entries)) => entries
                 .iter()
-                .find(|(key, _)| key.text().is_some_and(|text| same_field(text, name)))
+                .find(|(key, _)| key.text().is_some_and(|text| grammar::same_field(text, name)))
                 .map(|(key, value)| (key.span, value)),
             (Step::Index(at), Kind::List(items)) => items.get(*at).map(|item| (item.span, item)),
             _ => None,
@@ -342,15 +387,4 @@ pub fn locate(root: &Node, path: &Path, key_wanted: bool) -> Span {
         node = value;
     }
     span
-}
-
-/// A field answers to its other spellings too.
-fn same_field(written: &str, name: &str) -> bool {
-    written == name
-        || matches!(
-            (written, name),
-            ("alive_monitor_policy", "monitor_policy")
-                | ("crotab_rule", "crontab_rule")
-                | ("index_key", "value_key")
-        )
 }

@@ -7,7 +7,9 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use super::problem::{Code, Fault, Problem, Span};
+use serde_json::value::RawValue;
+
+use super::problem::{Code, Excerpt, Fault, Problem, Span, is_hidden};
 
 /// The text of one file and the places at which its documents begin.
 #[derive(Clone, Debug)]
@@ -22,26 +24,33 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn new(name: Arc<str>, text: String, json: bool) -> Source {
-        let slices = if json { json_slices(&text) } else { slices(&text) };
+    /// Cuts a text into documents, but not into many more than there may be.
+    pub fn new(name: Arc<str>, text: String, json: bool, most: usize) -> Source {
+        let slices = if json { json_slices(&text, most) } else { slices(&text, most) };
         Source { name, text: text.into(), json, slices, lines: OnceLock::new() }
     }
 
     pub fn problem(&self, fault: Fault) -> Problem {
-        let line = self.line(fault.span.line);
-        Problem::new(self.name.clone(), fault, line)
+        let Span { line, column, len, byte } = fault.span;
+        let excerpt = match fault.private {
+            true => Excerpt::default(),
+            false => {
+                Excerpt::around(&self.text, byte.unwrap_or_else(|| self.byte(line, column)), len as usize)
+            }
+        };
+        Problem::new(self.name.clone(), fault, excerpt)
     }
 
-    /// A line by its number, from 1, without its end.
-    fn line(&self, number: u32) -> &str {
+    /// The byte at a line and column, both from 1.
+    fn byte(&self, line: u32, column: u32) -> usize {
         let starts = self.lines.get_or_init(|| {
             let ends = self.text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(at, _)| at + 1);
             std::iter::once(0).chain(ends).collect()
         });
-        let line = (number as usize).saturating_sub(1);
-        let start = starts.get(line).copied().unwrap_or(self.text.len());
-        let end = starts.get(line + 1).copied().unwrap_or(self.text.len());
-        self.text[start..end].trim_end_matches(['\r', '\n'])
+        let start = starts.get((line as usize).saturating_sub(1)).copied().unwrap_or(self.text.len());
+        let rest =
+            self.text[start..].chars().take_while(|c| *c != '\n').take((column as usize).saturating_sub(1));
+        start + rest.map(char::len_utf8).sum::<usize>()
     }
 }
 
@@ -55,18 +64,20 @@ pub struct Slice {
     pub skipped: u32,
 }
 
-/// Checks that bytes are text that means what it shows.
-pub fn decode(bytes: Vec<u8>) -> Result<String, Fault> {
+/// Checks that bytes are text that means what it shows. A fault comes with as much text as there is, to show it in.
+pub fn decode(bytes: Vec<u8>) -> Result<String, (Fault, String)> {
     let fault = |code, (line, column), message: String, hint: &str| {
-        Err(Fault { code, span: Span::at(line, column), message, hint: Some(hint.to_owned()) })
+        Fault::new(code, Span::at(line, column), message, Some(hint.to_owned()))
     };
     match bytes.as_slice() {
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
-            return fault(Code::NotText, (1, 1), "the file is UTF-16".into(), "save it as UTF-8");
+            let message = "the file is UTF-16".into();
+            return Err((fault(Code::NotText, (1, 1), message, "save it as UTF-8"), String::new()));
         }
         [0xef, 0xbb, 0xbf, ..] => {
             let message = "the file begins with a byte order mark, U+FEFF".into();
-            return fault(Code::HiddenCharacter, (1, 1), message, "save it as UTF-8 without a BOM");
+            let fault = fault(Code::HiddenCharacter, (1, 1), message, "save it as UTF-8 without a BOM");
+            return Err((fault, String::from_utf8_lossy(&bytes).into_owned()));
         }
         _ => {}
     }
@@ -75,46 +86,47 @@ pub fn decode(bytes: Vec<u8>) -> Result<String, Fault> {
         Err(error) => {
             let valid = error.utf8_error().valid_up_to();
             let bytes = error.into_bytes();
-            let place = position(&String::from_utf8_lossy(&bytes[..valid]), valid);
+            let shown = String::from_utf8_lossy(&bytes).into_owned();
             let message = format!("byte 0x{:02x} is not UTF-8", bytes[valid]);
-            return fault(Code::NotText, place, message, "save it as UTF-8");
+            return Err((fault(Code::NotText, position(&shown, valid), message, "save it as UTF-8"), shown));
         }
     };
     match text.bytes().position(suspicious).and_then(|from| hidden(&text, from)) {
         None => Ok(text),
         Some((at, c)) => {
-            let (code, what, hint) = match c {
-                '\0' => (Code::NotText, "a NUL byte", "the file is binary, or UTF-16 without a mark"),
-                '\u{feff}' => (Code::HiddenCharacter, "a byte order mark", "remove it"),
-                _ if (c as u32) < 0x20 || c == '\u{7f}' => {
-                    (Code::NotText, "a control character", "the file is binary, or was damaged")
-                }
-                _ => (
-                    Code::HiddenCharacter,
-                    "a character that reverses the text around it",
-                    "what a reviewer reads would not be what runs; write it as a \\u escape in double quotes",
-                ),
-            };
+            let (code, what, hint) = about_hidden(c);
             let message = format!("the file contains {what}, U+{:04X}", c as u32);
-            fault(code, position(&text, at), message, hint)
+            Err((fault(code, position(&text, at), message, hint), text))
         }
     }
 }
 
-/// A byte that may begin a character nobody sees: a control byte, or the first byte of U+20xx and U+FExx.
+fn about_hidden(c: char) -> (Code, &'static str, &'static str) {
+    match c {
+        '\0' => (Code::NotText, "a NUL byte", "the file is binary, or UTF-16 without a mark"),
+        '\u{feff}' => (Code::HiddenCharacter, "a byte order mark", "remove it"),
+        '\u{85}' | '\u{2028}' | '\u{2029}' => (
+            Code::HiddenCharacter,
+            "a line end that only some programs see",
+            "what stands after it may be part of a comment, or not; write it as a \\u escape in double quotes",
+        ),
+        c if c.is_control() => (Code::NotText, "a control character", "the file is binary, or was damaged"),
+        _ => (
+            Code::HiddenCharacter,
+            "a character that reverses the text around it",
+            "what a reviewer reads would not be what runs; write it as a \\u escape in double quotes",
+        ),
+    }
+}
+
+/// A byte that may begin a hidden character: a control byte, or the first byte of U+008x, U+061C, U+20xx, U+FExx.
 fn suspicious(b: u8) -> bool {
-    matches!(b, 0..=8 | 11 | 12 | 14..=31 | 0x7f | 0xe2 | 0xef | 0xd8)
+    matches!(b, 0..=8 | 11 | 12 | 14..=31 | 0x7f | 0xc2 | 0xd8 | 0xe2 | 0xef)
 }
 
 /// The first hidden character at or after byte `from`.
 fn hidden(text: &str, from: usize) -> Option<(usize, char)> {
-    text[from..].char_indices().map(|(at, c)| (from + at, c)).find(|(_, c)| {
-        matches!(
-            c,
-            '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{7f}' | '\u{61c}' | '\u{200e}' | '\u{200f}'
-                | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}'
-        )
-    })
+    text[from..].char_indices().map(|(at, c)| (from + at, c)).find(|(_, c)| is_hidden(*c))
 }
 
 /// Line and column (both from 1, columns in characters) of a byte.
@@ -126,7 +138,7 @@ pub fn position(text: &str, byte: usize) -> (u32, u32) {
 }
 
 /// Cuts a YAML text before `---` and after `...`.
-pub fn slices(text: &str) -> Vec<Slice> {
+pub fn slices(text: &str, most: usize) -> Vec<Slice> {
     let is = |line: &str, marker| {
         line.strip_prefix(marker)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']))
@@ -134,6 +146,9 @@ pub fn slices(text: &str) -> Vec<Slice> {
     let mut slices = Vec::new();
     let (mut start, mut first_line, mut line, mut at) = (0, 1, 1, 0);
     for raw in text.split_inclusive('\n') {
+        if slices.len() > most {
+            return slices;
+        }
         if raw.starts_with('%') {
             return vec![Slice { bytes: 0..text.len(), line: 1, skipped: 0 }];
         }
@@ -144,6 +159,11 @@ pub fn slices(text: &str) -> Vec<Slice> {
         at += raw.len();
         line += 1;
         if is(raw, "...") {
+            // One more end after an end ends nothing.
+            if text[start..at].trim_end() == "..." {
+                (start, first_line) = (at, line);
+                continue;
+            }
             slices.push(Slice { bytes: start..at, line: first_line, skipped: 0 });
             (start, first_line) = (at, line);
         }
@@ -154,36 +174,37 @@ pub fn slices(text: &str) -> Vec<Slice> {
     slices
 }
 
-/// Cuts a JSON text into the values that stand in it one after the other. What does not parse is a last slice.
-pub fn json_slices(text: &str) -> Vec<Slice> {
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<serde::de::IgnoredAny>();
-    let mut slices = Vec::new();
-    let (mut start, mut line, mut skipped, mut counted) = (0, 1, 0, 0);
-    let mut slice = |range: Range<usize>| {
-        let begin = range.end - text[range.clone()].trim_start().len();
-        // Lines and columns are counted on from the last value's: the whole costs one pass.
-        let passed = &text[counted..begin];
+/// Cuts a JSON text into the values that stand in it one after the other; a list stands for what is in it. What
+/// does not parse is a last slice.
+pub fn json_slices(text: &str, most: usize) -> Vec<Slice> {
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+    let mut found: Vec<Range<usize>> = Vec::new();
+    let offset = |part: &str| part.as_ptr() as usize - text.as_ptr() as usize;
+    while let Some(value) = values.next().filter(|_| found.len() <= most) {
+        let Ok(value) = value else {
+            let rest = text[values.byte_offset()..].trim_start();
+            found.push(offset(rest)..text.len());
+            break;
+        };
+        let items: Vec<&RawValue> = match value.get().starts_with('[') {
+            true => serde_json::from_str(value.get()).unwrap_or_else(|_| vec![value]),
+            false => vec![value],
+        };
+        found.extend(items.iter().map(|item| offset(item.get())..offset(item.get()) + item.get().len()));
+    }
+    // Lines and columns are counted on from the last value's: the whole costs one pass.
+    let (mut line, mut skipped, mut counted) = (1, 0, 0);
+    let mut slice = |bytes: Range<usize>| {
+        let passed = &text[counted..bytes.start];
         line += passed.bytes().filter(|b| *b == b'\n').count() as u32;
         skipped = match passed.rfind('\n') {
             Some(at) => passed[at + 1..].chars().count() as u32,
             None => skipped + passed.chars().count() as u32,
         };
-        counted = begin;
-        slices.push(Slice { bytes: begin..range.end, line, skipped });
+        counted = bytes.start;
+        Slice { bytes, line, skipped }
     };
-    loop {
-        match values.next() {
-            Some(Ok(_)) => {
-                slice(start..values.byte_offset());
-                start = values.byte_offset();
-            }
-            Some(Err(_)) => {
-                slice(start..text.len());
-                return slices;
-            }
-            None => return slices,
-        }
-    }
+    found.into_iter().map(&mut slice).collect()
 }
 
 pub fn is_json(text: &str) -> bool {
@@ -214,7 +235,7 @@ mod tests {
     #[test]
     fn a_file_is_cut_where_documents_begin() {
         let text = "# head\na: 1\n---\nb: 2\n...\nd: 4\n--- # note\nc: |\n  --- not a marker\n---x: 1\n";
-        let cut: Vec<_> = slices(text).iter().map(|s| (s.line, &text[s.bytes.clone()])).collect();
+        let cut: Vec<_> = slices(text, 100).iter().map(|s| (s.line, &text[s.bytes.clone()])).collect();
         assert_eq!(
             cut,
             [
@@ -224,20 +245,20 @@ mod tests {
                 (7, "--- # note\nc: |\n  --- not a marker\n---x: 1\n"),
             ]
         );
-        assert_eq!(content_start(text, &slices(text)[0]), (2, 1));
-        assert_eq!(content_start(text, &slices(text)[3]), (8, 1));
-        assert_eq!(content_start("--- {a: 1}", &slices("--- {a: 1}")[0]), (1, 5));
+        assert_eq!(content_start(text, &slices(text, 100)[0]), (2, 1));
+        assert_eq!(content_start(text, &slices(text, 100)[3]), (8, 1));
+        assert_eq!(content_start("--- {a: 1}", &slices("--- {a: 1}", 100)[0]), (1, 5));
     }
 
     #[test]
     fn directives_keep_a_file_whole() {
-        assert_eq!(slices("%YAML 1.2\n---\na: 1\n---\nb: 2\n").len(), 1);
+        assert_eq!(slices("%YAML 1.2\n---\na: 1\n---\nb: 2\n", 100).len(), 1);
     }
 
     #[test]
     fn what_is_not_plain_text_is_located() {
         let fault = |bytes: &[u8]| {
-            let fault = decode(bytes.to_vec()).unwrap_err();
+            let (fault, _) = decode(bytes.to_vec()).unwrap_err();
             (fault.code, fault.span.line, fault.span.column)
         };
         assert_eq!(fault(b"\xff\xfea\0"), (Code::NotText, 1, 1));

@@ -36,21 +36,18 @@ fn walk<'t>(
         block_nesting_limit: limits.depth.saturating_add(1),
         simple_key_max_lookahead: 1024,
     };
-    let too_large = |span, message: String, flag: &str| Fault {
-        code: Code::TooLarge,
-        span,
-        message,
-        hint: Some(format!("if that is meant, raise {flag}")),
+    let too_large = |span, message: String, flag: &str| {
+        Fault::new(Code::TooLarge, span, message, Some(format!("if that is meant, raise {flag}")))
     };
     let too_deep =
         |span| too_large(span, format!("values are nested more than {} deep", limits.depth), "--max-depth");
-    let (mut depth, mut aliases, mut values) = (0, 0, 0);
+    let (mut documents, mut depth, mut aliases, mut values) = (0, 0, 0, 0);
     for event in Parser::new_from_str_with_options(&text[slice.bytes.clone()], options) {
         let (event, raw) = event.map_err(|error| {
             let span = place(slice, *error.marker(), None);
             match error.kind() {
                 ErrorKind::RecursionLimitExceeded => too_deep(span),
-                _ => Fault { code: Code::Syntax, span, message: error.info(), hint: None },
+                _ => Fault::new(Code::Syntax, span, error.info(), None),
             }
         })?;
         let span = place(slice, raw.start, Some(raw.end));
@@ -59,11 +56,14 @@ fn walk<'t>(
             Event::SequenceStart(..) | Event::MappingStart(..) => depth += 1,
             Event::SequenceEnd | Event::MappingEnd => depth -= 1,
             Event::Alias(_) => aliases += 1,
-            Event::DocumentStart(..) => (aliases, values) = (0, 0),
+            Event::DocumentStart(..) => (documents, aliases, values) = (documents + 1, 0, 0),
             _ => {}
         }
         if depth > limits.depth {
             return Err(too_deep(span));
+        }
+        if documents > limits.documents {
+            return Err(Fault::too_many_documents(limits.documents, span));
         }
         if aliases > limits.aliases {
             let message = format!("the document has more than {} aliases", limits.aliases);
@@ -88,6 +88,7 @@ fn place(slice: &Slice, start: Marker, end: Option<Marker>) -> Span {
         line: slice.line + (start.line() as u32).saturating_sub(1),
         column: start.col() as u32 + 1 + if start.line() <= 1 { slice.skipped } else { 0 },
         len: len.max(1) as u32,
+        byte: start.byte_offset().map(|at| slice.bytes.start + at),
     }
 }
 

@@ -4,7 +4,7 @@
 
 use crate::model::{ConfigFile, EnvValue, HostKey, InstanceKey, Secret, Spec};
 
-/// The variables, and whether one asks for the number of an instance.
+/// The variables.
 pub const NAMES: [&str; 5] = ["instance", "host.ip", "host.cloud", "name", "namespace"];
 
 /// What the variables mean for one instance.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{Host, InstanceKey, OnChange, Percent, ProcessKey, Spec};
+use super::{AutoType, Host, InstanceKey, OnChange, Percent, ProcessKey, Spec};
 
 /// All instances wanted, and the policies that bind them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,6 +72,24 @@ impl State {
             State::Stopped => "stopped",
             State::Unhosted => "unhosted",
             State::Absent => "absent",
+        }
+    }
+
+    /// What somebody wants to be so who sends this GSE operation (0 start … 9 kill); `None`: there is no such one.
+    pub fn wanted_by(op_type: i64, auto_type: AutoType) -> Option<State> {
+        match op_type {
+            0 | 2 | 3 | 7 | 8 => Some(State::Running),
+            1 | 9 => Some(State::Stopped),
+            4 => Some(State::unguarded(auto_type)),
+            _ => None,
+        }
+    }
+
+    /// What is left when the guard goes: a one-shot process is not kept running anyway.
+    pub fn unguarded(auto_type: AutoType) -> State {
+        match auto_type {
+            AutoType::OneShot => State::Stopped,
+            AutoType::Periodic | AutoType::Resident => State::Unhosted,
         }
     }
 

@@ -14,7 +14,8 @@ pub enum Value<'a> {
     Text(&'a str),
     Number(i64),
     Share(Percent),
-    Labels(&'a BTreeMap<String, String>),
+    /// Without `abide_*`, which are ours and no wish of anybody's.
+    Labels(Vec<(&'a str, &'a str)>),
     Files(Vec<(&'a str, String)>),
     Env(Env<'a>),
 }
@@ -51,7 +52,7 @@ impl Spec {
         let Monitor { auto_type, start_check_secs, stop_check_secs, start_retries, start_interval, crontab_rule, op_timeout } = monitor;
         let Job { proc_owner, func_id, instance_id, instance_num, cycle_time, start_check_begin_time, start_check_end_time } = job;
         vec![
-            (Field::Labels, if labels.is_empty() { Value::Unset } else { Value::Labels(labels) }),
+            (Field::Labels, users(labels)),
             (Field::ProcName, Value::Text(proc_name)),
             (Field::SetupPath, Value::Text(setup_path)),
             (Field::PidPath, Value::Text(pid_path)),
@@ -91,6 +92,12 @@ impl Spec {
             (Field::StartCheckEndTime, number(start_check_end_time)),
         ]
     }
+}
+
+fn users(labels: &BTreeMap<String, String>) -> Value<'_> {
+    let users = labels.iter().filter(|(name, _)| !name.starts_with("abide_"));
+    let users: Vec<_> = users.map(|(name, value)| (name.as_str(), value.as_str())).collect();
+    if users.is_empty() { Value::Unset } else { Value::Labels(users) }
 }
 
 fn text(value: &Option<String>) -> Value<'_> {

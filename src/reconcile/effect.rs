@@ -102,6 +102,11 @@ fn put(hasher: &mut Hasher, text: &str) {
     hasher.update(text.as_bytes());
 }
 
+/// What is shown of a value that is not to be shown.
+pub fn digest(text: &str) -> String {
+    blake3::hash(text.as_bytes()).to_hex()[..8].to_owned()
+}
+
 /// A byte for the kind and a count for what repeats keep different values apart.
 fn put_value(hasher: &mut Hasher, value: &Value<'_>) {
     let mut begin = |kind: u8, count: usize| {
@@ -124,7 +129,7 @@ fn put_value(hasher: &mut Hasher, value: &Value<'_>) {
         }
         Value::Labels(labels) => {
             begin(4, labels.len());
-            for (key, value) in *labels {
+            for (key, value) in labels {
                 put(hasher, key);
                 put(hasher, value);
             }

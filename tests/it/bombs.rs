@@ -122,3 +122,39 @@ fn long_chains_and_circles_do_not_recurse() {
     };
     refused("a.yaml", (0..20_000).map(link).collect::<String>(), "E0406");
 }
+
+#[test]
+fn many_small_documents_cost_what_they_are() {
+    let many =
+        |count: usize, document: &dyn Fn(usize) -> String| (0..count).map(document).collect::<String>();
+    // Directives keep a file in one piece; the documents are counted all the same.
+    refused("a.yaml", format!("%YAML 1.2\n{}", "---\na: 1\n".repeat(500_000)), "E0111");
+    refused("a.yaml", "- {}\n".repeat(150_000), "E0111");
+    refused("a.json", "1 ".repeat(5_000_000), "E0111");
+    refused("a.yaml", "--- {}\n".repeat(40_000), "E0114");
+    let policies = many(30_000, &|n| format!("--- {{kind: Policy, meta: {{name: p{n}}}}}\n"));
+    let processes = many(5_000, &|n| format!("--- {{kind: Process, meta: {{namespace: a, name: p{n}}}}}\n"));
+    refused("a.yaml", policies + &processes, "E0104");
+    let defaults = "--- {kind: Defaults, spec: {control: {start_cmd: a}}}\n".repeat(5_000);
+    refused("a.yaml", defaults + "--- {kind: Process, meta: {namespace: a, name: b}}\n", "E0104");
+    refused(
+        "a.yaml",
+        many(300, &|n| {
+            format!("--- {{kind: Process, meta: {{namespace: a, name: b{n}}}, instances: 1000000}}\n")
+        }),
+        "E0104",
+    );
+    refused("a.yaml", "--- {meta: {namespace: a, name: b}, depends_on: [b]}\n".repeat(20_000), "E0114");
+    let groups = many(5_000, &|n| format!("--- {{kind: HostGroup, meta: {{name: g{n}}}, hosts: []}}\n"));
+    let lost = many(5_000, &|n| {
+        format!("--- {{kind: Process, meta: {{namespace: a, name: p{n}}}, hosts: [{{group: x{n}}}]}}\n")
+    });
+    refused("a.yaml", groups + &lost, "E0403");
+}
+
+#[test]
+fn a_command_that_no_system_runs_is_not_copied_a_thousand_times() {
+    let long = format!("\"{} ${{instance}}\"", "a".repeat(1_000_000));
+    let text = crate::support::with("./api", &long).replace("spec:", "instances: 1000\nspec:");
+    refused("a.yaml", text.replace("/run/api.pid", "/run/api.pid, value_key: \"${instance}\""), "E0111");
+}

@@ -174,6 +174,14 @@ fn e0105_double_keys_are_told_at_the_later_one() {
 }
 
 #[test]
+fn e0105_one_field_in_two_spellings() {
+    one(
+        &with("spec:", "on_change: {env: reload, spec.env: none}\nspec:"),
+        "a.yaml:5:26 E0105 on_change names env twice: with `spec.` before it, and without | remove one of them",
+    );
+}
+
+#[test]
 fn e0106_unknown_kinds_and_versions() {
     one(
         &with("kind: Process", "kind: Proces"),
@@ -221,7 +229,7 @@ fn e0201_names_that_keys_cannot_carry() {
     );
     one(
         &with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: \"a b\""),
-        "a.yaml:4:23 E0201 bk_agent_id cannot be used: it contains ' ', which a result key cannot carry",
+        "a.yaml:4:23 E0201 bk_agent_id cannot be used: it contains ' ', which a result key cannot carry | …",
     );
     one(
         &with("spec:", "depends_on: [a/b/c]\nspec:"),
@@ -260,24 +268,27 @@ fn e0202_to_e0206_values_out_of_their_bounds() {
     );
     one(
         &with("spec:", "rollout: {batch: 110%}\nspec:"),
-        "a.yaml:5:18 E0204 rollout.batch \"110%\" is no percentage between 0% and 100%",
+        "a.yaml:5:18 E0204 rollout.batch \"110%\" is no percentage between 0% and 100% | …",
     );
     one(
         &with("auto_type: 1", "auto_type: 3"),
-        "a.yaml:8:31 E0205 spec.monitor_policy.auto_type is 3; it must be 0 to 2",
+        "a.yaml:8:31 E0205 spec.monitor_policy.auto_type is 3; it must be 0 to 2 | …",
     );
-    one(&with("spec:", "instances: 0\nspec:"), "a.yaml:5:12 E0205 instances is 0; it must be 1 to 1000000");
+    one(
+        &with("spec:", "instances: 0\nspec:"),
+        "a.yaml:5:12 E0205 instances is 0; it must be 1 to 1000000 | …",
+    );
     one(
         &with("bk_cloud_id: 0", "bk_cloud_id: -1"),
-        "a.yaml:4:37 E0205 hosts[0].bk_cloud_id is -1; it must be 0 or more",
+        "a.yaml:4:37 E0205 hosts[0].bk_cloud_id is -1; it must be 0 or more | …",
     );
     one(
         &with("auto_type: 1", "start_check_secs: -1"),
-        "a.yaml:8:38 E0206 spec.monitor_policy.start_check_secs is -1 seconds; it must be 0 to 86400 seconds",
+        "a.yaml:8:38 E0206 spec.monitor_policy.start_check_secs is -1 seconds; it must be 0 to 86400 seconds | …",
     );
     one(
         &with("auto_type: 1", "op_timeout: 999999999"),
-        "a.yaml:8:32 E0206 spec.monitor_policy.op_timeout is 999999999 seconds; it must be 0 to 86400 seconds",
+        "a.yaml:8:32 E0206 spec.monitor_policy.op_timeout is 999999999 seconds; it must be 0 to 86400 seconds | …",
     );
     one(
         &with("spec:", "rollout: {soak: 30x}\nspec:"),
@@ -293,7 +304,7 @@ fn e0207_to_e0214_values_that_do_not_parse() {
     );
     one(
         &with("name: api}", "name: api, labels: {abide_owner: me}}"),
-        "a.yaml:3:44 E0208 label \"abide_owner\" is reserved: abide_* labels are Abide's own",
+        "a.yaml:3:44 E0208 label \"abide_owner\" is reserved: abide_* labels are Abide's own | …",
     );
     one(
         &with("./api}", "\"./api ${PORT}\"}"),
@@ -371,7 +382,7 @@ fn e0301_to_e0304_fields_that_do_not_go_together() {
     expect(&[("a.yaml", &(with("auto_type: 1", "auto_type: 0") + "  job: {cycle_time: 60}\n"))], &[]);
     one(
         &with("  control: {start_cmd: ./api}\n", ""),
-        "a.yaml:5:1 E0302 state running needs control.start_cmd, and there is none",
+        "a.yaml:5:1 E0302 state running needs control.start_cmd, and there is none | …",
     );
     expect(
         &[("a.yaml", &with("  control: {start_cmd: ./api}\n", "").replace("spec:", "state: stopped\nspec:"))],
@@ -384,6 +395,10 @@ fn e0301_to_e0304_fields_that_do_not_go_together() {
     one(
         &with("spec:", "moved_from: 0:10.0.0.2:web:api\nspec:"),
         "a.yaml:5:13 E0304 moved_from \"0:10.0.0.2:web:api\" cannot be followed: a process cannot move across hosts | …",
+    );
+    one(
+        &with("spec:", "moved_from: web/b@10.0.0.2\nspec:"),
+        "a.yaml:5:13 E0304 moved_from \"web/b@10.0.0.2\" cannot be followed: a process cannot move across hosts | …",
     );
     one(
         &with("spec:", "moved_from: api\nspec:"),
@@ -456,11 +471,11 @@ fn e0403_and_e0404_groups() {
     );
     expect(
         &[("a.yaml", &of("{group: none}")), ("g.yaml", groups)],
-        &["a.yaml:4:17 E0404 host group \"none\" has no hosts"],
+        &["a.yaml:4:17 E0404 host group \"none\" has no hosts | …"],
     );
     expect(
         &[("a.yaml", &of("{group: eu-west, labels: rack=b}")), ("g.yaml", groups)],
-        &["a.yaml:4:34 E0404 no host of group \"eu-west\" has the labels rack=b"],
+        &["a.yaml:4:34 E0404 no host of group \"eu-west\" has the labels rack=b | …"],
     );
     expect(&[("a.yaml", &of("{group: eu-west, labels: rack=a}")), ("g.yaml", groups)], &[]);
 }
@@ -531,11 +546,11 @@ fn e0408_to_e0410_contradictions() {
     };
     expect(
         &[("a.yaml", &with_agent("a", "10.0.0.1", "x")), ("b.yaml", &with_agent("b", "10.0.0.1", "y"))],
-        &["b.yaml:3:9 E0410 host 0:10.0.0.1 has another bk_agent_id at a.yaml:3:9"],
+        &["b.yaml:3:9 E0410 host 0:10.0.0.1 has another bk_agent_id at a.yaml:3:9 | …"],
     );
     expect(
         &[("a.yaml", &with_agent("a", "10.0.0.1", "x")), ("b.yaml", &with_agent("b", "10.0.0.2", "x"))],
-        &["b.yaml:3:9 E0410 agent x is on host 0:10.0.0.2 here, and on 0:10.0.0.1 at a.yaml:3:9"],
+        &["b.yaml:3:9 E0410 agent x is on host 0:10.0.0.2 here, and on 0:10.0.0.1 at a.yaml:3:9 | …"],
     );
 }
 
@@ -566,7 +581,9 @@ fn warnings_are_no_errors() {
     let down = other("b").replace("spec:", "state: absent\nspec:");
     expect(
         &[("a.yaml", &with("spec:", "depends_on: [b]\nspec:")), ("b.yaml", &down)],
-        &["a.yaml:5:14 W0504 depends_on names web/b, which is to be absent: the start would wait for ever"],
+        &[
+            "a.yaml:5:14 W0504 depends_on names web/b, which is to be absent: the start would wait for ever | …",
+        ],
     );
 }
 

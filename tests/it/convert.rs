@@ -130,7 +130,8 @@ fn what_a_job_body_leaves_out_is_filled_as_documented() {
     };
     let read = |body: &str| -> Value { serde_yaml::from_str(&convert(&[], body)).expect("YAML") };
     let plain = read(&body(json!({"start_cmd": "./p ${HOME}"})));
-    assert_eq!(plain["meta"], json!({"namespace": "job-7", "name": "p"}));
+    let labels = json!({"bk_job_api": "operate_process"});
+    assert_eq!(plain["meta"], json!({"namespace": "job-7", "name": "p", "labels": labels}));
     assert_eq!(plain["spec"]["identity"]["user"], "root");
     assert_eq!(plain["spec"]["monitor_policy"]["auto_type"], 1);
     assert_eq!(
@@ -251,4 +252,125 @@ fn a_manifest_stays_what_it_is() {
         loaded.desired.instances.iter().map(|(k, w)| (k.clone(), w.spec.clone())).collect::<Vec<_>>()
     };
     assert_eq!(specs(&a), specs(&b));
+}
+
+/// A JOB body of one process.
+fn job(head: Value, process: Value) -> String {
+    let mut body = head;
+    let mut whole = json!({"proc_name": "p", "setup_path": "/p", "pid_path": "/p.pid", "start_cmd": "./p", "type": 1, "ip_list": [{"bk_cloud_id": 0, "ip": "10.0.0.1"}]});
+    whole.as_object_mut().expect("a map").extend(process.as_object().expect("a map").clone());
+    body["process_infos"] = json!([whole]);
+    body.to_string()
+}
+
+#[test]
+fn a_job_body_comes_back_for_the_call_it_was_made_for() {
+    let operate = |op: i64, extra: Value| job(json!({"bk_biz_id": 1, "op_type": op}), extra);
+    // start, stop, unhost: what the manifest's state leads back to. The others are ways to the same state.
+    for (op, back) in [(0, 0), (1, 1), (4, 4), (3, 0), (7, 0), (9, 1)] {
+        for extra in
+            [json!({"contact": "me", "account": "root"}), json!({"contact": "me"}), json!({"account": "app"})]
+        {
+            let body: Value =
+                serde_json::from_str(&convert(&["--to", "job", "--strict"], &operate(op, extra.clone())))
+                    .expect("JSON");
+            assert_eq!(body["op_type"], back, "{op} {extra}");
+            assert_eq!(body["process_infos"][0].get("contact"), extra.get("contact"), "{op} {extra}");
+            assert!(body["process_infos"][0].get("proc_owner").is_none(), "{op} {extra}");
+        }
+    }
+    for (op, kind) in [(1, 1), (2, 1), (2, 2)] {
+        let manage = job(
+            json!({"bk_scope_type": "biz_set", "bk_scope_id": "9", "op_type": op}),
+            json!({"proc_owner": "me", "type": kind}),
+        );
+        let body: Value =
+            serde_json::from_str(&convert(&["--to", "job", "--strict"], &manage)).expect("JSON");
+        assert_eq!(
+            (&body["op_type"], &body["process_infos"][0]["proc_owner"]),
+            (&json!(op), &json!("me")),
+            "{op} {kind}"
+        );
+        assert_eq!((&body["bk_scope_type"], &body["bk_scope_id"]), (&json!("biz_set"), &json!("9")));
+        assert!(body["process_infos"][0].get("account").is_none());
+    }
+    let forced = convert(&["--to", "job", "--job-api", "operate_process"], &fixture("job_manage_proc.json"));
+    assert!(forced.contains("\"contact\""), "{forced}");
+}
+
+#[test]
+fn two_instances_with_one_result_key_never_share_a_call() {
+    let text = with("namespace: web", "namespace: job-1")
+        .replace("spec:", "instances: 2\nspec:")
+        .replace("/run/api.pid", "/run/api.pid, value_key: \"api_${instance}\"");
+    let bodies = convert(&["--to", "job"], &text);
+    let counts: Vec<_> = serde_json::Deserializer::from_str(&bodies)
+        .into_iter::<Value>()
+        .map(|b| b.expect("JSON")["process_infos"].as_array().map_or(0, Vec::len))
+        .collect();
+    assert_eq!(counts, [1, 1]);
+}
+
+#[test]
+fn what_is_wrong_in_a_job_body_is_refused_where_it_stands() {
+    let here = Tree::new::<&str>(&[]);
+    for (process, code) in [
+        (json!({"type": 7}), "E0205"),
+        (json!({"cpu_lmt": 150}), "E0204"),
+        (json!({"cycle_time": -5}), "E0205"),
+        (json!({"ip_list": [{"bk_cloud_id": 0, "ip": "x"}]}), "E0203"),
+        (json!({"ip_list": [{"ip": "10.0.0.1"}]}), "E0104"),
+        (json!({"ip_list": [{"bk_cloud_id": -1, "ip": "10.0.0.1"}]}), "E0205"),
+    ] {
+        let output = abide(
+            &["convert", "-"],
+            here.path(),
+            job(json!({"bk_biz_id": 1, "op_type": 0}), process.clone()).as_bytes(),
+        );
+        assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(65), ""), "{process}");
+        assert!(stderr(&output).contains(code), "{process}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn several_json_values_convert_as_they_validate() {
+    let value: Value = serde_yaml::from_str(GOOD).expect("YAML");
+    let other: Value =
+        serde_yaml::from_str(&GOOD.replace("name: api}", "name: b}").replace("/opt/api", "/opt/b"))
+            .expect("YAML");
+    let tree = Tree::new(&[("two.json", format!("{value}\n{other}"))]);
+    assert_eq!(tree.problems(), [] as [&str; 0]);
+    let output = abide(&["convert", "two.json", "--to", "gse-v2"], tree.path(), b"");
+    assert_eq!(
+        serde_json::Deserializer::from_str(&stdout(&output)).into_iter::<Value>().count(),
+        2,
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_bare_document_with_something_of_abides_own_stays_whole() {
+    let bare = with("apiVersion: abide/v1\nkind: Process\n", "")
+        .replace("spec:", "state: stopped\nprotect: [delete]\nspec:")
+        .replace("./api", "\"./api ${name}\"");
+    let again = convert(&[], &bare);
+    for part in ["state: stopped", "protect: [delete]", "./api ${name}"] {
+        assert!(again.contains(part) && !again.contains("$${"), "{again}");
+    }
+}
+
+#[test]
+fn the_state_that_a_registry_cannot_hold_is_listed() {
+    let tree = Tree::new(&[(
+        "a.yaml",
+        with("spec:", "state: stopped\nspec:").replace("bk_cloud_id: 0", "bk_cloud_id: 0, bk_supplier_id: 0"),
+    )]);
+    let output = abide(&["convert", "a.yaml", "--to", "gse-v1", "--strict"], tree.path(), b"");
+    assert!(
+        output.status.code() == Some(65) && stderr(&output).contains("not said: web/api: state: stopped"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(stdout(&output), "", "nothing is written before it is refused");
 }

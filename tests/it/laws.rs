@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use abide::manifest::document::{
-    ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, IdentityEntry, JobEntry, Loose, Map,
-    Meta, MonitorEntry, ResourceEntry, SpecEntry, Text, WarnEntry,
+    AllowEntry, BudgetsEntry, ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry,
+    IdentityEntry, JobEntry, Loose, Map, Meta, MonitorEntry, Real, ResourceEntry, RolloutEntry, SpecEntry,
+    Text, WarnEntry, WindowEntry,
 };
 use abide::manifest::{Limits, load_text, print};
 use abide::model::{Effect, Field, OnChange, Spec};
@@ -110,8 +111,8 @@ fn number() -> BoxedStrategy<Option<i64>> {
     of(any::<i64>()).boxed()
 }
 
-fn share() -> impl Strategy<Value = Option<f64>> {
-    of(prop_oneof![(-1000i32..1000).prop_map(f64::from), -1e9..1e9f64])
+fn share() -> impl Strategy<Value = Option<Real>> {
+    of(prop_oneof![(-1000i32..1000).prop_map(f64::from), -1e9..1e9f64].prop_map(Real))
 }
 
 fn host() -> BoxedStrategy<HostEntry> {
@@ -222,33 +223,131 @@ fn spec() -> impl Strategy<Value = SpecEntry> {
         )
 }
 
-fn document() -> impl Strategy<Value = Document> {
+fn document() -> BoxedStrategy<Document> {
     let meta = (words(), words(), map(loose())).prop_map(|(namespace, name, labels)| Meta {
         namespace,
         name,
         labels,
     });
-    let list = of(proptest::collection::vec(text().prop_map(Text), 0..3));
-    (
-        of(meta.boxed()),
-        of(proptest::collection::vec(host(), 0..3)),
-        words(),
-        number(),
-        list,
+    let list = || of(proptest::collection::vec(text().prop_map(Text), 0..3)).boxed();
+    let hosts = of(proptest::collection::vec(host(), 0..3)).boxed();
+    let rollout = (of(loose()), of(loose()), of(loose()), number(), of(any::<bool>())).prop_map(
+        |(batch, canary, soak, max_failures, auto_rollback)| RolloutEntry {
+            batch,
+            canary,
+            soak,
+            max_failures,
+            auto_rollback,
+        },
+    );
+    let allow = (list(), list(), list()).prop_map(|(namespaces, users, hosts)| AllowEntry {
+        namespaces,
+        users,
+        hosts,
+    });
+    let budgets = (of(loose()), of(loose())).prop_map(|(delete, restart)| BudgetsEntry { delete, restart });
+    let window = (words(), words(), words(), words(), list())
+        .prop_map(|(days, from, to, tz, operations)| WindowEntry { days, from, to, tz, operations });
+    let first =
+        (words(), of(meta.boxed()), hosts, words(), number(), list(), list(), of(any::<bool>()), words())
+            .boxed();
+    let second = (
         map(text().prop_map(Text)),
+        of(rollout.boxed()),
         of(spec().boxed()),
+        words(),
+        of(allow.boxed()),
+        of(budgets.boxed()),
+        of(proptest::collection::vec(window.boxed(), 0..2)),
     )
-        .prop_map(|(meta, hosts, state, instances, depends_on, on_change, spec)| Document {
-            api_version: Some("abide/v1".into()),
-            meta,
-            hosts,
-            state,
-            instances,
-            depends_on,
-            on_change,
-            spec,
+        .boxed();
+    (first, second)
+        .prop_map(
+            |((kind, meta, hosts, state, instances, depends_on, protect, adopt, moved_from), second)| {
+                let (on_change, rollout, spec, owner, allow, budgets, windows) = second;
+                Document {
+                    api_version: Some("abide/v1".into()),
+                    kind,
+                    meta,
+                    hosts,
+                    state,
+                    instances,
+                    depends_on,
+                    protect,
+                    adopt,
+                    moved_from,
+                    on_change,
+                    rollout,
+                    spec,
+                    owner,
+                    allow,
+                    budgets,
+                    windows,
+                    ..Document::default()
+                }
+            },
+        )
+        .boxed()
+}
+
+/// A document that is good, with odd texts wherever a text may be odd.
+fn good_document() -> BoxedStrategy<Document> {
+    let safe = || text().prop_map(|text| Text(text.replace("${", "$${").replace('\0', "")));
+    let env = proptest::collection::btree_map(
+        "[A-Z]{1,4}",
+        safe().prop_map(|Text(text)| EnvEntry::Plain(Loose::Text(text))),
+        0..3,
+    );
+    let labels = proptest::collection::btree_map("[a-z]{1,4}", text().prop_map(Loose::Text), 0..3);
+    (of(safe()), of(safe()), safe(), env, labels, 0.0..100.0f64, 0..86_400i64)
+        .prop_map(|(stop_cmd, reload_cmd, Text(user), env, labels, cpu, seconds)| Document {
+            kind: Some("Process".into()),
+            meta: Some(Meta {
+                namespace: Some("web".into()),
+                name: Some("api".into()),
+                labels: Some(Map(labels)),
+            }),
+            hosts: Some(vec![HostEntry {
+                ip: Some("10.0.0.1".into()),
+                bk_cloud_id: Some(0),
+                ..HostEntry::default()
+            }]),
+            spec: Some(SpecEntry {
+                identity: Some(IdentityEntry {
+                    proc_name: Some("p".into()),
+                    setup_path: Some("/p".into()),
+                    pid_path: Some("/p.pid".into()),
+                    user: Some(Text(user.replace("${", ""))),
+                    ..IdentityEntry::default()
+                }),
+                control: Some(ControlEntry {
+                    start_cmd: Some("x".into()),
+                    stop_cmd,
+                    reload_cmd,
+                    ..ControlEntry::default()
+                }),
+                resource: Some(ResourceEntry { cpu: Some(Real(cpu)), ..ResourceEntry::default() }),
+                monitor_policy: Some(MonitorEntry {
+                    start_check_secs: Some(seconds),
+                    ..MonitorEntry::default()
+                }),
+                env: Some(Map(env)),
+                ..SpecEntry::default()
+            }),
             ..Document::default()
         })
+        .boxed()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// What is good as YAML is good: the two laws below would hold for nothing but refusals otherwise.
+    #[test]
+    fn good_documents_are_good(document in good_document()) {
+        let loaded = load_text("a.yaml", print::yaml(std::slice::from_ref(&document)), &Limits::default());
+        prop_assert_eq!((loaded.errors(), loaded.desired.instances.len()), (0, 1), "{:?}", loaded.problems);
+    }
 }
 
 proptest! {
@@ -266,7 +365,7 @@ proptest! {
 
     /// JSON and YAML say the same: the same instances, and problems of the same kinds.
     #[test]
-    fn json_and_yaml_are_one_language(document in document()) {
+    fn json_and_yaml_are_one_language(document in prop_oneof![document(), good_document()]) {
         let json = ascii(&serde_json::to_string_pretty(&document).expect("JSON"));
         let yaml = print::yaml(std::slice::from_ref(&document));
         let (json, yaml) = (Tree::new(&[("a.json", json)]), Tree::new(&[("a.yaml", yaml)]));

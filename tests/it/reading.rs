@@ -108,7 +108,15 @@ fn standard_input_is_yaml_or_json() {
 
 #[test]
 fn e0112_and_e0113_text_that_is_not_what_it_seems() {
-    let cases: [(&[u8], &str); 7] = [
+    let cases: [(&[u8], &str); 9] = [
+        (
+            "a: 1 # fine\u{2028}b: 2\n".as_bytes(),
+            "a.yaml:1:12 E0113 the file contains a line end that only some programs see, U+2028",
+        ),
+        (
+            "a: 1 # fine\u{85}b: 2\n".as_bytes(),
+            "a.yaml:1:12 E0113 the file contains a line end that only some programs see, U+0085",
+        ),
         (b"\xff\xfem\0e\0", "a.yaml:1:1 E0112 the file is UTF-16"),
         (b"\xef\xbb\xbfmeta: {}\n", "a.yaml:1:1 E0113 the file begins with a byte order mark, U+FEFF"),
         (b"a: 1\nb: \xff\n", "a.yaml:2:4 E0112 byte 0xff is not UTF-8"),
@@ -304,4 +312,76 @@ fn one_file_named_twice_is_read_once() {
     ];
     let loaded = manifest::load(&paths, &Limits::default());
     assert_eq!((loaded.problems.len(), loaded.desired.instances.len(), loaded.files), (0, 1, 1));
+}
+
+#[test]
+fn a_named_link_is_looked_at_before_it_is_read() {
+    let outside = Tree::new(&[("secret.yaml", "password: hunter2")]);
+    let tree = Tree::new(&[("a.yaml", GOOD)]);
+    symlink(outside.path().join("secret.yaml"), tree.path().join("b.yaml")).unwrap();
+    symlink("a.yaml", tree.path().join("c.yaml")).unwrap();
+    let output = abide(&["validate", "a.yaml", "b.yaml", "c.yaml"], tree.path(), b"");
+    assert!(stdout(&output).contains("E0110") && !stdout(&output).contains("hunter2"), "{}", stdout(&output));
+    assert_eq!(abide(&["validate", "c.yaml"], tree.path(), b"").status.code(), Some(0));
+}
+
+#[test]
+fn tags_and_leading_zeros_do_not_pass_for_numbers() {
+    for value in ["!!str 5", "!foo 5", "010", "00"] {
+        for field in ["cpu", "mem", "fd"] {
+            let text = with("./api}", &format!("./api}}\n  resource: {{{field}: {value}}}"));
+            let problems = Tree::new(&[("a.yaml", &text)]).problems();
+            assert!(problems.len() == 1 && problems[0].contains("E0103"), "{field}: {value}: {problems:?}");
+        }
+    }
+}
+
+#[test]
+fn a_fault_in_defaults_makes_nothing_missing_below() {
+    let tree = Tree::new(&[
+        ("d/defaults.yaml", "kind: Defaults\nspec: {control: {start_cmd: 5}}\n".to_owned()),
+        ("d/sub/p.yaml", with("  control: {start_cmd: ./api}\n", "")),
+    ]);
+    let problems = tree.problems();
+    assert!(problems.len() == 1 && problems[0].starts_with("d/defaults.yaml:2:"), "{problems:?}");
+}
+
+#[test]
+fn past_the_limit_of_instances_everything_is_still_checked() {
+    let many = GOOD
+        .replace("spec:", "instances: 3\nspec:")
+        .replace("/run/api.pid", "/run/api.pid, value_key: \"${instance}\"");
+    let tree = Tree::new(&[
+        ("a.yaml", many),
+        ("b.yaml", named("b").replace("10.0.0.1", "x").replace("./api", "\"${X}\"")),
+    ]);
+    let limits = Limits { instances: 2, ..Limits::default() };
+    let codes: Vec<_> = manifest::load(&[tree.path().to_path_buf()], &limits)
+        .problems
+        .iter()
+        .map(|p| p.code.text())
+        .collect();
+    assert_eq!(codes, ["E0111", "E0203", "E0209"]);
+}
+
+#[test]
+fn what_is_known_of_a_host_anywhere_is_known_of_it() {
+    let group = "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0, bk_supplier_id: 3, bk_agent_id: a1}]\n";
+    let loaded = Tree::new(&[("a.yaml", GOOD), ("g.yaml", group)]).load();
+    let host = &loaded.desired.instances.values().next().expect("one").host;
+    assert_eq!(
+        (host.supplier, host.agent_id.as_ref().map(ToString::to_string)),
+        (Some(3), Some("a1".into()))
+    );
+}
+
+#[test]
+fn items_of_a_list_know_their_own_lines() {
+    let list = format!("[{},\n{}]", json(&named("a")), json(&named("b")));
+    let yaml = format!("- {}\n- {}\n", json(&named("a")), json(&named("b")));
+    for (file, text) in [("a.json", list), ("a.yaml", yaml)] {
+        let loaded = Tree::new(&[(file, text)]).load();
+        let lines: Vec<_> = loaded.desired.instances.values().map(|want| want.origin.place.line).collect();
+        assert_eq!(lines, [1, 2], "{file}: {:?}", loaded.problems);
+    }
 }

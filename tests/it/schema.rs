@@ -54,6 +54,15 @@ fn valid(root: &Value, schema: &Value, value: &Value) -> bool {
         "not" => !valid(root, by, value),
         "if" => !valid(root, by, value) || valid(root, &rules["then"], value),
         "then" => true,
+        "propertyNames" => {
+            value.as_object().is_none_or(|map| map.keys().all(|name| valid(root, by, &json!(name))))
+        }
+        "dependentRequired" => value.as_object().is_none_or(|map| {
+            let needed = by.as_object().expect("a map").iter().filter(|(name, _)| map.contains_key(*name));
+            needed
+                .flat_map(|(_, names)| names.as_array().expect("a list"))
+                .all(|name| map.contains_key(name.as_str().expect("a name")))
+        }),
         "pattern" => value.as_str().is_none_or(|text| matches_pattern(by.as_str().expect("a pattern"), text)),
         other => panic!("the schema uses {other:?}"),
     })
@@ -72,6 +81,8 @@ fn matches_pattern(pattern: &str, text: &str) -> bool {
         "^([0-9]+[smhd])+$" => {
             text.ends_with(['s', 'm', 'h', 'd']) && text.starts_with(|c: char| c.is_ascii_digit())
         }
+        "^[^:/\\s]+$" => !text.is_empty() && !text.contains([':', '/', ' ']),
+        "^(?!abide_)" => !text.starts_with("abide_"),
         other => panic!("pattern {other}"),
     }
 }
@@ -118,6 +129,10 @@ fn what_the_checker_refuses_by_shape_the_schema_refuses_too() {
         ("spec:", "rollout: {batch: ten}\nspec:"),
         ("spec:", "owner: me\nspec:"),
         ("kind: Process", "kind: HostGroup"),
+        ("namespace: web", "namespace: a/b"),
+        (", bk_cloud_id: 0", ""),
+        ("spec:", "on_change: {control.strat_cmd: none}\nspec:"),
+        ("name: api}", "name: api, labels: {abide_x: y}}"),
     ] {
         let text = with(old, new);
         assert!(!Tree::new(&[("a.yaml", &text)]).problems().is_empty(), "{new}");
@@ -128,7 +143,8 @@ fn what_the_checker_refuses_by_shape_the_schema_refuses_too() {
 /// A value of a shape.
 fn example(shape: &Shape) -> Value {
     match shape {
-        Shape::Text | Shape::LooseText => json!("text"),
+        Shape::Text | Shape::Name | Shape::LooseText => json!("text"),
+        Shape::Ip => json!("10.0.0.1"),
         Shape::Word(words) => json!(words[0]),
         Shape::AbsolutePath => json!("/path"),
         Shape::Int(range) => json!(range.start().max(&1)),
@@ -138,6 +154,7 @@ fn example(shape: &Shape) -> Value {
         Shape::Duration => json!("30s"),
         Shape::Section(section) => whole(section),
         Shape::List(of) => json!([example(of)]),
+        Shape::Map(Shape::Word(words)) => json!({"control.start_cmd": words[0]}),
         Shape::Map(of) => json!({"key": example(of)}),
         Shape::OneOf(shapes) => example(&shapes[shapes.len() - 1]),
     }

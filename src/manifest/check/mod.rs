@@ -6,6 +6,7 @@ mod spec;
 mod values;
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
 
 pub use spec::{require, spec};
 pub use values::{Values, glob};
@@ -44,8 +45,8 @@ pub struct Process {
     pub on_change: OnChange,
     pub rollout: Option<Rollout>,
     /// As written, and as read: Defaults go under the former.
-    pub entry: SpecEntry,
-    pub spec: Spec,
+    pub entry: Arc<SpecEntry>,
+    pub spec: Arc<Spec>,
     /// It was written as a request body, whose documents require more.
     pub in_body: bool,
 }
@@ -107,6 +108,9 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
         .unwrap_or_default();
     let instances =
         values.int(&Path::of("instances"), document.instances, grammar::INSTANCES, Code::OutOfRange);
+    if let (Some(key), Some(count)) = (&key, instances) {
+        numbered_name(key, count, values);
+    }
     let labels = values.labels(&Path::of("meta.labels"), meta.labels.as_ref());
     if document.hosts.as_ref().is_none_or(Vec::is_empty) {
         values.missing(Path::of("hosts"));
@@ -151,16 +155,36 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
         moved_from,
         on_change: on_change(document.on_change.unwrap_or_default().0, values),
         rollout: document.rollout.map(|entry| rollout(&entry, values)),
-        entry,
-        spec,
+        entry: shared(entry),
+        spec: shared_spec(spec),
         in_body,
     }
+}
+
+/// Thousands of documents without a spec have it in common.
+fn shared(entry: SpecEntry) -> Arc<SpecEntry> {
+    static NOTHING: LazyLock<Arc<SpecEntry>> = LazyLock::new(Arc::default);
+    if entry == SpecEntry::default() { Arc::clone(&NOTHING) } else { Arc::new(entry) }
+}
+
+fn shared_spec(spec: Spec) -> Arc<Spec> {
+    static NOTHING: LazyLock<Arc<Spec>> = LazyLock::new(Arc::default);
+    if spec == Spec::default() { Arc::clone(&NOTHING) } else { Arc::new(spec) }
 }
 
 fn process_key(meta: &Meta, values: &mut Values) -> Option<ProcessKey> {
     let namespace = name(&Path::of("meta.namespace"), meta.namespace.as_ref(), values);
     let name = name(&Path::of("meta.name"), meta.name.as_ref(), values);
     Some(ProcessKey { namespace: namespace?, name: name? })
+}
+
+/// A name may be fine by itself and too long with the number of an instance.
+fn numbered_name(key: &ProcessKey, count: u32, values: &mut Values) {
+    let name = format!("{}_{count}", key.name);
+    if name.parse::<Name>().is_err() {
+        let message = format!("with `instances` a name becomes {name:?}, which is too long");
+        values.find(Finding::new(Code::BadName, Path::of("meta.name"), message).hint("take a shorter name"));
+    }
 }
 
 fn name(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Name> {
@@ -226,11 +250,14 @@ fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
         None => None,
         Some(Ok(id)) => Some(id),
         Some(Err(error)) => {
-            values.find(Finding::new(
-                Code::BadName,
-                path.key("bk_agent_id"),
-                format!("bk_agent_id cannot be used: {error}"),
-            ));
+            values.find(
+                Finding::new(
+                    Code::BadName,
+                    path.key("bk_agent_id"),
+                    format!("bk_agent_id cannot be used: {error}"),
+                )
+                .hint("as the agent reports it"),
+            );
             return None;
         }
     };
@@ -308,8 +335,9 @@ fn moved_from(text: &str, to: &ProcessKey, values: &mut Values) -> Option<Proces
     let path = Path::of("moved_from");
     let problem = match ProcessKey::within(&to.namespace, text) {
         Ok(key) if key == *to => "it is the process's own name".to_owned(),
+        Ok(_) if names_host(text) => ACROSS_HOSTS.to_owned(),
         Ok(key) => return Some(key),
-        Err(_) if text.contains(':') => "a process cannot move across hosts".to_owned(),
+        Err(_) if text.contains(':') => ACROSS_HOSTS.to_owned(),
         Err(error) => error.to_string(),
     };
     let message = format!("moved_from {:?} cannot be followed: {problem}", super::node::shorten(text));
@@ -318,6 +346,14 @@ fn moved_from(text: &str, to: &ProcessKey, values: &mut Values) -> Option<Proces
             .hint("NAMESPACE/NAME, or NAME in the same namespace, as it was on the same hosts"),
     );
     None
+}
+
+const ACROSS_HOSTS: &str = "a process cannot move across hosts";
+
+/// `NS/NAME@HOST`, as the command line writes an instance.
+fn names_host(text: &str) -> bool {
+    let host = text.rsplit_once('@').map(|(_, host)| host);
+    host.is_some_and(|host| host.parse::<HostKey>().is_ok() || host.parse::<std::net::IpAddr>().is_ok())
 }
 
 fn on_change(entries: BTreeMap<String, Text>, values: &mut Values) -> OnChange {
@@ -334,8 +370,12 @@ fn on_change(entries: BTreeMap<String, Text>, values: &mut Values) -> OnChange {
             continue;
         };
         let word = values.word(&path.entry(&name), Some(&word), grammar::EFFECTS);
-        if let Some(effect) = word.and_then(Effect::from_word) {
-            known.insert(field, effect);
+        if let Some(effect) = word.and_then(Effect::from_word)
+            && known.insert(field, effect).is_some()
+        {
+            let message = format!("on_change names {field} twice: with `spec.` before it, and without");
+            let finding = Finding::new(Code::DuplicateKey, path.entry(&name), message);
+            values.find(finding.hint("remove one of them").at_key());
         }
     }
     known

@@ -12,10 +12,7 @@ use crate::model::{Allow, Budgets, Days, Operation, Place, Policy, TimeOfDay, Wi
 /// Reads a policy. Its reach and place are filled in by who knows the file.
 pub fn policy(document: Document, values: &mut Values) -> Policy {
     let name = document.meta.as_ref().and_then(|meta| meta.name.as_ref());
-    let name = values.text(&Path::of("meta.name"), name);
-    if name.is_none() {
-        values.missing(Path::of("meta.name"));
-    }
+    let name = super::name(&Path::of("meta.name"), name, values).map(|name| name.to_string());
     let allow = document.allow.unwrap_or_default();
     let budgets = document.budgets.unwrap_or_default();
     let windows = document.windows.unwrap_or_default();

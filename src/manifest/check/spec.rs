@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Values;
 use crate::manifest::document::{
-    ConfigEntry, ControlEntry, EnvEntry, IdentityEntry, JobEntry, Loose, MonitorEntry, ResourceEntry,
+    ConfigEntry, ControlEntry, EnvEntry, IdentityEntry, JobEntry, Loose, MonitorEntry, Real, ResourceEntry,
     SpecEntry, Text,
 };
 use crate::manifest::grammar::{self, ANY_COUNT, CYCLE_SECONDS, RETRIES, SECONDS, SMALL_COUNT};
@@ -116,8 +116,8 @@ fn control(entry: &ControlEntry, path: &Path, numbered: bool, values: &mut Value
 fn resource(entry: &ResourceEntry, path: &Path, values: &mut Values) -> Resource {
     let ResourceEntry { cpu, mem, fd, disk, net } = entry;
     Resource {
-        cpu: values.percent(&path.key("cpu"), *cpu),
-        mem: values.percent(&path.key("mem"), *mem),
+        cpu: values.percent(&path.key("cpu"), cpu.map(|Real(share)| share)),
+        mem: values.percent(&path.key("mem"), mem.map(|Real(share)| share)),
         fd: values.int(&path.key("fd"), *fd, ANY_COUNT, Code::OutOfRange),
         disk: values.int(&path.key("disk"), *disk, ANY_COUNT, Code::OutOfRange),
         net: values.int(&path.key("net"), *net, ANY_COUNT, Code::OutOfRange),
@@ -234,8 +234,10 @@ fn env_value(
                 EnvValue::Text(text)
             })
         }
-        (Some(file), None) => values.path(&path.key("file"), Some(file), numbered).map(EnvValue::File),
-        (None, None) | (Some(_), Some(_)) => {
+        (Some(file), None) if !file.is_empty() => {
+            values.path(&path.key("file"), Some(file), numbered).map(EnvValue::File)
+        }
+        (None, None) | (Some(_), _) => {
             let message = format!("{path} needs either file or value");
             values.find(
                 Finding::new(Code::BadEnv, path.clone(), message)
@@ -321,7 +323,11 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
     }
     if state.needs_start() && !set(&control.start_cmd) {
         let message = format!("state {} needs control.start_cmd, and there is none", state.word());
-        values.find(Finding::new(Code::NoStartCommand, Path::of("spec.control.start_cmd"), message).at_key());
+        values.find(
+            Finding::new(Code::NoStartCommand, Path::of("spec.control.start_cmd"), message)
+                .hint("the command that starts it")
+                .at_key(),
+        );
     }
     let foreground = control.start_mode.as_deref() == Some(StartMode::Foreground.word());
     if foreground && set(&control.restart_cmd) {

@@ -22,10 +22,9 @@ impl Values {
 
     /// Points at the parent: the field itself is nowhere.
     pub fn missing(&mut self, path: Path) {
-        let meaning = explain::find(&path.to_string()).ok().and_then(|found| found.entry);
+        let hint = meaning(&path);
         let finding = Finding::new(Code::MissingField, path.clone(), format!("{path} is missing"));
-        let finding = Finding { hint: meaning.map(|entry| entry.meaning.to_owned()), ..finding };
-        self.find(finding.at_key());
+        self.find(Finding { hint, ..finding }.at_key());
     }
 
     /// Text that is not empty: an empty text means "unset" in the documents.
@@ -33,7 +32,15 @@ impl Values {
         let text = value.filter(|text| !text.is_empty())?;
         if text.contains('\0') {
             let message = format!("{path} contains a NUL character, which no command or path can");
-            self.find(Finding::new(Code::NotText, path.clone(), message));
+            self.find(Finding::new(Code::NotText, path.clone(), message).hint("remove it"));
+            return None;
+        }
+        if text.len() > MAX_TEXT {
+            let message =
+                format!("{path} has {} bytes, and no system takes more than {MAX_TEXT}", text.len());
+            self.find(
+                Finding::new(Code::TooLarge, path.clone(), message).hint("put it into a file of its own"),
+            );
             return None;
         }
         Some(text.to_string())
@@ -79,7 +86,7 @@ impl Values {
         let bounds =
             if high == i64::MAX { format!("{low} or more") } else { format!("{low} to {high}{unit}") };
         let message = format!("{path} is {value}{unit}; it must be {bounds}");
-        self.find(Finding::new(code, path.clone(), message));
+        self.find(Finding { hint: meaning(path), ..Finding::new(code, path.clone(), message) });
         None
     }
 
@@ -137,7 +144,7 @@ impl Values {
             };
             if let Some(fault) = fault {
                 let message = format!("label {:?} {fault}", shorten(name));
-                self.find(Finding::new(Code::BadLabel, at, message).at_key());
+                self.find(Finding::new(Code::BadLabel, at, message).hint("take another name").at_key());
                 continue;
             }
             self.loose(&at, value);
@@ -149,6 +156,12 @@ impl Values {
     /// A number where text is meant is taken, with a warning.
     pub fn loose(&mut self, path: &Path, value: &Loose) {
         if let Loose::Number(n) = value {
+            if path.starts_with(&Path::of("spec.env")) {
+                // It may be a secret: the number stays out of the message.
+                let message = format!("{path} is a number where text is meant; it is taken as text");
+                return self
+                    .find(Finding::new(Code::NumberAsText, path.clone(), message).hint("put it in quotes"));
+            }
             let message = format!("{path} is a number where text is meant; it is taken as \"{n}\"");
             self.find(Finding::new(Code::NumberAsText, path.clone(), message).hint(format!("write \"{n}\"")));
         }
@@ -171,7 +184,7 @@ impl Values {
             number.trim().parse().ok().and_then(Percent::new).filter(|share| least == 0 || share.get() > 0.0);
         if share.is_none() {
             let message = format!("{path} {:?} is no percentage between 0% and 100%", shorten(text));
-            self.find(Finding::new(Code::BadPercent, path.clone(), message));
+            self.find(Finding::new(Code::BadPercent, path.clone(), message).hint("such as 3 or 10%"));
         }
         share.map(Amount::Share)
     }
@@ -193,8 +206,17 @@ impl Values {
     }
 }
 
+/// The longest argument that Linux hands to a program: a longer command cannot be run.
+const MAX_TEXT: usize = 128 << 10;
+
 /// The longest name of a label that keys, columns and YAML's own rules for keys all take.
 const MAX_LABEL: usize = 253;
+
+/// What the grammar says of a field.
+fn meaning(path: &Path) -> Option<String> {
+    let found = explain::find(&path.to_string()).ok()?;
+    found.entry.map(|entry| entry.meaning.to_owned())
+}
 
 const MAX_DURATION: u64 = 7 * 86_400;
 

@@ -1,6 +1,6 @@
 //! Defaults: fields for a directory and below. The nearest wins, field by field.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
 
 use serde_yaml::Value;
@@ -8,8 +8,8 @@ use serde_yaml::Value;
 use super::super::Declaration;
 use super::super::check::{self, Declared, Process, Values};
 use super::super::document::{Overlay, SpecEntry};
-use super::super::problem::{Code, Finding, Path};
-use super::with_values;
+use super::super::problem::{Code, Finding, OTHER, Path};
+use super::{Found, with_values};
 use crate::model::Spec;
 
 /// Per directory: all Defaults written there, laid over each other, and whether one of them has an error.
@@ -21,40 +21,39 @@ pub struct Defaults {
 struct Layer {
     entry: SpecEntry,
     /// What is wrong with the Defaults themselves: not to be said again for each process below.
-    known: Vec<(Code, Path)>,
+    known: HashSet<(Code, Path)>,
     bad: bool,
 }
 
 impl Defaults {
-    pub fn collect(
-        documents: &[Declaration],
-        findings: &[(usize, Finding)],
-        found: &mut Vec<(usize, Finding)>,
-    ) -> Defaults {
+    pub fn collect(documents: &[Declaration], findings: &[(usize, Finding)], found: &mut Found) -> Defaults {
         let mut by_home: BTreeMap<PathBuf, Layer> = BTreeMap::new();
-        let mut first: BTreeMap<&FilePath, Vec<usize>> = BTreeMap::new();
+        let mut set: HashMap<(&FilePath, Path), (usize, Value)> = HashMap::new();
         for (at, document) in documents.iter().enumerate() {
-            let Declared::Defaults(entry) = &document.declared else {
-                continue;
-            };
-            let earlier = first.entry(&document.home).or_default();
-            for &other in earlier.iter() {
-                let Declared::Defaults(theirs) = &documents[other].declared else {
-                    continue;
-                };
-                if let Some(path) = conflict(theirs, entry) {
-                    let message =
-                        format!("{path} is given another value at {{other}}, for the same directory");
-                    let finding = Finding::new(Code::DefaultsConflict, path.clone(), message);
-                    found.push((at, finding.hint("keep one of them").other(other, path)));
+            let Declared::Defaults(entry) = &document.declared else { continue };
+            let mut conflict = None;
+            for (path, value) in leaves(entry) {
+                let (other, earlier) =
+                    set.entry((document.home.as_path(), path.clone())).or_insert_with(|| (at, value.clone()));
+                if *earlier != value {
+                    conflict = conflict.or(Some((*other, path)));
                 }
             }
-            earlier.push(at);
+            if let Some((other, path)) = conflict {
+                let message = format!("{path} is given another value at {OTHER}, for the same directory");
+                let finding = Finding::new(Code::DefaultsConflict, path.clone(), message);
+                found.push((at, finding.hint("keep one of them").other(other, path)));
+            }
             let layer = by_home.entry(document.home.clone()).or_default();
             layer.entry.over(entry);
             layer.bad |= document.bad;
-            let own = findings.iter().filter(|(document, _)| *document == at);
-            layer.known.extend(own.map(|(_, finding)| (finding.code, finding.path.clone())));
+        }
+        for (at, finding) in findings {
+            if let (Declared::Defaults(_), Some(layer)) =
+                (&documents[*at].declared, by_home.get_mut(&documents[*at].home))
+            {
+                layer.known.insert((finding.code, finding.path.clone()));
+            }
         }
         Defaults { by_home }
     }
@@ -65,20 +64,14 @@ impl Defaults {
     }
 
     /// A process's spec with the Defaults above it, and what is wrong with the two together.
-    pub fn apply(
-        &self,
-        at: usize,
-        document: &Declaration,
-        process: &Process,
-        found: &mut Vec<(usize, Finding)>,
-    ) -> Spec {
+    pub fn apply(&self, at: usize, document: &Declaration, process: &Process, found: &mut Found) -> Spec {
         let layers: Vec<&Layer> =
             document.home.ancestors().filter_map(|home| self.by_home.get(home)).collect();
         let mut spec = if layers.is_empty() {
             with_values(at, found, |values| {
                 check::require(&process.entry, process.state, process.in_body, values)
             });
-            process.spec.clone()
+            Spec::clone(&process.spec)
         } else {
             self.merged(at, process, &layers, found)
         };
@@ -86,44 +79,43 @@ impl Defaults {
         spec
     }
 
-    fn merged(
-        &self,
-        at: usize,
-        process: &Process,
-        layers: &[&Layer],
-        found: &mut Vec<(usize, Finding)>,
-    ) -> Spec {
+    fn merged(&self, at: usize, process: &Process, layers: &[&Layer], found: &mut Found) -> Spec {
         let numbered = process.instances.is_some();
         let root = Path::of("spec");
-        let mut entry = process.entry.clone();
+        let mut entry = SpecEntry::clone(&process.entry);
         layers.iter().for_each(|layer| entry.over(&layer.entry));
         let mut own = Values::default();
         check::spec(&process.entry, &root, numbered, &mut own);
         let mut values = Values::default();
         let spec = check::spec(&entry, &root, numbered, &mut values);
         let known = |finding: &Finding| {
-            let said = |(code, path): &(Code, Path)| *code == finding.code && *path == finding.path;
-            own.findings.contains(finding) || layers.iter().any(|layer| layer.known.iter().any(said))
+            let said = (finding.code, finding.path.clone());
+            own.findings.contains(finding) || layers.iter().any(|layer| layer.known.contains(&said))
         };
         found.extend(
             values.findings.into_iter().filter(|finding| !known(finding)).map(|finding| (at, finding)),
         );
-        with_values(at, found, |values| check::require(&entry, process.state, process.in_body, values));
+        // What a faulty Defaults would have given cannot be missed.
+        if !layers.iter().any(|layer| layer.bad) {
+            with_values(at, found, |values| check::require(&entry, process.state, process.in_body, values));
+        }
         spec
     }
 }
 
-/// The first field that two Defaults set differently.
-fn conflict(a: &SpecEntry, b: &SpecEntry) -> Option<Path> {
-    fn walk(a: &Value, b: &Value, path: &Path) -> Option<Path> {
-        match (a, b) {
-            (Value::Mapping(a), Value::Mapping(b)) => a.iter().find_map(|(key, a)| {
-                let name = key.as_str()?;
-                walk(a, b.get(name)?, &path.entry(name))
-            }),
-            _ => (a != b).then(|| path.clone()),
+/// Every single value of a Defaults, with its path. A list is a value.
+fn leaves(entry: &SpecEntry) -> Vec<(Path, Value)> {
+    fn walk(value: Value, path: Path, all: &mut Vec<(Path, Value)>) {
+        match value {
+            Value::Mapping(map) => {
+                for (key, value) in map {
+                    walk(value, path.entry(key.as_str().unwrap_or_default()), all);
+                }
+            }
+            value => all.push((path, value)),
         }
     }
-    let value = |entry| serde_yaml::to_value(entry).unwrap_or_default();
-    walk(&value(a), &value(b), &Path::of("spec"))
+    let mut all = Vec::new();
+    walk(serde_yaml::to_value(entry).unwrap_or_default(), Path::of("spec"), &mut all);
+    all
 }

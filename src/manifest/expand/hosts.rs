@@ -1,163 +1,188 @@
 //! Where a process runs: hosts and groups → hosts, each one once and under one key.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::super::Declaration;
-use super::super::check::{Declared, Process, Where};
-use super::super::problem::{Code, Finding, Path, did_you_mean};
-use crate::model::{AgentId, Host, HostKey};
+use super::super::check::{Declared, Group, Process, Where};
+use super::super::node::shorten;
+use super::super::problem::{Code, Finding, OTHER, Path, did_you_mean};
+use super::Found;
+use crate::model::{AgentId, Host, HostKey, Selector};
 
 /// The groups of all documents, and what is known of each host anywhere.
 pub struct Hosts<'a> {
-    groups: BTreeMap<&'a str, (usize, &'a super::super::check::Group)>,
+    groups: BTreeMap<&'a str, (usize, &'a Group)>,
+    suppliers: HashMap<&'a HostKey, Said<u64>>,
+    agents: HashMap<&'a HostKey, Said<&'a AgentId>>,
     /// A host that is named by its agent here and by its address there is one host.
-    by_agent: HashMap<&'a AgentId, &'a Host>,
+    by_agent: HashMap<&'a AgentId, Said<&'a HostKey>>,
     unread: bool,
 }
 
+/// Something that was said of a host, and where.
+#[derive(Clone)]
+struct Said<T> {
+    what: T,
+    document: usize,
+    path: Path,
+}
+
 impl<'a> Hosts<'a> {
-    pub fn collect(
-        documents: &'a [Declaration],
-        unread: bool,
-        found: &mut Vec<(usize, Finding)>,
-    ) -> Hosts<'a> {
-        let mut hosts = Hosts { groups: BTreeMap::new(), by_agent: HashMap::new(), unread };
-        let mut described: HashMap<&HostKey, (usize, Path, &Host)> = HashMap::new();
-        let mut agents: HashMap<&AgentId, (usize, Path, &Host)> = HashMap::new();
+    pub fn collect(documents: &'a [Declaration], unread: bool, found: &mut Found) -> Hosts<'a> {
+        let mut hosts = Hosts {
+            groups: BTreeMap::new(),
+            suppliers: HashMap::new(),
+            agents: HashMap::new(),
+            by_agent: HashMap::new(),
+            unread,
+        };
         for (at, document) in documents.iter().enumerate() {
             if let Declared::Group(group) = &document.declared {
                 hosts.group(at, group, found);
             }
             for (path, host) in named(document) {
-                let HostKey::Address { .. } = host.key else {
-                    continue;
-                };
-                let (other, other_path, earlier) =
-                    described.entry(&host.key).or_insert_with(|| (at, path.clone(), host)).clone();
-                let differs =
-                    |a: Option<String>, b: Option<String>| matches!((a, b), (Some(a), Some(b)) if a != b);
-                let supplier =
-                    differs(host.supplier.map(|s| s.to_string()), earlier.supplier.map(|s| s.to_string()));
-                let agent = differs(
-                    host.agent_id.as_ref().map(|a| a.to_string()),
-                    earlier.agent_id.as_ref().map(|a| a.to_string()),
-                );
-                if supplier || agent {
-                    let what = if supplier { "bk_supplier_id" } else { "bk_agent_id" };
-                    let message = format!("host {} has another {what} at {{other}}", host.key);
-                    found.push((
-                        at,
-                        Finding::new(Code::HostConflict, path.clone(), message).other(other, other_path),
-                    ));
-                } else if host.agent_id.is_some() && earlier.agent_id.is_none() {
-                    described.insert(&host.key, (at, path.clone(), host));
-                }
-                if let Some(id) = &host.agent_id {
-                    let (other, other_path, earlier) =
-                        agents.entry(id).or_insert_with(|| (at, path.clone(), host)).clone();
-                    if earlier.key != host.key {
-                        let message = format!(
-                            "agent {id} is on host {} here, and on {} at {{other}}",
-                            host.key, earlier.key
-                        );
-                        found.push((
-                            at,
-                            Finding::new(Code::HostConflict, path, message).other(other, other_path),
-                        ));
-                    }
-                }
+                hosts.note(at, path, host, found);
             }
         }
-        hosts.by_agent = agents.into_iter().map(|(id, (_, _, host))| (id, host)).collect();
         hosts
     }
 
-    fn group(&mut self, at: usize, group: &'a super::super::check::Group, found: &mut Vec<(usize, Finding)>) {
-        let Some(name) = group.name.as_deref() else {
-            return;
+    /// Remembers what is said of a host, and compares it with what was said before.
+    fn note(&mut self, at: usize, path: Path, host: &'a Host, found: &mut Found) {
+        let HostKey::Address { .. } = host.key else { return };
+        let mut conflict = |message: String, other: usize, other_path: Path| {
+            found.push((
+                at,
+                Finding::new(Code::HostConflict, path.clone(), message)
+                    .other(other, other_path)
+                    .hint("one of the two is wrong"),
+            ));
         };
-        match self.groups.get(name) {
-            None => {
-                self.groups.insert(name, (at, group));
+        if let Some(supplier) = host.supplier {
+            let said = Said { what: supplier, document: at, path: path.clone() };
+            let earlier = self.suppliers.entry(&host.key).or_insert(said).clone();
+            if earlier.what != supplier {
+                let message = format!("host {} has another bk_supplier_id at {OTHER}", host.key);
+                conflict(message, earlier.document, earlier.path);
             }
-            Some((other, _)) => {
-                let message = format!("host group {name:?} is defined at {{other}} already");
-                let path = Path::of("meta.name");
-                found.push((
-                    at,
-                    Finding::new(Code::SameName, path.clone(), message)
-                        .hint("put all hosts into one document")
-                        .other(*other, path),
-                ));
-            }
+        }
+        let Some(id) = &host.agent_id else { return };
+        let said = Said { what: id, document: at, path: path.clone() };
+        let earlier = self.agents.entry(&host.key).or_insert(said).clone();
+        if earlier.what != id {
+            let message = format!("host {} has another bk_agent_id at {OTHER}", host.key);
+            conflict(message, earlier.document, earlier.path);
+        }
+        let said = Said { what: &host.key, document: at, path: path.clone() };
+        let earlier = self.by_agent.entry(id).or_insert(said).clone();
+        if *earlier.what != host.key {
+            let message =
+                format!("agent {id} is on host {} here, and on {} at {OTHER}", host.key, earlier.what);
+            conflict(message, earlier.document, earlier.path);
+        }
+    }
+
+    fn group(&mut self, at: usize, group: &'a Group, found: &mut Found) {
+        let Some(name) = group.name.as_deref() else { return };
+        let (other, _) = *self.groups.entry(name).or_insert((at, group));
+        if other != at {
+            let message = format!("host group {name:?} is defined at {OTHER} already");
+            let path = Path::of("meta.name");
+            let finding = Finding::new(Code::SameName, path.clone(), message);
+            found.push((at, finding.hint("put all hosts into one document").other(other, path)));
         }
     }
 
     /// The hosts of a process, sorted, with the number of the entry that named each.
-    pub fn of(&self, at: usize, process: &Process, found: &mut Vec<(usize, Finding)>) -> Vec<(usize, Host)> {
+    pub fn of(&self, at: usize, process: &Process, found: &mut Found) -> Vec<(usize, Host)> {
         let mut hosts: BTreeMap<HostKey, (usize, Host)> = BTreeMap::new();
+        let mut groups = HashSet::new();
         for (entry, place) in &process.hosts {
-            let named: Vec<&Host> = match place {
-                Where::Host(host) => vec![host],
-                Where::Group { name, chosen } => {
-                    let path = Path::of("hosts").index(*entry).key("group");
-                    let Some((_, group)) = self.groups.get(name.as_str()) else {
-                        found.push((at, self.undefined(name, process, path)));
-                        continue;
-                    };
-                    let some = |labels| chosen.as_ref().is_none_or(|selector| selector.matches(labels));
-                    let hosts: Vec<_> = group
-                        .hosts
-                        .iter()
-                        .filter(|(_, _, labels)| some(labels))
-                        .map(|(_, host, _)| host)
-                        .collect();
-                    if hosts.is_empty() {
-                        let (message, path) = match chosen {
-                            Some(selector) if !group.hosts.is_empty() => (
-                                format!("no host of group {name:?} has the labels {selector}"),
-                                Path::of("hosts").index(*entry).key("labels"),
-                            ),
-                            Some(_) | None => (format!("host group {name:?} has no hosts"), path),
-                        };
-                        found.push((at, Finding::new(Code::EmptyGroup, path, message)));
-                    }
-                    hosts
+            match place {
+                Where::Host(host) => {
+                    let host = self.known(host);
+                    hosts.entry(host.key.clone()).or_insert((*entry, host));
                 }
-            };
-            for host in named {
-                let host = self.known(host);
-                hosts.entry(host.key.clone()).or_insert((*entry, host));
+                Where::Group { name, chosen } => {
+                    // Naming a group twice adds nothing, however large it is.
+                    if !groups.insert((name, chosen.as_ref().map(ToString::to_string))) {
+                        continue;
+                    }
+                    for host in self.chosen(at, *entry, name, chosen.as_ref(), process, found) {
+                        let host = self.known(host);
+                        hosts.entry(host.key.clone()).or_insert((*entry, host));
+                    }
+                }
             }
         }
         hosts.into_values().collect()
     }
 
-    /// The same host with its address, if that is known anywhere.
+    fn chosen(
+        &self,
+        at: usize,
+        entry: usize,
+        name: &str,
+        chosen: Option<&Selector>,
+        process: &Process,
+        found: &mut Found,
+    ) -> Vec<&'a Host> {
+        let path = Path::of("hosts").index(entry);
+        let Some((_, group)) = self.groups.get(name) else {
+            let suggest = found.may_suggest(self.groups.len());
+            found.push((at, self.undefined(name, process, path.key("group"), suggest)));
+            return Vec::new();
+        };
+        let some = |labels| chosen.is_none_or(|selector| selector.matches(labels));
+        let hosts = group.hosts.iter().filter(|(_, _, labels)| some(labels)).map(|(_, host, _)| host);
+        let hosts: Vec<&Host> = hosts.collect();
+        if hosts.is_empty() {
+            let finding = match chosen {
+                Some(selector) if !group.hosts.is_empty() => {
+                    let message = format!("no host of group {name:?} has the labels {selector}");
+                    Finding::new(Code::EmptyGroup, path.key("labels"), message).hint("a process needs a host")
+                }
+                Some(_) | None => {
+                    let message = format!("host group {name:?} has no hosts");
+                    Finding::new(Code::EmptyGroup, path.key("group"), message)
+                        .hint("add hosts to the group, or remove the process")
+                }
+            };
+            found.push((at, finding));
+        }
+        hosts
+    }
+
+    /// The same host with all that is known of it anywhere.
     fn known(&self, host: &Host) -> Host {
-        match &host.key {
-            HostKey::Agent(id) => self.by_agent.get(id).copied().unwrap_or(host).clone(),
-            HostKey::Address { .. } => host.clone(),
+        let key = match &host.key {
+            HostKey::Agent(id) => self.by_agent.get(id).map_or(&host.key, |said| said.what),
+            HostKey::Address { .. } => &host.key,
+        };
+        Host {
+            key: key.clone(),
+            supplier: host.supplier.or_else(|| self.suppliers.get(key).map(|said| said.what)),
+            agent_id: host.agent_id.clone().or_else(|| self.agents.get(key).map(|said| said.what.clone())),
         }
     }
 
-    fn undefined(&self, name: &str, process: &Process, path: Path) -> Finding {
-        let who = process
-            .key
-            .as_ref()
-            .map(|key| format!("process \"{key}\""))
-            .unwrap_or_else(|| "this process".to_owned());
-        let name = super::super::node::shorten(name);
+    fn undefined(&self, name: &str, process: &Process, path: Path, suggest: bool) -> Finding {
+        let who = match &process.key {
+            Some(key) => format!("process \"{key}\""),
+            None => "this process".to_owned(),
+        };
+        let name = shorten(name);
         let known: Vec<_> = self.groups.keys().copied().collect();
-        let mut hint = match did_you_mean(&name, known.iter().copied()) {
+        let meant = if suggest { did_you_mean(&name, known.iter().copied()) } else { None };
+        let mut hint = match meant {
             Some(meant) => format!("did you mean {meant:?}?"),
             None if known.is_empty() => {
                 "no HostGroup is defined here; name the directory that has it as a PATH too".to_owned()
             }
-            None => format!(
-                "groups defined here: {}",
-                known.iter().take(20).copied().collect::<Vec<_>>().join(", ")
-            ),
+            None => {
+                let some: Vec<_> = known.iter().take(20).copied().collect();
+                format!("groups defined here: {}", some.join(", "))
+            }
         };
         if self.unread {
             hint.push_str(" (some documents could not be read; it may be in one of them)");

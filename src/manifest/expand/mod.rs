@@ -13,21 +13,23 @@ use std::sync::Arc;
 
 use self::defaults::Defaults;
 use self::hosts::Hosts;
+use self::rules::Policies;
 use super::check::{self, Declared, Process, Values};
-use super::problem::{Code, Finding, Path, Severity};
-use super::variables::{self, Meaning};
+use super::problem::{Code, Finding, MOST_OF_FILE, Path};
+use super::variables::{self, Meaning, Uses};
 use super::{Declaration, Limits};
 use crate::model::{Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKey, Spec, State, Want};
 
 pub struct Expanded {
     pub desired: Desired,
+    /// Of each file: how many findings were not kept.
+    pub more: Vec<(usize, usize)>,
     pub findings: Vec<(usize, Finding)>,
 }
 
 /// A process with everything put in, instance by instance.
 struct Resolved {
     document: usize,
-    origins: Vec<Arc<Origin>>,
     wants: Vec<(InstanceKey, Want)>,
 }
 
@@ -39,8 +41,8 @@ pub fn expand(
     unread: bool,
     limits: &Limits,
 ) -> Expanded {
-    let mut found = Vec::new();
-    let policies = rules::policies(documents, &places, &mut found);
+    let mut found = Found::of(documents);
+    let policies = Policies::collect(documents, &places, &mut found);
     let defaults = Defaults::collect(documents, findings, &mut found);
     let hosts = Hosts::collect(documents, unread, &mut found);
     let names = Names::collect(documents);
@@ -66,23 +68,23 @@ pub fn expand(
             }
             continue;
         }
-        agents_have_no_address(at, &spec, &hosts, &mut found);
-        resolved.push(resolve(at, key, process, spec, hosts, places[at].clone()));
+        let uses = variables::uses(&spec);
+        if uses.host {
+            agents_have_no_address(at, &hosts, &mut found);
+        }
+        resolved.push(resolve(at, key, process, spec, uses, hosts, places[at].clone()));
     }
     order::check_cycles(documents, &names, &mut found);
+    order::check_states(documents, &names, &mut found);
     rules::check_instances(&resolved, &mut found);
-    for (document, finding) in &found {
-        let error = finding.code.severity() == Severity::Error;
-        documents[*document].bad |= error;
-        // Of two declarations of one thing neither is better than the other.
-        if let (true, Some((other, _))) = (error && finding.code.names_a_rival(), &finding.other) {
-            documents[*other].bad = true;
-        }
-    }
+    found.bad.iter().for_each(|document| documents[*document].bad = true);
     let good = resolved.into_iter().filter(|process| !documents[process.document].bad);
     let instances = good.flat_map(|process| process.wants).collect();
-    let policies = policies.into_iter().map(|(_, policy)| policy).collect();
-    Expanded { desired: Desired { instances, policies }, findings: found }
+    Expanded {
+        desired: Desired { instances, policies: policies.all },
+        more: found.more(),
+        findings: found.list,
+    }
 }
 
 fn too_many(limit: usize) -> Finding {
@@ -146,23 +148,26 @@ fn resolve(
     key: &ProcessKey,
     process: &Process,
     spec: Spec,
+    uses: Uses,
     hosts: Vec<(usize, Host)>,
     place: Place,
 ) -> Resolved {
-    let uses = variables::uses(&spec);
     let shared = Arc::new(spec);
-    let mut resolved = Resolved { document, origins: Vec::new(), wants: Vec::with_capacity(hosts.len()) };
-    let origin = Arc::new(origin(key, process, place));
+    let mut resolved = Resolved { document, wants: Vec::with_capacity(hosts.len()) };
+    if hosts.is_empty() {
+        return resolved;
+    }
+    let origin = origin(key, process, place);
+    // Giving a process a number is a rename of the first one.
+    let mut first = origin.clone();
+    first.moved_from.push(key.clone());
+    let others = Arc::new(Origin { moved_from: Vec::new(), ..origin.clone() });
+    let (first, only) = (Arc::new(first), Arc::new(origin));
     for (number, name) in numbered(key, process) {
-        // Giving a process a number is a rename of the first one.
         let origin = match number {
-            Some(1) => {
-                let mut first = Origin::clone(&origin);
-                first.moved_from.push(key.clone());
-                Arc::new(first)
-            }
-            Some(_) => Arc::new(Origin { moved_from: Vec::new(), ..Origin::clone(&origin) }),
-            None => Arc::clone(&origin),
+            None => &only,
+            Some(1) => &first,
+            Some(_) => &others,
         };
         let mut same = None;
         for (_, host) in &hosts {
@@ -179,9 +184,8 @@ fn resolve(
                     Arc::clone(same.get_or_insert_with(|| Arc::new(variables::replace(&shared, &meaning))))
                 }
             };
-            resolved.wants.push((key, Want { host: host.clone(), spec, origin: Arc::clone(&origin) }));
+            resolved.wants.push((key, Want { host: host.clone(), spec, origin: Arc::clone(origin) }));
         }
-        resolved.origins.push(origin);
     }
     resolved
 }
@@ -207,23 +211,63 @@ fn origin(key: &ProcessKey, process: &Process, place: Place) -> Origin {
 }
 
 /// `${host.ip}` means nothing on a host that is known only by its agent.
-fn agents_have_no_address(
-    at: usize,
-    spec: &Spec,
-    hosts: &[(usize, Host)],
-    found: &mut Vec<(usize, Finding)>,
-) {
+fn agents_have_no_address(at: usize, hosts: &[(usize, Host)], found: &mut Found) {
     let agent = hosts.iter().find(|(_, host)| matches!(host.key, HostKey::Agent(_)));
-    let Some((entry, host)) = agent.filter(|_| variables::uses(spec).host) else {
-        return;
-    };
+    let Some((entry, host)) = agent else { return };
     let message = format!("the spec uses ${{host.…}}, and host {} is known only by its agent", host.key);
     let finding = Finding::new(Code::BadVariable, Path::of("hosts").index(*entry), message);
     found.push((at, finding.hint("add its ip and bk_cloud_id, here or in a HostGroup")));
 }
 
+/// What is wrong so far. A bomb may have millions of faults: past a number they are counted, not kept.
+pub struct Found {
+    list: Vec<(usize, Finding)>,
+    bad: HashSet<usize>,
+    /// The file of each document, and how many findings each file has.
+    files: Vec<usize>,
+    counts: HashMap<usize, usize>,
+}
+
+impl Found {
+    fn of(documents: &[Declaration]) -> Found {
+        let files = documents.iter().map(|document| document.source).collect();
+        Found { list: Vec::new(), bad: HashSet::new(), files, counts: HashMap::new() }
+    }
+
+    fn push(&mut self, (document, finding): (usize, Finding)) {
+        if finding.is_error() {
+            self.bad.insert(document);
+            // Of two declarations of one thing neither is better than the other.
+            if let Some((other, _)) = finding.other.as_ref().filter(|_| finding.code.names_a_rival()) {
+                self.bad.insert(*other);
+            }
+        }
+        let file = self.files[document];
+        let count = self.counts.entry(file).or_default();
+        *count += 1;
+        if *count <= 2 * MOST_OF_FILE {
+            self.list.push((document, finding));
+        }
+    }
+
+    fn extend(&mut self, findings: impl IntoIterator<Item = (usize, Finding)>) {
+        findings.into_iter().for_each(|finding| self.push(finding));
+    }
+
+    /// Looking for a likely name costs as much as there are names: only the first problems are worth that.
+    fn may_suggest(&self, names: usize) -> bool {
+        self.list.len().saturating_mul(names) < 300_000
+    }
+
+    /// How many of each file were not kept.
+    fn more(&self) -> Vec<(usize, usize)> {
+        let more = |(file, count): (&usize, &usize)| (*file, count.saturating_sub(2 * MOST_OF_FILE));
+        self.counts.iter().map(more).collect()
+    }
+}
+
 /// Runs a check and keeps what it finds, for one document.
-fn with_values(at: usize, found: &mut Vec<(usize, Finding)>, run: impl FnOnce(&mut Values)) {
+fn with_values(at: usize, found: &mut Found, run: impl FnOnce(&mut Values)) {
     let mut values = check::Values::default();
     run(&mut values);
     found.extend(values.findings.into_iter().map(|finding| (at, finding)));
@@ -231,7 +275,7 @@ fn with_values(at: usize, found: &mut Vec<(usize, Finding)>, run: impl FnOnce(&m
 
 /// A process that is to be gone claims nothing.
 fn claims(process: &Resolved) -> bool {
-    process.origins.first().is_none_or(|origin| origin.state != State::Absent)
+    process.wants.first().is_none_or(|(_, want)| want.origin.state != State::Absent)
 }
 
 /// One finding for a pair of documents, however many instances they share.

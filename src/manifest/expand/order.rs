@@ -1,29 +1,23 @@
 //! Names that refer to other processes: depends_on, moved_from, and the circles people build with them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::super::Declaration;
 use super::super::check::{Declared, Process};
-use super::super::problem::{Code, Finding, Path, did_you_mean};
-use super::{Names, instance_name};
-use crate::model::ProcessKey;
+use super::super::problem::{Code, Finding, OTHER, Path, did_you_mean};
+use super::{Found, Names};
+use crate::model::{ProcessKey, State};
 
 /// Does what a process names exist (depends_on), or not any more (moved_from)?
-pub fn check_names(
-    at: usize,
-    process: &Process,
-    names: &Names,
-    unread: bool,
-    found: &mut Vec<(usize, Finding)>,
-) {
+pub fn check_names(at: usize, process: &Process, names: &Names, unread: bool, found: &mut Found) {
     for (entry, key) in &process.depends_on {
         if names.written(key).is_none() {
-            let mut hint = match (found.len() < SUGGESTIONS).then(|| similar(key, names)).flatten() {
-                Some(meant) => format!("did you mean {meant}?"),
-                None => {
-                    "NAMESPACE/NAME of a process in these manifests, or NAME in the same namespace".to_owned()
-                }
-            };
+            let mut hint =
+                match (found.may_suggest(names.declared.len())).then(|| similar(key, names)).flatten() {
+                    Some(meant) => format!("did you mean {meant}?"),
+                    None => "NAMESPACE/NAME of a process in these manifests, or NAME in the same namespace"
+                        .to_owned(),
+                };
             if unread {
                 hint.push_str(" (some documents could not be read; it may be in one of them)");
             }
@@ -35,16 +29,16 @@ pub fn check_names(
             ));
         }
     }
-    let still = process.moved_from.as_ref().and_then(|from| Some((from, names.declared.get(from)?.first()?)));
+    let still = process
+        .moved_from
+        .as_ref()
+        .and_then(|from| Some((from, names.declared.get(names.written(from)?)?.first()?)));
     if let Some((from, other)) = still {
-        let message = format!("moved_from names {from}, which is still declared at {{other}}");
+        let message = format!("moved_from names {from}, which is still declared at {OTHER}");
         let finding = Finding::new(Code::BadMove, Path::of("moved_from"), message);
         found.push((at, finding.hint("remove the old declaration").other(*other, Path::of("meta.name"))));
     }
 }
-
-/// Looking for a likely name costs as much as there are names: the first hundred problems are worth that.
-const SUGGESTIONS: usize = 100;
 
 fn similar(key: &ProcessKey, names: &Names) -> Option<String> {
     let mut all: Vec<String> = names.declared.keys().map(ToString::to_string).collect();
@@ -52,8 +46,8 @@ fn similar(key: &ProcessKey, names: &Names) -> Option<String> {
     did_you_mean(&key.to_string(), all.iter().map(String::as_str)).map(str::to_owned)
 }
 
-/// Circles, each reported once, at the process whose name comes first. Iterative: a chain may be as long as it likes.
-pub fn check_cycles(documents: &[Declaration], names: &Names, found: &mut Vec<(usize, Finding)>) {
+/// Circles, each reported at the dependency that closes it. Iterative: a chain may be as long as it likes.
+pub fn check_cycles(documents: &[Declaration], names: &Names, found: &mut Found) {
     let mut edges: BTreeMap<&ProcessKey, Vec<(usize, usize, &ProcessKey)>> = BTreeMap::new();
     for (at, document) in documents.iter().enumerate() {
         let Declared::Process(process) = &document.declared else {
@@ -63,10 +57,8 @@ pub fn check_cycles(documents: &[Declaration], names: &Names, found: &mut Vec<(u
         let known =
             process.depends_on.iter().filter_map(|(entry, to)| Some((at, *entry, names.written(to)?)));
         edges.entry(key).or_default().extend(known);
-        for (entry, to) in &process.depends_on {
-            down(at, *entry, process, to, documents, names, found);
-        }
     }
+    let mut circles = 0;
     let mut state: BTreeMap<&ProcessKey, Visit> = BTreeMap::new();
     for start in edges.keys().copied() {
         if state.contains_key(start) {
@@ -87,16 +79,20 @@ pub fn check_cycles(documents: &[Declaration], names: &Names, found: &mut Vec<(u
                     state.insert(to, Visit::Open);
                     path.push((to, 0));
                 }
-                Some(Visit::Open) => {
+                // Each costs its length: the first hundred are enough to mend.
+                Some(Visit::Open) if circles < MOST_CIRCLES => {
+                    circles += 1;
                     let begin = path.iter().position(|(node, _)| *node == to).unwrap_or(0);
                     let circle: Vec<&ProcessKey> = path[begin..].iter().map(|(node, _)| *node).collect();
                     found.push((document, cycle(&circle, entry)));
                 }
-                Some(Visit::Closed) => {}
+                Some(Visit::Open | Visit::Closed) => {}
             }
         }
     }
 }
+
+const MOST_CIRCLES: usize = 100;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Visit {
@@ -117,34 +113,34 @@ fn cycle(circle: &[&ProcessKey], entry: usize) -> Finding {
 }
 
 /// What runs cannot wait for what is not to run.
-fn down(
-    at: usize,
-    entry: usize,
-    process: &Process,
-    to: &ProcessKey,
-    documents: &[Declaration],
-    names: &Names,
-    found: &mut Vec<(usize, Finding)>,
-) {
-    let Some(written) = names.written(to) else {
-        return;
-    };
-    let states = names.declared[written].iter().filter_map(|&document| match &documents[document].declared {
-        Declared::Process(process) => Some(process.state),
-        _ => None,
-    });
-    let states: Vec<_> = states.collect();
-    if let (true, Some(state)) =
-        (process.state.needs_start() && states.iter().all(|s| !s.needs_start()), states.first())
-    {
-        let message =
-            format!("depends_on names {to}, which is to be {}: the start would wait for ever", state.word());
-        found.push((at, Finding::new(Code::DependsOnDown, Path::of("depends_on").index(entry), message)));
+pub fn check_states(documents: &[Declaration], names: &Names, found: &mut Found) {
+    // The state that all documents of a name agree is not running.
+    let mut down: HashMap<&ProcessKey, Option<State>> = HashMap::new();
+    for (key, process) in documents.iter().filter_map(keyed) {
+        let state = Some(process.state).filter(|state| !state.needs_start());
+        down.entry(key).and_modify(|all| *all = all.and(state)).or_insert(state);
+    }
+    for (at, document) in documents.iter().enumerate() {
+        let Some((_, process)) = keyed(document).filter(|(_, process)| process.state.needs_start()) else {
+            continue;
+        };
+        for (entry, to) in &process.depends_on {
+            let state = names.written(to).and_then(|written| down.get(written).copied().flatten());
+            if let Some(state) = state {
+                let word = state.word();
+                let message =
+                    format!("depends_on names {to}, which is to be {word}: the start would wait for ever");
+                let finding =
+                    Finding::new(Code::DependsOnDown, Path::of("depends_on").index(*entry), message);
+                found.push((at, finding.hint("remove the dependency, or let it run")));
+            }
+        }
     }
 }
 
-/// A name that is fine by itself and too long with the number of an instance.
-pub fn name_too_long(process: &Process) -> Option<String> {
-    let (key, count) = (process.key.as_ref()?, process.instances?);
-    instance_name(key, count).is_none().then(|| format!("{}_{count}", key.name))
+fn keyed(document: &Declaration) -> Option<(&ProcessKey, &Process)> {
+    match &document.declared {
+        Declared::Process(process) => Some((process.key.as_ref()?, process)),
+        _ => None,
+    }
 }

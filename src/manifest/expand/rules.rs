@@ -1,32 +1,52 @@
 //! What must hold between documents: policies, one declaration an instance, one process an identity.
 
+use std::collections::HashMap;
+use std::path::{Path as FilePath, PathBuf};
+
 use super::super::Declaration;
 use super::super::check::{Declared, Process, glob};
-use super::super::problem::{Code, Finding, Path};
-use super::{Once, Resolved, claims, order};
-use crate::model::{Host, HostKey, Place, Policy, Spec};
+use super::super::problem::{Code, Finding, OTHER, Path};
+use super::{Found, Once, Resolved, claims};
+use crate::model::{Allow, Host, HostKey, Place, Policy, Spec};
 
-/// All policies, each with its document, its place and its reach.
-pub fn policies(
-    documents: &[Declaration],
-    places: &[Place],
-    found: &mut Vec<(usize, Finding)>,
-) -> Vec<(usize, Policy)> {
-    let mut policies: Vec<(usize, Policy)> = Vec::new();
-    for (at, document) in documents.iter().enumerate() {
-        let Declared::Policy(policy) = &document.declared else {
-            continue;
-        };
-        if let Some((other, _)) = policies.iter().find(|(_, earlier)| earlier.name == policy.name) {
-            let message = format!("policy {:?} is defined at {{other}} already", policy.name);
-            let path = Path::of("meta.name");
-            found.push((at, Finding::new(Code::SameName, path.clone(), message).other(*other, path)));
+/// All policies, each with its document, its place and its reach; and where each applies.
+#[derive(Default)]
+pub struct Policies {
+    pub all: Vec<Policy>,
+    /// Those that forbid something, by directory.
+    strict: HashMap<PathBuf, Vec<(usize, Policy)>>,
+}
+
+impl Policies {
+    pub fn collect(documents: &[Declaration], places: &[Place], found: &mut Found) -> Policies {
+        let mut policies = Policies::default();
+        let mut names: HashMap<(&FilePath, &str), usize> = HashMap::new();
+        for (at, document) in documents.iter().enumerate() {
+            let Declared::Policy(policy) = &document.declared else { continue };
+            let other = *names.entry((&document.home, &policy.name)).or_insert(at);
+            if other != at {
+                let message = format!("policy {:?} is defined at {OTHER} already", policy.name);
+                let path = Path::of("meta.name");
+                let finding = Finding::new(Code::SameName, path.clone(), message);
+                found.push((at, finding.hint("give one of them another name").other(other, path)));
+            }
+            let policy = Policy { place: places[at].clone(), reach: document.home.clone(), ..policy.clone() };
+            if policy.allow != Allow::default() {
+                policies.strict.entry(document.home.clone()).or_default().push((at, policy.clone()));
+            }
+            policies.all.push(policy);
         }
         policies
-            .push((at, Policy { place: places[at].clone(), reach: document.home.clone(), ..policy.clone() }));
     }
-    policies
+
+    /// Those that bind a document.
+    fn above<'a>(&'a self, document: &'a Declaration) -> impl Iterator<Item = &'a (usize, Policy)> {
+        document.home.ancestors().filter_map(|home| self.strict.get(home)).flatten()
+    }
 }
+
+/// How many patterns a hint names.
+const SHOWN: usize = 20;
 
 /// Does a process keep to every policy above it?
 pub fn check(
@@ -35,19 +55,18 @@ pub fn check(
     process: &Process,
     spec: &Spec,
     hosts: &[(usize, Host)],
-    policies: &[(usize, Policy)],
-    found: &mut Vec<(usize, Finding)>,
+    policies: &Policies,
+    found: &mut Found,
 ) {
-    if let Some(name) = order::name_too_long(process) {
-        let message = format!("with `instances` a name becomes {name:?}, which is too long");
-        found.push((at, Finding::new(Code::BadName, Path::of("meta.name"), message)));
-    }
-    for (from, policy) in policies.iter().filter(|(_, policy)| document.home.starts_with(&policy.reach)) {
+    for (from, policy) in policies.above(document) {
         let mut violated = |list: &'static str, path: Path, what: String, allowed: &[String]| {
-            let message = format!("policy {:?} at {{other}} does not allow {what}", policy.name);
+            let message = format!("policy {:?} at {OTHER} does not allow {what}", policy.name);
             let hint = match allowed {
                 [] => format!("it allows no {list}"),
-                _ => format!("it allows {}", allowed.join(", ")),
+                _ => format!(
+                    "it allows {}",
+                    allowed.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ")
+                ),
             };
             let finding = Finding::new(Code::PolicyViolated, path, message).hint(hint);
             found.push((at, finding.other(*from, Path::of("allow").key(list))));
@@ -86,7 +105,7 @@ pub fn check(
 }
 
 /// No instance is declared twice, and no two processes of a host share an identity.
-pub fn check_instances(resolved: &[Resolved], found: &mut Vec<(usize, Finding)>) {
+pub fn check_instances(resolved: &[Resolved], found: &mut Found) {
     let mut once = Once::default();
     let all =
         resolved.iter().flat_map(|process| process.wants.iter().map(move |(key, _)| (key, process.document)));
@@ -97,7 +116,7 @@ pub fn check_instances(resolved: &[Resolved], found: &mut Vec<(usize, Finding)>)
             continue;
         };
         if a == b && once.first(*first, *second) {
-            let message = format!("instance {b} is declared at {{other}} already");
+            let message = format!("instance {b} is declared at {OTHER} already");
             let path = Path::of("meta.name");
             found.push((
                 *second,
@@ -110,7 +129,7 @@ pub fn check_instances(resolved: &[Resolved], found: &mut Vec<(usize, Finding)>)
     check_identities(resolved, found);
 }
 
-fn check_identities(resolved: &[Resolved], found: &mut Vec<(usize, Finding)>) {
+fn check_identities(resolved: &[Resolved], found: &mut Found) {
     let mut once = Once::default();
     let mut claimed: Vec<(&HostKey, String, usize, usize)> = Vec::new();
     for process in resolved.iter().filter(|process| claims(process)) {
@@ -142,8 +161,7 @@ fn check_identities(resolved: &[Resolved], found: &mut Vec<(usize, Finding)>) {
         if a == b {
             continue; // one instance twice: said already
         }
-        let message =
-            format!("{b} has the identity {identity:?} on host {host}, and so has {a} at {{other}}");
+        let message = format!("{b} has the identity {identity:?} on host {host}, and so has {a} at {OTHER}");
         let hint = match first == second {
             true => "give each instance its own: value_key: NAME-${instance}",
             false => "give one of them a value_key",

@@ -34,6 +34,9 @@ pub struct Entry {
 #[derive(Debug)]
 pub enum Shape {
     Text,
+    /// A namespace or a name.
+    Name,
+    Ip,
     /// Text in which a whole number is taken too, with a warning.
     LooseText,
     /// One of a few words.
@@ -100,9 +103,11 @@ impl Shape {
     /// In words, for people.
     pub fn describe(&self) -> String {
         match self {
-            Shape::Text | Shape::LooseText => "text".into(),
+            Shape::Text | Shape::Name | Shape::LooseText => "text".into(),
+            Shape::Ip => "IP address".into(),
             Shape::Word(words) => words.join(" | "),
             Shape::AbsolutePath => "absolute path".into(),
+            Shape::Int(range) if *range.start() == i64::MIN => "whole number".into(),
             Shape::Int(range) if *range.end() == i64::MAX => {
                 format!("whole number from {}", range.start())
             }
@@ -145,6 +150,12 @@ pub fn section(kind: Option<&str>) -> &'static Section {
         Some("Policy") => &POLICY,
         _ => &PROCESS,
     }
+}
+
+/// Is this a spelling of that field? Only parts of a spec have more than one.
+pub fn same_field(written: &str, name: &str) -> bool {
+    let spells = |section: &&Section| section.entry(written).is_some_and(|entry| entry.name == name);
+    written == name || table::WITH_ALIASES.iter().any(spells)
 }
 
 /// All kinds, in the order in which people are told of them.

@@ -3,7 +3,7 @@
 use super::{API_VERSION, ANY_COUNT, AUTO_TYPE, CYCLE_SECONDS, EFFECTS, GUARDS, INSTANCES, KINDS, OPERATIONS, RETRIES, SECONDS, SMALL_COUNT, START_MODES, STATES};
 use super::{Entry, Need, Section, Shape, Source};
 use super::Need::{IgnoredInBody, Optional, Required, RequiredInBody};
-use super::Shape::{AbsolutePath, Amount, Bool, Duration, Int, List, LooseText, Map, OneOf, Percent, Text, Word};
+use super::Shape::{AbsolutePath, Amount, Bool, Duration, Int, Ip, List, LooseText, Map, Name, OneOf, Percent, Text, Word};
 
 const fn entry(name: &'static str, shape: Shape, need: Need, source: Source, meaning: &'static str) -> Entry {
     Entry { name, aliases: &[], shape, need, default: None, meaning, source }
@@ -54,8 +54,8 @@ static META: Section = Section {
     name: "meta",
     about: "What the process is called.",
     entries: &[
-        entry("namespace", Text, Required, Source::Gse, "A group of processes; with `name` it identifies the process. No `:`, `/` or space."),
-        entry("name", Text, Required, Source::Gse, "The user's name for the process, not the program's. No `:`, `/` or space."),
+        entry("namespace", Name, Required, Source::Gse, "A group of processes; with `name` it identifies the process. No `:`, `/` or space."),
+        entry("name", Name, Required, Source::Gse, "The user's name for the process, not the program's. No `:`, `/` or space."),
         entry("labels", Map(&LooseText), Optional, Source::Gse, "Text by names of your choosing, to select by. Names that begin with abide_ are Abide's own."),
     ],
 };
@@ -220,7 +220,7 @@ pub static HOST_GROUP: Section = Section {
 static GROUP_META: Section = Section {
     name: "meta",
     about: "What it is called.",
-    entries: &[entry("name", Text, Required, Source::Abide, "Its name.")],
+    entries: &[entry("name", Name, Required, Source::Abide, "Its name.")],
 };
 
 pub static DEFAULTS: Section = Section {
@@ -325,11 +325,11 @@ static JOB_PROCESS: Section = Section {
         entry("type", Int(AUTO_TYPE), Optional, Source::Job, "monitor_policy.auto_type"),
         entry("cpu_lmt", Percent, Optional, Source::Job, "resource.cpu"),
         entry("mem_lmt", Percent, Optional, Source::Job, "resource.mem"),
-        entry("cycle_time", Int(ANY_COUNT), Optional, Source::Job, "job.cycle_time"),
-        entry("instance_num", Int(ANY_COUNT), Optional, Source::Job, "job.instance_num"),
-        entry("op_timeout", Int(ANY_COUNT), Optional, Source::Job, "monitor_policy.op_timeout"),
-        entry("start_check_begin_time", Int(ANY_COUNT), Optional, Source::Job, "job.start_check_begin_time"),
-        entry("start_check_end_time", Int(ANY_COUNT), Optional, Source::Job, "job.start_check_end_time"),
+        entry("cycle_time", Int(CYCLE_SECONDS), Optional, Source::Job, "job.cycle_time"),
+        entry("instance_num", Int(SMALL_COUNT), Optional, Source::Job, "job.instance_num"),
+        entry("op_timeout", Int(SECONDS), Optional, Source::Job, "monitor_policy.op_timeout"),
+        entry("start_check_begin_time", Int(SECONDS), Optional, Source::Job, "job.start_check_begin_time"),
+        entry("start_check_end_time", Int(SECONDS), Optional, Source::Job, "job.start_check_end_time"),
         entry("ip_list", List(&Shape::Section(&JOB_HOST)), Required, Source::Job, "hosts"),
     ],
 };
@@ -339,7 +339,10 @@ static JOB_HOST: Section = Section {
     about: "A host of a JOB request.",
     entries: &[
         entry("bk_cloud_id", Int(ANY_COUNT), Required, Source::Job, "Cloud area id."),
-        entry("ip", Text, Required, Source::Job, "IP address."),
+        entry("ip", Ip, Required, Source::Job, "IP address."),
     ],
 };
 
+
+/// The sections in which a field has a second spelling.
+pub static WITH_ALIASES: [&Section; 3] = [&SPEC, &IDENTITY, &MONITOR];
