@@ -6,8 +6,9 @@ use serde_yaml::Value;
 
 use super::check::Declared;
 use super::grammar::{self, Entry, Section, Shape};
+use super::places::Places;
 use super::problem::{At, Path, did_you_mean};
-use super::{Limits, Loaded, Places};
+use super::{Limits, Loaded};
 use crate::model::{Place, ProcessKey, Secret};
 
 /// A field, or a section with its fields.

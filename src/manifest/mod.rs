@@ -20,6 +20,7 @@ pub mod init;
 mod limits;
 mod node;
 mod parallel;
+mod places;
 pub mod print;
 mod problem;
 mod read;
@@ -29,7 +30,6 @@ mod text;
 mod tree;
 mod variables;
 
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -37,6 +37,7 @@ pub use limits::Limits;
 pub use problem::{Code, Path, Problem, Severity, did_you_mean, is_hidden};
 
 use self::check::Declared;
+use self::places::{Places, Told};
 use self::problem::{At, Fault, Finding, MOST_OF_DOCUMENT, MOST_OF_FILE, OTHER, Span};
 use self::text::Source;
 use crate::model::{Desired, Place};
@@ -122,38 +123,7 @@ impl Loaded {
         }
         let sources = &self.sources;
         let counts: Vec<AtomicUsize> = sources.iter().map(|_| AtomicUsize::new(0)).collect();
-        let read = parallel::map(&jobs, |&(at, slice)| {
-            let source = &sources[at];
-            let reads = read::slice(source, &source.slices[slice], limits)?;
-            let checked = reads.into_iter().map(|read| {
-                let (declared, mut findings) = match read.document {
-                    Some(document) => check::document(document),
-                    None => (Declared::Nothing, Vec::new()),
-                };
-                let bad = !read.faults.is_empty() || findings.iter().any(Finding::is_error);
-                // Far more than will be told: only their number is worth memory.
-                let mut more = 0;
-                if counts[at].fetch_add(findings.len(), Ordering::Relaxed) > 4 * MOST_OF_FILE {
-                    more = findings.len();
-                    findings = Vec::new();
-                }
-                let begin = match read.begin {
-                    Some(span) => (span.line, span.column),
-                    None => text::content_start(&source.text, &source.slices[slice]),
-                };
-                Checked {
-                    nth: read.nth,
-                    begin,
-                    declared,
-                    faults: read.faults,
-                    dropped: read.dropped,
-                    findings,
-                    bad,
-                    more,
-                }
-            });
-            Ok(checked.collect::<Vec<_>>())
-        });
+        let read = parallel::map(&jobs, |&(at, slice)| look(&sources[at], slice, &counts[at], limits));
         let mut told = Told::new(&self.sources);
         let mut findings = Vec::new();
         for ((source, slice), result) in jobs.into_iter().zip(read) {
@@ -240,6 +210,39 @@ impl Loaded {
     }
 }
 
+/// One slice of a file → what its documents declare. `count` is of the findings of the whole file.
+fn look(source: &Source, slice: usize, count: &AtomicUsize, limits: &Limits) -> Result<Vec<Checked>, Fault> {
+    let reads = read::slice(source, &source.slices[slice], limits)?;
+    let checked = |read: read::Read| {
+        let (declared, mut findings) = match read.document {
+            Some(document) => check::document(document),
+            None => (Declared::Nothing, Vec::new()),
+        };
+        let bad = !read.faults.is_empty() || findings.iter().any(Finding::is_error);
+        // Far more than will be told: only their number is worth memory.
+        let mut more = 0;
+        if count.fetch_add(findings.len(), Ordering::Relaxed) > 4 * MOST_OF_FILE {
+            more = findings.len();
+            findings = Vec::new();
+        }
+        let begin = match read.begin {
+            Some(span) => (span.line, span.column),
+            None => text::content_start(&source.text, &source.slices[slice]),
+        };
+        Checked {
+            nth: read.nth,
+            begin,
+            declared,
+            faults: read.faults,
+            dropped: read.dropped,
+            findings,
+            bad,
+            more,
+        }
+    };
+    Ok(reads.into_iter().map(checked).collect())
+}
+
 /// A document after it was looked at by itself.
 struct Checked {
     nth: usize,
@@ -251,71 +254,6 @@ struct Checked {
     bad: bool,
     /// Findings that were not kept.
     more: usize,
-}
-
-/// How many problems each file has told so far: a bomb may have millions, and nobody reads them.
-struct Told(Vec<(usize, usize)>);
-
-impl Told {
-    fn new(sources: &[Source]) -> Told {
-        Told(vec![(0, 0); sources.len()])
-    }
-
-    fn is_full(&self, source: usize) -> bool {
-        self.0[source].0 >= MOST_OF_FILE
-    }
-
-    fn skip(&mut self, source: usize, count: usize) {
-        self.0[source].1 += count;
-    }
-
-    fn tell(&mut self, source: usize, text: &Source, fault: Fault, problems: &mut Vec<Problem>) {
-        if self.is_full(source) {
-            return self.skip(source, 1);
-        }
-        self.0[source].0 += 1;
-        problems.push(text.problem(fault));
-    }
-
-    fn finish(self, sources: &[Source], problems: &mut Vec<Problem>) {
-        for (source, (_, more)) in sources.iter().zip(self.0).filter(|(_, (_, more))| *more > 0) {
-            problems.push(source.problem(Fault::more(more, "file", Span::at(1, 1))));
-        }
-    }
-}
-
-/// The trees of the slices in which something was last located.
-pub(crate) struct Places<'a> {
-    loaded: &'a Loaded,
-    limits: &'a Limits,
-    /// The last few, the latest first: findings often name the same second place in turns.
-    trees: VecDeque<((usize, usize), Vec<node::Node>)>,
-}
-
-const TREES: usize = 4;
-
-impl<'a> Places<'a> {
-    fn new(loaded: &'a Loaded, limits: &'a Limits) -> Places<'a> {
-        Places { loaded, limits, trees: VecDeque::new() }
-    }
-
-    fn span(&mut self, document: usize, path: &Path, at: At) -> Span {
-        let Declaration { source, slice, nth, begin, .. } = self.loaded.documents[document];
-        let text = &self.loaded.sources[source];
-        let of = (source, slice);
-        if let Some(at) = self.trees.iter().position(|(tree, _)| *tree == of) {
-            self.trees.swap(0, at);
-        } else {
-            let nodes = tree::nodes(&text.text, &text.slices[slice], self.limits).unwrap_or_default();
-            self.trees.truncate(TREES - 1);
-            self.trees.push_front((of, read::items(nodes)));
-        }
-        match self.trees.front().and_then(|(_, nodes)| nodes.get(nth)) {
-            Some(node) => structure::locate(node, path, at == At::Key),
-            // The event parser refuses what the YAML crate took: the document's beginning is still right.
-            None => Span::at(begin.0, begin.1),
-        }
-    }
 }
 
 /// A field that was there and wrong is not missing as well.
