@@ -12,7 +12,8 @@
 //! # The rooms
 //! - [`model`]: the nouns: keys, spec, desired state, revision. Plain data, knows nobody.
 //! - [`manifest`]: text → [`Desired`](model::Desired), and every problem with its place.
-//! - [`reconcile`]: the pure core. So far the effect table: what a change of each field does.
+//! - [`reconcile`]: the pure core. So far the effect table (what a change of each field does), the difference of two
+//!   specs, and the fewest operations for one instance.
 //! - [`gse`]: the wire of GSE and JOB. So far the bodies that declare a process.
 //! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
 //!

@@ -5,6 +5,7 @@ mod codes;
 mod convert;
 mod laws;
 mod mutations;
+mod planner;
 mod reading;
 mod rooms;
 mod samples;

@@ -1,0 +1,317 @@
+//! One instance: from how it is and how it should be to the fewest operations between the two.
+//!
+//! Nothing here looks at a spec. What counts is by which classes of fields two specs differ ([`Delta`]), and what
+//! the target can do ([`Caps`]); so the whole decision fits on two screens, and a test can try every case of it
+//! against a search for the shortest way.
+//!
+//! Invariants: fewest operations, then least disturbance; after any executed prefix the rest is what is chosen next;
+//! an identity that is not known is never acted on.
+
+use super::caps::Caps;
+use crate::model::{AutoType, Effect, State};
+
+/// By which classes of fields a spec differs from the wanted one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Delta {
+    pub register: bool,
+    pub reload: bool,
+    pub restart: bool,
+    /// Another identity.
+    pub replace: bool,
+}
+
+impl Delta {
+    pub fn is_none(self) -> bool {
+        self == Delta::default()
+    }
+
+    /// The strongest class that a running process feels.
+    fn felt(self) -> Effect {
+        match self {
+            Delta { replace: true, .. } => Effect::Replace,
+            Delta { restart: true, .. } => Effect::Restart,
+            Delta { reload: true, .. } => Effect::Reload,
+            Delta { .. } => Effect::None,
+        }
+    }
+}
+
+/// How an instance is, seen from the wanted spec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Situation {
+    /// The spec the engine holds.
+    pub given: Option<Delta>,
+    pub hosted: bool,
+    /// The spec in effect in the running process.
+    pub live: Option<Delta>,
+    pub ran: Ran,
+    /// The old spec itself is known, not only that it differs.
+    pub old_known: bool,
+}
+
+/// What is known of the runs of a one-shot process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ran {
+    /// Never, or something else.
+    NotThis,
+    This,
+    Unknown,
+}
+
+/// What is wanted of an instance, as far as it decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Goal {
+    pub state: State,
+    pub auto_type: AutoType,
+    pub has_restart: bool,
+    pub has_reload: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Op {
+    Stop,
+    Register,
+    Reload,
+    Restart,
+    Start,
+    Host,
+    Unhost,
+    Unregister,
+}
+
+/// Which spec an operation works with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Which {
+    New,
+    Old,
+}
+
+/// Why nothing is done though something differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    IdentityMix,
+    OldSpecUnknown,
+    RunInProgress,
+    RunUnknown,
+}
+
+/// The operations that make it so, in order.
+pub fn choose(is: Situation, goal: Goal, caps: Caps) -> Result<Vec<(Op, Which)>, Held> {
+    // The runs of a schedule come and go; only a process that is kept can contradict its guard.
+    if goal.auto_type == AutoType::Resident && is.mixed() {
+        return Err(Held::IdentityMix);
+    }
+    let mut way = Way { is, goal, caps, steps: Vec::new() };
+    match (goal.state, goal.auto_type) {
+        (State::Stopped | State::Absent, _) => way.down()?,
+        (State::Running | State::Unhosted, AutoType::Resident) => way.up_resident()?,
+        (State::Running | State::Unhosted, AutoType::Periodic) => way.up_periodic()?,
+        (State::Running | State::Unhosted, AutoType::OneShot) => way.up_once()?,
+    }
+    Ok(way.steps)
+}
+
+impl Situation {
+    /// A guard and a process under two identities.
+    fn mixed(&self) -> bool {
+        match (self.hosted, self.given, self.live) {
+            (true, Some(given), Some(live)) => given.replace != live.replace,
+            _ => false,
+        }
+    }
+}
+
+/// The situation as it will be after the steps so far.
+struct Way {
+    is: Situation,
+    goal: Goal,
+    caps: Caps,
+    steps: Vec<(Op, Which)>,
+}
+
+impl Way {
+    /// Not running, not guarded; then registered or not, as wanted.
+    fn down(&mut self) -> Result<(), Held> {
+        if self.is.live.is_some() {
+            self.stop()?;
+        } else if self.is.hosted {
+            self.unhost_old()?;
+        }
+        let given = self.is.given;
+        match self.goal.state {
+            State::Absent if self.caps.registry && given.is_some() => self.push(Op::Unregister, Which::New),
+            State::Stopped if self.caps.registry && given != Some(Delta::default()) => {
+                self.register(Which::New)
+            }
+            State::Absent | State::Stopped | State::Running | State::Unhosted => {}
+        }
+        Ok(())
+    }
+
+    fn up_resident(&mut self) -> Result<(), Held> {
+        if self.is.live.is_some_and(|live| self.must_stop(live)) {
+            self.stop()?;
+        } else if self.is.live.is_none() && self.is.hosted && self.is.given.is_some_and(|given| given.replace)
+        {
+            self.unhost_old()?;
+        }
+        match self.is.live {
+            None => self.start(),
+            Some(live) => self.refresh(live),
+        }
+        self.hosting();
+        Ok(())
+    }
+
+    /// A guard that runs it by schedule. A run in progress is not ours.
+    fn up_periodic(&mut self) -> Result<(), Held> {
+        if self.is.hosted && self.is.given.is_some_and(|given| given.replace) {
+            self.unhost_old()?;
+        }
+        self.hosting();
+        Ok(())
+    }
+
+    /// Once for each run digest: what ran is not run again, and what runs is not stopped to begin another.
+    fn up_once(&mut self) -> Result<(), Held> {
+        let registered = !self.caps.registry || self.is.given == Some(Delta::default());
+        match self.is.ran {
+            Ran::Unknown => return Err(Held::RunUnknown),
+            Ran::This if registered => return Ok(()),
+            Ran::NotThis if self.is.live.is_some() => return Err(Held::RunInProgress),
+            Ran::This | Ran::NotThis => {}
+        }
+        if self.is.hosted && self.is.given.is_some_and(|given| given.replace) {
+            self.unhost_old()?;
+        }
+        match self.is.ran {
+            Ran::This => self.register(Which::New),
+            Ran::NotThis | Ran::Unknown => self.start(),
+        }
+        Ok(())
+    }
+
+    /// Guarded with the wanted spec, or not guarded; the registry knows the wanted one.
+    fn hosting(&mut self) {
+        let stale = self.is.given != Some(Delta::default());
+        match (self.goal.state == State::Running, self.is.hosted) {
+            (true, false) => {
+                if self.caps.uses_given && stale {
+                    self.register(Which::New);
+                }
+                self.push(Op::Host, Which::New);
+            }
+            (true, true) if stale && self.caps.registry => self.register(Which::New),
+            (true, true) if stale => self.push(Op::Host, Which::New),
+            (true, true) => {}
+            (false, hosted) => {
+                if self.caps.registry && stale {
+                    self.register(Which::New);
+                }
+                if hosted {
+                    self.push(Op::Unhost, Which::New);
+                }
+            }
+        }
+    }
+
+    /// Brings a running process up to date under its pid, or restarts it.
+    fn refresh(&mut self, live: Delta) {
+        let op = match live.felt() {
+            Effect::Reload if self.goal.has_reload => Op::Reload,
+            Effect::Reload | Effect::Restart => Op::Restart,
+            Effect::None | Effect::Register | Effect::Replace => return,
+        };
+        if self.caps.uses_given && self.is.given != Some(Delta::default()) {
+            self.register(Which::New);
+        }
+        self.push(op, Which::New);
+    }
+
+    /// Another identity, or a restart where there is none.
+    fn must_stop(&self, live: Delta) -> bool {
+        let restarts = match live.felt() {
+            Effect::Replace => return true,
+            Effect::Restart => true,
+            Effect::Reload => !self.goal.has_reload,
+            Effect::None | Effect::Register => false,
+        };
+        restarts && self.caps.needs_commands && !self.goal.has_restart
+    }
+
+    fn start(&mut self) {
+        if self.caps.uses_given && self.is.given != Some(Delta::default()) {
+            self.register(Which::New);
+        }
+        self.push(Op::Start, Which::New);
+    }
+
+    /// With the spec that the process has; a registry uses the one it holds.
+    fn stop(&mut self) -> Result<(), Held> {
+        let live = self.is.live.unwrap_or_default();
+        if self.caps.uses_given && self.is.given.is_none_or(|given| given.replace != live.replace) {
+            // It cannot name this process: it is told first.
+            if live.replace && !self.is.old_known {
+                return Err(Held::OldSpecUnknown);
+            }
+            if self.is.hosted {
+                self.unhost_old()?;
+            }
+            self.register(if live.replace { Which::Old } else { Which::New });
+        }
+        let has = if self.caps.uses_given { self.is.given.unwrap_or_default() } else { live };
+        self.check_known(has)?;
+        self.push(Op::Stop, which(has));
+        Ok(())
+    }
+
+    /// With the spec that the guard has.
+    fn unhost_old(&mut self) -> Result<(), Held> {
+        let has = self.is.given.unwrap_or_default();
+        self.check_known(has)?;
+        self.push(Op::Unhost, which(has));
+        Ok(())
+    }
+
+    /// Another identity has to be named as it was; anything weaker goes on with the new spec.
+    fn check_known(&self, has: Delta) -> Result<(), Held> {
+        match has.replace && self.caps.stop_needs_old && !self.is.old_known {
+            true => Err(Held::OldSpecUnknown),
+            false => Ok(()),
+        }
+    }
+
+    fn register(&mut self, which: Which) {
+        self.push(Op::Register, which);
+    }
+
+    /// Takes a step, and the situation with it.
+    fn push(&mut self, op: Op, which: Which) {
+        self.steps.push((op, which));
+        let new = Some(Delta::default());
+        let is = &mut self.is;
+        match op {
+            Op::Register => is.given = if which == Which::New { new } else { is.live },
+            Op::Unregister => is.given = None,
+            Op::Start => (is.live, is.hosted, is.given, is.ran) = (new, true, new, Ran::This),
+            Op::Stop => {
+                is.live = None;
+                is.hosted = false;
+            }
+            Op::Host => (is.hosted, is.given) = (true, new),
+            Op::Unhost => is.hosted = false,
+            Op::Restart => is.live = new,
+            Op::Reload => is.live = is.live.map(|live| Delta { reload: false, ..live }),
+        }
+        if matches!(op, Op::Restart | Op::Reload) && self.caps.restart_gives {
+            is.given = new;
+        }
+        if !is.hosted && !self.caps.registry {
+            is.given = None;
+        }
+    }
+}
+
+fn which(delta: Delta) -> Which {
+    if delta.is_none() { Which::New } else { Which::Old }
+}

@@ -1,0 +1,97 @@
+//! How two specs differ: field by field where both are known, by class where only their revisions are.
+
+use super::choose::Delta;
+use super::effect::{Row, table};
+use crate::model::{Effect, Field, OnChange, Revision, Spec, Value};
+
+/// One field that is not as wanted, for people.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change<'a> {
+    pub field: Field,
+    pub effect: Effect,
+    pub old: Value<'a>,
+    pub new: Value<'a>,
+}
+
+/// Every field in which `old` differs from `new`, in the order of the table. The wanted spec's word on classes counts.
+pub fn changes<'a>(old: &'a Spec, new: &'a Spec, on_change: &OnChange) -> Vec<Change<'a>> {
+    let rows = table(new, on_change).into_iter().zip(old.values());
+    rows.filter(|(Row { effect, value, .. }, (_, old))| *effect != Effect::None && value != old)
+        .map(|(Row { field, effect, value }, (_, old))| Change { field, effect, old, new: value })
+        .collect()
+}
+
+/// The classes of the changes.
+pub fn delta(changes: &[Change<'_>]) -> Delta {
+    let any = |effect| changes.iter().any(|change| change.effect == effect);
+    Delta {
+        register: any(Effect::Register),
+        reload: any(Effect::Reload),
+        restart: any(Effect::Restart),
+        replace: any(Effect::Replace),
+    }
+}
+
+/// The same from two revisions, when the old spec itself is lost.
+pub fn delta_of_revisions(old: &Revision, new: &Revision) -> Delta {
+    Delta {
+        register: old.register != new.register,
+        reload: old.reload != new.reload,
+        restart: old.restart != new.restart,
+        replace: old.replace != new.replace,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Control, StartMode};
+    use crate::reconcile::revision;
+
+    fn spec(start: &str, stop: &str) -> Spec {
+        let control =
+            Control { start_cmd: Some(start.into()), stop_cmd: Some(stop.into()), ..Control::default() };
+        Spec { control, ..Spec::default() }
+    }
+
+    #[test]
+    fn changes_name_field_class_and_both_values() {
+        let (old, new) = (spec("a", "x"), spec("b", "y"));
+        let all = changes(&old, &new, &OnChange::new());
+        let seen: Vec<_> = all.iter().map(|change| (change.field, change.effect)).collect();
+        assert_eq!(seen, [(Field::StartCmd, Effect::Restart), (Field::StopCmd, Effect::Register)]);
+        assert_eq!((&all[0].old, &all[0].new), (&Value::Text("a"), &Value::Text("b")));
+        assert_eq!(delta(&all), Delta { register: true, restart: true, ..Delta::default() });
+        assert!(changes(&new, &new, &OnChange::new()).is_empty());
+    }
+
+    #[test]
+    fn revisions_show_the_same_classes() {
+        let (old, new) = (spec("a", "x"), spec("b", "x"));
+        let none = OnChange::new();
+        let by_digest = delta_of_revisions(&revision(&old, &none), &revision(&new, &none));
+        assert_eq!(by_digest, delta(&changes(&old, &new, &none)));
+    }
+
+    #[test]
+    fn a_field_of_class_none_is_no_change() {
+        let quiet = OnChange::from([(Field::StartCmd, Effect::None)]);
+        assert!(changes(&spec("a", "x"), &spec("b", "x"), &quiet).is_empty());
+    }
+
+    #[test]
+    fn the_wanted_mode_decides_the_class_of_log_path() {
+        let at = |path: &str, mode| {
+            let mut spec = spec("a", "x");
+            spec.identity.log_path = Some(path.into());
+            spec.control.start_mode = Some(mode);
+            spec
+        };
+        for (mode, effect) in
+            [(StartMode::Daemon, Effect::Register), (StartMode::Foreground, Effect::Restart)]
+        {
+            let (old, new) = (at("/a", mode), at("/b", mode));
+            assert_eq!(changes(&old, &new, &OnChange::new())[0].effect, effect);
+        }
+    }
+}
