@@ -270,7 +270,7 @@ pub struct Man {
 #[derive(Debug, clap::Args)]
 pub struct Version {
     /// Form of the output
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_OUTPUT", value_name = "FORM")]
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_VERSION_OUTPUT", value_name = "FORM")]
     pub output: PlainForm,
 }
 

@@ -24,6 +24,11 @@ pub fn run(args: &Convert, printer: &Printer) -> Result<Exit, Failure> {
         printer.warning("there is nothing in it");
         return Ok(Exit::Done);
     }
+    let reaching = documents.iter().any(|d| matches!(d.kind.as_deref(), Some("Defaults" | "Policy")));
+    if read.spread && reaching && (any_body || args.to.is_none()) {
+        let message = "Defaults and policies reach their directory, and one stream of manifests has none";
+        return Err(Failure::new(Exit::Usage, message).hint("convert each file by itself"));
+    }
     let text = manifests::yaml(&documents);
     let Some(dialect) = args.to else {
         printer.data(&text);

@@ -121,14 +121,25 @@ impl JobBody {
         let namespace = self.namespace(&mut notes);
         let scope = self.bk_scope_type.clone().filter(|scope| !scope.is_empty() && self.bk_biz_id.is_none());
         let mut subjects = Vec::new();
+        let mut taken: HashSet<(HostKey, Name)> = HashSet::new();
         for (at, process) in self.process_infos.iter().enumerate() {
             let mut note = |text: String| notes.push(format!("process_infos[{at}]: {text}"));
-            let Some(name) = process.name(&mut note) else { continue };
+            let Some(mut name) = process.name(&mut note) else { continue };
+            let hosts = process.hosts();
+            // Two processes of one program on one host are told apart by their paths; a manifest needs two names.
+            let mut number = 1;
+            while hosts.iter().any(|host| !taken.insert((host.key.clone(), name.clone()))) {
+                number += 1;
+                let unique =
+                    format!("{}-{number}", process.name(&mut |_| {}).unwrap_or_else(|| name.clone()));
+                note(format!("it is called {unique}: another process of this body has its name"));
+                name = speakable(&unique);
+            }
             let mut spec = process.spec(&mut note);
             spec.labels.extend(scope.clone().map(|scope| (SCOPE_LABEL.to_owned(), scope)));
             let state = state(api, self.op_type, spec.monitor.auto_type, &mut note);
             let key = ProcessKey { namespace: namespace.clone(), name };
-            let mut subject = Subject { key, hosts: process.hosts(), state, spec };
+            let mut subject = Subject { key, hosts, state, spec };
             if call(&subject, None).0 != api {
                 subject.spec.labels.insert(API_LABEL.to_owned(), api.word().to_owned());
             }
@@ -337,7 +348,7 @@ fn call(subject: &Subject, chosen: Option<Api>) -> (Api, i64) {
 fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
     let Spec { identity, control, resource, monitor, job, .. } = &subject.spec;
     let index = identity.value_key.as_deref().unwrap_or(&identity.proc_name);
-    if speakable(index) != subject.key.name {
+    if !is_called(&subject.key.name, index) {
         losses.push(Loss::new(
             subject,
             "meta.name",
@@ -404,6 +415,13 @@ fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
         start_check_end_time: job.start_check_end_time.map(Into::into),
         ip_list,
     }
+}
+
+/// Is it the name that JOB's key gives, with or without a number to tell it from another?
+fn is_called(name: &Name, index: &str) -> bool {
+    let own = speakable(index);
+    let number = name.as_str().strip_prefix(own.as_str()).map(|rest| rest.strip_prefix('-'));
+    *name == own || number.flatten().is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// The labels that a JOB body does have a place for.

@@ -3,6 +3,7 @@
 //! A body is somebody's call, not a manifest yet: a `${` in it is the shell's, `op_type` says which state is meant,
 //! and credentials are not carried over. A document that has anything of Abide's own is a manifest, and stays one.
 
+use std::collections::HashSet;
 use std::path::{Path as FilePath, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -33,6 +34,8 @@ pub enum Body<J> {
 pub struct Bodies<J> {
     pub bodies: Vec<Body<J>>,
     pub warnings: Vec<Problem>,
+    /// From several directories: what reaches a directory would reach all of them in one stream.
+    pub spread: bool,
     sources: Vec<Source>,
 }
 
@@ -49,7 +52,9 @@ impl<J> Bodies<J> {
 pub fn read<J: DeserializeOwned>(path: &FilePath, limits: &Limits) -> Result<Bodies<J>, Vec<Problem>> {
     let found = find::find(&[PathBuf::from(path)], limits);
     let mut problems = found.problems;
-    let mut read = Bodies { bodies: Vec::new(), warnings: Vec::new(), sources: Vec::new() };
+    let homes: HashSet<&PathBuf> = found.files.iter().map(|file| &file.home).collect();
+    let spread = homes.len() > 1;
+    let mut read = Bodies { bodies: Vec::new(), warnings: Vec::new(), spread, sources: Vec::new() };
     for file in &found.files {
         let source = match find::read(file, limits) {
             Ok(source) => source,
@@ -61,7 +66,9 @@ pub fn read<J: DeserializeOwned>(path: &FilePath, limits: &Limits) -> Result<Bod
         for slice in &source.slices {
             match read::slice(&source, slice, limits) {
                 Ok(reads) => {
-                    let nodes = tree::nodes(&source.text, slice, limits).map(read::items).unwrap_or_default();
+                    let nodes = tree::nodes(&source, slice, limits)
+                        .map(|nodes| read::items(nodes, source.json))
+                        .unwrap_or_default();
                     let bodies =
                         reads.into_iter().filter_map(|read| body(read, &nodes, &source, &mut problems));
                     read.bodies.extend(bodies);

@@ -277,6 +277,15 @@ impl<'de, T: FromEither> Visitor<'de> for Either<T> {
         }
     }
 
+    fn visit_f64<E: Error>(self, x: f64) -> Result<T, E> {
+        // JSON's -0 is a float to its reader, and a whole number to everybody else.
+        if x == 0.0 && x.is_sign_negative() {
+            self.visit_i64(0)
+        } else {
+            Err(E::invalid_type(Unexpected::Float(x), &T::EXPECTING))
+        }
+    }
+
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
         T::map(map)
     }

@@ -23,7 +23,7 @@ impl Default for Limits {
             depth: 64,
             aliases: 1_000,
             documents: 100_000,
-            values: 1_000_000,
+            values: 1_200_000,
             instances: 1_000_000,
         }
     }

@@ -30,6 +30,7 @@ mod text;
 mod tree;
 mod variables;
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -66,7 +67,7 @@ pub struct Declaration {
     home: PathBuf,
     declared: Declared,
     /// Left out because it was wrong.
-    dropped: Vec<Path>,
+    dropped: HashSet<Path>,
     /// It has an error, or stands under something that has.
     bad: bool,
 }
@@ -249,7 +250,7 @@ struct Checked {
     begin: (u32, u32),
     declared: Declared,
     faults: Vec<Fault>,
-    dropped: Vec<Path>,
+    dropped: HashSet<Path>,
     findings: Vec<Finding>,
     bad: bool,
     /// Findings that were not kept.
@@ -258,10 +259,13 @@ struct Checked {
 
 /// A field that was there and wrong is not missing as well.
 fn follows_from_dropped(document: &Declaration, finding: &Finding) -> bool {
-    let schedule = [Path::of("spec.monitor_policy"), Path::of("spec.job")];
-    document.dropped.iter().any(|dropped| {
-        finding.path.starts_with(dropped)
-            || (finding.code == Code::NoSchedule
-                && schedule.iter().any(|section| dropped.starts_with(section)))
-    })
+    if document.dropped.is_empty() {
+        return false;
+    }
+    let steps = &finding.path.0;
+    let above = (1..=steps.len()).any(|len| document.dropped.contains(&Path(steps[..len].to_vec())));
+    let schedule = [Path::of("spec.monitor_policy.crontab_rule"), Path::of("spec.job.cycle_time")];
+    let sections = [Path::of("spec.monitor_policy"), Path::of("spec.job")];
+    let unscheduled = schedule.iter().chain(&sections).any(|path| document.dropped.contains(path));
+    above || (finding.code == Code::NoSchedule && unscheduled)
 }

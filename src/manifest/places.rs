@@ -60,9 +60,9 @@ impl<'a> Places<'a> {
         if let Some(at) = self.trees.iter().position(|(tree, _)| *tree == of) {
             self.trees.swap(0, at);
         } else {
-            let nodes = tree::nodes(&text.text, &text.slices[slice], self.limits).unwrap_or_default();
+            let nodes = tree::nodes(text, &text.slices[slice], self.limits).unwrap_or_default();
             self.trees.truncate(TREES - 1);
-            self.trees.push_front((of, read::items(nodes)));
+            self.trees.push_front((of, read::items(nodes, text.json)));
         }
         match self.trees.front().and_then(|(_, nodes)| nodes.get(nth)) {
             Some(node) => structure::locate(node, path, at == At::Key),

@@ -1,10 +1,13 @@
 //! One part of a file → documents. The good path is serde and nothing else; the tree is built only where serde
 //! refuses, and then finds everything that is wrong at once.
 
+use std::collections::HashSet;
+
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::document::{Document, HostLabels};
+use super::grammar::{self, Shape};
 use super::limits::Limits;
 use super::node::{Kind, Node};
 use super::problem::{Code, Fault, Path, Span};
@@ -19,7 +22,7 @@ pub struct Read {
     pub begin: Option<Span>,
     pub document: Option<Document>,
     pub faults: Vec<Fault>,
-    pub dropped: Vec<Path>,
+    pub dropped: HashSet<Path>,
 }
 
 /// From here on a document is checked against the limits before a parser builds anything of it.
@@ -34,28 +37,30 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
         return Err(Fault::new(Code::TooLarge, Span::at(slice.line, slice.skipped + 1), message, Some(hint)));
     }
     if text.len() > OUTSIZE || is_suspicious(text, limits) || limits.depth < Limits::default().depth {
-        tree::guard(&source.text, slice, limits)?;
+        tree::guard(source, slice, limits)?;
     }
     let refusal = match quick(source.json, text) {
-        Ok(documents) if documents.iter().flatten().all(is_plain) && !may_have_tags(source.json, text) => {
+        Ok(documents) if documents.iter().flatten().all(is_plain) && is_exact(source.json, text) => {
             let reads = documents.into_iter().enumerate().filter_map(|(nth, document)| {
                 let document = Some(document?);
-                Some(Read { nth, begin: None, document, faults: Vec::new(), dropped: Vec::new() })
+                Some(Read { nth, begin: None, document, faults: Vec::new(), dropped: HashSet::new() })
             });
             return Ok(reads.collect());
         }
         Ok(_) => None,
         Err(refusal) => Some(refusal),
     };
-    let nodes = match (tree::nodes(&source.text, slice, limits), syntax(source.json, text)) {
+    // One pass less for what is large: the event parser has seen all of it.
+    let well_formed = if text.len() > OUTSIZE && !source.json { Ok(()) } else { syntax(source.json, text) };
+    let nodes = match (tree::nodes(source, slice, limits), well_formed) {
         // A JSON file keeps to JSON, though YAML might take it.
         (_, Err(refusal)) if source.json => return Err(refusal.fault(slice)),
         (Err(fault), _) => return Err(fault),
         (Ok(_), Err(refusal)) => return Err(refusal.fault(slice)),
         (Ok(nodes), Ok(())) => nodes,
     };
-    let lists = nodes.iter().any(|node| matches!(node.kind, Kind::List(_)));
-    let items = items(nodes);
+    let lists = !source.json && nodes.iter().any(|node| matches!(node.kind, Kind::List(_)));
+    let items = items(nodes, source.json);
     if let Some(beyond) = items.get(limits.documents) {
         return Err(Fault::too_many_documents(limits.documents, beyond.span));
     }
@@ -70,10 +75,10 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
     }
 }
 
-/// The documents of a text: a list stands for what is in it.
-pub fn items(nodes: Vec<Node>) -> Vec<Node> {
+/// The documents of a text: a list stands for what is in it. (In JSON the text was cut so already.)
+pub fn items(nodes: Vec<Node>, json: bool) -> Vec<Node> {
     let inside = |node: Node| match node.kind {
-        Kind::List(items) => items,
+        Kind::List(items) if !json => items,
         _ => vec![node],
     };
     nodes.into_iter().flat_map(inside).collect()
@@ -174,11 +179,34 @@ fn is_suspicious(text: &str, limits: &Limits) -> bool {
     deepest > limits.depth || stars > limits.aliases
 }
 
-/// Serde looks through a tag at what stands behind it; a tree sees it.
-fn may_have_tags(json: bool, text: &str) -> bool {
+/// Does serde take the text for exactly what it says? It looks through YAML's tags, and takes a JSON list for a map
+/// whose keys go without saying.
+fn is_exact(json: bool, text: &str) -> bool {
+    if json {
+        let value = serde_json::from_str(text).unwrap_or_default();
+        return lists_fit(&value, &Shape::Section(&grammar::PROCESS));
+    }
     let begins =
         |at: usize| at == 0 || matches!(text.as_bytes()[at - 1], b' ' | b'\n' | b'[' | b'{' | b',' | b'\t');
-    !json && text.match_indices('!').any(|(at, _)| begins(at))
+    !text.match_indices('!').any(|(at, _)| begins(at))
+}
+
+/// Do lists stand only where the grammar has lists?
+fn lists_fit(value: &serde_json::Value, shape: &Shape) -> bool {
+    use serde_json::Value;
+    match (value, shape) {
+        (Value::Array(items), Shape::List(of)) => items.iter().all(|item| lists_fit(item, of)),
+        (Value::Array(_), _) => false,
+        (Value::Object(map), Shape::Section(section)) => {
+            let known = |(name, value): (&String, &Value)| {
+                section.entry(name).is_none_or(|entry| lists_fit(value, &entry.shape))
+            };
+            map.iter().all(known)
+        }
+        (Value::Object(map), Shape::Map(of)) => map.values().all(|value| lists_fit(value, of)),
+        (value, Shape::OneOf(shapes)) => shapes.iter().any(|shape| lists_fit(value, shape)),
+        _ => true,
+    }
 }
 
 /// A Process with nothing in it that is another kind's: what the struct takes is then what the grammar takes.

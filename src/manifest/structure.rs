@@ -1,7 +1,7 @@
 //! Does a tree have the shape that the grammar gives? Finds every unknown field, wrong type and double key,
 //! with its place, and makes a [`Document`] of what remains, so that the other checks still run.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_yaml::{Mapping, Value};
 
@@ -16,7 +16,7 @@ pub struct Understood {
     pub document: Option<Document>,
     pub faults: Vec<Fault>,
     /// What was left out because it was wrong: nobody should call it missing.
-    pub dropped: Vec<Path>,
+    pub dropped: HashSet<Path>,
 }
 
 pub fn understand(node: &Node) -> Understood {
@@ -101,6 +101,17 @@ impl Reader {
         }
     }
 
+    /// Nobody will read on.
+    fn is_full(&self) -> bool {
+        self.more > problem::MOST_OF_DOCUMENT
+    }
+
+    fn drop(&mut self, path: Path) {
+        if !self.is_full() {
+            self.understood.dropped.insert(path);
+        }
+    }
+
     /// What was found, and how much more there was.
     fn done(mut self, root: &Node) -> Understood {
         let more = self.more.saturating_sub(problem::MOST_OF_DOCUMENT);
@@ -138,7 +149,7 @@ impl Reader {
                     Some(value) => {
                         kept.insert(Value::String(entry.name.to_owned()), value);
                     }
-                    None => self.understood.dropped.push(path),
+                    None => self.drop(path),
                 },
             }
             self.private &= entry.name != "env";
@@ -181,16 +192,19 @@ impl Reader {
             | (Shape::Bool, Kind::Bool(_)) => Some(node.to_value()),
             (Shape::Section(section), Kind::Map(_)) => Some(self.section(node, section, path)),
             (Shape::List(of), Kind::List(items)) => {
-                let items = items.iter().enumerate();
-                // A wrong item leaves a hole, so that the others keep their numbers.
-                let kept = items.map(|(at, item)| {
+                let mut kept = Vec::new();
+                for (at, item) in items.iter().enumerate() {
+                    if self.is_full() {
+                        break;
+                    }
                     let path = path.index(at);
-                    self.shape(item, of, &path).unwrap_or_else(|| {
-                        self.understood.dropped.push(path);
+                    // A wrong item leaves a hole, so that the others keep their numbers.
+                    kept.push(self.shape(item, of, &path).unwrap_or_else(|| {
+                        self.drop(path);
                         hole(of)
-                    })
-                });
-                Some(Value::Sequence(kept.collect()))
+                    }));
+                }
+                Some(Value::Sequence(kept))
             }
             (Shape::Map(of), Kind::Map(entries)) => Some(self.map(entries, of, path)),
             (Shape::OneOf(shapes), _) => match shapes.iter().find(|shape| fits(shape, &node.kind)) {
@@ -218,7 +232,7 @@ impl Reader {
                 Some(value) => {
                     kept.insert(Value::String(name.to_owned()), value);
                 }
-                None => self.understood.dropped.push(path),
+                None => self.drop(path),
             }
         }
         Value::Mapping(kept)
@@ -257,10 +271,10 @@ impl Reader {
     fn unknown(&mut self, name: &str, span: Span, section: &Section, path: &Path) {
         let root = self.root;
         // A misspelt field is not missing as well.
-        if self.more < problem::MOST_OF_DOCUMENT
+        if !self.is_full()
             && let Some(meant) = meant(name, section)
         {
-            self.understood.dropped.push(path.key(meant));
+            self.drop(path.key(meant));
         }
         self.fault(Code::UnknownField, span, || {
             let place = if path.0.is_empty() { format!("a {}", section.name) } else { path.to_string() };

@@ -91,7 +91,8 @@ pub fn decode(bytes: Vec<u8>) -> Result<String, (Fault, String)> {
             return Err((fault(Code::NotText, position(&shown, valid), message, "save it as UTF-8"), shown));
         }
     };
-    match text.bytes().position(suspicious).and_then(|from| hidden(&text, from)) {
+    let found = text.bytes().position(suspicious).and_then(|from| hidden(&text, from));
+    match found.or_else(|| lone_return(&text)) {
         None => Ok(text),
         Some((at, c)) => {
             let (code, what, hint) = about_hidden(c);
@@ -105,7 +106,7 @@ fn about_hidden(c: char) -> (Code, &'static str, &'static str) {
     match c {
         '\0' => (Code::NotText, "a NUL byte", "the file is binary, or UTF-16 without a mark"),
         '\u{feff}' => (Code::HiddenCharacter, "a byte order mark", "remove it"),
-        '\u{85}' | '\u{2028}' | '\u{2029}' => (
+        '\r' | '\u{85}' | '\u{2028}' | '\u{2029}' => (
             Code::HiddenCharacter,
             "a line end that only some programs see",
             "what stands after it may be part of a comment, or not; write it as a \\u escape in double quotes",
@@ -122,6 +123,13 @@ fn about_hidden(c: char) -> (Code, &'static str, &'static str) {
 /// A byte that may begin a hidden character: a control byte, or the first byte of U+008x, U+061C, U+20xx, U+FExx.
 fn suspicious(b: u8) -> bool {
     matches!(b, 0..=8 | 11 | 12 | 14..=31 | 0x7f | 0xc2 | 0xd8 | 0xe2 | 0xef)
+}
+
+/// A carriage return that is not part of a line end.
+fn lone_return(text: &str) -> Option<(usize, char)> {
+    let bytes = text.as_bytes();
+    let lone = |at: &usize| bytes[*at] == b'\r' && bytes.get(at + 1) != Some(&b'\n');
+    (0..bytes.len()).find(lone).map(|at| (at, '\r'))
 }
 
 /// The first hidden character at or after byte `from`.

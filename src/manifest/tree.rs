@@ -8,25 +8,25 @@ use granit_parser::{ErrorKind, Event, Marker, Parser, ScalarStyle, Tag};
 use super::limits::Limits;
 use super::node::{Kind, Node, resolve};
 use super::problem::{Code, Fault, Span};
-use super::text::Slice;
+use super::text::{Slice, Source};
 
 /// The documents of a part of a text.
-pub fn nodes(text: &str, slice: &Slice, limits: &Limits) -> Result<Vec<Node>, Fault> {
+pub fn nodes(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Node>, Fault> {
     let mut builder = Builder::default();
-    walk(text, slice, limits, |event, span| builder.take(event, span))?;
+    walk(source, slice, limits, |event, span| builder.take(event, span))?;
     Ok(builder.documents)
 }
 
 /// Reads it without keeping anything: is it within the limits?
-pub fn guard(text: &str, slice: &Slice, limits: &Limits) -> Result<(), Fault> {
-    walk(text, slice, limits, |_, _| Copied(0))
+pub fn guard(source: &Source, slice: &Slice, limits: &Limits) -> Result<(), Fault> {
+    walk(source, slice, limits, |_, _| Copied(0))
 }
 
 /// How many values an event made by copying: an alias, or an anchor kept for one.
 struct Copied(usize);
 
 fn walk<'t>(
-    text: &'t str,
+    source: &'t Source,
     slice: &Slice,
     limits: &Limits,
     mut sink: impl FnMut(Event<'t>, Span) -> Copied,
@@ -34,7 +34,8 @@ fn walk<'t>(
     let options = granit_parser::options! {
         flow_nesting_limit: limits.depth.saturating_add(1),
         block_nesting_limit: limits.depth.saturating_add(1),
-        simple_key_max_lookahead: 1024,
+        // JSON knows no limit for a key; the YAML crate's is this one.
+        simple_key_max_lookahead: if source.json { limits.document_bytes as usize } else { 1024 },
     };
     let too_large = |span, message: String, flag: &str| {
         Fault::new(Code::TooLarge, span, message, Some(format!("if that is meant, raise {flag}")))
@@ -42,7 +43,7 @@ fn walk<'t>(
     let too_deep =
         |span| too_large(span, format!("values are nested more than {} deep", limits.depth), "--max-depth");
     let (mut documents, mut depth, mut aliases, mut values) = (0, 0, 0, 0);
-    for event in Parser::new_from_str_with_options(&text[slice.bytes.clone()], options) {
+    for event in Parser::new_from_str_with_options(&source.text[slice.bytes.clone()], options) {
         let (event, raw) = event.map_err(|error| {
             let span = place(slice, *error.marker(), None);
             match error.kind() {

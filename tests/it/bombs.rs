@@ -87,6 +87,7 @@ fn e0114_more_problems_than_anybody_reads() {
     refused("a.yaml", (0..400_000).fold(String::new(), |all, n| all + &format!("k{n}: 1\n")), "E0114");
     refused("a.yaml", format!("meta:\n{}", " a: 1\n".repeat(100_000)), "E0114");
     refused("a.json", format!("{{\"meta\":{{{}}}}}", vec!["\"a\":1"; 100_000].join(",")), "E0114");
+    refused("a.yaml", format!("hosts: [{}]", "1,".repeat(500_000)), "E0114");
     let hosts = "- {ip: x, bk_cloud_id: 0}\n".repeat(50_000);
     refused("a.yaml", format!("meta: {{namespace: a, name: b}}\nhosts:\n{hosts}"), "E0114");
 }
@@ -103,7 +104,7 @@ fn odd_repetitions() {
         ("'", "E0103"),
         ("\"", "E0101"),
         ("`", "E0101"),
-        ("|\n", "E0101"),
+        ("|\n", "E0103"),
     ] {
         refused("a.yaml", unit.repeat(300_000), code);
     }

@@ -418,7 +418,7 @@ fn e0401_and_e0402_one_instance_and_one_identity() {
     expect(
         &[("a.yaml", GOOD), ("b.yaml", &GOOD.replace("/opt/api", "/opt/b"))],
         &[
-            "b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is declared at a.yaml:3:30 already | remove one, or give them different hosts",
+            "b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is declared at a.yaml:3:30 already | remove or rename one, or give them different hosts",
         ],
     );
     let twin = GOOD.replace("name: api}", "name: twin}").replace("/opt/api", "/opt/api/");

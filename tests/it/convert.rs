@@ -374,3 +374,29 @@ fn the_state_that_a_registry_cannot_hold_is_listed() {
     );
     assert_eq!(stdout(&output), "", "nothing is written before it is refused");
 }
+
+#[test]
+fn a_tree_whose_defaults_reach_one_directory_is_not_flattened() {
+    let defaults = "kind: Defaults\nspec: {control: {stop_cmd: A}}\n".to_owned();
+    let other = GOOD.replace("name: api}", "name: b}").replace("/opt/api", "/opt/b");
+    let tree =
+        Tree::new(&[("a/d.yaml", defaults.clone()), ("a/p.yaml", GOOD.to_owned()), ("b/p.yaml", other)]);
+    let output = abide(&["convert", "."], tree.path(), b"");
+    assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(64), ""), "{}", stderr(&output));
+    let bodies = stdout(&abide(&["convert", ".", "--to", "gse-v2"], tree.path(), b""));
+    assert_eq!(bodies.matches("stop_cmd").count(), 1, "{bodies}");
+    let flat = Tree::new(&[("d.yaml", defaults), ("p.yaml", GOOD.to_owned())]);
+    assert_eq!(abide(&["convert", "."], flat.path(), b"").status.code(), Some(0));
+}
+
+#[test]
+fn two_processes_of_one_program_keep_apart() {
+    let process = |path: &str| json!({"proc_name": "a", "setup_path": path, "pid_path": "/p", "start_cmd": "s", "type": 1, "contact": "me", "account": "app", "ip_list": [{"bk_cloud_id": 0, "ip": "10.0.0.1"}]});
+    let body =
+        json!({"bk_biz_id": 1, "op_type": 0, "process_infos": [process("/x"), process("/y"), process("/z")]});
+    let manifest = convert(&[], &body.to_string());
+    let tree = Tree::new(&[("m.yaml", &manifest)]);
+    assert_eq!((tree.problems().len(), tree.load().desired.instances.len()), (0, 3), "{manifest}");
+    let back: Value = serde_json::from_str(&convert(&["--to", "job", "--strict"], &manifest)).expect("JSON");
+    assert_eq!(essence(&back), essence(&body));
+}

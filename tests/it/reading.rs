@@ -108,7 +108,11 @@ fn standard_input_is_yaml_or_json() {
 
 #[test]
 fn e0112_and_e0113_text_that_is_not_what_it_seems() {
-    let cases: [(&[u8], &str); 9] = [
+    let cases: [(&[u8], &str); 10] = [
+        (
+            b"a: 1 # fine\r  b: 2\r\n",
+            "a.yaml:1:12 E0113 the file contains a line end that only some programs see, U+000D",
+        ),
         (
             "a: 1 # fine\u{2028}b: 2\n".as_bytes(),
             "a.yaml:1:12 E0113 the file contains a line end that only some programs see, U+2028",
@@ -384,4 +388,44 @@ fn items_of_a_list_know_their_own_lines() {
         let lines: Vec<_> = loaded.desired.instances.values().map(|want| want.origin.place.line).collect();
         assert_eq!(lines, [1, 2], "{file}: {:?}", loaded.problems);
     }
+}
+
+#[test]
+fn a_json_list_is_not_taken_for_a_map() {
+    let good: serde_json::Value = serde_yaml::from_str(GOOD).expect("YAML");
+    let mut cases = Vec::new();
+    for (pointer, list) in [
+        ("/spec/control", serde_json::json!(["evil"])),
+        ("/spec/monitor_policy", serde_json::json!([1])),
+        ("/spec/identity", serde_json::json!(["a", "/x", "/p", null, null, "u", null])),
+        ("/meta", serde_json::json!(["w", "n"])),
+        ("/hosts/0", serde_json::json!(["10.0.0.1", 0])),
+    ] {
+        let mut value = good.clone();
+        *value.pointer_mut(pointer).expect("it is there") = list;
+        cases.push((pointer, value));
+    }
+    cases.push(("twice a list", serde_json::json!([[good.clone()]])));
+    for (what, value) in cases {
+        for file in ["a.json", "a.yaml"] {
+            let problems = Tree::new(&[(file, value.to_string())]).problems();
+            assert!(
+                problems.iter().any(|line| line.contains("E0103") && line.contains("this is a list")),
+                "{what} {file}: {problems:?}"
+            );
+        }
+    }
+    assert_eq!(Tree::new(&[("a.json", good.to_string())]).problems(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_long_key_of_json_hides_nothing() {
+    let key = "k".repeat(2_000);
+    let mut value: serde_json::Value = serde_yaml::from_str(GOOD).expect("YAML");
+    value["meta"]["labels"] = serde_json::json!({key: "x"});
+    let text = value.to_string();
+    let problems = Tree::new(&[("a.json", text.replace("start_cmd", "strat_cmd"))]).problems();
+    let codes: Vec<_> = problems.iter().map(|line| line.split(' ').nth(1).unwrap_or_default()).collect();
+    assert_eq!(codes.len(), 2, "{problems:?}");
+    assert!(codes.contains(&"E0102") && codes.contains(&"E0208"), "{problems:?}");
 }

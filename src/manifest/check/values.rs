@@ -6,18 +6,23 @@ use std::ops::RangeInclusive;
 use crate::manifest::document::{Loose, Map, Text};
 use crate::manifest::explain;
 use crate::manifest::node::shorten;
-use crate::manifest::problem::{Code, Finding, Path, did_you_mean};
+use crate::manifest::problem::{Code, Finding, MOST_OF_DOCUMENT, Path, did_you_mean};
 use crate::manifest::variables;
 use crate::model::{Amount, Percent};
 
 #[derive(Debug, Default)]
 pub struct Values {
     pub findings: Vec<Finding>,
+    error: bool,
 }
 
 impl Values {
+    /// Keeps a finding; of a bomb's millions only the first, and at least one error.
     pub fn find(&mut self, finding: Finding) {
-        self.findings.push(finding);
+        if self.findings.len() < 2 * MOST_OF_DOCUMENT || (finding.is_error() && !self.error) {
+            self.error |= finding.is_error();
+            self.findings.push(finding);
+        }
     }
 
     /// Points at the parent: the field itself is nowhere.

@@ -19,6 +19,9 @@ pub struct Hosts<'a> {
     unread: bool,
 }
 
+/// A selection looks at every host of its group: past this, a generator has gone wrong.
+const MOST_LOOKS: usize = 5_000_000;
+
 /// Something that was said of a host, and where.
 #[derive(Clone)]
 struct Said<T> {
@@ -97,6 +100,7 @@ impl<'a> Hosts<'a> {
     pub fn of(&self, at: usize, process: &Process, found: &mut Found) -> Vec<(usize, Host)> {
         let mut hosts: BTreeMap<HostKey, (usize, Host)> = BTreeMap::new();
         let mut groups = HashSet::new();
+        let mut looked = 0;
         for (entry, place) in &process.hosts {
             match place {
                 Where::Host(host) => {
@@ -107,6 +111,14 @@ impl<'a> Hosts<'a> {
                     // Naming a group twice adds nothing, however large it is.
                     if !groups.insert((name, chosen.as_ref().map(ToString::to_string))) {
                         continue;
+                    }
+                    looked += self.groups.get(name.as_str()).map_or(0, |(_, group)| group.hosts.len());
+                    if looked > MOST_LOOKS {
+                        let message =
+                            format!("this process chooses among hosts more than {MOST_LOOKS} times");
+                        let finding = Finding::new(Code::TooLarge, Path::of("hosts").index(*entry), message);
+                        found.push((at, finding.hint("make fewer, wider selections")));
+                        break;
                     }
                     for host in self.chosen(at, *entry, name, chosen.as_ref(), process, found) {
                         let host = self.known(host);

@@ -121,7 +121,7 @@ pub fn check_instances(resolved: &[Resolved], found: &mut Found) {
             found.push((
                 *second,
                 Finding::new(Code::SameInstance, path.clone(), message)
-                    .hint("remove one, or give them different hosts")
+                    .hint("remove or rename one, or give them different hosts")
                     .other(*first, path),
             ));
         }
