@@ -129,7 +129,7 @@ fn suspicious(b: u8) -> bool {
 fn lone_return(text: &str) -> Option<(usize, char)> {
     let bytes = text.as_bytes();
     let lone = |at: &usize| bytes[*at] == b'\r' && bytes.get(at + 1) != Some(&b'\n');
-    (0..bytes.len()).find(lone).map(|at| (at, '\r'))
+    (text.find('\r')?..bytes.len()).find(lone).map(|at| (at, '\r'))
 }
 
 /// The first hidden character at or after byte `from`.

@@ -83,14 +83,14 @@ pub struct Uses {
     pub host: bool,
 }
 
-/// Looks through all texts in which variables are replaced.
-pub fn uses(spec: &Spec) -> Uses {
-    let mut uses = Uses::default();
-    each_text(&mut spec.clone(), |text| {
-        uses.any |= text.contains("${");
-        uses.host |= text.contains("${host.");
-    });
-    uses
+impl Uses {
+    /// A text is part of the spec.
+    pub fn note(&mut self, text: &str) {
+        if text.contains("${") {
+            self.any = true;
+            self.host |= text.contains("${host.");
+        }
+    }
 }
 
 /// The spec of one instance.

@@ -14,6 +14,7 @@ pub use values::{Values, glob};
 use super::document::{Document, HostEntry, HostLabels, Meta, RolloutEntry, SpecEntry, Text};
 use super::grammar::{self, API_VERSION};
 use super::problem::{Code, Finding, Path, did_you_mean};
+use super::variables::Uses;
 use crate::model::{
     Effect, Field, Guard, Host, HostKey, Name, OnChange, Policy, ProcessKey, Rollout, Selector, Spec, State,
 };
@@ -47,6 +48,7 @@ pub struct Process {
     /// As written, and as read: Defaults go under the former.
     pub entry: Arc<SpecEntry>,
     pub spec: Arc<Spec>,
+    pub uses: Uses,
     /// It was written as a request body, whose documents require more.
     pub in_body: bool,
 }
@@ -120,7 +122,8 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
         .filter_map(|(at, entry)| Some((at, whereabouts(entry, &Path::of("hosts").index(at), values)?)))
         .collect();
     let entry = document.spec.unwrap_or_default();
-    let spec = spec(&entry, &Path::of("spec"), instances.is_some(), values);
+    let mut spec = spec(&entry, &Path::of("spec"), instances.is_some(), values);
+    spec.labels.clone_from(&labels);
     let (depends_on, moved_from) = match &key {
         Some(key) => (
             depends_on(document.depends_on.unwrap_or_default(), &key.namespace, values),
@@ -157,6 +160,7 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
         rollout: document.rollout.map(|entry| rollout(&entry, values)),
         entry: shared(entry),
         spec: shared_spec(spec),
+        uses: values.uses,
         in_body,
     }
 }

@@ -7,12 +7,14 @@ use crate::manifest::document::{Loose, Map, Text};
 use crate::manifest::explain;
 use crate::manifest::node::shorten;
 use crate::manifest::problem::{Code, Finding, MOST_OF_DOCUMENT, Path, did_you_mean};
-use crate::manifest::variables;
+use crate::manifest::variables::{self, Uses};
 use crate::model::{Amount, Percent};
 
 #[derive(Debug, Default)]
 pub struct Values {
     pub findings: Vec<Finding>,
+    /// What the templates so far ask for.
+    pub uses: Uses,
     error: bool,
 }
 
@@ -58,6 +60,7 @@ impl Values {
             self.find(Finding::new(Code::BadVariable, path.clone(), message).hint(hint));
             return None;
         }
+        self.uses.note(&text);
         Some(text)
     }
 

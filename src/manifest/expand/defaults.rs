@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 
 use serde_yaml::Value;
 
@@ -9,6 +10,7 @@ use super::super::Declaration;
 use super::super::check::{self, Declared, Process, Values};
 use super::super::document::{Overlay, SpecEntry};
 use super::super::problem::{Code, Finding, OTHER, Path};
+use super::super::variables::Uses;
 use super::{Found, with_values};
 use crate::model::Spec;
 
@@ -64,22 +66,31 @@ impl Defaults {
     }
 
     /// A process's spec with the Defaults above it, and what is wrong with the two together.
-    pub fn apply(&self, at: usize, document: &Declaration, process: &Process, found: &mut Found) -> Spec {
+    pub fn apply(
+        &self,
+        at: usize,
+        document: &Declaration,
+        process: &Process,
+        found: &mut Found,
+    ) -> (Arc<Spec>, Uses) {
         let layers: Vec<&Layer> =
             document.home.ancestors().filter_map(|home| self.by_home.get(home)).collect();
-        let mut spec = if layers.is_empty() {
-            with_values(at, found, |values| {
-                check::require(&process.entry, process.state, process.in_body, values)
-            });
-            Spec::clone(&process.spec)
-        } else {
-            self.merged(at, process, &layers, found)
-        };
-        spec.labels.clone_from(&process.labels);
-        spec
+        if !layers.is_empty() {
+            return self.merged(at, process, &layers, found);
+        }
+        with_values(at, found, |values| {
+            check::require(&process.entry, process.state, process.in_body, values)
+        });
+        (Arc::clone(&process.spec), process.uses)
     }
 
-    fn merged(&self, at: usize, process: &Process, layers: &[&Layer], found: &mut Found) -> Spec {
+    fn merged(
+        &self,
+        at: usize,
+        process: &Process,
+        layers: &[&Layer],
+        found: &mut Found,
+    ) -> (Arc<Spec>, Uses) {
         let numbered = process.instances.is_some();
         let root = Path::of("spec");
         let mut entry = SpecEntry::clone(&process.entry);
@@ -87,7 +98,9 @@ impl Defaults {
         let mut own = Values::default();
         check::spec(&process.entry, &root, numbered, &mut own);
         let mut values = Values::default();
-        let spec = check::spec(&entry, &root, numbered, &mut values);
+        let mut spec = check::spec(&entry, &root, numbered, &mut values);
+        spec.labels.clone_from(&process.labels);
+        let uses = values.uses;
         let known = |finding: &Finding| {
             let said = (finding.code, finding.path.clone());
             own.findings.contains(finding) || layers.iter().any(|layer| layer.known.contains(&said))
@@ -99,7 +112,7 @@ impl Defaults {
         if !layers.iter().any(|layer| layer.bad) {
             with_values(at, found, |values| check::require(&entry, process.state, process.in_body, values));
         }
-        spec
+        (Arc::new(spec), uses)
     }
 }
 

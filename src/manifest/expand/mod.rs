@@ -52,7 +52,7 @@ pub fn expand(
         let Declared::Process(process) = &document.declared else {
             continue;
         };
-        let spec = defaults.apply(at, document, process, &mut found);
+        let (spec, uses) = defaults.apply(at, document, process, &mut found);
         let hosts = hosts.of(at, process, &mut found);
         rules::check(at, document, process, &spec, &hosts, &policies, &mut found);
         order::check_names(at, process, &names, unread, &mut found);
@@ -68,7 +68,6 @@ pub fn expand(
             }
             continue;
         }
-        let uses = variables::uses(&spec);
         if uses.host {
             agents_have_no_address(at, &hosts, &mut found);
         }
@@ -147,12 +146,11 @@ fn resolve(
     document: usize,
     key: &ProcessKey,
     process: &Process,
-    spec: Spec,
+    shared: Arc<Spec>,
     uses: Uses,
     hosts: Vec<(usize, Host)>,
     place: Place,
 ) -> Resolved {
-    let shared = Arc::new(spec);
     let mut resolved = Resolved { document, wants: Vec::with_capacity(hosts.len()) };
     if hosts.is_empty() {
         return resolved;
