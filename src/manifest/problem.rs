@@ -149,7 +149,7 @@ impl Excerpt {
     /// The line around a byte of a text. Looks only as far as a screen is wide: a line may be megabytes long.
     pub fn around(text: &str, at: usize, len: usize) -> Excerpt {
         const BEFORE: usize = 60;
-        const AFTER: usize = 60;
+        const AFTER: usize = 100;
         const WIDEST: usize = 4; // bytes in a character
         let at = text.floor_char_boundary(at);
         let window = text.ceil_char_boundary(at.saturating_sub((BEFORE + 1) * WIDEST));
