@@ -121,19 +121,14 @@ impl JobBody {
         let namespace = self.namespace(&mut notes);
         let scope = self.bk_scope_type.clone().filter(|scope| !scope.is_empty() && self.bk_biz_id.is_none());
         let mut subjects = Vec::new();
-        let mut taken: HashSet<(HostKey, Name)> = HashSet::new();
+        let mut names = Names::default();
         for (at, process) in self.process_infos.iter().enumerate() {
             let mut note = |text: String| notes.push(format!("process_infos[{at}]: {text}"));
-            let Some(mut name) = process.name(&mut note) else { continue };
+            let Some(own) = process.name(&mut note) else { continue };
             let hosts = process.hosts();
-            // Two processes of one program on one host are told apart by their paths; a manifest needs two names.
-            let mut number = 1;
-            while hosts.iter().any(|host| !taken.insert((host.key.clone(), name.clone()))) {
-                number += 1;
-                let unique =
-                    format!("{}-{number}", process.name(&mut |_| {}).unwrap_or_else(|| name.clone()));
-                note(format!("it is called {unique}: another process of this body has its name"));
-                name = speakable(&unique);
+            let name = names.take(&own, &hosts);
+            if name != own {
+                note(format!("it is called {name}: another process of this body is called {own}"));
             }
             let mut spec = process.spec(&mut note);
             spec.labels.extend(scope.clone().map(|scope| (SCOPE_LABEL.to_owned(), scope)));
@@ -169,6 +164,31 @@ impl JobBody {
         if name.as_str() != format!("{NAMESPACE}{id}") {
             notes.push(format!("the namespace is {name}: a name cannot hold {id:?}"));
         }
+        name
+    }
+}
+
+/// The names of a body so far. Two processes of one program on one host are told apart by their paths; manifests
+/// need two names.
+#[derive(Default)]
+struct Names {
+    taken: HashSet<(HostKey, Name)>,
+    /// The last number that was put behind a name: it only grows, so every search ends.
+    last: HashMap<Name, u32>,
+}
+
+impl Names {
+    /// The name itself, or with the next number behind it that is free on all of the hosts.
+    fn take(&mut self, own: &Name, hosts: &[Host]) -> Name {
+        const ROOM: usize = 117; // of 128 characters, with `-` and ten digits behind
+        let mut name = own.clone();
+        while hosts.iter().any(|host| self.taken.contains(&(host.key.clone(), name.clone()))) {
+            let last = self.last.entry(own.clone()).or_insert(1);
+            *last = last.saturating_add(1);
+            let base: String = own.as_str().chars().take(ROOM).collect();
+            name = speakable(&format!("{base}-{last}"));
+        }
+        self.taken.extend(hosts.iter().map(|host| (host.key.clone(), name.clone())));
         name
     }
 }
@@ -209,11 +229,12 @@ impl JobProcess {
         Some(name)
     }
 
-    /// Whoever reads a body has checked that addresses are addresses.
+    /// Each host once. Whoever reads a body has checked that addresses are addresses.
     fn hosts(&self) -> Vec<Host> {
+        let mut seen = HashSet::new();
         let address =
             |host: &JobHost| Some(HostKey::Address { cloud: host.bk_cloud_id, ip: host.ip.parse().ok()? });
-        let keys = self.ip_list.iter().filter_map(address);
+        let keys = self.ip_list.iter().filter_map(address).filter(|key| seen.insert(key.clone()));
         keys.map(|key| Host { key, supplier: None, agent_id: None }).collect()
     }
 

@@ -400,3 +400,30 @@ fn two_processes_of_one_program_keep_apart() {
     let back: Value = serde_json::from_str(&convert(&["--to", "job", "--strict"], &manifest)).expect("JSON");
     assert_eq!(essence(&back), essence(&body));
 }
+
+#[test]
+fn names_are_found_whatever_a_body_repeats() {
+    let process = |name: &str, path: String, hosts: &[&str]| json!({"proc_name": name, "setup_path": path, "pid_path": "/p", "start_cmd": "s", "type": 1, "account": "app", "ip_list": hosts.iter().map(|ip| json!({"bk_cloud_id": 0, "ip": ip})).collect::<Vec<_>>()});
+    let instances = |processes: Vec<Value>| {
+        let manifest =
+            convert(&[], &json!({"bk_biz_id": 1, "op_type": 0, "process_infos": processes}).to_string());
+        let tree = Tree::new(&[("m.yaml", &manifest)]);
+        assert_eq!(tree.problems(), [] as [&str; 0]);
+        tree.load().desired.instances.len()
+    };
+    // One host named twice is one host.
+    assert_eq!(instances(vec![process("a", "/x".into(), &["10.0.0.1", "10.0.0.1"])]), 1);
+    // The longest names still find another one.
+    let long = "n".repeat(128);
+    assert_eq!(instances((0..3).map(|n| process(&long, format!("/x{n}"), &["10.0.0.1"])).collect()), 3);
+    // A name that looks like somebody's second one is taken as it is.
+    assert_eq!(
+        instances(vec![
+            process("a-2", "/x".into(), &["10.0.0.1"]),
+            process("a", "/y".into(), &["10.0.0.1"]),
+            process("a", "/z".into(), &["10.0.0.1"])
+        ]),
+        3
+    );
+    assert_eq!(instances((0..2_000).map(|n| process("a", format!("/x{n}"), &["10.0.0.1"])).collect()), 2_000);
+}
