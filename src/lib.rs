@@ -23,7 +23,9 @@
 //! - No input makes it panic: a bad file is a problem with a place, and spoils no other file.
 //! - The same files give the same bytes, in whatever order they are found.
 
+pub mod backend;
 pub mod cli;
+pub mod clock;
 pub mod gse;
 pub mod manifest;
 pub mod model;

@@ -1,11 +1,10 @@
 //! The wire of BlueKing's GSE and JOB. So far: the request bodies that declare a process, from and to the model,
 //! and which dialect has a place for which field.
 
-mod dialect;
 mod job;
 mod proc;
 
-pub use dialect::Dialect;
+pub use crate::model::Dialect;
 pub use job::{Api as JobApi, JobBody, JobProcess};
 pub use proc::bodies;
 

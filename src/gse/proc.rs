@@ -16,7 +16,7 @@ pub fn bodies(subjects: &[Subject], dialect: Dialect, api: Option<JobApi>) -> (V
     );
     let bodies = match dialect {
         Dialect::Job => job::bodies(&subjects, api, &mut losses).iter().map(|body| json!(body)).collect(),
-        Dialect::GseV1 | Dialect::GseV2 => {
+        Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide => {
             subjects.iter().map(|subject| body(subject, dialect, &mut losses)).collect()
         }
     };

@@ -165,7 +165,7 @@ fn manifest(mut document: Document) -> (Option<Document>, Vec<Finding>) {
     (process.key.as_ref().map(|key| print::process(key, &hosts, state, &spec)), findings)
 }
 
-fn escape(spec: &mut SpecEntry) {
+pub(super) fn escape(spec: &mut SpecEntry) {
     let text = |text: &mut Text| text.0 = variables::escape(&text.0);
     let loose = |value: &mut Loose| {
         if let Loose::Text(text) = value {

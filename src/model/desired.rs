@@ -37,6 +37,8 @@ pub struct Origin {
     pub moved_from: Vec<ProcessKey>,
     pub on_change: OnChange,
     pub rollout: Option<Rollout>,
+    /// Which of the policies bind it.
+    pub policies: Vec<usize>,
 }
 
 /// Where something was written. Lines and columns count from 1, columns in characters.
@@ -126,6 +128,26 @@ impl Guard {
 pub enum Amount {
     Count(u64),
     Share(Percent),
+}
+
+impl Amount {
+    /// Reads `10%`.
+    pub fn share(text: &str) -> Option<Percent> {
+        text.trim().strip_suffix('%').and_then(|number| number.trim().parse().ok()).and_then(Percent::new)
+    }
+}
+
+impl std::str::FromStr for Amount {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().parse() {
+            Ok(count) => Ok(Amount::Count(count)),
+            Err(_) => {
+                Amount::share(text).map(Amount::Share).ok_or("a count such as 3, or a share such as 10%")
+            }
+        }
+    }
 }
 
 impl fmt::Display for Amount {

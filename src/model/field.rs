@@ -10,6 +10,7 @@ macro_rules! fields {
 
         impl Field {
             pub const ALL: &[Field] = &[$(Field::$field),*];
+            pub const COUNT: usize = Field::ALL.len();
 
             /// Where it stands in a manifest, with the leading `spec.` left out.
             pub fn path(self) -> &'static str {

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::{ConfigFile, Control, EnvValue, Field, Identity, Job, Monitor, Percent, Resource, Spec};
+use super::{
+    ConfigFile, Control, EnvValue, Field, Identity, Job, Monitor, Percent, Resource, Spec, StartMode,
+};
 
 /// A field's value in canonical form.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,6 +94,104 @@ impl Spec {
             (Field::StartCheckEndTime, number(start_check_end_time)),
         ]
     }
+}
+
+impl Spec {
+    /// Was a field given a value that means something? The same question as comparing it with an empty spec's, without
+    /// the work.
+    pub fn is_set(&self, field: Field) -> bool {
+        let Spec { labels, identity, control, resource, monitor, report_id, configmap, env, job } = self;
+        match field {
+            Field::Labels => !labels.is_empty(),
+            Field::ProcName => !identity.proc_name.is_empty(),
+            Field::SetupPath => !identity.setup_path.is_empty(),
+            Field::PidPath => !identity.pid_path.is_empty(),
+            Field::ConfigPath => identity.config_path.is_some(),
+            Field::LogPath => identity.log_path.is_some(),
+            Field::User => identity.user.is_some(),
+            Field::ValueKey => identity.value_key.is_some(),
+            Field::StartCmd => control.start_cmd.is_some(),
+            Field::StopCmd => control.stop_cmd.is_some(),
+            Field::RestartCmd => control.restart_cmd.is_some(),
+            Field::ReloadCmd => control.reload_cmd.is_some(),
+            Field::KillCmd => control.kill_cmd.is_some(),
+            Field::VersionCmd => control.version_cmd.is_some(),
+            Field::HealthCmd => control.health_cmd.is_some(),
+            Field::StartMode => control.start_mode.is_some_and(|mode| mode != StartMode::default()),
+            Field::Cpu => resource.cpu.is_some(),
+            Field::Mem => resource.mem.is_some(),
+            Field::Fd => resource.fd.is_some(),
+            Field::Disk => resource.disk.is_some(),
+            Field::Net => resource.net.is_some(),
+            Field::AutoType => true,
+            Field::StartCheckSecs => is_other(monitor.start_check_secs, Monitor::START_CHECK_SECS),
+            Field::StopCheckSecs => monitor.stop_check_secs.is_some(),
+            Field::StartRetries => is_other(monitor.start_retries, Monitor::START_RETRIES),
+            Field::StartInterval => is_other(monitor.start_interval, Monitor::START_INTERVAL),
+            Field::CrontabRule => monitor.crontab_rule.is_some(),
+            Field::OpTimeout => is_other(monitor.op_timeout, Monitor::OP_TIMEOUT),
+            Field::ReportId => report_id.is_some(),
+            Field::Configmap => !configmap.is_empty(),
+            Field::Env => !env.is_empty(),
+            Field::ProcOwner => job.proc_owner.is_some(),
+            Field::FuncId => job.func_id.is_some(),
+            Field::InstanceId => job.instance_id.is_some(),
+            Field::InstanceNum => job.instance_num.is_some(),
+            Field::CycleTime => job.cycle_time.is_some(),
+            Field::StartCheckBeginTime => job.start_check_begin_time.is_some(),
+            Field::StartCheckEndTime => job.start_check_end_time.is_some(),
+        }
+    }
+}
+
+impl Spec {
+    /// Makes one field what it is in another spec.
+    pub fn take(&mut self, field: Field, from: &Spec) {
+        match field {
+            Field::Labels => self.labels.clone_from(&from.labels),
+            Field::ProcName => self.identity.proc_name.clone_from(&from.identity.proc_name),
+            Field::SetupPath => self.identity.setup_path.clone_from(&from.identity.setup_path),
+            Field::PidPath => self.identity.pid_path.clone_from(&from.identity.pid_path),
+            Field::ConfigPath => self.identity.config_path.clone_from(&from.identity.config_path),
+            Field::LogPath => self.identity.log_path.clone_from(&from.identity.log_path),
+            Field::User => self.identity.user.clone_from(&from.identity.user),
+            Field::ValueKey => self.identity.value_key.clone_from(&from.identity.value_key),
+            Field::StartCmd => self.control.start_cmd.clone_from(&from.control.start_cmd),
+            Field::StopCmd => self.control.stop_cmd.clone_from(&from.control.stop_cmd),
+            Field::RestartCmd => self.control.restart_cmd.clone_from(&from.control.restart_cmd),
+            Field::ReloadCmd => self.control.reload_cmd.clone_from(&from.control.reload_cmd),
+            Field::KillCmd => self.control.kill_cmd.clone_from(&from.control.kill_cmd),
+            Field::VersionCmd => self.control.version_cmd.clone_from(&from.control.version_cmd),
+            Field::HealthCmd => self.control.health_cmd.clone_from(&from.control.health_cmd),
+            Field::StartMode => self.control.start_mode = from.control.start_mode,
+            Field::Cpu => self.resource.cpu = from.resource.cpu,
+            Field::Mem => self.resource.mem = from.resource.mem,
+            Field::Fd => self.resource.fd = from.resource.fd,
+            Field::Disk => self.resource.disk = from.resource.disk,
+            Field::Net => self.resource.net = from.resource.net,
+            Field::AutoType => self.monitor.auto_type = from.monitor.auto_type,
+            Field::StartCheckSecs => self.monitor.start_check_secs = from.monitor.start_check_secs,
+            Field::StopCheckSecs => self.monitor.stop_check_secs = from.monitor.stop_check_secs,
+            Field::StartRetries => self.monitor.start_retries = from.monitor.start_retries,
+            Field::StartInterval => self.monitor.start_interval = from.monitor.start_interval,
+            Field::CrontabRule => self.monitor.crontab_rule.clone_from(&from.monitor.crontab_rule),
+            Field::OpTimeout => self.monitor.op_timeout = from.monitor.op_timeout,
+            Field::ReportId => self.report_id = from.report_id,
+            Field::Configmap => self.configmap.clone_from(&from.configmap),
+            Field::Env => self.env.clone_from(&from.env),
+            Field::ProcOwner => self.job.proc_owner.clone_from(&from.job.proc_owner),
+            Field::FuncId => self.job.func_id.clone_from(&from.job.func_id),
+            Field::InstanceId => self.job.instance_id.clone_from(&from.job.instance_id),
+            Field::InstanceNum => self.job.instance_num = from.job.instance_num,
+            Field::CycleTime => self.job.cycle_time = from.job.cycle_time,
+            Field::StartCheckBeginTime => self.job.start_check_begin_time = from.job.start_check_begin_time,
+            Field::StartCheckEndTime => self.job.start_check_end_time = from.job.start_check_end_time,
+        }
+    }
+}
+
+fn is_other(value: Option<u32>, default: u32) -> bool {
+    value.is_some_and(|value| value != default)
 }
 
 fn users(labels: &BTreeMap<String, String>) -> Value<'_> {

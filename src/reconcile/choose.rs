@@ -8,7 +8,7 @@
 //! an identity that is not known is never acted on.
 
 use super::caps::Caps;
-use crate::model::{AutoType, Effect, State};
+use crate::model::{AutoType, Effect, Op, Reason, Spec, State, Which};
 
 /// By which classes of fields a spec differs from the wanted one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -47,6 +47,7 @@ pub struct Situation {
     pub ran: Ran,
     /// The old spec itself is known, not only that it differs.
     pub old_known: bool,
+    pub stops: Stops,
 }
 
 /// What is known of the runs of a one-shot process.
@@ -67,39 +68,40 @@ pub struct Goal {
     pub has_reload: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Op {
+/// By which command a spec lets its process be stopped, where the target cannot signal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StopBy {
+    /// Its stop_cmd; also where the spec is not known.
+    #[default]
     Stop,
-    Register,
-    Reload,
-    Restart,
-    Start,
-    Host,
-    Unhost,
-    Unregister,
+    /// It has only a kill_cmd.
+    Kill,
+    Nothing,
 }
 
-/// Which spec an operation works with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Which {
-    New,
-    Old,
+impl StopBy {
+    pub fn of(spec: &Spec) -> StopBy {
+        match (&spec.control.stop_cmd, &spec.control.kill_cmd) {
+            (Some(_), _) => StopBy::Stop,
+            (None, Some(_)) => StopBy::Kill,
+            (None, None) => StopBy::Nothing,
+        }
+    }
 }
 
-/// Why nothing is done though something differs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Held {
-    IdentityMix,
-    OldSpecUnknown,
-    RunInProgress,
-    RunUnknown,
+/// The same for the three specs there may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stops {
+    pub new: StopBy,
+    pub given: StopBy,
+    pub live: StopBy,
 }
 
 /// The operations that make it so, in order.
-pub fn choose(is: Situation, goal: Goal, caps: Caps) -> Result<Vec<(Op, Which)>, Held> {
+pub fn choose(is: Situation, goal: Goal, caps: Caps) -> Result<Vec<(Op, Which)>, Reason> {
     // The runs of a schedule come and go; only a process that is kept can contradict its guard.
     if goal.auto_type == AutoType::Resident && is.mixed() {
-        return Err(Held::IdentityMix);
+        return Err(Reason::IdentityMix);
     }
     let mut way = Way { is, goal, caps, steps: Vec::new() };
     match (goal.state, goal.auto_type) {
@@ -131,7 +133,7 @@ struct Way {
 
 impl Way {
     /// Not running, not guarded; then registered or not, as wanted.
-    fn down(&mut self) -> Result<(), Held> {
+    fn down(&mut self) -> Result<(), Reason> {
         if self.is.live.is_some() {
             self.stop()?;
         } else if self.is.hosted {
@@ -139,7 +141,11 @@ impl Way {
         }
         let given = self.is.given;
         match self.goal.state {
-            State::Absent if self.caps.registry && given.is_some() => self.push(Op::Unregister, Which::New),
+            State::Absent if self.caps.registry => {
+                if let Some(given) = given {
+                    self.push(Op::Unregister, if given.is_none() { Which::New } else { Which::Old });
+                }
+            }
             State::Stopped if self.caps.registry && given != Some(Delta::default()) => {
                 self.register(Which::New)
             }
@@ -148,7 +154,7 @@ impl Way {
         Ok(())
     }
 
-    fn up_resident(&mut self) -> Result<(), Held> {
+    fn up_resident(&mut self) -> Result<(), Reason> {
         if self.is.live.is_some_and(|live| self.must_stop(live)) {
             self.stop()?;
         } else if self.is.live.is_none() && self.is.hosted && self.is.given.is_some_and(|given| given.replace)
@@ -164,7 +170,7 @@ impl Way {
     }
 
     /// A guard that runs it by schedule. A run in progress is not ours.
-    fn up_periodic(&mut self) -> Result<(), Held> {
+    fn up_periodic(&mut self) -> Result<(), Reason> {
         if self.is.hosted && self.is.given.is_some_and(|given| given.replace) {
             self.unhost_old()?;
         }
@@ -173,12 +179,12 @@ impl Way {
     }
 
     /// Once for each run digest: what ran is not run again, and what runs is not stopped to begin another.
-    fn up_once(&mut self) -> Result<(), Held> {
+    fn up_once(&mut self) -> Result<(), Reason> {
         let registered = !self.caps.registry || self.is.given == Some(Delta::default());
         match self.is.ran {
-            Ran::Unknown => return Err(Held::RunUnknown),
+            Ran::Unknown => return Err(Reason::RunUnknown),
             Ran::This if registered => return Ok(()),
-            Ran::NotThis if self.is.live.is_some() => return Err(Held::RunInProgress),
+            Ran::NotThis if self.is.live.is_some() => return Err(Reason::RunInProgress),
             Ran::This | Ran::NotThis => {}
         }
         if self.is.hosted && self.is.given.is_some_and(|given| given.replace) {
@@ -247,36 +253,63 @@ impl Way {
     }
 
     /// With the spec that the process has; a registry uses the one it holds.
-    fn stop(&mut self) -> Result<(), Held> {
+    fn stop(&mut self) -> Result<(), Reason> {
         let live = self.is.live.unwrap_or_default();
         if self.caps.uses_given && self.is.given.is_none_or(|given| given.replace != live.replace) {
             // It cannot name this process: it is told first.
             if live.replace && !self.is.old_known {
-                return Err(Held::OldSpecUnknown);
+                return Err(Reason::OldSpecUnknown);
             }
             if self.is.hosted {
                 self.unhost_old()?;
             }
             self.register(if live.replace { Which::Old } else { Which::New });
         }
-        let has = if self.caps.uses_given { self.is.given.unwrap_or_default() } else { live };
+        let (has, by) = match self.caps.uses_given {
+            true => (self.is.given.unwrap_or_default(), self.is.stops.given),
+            false => (live, self.is.stops.live),
+        };
         self.check_known(has)?;
-        self.push(Op::Stop, which(has));
+        let (mut which, mut by) = (self.which(has), by);
+        if which == Which::New {
+            by = self.is.stops.new;
+        }
+        // The old spec says no way to stop it, the new one of the same identity does.
+        if self.caps.needs_commands && by == StopBy::Nothing && !has.replace && which == Which::Old {
+            if self.caps.uses_given && self.is.stops.new != StopBy::Nothing {
+                self.register(Which::New);
+            }
+            (which, by) = (Which::New, self.is.stops.new);
+        }
+        let op = match by {
+            _ if !self.caps.needs_commands => Op::Stop,
+            StopBy::Stop => Op::Stop,
+            StopBy::Kill => Op::Kill,
+            StopBy::Nothing => return Err(Reason::NoStopCommand),
+        };
+        self.push(op, which);
         Ok(())
     }
 
     /// With the spec that the guard has.
-    fn unhost_old(&mut self) -> Result<(), Held> {
+    fn unhost_old(&mut self) -> Result<(), Reason> {
         let has = self.is.given.unwrap_or_default();
         self.check_known(has)?;
-        self.push(Op::Unhost, which(has));
+        self.push(Op::Unhost, self.which(has));
         Ok(())
     }
 
+    /// The spec to name something by. One that must be sent and is not known is replaced by the new one, if that
+    /// names the same.
+    fn which(&self, has: Delta) -> Which {
+        let lost = self.caps.stop_needs_old && !self.is.old_known;
+        if has.is_none() || lost { Which::New } else { Which::Old }
+    }
+
     /// Another identity has to be named as it was; anything weaker goes on with the new spec.
-    fn check_known(&self, has: Delta) -> Result<(), Held> {
+    fn check_known(&self, has: Delta) -> Result<(), Reason> {
         match has.replace && self.caps.stop_needs_old && !self.is.old_known {
-            true => Err(Held::OldSpecUnknown),
+            true => Err(Reason::OldSpecUnknown),
             false => Ok(()),
         }
     }
@@ -291,10 +324,13 @@ impl Way {
         let new = Some(Delta::default());
         let is = &mut self.is;
         match op {
-            Op::Register => is.given = if which == Which::New { new } else { is.live },
+            Op::Register => {
+                is.given = if which == Which::New { new } else { is.live };
+                is.stops.given = if which == Which::New { is.stops.new } else { is.stops.live };
+            }
             Op::Unregister => is.given = None,
             Op::Start => (is.live, is.hosted, is.given, is.ran) = (new, true, new, Ran::This),
-            Op::Stop => {
+            Op::Stop | Op::Kill => {
                 is.live = None;
                 is.hosted = false;
             }
@@ -310,8 +346,4 @@ impl Way {
             is.given = None;
         }
     }
-}
-
-fn which(delta: Delta) -> Which {
-    if delta.is_none() { Which::New } else { Which::Old }
 }

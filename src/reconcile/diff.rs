@@ -1,8 +1,8 @@
 //! How two specs differ: field by field where both are known, by class where only their revisions are.
 
 use super::choose::Delta;
-use super::effect::{Row, table};
-use crate::model::{Effect, Field, OnChange, Revision, Spec, Value};
+use super::effect::Classes;
+use crate::model::{Effect, Field, Revision, Spec, Value};
 
 /// One field that is not as wanted, for people.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,10 +14,11 @@ pub struct Change<'a> {
 }
 
 /// Every field in which `old` differs from `new`, in the order of the table. The wanted spec's word on classes counts.
-pub fn changes<'a>(old: &'a Spec, new: &'a Spec, on_change: &OnChange) -> Vec<Change<'a>> {
-    let rows = table(new, on_change).into_iter().zip(old.values());
-    rows.filter(|(Row { effect, value, .. }, (_, old))| *effect != Effect::None && value != old)
-        .map(|(Row { field, effect, value }, (_, old))| Change { field, effect, old, new: value })
+pub fn changes<'a>(old: &'a Spec, new: &'a Spec, classes: &Classes) -> Vec<Change<'a>> {
+    let pairs = old.values().into_iter().zip(new.values());
+    pairs
+        .filter(|((field, old), (_, new))| classes.class(*field) != Effect::None && old != new)
+        .map(|((field, old), (_, new))| Change { field, effect: classes.class(field), old, new })
         .collect()
 }
 
@@ -45,8 +46,12 @@ pub fn delta_of_revisions(old: &Revision, new: &Revision) -> Delta {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Control, StartMode};
+    use crate::model::{Control, OnChange, StartMode};
     use crate::reconcile::revision;
+
+    fn plain(spec: &Spec) -> Classes {
+        Classes::of(spec, &OnChange::new())
+    }
 
     fn spec(start: &str, stop: &str) -> Spec {
         let control =
@@ -57,12 +62,12 @@ mod tests {
     #[test]
     fn changes_name_field_class_and_both_values() {
         let (old, new) = (spec("a", "x"), spec("b", "y"));
-        let all = changes(&old, &new, &OnChange::new());
+        let all = changes(&old, &new, &plain(&new));
         let seen: Vec<_> = all.iter().map(|change| (change.field, change.effect)).collect();
         assert_eq!(seen, [(Field::StartCmd, Effect::Restart), (Field::StopCmd, Effect::Register)]);
         assert_eq!((&all[0].old, &all[0].new), (&Value::Text("a"), &Value::Text("b")));
         assert_eq!(delta(&all), Delta { register: true, restart: true, ..Delta::default() });
-        assert!(changes(&new, &new, &OnChange::new()).is_empty());
+        assert!(changes(&new, &new, &plain(&new)).is_empty());
     }
 
     #[test]
@@ -70,13 +75,14 @@ mod tests {
         let (old, new) = (spec("a", "x"), spec("b", "x"));
         let none = OnChange::new();
         let by_digest = delta_of_revisions(&revision(&old, &none), &revision(&new, &none));
-        assert_eq!(by_digest, delta(&changes(&old, &new, &none)));
+        assert_eq!(by_digest, delta(&changes(&old, &new, &plain(&new))));
     }
 
     #[test]
     fn a_field_of_class_none_is_no_change() {
         let quiet = OnChange::from([(Field::StartCmd, Effect::None)]);
-        assert!(changes(&spec("a", "x"), &spec("b", "x"), &quiet).is_empty());
+        let (old, new) = (spec("a", "x"), spec("b", "x"));
+        assert!(changes(&old, &new, &Classes::of(&new, &quiet)).is_empty());
     }
 
     #[test]
@@ -91,7 +97,7 @@ mod tests {
             [(StartMode::Daemon, Effect::Register), (StartMode::Foreground, Effect::Restart)]
         {
             let (old, new) = (at("/a", mode), at("/b", mode));
-            assert_eq!(changes(&old, &new, &OnChange::new())[0].effect, effect);
+            assert_eq!(changes(&old, &new, &plain(&new))[0].effect, effect);
         }
     }
 }

@@ -66,34 +66,69 @@ pub fn effect_of(field: Field, mode: StartMode, on_change: &OnChange) -> Effect 
     on_change.get(&field).copied().unwrap_or_else(|| base_effect(field, mode))
 }
 
-/// The whole table for one spec, in the order of [`Field::ALL`].
-pub fn table<'a>(spec: &'a Spec, on_change: &OnChange) -> Vec<Row<'a>> {
-    let mode = spec.control.start_mode.unwrap_or_default();
-    spec.values()
-        .into_iter()
-        .map(|(field, value)| Row { field, effect: effect_of(field, mode, on_change), value })
-        .collect()
+/// The table for one process: its own word, its mode and what its target can say taken in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Classes([Effect; Field::COUNT]);
+
+impl Classes {
+    pub fn new(mode: StartMode, on_change: &OnChange) -> Classes {
+        let mut classes = [Effect::None; Field::COUNT];
+        for field in Field::ALL {
+            classes[*field as usize] = effect_of(*field, mode, on_change);
+        }
+        Classes(classes)
+    }
+
+    pub fn of(spec: &Spec, on_change: &OnChange) -> Classes {
+        Classes::new(spec.control.start_mode.unwrap_or_default(), on_change)
+    }
+
+    /// A field that cannot be said is no difference.
+    pub fn without(mut self, unsaid: impl Fn(Field) -> bool) -> Classes {
+        for field in Field::ALL.iter().filter(|field| unsaid(**field)) {
+            self.0[*field as usize] = Effect::None;
+        }
+        self
+    }
+
+    pub fn class(&self, field: Field) -> Effect {
+        self.0[field as usize]
+    }
+
+    /// The digests of one spec. Fields of class None are in none of them.
+    pub fn revision(&self, spec: &Spec) -> Revision {
+        let values = spec.values();
+        let digest = |wanted: fn(Effect) -> bool| {
+            let mut hasher = Hasher::new();
+            for (field, value) in &values {
+                if wanted(self.class(*field)) && *value != Value::Unset {
+                    put(&mut hasher, field.path());
+                    put_value(&mut hasher, value);
+                }
+            }
+            let [a, b, c, d, ..] = *hasher.finalize().as_bytes();
+            u32::from_be_bytes([a, b, c, d])
+        };
+        Revision {
+            register: digest(|effect| effect == Effect::Register),
+            reload: digest(|effect| effect == Effect::Reload),
+            restart: digest(|effect| effect == Effect::Restart),
+            replace: digest(|effect| effect == Effect::Replace),
+            run: digest(|effect| effect >= Effect::Reload),
+        }
+    }
 }
 
-/// The digests of one spec. Fields of class None are in none of them.
+/// The whole table for one spec, in the order of [`Field::ALL`].
+pub fn table<'a>(spec: &'a Spec, on_change: &OnChange) -> Vec<Row<'a>> {
+    let classes = Classes::of(spec, on_change);
+    let rows = spec.values().into_iter();
+    rows.map(|(field, value)| Row { field, effect: classes.class(field), value }).collect()
+}
+
+/// The digests of one spec, on a target that can say everything.
 pub fn revision(spec: &Spec, on_change: &OnChange) -> Revision {
-    let rows = table(spec, on_change);
-    let digest = |wanted: fn(Effect) -> bool| {
-        let mut hasher = Hasher::new();
-        for row in rows.iter().filter(|row| wanted(row.effect) && row.value != Value::Unset) {
-            put(&mut hasher, row.field.path());
-            put_value(&mut hasher, &row.value);
-        }
-        let [a, b, c, d, ..] = *hasher.finalize().as_bytes();
-        u32::from_be_bytes([a, b, c, d])
-    };
-    Revision {
-        register: digest(|effect| effect == Effect::Register),
-        reload: digest(|effect| effect == Effect::Reload),
-        restart: digest(|effect| effect == Effect::Restart),
-        replace: digest(|effect| effect == Effect::Replace),
-        run: digest(|effect| effect >= Effect::Reload),
-    }
+    Classes::of(spec, on_change).revision(spec)
 }
 
 /// Length first, so that no two lists of texts feed the hasher the same bytes.

@@ -1,18 +1,77 @@
-//! The pure core. So far: what a change of each field of a spec asks for, the digests made of it, how two specs
-//! differ, and the choice of operations for one instance.
+//! The pure core: from what is wanted and what was seen to what will be done, and why.
 //!
 //! ```text
-//! old spec ┐                    Situation ┐
-//!          ├─diff→ [Change] ─→ Delta ─→   ├─choose(Goal, Caps)→ [(Op, Which)] or Held
-//! new spec ┘                              ┘
+//! Desired  ┐
+//! Observed ┼─ chain: instance by instance ─ situate → choose ─→ chains of steps, each with its why
+//! Rules    ┘            │
+//!                       ├─ restrain: holds, pauses, protection, windows, budgets take whole chains out
+//!                       └─ order: dependencies, rollouts → waves ─→ Plan { waves, held, notes }
 //! ```
+//! Start reading at [`reconcile`], then [`choose`](choose::choose), where the fewest operations for one instance are
+//! decided. [`effect`] is the one table that says what changing a field does; [`caps`] says what a target can do;
+//! [`expect`] lays what was done just now over a look that cannot know it yet.
+//!
+//! Synchronous, total, deterministic: time comes in as a value, and the same input gives the same plan.
+//! Invariants: nothing is done to what was not seen, to what is not ours, or to what somebody holds; every step
+//! changes something and says what; restraint takes out whole chains, never a part of one.
 
 pub mod caps;
+pub mod chain;
 pub mod choose;
 pub mod diff;
 pub mod effect;
+pub mod expect;
+pub mod fingerprint;
+mod order;
+mod restrain;
+mod rules;
+pub mod situate;
+pub mod why;
 
-pub use caps::Caps;
-pub use choose::{Delta, Goal, Held, Op, Ran, Situation, Which, choose};
+pub use caps::{Caps, Moves};
+pub use choose::{Delta, Goal, Ran, Situation, StopBy, Stops, choose};
 pub use diff::{Change, changes, delta, delta_of_revisions};
-pub use effect::{effect_of, revision, table};
+pub use effect::{Classes, effect_of, revision, table};
+pub use expect::{Expectation, Expected, lay_over};
+pub use fingerprint::fingerprint;
+pub use rules::Rules;
+
+use crate::model::{Desired, Now, Observed, Plan};
+use chain::Found;
+
+/// What to do, and what to leave alone.
+pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) -> Plan {
+    let mut found = chain::find(desired, observed, rules, now);
+    restrain::restrain(&mut found, desired, observed, rules, now);
+    let waves = order::order(&mut found, desired, observed, rules);
+    let notes = notes(&found, rules);
+    let mut held = found.held;
+    held.sort_by(|a, b| a.instance.cmp(&b.instance));
+    Plan { waves, held, notes, settled: found.settled }
+}
+
+/// What people should know beside the steps.
+fn notes(found: &Found<'_>, rules: &Rules) -> Vec<String> {
+    let caps = &rules.caps;
+    let mut notes = Vec::new();
+    if !found.unsaid.is_empty() {
+        let fields: Vec<&str> = found.unsaid.iter().map(|field| field.path()).collect();
+        notes.push(format!(
+            "{} has no place for {}: left out of every comparison",
+            caps.name(),
+            fields.join(", ")
+        ));
+    }
+    if found.lost > 0 {
+        let (n, s) = (found.lost, if found.lost == 1 { "" } else { "s" });
+        notes.push(format!(
+            "of {n} instance{s} only digests of the old spec are known: stopped by the new one"
+        ));
+    }
+    if found.spared > 0 {
+        let (are, them) = if found.spared == 1 { ("instance is", "it") } else { ("instances are", "them") };
+        let (n, owner) = (found.spared, &rules.owner);
+        notes.push(format!("{n} {are} owned by {owner:?} and in no manifest: --prune would remove {them}"));
+    }
+    notes
+}

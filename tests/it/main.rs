@@ -12,3 +12,4 @@ mod samples;
 mod schema;
 mod support;
 mod verbs;
+mod worlds;

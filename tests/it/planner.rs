@@ -3,10 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 
-use abide::model::{AutoType, State};
-use abide::reconcile::{Caps, Delta, Goal, Held, Op, Ran, Situation, Which, choose};
+use abide::model::{AutoType, Op, Reason, State, Which};
+use abide::reconcile::{Caps, Delta, Goal, Ran, Situation, Stops, choose};
 
 const NEW: Delta = Delta { register: false, reload: false, restart: false, replace: false };
+/// The three columns of the tables; what the other two can do is the same as gse-v2, as far as a choice sees it.
 const CAPS: [(&str, Caps); 3] = [("gse-v1", Caps::GSE_V1), ("gse-v2", Caps::GSE_V2), ("local", Caps::LOCAL)];
 
 /// `register(n), start(n)`.
@@ -72,7 +73,7 @@ fn situation(observed: &str, auto_type: AutoType, caps: Caps) -> Situation {
     };
     // Without a registry what was given is there exactly while it is guarded.
     let given = given.filter(|_| caps.registry || hosted);
-    Situation { given, hosted, live, ran, old_known: true }
+    Situation { given, hosted, live, ran, old_known: true, stops: Stops::default() }
 }
 
 #[test]
@@ -111,7 +112,7 @@ fn row(observed: &str, auto_type: AutoType, state: State, name: &str, caps: Caps
     let what = format!("auto_type {auto_type:?}, {state:?}, {observed:?}, {name}");
     let chosen = |is, goal| match choose(is, goal, caps) {
         Ok(steps) => shown(&steps),
-        Err(Held::OldSpecUnknown) => "held".to_owned(),
+        Err(Reason::OldSpecUnknown) => "held".to_owned(),
         Err(_) => "HELD".to_owned(),
     };
     for (nth, part) in cell.split("; ").enumerate() {
@@ -179,7 +180,7 @@ fn apply(w: World, op: Op, s: Delta, goal: Goal, caps: Caps) -> Option<World> {
                 ran: s == NEW || runs_alike(s),
             })
         }
-        Op::Stop => {
+        Op::Stop | Op::Kill => {
             let live = w.live?;
             let named = !(caps.uses_given || caps.stop_needs_old) || same(s, live);
             named.then_some(World { live: None, hosted: false, given: gone(w.given), ..w })
@@ -270,7 +271,7 @@ fn disturbance(op: Op) -> u32 {
     match op {
         Op::Register | Op::Host | Op::Unhost | Op::Unregister => 0,
         Op::Reload => 1,
-        Op::Start | Op::Stop => 2,
+        Op::Start | Op::Stop | Op::Kill => 2,
         Op::Restart => 3,
     }
 }
@@ -325,7 +326,14 @@ fn goals() -> impl Iterator<Item = Goal> {
 
 fn seen(w: World) -> Situation {
     let ran = if w.ran { Ran::This } else { Ran::NotThis };
-    Situation { given: w.given, hosted: w.hosted, live: w.live, ran, old_known: true }
+    Situation {
+        given: w.given,
+        hosted: w.hosted,
+        live: w.live,
+        ran,
+        old_known: true,
+        stops: Stops::default(),
+    }
 }
 
 /// Carries out one step as it was chosen: Old is what the process has, or the guard, or the registry.
@@ -345,7 +353,7 @@ fn carry_out(w: World, (op, which): (Op, Which), goal: Goal, caps: Caps) -> Worl
 #[test]
 fn no_shorter_way_exists_and_every_prefix_leaves_the_rest() {
     let (mut cases, mut held) = (0, 0);
-    for (name, caps) in CAPS {
+    for (name, caps) in Caps::ALL {
         for goal in goals() {
             for from in worlds(goal, caps) {
                 let steps = match choose(seen(from), goal, caps) {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 pub use spec::{require, spec};
-pub use values::{Values, glob};
+pub use values::Values;
 
 use super::document::{Document, HostEntry, HostLabels, Meta, RolloutEntry, SpecEntry, Text};
 use super::grammar::{self, API_VERSION};

@@ -59,7 +59,7 @@ fn window(entry: &WindowEntry, path: &Path, values: &mut Values) -> Option<Windo
     };
     let (from, to) = (time("from", entry.from.as_ref()), time("to", entry.to.as_ref()));
     let tz = entry.tz.as_deref().unwrap_or("UTC");
-    let known_tz = jiff::tz::TimeZone::get(tz).is_ok();
+    let known_tz = crate::clock::is_zone(tz);
     if !known_tz {
         bad("tz", tz, "a name of the time zone database, such as Asia/Shanghai");
     }

@@ -8,7 +8,7 @@ use crate::manifest::explain;
 use crate::manifest::node::shorten;
 use crate::manifest::problem::{Code, Finding, MOST_OF_DOCUMENT, Path, did_you_mean};
 use crate::manifest::variables::{self, Uses};
-use crate::model::{Amount, Percent};
+use crate::model::{Amount, Percent, seconds};
 
 #[derive(Debug, Default)]
 pub struct Values {
@@ -183,13 +183,12 @@ impl Values {
             }
             Loose::Text(text) => text,
         };
-        let Some(number) = text.trim().strip_suffix('%') else {
+        if !text.trim().ends_with('%') {
             let message = format!("{path} {:?} is neither a count nor a share", shorten(text));
             self.find(Finding::new(Code::WrongType, path.clone(), message).hint("such as 3 or 10%"));
             return None;
-        };
-        let share =
-            number.trim().parse().ok().and_then(Percent::new).filter(|share| least == 0 || share.get() > 0.0);
+        }
+        let share = Amount::share(text).filter(|share| least == 0 || share.get() > 0.0);
         if share.is_none() {
             let message = format!("{path} {:?} is no percentage between 0% and 100%", shorten(text));
             self.find(Finding::new(Code::BadPercent, path.clone(), message).hint("such as 3 or 10%"));
@@ -228,92 +227,9 @@ fn meaning(path: &Path) -> Option<String> {
 
 const MAX_DURATION: u64 = 7 * 86_400;
 
-/// `1h30m` → 5400.
-fn seconds(text: &str) -> Option<u64> {
-    let mut rest = text.trim();
-    let mut total = 0u64;
-    if rest.is_empty() {
-        return None;
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
-        let number: u64 = rest[..digits].parse().ok()?;
-        let (unit, after) = match rest.as_bytes()[digits] {
-            b's' => (1, &rest[digits + 1..]),
-            b'm' => (60, &rest[digits + 1..]),
-            b'h' => (3_600, &rest[digits + 1..]),
-            b'd' => (86_400, &rest[digits + 1..]),
-            _ => return None,
-        };
-        total = total.checked_add(number.checked_mul(unit)?)?;
-        rest = after;
-    }
-    Some(total)
-}
-
 /// From the root, on any system that GSE manages.
 fn is_absolute(path: &str) -> bool {
     let drive =
         |b: &[u8]| b.len() > 2 && b[0].is_ascii_alphabetic() && b[1] == b':' && matches!(b[2], b'\\' | b'/');
     path.starts_with('/') || path.starts_with("\\\\") || drive(path.as_bytes())
-}
-
-/// Does a text match a pattern in which `*` stands for any text?
-pub fn glob(pattern: &str, text: &str) -> bool {
-    let mut pieces = pattern.split('*');
-    let first = pieces.next().unwrap_or_default();
-    let Some(mut rest) = text.strip_prefix(first) else {
-        return false;
-    };
-    let Some(last) = pieces.next_back() else {
-        return rest.is_empty();
-    };
-    for piece in pieces {
-        match rest.find(piece) {
-            Some(at) => rest = &rest[at + piece.len()..],
-            None => return false,
-        }
-    }
-    rest.ends_with(last)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_read() {
-        let cases = [
-            ("30s", Some(30)),
-            ("1h30m", Some(5400)),
-            ("2d", Some(172_800)),
-            ("30", None),
-            ("-5s", None),
-            ("", None),
-            ("s", None),
-            ("5µs", None),
-            ("99999999999999999999s", None),
-        ];
-        for (text, expected) in cases {
-            assert_eq!(seconds(text), expected, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn globs_match_as_people_expect() {
-        for (pattern, text, expected) in [
-            ("web", "web", true),
-            ("web", "web2", false),
-            ("web-*", "web-a", true),
-            ("web-*", "web", false),
-            ("0:10.0.*", "0:10.0.3.4", true),
-            ("*", "", true),
-            ("a*b*c", "axxbxxc", true),
-            ("a*b*c", "acb", false),
-            ("*aa", "a", false),
-            ("a*a", "a", false),
-        ] {
-            assert_eq!(glob(pattern, text), expected, "{pattern} {text}");
-        }
-    }
 }

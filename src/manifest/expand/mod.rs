@@ -71,7 +71,8 @@ pub fn expand(
         if uses.host {
             agents_have_no_address(at, &hosts, &mut found);
         }
-        resolved.push(resolve(at, key, process, spec, uses, hosts, places[at].clone()));
+        let origin = origin(key, process, places[at].clone(), policies.over(document));
+        resolved.push(resolve(at, key, process, spec, uses, hosts, origin));
     }
     order::check_cycles(documents, &names, &mut found);
     order::check_states(documents, &names, &mut found);
@@ -149,13 +150,12 @@ fn resolve(
     shared: Arc<Spec>,
     uses: Uses,
     hosts: Vec<(usize, Host)>,
-    place: Place,
+    origin: Origin,
 ) -> Resolved {
     let mut resolved = Resolved { document, wants: Vec::with_capacity(hosts.len()) };
     if hosts.is_empty() {
         return resolved;
     }
-    let origin = origin(key, process, place);
     // Giving a process a number is a rename of the first one.
     let mut first = origin.clone();
     first.moved_from.push(key.clone());
@@ -188,7 +188,7 @@ fn resolve(
     resolved
 }
 
-fn origin(key: &ProcessKey, process: &Process, place: Place) -> Origin {
+fn origin(key: &ProcessKey, process: &Process, place: Place, policies: Vec<usize>) -> Origin {
     let mut depends_on: Vec<ProcessKey> = process.depends_on.iter().map(|(_, key)| key.clone()).collect();
     depends_on.sort();
     depends_on.dedup();
@@ -205,6 +205,7 @@ fn origin(key: &ProcessKey, process: &Process, place: Place) -> Origin {
         moved_from: process.moved_from.clone().into_iter().collect(),
         on_change: process.on_change.clone(),
         rollout: process.rollout.clone(),
+        policies,
     }
 }
 

@@ -4,15 +4,16 @@ use std::collections::HashMap;
 use std::path::{Path as FilePath, PathBuf};
 
 use super::super::Declaration;
-use super::super::check::{Declared, Process, glob};
+use super::super::check::{Declared, Process};
 use super::super::problem::{Code, Finding, OTHER, Path};
 use super::{Found, Once, Resolved, claims};
-use crate::model::{Allow, Host, HostKey, Place, Policy, Spec};
+use crate::model::{Allow, Host, HostKey, Place, Policy, Spec, glob};
 
 /// All policies, each with its document, its place and its reach; and where each applies.
 #[derive(Default)]
 pub struct Policies {
     pub all: Vec<Policy>,
+    by_home: HashMap<PathBuf, Vec<usize>>,
     /// Those that forbid something, by directory.
     strict: HashMap<PathBuf, Vec<(usize, Policy)>>,
 }
@@ -34,12 +35,24 @@ impl Policies {
             if policy.allow != Allow::default() {
                 policies.strict.entry(document.home.clone()).or_default().push((at, policy.clone()));
             }
+            policies.by_home.entry(document.home.clone()).or_default().push(policies.all.len());
             policies.all.push(policy);
         }
         policies
     }
 
-    /// Those that bind a document.
+    /// Those that bind a document, as they stand in `all`.
+    pub fn over(&self, document: &Declaration) -> Vec<usize> {
+        if self.all.is_empty() {
+            return Vec::new();
+        }
+        let mut over: Vec<usize> =
+            document.home.ancestors().filter_map(|home| self.by_home.get(home)).flatten().copied().collect();
+        over.sort_unstable();
+        over
+    }
+
+    /// Those that bind a document and forbid something.
     fn above<'a>(&'a self, document: &'a Declaration) -> impl Iterator<Item = &'a (usize, Policy)> {
         document.home.ancestors().filter_map(|home| self.strict.get(home)).flatten()
     }

@@ -1,6 +1,6 @@
-//! The dialects that have request bodies, and what each can say. One table, no `if`s elsewhere.
+//! The dialects that targets speak, and what each can say. One table, no `if`s elsewhere.
 
-use crate::model::{Field, Spec, Value};
+use super::{Field, Spec};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dialect {
@@ -8,24 +8,33 @@ pub enum Dialect {
     GseV1,
     /// operate_proc: the spec in every call.
     GseV2,
+    /// GSE 2.0 through the API gateway.
+    GseApigw,
     /// manage_proc and operate_process.
     Job,
+    /// Our own gateway.
+    Abide,
 }
 
 impl Dialect {
-    pub const ALL: [Dialect; 3] = [Dialect::GseV1, Dialect::GseV2, Dialect::Job];
+    pub const ALL: [Dialect; 5] =
+        [Dialect::GseV1, Dialect::GseV2, Dialect::GseApigw, Dialect::Job, Dialect::Abide];
+    /// Those that have request bodies of their own.
+    pub const BODIES: [Dialect; 3] = [Dialect::GseV1, Dialect::GseV2, Dialect::Job];
 
     pub fn name(self) -> &'static str {
         match self {
             Dialect::GseV1 => "gse-v1",
             Dialect::GseV2 => "gse-v2",
+            Dialect::GseApigw => "gse-apigw",
             Dialect::Job => "job",
+            Dialect::Abide => "abide",
         }
     }
 
-    /// Does a body of this dialect have a place for the field?
+    /// Is there a place for the field?
     pub fn says(self, field: Field) -> bool {
-        let (v1, v2, job) = match field {
+        let (v1, v2, apigw, job) = match field {
             Field::ProcName
             | Field::SetupPath
             | Field::PidPath
@@ -38,7 +47,7 @@ impl Dialect {
             | Field::RestartCmd
             | Field::ReloadCmd
             | Field::KillCmd
-            | Field::AutoType => (true, true, true),
+            | Field::AutoType => (true, true, true, true),
             Field::Labels
             | Field::VersionCmd
             | Field::HealthCmd
@@ -48,33 +57,30 @@ impl Dialect {
             | Field::StartInterval
             | Field::CrontabRule
             | Field::ReportId
-            | Field::Configmap => (true, true, false),
-            Field::OpTimeout => (false, true, true),
-            Field::Cpu | Field::Mem => (true, false, true),
-            Field::Fd | Field::Disk | Field::Net => (true, false, false),
+            | Field::Configmap => (true, true, true, false),
+            Field::OpTimeout => (false, true, true, true),
+            Field::Cpu | Field::Mem => (true, false, true, true),
+            Field::Fd | Field::Disk | Field::Net => (true, false, true, false),
             Field::ProcOwner
             | Field::FuncId
             | Field::InstanceId
             | Field::InstanceNum
             | Field::CycleTime
             | Field::StartCheckBeginTime
-            | Field::StartCheckEndTime => (false, false, true),
-            Field::Env | Field::StartMode => (false, false, false),
+            | Field::StartCheckEndTime => (false, false, false, true),
+            Field::Env | Field::StartMode => (false, false, false, false),
         };
         match self {
             Dialect::GseV1 => v1,
             Dialect::GseV2 => v2,
+            Dialect::GseApigw => apigw,
             Dialect::Job => job,
+            Dialect::Abide => true,
         }
     }
 
     /// The fields of a spec that are set, mean something, and cannot be said.
     pub fn unsaid(self, spec: &Spec) -> Vec<Field> {
-        let default = Spec::default();
-        let rows = spec.values().into_iter().zip(default.values());
-        rows.filter(|((_, value), (_, default))| *value != Value::Unset && value != default)
-            .map(|((field, _), _)| field)
-            .filter(|field| !self.says(*field))
-            .collect()
+        Field::ALL.iter().copied().filter(|field| !self.says(*field) && spec.is_set(*field)).collect()
     }
 }

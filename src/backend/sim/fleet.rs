@@ -1,0 +1,301 @@
+//! The instances of a simulated fleet, and what each operation needs and changes.
+//!
+//! Written from the description of the operations alone: the core is judged by it, so it shares no code with it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::backend::Order;
+use crate::model::{AutoType, Dialect, Field, InstanceKey, Op, Revision, Runs, Seen, Spec, Version};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fleet {
+    dialect: Dialect,
+    /// Whether a look shows whole specs, or only their digests.
+    shows_specs: bool,
+    procs: BTreeMap<InstanceKey, Proc>,
+    next_pid: u32,
+}
+
+/// One instance as it really is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Proc {
+    pub owner: Option<String>,
+    pub given: Option<Held>,
+    pub hosted: bool,
+    pub live: Option<Held>,
+    pub pid: Option<u32>,
+    /// What the last run began with.
+    pub ran: Option<Held>,
+}
+
+/// A spec and the revision that came with it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    pub spec: Arc<Spec>,
+    pub revision: Option<Revision>,
+}
+
+impl Held {
+    fn same_identity(&self, other: &Spec) -> bool {
+        let identity = |spec: &Spec| {
+            let i = spec.identity.clone();
+            (i.proc_name, i.setup_path, i.pid_path, i.user, i.value_key, spec.monitor.auto_type)
+        };
+        identity(&self.spec) == identity(other)
+    }
+
+    fn version(&self, shows_specs: bool) -> Version {
+        match (shows_specs, self.revision) {
+            (true, _) => Version::Spec(Arc::clone(&self.spec)),
+            (false, Some(revision)) => Version::Digests(revision),
+            (false, None) => Version::Unknown,
+        }
+    }
+}
+
+/// How the engines differ.
+struct Habits {
+    registry: bool,
+    uses_given: bool,
+    restart_gives: bool,
+    needs_old: bool,
+    needs_commands: bool,
+}
+
+fn habits(dialect: Dialect) -> Habits {
+    let (registry, uses_given, restart_gives, needs_old, needs_commands) = match dialect {
+        Dialect::GseV1 => (true, true, false, false, true),
+        Dialect::GseV2 | Dialect::GseApigw | Dialect::Job => (false, false, false, true, true),
+        Dialect::Abide => (true, false, true, false, false),
+    };
+    Habits { registry, uses_given, restart_gives, needs_old, needs_commands }
+}
+
+impl Fleet {
+    pub fn new(dialect: Dialect) -> Fleet {
+        Fleet { dialect, shows_specs: true, procs: BTreeMap::new(), next_pid: 100 }
+    }
+
+    /// Only digests are shown from now on.
+    pub fn hide_specs(mut self) -> Fleet {
+        self.shows_specs = false;
+        self
+    }
+
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    pub fn procs(&self) -> &BTreeMap<InstanceKey, Proc> {
+        &self.procs
+    }
+
+    /// Puts an instance there as it is said to be.
+    pub fn place(&mut self, key: InstanceKey, mut proc: Proc) {
+        if proc.live.is_some() && proc.pid.is_none() {
+            proc.pid = Some(self.fresh_pid());
+        }
+        if !habits(self.dialect).registry && !proc.hosted {
+            proc.given = None;
+        }
+        self.procs.insert(key, proc);
+    }
+
+    pub fn running(&self) -> impl Iterator<Item = &InstanceKey> {
+        self.procs.iter().filter(|(_, proc)| proc.live.is_some()).map(|(key, _)| key)
+    }
+
+    /// The process ends by itself; whoever guards it has not noticed yet.
+    pub fn dies(&mut self, key: &InstanceKey) {
+        if let Some(proc) = self.procs.get_mut(key) {
+            (proc.live, proc.pid) = (None, None);
+        }
+    }
+
+    /// What a look shows. An instance of which nothing is left is not there.
+    pub fn rows(&self) -> BTreeMap<InstanceKey, Seen> {
+        let mut rows = BTreeMap::new();
+        for (key, proc) in &self.procs {
+            let there = proc.given.is_some() || proc.hosted || proc.live.is_some() || proc.ran.is_some();
+            if there {
+                rows.insert(key.clone(), self.row(proc));
+            }
+        }
+        rows
+    }
+
+    fn row(&self, proc: &Proc) -> Seen {
+        let version = |held: &Option<Held>| {
+            held.as_ref().map_or(Version::Unknown, |held| held.version(self.shows_specs))
+        };
+        let ran = match &proc.ran {
+            None => Runs::Never,
+            Some(ran) => match ran.revision {
+                Some(revision) => Runs::Digest(revision.run),
+                None => Runs::Unknown,
+            },
+        };
+        let labels = proc.given.as_ref().map(|given| given.spec.labels.clone()).unwrap_or_default();
+        Seen {
+            registered: Some(proc.given.is_some() && habits(self.dialect).registry),
+            hosted: Some(proc.hosted),
+            running: Some(proc.live.is_some()),
+            labels,
+            owner: proc.owner.as_deref().map(Arc::from),
+            given: version(&proc.given),
+            live: version(&proc.live),
+            ran,
+            pid: proc.pid,
+            ..Seen::default()
+        }
+    }
+
+    fn fresh_pid(&mut self) -> u32 {
+        self.next_pid += 1;
+        self.next_pid
+    }
+
+    /// One operation. `Err`: it is not possible as things are, and nothing changed.
+    pub fn carry_out(&mut self, order: &Order) -> Result<(), String> {
+        let habits = habits(self.dialect);
+        let mut proc = self.taken_over(order)?;
+        let given = proc.given.clone();
+        // Operations of an engine that keeps a registry know no spec but the one it holds.
+        let sent = order.spec.clone().map(|spec| Held { spec, revision: order.revision });
+        let uses_given = habits.uses_given && order.op != Op::Register;
+        let used = if uses_given { given.clone() } else { sent };
+        let kind = used.as_ref().or(given.as_ref()).map(|held| held.spec.monitor.auto_type);
+        let one = |held: &Option<Held>| match (held, &used) {
+            (Some(held), Some(used)) => held.same_identity(&used.spec),
+            _ => false,
+        };
+        let ours = proc.owner.as_ref() == Some(&order.owner);
+        let no = |why: &str| Err(format!("{} {}: {why}", order.op, order.instance));
+        let other_guard = proc.hosted && given.is_some() && !one(&given);
+        let other_process = proc.live.is_some() && !one(&proc.live) && kind != Some(AutoType::Periodic);
+        match order.op {
+            Op::Register if !habits.registry => return no("there is no registry"),
+            Op::Register if used.is_none() => return no("no spec was sent"),
+            Op::Register if other_guard || other_process => return no("another identity is in use"),
+            Op::Register => proc.given = used,
+
+            Op::Unregister if !habits.registry || given.is_none() => return no("it is not registered"),
+            Op::Unregister if proc.hosted || proc.live.is_some() => return no("it is in use"),
+            Op::Unregister => proc.given = None,
+
+            Op::Start if used.is_none() => return no("nothing is known of it"),
+            Op::Start if proc.live.is_some() => return no("it runs already"),
+            Op::Start if kind == Some(AutoType::Periodic) => return no("it runs by schedule"),
+            Op::Start if other_guard => return no("another identity is guarded"),
+            Op::Start => {
+                (proc.live, proc.given, proc.ran, proc.hosted) = (used.clone(), used.clone(), used, true);
+                proc.pid = Some(self.fresh_pid());
+            }
+
+            Op::Stop | Op::Kill if proc.live.is_none() => return no("it does not run"),
+            Op::Stop | Op::Kill if (habits.needs_old || uses_given) && !one(&proc.live) => {
+                return no("another process runs");
+            }
+            Op::Stop | Op::Kill if habits.needs_commands && !has_command(order.op, &used) => {
+                return no("there is no command for it");
+            }
+            Op::Stop | Op::Kill => (proc.live, proc.pid, proc.hosted) = (None, None, false),
+
+            Op::Host if used.is_none() => return no("nothing is known of it"),
+            Op::Host if other_guard || other_process => return no("another identity is in use"),
+            Op::Host if proc.hosted && ours && (uses_given || given == used) => {
+                return no("it is guarded already");
+            }
+            Op::Host => (proc.hosted, proc.given) = (true, used),
+
+            Op::Unhost if !proc.hosted => return no("nobody guards it"),
+            Op::Unhost if (habits.needs_old || uses_given) && !one(&given) => {
+                return no("another identity is guarded");
+            }
+            Op::Unhost => proc.hosted = false,
+
+            Op::Restart | Op::Reload if proc.live.is_none() => return no("it does not run"),
+            Op::Restart | Op::Reload if kind != Some(AutoType::Resident) => {
+                return no("it is not kept running");
+            }
+            Op::Restart | Op::Reload if !one(&proc.live) => return no("another process runs"),
+            Op::Restart | Op::Reload
+                if !has_command(order.op, &used) && (order.op == Op::Reload || habits.needs_commands) =>
+            {
+                return no("there is no command for it");
+            }
+            Op::Restart => {
+                proc.live = used.clone();
+                proc.pid = Some(self.fresh_pid());
+                proc.given = if habits.restart_gives { used } else { given };
+            }
+            Op::Reload => {
+                proc.live = reloaded(proc.live, &used, &order.takes);
+                proc.given = if habits.restart_gives { used } else { given };
+            }
+        }
+        if !habits.registry && !proc.hosted {
+            proc.given = None;
+        }
+        // Whoever gives it a spec puts a name on it.
+        let gives = match order.op {
+            Op::Register | Op::Start | Op::Host => true,
+            Op::Restart | Op::Reload => habits.restart_gives,
+            Op::Stop | Op::Kill | Op::Unhost | Op::Unregister => false,
+        };
+        if gives {
+            proc.owner = Some(order.owner.clone());
+        }
+        if let Some(from) = &order.from {
+            self.procs.remove(from);
+        }
+        self.procs.insert(order.instance.clone(), proc);
+        Ok(())
+    }
+
+    /// What an operation works on: the instance of that name, or what it is told it was called before.
+    fn taken_over(&self, order: &Order) -> Result<Proc, String> {
+        let own = self.procs.get(&order.instance).cloned();
+        let there =
+            own.as_ref().is_some_and(|proc| proc.given.is_some() || proc.hosted || proc.live.is_some());
+        match &order.from {
+            Some(from) if !there => {
+                let old = self.procs.get(from).cloned().unwrap_or_default();
+                let keyed = matches!(self.dialect, Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw);
+                if old.hosted && keyed {
+                    return Err(format!("{from} is still guarded"));
+                }
+                Ok(old)
+            }
+            Some(_) | None => Ok(own.unwrap_or_default()),
+        }
+    }
+}
+
+fn has_command(op: Op, used: &Option<Held>) -> bool {
+    let Some(Held { spec, .. }) = used else { return false };
+    let control = &spec.control;
+    match op {
+        Op::Stop => control.stop_cmd.is_some(),
+        Op::Kill => control.kill_cmd.is_some(),
+        Op::Restart => control.restart_cmd.is_some(),
+        Op::Reload => control.reload_cmd.is_some(),
+        Op::Start | Op::Register | Op::Unregister | Op::Host | Op::Unhost => true,
+    }
+}
+
+/// Only what a reload puts into effect is in effect after it.
+fn reloaded(live: Option<Held>, used: &Option<Held>, takes: &[Field]) -> Option<Held> {
+    let (mut live, used) = (live?, used.as_ref()?);
+    let mut spec = (*live.spec).clone();
+    for field in takes {
+        spec.take(*field, &used.spec);
+    }
+    let revision = match (live.revision, used.revision) {
+        (Some(live), Some(used)) => Some(Revision { reload: used.reload, ..live }),
+        (live, used) => used.or(live),
+    };
+    live = Held { spec: Arc::new(spec), revision };
+    Some(live)
+}

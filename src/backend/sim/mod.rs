@@ -1,0 +1,247 @@
+//! A fleet in memory, for laws over thousands of worlds and for rehearsals.
+//!
+//! # Theory of operation
+//! A [`Fleet`](fleet::Fleet) holds the instances and carries out one operation at a time, by the rules that real
+//! targets keep: what an operation needs, what it changes, which pid stays. It has no faults. [`Sim`] puts it behind
+//! [`Backend`]: calls take time, lists lag, replies are lost or come twice, hosts die, rows are missing or in progress
+//! for ever, effects come after everybody stopped waiting, processes die. Time is virtual, it passes only by
+//! [`Sim::advance`]; chance is seeded. The same seed and the same calls give the same history.
+
+mod fleet;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, MutexGuard};
+
+pub use fleet::{Fleet, Held, Proc};
+
+use super::{Answer, Backend, Fault, Order, Outcome, Task};
+use crate::model::{Dialect, HostKey, InstanceKey, Observed, Seen, Time};
+
+/// What goes wrong, and how often (0.0 never, 1.0 always).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Faults {
+    /// A look shows what was so many seconds ago.
+    pub lag_secs: u64,
+    /// A call is carried out, and its answer lost.
+    pub lost_replies: f64,
+    /// A call is carried out twice.
+    pub doubled_calls: f64,
+    /// A row is not in the results.
+    pub missing_rows: f64,
+    /// A row is in progress for ever, though the operation was carried out.
+    pub endless_rows: f64,
+    /// An operation takes effect only after [`LATE_SECS`].
+    pub late_effects: f64,
+    /// A running process dies within a second.
+    pub deaths: f64,
+}
+
+/// How long an operation takes.
+pub const TAKES_SECS: u64 = 1;
+/// How long a late one takes.
+pub const LATE_SECS: u64 = 900;
+
+pub struct Sim {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    fleet: Fleet,
+    faults: Faults,
+    chance: Chance,
+    now: Time,
+    dead: BTreeSet<HostKey>,
+    /// What was so, since when; the last is the present.
+    history: Vec<(Time, BTreeMap<InstanceKey, Seen>)>,
+    /// Operations on their way, by the time of their effect.
+    pending: Vec<(Time, Task, Order)>,
+    tasks: BTreeMap<Task, Vec<Row>>,
+}
+
+struct Row {
+    order: Order,
+    result: Outcome,
+    missing: bool,
+    endless: bool,
+}
+
+impl Sim {
+    pub fn new(dialect: Dialect, seed: u64) -> Sim {
+        Sim::over(Fleet::new(dialect), Faults::default(), seed)
+    }
+
+    pub fn over(fleet: Fleet, faults: Faults, seed: u64) -> Sim {
+        let history = vec![(Time(i64::MIN), fleet.rows())];
+        let inner = Inner {
+            fleet,
+            faults,
+            chance: Chance(seed),
+            now: Time(0),
+            dead: BTreeSet::new(),
+            history,
+            pending: Vec::new(),
+            tasks: BTreeMap::new(),
+        };
+        Sim { inner: Mutex::new(inner) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // A panic elsewhere leaves a fleet that is still whole: it is changed one operation at a time.
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn now(&self) -> Time {
+        self.inner().now
+    }
+
+    /// Lets time pass, second by second, with everything that happens meanwhile.
+    pub fn advance(&self, seconds: u64) {
+        let mut inner = self.inner();
+        for _ in 0..seconds {
+            inner.tick();
+        }
+    }
+
+    /// The fleet as it really is, whatever a look would show.
+    pub fn fleet(&self) -> Fleet {
+        self.inner().fleet.clone()
+    }
+
+    pub fn set_faults(&self, faults: Faults) {
+        self.inner().faults = faults;
+    }
+
+    /// A dead host answers nothing; its processes go on.
+    pub fn set_dead(&self, host: HostKey, dead: bool) {
+        let mut inner = self.inner();
+        match dead {
+            true => inner.dead.insert(host),
+            false => inner.dead.remove(&host),
+        };
+    }
+
+    /// Ends a process as if it had crashed.
+    pub fn kill(&self, key: &InstanceKey) {
+        let mut inner = self.inner();
+        inner.fleet.dies(key);
+        inner.remember();
+    }
+}
+
+impl Inner {
+    fn tick(&mut self) {
+        self.now = self.now.after_secs(1);
+        let (due, later): (Vec<_>, Vec<_>) = self.pending.drain(..).partition(|(at, _, _)| *at <= self.now);
+        self.pending = later;
+        for (_, task, order) in due {
+            let result = self.carry_out(&order);
+            let rows = self.tasks.get_mut(&task).into_iter().flatten();
+            rows.filter(|row| row.order == order).for_each(|row| row.result = result.clone());
+        }
+        if self.faults.deaths > 0.0 {
+            let running: Vec<InstanceKey> = self.fleet.running().cloned().collect();
+            for key in running {
+                if self.chance.hits(self.faults.deaths) {
+                    self.fleet.dies(&key);
+                }
+            }
+        }
+        self.remember();
+    }
+
+    fn carry_out(&mut self, order: &Order) -> Outcome {
+        if self.dead.contains(&order.instance.host) {
+            return Outcome::Failed("the agent does not answer".to_owned());
+        }
+        match self.fleet.carry_out(order) {
+            Ok(()) => Outcome::Done,
+            Err(why) => Outcome::Failed(why),
+        }
+    }
+
+    fn remember(&mut self) {
+        let rows = self.fleet.rows();
+        if self.history.last().is_none_or(|(_, last)| *last != rows) {
+            self.history.push((self.now, rows));
+        }
+    }
+
+    fn look(&mut self) -> Observed {
+        let as_of = self.now.before_secs(self.faults.lag_secs);
+        let (_, rows) = self
+            .history
+            .iter()
+            .rev()
+            .find(|(since, _)| *since <= as_of)
+            .or(self.history.first())
+            .cloned()
+            .unwrap_or_default();
+        let told = |(key, seen): (InstanceKey, Seen)| (key, Seen { report_time: Some(as_of), ..seen });
+        let gaps = self.dead.iter().map(|host| (host.clone(), "its agent does not answer".to_owned()));
+        let instances =
+            rows.into_iter().filter(|(key, _)| !self.dead.contains(&key.host)).map(told).collect();
+        Observed { instances, gaps: gaps.collect(), at: self.now }
+    }
+
+    fn submit(&mut self, orders: &[Order]) -> Result<Task, Fault> {
+        let task = Task(self.tasks.len() as u64 + 1);
+        let mut rows = Vec::new();
+        for order in orders {
+            let late = self.chance.hits(self.faults.late_effects);
+            let due = self.now.after_secs(if late { LATE_SECS } else { TAKES_SECS });
+            let times = if self.chance.hits(self.faults.doubled_calls) { 2 } else { 1 };
+            self.pending.extend((0..times).map(|_| (due, task, order.clone())));
+            let missing = self.chance.hits(self.faults.missing_rows);
+            let endless = self.chance.hits(self.faults.endless_rows);
+            rows.push(Row { order: order.clone(), result: Outcome::InProgress, missing, endless });
+        }
+        self.tasks.insert(task, rows);
+        if self.chance.hits(self.faults.lost_replies) { Err(Fault::NoAnswer) } else { Ok(task) }
+    }
+
+    fn poll(&mut self, task: Task) -> Result<Vec<Answer>, Fault> {
+        if self.chance.hits(self.faults.lost_replies) {
+            return Err(Fault::NoAnswer);
+        }
+        let rows =
+            self.tasks.get(&task).ok_or_else(|| Fault::Refused(format!("there is no task {}", task.0)))?;
+        let told = rows.iter().filter(|row| !row.missing).map(|row| Answer {
+            order: row.order.id.clone(),
+            instance: row.order.instance.clone(),
+            result: if row.endless { Outcome::InProgress } else { row.result.clone() },
+        });
+        Ok(told.collect())
+    }
+}
+
+impl Backend for Sim {
+    fn dialect(&self) -> Dialect {
+        self.inner().fleet.dialect()
+    }
+
+    async fn observe(&self) -> Result<Observed, Fault> {
+        Ok(self.inner().look())
+    }
+
+    async fn submit(&self, orders: &[Order]) -> Result<Task, Fault> {
+        self.inner().submit(orders)
+    }
+
+    async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
+        self.inner().poll(*task)
+    }
+}
+
+/// Seeded, and the same on every machine (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn hits(&mut self, probability: f64) -> bool {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        ((mixed >> 11) as f64 / (1u64 << 53) as f64) < probability
+    }
+}

@@ -1,0 +1,58 @@
+//! The one that knows what time it is, and what the clocks of a zone show.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+
+use crate::model::{Desired, Now, Time};
+
+/// This moment, with the clocks that the policies ask for.
+pub fn now(desired: &Desired) -> Now {
+    at(Time(Timestamp::now().as_millisecond()), desired)
+}
+
+/// Any moment, in the same way.
+pub fn at(moment: Time, desired: &Desired) -> Now {
+    let zones = desired.policies.iter().flat_map(|policy| &policy.windows).map(|window| &window.tz);
+    let offsets = zones.filter_map(|zone| Some((zone.clone(), offset(zone, moment)?)));
+    Now { at: moment, offsets: offsets.collect::<BTreeMap<String, i32>>() }
+}
+
+fn offset(zone: &str, moment: Time) -> Option<i32> {
+    let moment = Timestamp::from_millisecond(moment.0).ok()?;
+    Some(TimeZone::get(zone).ok()?.to_offset(moment).seconds())
+}
+
+/// Reads RFC 3339.
+pub fn read(text: &str) -> Option<Time> {
+    text.parse::<Timestamp>().ok().map(|moment| Time(moment.as_millisecond()))
+}
+
+/// Is it a name of the time zone database?
+pub fn is_zone(name: &str) -> bool {
+    TimeZone::get(name).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_is_what_is_shown() {
+        for text in ["2026-11-16T04:15:00Z", "1969-12-31T23:59:59Z", "2024-02-29T12:00:00.250Z"] {
+            assert_eq!(read(text).expect(text).to_string(), text);
+        }
+        assert_eq!(read("2026-11-16T12:15:00+08:00"), read("2026-11-16T04:15:00Z"));
+        assert_eq!((read("yesterday"), read("2026-11-16")), (None, None));
+    }
+
+    #[test]
+    fn the_clocks_of_a_zone_change_with_the_season() {
+        let winter = read("2026-01-15T00:00:00Z").expect("a time");
+        let summer = read("2026-07-15T00:00:00Z").expect("a time");
+        assert_eq!(offset("Europe/Berlin", winter), Some(3600));
+        assert_eq!(offset("Europe/Berlin", summer), Some(7200));
+        assert_eq!(offset("Mars/Olympus", summer), None);
+    }
+}

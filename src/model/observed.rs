@@ -1,0 +1,158 @@
+//! What was seen: every instance that a target knows, and where it could not be looked.
+//!
+//! There are three answers to a look, because there are three. What is to be stopped or removed needs a
+//! [`Present`], which only a look can give, and only when every fact is known.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{HostKey, InstanceKey, Revision, Spec, Time};
+
+/// All instances seen.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Observed {
+    pub instances: BTreeMap<InstanceKey, Seen>,
+    /// Hosts that could not be looked at, and why.
+    pub gaps: BTreeMap<HostKey, String>,
+    /// When this look was taken.
+    pub at: Time,
+}
+
+/// One instance as a target tells of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Seen {
+    /// Somebody says that nothing of it is known.
+    pub unknown: bool,
+    /// `None`: not known.
+    pub registered: Option<bool>,
+    pub hosted: Option<bool>,
+    pub running: Option<bool>,
+    /// The users' labels, without ours.
+    pub labels: BTreeMap<String, String>,
+    pub owner: Option<Arc<str>>,
+    /// The spec the engine holds.
+    pub given: Version,
+    /// The spec in effect in the running process.
+    pub live: Version,
+    pub ran: Runs,
+    pub health: Health,
+    pub pid: Option<u32>,
+    /// Since when it is as it is; `None`: long ago.
+    pub since: Option<Time>,
+    /// When the host told so; `None`: just now.
+    pub report_time: Option<Time>,
+}
+
+/// How much is known of a spec.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Version {
+    #[default]
+    Unknown,
+    /// Only its digests.
+    Digests(Revision),
+    Spec(Arc<Spec>),
+}
+
+impl Version {
+    pub fn spec(&self) -> Option<&Arc<Spec>> {
+        match self {
+            Version::Spec(spec) => Some(spec),
+            Version::Unknown | Version::Digests(_) => None,
+        }
+    }
+}
+
+/// What is known of the last run of a one-shot process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Runs {
+    #[default]
+    Unknown,
+    Never,
+    /// What the engine holds.
+    Given,
+    /// The run part of a revision.
+    Digest(u32),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Health {
+    Healthy,
+    Starting,
+    Degraded,
+    /// The agent gave up, or a one-shot ended with another code than 0.
+    Failed,
+    Unknown,
+    #[default]
+    NotReported,
+}
+
+impl Health {
+    pub const ALL: [Health; 6] = [
+        Health::Healthy,
+        Health::Starting,
+        Health::Degraded,
+        Health::Failed,
+        Health::Unknown,
+        Health::NotReported,
+    ];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Health::Healthy => "Healthy",
+            Health::Starting => "Starting",
+            Health::Degraded => "Degraded",
+            Health::Failed => "Failed",
+            Health::Unknown => "Unknown",
+            Health::NotReported => "NotReported",
+        }
+    }
+}
+
+/// The answer to a look.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Sighting<'a> {
+    Present(Present<'a>),
+    Absent,
+    /// Why it is not known.
+    Unknown(&'a str),
+}
+
+/// An instance that was seen, with every fact.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Present<'a> {
+    seen: &'a Seen,
+    pub registered: bool,
+    pub hosted: bool,
+    pub running: bool,
+}
+
+impl<'a> Present<'a> {
+    pub fn seen(&self) -> &'a Seen {
+        self.seen
+    }
+}
+
+impl Observed {
+    pub fn look(&self, key: &InstanceKey) -> Sighting<'_> {
+        self.sighting(&key.host, self.instances.get(key))
+    }
+
+    /// The same for a row that is at hand.
+    pub fn sighting<'a>(&'a self, host: &HostKey, row: Option<&'a Seen>) -> Sighting<'a> {
+        if let Some(why) = self.gaps.get(host) {
+            return Sighting::Unknown(why);
+        }
+        match row {
+            None => Sighting::Absent,
+            Some(seen) if seen.unknown => Sighting::Unknown("its state is not known"),
+            Some(seen) => match (seen.registered, seen.hosted, seen.running) {
+                (Some(registered), Some(hosted), Some(running)) => {
+                    Sighting::Present(Present { seen, registered, hosted, running })
+                }
+                (None, _, _) => Sighting::Unknown("whether it is registered is not known"),
+                (_, None, _) => Sighting::Unknown("whether it is hosted is not known"),
+                (_, _, None) => Sighting::Unknown("whether it runs is not known"),
+            },
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Which instances are meant: by namespace, label, host, name. What is not meant is left alone, and not pruned.
+
+use std::collections::BTreeMap;
+
+use super::{InstanceKey, Name, ProcessKey, Selector};
+
+/// Everything, unless something was said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// Empty: all.
+    pub namespaces: Vec<Name>,
+    pub labels: Option<Selector>,
+    /// Patterns of host keys, or of addresses alone; empty: all.
+    pub hosts: Vec<String>,
+    /// Declared names or those of instances; empty: all.
+    pub include: Vec<ProcessKey>,
+    pub exclude: Vec<ProcessKey>,
+}
+
+impl Selection {
+    pub fn is_everything(&self) -> bool {
+        *self == Selection::default()
+    }
+
+    /// `declared`: the name that the instance was declared under, if it is declared.
+    pub fn means(
+        &self,
+        key: &InstanceKey,
+        declared: Option<&ProcessKey>,
+        labels: &BTreeMap<String, String>,
+    ) -> bool {
+        if self.is_everything() {
+            return true;
+        }
+        let named = |names: &[ProcessKey]| {
+            names.iter().any(|name| {
+                (name.namespace == key.namespace && name.name == key.name) || declared == Some(name)
+            })
+        };
+        (self.namespaces.is_empty() || self.namespaces.contains(&key.namespace))
+            && (self.include.is_empty() || named(&self.include))
+            && !named(&self.exclude)
+            && self.labels.as_ref().is_none_or(|selector| selector.matches(labels))
+            && (self.hosts.is_empty() || self.hosts.iter().any(|pattern| on_host(pattern, key)))
+    }
+}
+
+/// `0:10.0.*`, or without the area: `10.0.*`.
+fn on_host(pattern: &str, key: &InstanceKey) -> bool {
+    let host = key.host.to_string();
+    let address = host.split_once(':').map_or(host.as_str(), |(_, address)| address);
+    glob(pattern, &host) || glob(pattern, address)
+}
+
+/// Does a text match a pattern in which `*` stands for any text?
+pub fn glob(pattern: &str, text: &str) -> bool {
+    let mut pieces = pattern.split('*');
+    let first = pieces.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else {
+        return false;
+    };
+    let Some(last) = pieces.next_back() else {
+        return rest.is_empty();
+    };
+    for piece in pieces {
+        match rest.find(piece) {
+            Some(at) => rest = &rest[at + piece.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_match_as_people_expect() {
+        for (pattern, text, expected) in [
+            ("web", "web", true),
+            ("web", "web2", false),
+            ("web-*", "web-a", true),
+            ("web-*", "web", false),
+            ("0:10.0.*", "0:10.0.3.4", true),
+            ("*", "", true),
+            ("a*b*c", "axxbxxc", true),
+            ("a*b*c", "acb", false),
+            ("*aa", "a", false),
+            ("a*a", "a", false),
+        ] {
+            assert_eq!(glob(pattern, text), expected, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn each_way_of_selecting_narrows() {
+        let key: InstanceKey = "0:10.0.3.4:web:api_2".parse().unwrap();
+        let declared: ProcessKey = "web/api".parse().unwrap();
+        let labels = BTreeMap::from([("tier".to_owned(), "front".to_owned())]);
+        let means = |selection: &Selection| selection.means(&key, Some(&declared), &labels);
+        let all = Selection::default();
+        assert!(means(&all));
+        assert!(means(&Selection { namespaces: vec!["web".parse().unwrap()], ..all.clone() }));
+        assert!(!means(&Selection { namespaces: vec!["db".parse().unwrap()], ..all.clone() }));
+        for name in ["web/api", "web/api_2"] {
+            assert!(means(&Selection { include: vec![name.parse().unwrap()], ..all.clone() }));
+            assert!(!means(&Selection { exclude: vec![name.parse().unwrap()], ..all.clone() }));
+        }
+        assert!(!means(&Selection { include: vec!["web/api_1".parse().unwrap()], ..all.clone() }));
+        for (pattern, expected) in [("0:10.0.*", true), ("10.0.3.4", true), ("10.1.*", false)] {
+            assert_eq!(
+                means(&Selection { hosts: vec![pattern.into()], ..all.clone() }),
+                expected,
+                "{pattern}"
+            );
+        }
+        assert!(!means(&Selection { labels: Some("tier=back".parse().unwrap()), ..all }));
+    }
+}

@@ -1,0 +1,114 @@
+//! A digest of everything a plan was made from, so that a saved plan is carried out only in the world it was made
+//! for. Pids and times are left out: they change without anything having changed.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use blake3::Hasher;
+
+use super::effect::{Classes, revision};
+use super::rules::Rules;
+use crate::model::{
+    Desired, InstanceKey, Observed, Origin, Plan, Policy, Revision, Runs, Seen, Spec, Version,
+};
+
+/// Covers Desired, policies, rules and, for every instance with a step or held, its facts, specs and owner.
+pub fn fingerprint(desired: &Desired, observed: &Observed, rules: &Rules, plan: &Plan) -> String {
+    let mut print = Print(Hasher::new());
+    print.desired(desired);
+    let mut put = |text: &str| print.put(text);
+    put(&format!("{:?}", Rules { stale_after_secs: None, ..rules.clone() }));
+    let touched: BTreeSet<&InstanceKey> = plan
+        .steps()
+        .flat_map(|step| [Some(&step.instance), step.from.as_ref()])
+        .flatten()
+        .chain(plan.held.iter().map(|held| &held.instance))
+        .collect();
+    for key in touched {
+        put(&key.to_string());
+        put(&match observed.instances.get(key) {
+            Some(seen) => facts(seen),
+            None => format!("{:?}", observed.gaps.contains_key(&key.host)),
+        });
+    }
+    print.hex()
+}
+
+/// A digest of what is wanted alone: the revision of a directory.
+pub fn of_desired(desired: &Desired) -> String {
+    let mut print = Print(Hasher::new());
+    print.desired(desired);
+    print.hex()
+}
+
+struct Print(Hasher);
+
+impl Print {
+    /// Length first, so that no two lists of texts are the same bytes.
+    fn put(&mut self, text: &str) {
+        self.0.update(&(text.len() as u64).to_le_bytes());
+        self.0.update(text.as_bytes());
+    }
+
+    fn hex(&self) -> String {
+        self.0.finalize().to_hex()[..32].to_owned()
+    }
+
+    fn desired(&mut self, desired: &Desired) {
+        // Specs and origins are shared by many instances: each is written once, then by its number.
+        let mut known: HashMap<(usize, usize), usize> = HashMap::new();
+        for (key, want) in &desired.instances {
+            self.put(&key.to_string());
+            let address = (Arc::as_ptr(&want.spec) as usize, Arc::as_ptr(&want.origin) as usize);
+            let next = known.len();
+            let number = *known.entry(address).or_insert(next);
+            self.put(&number.to_string());
+            if number == next {
+                self.wish(&want.spec, &want.origin);
+            }
+        }
+        for policy in &desired.policies {
+            let Policy { name, place: _, reach: _, owner, allow, budgets, windows } = policy;
+            self.put(&format!("{:?}", (name, owner, allow, budgets, windows)));
+        }
+    }
+
+    /// Where it was written is no part of what is wanted.
+    fn wish(&mut self, spec: &Spec, origin: &Origin) {
+        self.put(&revision(spec, &Default::default()).to_string());
+        let Origin {
+            place: _,
+            declared,
+            state,
+            depends_on,
+            protect,
+            adopt,
+            moved_from,
+            on_change,
+            rollout,
+            policies,
+        } = origin;
+        let wish = (declared, state, depends_on, protect, adopt, moved_from, on_change, rollout, policies);
+        self.put(&format!("{wish:?}"));
+    }
+}
+
+fn facts(seen: &Seen) -> String {
+    let Seen { unknown, registered, hosted, running, owner, given, live, ran, .. } = seen;
+    let ran = match ran {
+        Runs::Unknown => "unknown".to_owned(),
+        Runs::Never => "never".to_owned(),
+        Runs::Given => "given".to_owned(),
+        Runs::Digest(run) => format!("{run:08x}"),
+    };
+    let facts = (unknown, registered, hosted, running, owner, digests(given), digests(live), ran);
+    format!("{facts:?}")
+}
+
+fn digests(version: &Version) -> Option<Revision> {
+    match version {
+        Version::Unknown => None,
+        Version::Digests(revision) => Some(*revision),
+        Version::Spec(spec) => Some(Classes::of(spec, &Default::default()).revision(spec)),
+    }
+}

@@ -1,0 +1,442 @@
+//! Who waits for whom: chains become waves.
+//!
+//! Instances never wait for each other except at a dependency, at a batch of a rollout, or where one process takes
+//! the place of another on its host. A chain gets the first wave in which nothing it waits for is still to come.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::chain::{Chain, Draft, Found, by_name};
+use super::rules::Rules;
+use super::situate::Wish;
+use crate::model::{
+    Amount, AutoType, Desired, Gate, Health, Host, HostKey, InstanceKey, Observed, Op, ProcessKey, Reason,
+    Rollout, Runs, Sighting, State, Step, Want, Wave,
+};
+
+/// The waves, and what cannot be in any of them because it waits for something that will not come.
+pub fn order<'a>(
+    found: &mut Found<'a>,
+    desired: &'a Desired,
+    observed: &'a Observed,
+    rules: &'a Rules,
+) -> Vec<Wave> {
+    let chains = std::mem::take(&mut found.chains);
+    let mut line = Line::new(desired, observed, rules, &chains, found);
+    line.take_down(&chains);
+    let waiting = line.bring_up(&chains);
+    let (levels, gates) = (line.levels, line.gates);
+    let mut waves: BTreeMap<usize, Wave> = BTreeMap::new();
+    for (at, chain) in chains.iter().enumerate() {
+        if let Some(detail) = waiting.get(&at) {
+            found.held.push(chain.held(Reason::WaitingForDependency, detail.clone()));
+            continue;
+        }
+        let level = levels[at];
+        let first = waves.entry(level).or_default();
+        first.steps.extend(chain.before.iter().map(|draft| step(chain, draft, true)));
+        let own = if chain.before.is_empty() { first } else { waves.entry(level + 1).or_default() };
+        own.steps.extend(chain.steps.iter().map(|draft| step(chain, draft, false)));
+    }
+    for (level, gate) in gates {
+        if let Some(wave) = waves.get_mut(&level) {
+            wave.gates.push(gate);
+        }
+    }
+    let mut waves: Vec<Wave> = waves.into_values().filter(|wave| !wave.steps.is_empty()).collect();
+    let steps = waves.iter_mut().flat_map(|wave| &mut wave.steps);
+    steps.enumerate().for_each(|(nth, step)| step.id = nth + 1);
+    waves
+}
+
+fn step(chain: &Chain<'_>, draft: &Draft, before: bool) -> Step {
+    let instance = if before { chain.from.unwrap_or(chain.key) } else { chain.key }.clone();
+    let host = match chain.want {
+        Some(want) => want.host.clone(),
+        None => Host { key: instance.host.clone(), supplier: None, agent_id: None },
+    };
+    let from = chain.from.filter(|_| !before).cloned();
+    let Draft { op, which, spec, revision, takes, why } = draft.clone();
+    Step { id: 0, instance, host, op, which, spec, revision, takes, pid_stays: op.pid_stays(), from, why }
+}
+
+/// How far a chain's wait goes.
+struct Line<'a> {
+    desired: &'a Desired,
+    observed: &'a Observed,
+    rules: &'a Rules,
+    chain_of: HashMap<&'a InstanceKey, usize>,
+    held: BTreeSet<InstanceKey>,
+    seen_as: HashMap<&'a InstanceKey, &'a InstanceKey>,
+    /// The instances under each name that somebody depends on.
+    names: BTreeMap<&'a ProcessKey, Vec<(&'a InstanceKey, &'a Want)>>,
+    /// How deep a declared name stands below what it depends on.
+    ranks: HashMap<&'a ProcessKey, usize>,
+    levels: Vec<usize>,
+    /// The last wave of each rollout so far.
+    ends: HashMap<&'a ProcessKey, usize>,
+    gates: Vec<(usize, Gate)>,
+}
+
+impl<'a> Line<'a> {
+    fn new(
+        desired: &'a Desired,
+        observed: &'a Observed,
+        rules: &'a Rules,
+        chains: &[Chain<'a>],
+        found: &Found<'a>,
+    ) -> Line<'a> {
+        // Only what some chain waits for, or is waited for by, has to be known by name.
+        let moving = chains.iter().filter_map(|chain| chain.want);
+        let names: BTreeSet<&ProcessKey> = moving.flat_map(|want| &want.origin.depends_on).collect();
+        let names = by_name(desired, &names);
+        let ranks = if names.is_empty() { HashMap::new() } else { ranks(desired, &names) };
+        Line {
+            desired,
+            observed,
+            rules,
+            chain_of: chains.iter().enumerate().map(|(at, chain)| (chain.key, at)).collect(),
+            held: found.held.iter().map(|held| held.instance.clone()).collect(),
+            seen_as: found.seen_as.clone(),
+            names,
+            ranks,
+            levels: vec![0; chains.len()],
+            ends: HashMap::new(),
+            gates: Vec::new(),
+        }
+    }
+
+    fn rank(&self, chain: &Chain<'_>) -> usize {
+        chain.want.and_then(|want| self.ranks.get(&want.origin.declared)).copied().unwrap_or(0)
+    }
+
+    /// What depends on another goes before it.
+    fn take_down(&mut self, chains: &[Chain<'a>]) {
+        let mut down: Vec<usize> =
+            (0..chains.len()).filter(|at| !chains[*at].state().needs_start()).collect();
+        down.sort_by_key(|at| std::cmp::Reverse(self.rank(&chains[*at])));
+        // For each instance that must wait: the wave after the last of those that depend on it.
+        let mut after: HashMap<&InstanceKey, usize> = HashMap::new();
+        // The same for all instances under a name: those on hosts that have none of them wait for each of them.
+        let mut after_all: HashMap<ProcessKey, usize> = HashMap::new();
+        for batch in self.batches(chains, &down) {
+            let begin = self.begin(&batch);
+            let mut end = begin;
+            for at in &batch.chains {
+                let chain = &chains[*at];
+                let declared = chain.want.map(|want| &want.origin.declared);
+                let names = [declared, Some(&chain.key.process())]
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|name| after_all.get(name))
+                    .max()
+                    .copied();
+                let own = after.get(chain.key).copied();
+                let level = begin.max(own.unwrap_or(0)).max(names.unwrap_or(0));
+                self.levels[*at] = level;
+                end = end.max(level);
+                if !has(chain, &[Op::Stop, Op::Kill]) {
+                    continue;
+                }
+                let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
+                for name in depends_on {
+                    let here = self.here(name, &chain.key.host);
+                    for (key, _) in here {
+                        let wave = after.entry(key).or_default();
+                        *wave = (*wave).max(level + 1);
+                    }
+                    if here.is_empty() {
+                        let wave = after_all.entry(name.clone()).or_default();
+                        *wave = (*wave).max(level + 1);
+                    }
+                }
+            }
+            self.close(batch, end, chains);
+        }
+    }
+
+    /// What another depends on goes before it, and is running and healthy before it goes on. Returns those that wait
+    /// in vain.
+    fn bring_up(&mut self, chains: &[Chain<'a>]) -> BTreeMap<usize, String> {
+        let mut waiting = BTreeMap::new();
+        let mut up: Vec<usize> = (0..chains.len()).filter(|at| chains[*at].state().needs_start()).collect();
+        up.sort_by_key(|at| self.rank(&chains[*at]));
+        let leaving = places_left(chains);
+        let mut everywhere: HashMap<&ProcessKey, Result<usize, String>> = HashMap::new();
+        for batch in self.batches(chains, &up) {
+            let begin = self.begin(&batch);
+            let mut end = begin;
+            for at in &batch.chains {
+                let chain = &chains[*at];
+                let mut level = begin;
+                if has(chain, &[Op::Start])
+                    && let Some(other) = place(chain).and_then(|place| leaving.get(&place))
+                {
+                    level = level.max(self.levels[*other] + 1);
+                }
+                if has(chain, &[Op::Start, Op::Restart]) {
+                    let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
+                    for name in depends_on {
+                        let here = self.here(name, &chain.key.host);
+                        let ready = if here.is_empty() {
+                            // Whatever stands under a name has its place by now: it is asked once for all.
+                            let all = || self.wait_for_each(self.all(name), chains, &waiting);
+                            everywhere.entry(name).or_insert_with(all).clone()
+                        } else {
+                            self.wait_for_each(here, chains, &waiting)
+                        };
+                        match ready {
+                            Ok(after) => level = level.max(after),
+                            Err(why) => {
+                                waiting.entry(*at).or_insert(why);
+                            }
+                        }
+                    }
+                }
+                self.levels[*at] = level;
+                end = end.max(level);
+            }
+            self.close(batch, end, chains);
+        }
+        waiting
+    }
+
+    /// The wave after which all of these are there, or what is wrong with the first that will not be.
+    fn wait_for_each(
+        &self,
+        all: &[(&'a InstanceKey, &'a Want)],
+        chains: &[Chain<'_>],
+        waiting: &BTreeMap<usize, String>,
+    ) -> Result<usize, String> {
+        all.iter().try_fold(0, |level, (key, want)| {
+            let after = self.wait_for(key, want, chains, waiting);
+            after.map(|after| level.max(after)).map_err(|why| format!("it depends on {key}, {why}"))
+        })
+    }
+
+    /// The wave after which something is there to be depended on, or why it will not be.
+    fn wait_for(
+        &self,
+        key: &InstanceKey,
+        want: &Want,
+        chains: &[Chain<'_>],
+        waiting: &BTreeMap<usize, String>,
+    ) -> Result<usize, &'static str> {
+        if !want.origin.state.needs_start() {
+            return Err("which is not to run");
+        }
+        match self.chain_of.get(key) {
+            Some(at) if waiting.contains_key(at) => Err("which is itself waiting"),
+            Some(at) if has(&chains[*at], brings_up(want)) => Ok(self.levels[*at] + waves_of(&chains[*at])),
+            Some(_) | None => self.is_ready(key, want).map(|()| 0),
+        }
+    }
+
+    /// Is it there to be depended on, without anybody doing something?
+    fn is_ready(&self, key: &InstanceKey, want: &Want) -> Result<(), &'static str> {
+        let present = match self.observed.look(self.seen_as.get(key).copied().unwrap_or(key)) {
+            Sighting::Present(present) => present,
+            Sighting::Absent
+                if want.spec.monitor.auto_type == AutoType::Periodic
+                    && want.origin.state == State::Unhosted =>
+            {
+                return Ok(());
+            }
+            Sighting::Absent => return Err("which is not there"),
+            Sighting::Unknown(_) => return Err("of which nothing is known"),
+        };
+        let seen = present.seen();
+        let ready = match want.spec.monitor.auto_type {
+            // Without its guard it runs when somebody runs it: there is nothing to wait for.
+            AutoType::Periodic => present.hosted || want.origin.state == State::Unhosted,
+            AutoType::Resident => present.running,
+            AutoType::OneShot => !present.running && self.has_run(seen.ran, &seen.given, want),
+        };
+        match seen.health {
+            _ if !ready && self.held.contains(key) => Err("which is held"),
+            _ if !ready => Err("which is not running"),
+            Health::Starting => Err("which is still starting"),
+            Health::Degraded => Err("which is degraded"),
+            Health::Failed => Err("which has failed"),
+            Health::Healthy | Health::Unknown | Health::NotReported => Ok(()),
+        }
+    }
+
+    fn has_run(&self, ran: Runs, given: &crate::model::Version, want: &Want) -> bool {
+        let wish = Wish::new(&want.spec, want.origin.state, &want.origin.on_change, &self.rules.caps);
+        match ran {
+            Runs::Unknown | Runs::Never => false,
+            Runs::Digest(run) => run == wish.revision().run,
+            Runs::Given => {
+                wish.delta(given).is_some_and(|delta| !(delta.reload || delta.restart || delta.replace))
+            }
+        }
+    }
+
+    /// The instances under a name. What depends on it means those on its own host, or, if there are none, all.
+    fn all(&self, name: &ProcessKey) -> &[(&'a InstanceKey, &'a Want)] {
+        self.names.get(name).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    fn here(&self, name: &ProcessKey, host: &HostKey) -> &[(&'a InstanceKey, &'a Want)] {
+        // Sorted by key, and a key begins with its host.
+        let all = self.all(name);
+        let from = all.partition_point(|(key, _)| key.host < *host);
+        let count = all[from..].partition_point(|(key, _)| key.host == *host);
+        &all[from..from + count]
+    }
+
+    /// Chains in the order given, cut into the batches of their rollouts. What has no rollout is a batch of its own.
+    fn batches(&self, chains: &[Chain<'a>], order: &[usize]) -> Vec<Batch<'a>> {
+        let mut batches: Vec<Batch<'a>> = Vec::new();
+        let mut open: HashMap<&ProcessKey, Vec<usize>> = HashMap::new();
+        let rolls = |at: usize| {
+            let origin = &chains[at].want?.origin;
+            let felt = [Op::Start, Op::Stop, Op::Kill, Op::Restart, Op::Reload];
+            let rollout = origin.rollout.as_ref().filter(|_| has(&chains[at], &felt))?;
+            Some((&origin.declared, rollout))
+        };
+        for at in order {
+            if let Some((declared, _)) = rolls(*at) {
+                open.entry(declared).or_default().push(*at);
+            }
+        }
+        let mut sizes: HashMap<&ProcessKey, usize> = open.keys().map(|declared| (*declared, 0)).collect();
+        if !sizes.is_empty() {
+            for want in self.desired.instances.values() {
+                sizes.entry(&want.origin.declared).and_modify(|size| *size += 1);
+            }
+        }
+        let mut done: BTreeSet<&ProcessKey> = BTreeSet::new();
+        for at in order {
+            let Some((declared, rollout)) = rolls(*at) else {
+                batches.push(Batch { chains: vec![*at], rollout: None });
+                continue;
+            };
+            if !done.insert(declared) {
+                continue;
+            }
+            let of = sizes.get(declared).copied().unwrap_or(0);
+            let parts = cut(open.remove(declared).unwrap_or_default(), rollout, of);
+            batches
+                .extend(parts.into_iter().map(|chains| Batch { chains, rollout: Some((declared, rollout)) }));
+        }
+        batches
+    }
+
+    /// The first wave that a batch may be in: after the one before it.
+    fn begin(&self, batch: &Batch<'_>) -> usize {
+        batch.rollout.and_then(|(process, _)| self.ends.get(process)).map_or(0, |end| end + 1)
+    }
+
+    /// All of a batch moves together; notes what must hold before the next.
+    fn close(&mut self, batch: Batch<'a>, level: usize, chains: &[Chain<'_>]) {
+        let Some((process, rollout)) = batch.rollout else { return };
+        batch.chains.iter().for_each(|at| self.levels[*at] = level);
+        let end = level + batch.chains.iter().map(|at| waves_of(&chains[*at])).max().unwrap_or(1) - 1;
+        let gate = Gate {
+            process: process.clone(),
+            soak_secs: rollout.soak_secs.unwrap_or(0),
+            max_failures: rollout.max_failures.unwrap_or(0),
+            auto_rollback: rollout.auto_rollback.unwrap_or(false),
+        };
+        self.gates.push((end, gate));
+        self.ends.insert(process, end);
+    }
+}
+
+/// Some instances of a rollout, or one that has none.
+struct Batch<'a> {
+    chains: Vec<usize>,
+    rollout: Option<(&'a ProcessKey, &'a Rollout)>,
+}
+
+/// What is done under an earlier name has a wave of its own.
+fn waves_of(chain: &Chain<'_>) -> usize {
+    1 + usize::from(!chain.before.is_empty())
+}
+
+/// First the canaries, then batch after batch.
+fn cut(chains: Vec<usize>, rollout: &Rollout, of: usize) -> Vec<Vec<usize>> {
+    let size = |amount: Amount| match amount {
+        Amount::Count(count) => usize::try_from(count).unwrap_or(usize::MAX).max(1),
+        Amount::Share(share) => ((of as f64 * share.get() / 100.0).floor() as usize).max(1),
+    };
+    let canaries = rollout.canary.map_or(0, size).min(chains.len());
+    let (first, rest) = chains.split_at(canaries);
+    let batch = rollout.batch.map_or(rest.len().max(1), size);
+    let first = (!first.is_empty()).then(|| first.to_vec());
+    first.into_iter().chain(rest.chunks(batch).map(<[usize]>::to_vec)).collect()
+}
+
+/// The operations after which something is there to be depended on.
+fn brings_up(want: &Want) -> &'static [Op] {
+    match want.spec.monitor.auto_type {
+        AutoType::Periodic => &[Op::Host],
+        AutoType::Resident | AutoType::OneShot => &[Op::Start, Op::Restart, Op::Reload],
+    }
+}
+
+fn has(chain: &Chain<'_>, ops: &[Op]) -> bool {
+    chain.ops().any(|op| ops.contains(&op))
+}
+
+/// The longest way from a name down to something that depends on nothing. A circle, which validation refuses, is cut
+/// where it closes.
+fn ranks<'a>(
+    desired: &'a Desired,
+    names: &BTreeMap<&'a ProcessKey, Vec<(&'a InstanceKey, &'a Want)>>,
+) -> HashMap<&'a ProcessKey, usize> {
+    let mut edges: BTreeMap<&ProcessKey, BTreeSet<&ProcessKey>> = BTreeMap::new();
+    for want in desired.instances.values() {
+        let origin = &want.origin;
+        let to = edges.entry(&origin.declared).or_default();
+        for name in &origin.depends_on {
+            let declared = names.get(name).and_then(|all| all.first()).map(|(_, want)| &want.origin.declared);
+            to.extend(declared);
+        }
+    }
+    let mut ranks: HashMap<&ProcessKey, usize> = HashMap::new();
+    let mut open: BTreeSet<&ProcessKey> = BTreeSet::new();
+    for start in edges.keys().copied() {
+        // Without recursion: a chain of names may be as long as it likes.
+        let mut path = vec![start];
+        while let Some(name) = path.last().copied() {
+            open.insert(name);
+            let below = edges.get(name);
+            let next = below.iter().flat_map(|below| below.iter());
+            let next = next.copied().find(|below| !ranks.contains_key(below) && !open.contains(below));
+            if let Some(next) = next {
+                path.push(next);
+                continue;
+            }
+            let deepest =
+                below.iter().flat_map(|below| below.iter()).filter_map(|below| ranks.get(below)).max();
+            ranks.insert(name, deepest.map_or(0, |rank| rank + 1));
+            open.remove(name);
+            path.pop();
+        }
+    }
+    ranks
+}
+
+/// What the agent tells processes of a host apart by.
+type Spot<'a> = (&'a HostKey, String);
+
+fn place<'a>(chain: &Chain<'a>) -> Option<Spot<'a>> {
+    let want = chain.want?;
+    Some((&chain.key.host, want.spec.identity.index_key()))
+}
+
+/// Where something stops that is not to come back: another process may take its place.
+fn places_left<'a>(chains: &[Chain<'a>]) -> HashMap<Spot<'a>, usize> {
+    let stops = chains
+        .iter()
+        .enumerate()
+        .filter(|(_, chain)| chain.state() == State::Absent && has(chain, &[Op::Stop, Op::Kill, Op::Unhost]));
+    stops
+        .filter_map(|(at, chain)| {
+            let spec = chain.steps.iter().find_map(|draft| draft.spec.as_ref())?;
+            Some(((&chain.key.host, spec.identity.index_key()), at))
+        })
+        .collect()
+}

@@ -1,0 +1,255 @@
+//! What is left alone though it differs: because a person said so, a policy, a window, or a budget.
+//!
+//! Restraint only ever takes whole chains out. What is taken out keeps its reason, and does not count for a budget.
+
+use std::collections::BTreeSet;
+
+use super::chain::{Chain, Found};
+use super::rules::Rules;
+use crate::model::{
+    Amount, Desired, Guard, Hold, InstanceKey, Name, Now, Observed, Op, Operation, Pause, Policy, Reason,
+    Want, Window, span,
+};
+
+/// What a chain does to people's processes, as protection, windows and budgets speak of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kinds {
+    pub start: bool,
+    pub stop: bool,
+    /// A restart, or a stop and a start.
+    pub restart: bool,
+    pub reload: bool,
+    /// It is to be gone.
+    pub delete: bool,
+}
+
+impl Kinds {
+    pub fn of(chain: &Chain<'_>) -> Kinds {
+        let has = |wanted: &[Op]| chain.ops().any(|op| wanted.contains(&op));
+        let (stops, starts) = (has(&[Op::Stop, Op::Kill]), has(&[Op::Start]));
+        Kinds {
+            start: starts && !stops,
+            stop: stops && !starts,
+            restart: has(&[Op::Restart]) || (stops && starts),
+            reload: has(&[Op::Reload]),
+            delete: chain.state() == crate::model::State::Absent,
+        }
+    }
+
+    fn has(self, operation: Operation) -> bool {
+        match operation {
+            Operation::Start => self.start,
+            Operation::Stop => self.stop,
+            Operation::Restart => self.restart,
+            Operation::Reload => self.reload,
+            Operation::Delete => self.delete,
+        }
+    }
+}
+
+/// Takes out of `found.chains` what may not happen now.
+pub fn restrain(found: &mut Found<'_>, desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) {
+    let law = Law { desired, observed, rules, now, spoken_for: spoken_for(desired) };
+    hold_where(found, |chain| law.of_one(chain));
+    law.budgets(found);
+}
+
+fn hold_where(found: &mut Found<'_>, reason: impl Fn(&Chain<'_>) -> Option<(Reason, String)>) {
+    let held = &mut found.held;
+    found.chains.retain(|chain| match reason(chain) {
+        Some((reason, detail)) => {
+            held.push(chain.held(reason, detail));
+            false
+        }
+        None => true,
+    });
+}
+
+struct Law<'a> {
+    desired: &'a Desired,
+    observed: &'a Observed,
+    rules: &'a Rules,
+    now: &'a Now,
+    /// Which policies bind something in which namespace.
+    spoken_for: BTreeSet<(&'a Name, usize)>,
+}
+
+fn spoken_for(desired: &Desired) -> BTreeSet<(&Name, usize)> {
+    if desired.policies.is_empty() {
+        return BTreeSet::new();
+    }
+    let wants = desired.instances.iter();
+    wants.flat_map(|(key, want)| want.origin.policies.iter().map(|at| (&key.namespace, *at))).collect()
+}
+
+impl<'a> Law<'a> {
+    fn of_one(&self, chain: &Chain<'_>) -> Option<(Reason, String)> {
+        let kinds = Kinds::of(chain);
+        self.paused(chain)
+            .or_else(|| self.by_hand(chain))
+            .or_else(|| self.stale(chain))
+            .or_else(|| protected(chain, kinds))
+            .or_else(|| self.outside_window(chain, kinds))
+    }
+
+    fn paused(&self, chain: &Chain<'_>) -> Option<(Reason, String)> {
+        let over = |pause: &&Pause| {
+            pause.namespace.as_ref().is_none_or(|namespace| *namespace == chain.key.namespace)
+                && pause.until.is_none_or(|until| until > self.now.at)
+        };
+        let pause = self.rules.pauses.iter().find(over)?;
+        let what = match &pause.namespace {
+            Some(namespace) => format!("namespace {namespace}"),
+            None => "everything".to_owned(),
+        };
+        Some((Reason::Paused, said(&format!("{what} is paused"), &pause.by, &pause.reason, pause.until)))
+    }
+
+    fn by_hand(&self, chain: &Chain<'_>) -> Option<(Reason, String)> {
+        if self.rules.override_holds {
+            return None;
+        }
+        let over = |hold: &&Hold| {
+            (hold.instance == *chain.key || Some(&hold.instance) == chain.from)
+                && hold.until.is_none_or(|until| until > self.now.at)
+        };
+        let hold = self.rules.holds.iter().find(over)?;
+        Some((Reason::Hold, said("it is held", &hold.by, &hold.reason, hold.until)))
+    }
+
+    /// What was told too long ago may be otherwise by now.
+    fn stale(&self, chain: &Chain<'_>) -> Option<(Reason, String)> {
+        let limit = self.rules.stale_after_secs?;
+        let told = chain.present.and_then(|present| present.seen().report_time)?;
+        let age = self.observed.at.secs_since(told);
+        let detail = format!("host {} has not reported for {}", chain.key.host, span(age));
+        (age > limit).then_some((Reason::Stale, detail))
+    }
+
+    fn outside_window(&self, chain: &Chain<'_>, kinds: Kinds) -> Option<(Reason, String)> {
+        self.binding(chain.key, chain.want).find_map(|policy| {
+            let closed = Operation::ALL.into_iter().find(|operation| {
+                let mut named = policy.windows.iter().filter(|window| window.operations.contains(operation));
+                kinds.has(*operation)
+                    && policy.windows.iter().any(|window| window.operations.contains(operation))
+                    && !named.any(|window| self.now.is_in(window))
+            })?;
+            let named = policy.windows.iter().filter(|window| window.operations.contains(&closed));
+            let open: Vec<String> = named.map(shown).collect();
+            let (name, place) = (&policy.name, &policy.place);
+            let detail =
+                format!("policy {name:?} ({place}) allows a {} only {}", closed.word(), open.join(", or "));
+            Some((Reason::OutsideWindow, detail))
+        })
+    }
+
+    /// The policies that bind an instance. An orphan is bound by those of its namespace, and where nothing of its
+    /// namespace is left, by all.
+    fn binding(&self, key: &InstanceKey, want: Option<&'a Want>) -> impl Iterator<Item = &'a Policy> {
+        let all = 0..self.desired.policies.len();
+        let bound: Vec<usize> = match want {
+            Some(want) => want.origin.policies.clone(),
+            None => {
+                let own: Vec<usize> =
+                    all.clone().filter(|at| self.spoken_for.contains(&(&key.namespace, *at))).collect();
+                if own.is_empty() { all.collect() } else { own }
+            }
+        };
+        bound.into_iter().filter_map(|at| self.desired.policies.get(at))
+    }
+
+    fn budgets(&self, found: &mut Found<'_>) {
+        let owned = found.owned.len();
+        let default = (owned / 10).max(1);
+        let limit = self.rules.max_delete.map_or(default, |amount| most(amount, owned));
+        let said = match self.rules.max_delete {
+            None => format!("the greater of 1 and 10 % of the {owned} that are ours"),
+            Some(amount) => source("--max-delete", amount, owned),
+        };
+        within(found, Reason::DeleteBudget, limit, &said, |_| true);
+        if let Some(amount) = self.rules.max_restart {
+            let said = source("--max-restart", amount, owned);
+            within(found, Reason::RestartBudget, most(amount, owned), &said, |_| true);
+        }
+        for (at, policy) in self.desired.policies.iter().enumerate() {
+            let binds = |key: &InstanceKey, want: Option<&Want>| match want {
+                Some(want) => want.origin.policies.contains(&at),
+                None => self.binding(key, None).any(|bound| std::ptr::eq(bound, policy)),
+            };
+            let owned = found.owned.iter().filter(|(key, want)| binds(key, *want)).count();
+            let budgets = [
+                (Reason::DeleteBudget, policy.budgets.delete),
+                (Reason::RestartBudget, policy.budgets.restart),
+            ];
+            for (reason, amount) in budgets {
+                let Some(amount) = amount else { continue };
+                let name = format!("policy {:?} ({})", policy.name, policy.place);
+                let said = source(&name, amount, owned);
+                within(found, reason, most(amount, owned), &said, |chain| binds(chain.key, chain.want));
+            }
+        }
+    }
+}
+
+/// Over the budget nothing of that kind happens.
+fn within(
+    found: &mut Found<'_>,
+    reason: Reason,
+    limit: usize,
+    said: &str,
+    binds: impl Fn(&Chain<'_>) -> bool,
+) {
+    let (word, of_kind): (_, fn(Kinds) -> bool) = match reason {
+        Reason::DeleteBudget => ("delete", |kinds| kinds.delete),
+        _ => ("restart", |kinds| kinds.restart),
+    };
+    let counts = |chain: &Chain<'_>| of_kind(Kinds::of(chain)) && binds(chain);
+    let count = found.chains.iter().filter(|chain| counts(chain)).count();
+    if count > limit {
+        let times = |n: usize| if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") };
+        let detail = format!("it takes {}, and at most {limit} may happen: {said}", times(count));
+        hold_where(found, |chain| counts(chain).then(|| (reason, detail.clone())));
+    }
+}
+
+/// A share is rounded down: a budget is not stretched.
+fn most(amount: Amount, of: usize) -> usize {
+    match amount {
+        Amount::Count(count) => usize::try_from(count).unwrap_or(usize::MAX),
+        Amount::Share(share) => (of as f64 * share.get() / 100.0).floor() as usize,
+    }
+}
+
+fn source(name: &str, amount: Amount, owned: usize) -> String {
+    match amount {
+        Amount::Count(_) => format!("{name} is {amount}"),
+        Amount::Share(_) => format!("{name} is {amount} of the {owned} that are ours"),
+    }
+}
+
+fn protected(chain: &Chain<'_>, kinds: Kinds) -> Option<(Reason, String)> {
+    let guards = &chain.want?.origin.protect;
+    let against = |guard: &&Guard| match guard {
+        Guard::Delete => kinds.delete,
+        Guard::Restart => kinds.restart,
+        Guard::Stop => kinds.stop,
+    };
+    let guard = guards.iter().find(against)?;
+    Some((Reason::Protected, format!("its manifest protects it: `protect: [{}]`", guard.word())))
+}
+
+fn said(what: &str, by: &str, reason: &Option<String>, until: Option<crate::model::Time>) -> String {
+    let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    match until {
+        Some(until) => format!("{what} by {by} until {until}{reason}"),
+        None => format!("{what} by {by} until it is released{reason}"),
+    }
+}
+
+fn shown(window: &Window) -> String {
+    const NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
+    let days: Vec<&str> = NAMES.iter().zip(window.days).filter(|(_, on)| *on).map(|(day, _)| *day).collect();
+    let days = if days.len() == 7 { "every day".to_owned() } else { days.join(",") };
+    let (from, to) = (window.from, window.to);
+    format!("{days} {:02}:{:02}-{:02}:{:02} {}", from.hour, from.minute, to.hour, to.minute, window.tz)
+}

@@ -1,0 +1,166 @@
+//! How one instance stands, seen from what is wanted of it.
+//!
+//! Here what is known of two specs (both, digests, nothing) becomes the classes by which they differ. What is not
+//! known is never guessed: either it does not matter for the way to go, or the instance is held.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
+
+use super::caps::Caps;
+use super::choose::{Delta, Goal, Ran, Situation, StopBy, Stops};
+use super::diff::{changes, delta, delta_of_revisions};
+use super::effect::Classes;
+use crate::model::{
+    AutoType, Effect, Field, Health, Monitor, OnChange, Present, Reason, Revision, Runs, Spec, State, Time,
+    Version,
+};
+
+/// What is wanted of an instance, with the classes of its fields on its target.
+pub struct Wish<'a> {
+    pub spec: &'a Arc<Spec>,
+    pub goal: Goal,
+    pub classes: Classes,
+    revision: OnceCell<Revision>,
+}
+
+impl<'a> Wish<'a> {
+    pub fn new(spec: &'a Arc<Spec>, state: State, on_change: &OnChange, caps: &Caps) -> Wish<'a> {
+        let goal = Goal {
+            state,
+            auto_type: spec.monitor.auto_type,
+            has_restart: spec.control.restart_cmd.is_some(),
+            has_reload: spec.control.reload_cmd.is_some(),
+        };
+        let classes = Classes::of(spec, on_change).without(|field| !caps.says(field));
+        Wish { spec, goal, classes, revision: OnceCell::new() }
+    }
+
+    pub fn revision(&self) -> &Revision {
+        self.revision.get_or_init(|| self.classes.revision(self.spec))
+    }
+
+    /// The fields that a reload puts into effect.
+    pub fn reloaded(&self) -> Vec<Field> {
+        let fields = Field::ALL.iter().copied();
+        fields.filter(|field| self.classes.class(*field) == Effect::Reload).collect()
+    }
+
+    /// By which classes a spec differs from the wanted one; `None`: nothing is known of it.
+    pub fn delta(&self, version: &Version) -> Option<Delta> {
+        match version {
+            Version::Unknown => None,
+            Version::Digests(old) => Some(delta_of_revisions(old, self.revision())),
+            Version::Spec(old) if Arc::ptr_eq(old, self.spec) || old == self.spec => Some(Delta::default()),
+            Version::Spec(old) => Some(delta(&changes(old, self.spec, &self.classes))),
+        }
+    }
+}
+
+/// A field that changes what runs and that the target has no place for.
+pub fn unsupported(spec: &Spec, caps: &Caps) -> Option<Field> {
+    let foreground = spec.control.start_mode.unwrap_or_default() != Default::default();
+    if !spec.env.is_empty() && !caps.says(Field::Env) {
+        return Some(Field::Env);
+    }
+    if foreground && !caps.says(Field::StartMode) {
+        return Some(Field::StartMode);
+    }
+    let scheduled = |field: &Field| match field {
+        Field::CrontabRule => spec.monitor.crontab_rule.is_some(),
+        Field::CycleTime => spec.job.cycle_time.is_some(),
+        _ => false,
+    };
+    let periodic = spec.monitor.auto_type == AutoType::Periodic;
+    (periodic && !caps.schedules.iter().any(scheduled)).then(|| caps.schedules.first().copied()).flatten()
+}
+
+/// Nothing is there.
+pub fn absent(wish: &Wish<'_>) -> Situation {
+    Situation {
+        given: None,
+        hosted: false,
+        live: None,
+        ran: Ran::NotThis,
+        old_known: true,
+        stops: Stops { new: StopBy::of(wish.spec), ..Stops::default() },
+    }
+}
+
+/// What is there. `adopting`: a spec that is not known is taken to be of the wanted identity (a live look makes sure
+/// of that before anything is done), and the engine is told in any case.
+pub fn situate(
+    present: Present<'_>,
+    wish: &Wish<'_>,
+    caps: &Caps,
+    adopting: bool,
+) -> Result<Situation, Reason> {
+    let (seen, goal) = (present.seen(), wish.goal);
+    let (given, live) = (wish.delta(&seen.given), wish.delta(&seen.live));
+    let held = present.hosted || (caps.registry && present.registered);
+    if goal.state.needs_start() && !adopting {
+        let kept = present.running && goal.auto_type == AutoType::Resident;
+        if (kept && live.is_none()) || (present.hosted && given.is_none()) {
+            return Err(Reason::OldSpecUnknown);
+        }
+    }
+    let known =
+        |version: &Version, delta: Option<Delta>| delta == Some(Delta::default()) || version.spec().is_some();
+    let stop_by = |version: &Version| version.spec().map_or(StopBy::Stop, |spec| StopBy::of(spec));
+    // Where telling the engine is a step of its own, or comes with the way up, it is told whose this is now.
+    let tell = adopting && (caps.registry || goal.state.needs_start());
+    // Of what nothing is known, everything may differ.
+    let all = Delta { register: true, reload: true, restart: true, replace: true };
+    let is = Situation {
+        given: held.then(|| {
+            let given = given.unwrap_or(if adopting { Delta::default() } else { all });
+            Delta { register: given.register || tell, ..given }
+        }),
+        hosted: present.hosted,
+        live: present.running.then(|| live.unwrap_or(if adopting { Delta::default() } else { all })),
+        ran: ran(present, given, live, wish),
+        old_known: (!held || known(&seen.given, given)) && (!present.running || known(&seen.live, live)),
+        stops: Stops { new: StopBy::of(wish.spec), given: stop_by(&seen.given), live: stop_by(&seen.live) },
+    };
+    Ok(is)
+}
+
+fn ran(present: Present<'_>, given: Option<Delta>, live: Option<Delta>, wish: &Wish<'_>) -> Ran {
+    let as_wanted = |delta: Option<Delta>| match delta {
+        None => Ran::Unknown,
+        Some(Delta { reload: false, restart: false, replace: false, .. }) => Ran::This,
+        Some(_) => Ran::NotThis,
+    };
+    if wish.goal.auto_type != AutoType::OneShot {
+        return Ran::NotThis;
+    }
+    match present.seen().ran {
+        // The last run begun is the one in progress.
+        _ if present.running => as_wanted(live),
+        Runs::Never => Ran::NotThis,
+        Runs::Given => as_wanted(given),
+        Runs::Digest(run) if run == wish.revision().run => Ran::This,
+        Runs::Digest(_) => Ran::NotThis,
+        Runs::Unknown => Ran::Unknown,
+    }
+}
+
+/// How long the agent is still expected to bring it back by itself; `None`: it is not the agent's turn.
+pub fn relaunching(present: Present<'_>, is: &Situation, wish: &Wish<'_>, now: Time) -> Option<u64> {
+    let seen = present.seen();
+    let agents = wish.goal.state.needs_start()
+        && wish.goal.auto_type == AutoType::Resident
+        && is.hosted
+        && is.live.is_none()
+        && is.given == Some(Delta::default())
+        && seen.health != Health::Failed;
+    let since = seen.since.filter(|_| agents)?;
+    patience(&wish.spec.monitor).checked_sub(now.secs_since(since)).filter(|left| *left > 0)
+}
+
+/// As long as its tries take, at least 10 s and at most 15 min.
+fn patience(monitor: &Monitor) -> u64 {
+    let interval = u64::from(monitor.start_interval.unwrap_or(Monitor::START_INTERVAL));
+    let retries = u64::from(monitor.start_retries.unwrap_or(Monitor::START_RETRIES));
+    let check = u64::from(monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS));
+    (interval * retries + check).clamp(10, 15 * 60)
+}

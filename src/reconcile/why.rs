@@ -1,0 +1,119 @@
+//! Why a step is taken: which rule, which field, from what to what. A secret is shown as a digest, never as itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::diff::changes;
+use super::effect::digest;
+use super::situate::Wish;
+use crate::model::{Effect, EnvValue, Field, Place, Rule, Spec, Value, Version, Why};
+
+impl Why {
+    pub fn plain(rule: Rule, at: Option<&Place>) -> Why {
+        Why { rule, field: None, old: None, new: None, at: at.cloned() }
+    }
+}
+
+/// The fields of some classes in which what is held or runs differs from what is wanted.
+pub fn differences(
+    rule: Rule,
+    old: &Version,
+    wish: &Wish<'_>,
+    classes: &[Effect],
+    at: Option<&Place>,
+) -> Vec<Why> {
+    match old {
+        Version::Spec(old) => changes(old, wish.spec, &wish.classes)
+            .into_iter()
+            .filter(|change| classes.contains(&change.effect))
+            .flat_map(|change| parts(change.field, old, wish.spec))
+            .map(|(field, old, new)| Why { rule, field: Some(field), old, new, at: at.cloned() })
+            .collect(),
+        Version::Digests(old) if old != wish.revision() => vec![Why {
+            rule: Rule::SpecUnknown,
+            field: None,
+            old: Some(old.to_string()),
+            new: Some(wish.revision().to_string()),
+            at: at.cloned(),
+        }],
+        Version::Digests(_) => Vec::new(),
+        Version::Unknown => vec![Why::plain(Rule::SpecUnknown, at)],
+    }
+}
+
+/// A part of a field: its path, the old value and the new one.
+pub type Part = (String, Option<String>, Option<String>);
+
+/// A changed field down to what changed in it: the key of a map, the entry of a list.
+pub fn parts(field: Field, old: &Spec, new: &Spec) -> Vec<Part> {
+    match field {
+        Field::Labels => keyed(field, &old.labels, &new.labels, |_, value| value.clone()),
+        Field::Env => {
+            // What one side keeps secret the other does not give away.
+            let secret = |key: &str| {
+                [old, new].iter().any(|spec| matches!(spec.env.get(key), Some(EnvValue::Secret(_))))
+            };
+            keyed(field, &old.env, &new.env, |key, value| match value {
+                EnvValue::File(path) => format!("file {path}"),
+                EnvValue::Text(text) if !secret(key) => text.clone(),
+                EnvValue::Text(text) => format!("secret {}", digest(text)),
+                EnvValue::Secret(text) => format!("secret {}", digest(text.expose())),
+            })
+        }
+        Field::Configmap => files(old, new),
+        _ => {
+            let value = |spec| value(field, spec);
+            vec![(field.path().to_owned(), value(old), value(new))]
+        }
+    }
+}
+
+fn keyed<V: PartialEq>(
+    field: Field,
+    old: &BTreeMap<String, V>,
+    new: &BTreeMap<String, V>,
+    shown: impl Fn(&str, &V) -> String,
+) -> Vec<Part> {
+    let keys: BTreeSet<&String> =
+        old.keys().chain(new.keys()).filter(|key| !key.starts_with("abide_")).collect();
+    let differ = keys.into_iter().filter(|key| old.get(*key) != new.get(*key));
+    differ
+        .map(|key| {
+            let part = |map: &BTreeMap<String, V>| map.get(key).map(|value| shown(key, value));
+            (format!("{field}.{key}"), part(old), part(new))
+        })
+        .filter(|(_, old, new)| old != new)
+        .collect()
+}
+
+/// Entries are the same by their path; they are counted as they stand in the wanted list, what is gone as it stood.
+fn files(old: &Spec, new: &Spec) -> Vec<Part> {
+    let md5 = |spec: &Spec, at: usize| spec.configmap[at].md5.as_ref().map(|md5| md5.to_ascii_lowercase());
+    let find = |spec: &Spec, path: &Option<String>| spec.configmap.iter().position(|file| file.path == *path);
+    let mut all = Vec::new();
+    for (at, file) in new.configmap.iter().enumerate() {
+        match find(old, &file.path) {
+            Some(was) if md5(old, was) == md5(new, at) => {}
+            Some(was) => all.push((format!("configmap[{at}].md5"), md5(old, was), md5(new, at))),
+            None => all.push((format!("configmap[{at}].path"), None, file.path.clone())),
+        }
+    }
+    let gone = old.configmap.iter().enumerate().filter(|(_, file)| find(new, &file.path).is_none());
+    all.extend(gone.map(|(at, file)| (format!("configmap[{at}].path"), file.path.clone(), None)));
+    // The same entries in other numbers.
+    if all.is_empty() {
+        let count = |spec: &Spec| Some(spec.configmap.len().to_string());
+        all.push((Field::Configmap.path().to_owned(), count(old), count(new)));
+    }
+    all
+}
+
+fn value(field: Field, spec: &Spec) -> Option<String> {
+    let (_, value) = spec.values().swap_remove(field as usize);
+    match value {
+        Value::Text("") => None,
+        Value::Text(text) => Some(text.to_owned()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Share(share) => Some(share.get().to_string()),
+        Value::Unset | Value::Labels(_) | Value::Files(_) | Value::Env(_) => None,
+    }
+}
