@@ -95,6 +95,8 @@ impl Common {
 pub enum Verb {
     Init(Init),
     Validate(Validate),
+    Plan(Box<super::plan::Plan>),
+    Diff(Box<super::plan::args::Diff>),
     Convert(Convert),
     Explain(Explain),
     /// Print the JSON Schema of manifests, for editors
@@ -216,8 +218,9 @@ pub struct Convert {
 
 fn dialect_parser() -> impl clap::builder::TypedValueParser<Value = Dialect> {
     use clap::builder::{PossibleValuesParser, TypedValueParser};
-    PossibleValuesParser::new(Dialect::ALL.map(Dialect::name))
-        .map(|name| Dialect::ALL.into_iter().find(|dialect| dialect.name() == name).unwrap_or(Dialect::GseV1))
+    PossibleValuesParser::new(Dialect::BODIES.map(Dialect::name)).map(|name| {
+        Dialect::BODIES.into_iter().find(|dialect| dialect.name() == name).unwrap_or(Dialect::GseV1)
+    })
 }
 
 fn job_api_parser() -> impl clap::builder::TypedValueParser<Value = JobApi> {

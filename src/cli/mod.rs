@@ -4,9 +4,11 @@
 
 mod args;
 mod convert;
+mod diff;
 mod explain;
 mod generate;
 mod init;
+mod plan;
 mod print;
 mod validate;
 
@@ -22,9 +24,16 @@ use self::print::Printer;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Done = 0,
+    /// For `diff`: there are differences.
     Failed = 1,
+    /// There are changes; for `diff`: any error but 65 and 69.
+    Changes = 2,
+    /// A guard said no.
+    Refused = 4,
     Usage = 64,
     InvalidManifest = 65,
+    /// The target could not be reached.
+    Unreachable = 69,
 }
 
 /// Why a verb could not do its work: a sentence, and a hint on a line of its own.
@@ -33,11 +42,17 @@ pub struct Failure {
     pub exit: Exit,
     pub message: String,
     pub hint: Option<String>,
+    /// Which guard said no, in one word for scripts.
+    pub reason: Option<&'static str>,
 }
 
 impl Failure {
     fn new(exit: Exit, message: impl Into<String>) -> Failure {
-        Failure { exit, message: message.into(), hint: None }
+        Failure { exit, message: message.into(), hint: None, reason: None }
+    }
+
+    fn refused(reason: &'static str, message: impl Into<String>) -> Failure {
+        Failure { reason: Some(reason), ..Failure::new(Exit::Refused, message) }
     }
 
     fn hint(mut self, hint: impl Into<String>) -> Failure {
@@ -73,6 +88,8 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
     match verb {
         Verb::Init(args) => init::run(&args, printer),
         Verb::Validate(args) => validate::run(&args, printer),
+        Verb::Plan(args) => plan::run(&args, printer),
+        Verb::Diff(args) => diff::run(&args, printer),
         Verb::Convert(args) => convert::run(&args, printer),
         Verb::Explain(args) => explain::run(&args, printer),
         Verb::Schema => generate::schema(printer),

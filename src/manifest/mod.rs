@@ -24,6 +24,7 @@ mod places;
 pub mod print;
 mod problem;
 mod read;
+pub mod rows;
 pub mod schema;
 mod structure;
 mod text;

@@ -1,0 +1,164 @@
+//! What can be typed after `plan` and `diff`.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
+
+use crate::cli::args::LimitArgs;
+use crate::clock;
+use crate::model::{Amount, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
+use crate::reconcile::Caps;
+
+/// Show what apply would do, and why
+///
+/// Compares the manifests with what is registered and running, and prints the fewest operations that make them equal:
+/// destructive ones first, hosts that change alike on one line, and what is left alone with the reason. Changes nothing.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide plan manifests\n  abide plan manifests --observed rows.json --caps gse-v1\n  abide plan manifests --only restart,stop\n  abide plan manifests -o markdown > comment.md"
+)]
+pub struct Plan {
+    #[command(flatten)]
+    pub input: Input,
+    /// Form of the plan: for people, for scripts, or for a comment on a pull request
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_PLAN_OUTPUT", value_name = "FORM")]
+    pub output: PlanForm,
+    /// Also write the plan to a file, for `abide apply FILE`
+    #[arg(long, value_name = "FILE", env = "ABIDE_OUT", conflicts_with = "only")]
+    pub out: Option<PathBuf>,
+    /// Exit with 2 when there are changes, held ones included
+    #[arg(long, env = "ABIDE_DETAILED_EXITCODE", value_parser = FalseyValueParser::new())]
+    pub detailed_exitcode: bool,
+    /// Show only steps with these operations
+    #[arg(long, value_name = "OP,…", env = "ABIDE_ONLY", value_delimiter = ',', value_parser = op_parser())]
+    pub only: Vec<Op>,
+    /// With -o markdown: at most this many bytes, cut between blocks
+    #[arg(long, value_name = "N", env = "ABIDE_MAX_BYTES", default_value_t = 65_000)]
+    pub max_bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PlanForm {
+    #[default]
+    Text,
+    Json,
+    Markdown,
+}
+
+/// Show field by field how what is wanted differs from what the engine holds and what runs
+///
+/// Hosts that differ alike are shown once; a changed word is marked inside its line. Exits with 0 when nothing differs,
+/// with 1 when something does, and with 2 (65 for bad manifests) when it cannot tell.
+#[derive(Debug, clap::Args)]
+pub struct Diff {
+    #[command(flatten)]
+    pub input: Input,
+    /// Form of the differences
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_DIFF_OUTPUT", value_name = "FORM")]
+    pub output: crate::cli::args::PlainForm,
+}
+
+/// What a plan is made from.
+#[derive(Debug, clap::Args)]
+pub struct Input {
+    /// Files, directories (recursive: *.yaml *.yml *.json), or - for standard input
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// The target to look at. So far `local` alone, which is empty on a machine where nothing was started
+    #[arg(long, value_name = "NAME", env = "ABIDE_TARGET", default_value = "local")]
+    pub target: String,
+    /// Whose set this is; left out: the owner that a Policy names, else `default`
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
+    pub owner: Option<String>,
+    /// Remove what is ours and in no manifest any more
+    #[arg(long, env = "ABIDE_PRUNE", value_parser = FalseyValueParser::new())]
+    pub prune: bool,
+    /// Take over existing processes that nobody owns, without a restart
+    #[arg(long, env = "ABIDE_ADOPT", value_parser = FalseyValueParser::new())]
+    pub adopt: bool,
+    /// Most instances to remove: a count, or a share of what is ours [default: the greater of 1 and 10%]
+    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
+    pub max_delete: Option<Amount>,
+    /// Most instances to restart: a count, or a share of what is ours [default: any number]
+    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_RESTART")]
+    pub max_restart: Option<Amount>,
+    /// Act on instances that a person holds, too
+    #[arg(long, env = "ABIDE_OVERRIDE_HOLDS", value_parser = FalseyValueParser::new())]
+    pub override_holds: bool,
+    /// Leave alone what was reported longer than this before the look
+    #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
+    pub stale_after: u64,
+    #[command(flatten)]
+    pub select: Select,
+    #[command(flatten)]
+    pub offline: Offline,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Selection")]
+pub struct Select {
+    /// Only this namespace (repeatable)
+    #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_NAMESPACE", value_delimiter = ',')]
+    pub namespace: Vec<Name>,
+    /// Only instances with these labels: key=v,key!=v,key in (a,b),key,!key
+    #[arg(short = 'l', long, value_name = "LABELS", env = "ABIDE_SELECTOR")]
+    pub selector: Option<Selector>,
+    /// Only hosts like this, such as 0:10.0.* or 10.0.0.7 (repeatable)
+    #[arg(long, value_name = "PATTERN", env = "ABIDE_HOST", value_delimiter = ',')]
+    pub host: Vec<String>,
+    /// Only this process (repeatable)
+    #[arg(long, value_name = "NS/NAME", env = "ABIDE_INCLUDE", value_delimiter = ',')]
+    pub include: Vec<ProcessKey>,
+    /// Not this process (repeatable)
+    #[arg(long, value_name = "NS/NAME", env = "ABIDE_EXCLUDE", value_delimiter = ',')]
+    pub exclude: Vec<ProcessKey>,
+}
+
+impl Select {
+    pub fn selection(&self) -> Selection {
+        Selection {
+            namespaces: self.namespace.clone(),
+            labels: self.selector.clone(),
+            hosts: self.host.clone(),
+            include: self.include.clone(),
+            exclude: self.exclude.clone(),
+        }
+    }
+}
+
+/// Rehearsing, without a target.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Offline")]
+pub struct Offline {
+    /// What is there, as rows of `get processes -o json` (or yaml), instead of a look at a target
+    #[arg(long, value_name = "FILE", env = "ABIDE_OBSERVED")]
+    pub observed: Option<PathBuf>,
+    /// What the target can do
+    #[arg(long, value_name = "DIALECT", env = "ABIDE_CAPS", requires = "observed", default_value = "local", value_parser = caps_parser())]
+    pub caps: Caps,
+    /// The time to plan for, such as 2026-11-16T08:00:00Z
+    #[arg(long, value_name = "TIME", env = "ABIDE_NOW", value_parser = time)]
+    pub now: Option<Time>,
+}
+
+fn op_parser() -> impl TypedValueParser<Value = Op> {
+    let read = |word: String| Op::ALL.into_iter().find(|op| op.word() == word).unwrap_or(Op::Start);
+    PossibleValuesParser::new(Op::ALL.map(Op::word)).map(read)
+}
+
+fn caps_parser() -> impl TypedValueParser<Value = Caps> {
+    let read = |word: String| Caps::ALL.into_iter().find(|(name, _)| *name == word);
+    PossibleValuesParser::new(Caps::ALL.map(|(name, _)| name))
+        .map(move |word| read(word).map_or(Caps::LOCAL, |(_, caps)| caps))
+}
+
+fn duration(text: &str) -> Result<u64, String> {
+    seconds(text).ok_or_else(|| "a duration such as 30s, 10m or 1h30m".to_owned())
+}
+
+fn time(text: &str) -> Result<Time, String> {
+    clock::read(text).ok_or_else(|| "a time such as 2026-11-16T08:00:00Z".to_owned())
+}

@@ -1,0 +1,141 @@
+//! Everything that a plan is made from: manifests, what was seen, rules, and the time.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::args;
+use crate::cli::print::{self, Printer, count};
+use crate::cli::{Exit, Failure};
+use crate::clock;
+use crate::manifest::{self, Loaded, rows};
+use crate::model::{Now, Observed, Plan};
+use crate::reconcile::{Caps, Rules, fingerprint, reconcile};
+
+pub struct Input {
+    pub loaded: Loaded,
+    pub observed: Observed,
+    pub rules: Rules,
+    pub now: Now,
+    pub target: String,
+    /// As they were written on the command line.
+    pub paths: String,
+}
+
+impl Input {
+    /// Reads it all. A tree with any error is refused: a plan of the rest would leave out what nobody sees.
+    pub fn read(args: &args::Input, printer: &Printer) -> Result<Input, Failure> {
+        let loaded = manifest::load(&args.paths, &args.limits.limits());
+        let problems: String = loaded.problems.iter().map(|problem| print::problem(problem) + "\n").collect();
+        printer.to_stderr(&problems);
+        if loaded.errors() > 0 {
+            let message =
+                format!("{} in the manifests: nothing was planned", count(loaded.errors(), "error"));
+            return Err(Failure::new(Exit::InvalidManifest, message));
+        }
+        let caps = args.offline.caps;
+        users_are_named(&loaded, &caps)?;
+        let now = match args.offline.now {
+            Some(moment) => clock::at(moment, &loaded.desired),
+            None => clock::now(&loaded.desired),
+        };
+        let rules = rules(args, &loaded)?;
+        let observed = observe(args, &now)?;
+        let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
+        let target = args.target.clone();
+        Ok(Input { loaded, observed, rules, now, target, paths: paths.join(" ") })
+    }
+
+    pub fn plan(&self) -> Plan {
+        reconcile(&self.loaded.desired, &self.observed, &self.rules, &self.now)
+    }
+
+    pub fn fingerprint(&self, plan: &Plan) -> String {
+        fingerprint(&self.loaded.desired, &self.observed, &self.rules, plan)
+    }
+}
+
+fn observe(args: &args::Input, now: &Now) -> Result<Observed, Failure> {
+    let Some(file) = &args.offline.observed else {
+        if args.target != "local" {
+            let message =
+                format!("target {:?} cannot be looked at: this version knows `local` alone", args.target);
+            return Err(
+                Failure::new(Exit::Unreachable, message).hint("rehearse with --observed FILE --caps DIALECT")
+            );
+        }
+        // Nothing was ever started here, so nothing is there.
+        return Ok(Observed { at: now.at, ..Observed::default() });
+    };
+    if file == Path::new("-") && args.paths.iter().any(|path| path == Path::new("-")) {
+        return Err(Failure::new(
+            Exit::Usage,
+            "manifests and --observed cannot both come from standard input",
+        ));
+    }
+    rows::read(file, args.offline.now).map_err(|faults| {
+        let failure = Failure::new(Exit::Failed, format!("{}: {}", file.display(), faults.join("\n  ")));
+        failure.hint(
+            "rows as `abide get processes -o json` prints them: [{\"instance\": \"0:10.0.0.1:web:api\", …}]",
+        )
+    })
+}
+
+fn rules(args: &args::Input, loaded: &Loaded) -> Result<Rules, Failure> {
+    let mut rules = Rules::new(args.offline.caps);
+    let named: BTreeSet<&str> =
+        loaded.desired.policies.iter().filter_map(|policy| policy.owner.as_deref()).collect();
+    let owner = match (&args.owner, named.first(), named.len()) {
+        (Some(owner), Some(named), 1) if owner != named => {
+            let message =
+                format!("a policy says that this set belongs to {named:?}, and --owner says {owner:?}");
+            return Err(Failure::refused("NotOwned", message).hint("leave --owner out, or change the policy"));
+        }
+        (None, _, 2..) => {
+            let message = format!("policies name several owners: {}", Vec::from_iter(named).join(", "));
+            return Err(Failure::refused("NotOwned", message).hint("plan each set by itself, with --owner"));
+        }
+        (Some(owner), _, _) => Some(owner.clone()),
+        (None, named, _) => named.map(|owner| (*owner).to_owned()),
+    };
+    let is_named = owner.as_deref().is_some_and(|owner| owner != "default");
+    if args.prune && !is_named && !is_local(args) {
+        let message = "--prune removes what belongs to an owner, and the owner was not named";
+        return Err(Failure::refused("OwnerNotNamed", message).hint("add --owner NAME"));
+    }
+    if args.prune && loaded.desired.instances.is_empty() {
+        let message = "the manifests want nothing at all, and --prune would remove everything";
+        let hint = "if that is meant, say `state: absent` for each process";
+        return Err(Failure::refused("EmptySet", message).hint(hint));
+    }
+    rules.owner = owner.unwrap_or(rules.owner);
+    rules.prune = args.prune;
+    rules.adopt = args.adopt;
+    rules.max_delete = args.max_delete;
+    rules.max_restart = args.max_restart;
+    rules.override_holds = args.override_holds;
+    rules.stale_after_secs = Some(args.stale_after);
+    rules.selection = args.select.selection();
+    Ok(rules)
+}
+
+/// Also a rehearsal is for the kind of target that it rehearses.
+fn is_local(args: &args::Input) -> bool {
+    args.target == "local" && args.offline.caps == Caps::LOCAL
+}
+
+/// The local agent has a user of its own; every other target must be told.
+fn users_are_named(loaded: &Loaded, caps: &Caps) -> Result<(), Failure> {
+    if *caps == Caps::LOCAL {
+        return Ok(());
+    }
+    let nameless = loaded.desired.instances.values().filter(|want| want.spec.identity.user.is_none());
+    let places: BTreeSet<_> = nameless.map(|want| (&want.origin.place, &want.origin.declared)).collect();
+    if places.is_empty() {
+        return Ok(());
+    }
+    let lines = places.iter().map(|(place, key)| {
+        format!("{place}: process \"{key}\" leaves out spec.identity.user, and {} needs it", caps.name())
+    });
+    let message = lines.collect::<Vec<_>>().join("\nerror: ");
+    Err(Failure::new(Exit::InvalidManifest, message).hint("the user that it is to run as"))
+}

@@ -1,0 +1,183 @@
+//! A plan for scripts: version 1 of a contract, in which fields are only added.
+
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::args;
+use super::input::Input;
+use crate::cli::{Exit, Failure};
+use crate::model::{Gate, Held, InstanceKey, Op, Plan, Reason, Step, Why};
+
+#[derive(Serialize)]
+struct PlanJson<'a> {
+    version: u32,
+    id: String,
+    target: &'a str,
+    owner: &'a str,
+    source: Value,
+    observed_at: String,
+    fingerprint: String,
+    summary: Value,
+    waves: Vec<Vec<StepJson<'a>>>,
+    held: Vec<HeldJson<'a>>,
+    notes: &'a [String],
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    gates: Vec<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    inputs: Option<Value>,
+}
+
+#[derive(Serialize)]
+struct StepJson<'a> {
+    id: String,
+    instance: &'a InstanceKey,
+    op: &'static str,
+    spec: &'static str,
+    pid_stays: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<&'a InstanceKey>,
+    #[serde(serialize_with = "whys")]
+    why: &'a [Why],
+}
+
+#[derive(Serialize)]
+struct HeldJson<'a> {
+    instance: &'a InstanceKey,
+    reason: &'static str,
+    detail: &'a str,
+    steps: Vec<&'static str>,
+    #[serde(serialize_with = "whys")]
+    why: &'a [Why],
+    at: Option<String>,
+}
+
+fn whys<S: Serializer>(all: &[Why], to: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct WhyJson<'a> {
+        rule: &'static str,
+        field: &'a Option<String>,
+        old: &'a Option<String>,
+        new: &'a Option<String>,
+        at: Option<String>,
+    }
+    to.collect_seq(all.iter().map(|Why { rule, field, old, new, at }| {
+        let at = at.as_ref().map(ToString::to_string);
+        WhyJson { rule: rule.word(), field, old, new, at }
+    }))
+}
+
+pub fn plan(input: &Input, plan: &Plan) -> Result<String, Failure> {
+    print(&whole(input, plan, None))
+}
+
+/// The plan with what it takes to make it again. It holds no spec and no secret.
+pub fn saved(input: &Input, plan: &Plan, args: &args::Input) -> Result<String, Failure> {
+    let select = &args.select;
+    let paths: Vec<String> = args.paths.iter().map(|path| path.display().to_string()).collect();
+    let amount = |amount: Option<crate::model::Amount>| amount.map(|amount| amount.to_string());
+    let inputs = json!({
+        "paths": paths,
+        "flags": {
+            "target": args.target,
+            "owner": args.owner,
+            "prune": args.prune,
+            "adopt": args.adopt,
+            "max_delete": amount(args.max_delete),
+            "max_restart": amount(args.max_restart),
+            "override_holds": args.override_holds,
+            "stale_after_secs": args.stale_after,
+            "namespace": select.namespace,
+            "selector": select.selector.as_ref().map(ToString::to_string),
+            "host": select.host,
+            "include": select.include,
+            "exclude": select.exclude,
+        },
+    });
+    print(&whole(input, plan, Some(inputs)))
+}
+
+fn whole<'a>(input: &'a Input, plan: &'a Plan, inputs: Option<Value>) -> PlanJson<'a> {
+    let fingerprint = input.fingerprint(plan);
+    let steps = plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word()));
+    let id = blake3::hash(format!("{fingerprint}\n{}", steps.collect::<Vec<_>>().join("\n")).as_bytes());
+    let revision = crate::reconcile::fingerprint::of_desired(&input.loaded.desired);
+    PlanJson {
+        version: 1,
+        id: id.to_hex()[..16].to_owned(),
+        target: &input.target,
+        owner: &input.rules.owner,
+        source: json!({"path": input.paths, "revision": revision}),
+        observed_at: input.observed.at.to_string(),
+        fingerprint,
+        summary: summary(plan),
+        waves: plan.waves.iter().map(|wave| wave.steps.iter().map(step).collect()).collect(),
+        held: plan.held.iter().map(held).collect(),
+        notes: &plan.notes,
+        gates: gates(plan),
+        inputs,
+    }
+}
+
+fn step(step: &Step) -> StepJson<'_> {
+    StepJson {
+        id: step.id.to_string(),
+        instance: &step.instance,
+        op: step.op.word(),
+        spec: step.which.word(),
+        pid_stays: step.pid_stays,
+        from: step.from.as_ref(),
+        why: &step.why,
+    }
+}
+
+fn held(held: &Held) -> HeldJson<'_> {
+    HeldJson {
+        instance: &held.instance,
+        reason: held.reason.word(),
+        detail: &held.detail,
+        steps: held.steps.iter().map(|op| op.word()).collect(),
+        why: &held.why,
+        at: held.at.as_ref().map(ToString::to_string),
+    }
+}
+
+/// What must hold before the next wave begins.
+fn gates(plan: &Plan) -> Vec<Value> {
+    let one = |wave: usize, gate: &Gate| {
+        json!({
+            "after_wave": wave + 1,
+            "process": gate.process,
+            "soak_secs": gate.soak_secs,
+            "max_failures": gate.max_failures,
+            "auto_rollback": gate.auto_rollback,
+        })
+    };
+    let waves = plan.waves.iter().enumerate();
+    waves.flat_map(|(at, wave)| wave.gates.iter().map(move |gate| one(at, gate))).collect()
+}
+
+pub fn summary(plan: &Plan) -> Value {
+    let mut summary = serde_json::Map::new();
+    for op in Op::ALL {
+        summary.insert(op.word().to_owned(), plan.steps().filter(|step| step.op == op).count().into());
+    }
+    let mut instances: Vec<&InstanceKey> = plan.steps().map(|step| &step.instance).collect();
+    instances.sort_unstable();
+    instances.dedup();
+    let unknown = plan.held.iter().filter(|held| held.reason == Reason::HostUnknown).count();
+    summary.insert("instances".to_owned(), instances.len().into());
+    summary.insert("held".to_owned(), plan.held.len().into());
+    summary.insert("unknown".to_owned(), unknown.into());
+    Value::Object(summary)
+}
+
+/// A guard said no.
+pub fn refusal(exit: Exit, reason: &str) -> String {
+    format!("{}\n", json!({"exit": {"code": exit as u8, "reason": reason}}))
+}
+
+fn print(value: &impl Serialize) -> Result<String, Failure> {
+    let json = serde_json::to_string_pretty(value);
+    json.map(|json| json + "\n")
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
+}

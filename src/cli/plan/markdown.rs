@@ -1,0 +1,107 @@
+//! A plan as a comment on a pull request: the summary first, then block after block until the space is used up.
+
+use super::groups::{groups, held, reason, whereabouts};
+use super::input::Input;
+use super::text::{ops, summary};
+use crate::model::Plan;
+
+pub fn markdown(input: &Input, plan: &Plan, most: usize) -> String {
+    let mut blocks = Vec::new();
+    for group in groups(plan) {
+        let mut block = format!(
+            "- **{}** {} {}\n",
+            ops(&group.ops),
+            code(&group.process.to_string()),
+            whereabouts(&group.hosts)
+        );
+        for (nth, why) in group.whys.iter().enumerate() {
+            let at = why.at.as_ref().filter(|_| nth == 0).map(|at| format!(" ({})", code(&at.to_string())));
+            block.push_str(&format!("  - {}{}\n", code(&reason(why)), at.unwrap_or_default()));
+        }
+        blocks.push(block);
+    }
+    let left = held(plan);
+    if !left.is_empty() {
+        blocks.push("\n**Held**\n\n".to_owned());
+    }
+    for group in left {
+        let (word, process) = (group.held.reason.word(), code(&group.process.to_string()));
+        let place = whereabouts(&group.hosts);
+        blocks.push(format!("- **{word}** {process} {place}: {}\n", code(&group.detail)));
+    }
+    blocks.extend(plan.notes.iter().map(|note| format!("\n> {}\n", code(note))));
+    let head = format!(
+        "### Abide: {}\n\nOwner {}, target {}, fingerprint {}.\n\n",
+        summary(input, plan),
+        code(&input.rules.owner),
+        code(&input.target),
+        code(&input.fingerprint(plan)),
+    );
+    cut(head, &blocks, most)
+}
+
+/// As many whole blocks as there is space for, and how many there are beside.
+fn cut(head: String, blocks: &[String], most: usize) -> String {
+    let more = |n: usize| format!("\n… and {n} more; the whole plan is in the job's log.\n");
+    // Room for the last line is kept from the beginning.
+    let room = most.saturating_sub(more(blocks.len()).len());
+    let all: usize = blocks.iter().map(String::len).sum();
+    let mut text = head;
+    if text.len() + all <= most {
+        text.extend(blocks.iter().map(String::as_str));
+        return text;
+    }
+    let mut shown = 0;
+    for block in blocks {
+        if text.len() + block.len() > room {
+            break;
+        }
+        text.push_str(block);
+        shown += 1;
+    }
+    text.push_str(&more(blocks.len() - shown));
+    // A limit smaller than the summary itself: what fits of it.
+    if text.len() > most {
+        let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        text.truncate(end);
+    }
+    text
+}
+
+/// Shown as it is, whatever is in it: no text of a manifest becomes markup.
+fn code(text: &str) -> String {
+    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
+    let fence = "`".repeat(longest + 1);
+    let pad = if text.starts_with('`') || text.ends_with('`') { " " } else { "" };
+    format!("{fence}{pad}{text}{pad}{fence}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_cut_between_blocks_and_says_so() {
+        let blocks: Vec<String> = (0..10).map(|n| format!("- block number {n}\n")).collect();
+        let whole = cut("head\n".into(), &blocks, 1000);
+        assert!(whole.ends_with("- block number 9\n"));
+        for most in 0..whole.len() {
+            let text = cut("head\n".into(), &blocks, most);
+            assert!(text.len() <= most, "{most}: {}", text.len());
+        }
+        let text = cut("head\n".into(), &blocks, 120);
+        assert!(
+            text.starts_with("head\n- block number 0\n") && text.contains("more; the whole plan"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn no_text_becomes_markup() {
+        assert_eq!(code("a"), "`a`");
+        assert_eq!(code("a `b` c"), "``a `b` c``");
+        assert_eq!(code("`"), "`` ` ``");
+        assert_eq!(code("a\nb"), "`a b`");
+    }
+}

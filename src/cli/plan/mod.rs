@@ -1,0 +1,72 @@
+//! `abide plan`: what would be done, and why.
+
+pub mod args;
+pub mod groups;
+pub mod input;
+mod json;
+mod markdown;
+mod text;
+
+use std::io::Write;
+use std::path::Path;
+
+pub use args::Plan;
+
+use self::args::PlanForm;
+use self::input::Input;
+use super::print::Printer;
+use super::{Exit, Failure};
+use crate::model;
+
+pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
+    let in_json = args.output == PlanForm::Json;
+    let input = Input::read(&args.input, printer).inspect_err(|failure| {
+        if let (true, Some(reason)) = (in_json, failure.reason) {
+            printer.data(&json::refusal(failure.exit, reason));
+        }
+    })?;
+    let mut plan = input.plan();
+    if let Some(file) = &args.out {
+        let text = json::saved(&input, &plan, &args.input)?;
+        write_whole(file, &text).map_err(|error| {
+            Failure::new(Exit::Failed, format!("cannot write the plan to {}: {error}", file.display()))
+        })?;
+    }
+    keep_only(&mut plan, &args.only);
+    match args.output {
+        PlanForm::Text => printer.styled(&text::text(&input, &plan)),
+        PlanForm::Json => printer.data(&json::plan(&input, &plan)?),
+        PlanForm::Markdown => printer.data(&markdown::markdown(&input, &plan, args.max_bytes)),
+    }
+    if let Some(file) = &args.out {
+        printer.remark(&format!("written to {}; `abide apply {0}` carries it out", file.display()));
+    }
+    // Nothing of it is needed any more, and giving a large tree back piece by piece takes time.
+    let changes = !plan.is_empty();
+    std::mem::forget((input, plan));
+    Ok(if args.detailed_exitcode && changes { Exit::Changes } else { Exit::Done })
+}
+
+/// Leaves what is asked for; of what is held, that which would be, or may be, of that kind.
+fn keep_only(plan: &mut model::Plan, only: &[model::Op]) {
+    if only.is_empty() {
+        return;
+    }
+    plan.waves.iter_mut().for_each(|wave| wave.steps.retain(|step| only.contains(&step.op)));
+    plan.waves.retain(|wave| !wave.steps.is_empty());
+    plan.held.retain(|held| held.steps.is_empty() || held.steps.iter().any(|op| only.contains(op)));
+}
+
+/// All of it or nothing: a reader never sees half a plan.
+fn write_whole(file: &Path, text: &str) -> std::io::Result<()> {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let beside = file.with_file_name(name);
+    let written = std::fs::File::create(&beside)
+        .and_then(|mut out| out.write_all(text.as_bytes()).and_then(|()| out.sync_all()))
+        .and_then(|()| std::fs::rename(&beside, file));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    written
+}

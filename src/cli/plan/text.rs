@@ -1,0 +1,124 @@
+//! A plan for people at a terminal.
+
+use anstyle::{AnsiColor, Style};
+
+use super::groups::{Group, groups, held, reason, severity, whereabouts};
+use super::input::Input;
+use crate::cli::print::{BOLD, DIM, HINT, WARNING, count};
+use crate::model::{Op, Plan, Reason};
+
+pub fn text(input: &Input, plan: &Plan) -> String {
+    let mut text = String::new();
+    let several = plan.waves.len() > 1;
+    for group in groups(plan) {
+        text.push_str(&lines(&group, several));
+    }
+    let held = held(plan);
+    if !held.is_empty() {
+        text.push_str(&format!("{BOLD}held{BOLD:#}, and left alone:\n"));
+    }
+    for group in held {
+        let place = group.held.at.as_ref().map(|at| format!("  {DIM}{at}{DIM:#}")).unwrap_or_default();
+        let would = match group.held.steps.as_slice() {
+            [] => String::new(),
+            steps => format!(" ({})", ops(steps)),
+        };
+        text.push_str(&format!(
+            "  {WARNING}{}{WARNING:#}  {} {}{would}\n      {}{place}\n",
+            group.held.reason.word(),
+            group.process,
+            whereabouts(&group.hosts),
+            group.detail,
+        ));
+    }
+    for gate in plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), once) {
+        text.push_str(&format!("{HINT}rollout{HINT:#}: {gate}\n"));
+    }
+    for note in &plan.notes {
+        text.push_str(&format!("{HINT}note{HINT:#}: {note}\n"));
+    }
+    if !text.is_empty() {
+        text.push('\n');
+    }
+    text.push_str(&format!("{BOLD}{}{BOLD:#}\n", summary(input, plan)));
+    text
+}
+
+fn lines(group: &Group<'_>, several: bool) -> String {
+    let (sign, style) = mark(&group.ops);
+    let waves = match group.waves {
+        _ if !several => String::new(),
+        (first, last) if first == last => format!("  {DIM}wave {first}{DIM:#}"),
+        (first, last) => format!("  {DIM}waves {first}-{last}{DIM:#}"),
+    };
+    let process = &group.process;
+    let place = whereabouts(&group.hosts);
+    let mut text =
+        format!("{style}{sign} {}{style:#} {BOLD}{process}{BOLD:#} {place}{waves}\n", ops(&group.ops));
+    for (nth, why) in group.whys.iter().enumerate() {
+        let at =
+            why.at.as_ref().filter(|_| nth == 0).map(|at| format!("  {DIM}{at}{DIM:#}")).unwrap_or_default();
+        text.push_str(&format!("      {}{at}\n", reason(why)));
+    }
+    text
+}
+
+fn mark(ops: &[Op]) -> (char, Style) {
+    match severity(ops) {
+        0 | 1 => ('-', AnsiColor::Red.on_default()),
+        2 => ('!', AnsiColor::Yellow.on_default()),
+        3 | 4 => ('~', AnsiColor::Cyan.on_default()),
+        5 => ('+', AnsiColor::Green.on_default()),
+        _ => ('~', Style::new()),
+    }
+}
+
+pub fn ops(ops: &[Op]) -> String {
+    ops.iter().map(|op| op.word()).collect::<Vec<_>>().join(", ")
+}
+
+fn gate(gate: &crate::model::Gate) -> String {
+    let soak = match gate.soak_secs {
+        0 => String::new(),
+        seconds => format!(", each healthy for {} before the next", crate::model::span(seconds)),
+    };
+    let back = if gate.auto_rollback { "is rolled back" } else { "stops" };
+    format!(
+        "{} in batches{soak}; it {back} after more than {}",
+        gate.process,
+        count(gate.max_failures as usize, "failure")
+    )
+}
+
+fn once(mut all: Vec<String>, next: String) -> Vec<String> {
+    if !all.contains(&next) {
+        all.push(next);
+    }
+    all
+}
+
+/// "3 to start, 1 to restart, 1 held, 20 as wanted", as to a colleague.
+pub fn summary(input: &Input, plan: &Plan) -> String {
+    let counted = |op: Op| plan.steps().filter(|step| step.op == op).count();
+    let mut parts: Vec<String> = Op::ALL
+        .into_iter()
+        .map(|op| (op, counted(op)))
+        .filter(|(_, n)| *n > 0)
+        .map(|(op, n)| format!("{n} to {op}"))
+        .collect();
+    let unknown = plan.held.iter().filter(|held| held.reason == Reason::HostUnknown).count();
+    let others = plan.held.len() - unknown;
+    parts.extend((others > 0).then(|| format!("{others} held")));
+    parts.extend((unknown > 0).then(|| format!("{unknown} not seen")));
+    let settled = count(plan.settled, "instance");
+    if parts.is_empty() {
+        return match input.loaded.desired.instances.is_empty() {
+            true => "nothing to do: the manifests want nothing".to_owned(),
+            false => format!("nothing to do: {settled} as wanted"),
+        };
+    }
+    if plan.settled > 0 {
+        parts.push(format!("{} as wanted", plan.settled));
+    }
+    parts.join(", ")
+}

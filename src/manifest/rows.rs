@@ -1,0 +1,267 @@
+//! Rows → [`Observed`]: what was seen, from a file. The rows are those of `get processes -o json`, so that a look can
+//! be kept and planned on later, or made up to rehearse.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::path::Path as FilePath;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::check::{self, Values};
+use super::convert::escape;
+use super::document::{Loose, SpecEntry};
+use super::problem::Path;
+use super::{parallel, variables};
+use crate::clock;
+use crate::model::{Health, HostKey, InstanceKey, Observed, Revision, Runs, Seen, Spec, Time, Version};
+
+/// As written. A missing fact is false, one that is `null` is not known.
+#[derive(Deserialize)]
+struct Row<'a> {
+    instance: Option<InstanceKey>,
+    host: Option<HostKey>,
+    #[serde(default)]
+    unknown: bool,
+    #[serde(borrow)]
+    labels: Option<&'a RawValue>,
+    #[serde(default = "no")]
+    registered: Option<bool>,
+    #[serde(default = "no")]
+    hosted: Option<bool>,
+    #[serde(default = "no")]
+    running: Option<bool>,
+    pid: Option<u32>,
+    owner: Option<String>,
+    revision: Option<Revision>,
+    live_revision: Option<Revision>,
+    health: Option<String>,
+    since: Option<String>,
+    report_time: Option<String>,
+    #[serde(borrow)]
+    spec: Option<&'a RawValue>,
+    #[serde(borrow)]
+    live_spec: Option<&'a RawValue>,
+    ran: Option<Ran>,
+}
+
+fn no() -> Option<bool> {
+    Some(false)
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Ran {
+    Is(bool),
+    Digest(String),
+}
+
+/// Why rows could not be taken: one sentence each.
+pub type Faults = Vec<String>;
+
+/// How many faults are told.
+const MOST: usize = 50;
+
+/// Reads a file (`-`: standard input) of rows. `now`: the moment of the look; left out, it is when the newest row was
+/// told, or else this moment.
+pub fn read(path: &FilePath, now: Option<Time>) -> Result<Observed, Faults> {
+    let mut text = String::new();
+    let read = match path.as_os_str() == "-" {
+        true => std::io::stdin().lock().read_to_string(&mut text).map(|_| ()),
+        false => std::fs::read_to_string(path).map(|content| text = content),
+    };
+    read.map_err(|error| vec![format!("cannot read it: {error}")])?;
+    parse(&text, now)
+}
+
+pub fn parse(text: &str, now: Option<Time>) -> Result<Observed, Faults> {
+    let yaml;
+    let text = match text.trim_start().starts_with('[') {
+        true => text,
+        false => {
+            yaml = from_yaml(text)?;
+            &yaml
+        }
+    };
+    let raw: Vec<&RawValue> =
+        serde_json::from_str(text).map_err(|error| vec![format!("it is no list of rows: {error}")])?;
+    let rows = parallel::map(&raw, |raw| serde_json::from_str::<Row<'_>>(raw.get()));
+    let mut faults = Faults::new();
+    let mut good = Vec::with_capacity(rows.len());
+    for (nth, row) in rows.into_iter().enumerate() {
+        match row {
+            Ok(row) => good.push((nth + 1, row)),
+            Err(error) => faults.push(format!("row {}: {}", nth + 1, plain(&error))),
+        }
+    }
+    let specs = specs(&good, &mut faults);
+    let mut observed = Observed::default();
+    for (nth, row) in good {
+        let what = row.instance.as_ref().map_or(format!("row {nth}"), |key| format!("row {nth} ({key})"));
+        if let Err(fault) = put(row, &specs, &mut observed) {
+            faults.push(format!("{what}: {fault}"));
+        }
+    }
+    if faults.len() > MOST {
+        let more = faults.len() - MOST;
+        faults.truncate(MOST);
+        faults.push(format!("… and {more} more"));
+    }
+    let told = || observed.instances.values().filter_map(|seen| seen.report_time).max();
+    observed.at = now.or_else(told).unwrap_or_else(|| clock::now(&Default::default()).at);
+    if faults.is_empty() { Ok(observed) } else { Err(faults) }
+}
+
+/// The same list in YAML, as `get processes -o yaml` writes it.
+fn from_yaml(text: &str) -> Result<String, Faults> {
+    let wrong = |what: &dyn std::fmt::Display| vec![format!("it is no list of rows: {what}")];
+    let value: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| wrong(&error))?;
+    if !value.is_sequence() {
+        return Err(wrong(&"it must be a list, such as `get processes -o json` prints"));
+    }
+    serde_json::to_string(&value).map_err(|error| wrong(&error))
+}
+
+/// serde's message without a place inside the row, which nobody can see.
+fn plain(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.split(" at line ").next().unwrap_or_default().to_owned()
+}
+
+/// A spec and the labels it stands with, as written: thousands of rows say the same.
+type Said<'a> = (&'a str, Option<&'a str>);
+
+fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut Faults) -> HashMap<Said<'a>, Arc<Spec>> {
+    let mut all: BTreeMap<Said<'a>, usize> = BTreeMap::new();
+    for (nth, row) in rows {
+        for spec in [row.spec, row.live_spec].into_iter().flatten() {
+            all.entry((spec.get(), row.labels.map(RawValue::get))).or_insert(*nth);
+        }
+    }
+    let all: Vec<(Said<'a>, usize)> = all.into_iter().collect();
+    let read = parallel::map(&all, |((spec, labels), _)| self::spec(spec, *labels));
+    let mut specs = HashMap::with_capacity(all.len());
+    for ((said, nth), spec) in all.into_iter().zip(read) {
+        match spec {
+            Ok(spec) => {
+                specs.insert(said, Arc::new(spec));
+            }
+            Err(fault) => faults.push(format!("row {nth}: {fault}")),
+        }
+    }
+    specs
+}
+
+/// A `${` in what was seen is the shell's: nothing is replaced.
+fn spec(text: &str, labels: Option<&str>) -> Result<Spec, String> {
+    let mut entry: SpecEntry =
+        serde_json::from_str(text).map_err(|error| format!("spec: {}", plain(&error)))?;
+    let escaped = text.contains("${");
+    if escaped {
+        escape(&mut entry);
+    }
+    let mut values = Values::default();
+    let mut spec = check::spec(&entry, &Path::of("spec"), false, &mut values);
+    if let Some(finding) = values.findings.iter().find(|finding| finding.is_error()) {
+        return Err(finding.message.clone());
+    }
+    if escaped {
+        spec = variables::unescape(&spec);
+    }
+    spec.labels = self::labels(labels)?;
+    spec.labels.retain(|name, _| !name.starts_with("abide_"));
+    Ok(spec)
+}
+
+fn labels(text: Option<&str>) -> Result<BTreeMap<String, String>, String> {
+    let Some(text) = text else { return Ok(BTreeMap::new()) };
+    let labels: Option<BTreeMap<String, Loose>> =
+        serde_json::from_str(text).map_err(|error| format!("labels: {}", plain(&error)))?;
+    Ok(labels.unwrap_or_default().into_iter().map(|(name, value)| (name, value.to_string())).collect())
+}
+
+fn put(row: Row<'_>, specs: &HashMap<Said<'_>, Arc<Spec>>, observed: &mut Observed) -> Result<(), String> {
+    let Some(key) = row.instance else {
+        return match row.host {
+            Some(host) if row.unknown => {
+                observed.gaps.insert(host, "it could not be seen".to_owned());
+                Ok(())
+            }
+            _ => Err("it has no `instance`, and is no host that could not be seen".to_owned()),
+        };
+    };
+    let said = row.labels.map(RawValue::get);
+    let mut labels = self::labels(said)?;
+    let ours = |name: &str| labels.get(name).cloned();
+    let owner = row.owner.or_else(|| ours("abide_owner"));
+    let revision = row.revision.or_else(|| ours("abide_rev").and_then(|text| text.parse().ok()));
+    labels.retain(|name, _| !name.starts_with("abide_"));
+    let version = |spec: Option<&RawValue>, revision: Option<Revision>| {
+        let spec = spec.and_then(|spec| specs.get(&(spec.get(), said)).cloned());
+        match (spec, revision) {
+            (Some(spec), _) => Version::Spec(spec),
+            (None, Some(revision)) => Version::Digests(revision),
+            (None, None) => Version::Unknown,
+        }
+    };
+    let given = version(row.spec, revision);
+    let live = match version(row.live_spec, row.live_revision) {
+        Version::Unknown => given.clone(),
+        known => known,
+    };
+    let time = |name: &str, text: Option<String>| match text {
+        None => Ok(None),
+        Some(text) => match clock::read(&text) {
+            Some(time) => Ok(Some(time)),
+            None => Err(format!("{name} {text:?} is no time such as 2026-11-16T08:00:00Z")),
+        },
+    };
+    let seen = Seen {
+        unknown: row.unknown,
+        registered: row.registered,
+        hosted: row.hosted,
+        running: row.running,
+        labels,
+        owner: owner.map(Arc::from),
+        given,
+        live,
+        ran: ran(row.ran)?,
+        health: health(row.health)?,
+        pid: row.pid,
+        since: time("since", row.since)?,
+        report_time: time("report_time", row.report_time)?,
+    };
+    match observed.instances.insert(key, seen) {
+        None => Ok(()),
+        Some(_) => Err("this instance has a row already".to_owned()),
+    }
+}
+
+fn health(word: Option<String>) -> Result<Health, String> {
+    let Some(word) = word else { return Ok(Health::default()) };
+    let known = Health::ALL.into_iter().find(|health| health.word() == word);
+    known.ok_or_else(|| {
+        let words: Vec<&str> = Health::ALL.iter().map(|health| health.word()).collect();
+        format!("health {word:?} is none of {}", words.join(", "))
+    })
+}
+
+fn ran(ran: Option<Ran>) -> Result<Runs, String> {
+    match ran {
+        None => Ok(Runs::Unknown),
+        Some(Ran::Is(true)) => Ok(Runs::Given),
+        Some(Ran::Is(false)) => Ok(Runs::Never),
+        Some(Ran::Digest(text)) => {
+            if let Ok(revision) = text.parse::<Revision>() {
+                return Ok(Runs::Digest(revision.run));
+            }
+            let digest = u32::from_str_radix(&text, 16).ok().filter(|_| text.len() == 8);
+            digest.map(Runs::Digest).ok_or_else(|| {
+                format!(
+                    "ran {text:?} is neither true nor false nor the run part of a revision (8 hex digits)"
+                )
+            })
+        }
+    }
+}
