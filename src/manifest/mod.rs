@@ -30,6 +30,7 @@ mod structure;
 mod text;
 mod tree;
 mod variables;
+pub mod whence;
 
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -142,10 +142,12 @@ impl<'a> Walk<'a> {
         if there.is_some_and(|present| self.is_ours(present)) {
             self.found.owned.push((key, Some(want)));
         }
-        if !self.silent.is_empty() {
-            let set = self.silent.iter().filter(|field| want.spec.is_set(**field));
-            self.found.unsaid.extend(set);
-        }
+        // What changes what runs is not left out: it holds the instance.
+        let holds = |field: Field| {
+            want.origin.state.needs_start() && matches!(field, Field::Env | Field::StartMode)
+        };
+        let unsaid = self.silent.iter().copied().filter(|field| want.spec.is_set(*field) && !holds(*field));
+        self.found.unsaid.extend(unsaid);
         if there.is_some_and(|present| self.is_settled(present, want)) {
             self.found.settled += 1;
             return;

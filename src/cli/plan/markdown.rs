@@ -14,8 +14,8 @@ pub fn markdown(input: &Input, plan: &Plan, most: usize) -> String {
             code(&group.process.to_string()),
             whereabouts(&group.hosts)
         );
-        for (nth, why) in group.whys.iter().enumerate() {
-            let at = why.at.as_ref().filter(|_| nth == 0).map(|at| format!(" ({})", code(&at.to_string())));
+        for why in &group.whys {
+            let at = why.at.as_ref().map(|at| format!(" ({})", code(&at.to_string())));
             block.push_str(&format!("  - {}{}\n", code(&reason(why)), at.unwrap_or_default()));
         }
         blocks.push(block);

@@ -16,6 +16,8 @@ use self::args::PlanForm;
 use self::input::Input;
 use super::print::Printer;
 use super::{Exit, Failure};
+use crate::manifest::Limits;
+use crate::manifest::whence::Whence;
 use crate::model;
 
 pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
@@ -26,6 +28,7 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
         }
     })?;
     let mut plan = input.plan();
+    locate(&mut plan, &input, &args.input.limits.limits());
     if let Some(file) = &args.out {
         let text = json::saved(&input, &plan, &args.input)?;
         write_whole(file, &text).map_err(|error| {
@@ -45,6 +48,24 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
     let changes = !plan.is_empty();
     std::mem::forget((input, plan));
     Ok(if args.detailed_exitcode && changes { Exit::Changes } else { Exit::Done })
+}
+
+/// A field is shown where it is written, not where its process begins.
+fn locate(plan: &mut model::Plan, input: &Input, limits: &Limits) {
+    let steps = plan.waves.iter_mut().flat_map(|wave| &mut wave.steps).flat_map(|step| &mut step.why);
+    let all = steps.chain(plan.held.iter_mut().flat_map(|held| &mut held.why));
+    let mut named = all.filter(|why| why.field.is_some()).peekable();
+    if named.peek().is_none() {
+        return;
+    }
+    let mut whence = Whence::new(&input.loaded, limits);
+    for why in named {
+        if let (Some(field), Some(at)) = (&why.field, &why.at)
+            && let Some(place) = whence.field(at, field)
+        {
+            why.at = Some(place);
+        }
+    }
 }
 
 /// Leaves what is asked for; of what is held, that which would be, or may be, of that kind.

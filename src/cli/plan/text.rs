@@ -55,9 +55,11 @@ fn lines(group: &Group<'_>, several: bool) -> String {
     let place = whereabouts(&group.hosts);
     let mut text =
         format!("{style}{sign} {}{style:#} {BOLD}{process}{BOLD:#} {place}{waves}\n", ops(&group.ops));
-    for (nth, why) in group.whys.iter().enumerate() {
-        let at =
-            why.at.as_ref().filter(|_| nth == 0).map(|at| format!("  {DIM}{at}{DIM:#}")).unwrap_or_default();
+    let mut last = None;
+    for why in &group.whys {
+        let at = why.at.as_ref().filter(|at| last != Some(*at));
+        last = why.at.as_ref();
+        let at = at.map(|at| format!("  {DIM}{at}{DIM:#}")).unwrap_or_default();
         text.push_str(&format!("      {}{at}\n", reason(why)));
     }
     text

@@ -1,0 +1,108 @@
+//! Where a value was written: the line of a field, in the process itself or in the Defaults above it.
+
+use std::collections::HashMap;
+use std::path::Path as FilePath;
+
+use serde_yaml::Value;
+
+use super::check::Declared;
+use super::places::Places;
+use super::problem::{At, Path};
+use super::{Limits, Loaded};
+use crate::model::Place;
+
+pub struct Whence<'a> {
+    loaded: &'a Loaded,
+    places: Places<'a>,
+    /// Documents by file and line of their beginning.
+    begins: HashMap<(&'a str, u32, u32), usize>,
+    defaults: HashMap<&'a FilePath, Vec<usize>>,
+    known: HashMap<(usize, String), Option<Place>>,
+}
+
+impl<'a> Whence<'a> {
+    pub fn new(loaded: &'a Loaded, limits: &'a Limits) -> Whence<'a> {
+        let mut whence = Whence {
+            loaded,
+            places: Places::new(loaded, limits),
+            begins: HashMap::new(),
+            defaults: HashMap::new(),
+            known: HashMap::new(),
+        };
+        for (at, document) in loaded.documents.iter().enumerate() {
+            match &document.declared {
+                Declared::Process(_) => {
+                    let (line, column) = document.begin;
+                    whence.begins.insert((&loaded.source(at).name, line, column), at);
+                }
+                Declared::Defaults(_) => whence.defaults.entry(&document.home).or_default().push(at),
+                _ => {}
+            }
+        }
+        whence
+    }
+
+    /// The place of a field (`control.start_cmd`, `env.PATH`, `configmap[0].md5`) of the process that was declared
+    /// there. `None`: nobody wrote it.
+    pub fn field(&mut self, declared: &Place, field: &str) -> Option<Place> {
+        let Place { file, line, column } = declared;
+        let document = *self.begins.get(&(&**file, *line, *column))?;
+        let key = (document, field.to_owned());
+        if let Some(known) = self.known.get(&key) {
+            return known.clone();
+        }
+        let found = self.find(document, field);
+        self.known.insert(key, found.clone());
+        found
+    }
+
+    fn find(&mut self, document: usize, field: &str) -> Option<Place> {
+        let path = path(field);
+        if field.starts_with("meta.") {
+            return Some(self.place(document, &path));
+        }
+        let Declared::Process(process) = &self.loaded.documents[document].declared else { return None };
+        let inside = Path(path.0[1..].to_vec());
+        if serde_yaml::to_value(&*process.entry).is_ok_and(|entry| has(&entry, &inside)) {
+            return Some(self.place(document, &path));
+        }
+        let above = self.loaded.documents[document].home.ancestors();
+        let above: Vec<usize> = above.filter_map(|home| self.defaults.get(home)).flatten().copied().collect();
+        let gives = |at: &&usize| match &self.loaded.documents[**at].declared {
+            Declared::Defaults(entry) => serde_yaml::to_value(entry).is_ok_and(|entry| has(&entry, &inside)),
+            _ => false,
+        };
+        let given = above.iter().find(gives).copied()?;
+        Some(self.place(given, &path))
+    }
+
+    fn place(&mut self, document: usize, path: &Path) -> Place {
+        let span = self.places.span(document, path, At::Value);
+        Place { file: self.loaded.source(document).name.clone(), line: span.line, column: span.column }
+    }
+}
+
+/// From a document's root. A key of a map may contain dots: everything after the map's name is one key.
+fn path(field: &str) -> Path {
+    for (map, path) in [("meta.labels.", Path::of("meta.labels")), ("env.", Path::of("spec.env"))] {
+        if let Some(key) = field.strip_prefix(map) {
+            return path.entry(key);
+        }
+    }
+    let root = if field.starts_with("meta.") { Path::root() } else { Path::of("spec") };
+    field.split('.').fold(root, |path, part| match part.split_once('[') {
+        None => path.entry(part),
+        Some((name, number)) => {
+            path.entry(name).index(number.trim_end_matches(']').parse().unwrap_or_default())
+        }
+    })
+}
+
+fn has(value: &Value, path: &Path) -> bool {
+    use super::problem::Step;
+    let next = |value: &'_ Value, step: &Step| match step {
+        Step::Key(name) => value.get(&**name).cloned(),
+        Step::Index(at) => value.get(*at).cloned(),
+    };
+    path.0.iter().try_fold(value.clone(), |value, step| next(&value, step)).is_some()
+}
