@@ -46,14 +46,14 @@ impl PartialEq for Env<'_> {
 impl Spec {
     /// Every field's canonical value, in the order of [`Field::ALL`]. No `..` in here, ever.
     #[rustfmt::skip]
-    pub fn values(&self) -> Vec<(Field, Value<'_>)> {
+    pub fn values(&self) -> [(Field, Value<'_>); Field::COUNT] {
         let Spec { labels, identity, control, resource, monitor, report_id, configmap, env, job } = self;
         let Identity { proc_name, setup_path, pid_path, config_path, log_path, user, value_key } = identity;
         let Control { start_cmd, stop_cmd, restart_cmd, reload_cmd, kill_cmd, version_cmd, health_cmd, start_mode } = control;
         let Resource { cpu, mem, fd, disk, net } = resource;
         let Monitor { auto_type, start_check_secs, stop_check_secs, start_retries, start_interval, crontab_rule, op_timeout } = monitor;
         let Job { proc_owner, func_id, instance_id, instance_num, cycle_time, start_check_begin_time, start_check_end_time } = job;
-        vec![
+        [
             (Field::Labels, users(labels)),
             (Field::ProcName, Value::Text(proc_name)),
             (Field::SetupPath, Value::Text(setup_path)),

@@ -3,7 +3,9 @@
 //! Desired and Observed are walked side by side, once. What is as wanted costs a comparison; a chain, its specs and
 //! its reasons are made only for what is not.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use super::caps::{Caps, Moves};
@@ -94,17 +96,21 @@ pub fn find<'a>(desired: &'a Desired, observed: &'a Observed, rules: &'a Rules, 
         rules,
         now,
         silent,
-        wishes: HashMap::new(),
+        wishes: HashMap::default(),
+        same: HashMap::default(),
         taken: BTreeSet::new(),
         found: Found::default(),
     };
     let mut rows = observed.instances.iter().peekable();
     let mut strangers = Vec::new();
     for (key, want) in &desired.instances {
-        while let Some(row) = rows.next_if(|(seen, _)| *seen < key) {
-            strangers.push(row);
-        }
-        let row = rows.next_if(|(seen, _)| *seen == key).map(|(_, row)| row);
+        let row = loop {
+            match rows.peek().map(|(seen, _)| (*seen).cmp(key)) {
+                Some(Ordering::Less) => strangers.extend(rows.next()),
+                Some(Ordering::Equal) => break rows.next().map(|(_, row)| row),
+                Some(Ordering::Greater) | None => break None,
+            }
+        };
         if rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
             walk.wanted(key, want, row);
         }
@@ -122,7 +128,9 @@ struct Walk<'a> {
     /// What the target has no place for.
     silent: Vec<Field>,
     /// By the addresses of spec and origin, which instances of one process share.
-    wishes: HashMap<(usize, usize), Wish<'a>>,
+    wishes: ByAddress<Wish<'a>>,
+    /// By the addresses of two specs: whether they are equal.
+    same: ByAddress<bool>,
     /// Known by another name now.
     taken: BTreeSet<&'a InstanceKey>,
     found: Found<'a>,
@@ -142,21 +150,18 @@ impl<'a> Walk<'a> {
         if there.is_some_and(|present| self.is_ours(present)) {
             self.found.owned.push((key, Some(want)));
         }
-        // What changes what runs is not left out: it holds the instance.
-        let holds = |field: Field| {
-            want.origin.state.needs_start() && matches!(field, Field::Env | Field::StartMode)
-        };
-        let unsaid = self.silent.iter().copied().filter(|field| want.spec.is_set(*field) && !holds(*field));
-        self.found.unsaid.extend(unsaid);
+        if !self.silent.is_empty() {
+            let holds = || unsupported(&want.spec, &self.rules.caps);
+            if let Some(field) = want.origin.state.needs_start().then(holds).flatten() {
+                let detail =
+                    format!("{field} changes what runs, and {} has no place for it", self.rules.caps.name());
+                return self.hold(key, want, Reason::Unsupported, detail);
+            }
+            self.found.unsaid.extend(self.silent.iter().filter(|field| want.spec.is_set(**field)));
+        }
         if there.is_some_and(|present| self.is_settled(present, want)) {
             self.found.settled += 1;
             return;
-        }
-        if want.origin.state.needs_start()
-            && let Some(field) = unsupported(&want.spec, &self.rules.caps)
-        {
-            let detail = format!("{field}: {} has no place for it", self.rules.caps.name());
-            return self.hold(key, want, Reason::Unsupported, detail);
         }
         if there.is_none()
             && let Some((from, present)) = self.earlier(key, want)
@@ -178,22 +183,37 @@ impl<'a> Walk<'a> {
     }
 
     /// The quick answer for what is plainly as wanted; `false` only means that it takes a closer look.
-    fn is_settled(&self, present: Present<'_>, want: &Want) -> bool {
-        let same = |version: &Version| {
-            version.spec().is_some_and(|spec| Arc::ptr_eq(spec, &want.spec) || **spec == *want.spec)
+    fn is_settled(&mut self, present: Present<'_>, want: &Want) -> bool {
+        let (Version::Spec(given), live) = (&present.seen().given, &present.seen().live) else {
+            return false;
         };
-        let seen = present.seen();
         let runs = match want.spec.monitor.auto_type {
-            AutoType::Resident => present.running && same(&seen.live),
+            AutoType::Resident => present.running,
             AutoType::Periodic => true,
             AutoType::OneShot => false,
         };
+        let one = match live {
+            Version::Spec(live) => Arc::ptr_eq(given, live),
+            Version::Digests(_) | Version::Unknown => false,
+        };
+        let resident = want.spec.monitor.auto_type == AutoType::Resident;
         want.origin.state == State::Running
             && present.hosted
             && runs
             && self.is_ours(present)
-            && same(&seen.given)
-            && (self.silent.is_empty() || unsupported(&want.spec, &self.rules.caps).is_none())
+            && self.are_same(given, &want.spec)
+            && (one || !resident || live.spec().is_some_and(|live| self.are_same(live, &want.spec)))
+    }
+
+    /// What many instances share is compared once.
+    fn are_same(&mut self, old: &Arc<Spec>, new: &Arc<Spec>) -> bool {
+        if Arc::ptr_eq(old, new) {
+            return true;
+        }
+        if Arc::strong_count(new) <= 2 {
+            return old == new;
+        }
+        *self.same.entry(addresses(old, new)).or_insert_with(|| old == new)
     }
 
     /// May this be touched? `Ok(true)`: it will be ours by that.
@@ -240,7 +260,7 @@ impl<'a> Walk<'a> {
         let chosen = situation.and_then(|is| Ok((is, choose(is, wish.goal, rules.caps)?)));
         let (is, ops) = match chosen {
             Ok(chosen) => chosen,
-            Err(reason) => return self.hold(key, want, reason, detail(reason, &rules.caps)),
+            Err(reason) => return self.hold(key, want, reason, detail(reason, present, &rules.caps)),
         };
         if ops.is_empty() {
             self.found.settled += 1;
@@ -269,10 +289,9 @@ impl<'a> Walk<'a> {
     }
 
     fn wish(&mut self, want: &'a Want) -> &Wish<'a> {
-        let address = (Arc::as_ptr(&want.spec) as usize, Arc::as_ptr(&want.origin) as usize);
         let origin = &want.origin;
         self.wishes
-            .entry(address)
+            .entry(addresses(&want.spec, origin))
             .or_insert_with(|| Wish::new(&want.spec, origin.state, &origin.on_change, &self.rules.caps))
     }
 
@@ -309,18 +328,22 @@ impl<'a> Walk<'a> {
         let situation = situate(present, wish, &caps, true);
         let is = match situation {
             Ok(is) => Situation { given: is.given.map(|given| honest(given, present, wish)), ..is },
-            Err(reason) => return self.hold(key, want, reason, detail(reason, &caps)),
+            Err(reason) => return self.hold(key, want, reason, detail(reason, Some(present), &caps)),
         };
         let keeps = wish.goal.state.needs_start() && is.live.is_some_and(|live| !live.replace);
         let drafted = match caps.moves {
-            Moves::Rename => renamed(is, wish, present, want, from, &caps),
+            Moves::Rename => renamed(is, wish, present, want, &caps),
             Moves::Held if keeps => Err(Reason::MoveUnsupported),
             Moves::Rehost if keeps => rehosted(is, wish, present, want, &caps),
             Moves::Held | Moves::Rehost | Moves::Nothing => replaced(is, wish, present, want, &caps),
         };
         match drafted {
             Ok((before, steps)) if before.is_empty() && steps.is_empty() => self.found.settled += 1,
-            Ok((before, steps)) => {
+            Ok((mut before, mut steps)) => {
+                let moved = before.iter_mut().chain(&mut steps).flat_map(|draft| &mut draft.why);
+                for why in moved.filter(|why| why.rule == Rule::Moved) {
+                    (why.old, why.new) = (Some(from.process().to_string()), Some(key.process().to_string()));
+                }
                 let (want, present, from) = (Some(want), Some(present), Some(from));
                 self.found.chains.push(Chain { key, want, present, from, before, steps });
             }
@@ -332,7 +355,7 @@ impl<'a> Walk<'a> {
                 );
                 self.hold(key, want, Reason::MoveUnsupported, detail);
             }
-            Err(reason) => self.hold(key, want, reason, detail(reason, &caps)),
+            Err(reason) => self.hold(key, want, reason, detail(reason, Some(present), &caps)),
         }
     }
 
@@ -385,7 +408,8 @@ impl<'a> Walk<'a> {
                 Ok(steps) if steps.is_empty() => {}
                 Ok(steps) => self.found.chains.push(chain(steps)),
                 Err(reason) => {
-                    self.found.held.push(chain(Vec::new()).held(reason, detail(reason, &self.rules.caps)))
+                    let detail = detail(reason, Some(present), &self.rules.caps);
+                    self.found.held.push(chain(Vec::new()).held(reason, detail));
                 }
             }
         }
@@ -394,6 +418,30 @@ impl<'a> Walk<'a> {
     fn hold(&mut self, key: &InstanceKey, want: &Want, reason: Reason, detail: String) {
         let (instance, at) = (key.clone(), Some(want.origin.place.clone()));
         self.found.held.push(Held { instance, reason, detail, steps: Vec::new(), why: Vec::new(), at });
+    }
+}
+
+/// What is known by where two things stand in memory. Addresses need no hash that withstands an adversary.
+type ByAddress<V> = HashMap<(usize, usize), V, BuildHasherDefault<Mix>>;
+
+fn addresses<A, B>(a: &Arc<A>, b: &Arc<B>) -> (usize, usize) {
+    (Arc::as_ptr(a) as usize, Arc::as_ptr(b) as usize)
+}
+
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize((*byte).into()));
+    }
+
+    fn write_usize(&mut self, n: usize) {
+        self.0 = (self.0.rotate_left(23) ^ n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
     }
 }
 
@@ -410,7 +458,6 @@ fn renamed(
     wish: &Wish<'_>,
     present: Present<'_>,
     want: &Want,
-    from: &InstanceKey,
     caps: &Caps,
 ) -> Result<Drafts, Reason> {
     let other = is.live.is_some_and(|live| live.replace)
@@ -427,13 +474,7 @@ fn renamed(
     };
     let after = Situation { given, ..is };
     let story = Story::of(after, wish, present, want);
-    let why = vec![Why {
-        rule: Rule::Moved,
-        field: None,
-        old: Some(from.process().to_string()),
-        new: None,
-        at: Some(want.origin.place.clone()),
-    }];
+    let why = vec![story.plain(Rule::Moved)];
     let revision = (!other).then(|| *wish.revision());
     let mut steps =
         vec![Draft { op: Op::Register, which, spec: Some(spec), revision, takes: Vec::new(), why }];
@@ -531,7 +572,11 @@ impl<'w, 'a> Story<'w, 'a> {
         let down = self.rule.map(|rule| vec![self.plain(rule)]);
         match op {
             Op::Start if self.is.live.is_some() => self.differs(Rule::LiveDiffers, &FELT),
-            Op::Start if self.wish.goal.auto_type == AutoType::OneShot => vec![self.plain(Rule::NotRun)],
+            Op::Start if self.wish.goal.auto_type == AutoType::OneShot => {
+                let changed = self.differs(Rule::GivenDiffers, &FELT);
+                let changed = changed.into_iter().filter(|why| why.field.is_some());
+                std::iter::once(self.plain(Rule::NotRun)).chain(changed).collect()
+            }
             Op::Start => vec![self.plain(Rule::NotRunning)],
             Op::Stop | Op::Kill => down.unwrap_or_else(|| self.differs(Rule::LiveDiffers, &FELT)),
             Op::Reload | Op::Restart => self.differs(Rule::LiveDiffers, &FELT),
@@ -620,24 +665,32 @@ fn names_by_the_new_spec(steps: &[Draft], caps: &Caps) -> bool {
 }
 
 /// A sentence for what the choice itself could not go on with.
-fn detail(reason: Reason, caps: &Caps) -> String {
+fn detail(reason: Reason, present: Option<Present<'_>>, caps: &Caps) -> String {
+    let digests = |seen: &Seen| [&seen.given, &seen.live].iter().any(|v| matches!(v, Version::Digests(_)));
     match reason {
-        Reason::IdentityMix => "what runs and what is guarded are two different processes: stop one of them by hand",
+        Reason::IdentityMix => {
+            "what runs and what is guarded are two different processes: stop one of them by hand".to_owned()
+        }
+        Reason::OldSpecUnknown if present.is_some_and(|present| digests(present.seen())) => format!(
+            "it is another process than the wanted one, and only digests of its spec are known: {} has to be told \
+             the whole spec to stop it. Stop it by hand",
+            caps.name()
+        ),
         Reason::OldSpecUnknown => {
-            "what it was started with is not known, so it cannot be told whether it is the wanted process, or named \
-             to be stopped: --adopt takes it as it is, after a look at its identity"
+            "nothing is known of what it was started with, so it cannot be told whether it is \
+             the wanted process: --adopt takes it as it is, after a look at its identity"
+                .to_owned()
         }
-        Reason::RunInProgress => "an earlier run is still in progress, and no run is stopped to begin another",
-        Reason::RunUnknown => "it is not known whether it ran already: `abide start` decides",
-        Reason::NoStopCommand => {
-            return format!(
-                "{} needs a command to stop it, and what runs has neither stop_cmd nor kill_cmd",
-                caps.name()
-            );
+        Reason::RunInProgress => {
+            "an earlier run is still in progress, and no run is stopped to begin another".to_owned()
         }
-        _ => reason.word(),
+        Reason::RunUnknown => "it is not known whether it ran already: `abide start` decides".to_owned(),
+        Reason::NoStopCommand => format!(
+            "{} needs a command to stop it, and what runs has neither stop_cmd nor kill_cmd",
+            caps.name()
+        ),
+        other => other.word().to_owned(),
     }
-    .to_owned()
 }
 
 /// The spec of each instance that stands under a name, by name. For who waits for whom.

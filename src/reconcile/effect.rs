@@ -4,8 +4,6 @@
 //! does not compile until it is listed; [`base_effect`] matches every [`Field`], so a new name does not
 //! compile until it is placed. `explain`, the difference of two specs and the digests all read this table.
 
-use blake3::Hasher;
-
 use crate::model::{Effect, Field, OnChange, Revision, Spec, StartMode, Value};
 
 /// One row: a field of one spec, what changing it does there, and what it is.
@@ -97,16 +95,19 @@ impl Classes {
 
     /// The digests of one spec. Fields of class None are in none of them.
     pub fn revision(&self, spec: &Spec) -> Revision {
+        // A documented default is the same as nothing, written out or not.
         let values = spec.values();
-        let digest = |wanted: fn(Effect) -> bool| {
-            let mut hasher = Hasher::new();
-            for (field, value) in &values {
-                if wanted(self.class(*field)) && *value != Value::Unset {
-                    put(&mut hasher, field.path());
-                    put_value(&mut hasher, value);
-                }
+        let set = values.iter().filter(|(field, _)| spec.is_set(*field));
+        let set: Vec<_> = set.map(|(field, value)| (self.class(*field), field.path(), value)).collect();
+        // Written down first: hashing a few hundred bytes at once is many times as fast as piece by piece.
+        let mut text = Vec::with_capacity(1024);
+        let mut digest = |wanted: fn(Effect) -> bool| {
+            text.clear();
+            for (_, path, value) in set.iter().filter(|(class, _, _)| wanted(*class)) {
+                put(&mut text, path);
+                put_value(&mut text, value);
             }
-            let [a, b, c, d, ..] = *hasher.finalize().as_bytes();
+            let [a, b, c, d, ..] = *blake3::hash(&text).as_bytes();
             u32::from_be_bytes([a, b, c, d])
         };
         Revision {
@@ -131,10 +132,11 @@ pub fn revision(spec: &Spec, on_change: &OnChange) -> Revision {
     Classes::of(spec, on_change).revision(spec)
 }
 
-/// Length first, so that no two lists of texts feed the hasher the same bytes.
-fn put(hasher: &mut Hasher, text: &str) {
-    hasher.update(&(text.len() as u64).to_le_bytes());
-    hasher.update(text.as_bytes());
+/// Length first, so that no two lists of texts are the same bytes.
+fn put(to: &mut Vec<u8>, text: &str) {
+    // No text is longer than a file may be.
+    to.extend_from_slice(&(text.len() as u32).to_le_bytes());
+    to.extend_from_slice(text.as_bytes());
 }
 
 /// What is shown of a value that is not to be shown.
@@ -143,45 +145,45 @@ pub fn digest(text: &str) -> String {
 }
 
 /// A byte for the kind and a count for what repeats keep different values apart.
-fn put_value(hasher: &mut Hasher, value: &Value<'_>) {
+fn put_value(to: &mut Vec<u8>, value: &Value<'_>) {
     let mut begin = |kind: u8, count: usize| {
-        hasher.update(&[kind]);
-        hasher.update(&(count as u64).to_le_bytes());
+        to.push(kind);
+        to.extend_from_slice(&(count as u32).to_le_bytes());
     };
     match value {
         Value::Unset => begin(0, 0),
         Value::Text(text) => {
             begin(1, 1);
-            put(hasher, text);
+            put(to, text);
         }
         Value::Number(n) => {
             begin(2, 1);
-            hasher.update(&n.to_le_bytes());
+            to.extend_from_slice(&n.to_le_bytes());
         }
         Value::Share(p) => {
             begin(3, 1);
-            hasher.update(&p.get().to_bits().to_le_bytes());
+            to.extend_from_slice(&p.get().to_bits().to_le_bytes());
         }
         Value::Labels(labels) => {
             begin(4, labels.len());
             for (key, value) in labels {
-                put(hasher, key);
-                put(hasher, value);
+                put(to, key);
+                put(to, value);
             }
         }
         Value::Files(files) => {
             begin(5, files.len());
             for (path, md5) in files {
-                put(hasher, path);
-                put(hasher, md5);
+                put(to, path);
+                put(to, md5);
             }
         }
         Value::Env(env) => {
             begin(6, env.0.len());
             for (key, from_file, text) in env.seen() {
-                put(hasher, key);
-                hasher.update(&[from_file.into()]);
-                put(hasher, text);
+                put(to, key);
+                to.push(from_file.into());
+                put(to, text);
             }
         }
     }

@@ -2,21 +2,21 @@
 //! for. Pids and times are left out: they change without anything having changed.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::Write;
 use std::sync::Arc;
 
 use blake3::Hasher;
 
 use super::effect::{Classes, revision};
 use super::rules::Rules;
-use crate::model::{
-    Desired, InstanceKey, Observed, Origin, Plan, Policy, Revision, Runs, Seen, Spec, Version,
-};
+use crate::model::{Desired, InstanceKey, Observed, Origin, Plan, Policy, Revision, Runs, Seen, Version};
 
-/// Covers Desired, policies, rules and, for every instance with a step or held, its facts, specs and owner.
-pub fn fingerprint(desired: &Desired, observed: &Observed, rules: &Rules, plan: &Plan) -> String {
+/// Covers Desired and policies (by their own digest, from [`of_desired`]), rules and, for every instance with a step or
+/// held, its facts, specs and owner.
+pub fn fingerprint(of_desired: &str, observed: &Observed, rules: &Rules, plan: &Plan) -> String {
     let mut print = Print(Hasher::new());
-    print.desired(desired);
     let mut put = |text: &str| print.put(text);
+    put(of_desired);
     put(&format!("{:?}", Rules { stale_after_secs: None, ..rules.clone() }));
     let touched: BTreeSet<&InstanceKey> = plan
         .steps()
@@ -54,17 +54,27 @@ impl Print {
         self.0.finalize().to_hex()[..32].to_owned()
     }
 
+    /// The same for what shows itself as text, without keeping it.
+    fn show(&mut self, text: &mut String, what: impl std::fmt::Display) {
+        text.clear();
+        // Writing to a String does not fail.
+        let _ = write!(text, "{what}");
+        self.put(text);
+    }
+
     fn desired(&mut self, desired: &Desired) {
         // Specs and origins are shared by many instances: each is written once, then by its number.
         let mut known: HashMap<(usize, usize), usize> = HashMap::new();
+        let mut text = String::new();
         for (key, want) in &desired.instances {
-            self.put(&key.to_string());
+            self.show(&mut text, key);
             let address = (Arc::as_ptr(&want.spec) as usize, Arc::as_ptr(&want.origin) as usize);
             let next = known.len();
             let number = *known.entry(address).or_insert(next);
-            self.put(&number.to_string());
+            self.0.update(&(number as u64).to_le_bytes());
             if number == next {
-                self.wish(&want.spec, &want.origin);
+                self.show(&mut text, revision(&want.spec, &Default::default()));
+                self.origin(&want.origin, &mut text);
             }
         }
         for policy in &desired.policies {
@@ -74,22 +84,18 @@ impl Print {
     }
 
     /// Where it was written is no part of what is wanted.
-    fn wish(&mut self, spec: &Spec, origin: &Origin) {
-        self.put(&revision(spec, &Default::default()).to_string());
-        let Origin {
-            place: _,
-            declared,
-            state,
-            depends_on,
-            protect,
-            adopt,
-            moved_from,
-            on_change,
-            rollout,
-            policies,
-        } = origin;
-        let wish = (declared, state, depends_on, protect, adopt, moved_from, on_change, rollout, policies);
-        self.put(&format!("{wish:?}"));
+    fn origin(&mut self, origin: &Origin, text: &mut String) {
+        let Origin { place: _, declared, state, adopt, depends_on, moved_from, .. } = origin;
+        self.show(text, declared);
+        self.0.update(&[*state as u8, u8::from(*adopt)]);
+        for names in [depends_on, moved_from] {
+            self.0.update(&(names.len() as u64).to_le_bytes());
+            names.iter().for_each(|name| self.show(text, name));
+        }
+        let Origin { protect, on_change, rollout, policies, .. } = origin;
+        if !protect.is_empty() || !on_change.is_empty() || rollout.is_some() || !policies.is_empty() {
+            self.put(&format!("{:?}", (protect, on_change, rollout, policies)));
+        }
     }
 }
 

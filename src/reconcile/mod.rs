@@ -33,7 +33,7 @@ pub use choose::{Delta, Goal, Ran, Situation, StopBy, Stops, choose};
 pub use diff::{Change, changes, delta, delta_of_revisions};
 pub use effect::{Classes, effect_of, revision, table};
 pub use expect::{Expectation, Expected, lay_over};
-pub use fingerprint::fingerprint;
+pub use fingerprint::{fingerprint, of_desired};
 pub use rules::Rules;
 
 use crate::model::{Desired, Now, Observed, Plan};

@@ -26,16 +26,18 @@ pub fn order<'a>(
     let waiting = line.bring_up(&chains);
     let (levels, gates) = (line.levels, line.gates);
     let mut waves: BTreeMap<usize, Wave> = BTreeMap::new();
-    for (at, chain) in chains.iter().enumerate() {
+    for (at, chain) in chains.into_iter().enumerate() {
         if let Some(detail) = waiting.get(&at) {
             found.held.push(chain.held(Reason::WaitingForDependency, detail.clone()));
             continue;
         }
-        let level = levels[at];
-        let first = waves.entry(level).or_default();
-        first.steps.extend(chain.before.iter().map(|draft| step(chain, draft, true)));
-        let own = if chain.before.is_empty() { first } else { waves.entry(level + 1).or_default() };
-        own.steps.extend(chain.steps.iter().map(|draft| step(chain, draft, false)));
+        let own = levels[at] + waves_of(&chain) - 1;
+        let Chain { key, want, from, before, steps, .. } = chain;
+        let before = before.into_iter().map(|draft| step(from.unwrap_or(key), want, None, draft));
+        let first = &mut waves.entry(levels[at]).or_default().steps;
+        first.extend(before);
+        let steps = steps.into_iter().map(|draft| step(key, want, from, draft));
+        waves.entry(own).or_default().steps.extend(steps);
     }
     for (level, gate) in gates {
         if let Some(wave) = waves.get_mut(&level) {
@@ -48,15 +50,14 @@ pub fn order<'a>(
     waves
 }
 
-fn step(chain: &Chain<'_>, draft: &Draft, before: bool) -> Step {
-    let instance = if before { chain.from.unwrap_or(chain.key) } else { chain.key }.clone();
-    let host = match chain.want {
+fn step(key: &InstanceKey, want: Option<&Want>, from: Option<&InstanceKey>, draft: Draft) -> Step {
+    let host = match want {
         Some(want) => want.host.clone(),
-        None => Host { key: instance.host.clone(), supplier: None, agent_id: None },
+        None => Host { key: key.host.clone(), supplier: None, agent_id: None },
     };
-    let from = chain.from.filter(|_| !before).cloned();
-    let Draft { op, which, spec, revision, takes, why } = draft.clone();
-    Step { id: 0, instance, host, op, which, spec, revision, takes, pid_stays: op.pid_stays(), from, why }
+    let Draft { op, which, spec, revision, takes, why } = draft;
+    let (instance, from, pid_stays) = (key.clone(), from.cloned(), op.pid_stays());
+    Step { id: 0, instance, host, op, which, spec, revision, takes, pid_stays, from, why }
 }
 
 /// How far a chain's wait goes.
@@ -168,7 +169,8 @@ impl<'a> Line<'a> {
             for at in &batch.chains {
                 let chain = &chains[*at];
                 let mut level = begin;
-                if has(chain, &[Op::Start])
+                if !leaving.is_empty()
+                    && has(chain, &[Op::Start])
                     && let Some(other) = place(chain).and_then(|place| leaving.get(&place))
                 {
                     level = level.max(self.levels[*other] + 1);

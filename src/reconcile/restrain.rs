@@ -220,10 +220,10 @@ fn most(amount: Amount, of: usize) -> usize {
     }
 }
 
-fn source(name: &str, amount: Amount, owned: usize) -> String {
+fn source(by: &str, amount: Amount, owned: usize) -> String {
     match amount {
-        Amount::Count(_) => format!("{name} is {amount}"),
-        Amount::Share(_) => format!("{name} is {amount} of the {owned} that are ours"),
+        Amount::Count(_) => format!("{amount} by {by}"),
+        Amount::Share(_) => format!("{amount} of the {owned} that are ours by {by}"),
     }
 }
 

@@ -65,13 +65,17 @@ pub fn unsupported(spec: &Spec, caps: &Caps) -> Option<Field> {
     if foreground && !caps.says(Field::StartMode) {
         return Some(Field::StartMode);
     }
-    let scheduled = |field: &Field| match field {
-        Field::CrontabRule => spec.monitor.crontab_rule.is_some(),
-        Field::CycleTime => spec.job.cycle_time.is_some(),
-        _ => false,
-    };
+    let schedules = [
+        (Field::CrontabRule, spec.monitor.crontab_rule.is_some()),
+        (Field::CycleTime, spec.job.cycle_time.is_some()),
+    ];
     let periodic = spec.monitor.auto_type == AutoType::Periodic;
-    (periodic && !caps.schedules.iter().any(scheduled)).then(|| caps.schedules.first().copied()).flatten()
+    let usable = |(field, set): &(Field, bool)| *set && caps.schedules.contains(field);
+    if !periodic || schedules.iter().any(usable) {
+        return None;
+    }
+    let unusable = schedules.into_iter().find(|(_, set)| *set);
+    Some(unusable.map_or(Field::AutoType, |(field, _)| field))
 }
 
 /// Nothing is there.

@@ -108,10 +108,9 @@ fn files(old: &Spec, new: &Spec) -> Vec<Part> {
 }
 
 fn value(field: Field, spec: &Spec) -> Option<String> {
-    let (_, value) = spec.values().swap_remove(field as usize);
-    match value {
+    match &spec.values()[field as usize].1 {
         Value::Text("") => None,
-        Value::Text(text) => Some(text.to_owned()),
+        Value::Text(text) => Some((*text).to_owned()),
         Value::Number(number) => Some(number.to_string()),
         Value::Share(share) => Some(share.get().to_string()),
         Value::Unset | Value::Labels(_) | Value::Files(_) | Value::Env(_) => None,

@@ -4,10 +4,10 @@
 use std::collections::{HashMap, HashSet};
 
 use abide::model::{AutoType, Op, Reason, State, Which};
-use abide::reconcile::{Caps, Delta, Goal, Ran, Situation, Stops, choose};
+use abide::reconcile::{Caps, Delta, Goal, Ran, Situation, StopBy, Stops, choose};
 
 const NEW: Delta = Delta { register: false, reload: false, restart: false, replace: false };
-/// The three columns of the tables; what the other two can do is the same as gse-v2, as far as a choice sees it.
+/// The three columns of the tables: a choice sees no difference between gse-v2, gse-apigw and job.
 const CAPS: [(&str, Caps); 3] = [("gse-v1", Caps::GSE_V1), ("gse-v2", Caps::GSE_V2), ("local", Caps::LOCAL)];
 
 /// `register(n), start(n)`.
@@ -74,6 +74,16 @@ fn situation(observed: &str, auto_type: AutoType, caps: Caps) -> Situation {
     // Without a registry what was given is there exactly while it is guarded.
     let given = given.filter(|_| caps.registry || hosted);
     Situation { given, hosted, live, ran, old_known: true, stops: Stops::default() }
+}
+
+#[test]
+fn three_kinds_of_target_are_one_column() {
+    let seen = |caps: Caps| {
+        let Caps { registry, uses_given, restart_gives, stop_needs_old, needs_commands, .. } = caps;
+        [registry, uses_given, restart_gives, stop_needs_old, needs_commands]
+    };
+    assert_eq!(seen(Caps::GSE_APIGW), seen(Caps::GSE_V2));
+    assert_eq!(seen(Caps::JOB), seen(Caps::GSE_V2));
 }
 
 #[test]
@@ -353,7 +363,7 @@ fn carry_out(w: World, (op, which): (Op, Which), goal: Goal, caps: Caps) -> Worl
 #[test]
 fn no_shorter_way_exists_and_every_prefix_leaves_the_rest() {
     let (mut cases, mut held) = (0, 0);
-    for (name, caps) in Caps::ALL {
+    for (name, caps) in CAPS {
         for goal in goals() {
             for from in worlds(goal, caps) {
                 let steps = match choose(seen(from), goal, caps) {
@@ -385,4 +395,183 @@ fn no_shorter_way_exists_and_every_prefix_leaves_the_rest() {
         }
     }
     assert!(cases > 20_000 && held > 1_000, "{cases} cases, {held} held");
+}
+
+/// What is known of the old spec decides whether a step can be taken, never which way is shortest: where it is not held,
+/// the way is as long as with the old spec at hand, and every step can be carried out with the specs that are known.
+#[test]
+fn without_the_old_spec_the_way_is_the_same_or_held() {
+    let (mut same, mut held) = (0, 0);
+    for (name, caps) in CAPS {
+        for goal in goals() {
+            for from in worlds(goal, caps) {
+                let known = seen(from);
+                let Ok(steps) = choose(known, goal, caps) else { continue };
+                let what = format!("{name} {goal:?} {from:?}: {}", shown(&steps));
+                match choose(Situation { old_known: false, ..known }, goal, caps) {
+                    Ok(others) => {
+                        same += 1;
+                        assert_eq!(
+                            others.iter().map(|(op, _)| op).collect::<Vec<_>>(),
+                            steps.iter().map(|(op, _)| op).collect::<Vec<_>>(),
+                            "{what}"
+                        );
+                        let sends = |(op, which): &(Op, Which)| {
+                            *which == Which::Old && matches!(op, Op::Stop | Op::Unhost) && caps.stop_needs_old
+                        };
+                        assert!(!others.iter().any(sends), "{what} sends what nobody knows");
+                        let mut world = from;
+                        for step in others {
+                            world = carry_out(world, step, goal, caps);
+                        }
+                        assert!(reached(world, goal, caps), "{what}");
+                    }
+                    Err(reason) => {
+                        held += 1;
+                        assert_eq!(reason, Reason::OldSpecUnknown, "{what}");
+                        let other = |delta: Option<Delta>| delta.is_some_and(|delta| delta.replace);
+                        assert!(other(from.live) || other(from.given), "{what} is held for nothing");
+                    }
+                }
+            }
+        }
+    }
+    assert!(same > 20_000 && held > 1_000, "{same} the same, {held} held");
+}
+
+#[test]
+fn what_is_held_is_held_for_its_reason() {
+    let other = Some(Delta { replace: true, ..NEW });
+    let up =
+        Goal { state: State::Running, auto_type: AutoType::Resident, has_restart: true, has_reload: true };
+    let once = Goal { auto_type: AutoType::OneShot, ..up };
+    let nothing = Situation {
+        given: None,
+        hosted: false,
+        live: None,
+        ran: Ran::NotThis,
+        old_known: true,
+        stops: Stops::default(),
+    };
+    for (_, caps) in Caps::ALL {
+        // A guard and a process under two identities, whichever of them is the wanted one.
+        for (given, live) in [(Some(NEW), other), (other, Some(NEW))] {
+            let mixed = Situation { given, hosted: true, live, ..nothing };
+            for state in State::ALL {
+                assert_eq!(choose(mixed, Goal { state, ..up }, caps), Err(Reason::IdentityMix));
+            }
+        }
+        // Nobody knows whether it ran; going down needs no answer to that.
+        let unknown = Situation { ran: Ran::Unknown, ..nothing };
+        assert_eq!(choose(unknown, once, caps), Err(Reason::RunUnknown));
+        assert_eq!(choose(unknown, Goal { state: State::Absent, ..once }, caps), Ok(Vec::new()));
+        let older = Situation { live: Some(Delta { restart: true, ..NEW }), ..nothing };
+        assert_eq!(choose(older, once, caps), Err(Reason::RunInProgress));
+    }
+}
+
+#[test]
+fn stopping_takes_a_command_where_nobody_can_signal() {
+    let down =
+        Goal { state: State::Stopped, auto_type: AutoType::Resident, has_restart: false, has_reload: false };
+    let runs = |given: Delta, stops: Stops| Situation {
+        given: Some(given),
+        hosted: true,
+        live: Some(given),
+        ran: Ran::NotThis,
+        old_known: true,
+        stops,
+    };
+    let all = |by| Stops { new: by, given: by, live: by };
+    let weaker = Delta { restart: true, ..NEW };
+    for (name, caps) in Caps::ALL {
+        let first = |situation| choose(situation, down, caps).map(|steps| shown(&steps));
+        let signals = name == "local";
+        let kill = if signals { "stop(n)" } else { "kill(n)" };
+        assert_eq!(first(runs(NEW, all(StopBy::Kill))).as_deref(), Ok(kill), "{name}");
+        match first(runs(NEW, all(StopBy::Nothing))) {
+            Ok(steps) => assert!(signals && steps == "stop(n)", "{name}: {steps}"),
+            Err(reason) => assert!(!signals && reason == Reason::NoStopCommand, "{name}: {reason:?}"),
+        }
+        // The old spec has no way, the new one of the same identity has: that is used.
+        let stops = Stops { new: StopBy::Stop, given: StopBy::Nothing, live: StopBy::Nothing };
+        let expected = match name {
+            "gse-v1" => "register(n), stop(n)",
+            "local" => "stop(o), register(n)",
+            _ => "stop(n)",
+        };
+        assert_eq!(first(runs(weaker, stops)).as_deref(), Ok(expected), "{name}");
+        // Another identity cannot be stopped by the new spec's command.
+        let other = Delta { replace: true, ..NEW };
+        if !signals {
+            assert_eq!(first(runs(other, stops)), Err(Reason::NoStopCommand), "{name}");
+        }
+    }
+}
+
+// ---- Several instances at once: dependencies order steps and add none.
+
+#[test]
+fn with_dependencies_no_shorter_way_exists_either() {
+    let mut seed = 7u64;
+    let mut roll = move |sides: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) as usize % sides
+    };
+    let mut tried = 0;
+    while tried < 100 {
+        let (_, caps) = Caps::ALL[roll(Caps::ALL.len())];
+        let count = 2 + roll(2);
+        // All residents that are to run, each depending on the one before it.
+        let goal = Goal {
+            state: State::Running,
+            auto_type: AutoType::Resident,
+            has_restart: roll(2) == 0,
+            has_reload: true,
+        };
+        let all = worlds(goal, caps);
+        let from: Vec<World> = (0..count).map(|_| all[roll(all.len())]).collect();
+        let chosen: Result<Vec<_>, _> = from.iter().map(|world| choose(seen(*world), goal, caps)).collect();
+        let Ok(chosen) = chosen else { continue };
+        let total: usize = chosen.iter().map(Vec::len).sum();
+        assert_eq!(shortest_together(&from, goal, caps, total), Some(total), "{from:?} {goal:?} {caps:?}");
+        tried += 1;
+    }
+}
+
+/// The fewest operations for all, where one starts only while the one before it runs; looks no further than `most`.
+fn shortest_together(from: &[World], goal: Goal, caps: Caps, most: usize) -> Option<usize> {
+    let specs: HashSet<Delta> = from.iter().flat_map(|w| [Some(NEW), w.given, w.live]).flatten().collect();
+    let mut before: HashSet<Vec<World>> = HashSet::new();
+    let mut level: HashSet<Vec<World>> = HashSet::from([from.to_vec()]);
+    for steps in 0..=most {
+        if level.iter().any(|all| all.iter().all(|world| reached(*world, goal, caps))) {
+            return Some(steps);
+        }
+        let mut next = HashSet::new();
+        for all in &level {
+            for at in 0..all.len() {
+                for (op, spec) in OPS.iter().flat_map(|op| specs.iter().map(move |spec| (*op, *spec))) {
+                    let starts = matches!(op, Op::Start | Op::Restart);
+                    if starts && at > 0 && all[at - 1].live.is_none() {
+                        continue;
+                    }
+                    // A spec of another instance is no spec of this one.
+                    if spec != NEW && Some(spec) != from[at].given && Some(spec) != from[at].live {
+                        continue;
+                    }
+                    if let Some(world) = apply(all[at], op, spec, goal, caps) {
+                        let mut after = all.clone();
+                        after[at] = world;
+                        if !before.contains(&after) && !level.contains(&after) {
+                            next.insert(after);
+                        }
+                    }
+                }
+            }
+        }
+        before.extend(level);
+        level = next;
+    }
+    None
 }

@@ -130,10 +130,7 @@ pub fn reason(why: &Why) -> String {
         Rule::StateAbsent => "to be absent".to_owned(),
         Rule::Orphan => "ours, and in no manifest any more".to_owned(),
         Rule::Adopted => "adopted: nobody owned it".to_owned(),
-        Rule::Moved => match old {
-            Some(old) => format!("known as {old} so far"),
-            None => "known by another name now".to_owned(),
-        },
+        Rule::Moved => format!("renamed: {} → {}", side(old), side(new)),
         Rule::SpecUnknown => match (old, new) {
             (Some(old), Some(new)) => format!("the spec differs, only digests are known: {old} → {new}"),
             _ => "what it was given is not known".to_owned(),

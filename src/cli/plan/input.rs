@@ -2,6 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::Instant;
+
+use tracing::info;
 
 use super::args;
 use crate::cli::print::{self, Printer, count};
@@ -9,7 +12,7 @@ use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::manifest::{self, Loaded, rows};
 use crate::model::{Now, Observed, Plan};
-use crate::reconcile::{Caps, Rules, fingerprint, reconcile};
+use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
 
 pub struct Input {
     pub loaded: Loaded,
@@ -24,7 +27,9 @@ pub struct Input {
 impl Input {
     /// Reads it all. A tree with any error is refused: a plan of the rest would leave out what nobody sees.
     pub fn read(args: &args::Input, printer: &Printer) -> Result<Input, Failure> {
+        let begin = Instant::now();
         let loaded = manifest::load(&args.paths, &args.limits.limits());
+        info!(files = loaded.files, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
         let problems: String = loaded.problems.iter().map(|problem| print::problem(problem) + "\n").collect();
         printer.to_stderr(&problems);
         if loaded.errors() > 0 {
@@ -39,18 +44,26 @@ impl Input {
             None => clock::now(&loaded.desired),
         };
         let rules = rules(args, &loaded)?;
+        let begin = Instant::now();
         let observed = observe(args, &now)?;
+        info!(rows = observed.instances.len(), took = ?begin.elapsed(), "observed");
         let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
         let target = args.target.clone();
         Ok(Input { loaded, observed, rules, now, target, paths: paths.join(" ") })
     }
 
     pub fn plan(&self) -> Plan {
-        reconcile(&self.loaded.desired, &self.observed, &self.rules, &self.now)
+        let begin = Instant::now();
+        let plan = reconcile(&self.loaded.desired, &self.observed, &self.rules, &self.now);
+        info!(steps = plan.steps().count(), held = plan.held.len(), took = ?begin.elapsed(), "planned");
+        plan
     }
 
-    pub fn fingerprint(&self, plan: &Plan) -> String {
-        fingerprint(&self.loaded.desired, &self.observed, &self.rules, plan)
+    /// The digest of what is wanted, and that of everything the plan was made from.
+    pub fn digests(&self, plan: &Plan) -> (String, String) {
+        let wanted = of_desired(&self.loaded.desired);
+        let all = fingerprint(&wanted, &self.observed, &self.rules, plan);
+        (wanted, all)
     }
 }
 

@@ -97,10 +97,9 @@ pub fn saved(input: &Input, plan: &Plan, args: &args::Input) -> Result<String, F
 }
 
 fn whole<'a>(input: &'a Input, plan: &'a Plan, inputs: Option<Value>) -> PlanJson<'a> {
-    let fingerprint = input.fingerprint(plan);
+    let (revision, fingerprint) = input.digests(plan);
     let steps = plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word()));
     let id = blake3::hash(format!("{fingerprint}\n{}", steps.collect::<Vec<_>>().join("\n")).as_bytes());
-    let revision = crate::reconcile::fingerprint::of_desired(&input.loaded.desired);
     PlanJson {
         version: 1,
         id: id.to_hex()[..16].to_owned(),

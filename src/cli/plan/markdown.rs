@@ -35,7 +35,7 @@ pub fn markdown(input: &Input, plan: &Plan, most: usize) -> String {
         summary(input, plan),
         code(&input.rules.owner),
         code(&input.target),
-        code(&input.fingerprint(plan)),
+        code(&input.digests(plan).1),
     );
     cut(head, &blocks, most)
 }

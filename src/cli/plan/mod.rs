@@ -9,6 +9,9 @@ mod text;
 
 use std::io::Write;
 use std::path::Path;
+use std::time::Instant;
+
+use tracing::info;
 
 pub use args::Plan;
 
@@ -36,11 +39,13 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
         })?;
     }
     keep_only(&mut plan, &args.only);
+    let begin = Instant::now();
     match args.output {
         PlanForm::Text => printer.styled(&text::text(&input, &plan)),
         PlanForm::Json => printer.data(&json::plan(&input, &plan)?),
         PlanForm::Markdown => printer.data(&markdown::markdown(&input, &plan, args.max_bytes)),
     }
+    info!(took = ?begin.elapsed(), "printed");
     if let Some(file) = &args.out {
         printer.remark(&format!("written to {}; `abide apply {0}` carries it out", file.display()));
     }

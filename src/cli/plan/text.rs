@@ -108,6 +108,9 @@ pub fn summary(input: &Input, plan: &Plan) -> String {
         .filter(|(_, n)| *n > 0)
         .map(|(op, n)| format!("{n} to {op}"))
         .collect();
+    if let (Some(last), 2..) = (parts.last_mut(), plan.waves.len()) {
+        last.push_str(&format!(" in {} waves", plan.waves.len()));
+    }
     let unknown = plan.held.iter().filter(|held| held.reason == Reason::HostUnknown).count();
     let others = plan.held.len() - unknown;
     parts.extend((others > 0).then(|| format!("{others} held")));
