@@ -41,7 +41,7 @@ fn measure(instances: usize, a_process: usize, digests: bool, changed: usize) ->
         let begin = Instant::now();
         let plan = reconcile(&desired, &observed, &rules, &Now::default());
         let took = begin.elapsed();
-        let expected = if changed == 0 { 0 } else { instances / changed };
+        let expected = instances.checked_div(changed).unwrap_or(0);
         assert_eq!((plan.steps().count(), plan.held.len()), (expected, 0));
         assert!(plan.steps().all(|step| matches!(step.why[0].rule, Rule::LiveDiffers | Rule::SpecUnknown)));
         took
@@ -63,7 +63,7 @@ fn fleet(instances: usize, a_process: usize, digests: bool, changed: usize) -> (
         for nth in 0..a_process {
             let number = process * a_process + nth;
             let key = key(if a_process == 1 { number % 1000 } else { nth }, process);
-            let differs = changed > 0 && number % changed == 0;
+            let differs = changed > 0 && number.is_multiple_of(changed);
             let known = if differs { &old } else { &same };
             let seen = Seen {
                 registered: Some(true),
