@@ -4,7 +4,10 @@
 //! just replaced. So every executed step leaves an expectation, which counts until a look that is newer than the
 //! step tells of the instance (whatever it tells), or until it expires.
 
-use crate::model::{InstanceKey, Observed, Seen, Time};
+use std::sync::Arc;
+
+use super::caps::Caps;
+use crate::model::{Health, InstanceKey, Observed, Op, Runs, Seen, Step, Time, Version};
 
 /// How an instance should be after an operation.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +35,49 @@ impl Expectation {
     pub fn new(instance: InstanceKey, expected: Expected, at: Time, lag_secs: u64) -> Expectation {
         Expectation { instance, expected, at, expires: at.after_secs(lag_secs) }
     }
+}
+
+/// How an instance is after a step was done, from how it was before: the same effects that the choice counts on.
+pub fn after(step: &Step, before: Option<&Seen>, owner: &str, caps: &Caps) -> Expected {
+    let mut seen = before.cloned().unwrap_or_default();
+    seen.unknown = false;
+    let facts = [&mut seen.registered, &mut seen.hosted, &mut seen.running];
+    facts.into_iter().for_each(|fact| *fact = Some(fact.unwrap_or(false)));
+    let sent = match (&step.spec, step.revision) {
+        (Some(spec), _) => Version::Spec(Arc::clone(spec)),
+        (None, Some(revision)) => Version::Digests(revision),
+        (None, None) => Version::Unknown,
+    };
+    let used = if caps.uses_given && step.op != Op::Register { seen.given.clone() } else { sent };
+    let give = |seen: &mut Seen, spec: &Version| {
+        seen.given = spec.clone();
+        seen.owner = Some(owner.into());
+        seen.registered = Some(caps.registry);
+    };
+    match step.op {
+        Op::Register => give(&mut seen, &used),
+        Op::Unregister => return Expected::Gone,
+        Op::Start => {
+            give(&mut seen, &used);
+            (seen.hosted, seen.running, seen.live) = (Some(true), Some(true), used);
+            seen.ran = step.revision.map_or(Runs::Given, |revision| Runs::Digest(revision.run));
+            seen.health = Health::Starting;
+        }
+        Op::Stop | Op::Kill => (seen.hosted, seen.running, seen.pid) = (Some(false), Some(false), None),
+        Op::Host => {
+            give(&mut seen, &used);
+            seen.hosted = Some(true);
+        }
+        Op::Unhost => seen.hosted = Some(false),
+        Op::Restart | Op::Reload => {
+            if caps.restart_gives {
+                give(&mut seen, &used);
+            }
+            // A reload is chosen only where nothing is left that it does not put into effect.
+            seen.live = used;
+        }
+    }
+    Expected::So(Box::new(seen))
 }
 
 /// The look as it would be if it knew, and the expectations that are still open. `lag_secs`: how old the look may be

@@ -11,6 +11,7 @@ mod reading;
 mod rooms;
 mod samples;
 mod schema;
+mod sim;
 mod support;
 mod verbs;
 mod worlds;

@@ -11,9 +11,9 @@ use abide::backend::sim::{Fleet, Held, Proc};
 use abide::model::{
     Amount, AutoType, ConfigFile, Desired, Dialect, Effect, EnvValue, Guard, Hold, Host, HostKey,
     InstanceKey, Now, Observed, OnChange, Op, Origin, Pause, Percent, Place, Plan, Policy, ProcessKey,
-    Reason, Rollout, Rule, Secret, Spec, State, Step, Time, Version, Want,
+    Reason, Rollout, Rule, Secret, Seen, Spec, State, Step, Time, Version, Want,
 };
-use abide::reconcile::{Caps, Classes, Rules, reconcile};
+use abide::reconcile::{Caps, Classes, Expected, Rules, expect, reconcile};
 
 const WORLDS: u64 = 4_000;
 const OWNER: &str = "shop";
@@ -710,5 +710,47 @@ fn there_and_back_again_leaves_nothing_to_do() {
         world.plan();
         world.desired = first;
         assert_eq!(world.plan(), settled);
+    });
+}
+
+/// What a step leaves behind as an expectation is what a look shows once it knows.
+#[test]
+fn what_is_expected_of_a_step_is_what_it_does() {
+    in_every_world(|world| {
+        let plan = world.plan();
+        for step in world.order(&plan) {
+            let before = world.fleet.rows();
+            let row = before.get(&step.instance).or_else(|| before.get(step.from.as_ref()?));
+            let expected = expect::after(step, row, OWNER, &world.rules.caps);
+            if step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot) {
+                // Its end comes with the step here.
+                world.carry_out(step);
+                continue;
+            }
+            world.carry_out(step);
+            let shown = world.fleet.rows().remove(&step.instance);
+            match (expected, shown) {
+                (Expected::Gone, shown) => {
+                    assert!(shown.is_none_or(|row| row.registered == Some(false)), "{}", line(step));
+                }
+                (Expected::So(seen), shown) => {
+                    let shown = shown.unwrap_or_default();
+                    let fact = |fact: Option<bool>| fact.unwrap_or(false);
+                    let facts = |seen: &Seen| [fact(seen.hosted), fact(seen.running)];
+                    assert_eq!(facts(&seen), facts(&shown), "{}\n{}", line(step), drawn(world));
+                    let held = fact(shown.hosted) || fact(shown.registered);
+                    if !world.hidden && held && step.which == abide::model::Which::New {
+                        assert_eq!(seen.given, shown.given, "{}", line(step));
+                    }
+                    if held && matches!(step.op, Op::Register | Op::Start | Op::Host) {
+                        assert_eq!(seen.owner, shown.owner, "{}", line(step));
+                    }
+                    if !world.hidden && fact(shown.running) && step.op != Op::Reload {
+                        assert_eq!(seen.live, shown.live, "{}", line(step));
+                    }
+                }
+                (Expected::Unsure, _) => panic!("a step that was done is never unsure"),
+            }
+        }
     });
 }

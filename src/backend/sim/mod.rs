@@ -136,7 +136,9 @@ impl Inner {
         for (_, task, order) in due {
             let result = self.carry_out(&order);
             let rows = self.tasks.get_mut(&task).into_iter().flatten();
-            rows.filter(|row| row.order == order).for_each(|row| row.result = result.clone());
+            // Of a call that came twice the first answer counts.
+            let open = rows.filter(|row| row.order == order && row.result == Outcome::InProgress);
+            open.for_each(|row| row.result = result.clone());
         }
         if self.faults.deaths > 0.0 {
             let running: Vec<InstanceKey> = self.fleet.running().cloned().collect();
