@@ -5,23 +5,27 @@
 //!
 //! # A manifest's journey
 //! ```text
-//! web.yaml ─find→ text ─read→ Document ─check→ declaration ─expand→ Desired
+//! web.yaml ─find→ text ─read→ Document ─check→ declaration ─expand→ Desired ┐
+//! a target ─observe→ Observed{instances, gaps} ─lay_over(expectations)──────┼─reconcile→ Plan{waves, held, notes}
+//! flags, policies, holds: Rules ────────────────────────────────────────────┘
 //! ```
-//! From there a plan will be made and carried out; those rooms are not built yet.
+//! From there a plan will be carried out; those rooms are not built yet.
 //!
 //! # The rooms
-//! - [`model`]: the nouns: keys, spec, desired state, revision. Plain data, knows nobody.
-//! - [`manifest`]: text → [`Desired`](model::Desired), and every problem with its place.
-//! - [`reconcile`]: the pure core. So far the effect table (what a change of each field does), the difference of two
-//!   specs, and the fewest operations for one instance.
+//! - [`model`]: the nouns: keys, spec, desired and observed state, plan. Plain data, knows nobody.
+//! - [`manifest`]: text → [`Desired`](model::Desired), and every problem with its place; rows → [`Observed`](model::Observed).
+//! - [`reconcile`]: the pure core: what to do, in which order, what to leave alone, and why.
 //! - [`gse`]: the wire of GSE and JOB. So far the bodies that declare a process.
+//! - [`backend`]: the window on the world. So far a simulated fleet.
+//! - [`clock`]: what time it is, and what the clocks of a zone show.
 //! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
 //!
 //! # What always holds
 //! - `model` and `reconcile` see only std, serde and blake3: no I/O, no clock.
 //! - Unset stays unset: nothing is said to anybody that the user, a Defaults or a documented default did not say.
 //! - No input makes it panic: a bad file is a problem with a place, and spoils no other file.
-//! - The same files give the same bytes, in whatever order they are found.
+//! - The same files give the same bytes, in whatever order they are found; the same world gives the same plan.
+//! - Nothing is planned on what was not seen, is not ours, or is held; every step says why.
 
 pub mod backend;
 pub mod cli;

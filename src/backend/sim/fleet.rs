@@ -113,6 +113,15 @@ impl Fleet {
         }
     }
 
+    /// What is not kept running comes to its end.
+    pub fn runs_end(&mut self) {
+        let kept = |live: &Held| live.spec.monitor.auto_type == AutoType::Resident;
+        for proc in self.procs.values_mut().filter(|proc| proc.live.as_ref().is_some_and(|live| !kept(live)))
+        {
+            (proc.live, proc.pid) = (None, None);
+        }
+    }
+
     /// What a look shows. An instance of which nothing is left is not there.
     pub fn rows(&self) -> BTreeMap<InstanceKey, Seen> {
         let mut rows = BTreeMap::new();

@@ -131,6 +131,7 @@ impl Sim {
 impl Inner {
     fn tick(&mut self) {
         self.now = self.now.after_secs(1);
+        self.fleet.runs_end();
         let (due, later): (Vec<_>, Vec<_>) = self.pending.drain(..).partition(|(at, _, _)| *at <= self.now);
         self.pending = later;
         for (_, task, order) in due {
