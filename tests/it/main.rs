@@ -6,6 +6,7 @@ mod codes;
 mod convert;
 mod laws;
 mod mutations;
+mod plan;
 mod planner;
 mod reading;
 mod rooms;

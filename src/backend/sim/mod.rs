@@ -1,7 +1,7 @@
 //! A fleet in memory, for laws over thousands of worlds and for rehearsals.
 //!
 //! # Theory of operation
-//! A [`Fleet`](fleet::Fleet) holds the instances and carries out one operation at a time, by the rules that real
+//! A [`Fleet`] holds the instances and carries out one operation at a time, by the rules that real
 //! targets keep: what an operation needs, what it changes, which pid stays. It has no faults. [`Sim`] puts it behind
 //! [`Backend`]: calls take time, lists lag, replies are lost or come twice, hosts die, rows are missing or in progress
 //! for ever, effects come after everybody stopped waiting, processes die. Time is virtual, it passes only by

@@ -1,5 +1,5 @@
 //! A document → what it declares. Every value is read once, here: what comes out is typed and within its range,
-//! what is not becomes a [`Finding`]. Nothing here looks at another document.
+//! what is not becomes a `Finding`. Nothing here looks at another document.
 
 mod policy;
 mod spec;
