@@ -41,6 +41,8 @@ pub struct Step {
     /// Of a reload: the fields that take effect by it.
     pub takes: Vec<Field>,
     pub pid_stays: bool,
+    /// It may cost something that is there, or rests on a guess: the instance is looked at once more right before.
+    pub looks_first: bool,
     /// The name that it was known by so far: the first such step takes over what is there. Where that name has steps
     /// of its own, they come first, and if one of them fails, these are skipped.
     pub from: Option<InstanceKey>,

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! Desired  ┐
-//! Observed ┼─ chain: instance by instance ─ situate → choose ─→ chains of steps, each with its why
-//! Rules    ┘            │
-//!                       ├─ restrain: holds, pauses, protection, windows, budgets take whole chains out
-//!                       └─ order: dependencies, rollouts → waves ─→ Plan { waves, held, notes }
+//! Observed ┼─ walk: instance by instance ─ situate → choose → story ─→ chains of steps, each with its why
+//! Rules    ┘    │        (moves: another name; orphans: no manifest)
+//!               ├─ restrain: holds, pauses, protection, windows, budgets take whole chains out
+//!               └─ order: dependencies (names), batches (rollout) → waves ─→ Plan { waves, held, notes }
 //! ```
 //! Start reading at [`reconcile`], then [`choose`](choose::choose), where the fewest operations for one instance are
 //! decided. [`effect`] is the one table that says what changing a field does; [`caps`] says what a target can do;
@@ -16,16 +16,22 @@
 //! changes something and says what; restraint takes out whole chains, never a part of one.
 
 pub mod caps;
-pub mod chain;
+mod chain;
 pub mod choose;
 pub mod diff;
 pub mod effect;
 pub mod expect;
 pub mod fingerprint;
+mod moves;
+mod names;
 mod order;
+mod orphans;
 mod restrain;
+mod rollout;
 mod rules;
-pub mod situate;
+mod situate;
+mod story;
+mod walk;
 pub mod why;
 
 pub use caps::{Caps, Moves};
@@ -41,7 +47,7 @@ use chain::Found;
 
 /// What to do, and what to leave alone.
 pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) -> Plan {
-    let mut found = chain::find(desired, observed, rules, now);
+    let mut found = walk::find(desired, observed, rules, now);
     restrain::restrain(&mut found, desired, observed, rules, now);
     let waves = order::order(&mut found, desired, observed, rules);
     let notes = notes(&found, rules);

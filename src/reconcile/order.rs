@@ -5,12 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::chain::{Chain, Draft, Found, by_name};
+use super::chain::{Chain, Draft, Found, has};
+use super::names::Names;
+use super::rollout::{Batch, batches};
 use super::rules::Rules;
 use super::situate::Wish;
 use crate::model::{
-    Amount, AutoType, Desired, Gate, Health, Host, HostKey, InstanceKey, Observed, Op, ProcessKey, Reason,
-    Rollout, Runs, Sighting, State, Step, Want, Wave,
+    AutoType, Desired, Gate, Health, Host, HostKey, InstanceKey, Observed, Op, ProcessKey, Reason, Runs,
+    Sighting, State, Step, Want, Wave,
 };
 
 /// The waves, and what cannot be in any of them because it waits for something that will not come.
@@ -55,9 +57,9 @@ fn step(key: &InstanceKey, want: Option<&Want>, from: Option<&InstanceKey>, draf
         Some(want) => want.host.clone(),
         None => Host { key: key.host.clone(), supplier: None, agent_id: None },
     };
-    let Draft { op, which, spec, revision, takes, why } = draft;
+    let Draft { op, which, spec, revision, takes, looks_first, why } = draft;
     let (instance, from, pid_stays) = (key.clone(), from.cloned(), op.pid_stays());
-    Step { id: 0, instance, host, op, which, spec, revision, takes, pid_stays, from, why }
+    Step { id: 0, instance, host, op, which, spec, revision, takes, pid_stays, looks_first, from, why }
 }
 
 /// How far a chain's wait goes.
@@ -68,8 +70,7 @@ struct Line<'a> {
     chain_of: HashMap<&'a InstanceKey, usize>,
     held: BTreeSet<InstanceKey>,
     seen_as: HashMap<&'a InstanceKey, &'a InstanceKey>,
-    /// The instances under each name that somebody depends on.
-    names: BTreeMap<&'a ProcessKey, Vec<(&'a InstanceKey, &'a Want)>>,
+    names: Names<'a>,
     /// How deep a declared name stands below what it depends on.
     ranks: HashMap<&'a ProcessKey, usize>,
     levels: Vec<usize>,
@@ -89,8 +90,8 @@ impl<'a> Line<'a> {
         // Only what some chain waits for, or is waited for by, has to be known by name.
         let moving = chains.iter().filter_map(|chain| chain.want);
         let names: BTreeSet<&ProcessKey> = moving.flat_map(|want| &want.origin.depends_on).collect();
-        let names = by_name(desired, &names);
-        let ranks = if names.is_empty() { HashMap::new() } else { ranks(desired, &names) };
+        let names = Names::new(desired, &names);
+        let ranks = names.ranks(desired);
         Line {
             desired,
             observed,
@@ -119,7 +120,7 @@ impl<'a> Line<'a> {
         let mut after: HashMap<&InstanceKey, usize> = HashMap::new();
         // The same for all instances under a name: those on hosts that have none of them wait for each of them.
         let mut after_all: HashMap<ProcessKey, usize> = HashMap::new();
-        for batch in self.batches(chains, &down) {
+        for batch in batches(self.desired, chains, &down) {
             let begin = self.begin(&batch);
             let mut end = begin;
             for at in &batch.chains {
@@ -140,7 +141,7 @@ impl<'a> Line<'a> {
                 }
                 let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
                 for name in depends_on {
-                    let here = self.here(name, &chain.key.host);
+                    let here = self.names.here(name, &chain.key.host);
                     for (key, _) in here {
                         let wave = after.entry(key).or_default();
                         *wave = (*wave).max(level + 1);
@@ -163,7 +164,7 @@ impl<'a> Line<'a> {
         up.sort_by_key(|at| self.rank(&chains[*at]));
         let leaving = places_left(chains);
         let mut everywhere: HashMap<&ProcessKey, Result<usize, String>> = HashMap::new();
-        for batch in self.batches(chains, &up) {
+        for batch in batches(self.desired, chains, &up) {
             let begin = self.begin(&batch);
             let mut end = begin;
             for at in &batch.chains {
@@ -178,10 +179,10 @@ impl<'a> Line<'a> {
                 if has(chain, &[Op::Start, Op::Restart]) {
                     let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
                     for name in depends_on {
-                        let here = self.here(name, &chain.key.host);
+                        let here = self.names.here(name, &chain.key.host);
                         let ready = if here.is_empty() {
                             // Whatever stands under a name has its place by now: it is asked once for all.
-                            let all = || self.wait_for_each(self.all(name), chains, &waiting);
+                            let all = || self.wait_for_each(self.names.all(name), chains, &waiting);
                             everywhere.entry(name).or_insert_with(all).clone()
                         } else {
                             self.wait_for_each(here, chains, &waiting)
@@ -274,57 +275,6 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// The instances under a name. What depends on it means those on its own host, or, if there are none, all.
-    fn all(&self, name: &ProcessKey) -> &[(&'a InstanceKey, &'a Want)] {
-        self.names.get(name).map(Vec::as_slice).unwrap_or_default()
-    }
-
-    fn here(&self, name: &ProcessKey, host: &HostKey) -> &[(&'a InstanceKey, &'a Want)] {
-        // Sorted by key, and a key begins with its host.
-        let all = self.all(name);
-        let from = all.partition_point(|(key, _)| key.host < *host);
-        let count = all[from..].partition_point(|(key, _)| key.host == *host);
-        &all[from..from + count]
-    }
-
-    /// Chains in the order given, cut into the batches of their rollouts. What has no rollout is a batch of its own.
-    fn batches(&self, chains: &[Chain<'a>], order: &[usize]) -> Vec<Batch<'a>> {
-        let mut batches: Vec<Batch<'a>> = Vec::new();
-        let mut open: HashMap<&ProcessKey, Vec<usize>> = HashMap::new();
-        let rolls = |at: usize| {
-            let origin = &chains[at].want?.origin;
-            let felt = [Op::Start, Op::Stop, Op::Kill, Op::Restart, Op::Reload];
-            let rollout = origin.rollout.as_ref().filter(|_| has(&chains[at], &felt))?;
-            Some((&origin.declared, rollout))
-        };
-        for at in order {
-            if let Some((declared, _)) = rolls(*at) {
-                open.entry(declared).or_default().push(*at);
-            }
-        }
-        let mut sizes: HashMap<&ProcessKey, usize> = open.keys().map(|declared| (*declared, 0)).collect();
-        if !sizes.is_empty() {
-            for want in self.desired.instances.values() {
-                sizes.entry(&want.origin.declared).and_modify(|size| *size += 1);
-            }
-        }
-        let mut done: BTreeSet<&ProcessKey> = BTreeSet::new();
-        for at in order {
-            let Some((declared, rollout)) = rolls(*at) else {
-                batches.push(Batch { chains: vec![*at], rollout: None });
-                continue;
-            };
-            if !done.insert(declared) {
-                continue;
-            }
-            let of = sizes.get(declared).copied().unwrap_or(0);
-            let parts = cut(open.remove(declared).unwrap_or_default(), rollout, of);
-            batches
-                .extend(parts.into_iter().map(|chains| Batch { chains, rollout: Some((declared, rollout)) }));
-        }
-        batches
-    }
-
     /// The first wave that a batch may be in: after the one before it.
     fn begin(&self, batch: &Batch<'_>) -> usize {
         batch.rollout.and_then(|(process, _)| self.ends.get(process)).map_or(0, |end| end + 1)
@@ -346,28 +296,9 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Some instances of a rollout, or one that has none.
-struct Batch<'a> {
-    chains: Vec<usize>,
-    rollout: Option<(&'a ProcessKey, &'a Rollout)>,
-}
-
 /// What is done under an earlier name has a wave of its own.
 fn waves_of(chain: &Chain<'_>) -> usize {
     1 + usize::from(!chain.before.is_empty())
-}
-
-/// First the canaries, then batch after batch.
-fn cut(chains: Vec<usize>, rollout: &Rollout, of: usize) -> Vec<Vec<usize>> {
-    let size = |amount: Amount| match amount {
-        Amount::Count(count) => usize::try_from(count).unwrap_or(usize::MAX).max(1),
-        Amount::Share(share) => ((of as f64 * share.get() / 100.0).floor() as usize).max(1),
-    };
-    let canaries = rollout.canary.map_or(0, size).min(chains.len());
-    let (first, rest) = chains.split_at(canaries);
-    let batch = rollout.batch.map_or(rest.len().max(1), size);
-    let first = (!first.is_empty()).then(|| first.to_vec());
-    first.into_iter().chain(rest.chunks(batch).map(<[usize]>::to_vec)).collect()
 }
 
 /// The operations after which something is there to be depended on.
@@ -376,49 +307,6 @@ fn brings_up(want: &Want) -> &'static [Op] {
         AutoType::Periodic => &[Op::Host],
         AutoType::Resident | AutoType::OneShot => &[Op::Start, Op::Restart, Op::Reload],
     }
-}
-
-fn has(chain: &Chain<'_>, ops: &[Op]) -> bool {
-    chain.ops().any(|op| ops.contains(&op))
-}
-
-/// The longest way from a name down to something that depends on nothing. A circle, which validation refuses, is cut
-/// where it closes.
-fn ranks<'a>(
-    desired: &'a Desired,
-    names: &BTreeMap<&'a ProcessKey, Vec<(&'a InstanceKey, &'a Want)>>,
-) -> HashMap<&'a ProcessKey, usize> {
-    let mut edges: BTreeMap<&ProcessKey, BTreeSet<&ProcessKey>> = BTreeMap::new();
-    for want in desired.instances.values() {
-        let origin = &want.origin;
-        let to = edges.entry(&origin.declared).or_default();
-        for name in &origin.depends_on {
-            let declared = names.get(name).and_then(|all| all.first()).map(|(_, want)| &want.origin.declared);
-            to.extend(declared);
-        }
-    }
-    let mut ranks: HashMap<&ProcessKey, usize> = HashMap::new();
-    let mut open: BTreeSet<&ProcessKey> = BTreeSet::new();
-    for start in edges.keys().copied() {
-        // Without recursion: a chain of names may be as long as it likes.
-        let mut path = vec![start];
-        while let Some(name) = path.last().copied() {
-            open.insert(name);
-            let below = edges.get(name);
-            let next = below.iter().flat_map(|below| below.iter());
-            let next = next.copied().find(|below| !ranks.contains_key(below) && !open.contains(below));
-            if let Some(next) = next {
-                path.push(next);
-                continue;
-            }
-            let deepest =
-                below.iter().flat_map(|below| below.iter()).filter_map(|below| ranks.get(below)).max();
-            ranks.insert(name, deepest.map_or(0, |rank| rank + 1));
-            open.remove(name);
-            path.pop();
-        }
-    }
-    ranks
 }
 
 /// What the agent tells processes of a host apart by.

@@ -194,7 +194,7 @@ fn the_order_of_files_and_rows_does_not_matter() {
         .collect();
     let row = |n: usize| {
         ROW.replace(":api\"", &format!(":api-{n}\""))
-            .replace("./api", if n % 2 == 0 { "./api" } else { "./old" })
+            .replace("./api", if n.is_multiple_of(2) { "./api" } else { "./old" })
     };
     let mut seen = Vec::new();
     for order in [[0, 1, 2, 3, 4, 5], [5, 3, 1, 0, 2, 4], [2, 4, 0, 5, 1, 3]] {

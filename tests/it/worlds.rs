@@ -15,7 +15,7 @@ use abide::model::{
 };
 use abide::reconcile::{Caps, Classes, Expected, Rules, expect, reconcile};
 
-const WORLDS: u64 = 4_000;
+const WORLDS: u64 = 3_000;
 const OWNER: &str = "shop";
 
 /// Plays a law in every world, or in the one that is asked for.

@@ -1,0 +1,98 @@
+//! What is ours and wanted by no manifest any more.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::caps::Caps;
+use super::chain::{Chain, Draft};
+use super::choose::{Delta, choose};
+use super::situate::{Wish, situate};
+use super::walk::{Walk, detail};
+use crate::model::{
+    InstanceKey, Name, OnChange, Op, Present, Reason, Rule, Seen, Sighting, Spec, State, Version, Which, Why,
+    glob,
+};
+
+impl<'a> Walk<'a> {
+    /// Takes them down if that was asked for, and counts them if not.
+    pub(super) fn orphans(&mut self, rows: Vec<(&'a InstanceKey, &'a Seen)>) {
+        let namespaces: BTreeSet<_> = self.desired.instances.keys().map(|key| &key.namespace).collect();
+        for (key, seen) in rows {
+            let ours = seen.owner.as_deref() == Some(self.rules.owner.as_str());
+            if !ours || self.taken.contains(key) || !self.is_in_scope(key, seen, &namespaces) {
+                continue;
+            }
+            let Sighting::Present(present) = self.observed.sighting(&key.host, Some(seen)) else { continue };
+            if self.is_there(present) {
+                self.orphan(key, present);
+            }
+        }
+    }
+
+    /// In a namespace that the manifests, the past or a policy speak of, and in the selection.
+    fn is_in_scope(&self, key: &InstanceKey, seen: &Seen, namespaces: &BTreeSet<&Name>) -> bool {
+        let allowed = self.desired.policies.iter().filter_map(|policy| policy.allow.namespaces.as_ref());
+        let named = || allowed.flatten().any(|pattern| glob(pattern, key.namespace.as_str()));
+        let known =
+            namespaces.contains(&key.namespace) || self.rules.known_namespaces.contains(&key.namespace);
+        (known || named()) && self.rules.selection.means(key, None, &seen.labels)
+    }
+
+    fn orphan(&mut self, key: &'a InstanceKey, present: Present<'a>) {
+        self.found.owned.push((key, None));
+        if !self.rules.prune {
+            self.found.spared += 1;
+            return;
+        }
+        let drafted = removal(present, &self.rules.caps);
+        let chain =
+            |steps| Chain { key, want: None, present: Some(present), from: None, before: Vec::new(), steps };
+        match drafted {
+            _ if self.rules.source_unreadable => {
+                let detail = "some source could not be read: what is missing there may only be unread";
+                let chain = chain(drafted.unwrap_or_default());
+                self.found.held.push(chain.held(Reason::SourceUnreadable, detail.to_owned()));
+            }
+            Ok(steps) if steps.is_empty() => {}
+            Ok(steps) => self.found.chains.push(chain(steps)),
+            Err(reason) => {
+                let detail = detail(reason, Some(present), &self.rules.caps);
+                self.found.held.push(chain(Vec::new()).held(reason, detail));
+            }
+        }
+    }
+}
+
+/// The way out for what no manifest wants: everything works with what it was.
+fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<Draft>, Reason> {
+    let seen = present.seen();
+    let is_one = if present.running { &seen.live } else { &seen.given };
+    let other = if present.running { &seen.given } else { &seen.live };
+    let fallback = Arc::new(Spec::default());
+    let spec = is_one.spec().or(other.spec());
+    let wish = Wish::new(spec.unwrap_or(&fallback), State::Absent, &OnChange::new(), caps);
+    let mut is = situate(present, &wish, caps, false)?;
+    if spec.is_none() {
+        // Nothing to name it by; whether guard and process are one can still be told.
+        let one = match (&seen.given, &seen.live) {
+            (Version::Digests(given), Version::Digests(live)) => given.replace == live.replace,
+            _ => true,
+        };
+        let named = |replace| Delta { replace, ..Delta::default() };
+        is.live = is.live.map(|_| named(true));
+        is.given = is.given.map(|_| named(one));
+        is.old_known = false;
+    }
+    let ops = choose(is, wish.goal, *caps)?;
+    let draft = |(op, which): (Op, Which)| {
+        let old = match which {
+            Which::New => spec.cloned(),
+            Which::Old if op == Op::Unhost => seen.given.spec().cloned(),
+            Which::Old => is_one.spec().cloned(),
+        };
+        let why = vec![Why::plain(Rule::Orphan, None)];
+        let spec = old.filter(|_| op != Op::Unregister);
+        Draft { op, which: Which::Old, spec, revision: None, takes: Vec::new(), looks_first: true, why }
+    };
+    Ok(ops.into_iter().map(draft).collect())
+}

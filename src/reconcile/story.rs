@@ -1,0 +1,111 @@
+//! Why each step of a chain is taken, told from how the instance was before the first of them.
+
+use std::sync::Arc;
+
+use super::chain::Draft;
+use super::choose::Situation;
+use super::situate::Wish;
+use super::why::differences;
+use crate::model::{AutoType, Effect, Op, Place, Present, Rule, State, Version, Want, Which, Why};
+
+/// Everything that a step's reason is made of.
+pub struct Story<'w, 'a> {
+    pub wish: &'w Wish<'a>,
+    pub present: Option<Present<'w>>,
+    /// How it was before the first step.
+    pub is: Situation,
+    pub adopting: bool,
+    /// Why something is taken down.
+    pub rule: Option<Rule>,
+    pub place: &'w Place,
+}
+
+const FELT: [Effect; 3] = [Effect::Reload, Effect::Restart, Effect::Replace];
+
+impl<'w, 'a> Story<'w, 'a> {
+    pub fn of(is: Situation, wish: &'w Wish<'a>, present: Present<'w>, want: &'w Want) -> Story<'w, 'a> {
+        let (rule, place) = (down_rule(want.origin.state), &want.origin.place);
+        Story { wish, present: Some(present), is, adopting: false, rule, place }
+    }
+
+    pub fn draft(&self, op: Op, which: Which) -> Draft {
+        let seen = self.present.map(|present| present.seen());
+        let spec = match (op, which) {
+            (Op::Unregister, _) => None,
+            (_, Which::New) => Some(Arc::clone(self.wish.spec)),
+            (Op::Unhost, Which::Old) => seen.and_then(|seen| seen.given.spec().cloned()),
+            (_, Which::Old) => {
+                let live = seen.filter(|_| self.is.live.is_some()).map(|seen| &seen.live);
+                live.or(seen.map(|seen| &seen.given)).and_then(|version| version.spec().cloned())
+            }
+        };
+        let mut why = self.why(op, which);
+        if why.is_empty() {
+            // What the strongest difference asks for is also the reason of what has to go before it.
+            why = self.differs(Rule::LiveDiffers, &FELT);
+        }
+        let revision = (which == Which::New && op != Op::Unregister).then(|| *self.wish.revision());
+        let takes = if op == Op::Reload { self.wish.reloaded() } else { Vec::new() };
+        // Adopting takes it for granted that what is there is what was wanted.
+        let looks_first = op.is_destructive() || self.adopting;
+        Draft { op, which, spec, revision, takes, looks_first, why }
+    }
+
+    pub fn plain(&self, rule: Rule) -> Why {
+        Why::plain(rule, Some(self.place))
+    }
+
+    fn why(&self, op: Op, which: Which) -> Vec<Why> {
+        let down = self.rule.map(|rule| vec![self.plain(rule)]);
+        match op {
+            Op::Start if self.is.live.is_some() => self.differs(Rule::LiveDiffers, &FELT),
+            Op::Start if self.wish.goal.auto_type == AutoType::OneShot => {
+                let changed = self.differs(Rule::GivenDiffers, &FELT);
+                let changed = changed.into_iter().filter(|why| why.field.is_some());
+                std::iter::once(self.plain(Rule::NotRun)).chain(changed).collect()
+            }
+            Op::Start => vec![self.plain(Rule::NotRunning)],
+            Op::Stop | Op::Kill => down.unwrap_or_else(|| self.differs(Rule::LiveDiffers, &FELT)),
+            Op::Reload | Op::Restart => self.differs(Rule::LiveDiffers, &FELT),
+            Op::Register if which == Which::Old => {
+                down.unwrap_or_else(|| self.differs(Rule::LiveDiffers, &[Effect::Replace]))
+            }
+            Op::Register if self.is.given.is_none() => vec![self.plain(Rule::NotRegistered)],
+            Op::Register => self.told(),
+            Op::Host if !self.is.hosted => vec![self.plain(Rule::NotHosted)],
+            Op::Host => self.told(),
+            Op::Unhost
+                if which == Which::Old && self.rule.is_none() && self.wish.goal.state == State::Running =>
+            {
+                self.differs(Rule::GivenDiffers, &[Effect::Replace])
+            }
+            Op::Unhost => down.unwrap_or_else(|| vec![self.plain(Rule::Hosted)]),
+            Op::Unregister => down.unwrap_or_default(),
+        }
+    }
+
+    /// Why the engine is told anew.
+    fn told(&self) -> Vec<Why> {
+        let all = [Effect::Register, Effect::Reload, Effect::Restart, Effect::Replace];
+        let adopted = self.adopting.then(|| self.plain(Rule::Adopted));
+        let known = self.present.is_none_or(|present| present.seen().given != Version::Unknown);
+        let differs =
+            if known || !self.adopting { self.differs(Rule::GivenDiffers, &all) } else { Vec::new() };
+        adopted.into_iter().chain(differs).collect()
+    }
+
+    fn differs(&self, rule: Rule, classes: &[Effect]) -> Vec<Why> {
+        let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
+        let version = if rule == Rule::LiveDiffers { &seen.live } else { &seen.given };
+        differences(rule, version, self.wish, classes, Some(self.place))
+    }
+}
+
+/// Why something goes that is wanted otherwise.
+pub fn down_rule(state: State) -> Option<Rule> {
+    match state {
+        State::Running | State::Unhosted => None,
+        State::Stopped => Some(Rule::StateStopped),
+        State::Absent => Some(Rule::StateAbsent),
+    }
+}

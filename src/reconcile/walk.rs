@@ -1,0 +1,293 @@
+//! Instance by instance: what differs, and the chain of steps that would end the difference.
+//!
+//! Desired and Observed are walked side by side, once. What is as wanted costs a comparison; a chain, its specs and
+//! its reasons are made only for what is not.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use super::caps::Caps;
+use super::chain::{Chain, Draft, Found};
+use super::choose::choose;
+use super::rules::Rules;
+use super::situate::{Wish, absent, relaunching, situate, unsupported};
+use super::story::{Story, down_rule};
+use crate::model::{
+    AutoType, Desired, Field, Held, InstanceKey, Now, Observed, Op, Present, Reason, Seen, Sighting, Spec,
+    State, Version, Want, Which, span,
+};
+
+pub fn find<'a>(desired: &'a Desired, observed: &'a Observed, rules: &'a Rules, now: &'a Now) -> Found<'a> {
+    let silent = Field::ALL.iter().copied().filter(|field| !rules.caps.says(*field)).collect();
+    let mut walk = Walk {
+        desired,
+        observed,
+        rules,
+        now,
+        silent,
+        wishes: HashMap::default(),
+        same: HashMap::default(),
+        taken: BTreeSet::new(),
+        found: Found::default(),
+    };
+    let mut rows = observed.instances.iter().peekable();
+    let mut strangers = Vec::new();
+    for (key, want) in &desired.instances {
+        let row = loop {
+            match rows.peek().map(|(seen, _)| (*seen).cmp(key)) {
+                Some(Ordering::Less) => strangers.extend(rows.next()),
+                Some(Ordering::Equal) => break rows.next().map(|(_, row)| row),
+                Some(Ordering::Greater) | None => break None,
+            }
+        };
+        if rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
+            walk.wanted(key, want, row);
+        }
+    }
+    strangers.extend(rows);
+    walk.orphans(strangers);
+    walk.found
+}
+
+pub struct Walk<'a> {
+    pub(super) desired: &'a Desired,
+    pub(super) observed: &'a Observed,
+    pub(super) rules: &'a Rules,
+    now: &'a Now,
+    /// What the target has no place for.
+    silent: Vec<Field>,
+    /// By the addresses of spec and origin, which instances of one process share.
+    wishes: ByAddress<Wish<'a>>,
+    /// By the addresses of two specs: whether they are equal.
+    same: ByAddress<bool>,
+    /// Known by another name now.
+    pub(super) taken: BTreeSet<&'a InstanceKey>,
+    pub(super) found: Found<'a>,
+}
+
+impl<'a> Walk<'a> {
+    fn wanted(&mut self, key: &'a InstanceKey, want: &'a Want, row: Option<&'a Seen>) {
+        let present = match self.observed.sighting(&key.host, row) {
+            Sighting::Present(present) => Some(present),
+            Sighting::Absent => None,
+            Sighting::Unknown(why) => {
+                let detail = format!("host {}: {why}", key.host);
+                return self.hold(key, want, Reason::HostUnknown, detail);
+            }
+        };
+        let there = present.filter(|present| self.is_there(*present));
+        if there.is_some_and(|present| self.is_ours(present)) {
+            self.found.owned.push((key, Some(want)));
+        }
+        if !self.silent.is_empty() {
+            let holds = || unsupported(&want.spec, &self.rules.caps);
+            if let Some(field) = want.origin.state.needs_start().then(holds).flatten() {
+                let detail =
+                    format!("{field} changes what runs, and {} has no place for it", self.rules.caps.name());
+                return self.hold(key, want, Reason::Unsupported, detail);
+            }
+            self.found.unsaid.extend(self.silent.iter().filter(|field| want.spec.is_set(**field)));
+        }
+        if there.is_some_and(|present| self.is_settled(present, want)) {
+            self.found.settled += 1;
+            return;
+        }
+        if there.is_none()
+            && let Some((from, present)) = self.earlier(key, want)
+        {
+            self.taken.insert(from);
+            self.found.seen_as.insert(key, from);
+            return self.moved(key, want, from, present);
+        }
+        self.chain(key, want, present, None);
+    }
+
+    /// Does a row tell of more than a name that was once there?
+    pub(super) fn is_there(&self, present: Present<'_>) -> bool {
+        present.running || present.hosted || (self.rules.caps.registry && present.registered)
+    }
+
+    pub(super) fn is_ours(&self, present: Present<'_>) -> bool {
+        present.seen().owner.as_deref() == Some(self.rules.owner.as_str())
+    }
+
+    /// The quick answer for what is plainly as wanted; `false` only means that it takes a closer look.
+    fn is_settled(&mut self, present: Present<'_>, want: &Want) -> bool {
+        let (Version::Spec(given), live) = (&present.seen().given, &present.seen().live) else {
+            return false;
+        };
+        let runs = match want.spec.monitor.auto_type {
+            AutoType::Resident => present.running,
+            AutoType::Periodic => true,
+            AutoType::OneShot => false,
+        };
+        let one = match live {
+            Version::Spec(live) => Arc::ptr_eq(given, live),
+            Version::Digests(_) | Version::Unknown => false,
+        };
+        let resident = want.spec.monitor.auto_type == AutoType::Resident;
+        want.origin.state == State::Running
+            && present.hosted
+            && runs
+            && self.is_ours(present)
+            && self.are_same(given, &want.spec)
+            && (one || !resident || live.spec().is_some_and(|live| self.are_same(live, &want.spec)))
+    }
+
+    /// What many instances share is compared once.
+    fn are_same(&mut self, old: &Arc<Spec>, new: &Arc<Spec>) -> bool {
+        if Arc::ptr_eq(old, new) {
+            return true;
+        }
+        if Arc::strong_count(new) <= 2 {
+            return old == new;
+        }
+        *self.same.entry(addresses(old, new)).or_insert_with(|| old == new)
+    }
+
+    /// May this be touched? `Ok(true)`: it will be ours by that.
+    pub(super) fn may_touch(&self, present: Present<'_>, want: &Want) -> Result<bool, String> {
+        let adopt = self.rules.adopt || want.origin.adopt;
+        match present.seen().owner.as_deref() {
+            // What is ours and of which nothing is known is looked at anew if that was asked for.
+            Some(owner) if owner == self.rules.owner => {
+                let lost = |there: bool, version: &Version| there && *version == Version::Unknown;
+                let seen = present.seen();
+                Ok(adopt && (lost(present.hosted, &seen.given) || lost(present.running, &seen.live)))
+            }
+            Some(owner) => Err(format!(
+                "it belongs to {owner:?}, and this is {:?}: two owners would undo each other's work",
+                self.rules.owner
+            )),
+            None if adopt => Ok(true),
+            None => Err("it is there already and nobody owns it: --adopt (or `adopt: true`) takes it over \
+                 without a restart"
+                .to_owned()),
+        }
+    }
+
+    /// `from`: the name that what was seen stands under, if it is another.
+    pub(super) fn chain(
+        &mut self,
+        key: &'a InstanceKey,
+        want: &'a Want,
+        present: Option<Present<'a>>,
+        from: Option<&'a InstanceKey>,
+    ) {
+        let there = present.filter(|present| self.is_there(*present));
+        let adopting = match there.map(|present| self.may_touch(present, want)) {
+            None => false,
+            Some(Ok(adopting)) => adopting,
+            Some(Err(detail)) => return self.hold(key, want, Reason::NotOwned, detail),
+        };
+        let (rules, now) = (self.rules, self.now);
+        let wish = self.wish(want);
+        let situation = match present {
+            None => Ok(absent(wish)),
+            Some(present) => situate(present, wish, &rules.caps, adopting),
+        };
+        let chosen = situation.and_then(|is| Ok((is, choose(is, wish.goal, rules.caps)?)));
+        let (is, ops) = match chosen {
+            Ok(chosen) => chosen,
+            Err(reason) => return self.hold(key, want, reason, detail(reason, present, &rules.caps)),
+        };
+        if ops.is_empty() {
+            self.found.settled += 1;
+            return;
+        }
+        let story = Story {
+            wish,
+            present,
+            is,
+            adopting,
+            rule: down_rule(want.origin.state),
+            place: &want.origin.place,
+        };
+        let steps: Vec<Draft> = ops.into_iter().map(|(op, which)| story.draft(op, which)).collect();
+        let waits = present.and_then(|present| relaunching(present, &is, wish, now.at));
+        let lost = !is.old_known && names_by_the_new_spec(&steps, &rules.caps);
+        let chain = Chain { key, want: Some(want), present, from, before: Vec::new(), steps };
+        if let Some(left) = waits {
+            let detail =
+                format!("it died, and the agent is bringing it back: it has {} left to do so", span(left));
+            self.found.held.push(chain.held(Reason::AgentRelaunching, detail));
+            return;
+        }
+        self.found.lost += usize::from(lost);
+        self.found.chains.push(chain);
+    }
+
+    pub(super) fn wish(&mut self, want: &'a Want) -> &Wish<'a> {
+        let origin = &want.origin;
+        self.wishes
+            .entry(addresses(&want.spec, origin))
+            .or_insert_with(|| Wish::new(&want.spec, origin.state, &origin.on_change, &self.rules.caps))
+    }
+
+    pub(super) fn hold(&mut self, key: &InstanceKey, want: &Want, reason: Reason, detail: String) {
+        let (instance, at) = (key.clone(), Some(want.origin.place.clone()));
+        self.found.held.push(Held { instance, reason, detail, steps: Vec::new(), why: Vec::new(), at });
+    }
+}
+
+/// Does a chain send the new spec where the old one belongs?
+fn names_by_the_new_spec(steps: &[Draft], caps: &Caps) -> bool {
+    let names =
+        |draft: &Draft| matches!(draft.op, Op::Stop | Op::Kill | Op::Unhost) && draft.which == Which::New;
+    caps.stop_needs_old && steps.iter().any(names)
+}
+
+/// A sentence for what the choice itself could not go on with.
+pub fn detail(reason: Reason, present: Option<Present<'_>>, caps: &Caps) -> String {
+    let digests = |seen: &Seen| [&seen.given, &seen.live].iter().any(|v| matches!(v, Version::Digests(_)));
+    match reason {
+        Reason::IdentityMix => {
+            "what runs and what is guarded are two different processes: stop one of them by hand".to_owned()
+        }
+        Reason::OldSpecUnknown if present.is_some_and(|present| digests(present.seen())) => format!(
+            "it is another process than the wanted one, and only digests of its spec are known: {} has to be told \
+             the whole spec to stop it. Stop it by hand",
+            caps.name()
+        ),
+        Reason::OldSpecUnknown => {
+            "nothing is known of what it was started with, so it cannot be told whether it is \
+             the wanted process: --adopt takes it as it is, after a look at its identity"
+                .to_owned()
+        }
+        Reason::RunInProgress => {
+            "an earlier run is still in progress, and no run is stopped to begin another".to_owned()
+        }
+        Reason::RunUnknown => "it is not known whether it ran already: `abide start` decides".to_owned(),
+        Reason::NoStopCommand => format!(
+            "{} needs a command to stop it, and what runs has neither stop_cmd nor kill_cmd",
+            caps.name()
+        ),
+        other => other.word().to_owned(),
+    }
+}
+
+/// What is known by where two things stand in memory. Addresses need no hash that withstands an adversary.
+type ByAddress<V> = HashMap<(usize, usize), V, BuildHasherDefault<Mix>>;
+
+fn addresses<A, B>(a: &Arc<A>, b: &Arc<B>) -> (usize, usize) {
+    (Arc::as_ptr(a) as usize, Arc::as_ptr(b) as usize)
+}
+
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize((*byte).into()));
+    }
+
+    fn write_usize(&mut self, n: usize) {
+        self.0 = (self.0.rotate_left(23) ^ n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+}
