@@ -277,7 +277,7 @@ pub struct Version {
     pub output: PlainForm,
 }
 
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PlainForm {
     #[default]
     Text,

@@ -10,6 +10,7 @@ use super::args::PlainForm;
 use super::plan::args::Diff;
 use super::plan::groups::whereabouts;
 use super::plan::input::Input;
+use super::plan::refusal;
 use super::print::{BOLD, DIM, Printer};
 use super::{Exit, Failure};
 use crate::model::{Field, HostKey, InstanceKey, Present, ProcessKey, Sighting, Spec, State, Version, Want};
@@ -20,6 +21,11 @@ pub fn run(args: &Diff, printer: &Printer) -> Result<Exit, Failure> {
     let input = Input::read(&args.input, printer).map_err(|failure| match failure.exit {
         Exit::Failed | Exit::Usage | Exit::Refused => Failure { exit: Exit::Changes, ..failure },
         Exit::InvalidManifest | Exit::Unreachable | Exit::Done | Exit::Changes => failure,
+    });
+    let input = input.inspect_err(|failure| {
+        if let (true, Some(reason)) = (args.output == PlainForm::Json, failure.reason) {
+            printer.data(&refusal(failure.exit, reason));
+        }
     })?;
     let differences = differences(&input);
     match args.output {
@@ -82,9 +88,11 @@ fn difference<'a>(
     let empty = Spec::default();
     let new: &Spec = want.filter(|want| want.origin.state != State::Absent).map_or(&empty, |want| &want.spec);
     let present = seen.ok().flatten();
+    let versions = present.map(|present| [&present.seen().given, &present.seen().live]);
+    let beside: Vec<&Spec> = versions.iter().flatten().filter_map(|v| v.spec()).map(|spec| &**spec).collect();
     let compared = |there: bool, version: fn(Present<'a>) -> &'a Version| {
         let version = present.filter(|_| there).map(version)?;
-        version.spec().map(|old| fields(old, new))
+        version.spec().map(|old| fields(old, new, &beside))
     };
     let (held_spec, runs) =
         present.map_or((false, false), |present| (present.registered || present.hosted, present.running));
@@ -107,7 +115,7 @@ fn difference<'a>(
         state: (state.to_owned(), want.map_or(State::Absent, |want| want.origin.state).word()),
         owner: (present.and_then(|present| present.seen().owner.as_deref()), owner),
         given: if absent {
-            Some(fields(&empty, new))
+            Some(fields(&empty, new, &beside))
         } else {
             compared(held_spec, |present| &present.seen().given)
         },
@@ -117,11 +125,11 @@ fn difference<'a>(
 }
 
 /// Every part that differs, by the canonical values of both sides.
-fn fields(old: &Spec, new: &Spec) -> Vec<Part> {
+fn fields(old: &Spec, new: &Spec, beside: &[&Spec]) -> Vec<Part> {
     let pairs = old.values().into_iter().zip(new.values());
     let differ: Vec<Field> =
         pairs.filter(|((_, old), (_, new))| old != new).map(|((field, _), _)| field).collect();
-    differ.into_iter().flat_map(|field| parts(field, old, new)).collect()
+    differ.into_iter().flat_map(|field| parts(field, old, new, beside)).collect()
 }
 
 fn json(difference: &Difference<'_>) -> Value {

@@ -68,7 +68,13 @@ pub fn main() -> ExitCode {
             // A broken pipe here is as good as printed.
             let _ = error.print();
             let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-            return code(if asked { Exit::Done } else { Exit::Usage });
+            let verb = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+            return code(match asked {
+                true => Exit::Done,
+                // `diff` keeps 1 for differences and 2 for whatever went wrong.
+                false if verb.as_deref() == Some("diff") => Exit::Changes,
+                false => Exit::Usage,
+            });
         }
     };
     let printer = Printer::new(&args.common);

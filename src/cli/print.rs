@@ -59,6 +59,10 @@ impl Printer {
             || std::io::stdout().flush().is_err_and(|e| e.kind() != std::io::ErrorKind::BrokenPipe)
     }
 
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// A remark, to stderr, unless nobody wants remarks.
     pub fn remark(&self, text: &str) {
         if !self.quiet {

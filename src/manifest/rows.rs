@@ -15,12 +15,14 @@ use super::document::{Loose, SpecEntry};
 use super::problem::Path;
 use super::{parallel, variables};
 use crate::clock;
-use crate::model::{Health, HostKey, InstanceKey, Observed, Revision, Runs, Seen, Spec, Time, Version};
+use crate::model::{Health, HostKey, InstanceKey, Name, Observed, Revision, Runs, Seen, Spec, Time, Version};
 
 /// As written. A missing fact is false, one that is `null` is not known.
 #[derive(Deserialize)]
 struct Row<'a> {
     instance: Option<InstanceKey>,
+    namespace: Option<String>,
+    name: Option<String>,
     host: Option<HostKey>,
     #[serde(default)]
     unknown: bool,
@@ -123,10 +125,15 @@ fn from_yaml(text: &str) -> Result<String, Faults> {
     serde_json::to_string(&value).map_err(|error| wrong(&error))
 }
 
-/// serde's message without a place inside the row, which nobody can see.
+/// serde's message without a place inside the row, which nobody can see, and without the text that it found, which may
+/// be a secret.
 fn plain(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    text.split(" at line ").next().unwrap_or_default().to_owned()
+    let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
+    match (text.split_once("string \""), text.rsplit_once("\", expected ")) {
+        (Some((before, _)), Some((_, expected))) => format!("{before}a text, expected {expected}"),
+        _ => text.to_owned(),
+    }
 }
 
 /// A spec and the labels it stands with, as written: thousands of rows say the same.
@@ -191,6 +198,13 @@ fn put(row: Row<'_>, specs: &HashMap<Said<'_>, Arc<Spec>>, observed: &mut Observ
             _ => Err("it has no `instance`, and is no host that could not be seen".to_owned()),
         };
     };
+    let other = |said: &Option<String>, is: &Name| said.as_ref().is_some_and(|said| said != is.as_str());
+    if other(&row.namespace, &key.namespace)
+        || other(&row.name, &key.name)
+        || row.host.as_ref().is_some_and(|host| *host != key.host)
+    {
+        return Err("its namespace, name or host is not that of its instance".to_owned());
+    }
     let said = row.labels.map(RawValue::get);
     let mut labels = self::labels(said)?;
     let ours = |name: &str| labels.get(name).cloned();

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{HostKey, InstanceKey, Revision, Spec, Time};
+use super::{Desired, HostKey, InstanceKey, Revision, Spec, Time};
 
 /// All instances seen.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -135,6 +135,27 @@ impl<'a> Present<'a> {
 impl Observed {
     pub fn look(&self, key: &InstanceKey) -> Sighting<'_> {
         self.sighting(&key.host, self.instances.get(key))
+    }
+
+    /// How long before this look a row was told, in seconds.
+    pub fn age(&self, seen: &Seen) -> u64 {
+        seen.report_time.map_or(0, |told| self.at.secs_since(told))
+    }
+
+    /// What was seen under a host's agent id stands under its address, where both are known.
+    pub fn under_addresses(mut self, desired: &Desired) -> Observed {
+        let hosts = desired.instances.values().map(|want| &want.host);
+        let known: BTreeMap<HostKey, HostKey> = hosts
+            .filter_map(|host| Some((HostKey::Agent(host.agent_id.clone()?), host.key.clone())))
+            .collect();
+        if known.is_empty() {
+            return self;
+        }
+        let address = |host: HostKey| known.get(&host).cloned().unwrap_or(host);
+        self.gaps = self.gaps.into_iter().map(|(host, why)| (address(host), why)).collect();
+        let moved = |(key, seen): (InstanceKey, Seen)| (InstanceKey { host: address(key.host), ..key }, seen);
+        self.instances = self.instances.into_iter().map(moved).collect();
+        self
     }
 
     /// The same for a row that is at hand.

@@ -243,6 +243,11 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// How it is could not be seen, or not lately.
+    pub fn is_unknown(self) -> bool {
+        matches!(self, Reason::HostUnknown | Reason::Stale)
+    }
+
     pub fn word(self) -> &'static str {
         match self {
             Reason::HostUnknown => "HostUnknown",

@@ -3,9 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::model::{
-    Field, Held, InstanceKey, Op, Place, Present, Reason, Revision, Spec, State, Want, Which, Why,
-};
+use crate::model::{Field, Held, InstanceKey, Op, Place, Reason, Revision, Spec, State, Want, Which, Why};
 
 /// The steps of one instance, from how it is to how it should be.
 #[derive(Clone, Debug)]
@@ -13,8 +11,6 @@ pub struct Chain<'a> {
     pub key: &'a InstanceKey,
     /// `None`: an orphan.
     pub want: Option<&'a Want>,
-    /// What was seen of it, under this name or the one it moved from.
-    pub present: Option<Present<'a>>,
     /// The name that it moved from, and what has to be done under that name first.
     pub from: Option<&'a InstanceKey>,
     pub before: Vec<Draft>,
@@ -76,6 +72,8 @@ pub struct Found<'a> {
     pub unsaid: BTreeSet<Field>,
     /// Instances that are named by the new spec because the old one is lost.
     pub lost: usize,
+    /// Adopted as they run, though they are to run otherwise.
+    pub deferred: usize,
 }
 
 /// Is one of these operations in it?

@@ -48,6 +48,8 @@ pub struct Situation {
     /// The old spec itself is known, not only that it differs.
     pub old_known: bool,
     pub stops: Stops,
+    /// What is held and what runs are two identities, though neither is the wanted one.
+    pub apart: bool,
 }
 
 /// What is known of the runs of a one-shot process.
@@ -117,7 +119,7 @@ impl Situation {
     /// A guard and a process under two identities.
     fn mixed(&self) -> bool {
         match (self.hosted, self.given, self.live) {
-            (true, Some(given), Some(live)) => given.replace != live.replace,
+            (true, Some(given), Some(live)) => self.apart || given.replace != live.replace,
             _ => false,
         }
     }
@@ -255,7 +257,8 @@ impl Way {
     /// With the spec that the process has; a registry uses the one it holds.
     fn stop(&mut self) -> Result<(), Reason> {
         let live = self.is.live.unwrap_or_default();
-        if self.caps.uses_given && self.is.given.is_none_or(|given| given.replace != live.replace) {
+        let apart = self.is.apart;
+        if self.caps.uses_given && self.is.given.is_none_or(|given| apart || given.replace != live.replace) {
             // It cannot name this process: it is told first.
             if live.replace && !self.is.old_known {
                 return Err(Reason::OldSpecUnknown);
@@ -326,6 +329,7 @@ impl Way {
         match op {
             Op::Register => {
                 is.given = if which == Which::New { new } else { is.live };
+                is.apart = false;
                 is.stops.given = if which == Which::New { is.stops.new } else { is.stops.live };
             }
             Op::Unregister => is.given = None,

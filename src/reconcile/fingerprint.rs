@@ -13,11 +13,18 @@ use crate::model::{Desired, InstanceKey, Observed, Origin, Plan, Policy, Revisio
 
 /// Covers Desired and policies (by their own digest, from [`of_desired`]), rules and, for every instance with a step or
 /// held, its facts, specs and owner.
-pub fn fingerprint(of_desired: &str, observed: &Observed, rules: &Rules, plan: &Plan) -> String {
+pub fn fingerprint(
+    of_desired: &str,
+    observed: &Observed,
+    rules: &Rules,
+    target: &str,
+    plan: &Plan,
+) -> String {
     let mut print = Print(Hasher::new());
     let mut put = |text: &str| print.put(text);
     put(of_desired);
-    put(&format!("{:?}", Rules { stale_after_secs: None, ..rules.clone() }));
+    put(target);
+    put(&format!("{rules:?}"));
     let touched: BTreeSet<&InstanceKey> = plan
         .steps()
         .flat_map(|step| [Some(&step.instance), step.from.as_ref()])

@@ -26,6 +26,7 @@ mod moves;
 mod names;
 mod order;
 mod orphans;
+mod places;
 mod restrain;
 mod rollout;
 mod rules;
@@ -48,7 +49,7 @@ use chain::Found;
 /// What to do, and what to leave alone.
 pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) -> Plan {
     let mut found = walk::find(desired, observed, rules, now);
-    restrain::restrain(&mut found, desired, observed, rules, now);
+    restrain::restrain(&mut found, desired, rules, now);
     let waves = order::order(&mut found, desired, observed, rules);
     let notes = notes(&found, rules);
     let mut held = found.held;
@@ -72,6 +73,12 @@ fn notes(found: &Found<'_>, rules: &Rules) -> Vec<String> {
         let (n, s) = (found.lost, if found.lost == 1 { "" } else { "s" });
         notes.push(format!(
             "of {n} instance{s} only digests of the old spec are known: stopped by the new one"
+        ));
+    }
+    if found.deferred > 0 {
+        let (n, s) = (found.deferred, if found.deferred == 1 { " is" } else { "s are" });
+        notes.push(format!(
+            "{n} instance{s} adopted as running, with another spec than wanted: the next plan changes that"
         ));
     }
     if found.spared > 0 {

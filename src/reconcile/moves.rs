@@ -5,10 +5,10 @@ use std::sync::Arc;
 use super::caps::{Caps, Moves};
 use super::chain::{Chain, Draft};
 use super::choose::{Delta, Goal, Situation, choose};
-use super::situate::{Wish, absent, situate};
+use super::situate::{Wish, absent, situate, situate_adopted};
 use super::story::{Story, down_rule};
 use super::walk::{Walk, detail};
-use crate::model::{InstanceKey, Op, Present, ProcessKey, Reason, Rule, Sighting, State, Want, Which};
+use crate::model::{InstanceKey, Op, Present, ProcessKey, Reason, Rule, Seen, Sighting, State, Want, Which};
 
 impl<'a> Walk<'a> {
     /// Where a process is under an earlier name of its own.
@@ -26,6 +26,17 @@ impl<'a> Walk<'a> {
                 Sighting::Present(_) | Sighting::Absent | Sighting::Unknown(_) => None,
             }
         })
+    }
+
+    /// What moves to a name that is not meant this time is no orphan meanwhile.
+    pub(super) fn spare_earlier(&mut self, key: &'a InstanceKey, want: &'a Want, row: Option<&'a Seen>) {
+        let there = match self.observed.sighting(&key.host, row) {
+            Sighting::Present(present) => self.is_there(present),
+            Sighting::Absent | Sighting::Unknown(_) => false,
+        };
+        if !there && let Some((from, _)) = self.earlier(key, want) {
+            self.taken.insert(from);
+        }
     }
 
     /// The same process under its new name.
@@ -51,7 +62,9 @@ impl<'a> Walk<'a> {
             self.found.owned.push((from, Some(want)));
         }
         let wish = self.wish(want);
-        let is = match situate(present, wish, &caps, adopting) {
+        let situation =
+            if adopting { situate_adopted(present, wish, &caps) } else { situate(present, wish, &caps) };
+        let is = match situation {
             Ok(is) => is,
             Err(reason) => return self.hold(key, want, reason, detail(reason, Some(present), &caps)),
         };
@@ -69,8 +82,8 @@ impl<'a> Walk<'a> {
                 for why in moved.filter(|why| why.rule == Rule::Moved) {
                     (why.old, why.new) = (Some(from.process().to_string()), Some(key.process().to_string()));
                 }
-                let (want, present, from) = (Some(want), Some(present), Some(from));
-                self.found.chains.push(Chain { key, want, present, from, before, steps });
+                let (want, from) = (Some(want), Some(from));
+                self.found.chains.push(Chain { key, want, from, before, steps });
             }
             Err(Reason::MoveUnsupported) => {
                 let detail = format!(

@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::chain::{Chain, Draft, Found, has};
 use super::names::Names;
+use super::places::Places;
 use super::rollout::{Batch, batches};
 use super::rules::Rules;
 use super::situate::Wish;
 use crate::model::{
-    AutoType, Desired, Gate, Health, Host, HostKey, InstanceKey, Observed, Op, ProcessKey, Reason, Runs,
-    Sighting, State, Step, Want, Wave,
+    AutoType, Desired, Gate, Health, Host, InstanceKey, Observed, Op, ProcessKey, Reason, Runs, Sighting,
+    State, Step, Want, Wave,
 };
 
 /// The waves, and what cannot be in any of them because it waits for something that will not come.
@@ -24,22 +25,26 @@ pub fn order<'a>(
 ) -> Vec<Wave> {
     let chains = std::mem::take(&mut found.chains);
     let mut line = Line::new(desired, observed, rules, &chains, found);
-    line.take_down(&chains);
-    let waiting = line.bring_up(&chains);
-    let (levels, gates) = (line.levels, line.gates);
+    let mut waiting = line.take_down(&chains);
+    line.bring_up(&chains, &mut waiting);
+    let Line { levels, starts, gates, .. } = line;
     let mut waves: BTreeMap<usize, Wave> = BTreeMap::new();
     for (at, chain) in chains.into_iter().enumerate() {
         if let Some(detail) = waiting.get(&at) {
             found.held.push(chain.held(Reason::WaitingForDependency, detail.clone()));
             continue;
         }
-        let own = levels[at] + waves_of(&chain) - 1;
-        let Chain { key, want, from, before, steps, .. } = chain;
+        let (own, starts) = (levels[at] + waves_of(&chain) - 1, starts[at]);
+        let Chain { key, want, from, before, mut steps } = chain;
         let before = before.into_iter().map(|draft| step(from.unwrap_or(key), want, None, draft));
-        let first = &mut waves.entry(levels[at]).or_default().steps;
-        first.extend(before);
-        let steps = steps.into_iter().map(|draft| step(key, want, from, draft));
-        waves.entry(own).or_default().steps.extend(steps);
+        waves.entry(levels[at]).or_default().steps.extend(before);
+        // The part that has to wait for a place to become free.
+        let begins = steps.iter().position(|draft| draft.op == Op::Start).unwrap_or(steps.len());
+        let later = if starts > own { steps.split_off(begins) } else { Vec::new() };
+        for (level, steps) in [(own, steps), (starts, later)] {
+            let steps = steps.into_iter().map(|draft| step(key, want, from, draft));
+            waves.entry(level).or_default().steps.extend(steps);
+        }
     }
     for (level, gate) in gates {
         if let Some(wave) = waves.get_mut(&level) {
@@ -62,6 +67,9 @@ fn step(key: &InstanceKey, want: Option<&Want>, from: Option<&InstanceKey>, draf
     Step { id: 0, instance, host, op, which, spec, revision, takes, pid_stays, looks_first, from, why }
 }
 
+/// More rounds than any chain of places that people build.
+const ROUNDS: usize = 16;
+
 /// How far a chain's wait goes.
 struct Line<'a> {
     desired: &'a Desired,
@@ -74,6 +82,10 @@ struct Line<'a> {
     /// How deep a declared name stands below what it depends on.
     ranks: HashMap<&'a ProcessKey, usize>,
     levels: Vec<usize>,
+    /// The wave in which a chain's start is, where that has to wait for a place to become free; 0: with the rest.
+    starts: Vec<usize>,
+    /// What cannot stop yet, because something that depends on it is held.
+    needed: HashMap<&'a InstanceKey, InstanceKey>,
     /// The last wave of each rollout so far.
     ends: HashMap<&'a ProcessKey, usize>,
     gates: Vec<(usize, Gate)>,
@@ -88,7 +100,8 @@ impl<'a> Line<'a> {
         found: &Found<'a>,
     ) -> Line<'a> {
         // Only what some chain waits for, or is waited for by, has to be known by name.
-        let moving = chains.iter().filter_map(|chain| chain.want);
+        let held = found.held.iter().filter_map(|held| desired.instances.get(&held.instance));
+        let moving = chains.iter().filter_map(|chain| chain.want).chain(held);
         let names: BTreeSet<&ProcessKey> = moving.flat_map(|want| &want.origin.depends_on).collect();
         let names = Names::new(desired, &names);
         let ranks = names.ranks(desired);
@@ -102,6 +115,8 @@ impl<'a> Line<'a> {
             names,
             ranks,
             levels: vec![0; chains.len()],
+            starts: vec![0; chains.len()],
+            needed: HashMap::new(),
             ends: HashMap::new(),
             gates: Vec::new(),
         }
@@ -111,8 +126,34 @@ impl<'a> Line<'a> {
         chain.want.and_then(|want| self.ranks.get(&want.origin.declared)).copied().unwrap_or(0)
     }
 
-    /// What depends on another goes before it.
-    fn take_down(&mut self, chains: &[Chain<'a>]) {
+    /// What is held and still runs keeps what it depends on from being stopped.
+    fn keep_needed(&mut self) {
+        let held: Vec<InstanceKey> = self.held.iter().cloned().collect();
+        for key in held {
+            let Some(want) = self.desired.instances.get(&key) else { continue };
+            let runs = match self.observed.look(&key) {
+                Sighting::Present(present) => present.running,
+                Sighting::Absent => false,
+                Sighting::Unknown(_) => true,
+            };
+            if !runs || want.origin.depends_on.is_empty() {
+                continue;
+            }
+            for name in &want.origin.depends_on {
+                let here = self.names.here(name, &key.host);
+                let meant = if here.is_empty() { self.names.all(name) } else { here };
+                let meant: Vec<&'a InstanceKey> = meant.iter().map(|(meant, _)| *meant).collect();
+                for meant in meant {
+                    self.needed.insert(meant, key.clone());
+                }
+            }
+        }
+    }
+
+    /// What depends on another goes before it. Returns those that cannot go yet.
+    fn take_down(&mut self, chains: &[Chain<'a>]) -> BTreeMap<usize, String> {
+        self.keep_needed();
+        let mut waiting = BTreeMap::new();
         let mut down: Vec<usize> =
             (0..chains.len()).filter(|at| !chains[*at].state().needs_start()).collect();
         down.sort_by_key(|at| std::cmp::Reverse(self.rank(&chains[*at])));
@@ -139,6 +180,14 @@ impl<'a> Line<'a> {
                 if !has(chain, &[Op::Stop, Op::Kill]) {
                     continue;
                 }
+                if let Some(dependent) = self.needed.get(chain.key).cloned() {
+                    waiting.insert(
+                        *at,
+                        format!("{dependent} depends on it, and is held while it may still run"),
+                    );
+                    self.need_for(chain);
+                    continue;
+                }
                 let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
                 for name in depends_on {
                     let here = self.names.here(name, &chain.key.host);
@@ -154,15 +203,41 @@ impl<'a> Line<'a> {
             }
             self.close(batch, end, chains);
         }
+        waiting
     }
 
-    /// What another depends on goes before it, and is running and healthy before it goes on. Returns those that wait
-    /// in vain.
-    fn bring_up(&mut self, chains: &[Chain<'a>]) -> BTreeMap<usize, String> {
-        let mut waiting = BTreeMap::new();
+    /// What stays keeps what it depends on, too.
+    fn need_for(&mut self, chain: &Chain<'a>) {
+        for name in chain.want.iter().flat_map(|want| &want.origin.depends_on) {
+            let here = self.names.here(name, &chain.key.host);
+            let meant = if here.is_empty() { self.names.all(name) } else { here };
+            let meant: Vec<&'a InstanceKey> = meant.iter().map(|(meant, _)| *meant).collect();
+            for meant in meant {
+                self.needed.insert(meant, chain.key.clone());
+            }
+        }
+    }
+
+    /// What another depends on goes before it, and is running and healthy before it goes on. Adds those that wait in
+    /// vain.
+    fn bring_up(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
+        let places = Places::new(self.observed, chains);
+        let (ends, gates) = (self.ends.clone(), self.gates.clone());
+        // A start that waits for a place moves what depends on it, which may move another start: a few rounds settle it.
+        for _ in 0..ROUNDS {
+            (self.ends, self.gates) = (ends.clone(), gates.clone());
+            let before = (self.starts.clone(), waiting.len());
+            self.put_up(chains, waiting);
+            self.make_room(chains, &places, waiting);
+            if before == (self.starts.clone(), waiting.len()) {
+                return;
+            }
+        }
+    }
+
+    fn put_up(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
         let mut up: Vec<usize> = (0..chains.len()).filter(|at| chains[*at].state().needs_start()).collect();
         up.sort_by_key(|at| self.rank(&chains[*at]));
-        let leaving = places_left(chains);
         let mut everywhere: HashMap<&ProcessKey, Result<usize, String>> = HashMap::new();
         for batch in batches(self.desired, chains, &up) {
             let begin = self.begin(&batch);
@@ -170,22 +245,16 @@ impl<'a> Line<'a> {
             for at in &batch.chains {
                 let chain = &chains[*at];
                 let mut level = begin;
-                if !leaving.is_empty()
-                    && has(chain, &[Op::Start])
-                    && let Some(other) = place(chain).and_then(|place| leaving.get(&place))
-                {
-                    level = level.max(self.levels[*other] + 1);
-                }
                 if has(chain, &[Op::Start, Op::Restart]) {
                     let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
                     for name in depends_on {
                         let here = self.names.here(name, &chain.key.host);
                         let ready = if here.is_empty() {
                             // Whatever stands under a name has its place by now: it is asked once for all.
-                            let all = || self.wait_for_each(self.names.all(name), chains, &waiting);
+                            let all = || self.wait_for_each(self.names.all(name), chains, waiting);
                             everywhere.entry(name).or_insert_with(all).clone()
                         } else {
-                            self.wait_for_each(here, chains, &waiting)
+                            self.wait_for_each(here, chains, waiting)
                         };
                         match ready {
                             Ok(after) => level = level.max(after),
@@ -200,7 +269,27 @@ impl<'a> Line<'a> {
             }
             self.close(batch, end, chains);
         }
-        waiting
+    }
+
+    /// No two processes of a host share an identity: what starts where another is waits until that one has left.
+    fn make_room(
+        &mut self,
+        chains: &[Chain<'a>],
+        places: &Places<'a>,
+        waiting: &mut BTreeMap<usize, String>,
+    ) {
+        for (at, chain) in chains.iter().enumerate() {
+            for other in places.in_the_way(chain) {
+                let leaves = self.chain_of.get(other).copied().filter(|at| !waiting.contains_key(at));
+                match leaves.filter(|at| has(&chains[*at], &[Op::Stop, Op::Kill, Op::Unhost])) {
+                    Some(other) => self.starts[at] = self.starts[at].max(self.levels[other] + 1),
+                    None => {
+                        let why = format!("{other} has the same identity on that host, and stays");
+                        waiting.entry(at).or_insert(why);
+                    }
+                }
+            }
+        }
     }
 
     /// The wave after which all of these are there, or what is wrong with the first that will not be.
@@ -229,7 +318,9 @@ impl<'a> Line<'a> {
         }
         match self.chain_of.get(key) {
             Some(at) if waiting.contains_key(at) => Err("which is itself waiting"),
-            Some(at) if has(&chains[*at], brings_up(want)) => Ok(self.levels[*at] + waves_of(&chains[*at])),
+            Some(at) if has(&chains[*at], brings_up(want)) => {
+                Ok((self.levels[*at] + waves_of(&chains[*at])).max(self.starts[*at] + 1))
+            }
             Some(_) | None => self.is_ready(key, want).map(|()| 0),
         }
     }
@@ -248,6 +339,9 @@ impl<'a> Line<'a> {
             Sighting::Unknown(_) => return Err("of which nothing is known"),
         };
         let seen = present.seen();
+        if self.rules.stale_after_secs.is_some_and(|limit| self.observed.age(seen) > limit) {
+            return Err("of which nothing is known: its host has not reported lately");
+        }
         let ready = match want.spec.monitor.auto_type {
             // Without its guard it runs when somebody runs it: there is nothing to wait for.
             AutoType::Periodic => present.hosted || want.origin.state == State::Unhosted,
@@ -256,6 +350,7 @@ impl<'a> Line<'a> {
         };
         match seen.health {
             _ if !ready && self.held.contains(key) => Err("which is held"),
+            _ if !ready && present.running => Err("whose run is not over"),
             _ if !ready => Err("which is not running"),
             Health::Starting => Err("which is still starting"),
             Health::Degraded => Err("which is degraded"),
@@ -307,26 +402,4 @@ fn brings_up(want: &Want) -> &'static [Op] {
         AutoType::Periodic => &[Op::Host],
         AutoType::Resident | AutoType::OneShot => &[Op::Start, Op::Restart, Op::Reload],
     }
-}
-
-/// What the agent tells processes of a host apart by.
-type Spot<'a> = (&'a HostKey, String);
-
-fn place<'a>(chain: &Chain<'a>) -> Option<Spot<'a>> {
-    let want = chain.want?;
-    Some((&chain.key.host, want.spec.identity.index_key()))
-}
-
-/// Where something stops that is not to come back: another process may take its place.
-fn places_left<'a>(chains: &[Chain<'a>]) -> HashMap<Spot<'a>, usize> {
-    let stops = chains
-        .iter()
-        .enumerate()
-        .filter(|(_, chain)| chain.state() == State::Absent && has(chain, &[Op::Stop, Op::Kill, Op::Unhost]));
-    stops
-        .filter_map(|(at, chain)| {
-            let spec = chain.steps.iter().find_map(|draft| draft.spec.as_ref())?;
-            Some(((&chain.key.host, spec.identity.index_key()), at))
-        })
-        .collect()
 }

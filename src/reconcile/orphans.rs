@@ -9,8 +9,8 @@ use super::choose::{Delta, choose};
 use super::situate::{Wish, situate};
 use super::walk::{Walk, detail};
 use crate::model::{
-    InstanceKey, Name, OnChange, Op, Present, Reason, Rule, Seen, Sighting, Spec, State, Version, Which, Why,
-    glob,
+    Held, InstanceKey, Name, OnChange, Op, Present, Reason, Rule, Seen, Sighting, Spec, State, Version,
+    Which, Why, glob,
 };
 
 impl<'a> Walk<'a> {
@@ -22,10 +22,32 @@ impl<'a> Walk<'a> {
             if !ours || self.taken.contains(key) || !self.is_in_scope(key, seen, &namespaces) {
                 continue;
             }
-            let Sighting::Present(present) = self.observed.sighting(&key.host, Some(seen)) else { continue };
-            if self.is_there(present) {
-                self.orphan(key, present);
+            match self.observed.sighting(&key.host, Some(seen)) {
+                Sighting::Present(present) if !self.is_there(present) => {}
+                Sighting::Present(present) => match self.stale(key, present) {
+                    Some(detail) => self.unseen(key, Reason::Stale, detail),
+                    None => self.orphan(key, present),
+                },
+                Sighting::Unknown(why) => {
+                    self.unseen(key, Reason::HostUnknown, format!("host {}: {why}", key.host));
+                }
+                Sighting::Absent => {}
             }
+        }
+    }
+
+    /// It would go, if it could be seen.
+    fn unseen(&mut self, key: &InstanceKey, reason: Reason, detail: String) {
+        if self.rules.prune {
+            let instance = key.clone();
+            self.found.held.push(Held {
+                instance,
+                reason,
+                detail,
+                steps: Vec::new(),
+                why: Vec::new(),
+                at: None,
+            });
         }
     }
 
@@ -45,8 +67,7 @@ impl<'a> Walk<'a> {
             return;
         }
         let drafted = removal(present, &self.rules.caps);
-        let chain =
-            |steps| Chain { key, want: None, present: Some(present), from: None, before: Vec::new(), steps };
+        let chain = |steps| Chain { key, want: None, from: None, before: Vec::new(), steps };
         match drafted {
             _ if self.rules.source_unreadable => {
                 let detail = "some source could not be read: what is missing there may only be unread";
@@ -71,7 +92,7 @@ fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<Draft>, Reason> {
     let fallback = Arc::new(Spec::default());
     let spec = is_one.spec().or(other.spec());
     let wish = Wish::new(spec.unwrap_or(&fallback), State::Absent, &OnChange::new(), caps);
-    let mut is = situate(present, &wish, caps, false)?;
+    let mut is = situate(present, &wish, caps)?;
     if spec.is_none() {
         // Nothing to name it by; whether guard and process are one can still be told.
         let one = match (&seen.given, &seen.live) {

@@ -7,8 +7,7 @@ use std::collections::BTreeSet;
 use super::chain::{Chain, Found};
 use super::rules::Rules;
 use crate::model::{
-    Amount, Desired, Guard, Hold, InstanceKey, Name, Now, Observed, Op, Operation, Pause, Policy, Reason,
-    Want, Window, span,
+    Amount, Desired, Guard, Hold, InstanceKey, Name, Now, Op, Operation, Pause, Policy, Reason, Want, Window,
 };
 
 /// What a chain does to people's processes, as protection, windows and budgets speak of it.
@@ -48,8 +47,8 @@ impl Kinds {
 }
 
 /// Takes out of `found.chains` what may not happen now.
-pub fn restrain(found: &mut Found<'_>, desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) {
-    let law = Law { desired, observed, rules, now, spoken_for: spoken_for(desired) };
+pub fn restrain(found: &mut Found<'_>, desired: &Desired, rules: &Rules, now: &Now) {
+    let law = Law { desired, rules, now, spoken_for: spoken_for(desired) };
     hold_where(found, |chain| law.of_one(chain));
     law.budgets(found);
 }
@@ -67,7 +66,6 @@ fn hold_where(found: &mut Found<'_>, reason: impl Fn(&Chain<'_>) -> Option<(Reas
 
 struct Law<'a> {
     desired: &'a Desired,
-    observed: &'a Observed,
     rules: &'a Rules,
     now: &'a Now,
     /// Which policies bind something in which namespace.
@@ -87,7 +85,6 @@ impl<'a> Law<'a> {
         let kinds = Kinds::of(chain);
         self.paused(chain)
             .or_else(|| self.by_hand(chain))
-            .or_else(|| self.stale(chain))
             .or_else(|| protected(chain, kinds))
             .or_else(|| self.outside_window(chain, kinds))
     }
@@ -115,15 +112,6 @@ impl<'a> Law<'a> {
         };
         let hold = self.rules.holds.iter().find(over)?;
         Some((Reason::Hold, said("it is held", &hold.by, &hold.reason, hold.until)))
-    }
-
-    /// What was told too long ago may be otherwise by now.
-    fn stale(&self, chain: &Chain<'_>) -> Option<(Reason, String)> {
-        let limit = self.rules.stale_after_secs?;
-        let told = chain.present.and_then(|present| present.seen().report_time)?;
-        let age = self.observed.at.secs_since(told);
-        let detail = format!("host {} has not reported for {}", chain.key.host, span(age));
-        (age > limit).then_some((Reason::Stale, detail))
     }
 
     fn outside_window(&self, chain: &Chain<'_>, kinds: Kinds) -> Option<(Reason, String)> {
@@ -166,7 +154,12 @@ impl<'a> Law<'a> {
             None => format!("the greater of 1 and 10 % of the {owned} that are ours"),
             Some(amount) => source("--max-delete", amount, owned),
         };
-        within(found, Reason::DeleteBudget, limit, &said, |_| true);
+        // The default is for what nobody has set a budget for.
+        let set = |chain: &Chain<'_>| {
+            self.rules.max_delete.is_some()
+                || self.binding(chain.key, chain.want).all(|policy| policy.budgets.delete.is_none())
+        };
+        within(found, Reason::DeleteBudget, limit, &said, set);
         if let Some(amount) = self.rules.max_restart {
             let said = source("--max-restart", amount, owned);
             within(found, Reason::RestartBudget, most(amount, owned), &said, |_| true);

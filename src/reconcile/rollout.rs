@@ -54,7 +54,11 @@ fn cut(chains: Vec<usize>, rollout: &Rollout, of: usize) -> Vec<Vec<usize>> {
         Amount::Count(count) => usize::try_from(count).unwrap_or(usize::MAX).max(1),
         Amount::Share(share) => ((of as f64 * share.get() / 100.0).floor() as usize).max(1),
     };
-    let canaries = rollout.canary.map_or(0, size).min(chains.len());
+    let none = |amount: &Amount| match amount {
+        Amount::Count(count) => *count == 0,
+        Amount::Share(share) => share.get() == 0.0,
+    };
+    let canaries = rollout.canary.filter(|amount| !none(amount)).map_or(0, size).min(chains.len());
     let (first, rest) = chains.split_at(canaries);
     let batch = rollout.batch.map_or(rest.len().max(1), size);
     let first = (!first.is_empty()).then(|| first.to_vec());

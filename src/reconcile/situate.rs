@@ -20,6 +20,8 @@ pub struct Wish<'a> {
     pub spec: &'a Arc<Spec>,
     pub goal: Goal,
     pub classes: Classes,
+    /// The same before the process's own word.
+    plain: Classes,
     revision: OnceCell<Revision>,
 }
 
@@ -31,8 +33,9 @@ impl<'a> Wish<'a> {
             has_restart: spec.control.restart_cmd.is_some(),
             has_reload: spec.control.reload_cmd.is_some(),
         };
-        let classes = Classes::of(spec, on_change).without(|field| !caps.says(field));
-        Wish { spec, goal, classes, revision: OnceCell::new() }
+        let on_target = |on_change| Classes::of(spec, on_change).without(|field| !caps.says(field));
+        let (classes, plain) = (on_target(on_change), on_target(&OnChange::new()));
+        Wish { spec, goal, classes, plain, revision: OnceCell::new() }
     }
 
     pub fn revision(&self) -> &Revision {
@@ -49,9 +52,34 @@ impl<'a> Wish<'a> {
     pub fn delta(&self, version: &Version) -> Option<Delta> {
         match version {
             Version::Unknown => None,
-            Version::Digests(old) => Some(delta_of_revisions(old, self.revision())),
+            Version::Digests(old) => Some(self.delta_of_digests(old)),
             Version::Spec(old) if Arc::ptr_eq(old, self.spec) || old == self.spec => Some(Delta::default()),
             Version::Spec(old) => Some(delta(&changes(old, self.spec, &self.classes))),
+        }
+    }
+}
+
+impl Wish<'_> {
+    /// Digests are made with the classes of their time. If they were made of this very spec before the process had a
+    /// word on its fields, only that word is new: the engine is told, so that the next comparison knows it.
+    fn delta_of_digests(&self, old: &Revision) -> Delta {
+        let delta = delta_of_revisions(old, self.revision());
+        if !delta.is_none() && *old == self.plain.revision(self.spec) {
+            return Delta { register: true, ..Delta::default() };
+        }
+        delta
+    }
+
+    /// Are these known to be two identities?
+    fn are_two(&self, one: &Version, other: &Version) -> bool {
+        let replace = |version: &Version| match version {
+            Version::Unknown => None,
+            Version::Digests(revision) => Some(revision.replace),
+            Version::Spec(spec) => Some(self.classes.revision(spec).replace),
+        };
+        match (one, other) {
+            (Version::Spec(one), Version::Spec(other)) if one == other => false,
+            (one, other) => replace(one).zip(replace(other)).is_some_and(|(one, other)| one != other),
         }
     }
 }
@@ -87,21 +115,16 @@ pub fn absent(wish: &Wish<'_>) -> Situation {
         ran: Ran::NotThis,
         old_known: true,
         stops: Stops { new: StopBy::of(wish.spec), ..Stops::default() },
+        apart: false,
     }
 }
 
-/// What is there. `adopting`: a spec that is not known is taken to be of the wanted identity (a live look makes sure
-/// of that before anything is done), and the engine is told in any case.
-pub fn situate(
-    present: Present<'_>,
-    wish: &Wish<'_>,
-    caps: &Caps,
-    adopting: bool,
-) -> Result<Situation, Reason> {
+/// What is there.
+pub fn situate(present: Present<'_>, wish: &Wish<'_>, caps: &Caps) -> Result<Situation, Reason> {
     let (seen, goal) = (present.seen(), wish.goal);
     let (given, live) = (wish.delta(&seen.given), wish.delta(&seen.live));
     let held = present.hosted || (caps.registry && present.registered);
-    if goal.state.needs_start() && !adopting {
+    if goal.state.needs_start() {
         let kept = present.running && goal.auto_type == AutoType::Resident;
         if (kept && live.is_none()) || (present.hosted && given.is_none()) {
             return Err(Reason::OldSpecUnknown);
@@ -110,22 +133,46 @@ pub fn situate(
     let known =
         |version: &Version, delta: Option<Delta>| delta == Some(Delta::default()) || version.spec().is_some();
     let stop_by = |version: &Version| version.spec().map_or(StopBy::Stop, |spec| StopBy::of(spec));
-    // Where telling the engine is a step of its own, or comes with the way up, it is told whose this is now.
-    let tell = adopting && (caps.registry || goal.state.needs_start());
     // Of what nothing is known, everything may differ.
     let all = Delta { register: true, reload: true, restart: true, replace: true };
-    let is = Situation {
-        given: held.then(|| {
-            let given = given.unwrap_or(if adopting { Delta::default() } else { all });
-            Delta { register: given.register || tell, ..given }
-        }),
+    Ok(Situation {
+        given: held.then(|| given.unwrap_or(all)),
         hosted: present.hosted,
-        live: present.running.then(|| live.unwrap_or(if adopting { Delta::default() } else { all })),
+        live: present.running.then(|| live.unwrap_or(all)),
         ran: ran(present, given, live, wish),
         old_known: (!held || known(&seen.given, given)) && (!present.running || known(&seen.live, live)),
         stops: Stops { new: StopBy::of(wish.spec), given: stop_by(&seen.given), live: stop_by(&seen.live) },
-    };
-    Ok(is)
+        apart: held && present.running && wish.are_two(&seen.given, &seen.live),
+    })
+}
+
+/// What is there and is to be ours from now on, without a restart: what runs is taken as it is, and the engine is told
+/// in any case. A spec that is not known is taken to be of the wanted identity (a live look makes sure of that before
+/// anything is done); one that is known to be of another is not adopted.
+pub fn situate_adopted(present: Present<'_>, wish: &Wish<'_>, caps: &Caps) -> Result<Situation, Reason> {
+    if !wish.goal.state.needs_start() {
+        // What is to go is not guessed at.
+        let is = situate(present, wish, caps)?;
+        let tell = caps.registry && wish.goal.state == State::Stopped;
+        let given = is.given.map(|given| Delta { register: given.register || tell, ..given });
+        return Ok(Situation { given, ..is });
+    }
+    let seen = present.seen();
+    let (given, live) = (wish.delta(&seen.given), wish.delta(&seen.live));
+    let other = |there: bool, delta: Option<Delta>| there && delta.is_some_and(|delta| delta.replace);
+    if other(present.running, live) || other(present.hosted, given) {
+        return Err(Reason::NotOwned);
+    }
+    let held = present.hosted || (caps.registry && present.registered);
+    Ok(Situation {
+        given: held.then_some(Delta { register: true, ..Delta::default() }),
+        hosted: present.hosted,
+        live: present.running.then(Delta::default),
+        ran: ran(present, given, live.or(Some(Delta::default())), wish),
+        old_known: true,
+        stops: Stops { new: StopBy::of(wish.spec), ..Stops::default() },
+        apart: false,
+    })
 }
 
 fn ran(present: Present<'_>, given: Option<Delta>, live: Option<Delta>, wish: &Wish<'_>) -> Ran {

@@ -6,7 +6,7 @@ use super::chain::Draft;
 use super::choose::Situation;
 use super::situate::Wish;
 use super::why::differences;
-use crate::model::{AutoType, Effect, Op, Place, Present, Rule, State, Version, Want, Which, Why};
+use crate::model::{AutoType, Effect, Op, Place, Present, Rule, Spec, State, Version, Want, Which, Why};
 
 /// Everything that a step's reason is made of.
 pub struct Story<'w, 'a> {
@@ -97,7 +97,9 @@ impl<'w, 'a> Story<'w, 'a> {
     fn differs(&self, rule: Rule, classes: &[Effect]) -> Vec<Why> {
         let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
         let version = if rule == Rule::LiveDiffers { &seen.live } else { &seen.given };
-        differences(rule, version, self.wish, classes, Some(self.place))
+        let beside: Vec<&Spec> =
+            [&seen.given, &seen.live].into_iter().filter_map(|v| v.spec()).map(|spec| &**spec).collect();
+        differences(rule, version, self.wish, classes, &beside, Some(self.place))
     }
 }
 

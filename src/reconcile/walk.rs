@@ -12,7 +12,7 @@ use super::caps::Caps;
 use super::chain::{Chain, Draft, Found};
 use super::choose::choose;
 use super::rules::Rules;
-use super::situate::{Wish, absent, relaunching, situate, unsupported};
+use super::situate::{Wish, absent, relaunching, situate, situate_adopted, unsupported};
 use super::story::{Story, down_rule};
 use crate::model::{
     AutoType, Desired, Field, Held, InstanceKey, Now, Observed, Op, Present, Reason, Seen, Sighting, Spec,
@@ -42,8 +42,9 @@ pub fn find<'a>(desired: &'a Desired, observed: &'a Observed, rules: &'a Rules, 
                 Some(Ordering::Greater) | None => break None,
             }
         };
-        if rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
-            walk.wanted(key, want, row);
+        match rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
+            true => walk.wanted(key, want, row),
+            false => walk.spare_earlier(key, want, row),
         }
     }
     strangers.extend(rows);
@@ -70,7 +71,10 @@ pub struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn wanted(&mut self, key: &'a InstanceKey, want: &'a Want, row: Option<&'a Seen>) {
         let present = match self.observed.sighting(&key.host, row) {
-            Sighting::Present(present) => Some(present),
+            Sighting::Present(present) => match self.stale(key, present) {
+                Some(detail) => return self.hold(key, want, Reason::Stale, detail),
+                None => Some(present),
+            },
             Sighting::Absent => None,
             Sighting::Unknown(why) => {
                 let detail = format!("host {}: {why}", key.host);
@@ -102,6 +106,13 @@ impl<'a> Walk<'a> {
             return self.moved(key, want, from, present);
         }
         self.chain(key, want, present, None);
+    }
+
+    /// What was told too long ago may be otherwise by now, in sync or not.
+    pub(super) fn stale(&self, key: &InstanceKey, present: Present<'_>) -> Option<String> {
+        let age = self.observed.age(present.seen());
+        let limit = self.rules.stale_after_secs?;
+        (age > limit).then(|| format!("host {} has not reported for {}", key.host, span(age)))
     }
 
     /// Does a row tell of more than a name that was once there?
@@ -186,7 +197,8 @@ impl<'a> Walk<'a> {
         let wish = self.wish(want);
         let situation = match present {
             None => Ok(absent(wish)),
-            Some(present) => situate(present, wish, &rules.caps, adopting),
+            Some(present) if adopting => situate_adopted(present, wish, &rules.caps),
+            Some(present) => situate(present, wish, &rules.caps),
         };
         let chosen = situation.and_then(|is| Ok((is, choose(is, wish.goal, rules.caps)?)));
         let (is, ops) = match chosen {
@@ -206,9 +218,15 @@ impl<'a> Walk<'a> {
             place: &want.origin.place,
         };
         let steps: Vec<Draft> = ops.into_iter().map(|(op, which)| story.draft(op, which)).collect();
+        // Adopting does not restart: what runs with another spec stays as it is until the next plan.
+        let deferred = adopting
+            && wish.goal.state.needs_start()
+            && present.filter(|present| present.running).is_some_and(|present| {
+                wish.delta(&present.seen().live).is_some_and(|delta| delta.reload || delta.restart)
+            });
         let waits = present.and_then(|present| relaunching(present, &is, wish, now.at));
         let lost = !is.old_known && names_by_the_new_spec(&steps, &rules.caps);
-        let chain = Chain { key, want: Some(want), present, from, before: Vec::new(), steps };
+        let chain = Chain { key, want: Some(want), from, before: Vec::new(), steps };
         if let Some(left) = waits {
             let detail =
                 format!("it died, and the agent is bringing it back: it has {} left to do so", span(left));
@@ -216,6 +234,7 @@ impl<'a> Walk<'a> {
             return;
         }
         self.found.lost += usize::from(lost);
+        self.found.deferred += usize::from(deferred);
         self.found.chains.push(chain);
     }
 
@@ -245,6 +264,11 @@ pub fn detail(reason: Reason, present: Option<Present<'_>>, caps: &Caps) -> Stri
     match reason {
         Reason::IdentityMix => {
             "what runs and what is guarded are two different processes: stop one of them by hand".to_owned()
+        }
+        Reason::NotOwned => {
+            "nobody owns it, and it is another process than the wanted one: its identity differs, so \
+             it cannot be adopted"
+                .to_owned()
         }
         Reason::OldSpecUnknown if present.is_some_and(|present| digests(present.seen())) => format!(
             "it is another process than the wanted one, and only digests of its spec are known: {} has to be told \

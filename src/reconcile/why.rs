@@ -14,18 +14,21 @@ impl Why {
 }
 
 /// The fields of some classes in which what is held or runs differs from what is wanted.
+///
+/// `beside`: what else is known of the instance; what any of them keeps secret is shown of none.
 pub fn differences(
     rule: Rule,
     old: &Version,
     wish: &Wish<'_>,
     classes: &[Effect],
+    beside: &[&Spec],
     at: Option<&Place>,
 ) -> Vec<Why> {
     match old {
         Version::Spec(old) => changes(old, wish.spec, &wish.classes)
             .into_iter()
             .filter(|change| classes.contains(&change.effect))
-            .flat_map(|change| parts(change.field, old, wish.spec))
+            .flat_map(|change| parts(change.field, old, wish.spec, beside))
             .map(|(field, old, new)| Why { rule, field: Some(field), old, new, at: at.cloned() })
             .collect(),
         Version::Digests(old) if old != wish.revision() => vec![Why {
@@ -44,13 +47,14 @@ pub fn differences(
 pub type Part = (String, Option<String>, Option<String>);
 
 /// A changed field down to what changed in it: the key of a map, the entry of a list.
-pub fn parts(field: Field, old: &Spec, new: &Spec) -> Vec<Part> {
+pub fn parts(field: Field, old: &Spec, new: &Spec, beside: &[&Spec]) -> Vec<Part> {
     match field {
         Field::Labels => keyed(field, &old.labels, &new.labels, |_, value| value.clone()),
         Field::Env => {
             // What one side keeps secret the other does not give away.
             let secret = |key: &str| {
-                [old, new].iter().any(|spec| matches!(spec.env.get(key), Some(EnvValue::Secret(_))))
+                let all = [old, new].into_iter().chain(beside.iter().copied());
+                all.into_iter().any(|spec| matches!(spec.env.get(key), Some(EnvValue::Secret(_))))
             };
             keyed(field, &old.env, &new.env, |key, value| match value {
                 EnvValue::File(path) => format!("file {path}"),

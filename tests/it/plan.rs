@@ -62,7 +62,9 @@ fn exit_codes_of_diff() {
     assert!(out.contains("  - control.start_cmd: ./api\n  + control.start_cmd: ./api --fast\n"), "{out}");
     assert_eq!(run(&tree(GOOD, "{}"), &["diff"]).0, 2);
     assert_eq!(run(&tree("kind: Nothing\n", ""), &["diff"]).0, 65);
-    assert_eq!(run(&tree(GOOD, ROW), &["diff", "--prune", "--caps", "gse-v1"]).0, 2);
+    let refused = run(&tree(GOOD, ROW), &["diff", "--prune", "--caps", "gse-v1", "-o", "json"]);
+    assert_eq!((refused.0, refused.1.trim()), (2, r#"{"exit":{"code":2,"reason":"OwnerNotNamed"}}"#));
+    assert_eq!(run(&tree(GOOD, ROW), &["diff", "--nonsense"]).0, 2);
 }
 
 #[test]
@@ -79,6 +81,13 @@ fn a_refusal_is_one_word_for_scripts() {
     assert_eq!(json(&owned, &[])["owner"], "shop");
     let (code, _, err) = run(&owned, &["plan", "--owner", "other"]);
     assert!(code == 4 && err.contains("\"shop\""), "{err}");
+    // Two owners are two sets, whoever asks.
+    let two = Tree::new(&[
+        ("m.yaml/a/p.yaml", policy.as_str()),
+        ("m.yaml/b/p.yaml", "apiVersion: abide/v1\nkind: Policy\nmeta: {name: p}\nowner: bob\n"),
+        ("rows.json", "[]"),
+    ]);
+    assert_eq!(run(&two, &["plan", "--owner", "bob"]).0, 4);
 }
 
 #[test]
@@ -112,7 +121,11 @@ fn filters_show_less_and_count_less() {
     assert_eq!(ops(&json(&both, &[])), ["restart", "start"]);
     let only = json(&both, &["--only", "restart,stop"]);
     assert_eq!((ops(&only), &only["summary"]["start"]), (vec!["restart".to_owned()], &0.into()));
-    assert_eq!(run(&both, &["plan", "--only", "stop", "--detailed-exitcode"]).0, 0);
+    assert_eq!(
+        run(&both, &["plan", "--only", "stop", "--detailed-exitcode"]).0,
+        2,
+        "what is not shown is still there"
+    );
     for (flags, expected) in [
         (&["--include", "web/other"][..], &["start"][..]),
         (&["--exclude", "web/other"], &["restart"]),
@@ -157,8 +170,22 @@ fn a_saved_plan_has_its_inputs_and_no_secret() {
     let plain = old.replace(r#"{"value": "battery-staple", "secret": true}"#, r#""battery-staple""#);
     let (_, out, _) = run(&self::tree(&secret, &plain), &["plan"]);
     assert!(out.contains("env.TOKEN") && !out.contains("staple"), "{out}");
+    // Nor by what one of two old sides says, nor by the message about a wrong row.
+    let two = plain.replace("\"spec\"", &format!("\"live_spec\": {}, \"spec\"", spec_of(&old)));
+    for verb in ["plan", "diff"] {
+        let (_, out, _) = run(&self::tree(GOOD, &two), &[verb]);
+        assert!(out.contains("env.TOKEN") && !out.contains("staple"), "{verb}: {out}");
+    }
+    let wrong = old.replace("\"secret\": true", "\"secret\": \"battery-staple\"");
+    let (code, _, err) = run(&self::tree(&secret, &wrong), &["plan"]);
+    assert!(code == 1 && err.contains("row 1") && !err.contains("staple"), "{err}");
     let (code, _, err) = run(&tree, &["plan", "--out", "nowhere/plan.json"]);
     assert!(code == 1 && err.contains("nowhere"), "{err}");
+}
+
+/// The spec of a row, as written.
+fn spec_of(row: &str) -> String {
+    serde_json::from_str::<Value>(row).expect("a row")["spec"].to_string()
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn situation(observed: &str, auto_type: AutoType, caps: Caps) -> Situation {
     };
     // Without a registry what was given is there exactly while it is guarded.
     let given = given.filter(|_| caps.registry || hosted);
-    Situation { given, hosted, live, ran, old_known: true, stops: Stops::default() }
+    Situation { given, hosted, live, ran, old_known: true, stops: Stops::default(), apart: false }
 }
 
 #[test]
@@ -343,6 +343,7 @@ fn seen(w: World) -> Situation {
         ran,
         old_known: true,
         stops: Stops::default(),
+        apart: false,
     }
 }
 
@@ -452,11 +453,14 @@ fn what_is_held_is_held_for_its_reason() {
         ran: Ran::NotThis,
         old_known: true,
         stops: Stops::default(),
+        apart: false,
     };
     for (_, caps) in Caps::ALL {
-        // A guard and a process under two identities, whichever of them is the wanted one.
-        for (given, live) in [(Some(NEW), other), (other, Some(NEW))] {
-            let mixed = Situation { given, hosted: true, live, ..nothing };
+        // A guard and a process under two identities, whichever of them is the wanted one, or neither.
+        for (given, live, apart) in
+            [(Some(NEW), other, false), (other, Some(NEW), false), (other, other, true)]
+        {
+            let mixed = Situation { given, hosted: true, live, apart, ..nothing };
             for state in State::ALL {
                 assert_eq!(choose(mixed, Goal { state, ..up }, caps), Err(Reason::IdentityMix));
             }
@@ -481,6 +485,7 @@ fn stopping_takes_a_command_where_nobody_can_signal() {
         ran: Ran::NotThis,
         old_known: true,
         stops,
+        apart: false,
     };
     let all = |by| Stops { new: by, given: by, live: by };
     let weaker = Delta { restart: true, ..NEW };

@@ -270,7 +270,21 @@ impl World {
         let owner =
             self.dice.pick(&[Some(OWNER), Some(OWNER), Some(OWNER), Some(OWNER), None, Some("other")]);
         let there = given.is_some() || live.is_some();
+        // What nobody owns is adopted as it runs; that it runs as wanted keeps one plan enough.
+        let (given, live) = match (owner, wanted) {
+            (None, Some(want)) => {
+                let wanted = self.exactly(want);
+                (given.map(|_| wanted.clone()), live.map(|_| wanted))
+            }
+            _ => (given, live),
+        };
         Proc { owner: owner.filter(|_| there).map(str::to_owned), given, hosted, live, pid: None, ran }
+    }
+
+    fn exactly(&self, want: &Want) -> Held {
+        let caps = self.rules.caps;
+        let classes = Classes::of(&want.spec, &want.origin.on_change).without(|field| !caps.says(field));
+        Held { spec: Arc::clone(&want.spec), revision: Some(classes.revision(&want.spec)) }
     }
 
     fn held(&mut self, name: &str, kind: AutoType, wanted: Option<&Want>) -> Held {
@@ -569,7 +583,9 @@ fn budgets_hold_over_the_whole_plan() {
             Amount::Count(count) => count as usize,
             Amount::Share(share) => (owned as f64 * share.get() / 100.0) as usize,
         };
-        let delete = world.rules.max_delete.map_or((owned / 10).max(1), most);
+        let by_policy = world.desired.policies.iter().any(|policy| policy.budgets.delete.is_some());
+        let default = if by_policy { usize::MAX } else { (owned / 10).max(1) };
+        let delete = world.rules.max_delete.map_or(default, most);
         assert!(deletes <= delete, "{deletes} deletes of {delete}: {}", shown(&plan));
         let restart = world.rules.max_restart.map_or(usize::MAX, most);
         assert!(restarts <= restart, "{restarts} restarts of {restart}: {}", shown(&plan));

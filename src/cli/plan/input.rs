@@ -10,7 +10,7 @@ use super::args;
 use crate::cli::print::{self, Printer, count};
 use crate::cli::{Exit, Failure};
 use crate::clock;
-use crate::manifest::{self, Loaded, rows};
+use crate::manifest::{self, Loaded, Severity, rows};
 use crate::model::{Now, Observed, Plan};
 use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
 
@@ -30,8 +30,8 @@ impl Input {
         let begin = Instant::now();
         let loaded = manifest::load(&args.paths, &args.limits.limits());
         info!(files = loaded.files, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
-        let problems: String = loaded.problems.iter().map(|problem| print::problem(problem) + "\n").collect();
-        printer.to_stderr(&problems);
+        let told = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
+        printer.to_stderr(&told.map(|problem| print::problem(problem) + "\n").collect::<String>());
         if loaded.errors() > 0 {
             let message =
                 format!("{} in the manifests: nothing was planned", count(loaded.errors(), "error"));
@@ -45,7 +45,7 @@ impl Input {
         };
         let rules = rules(args, &loaded)?;
         let begin = Instant::now();
-        let observed = observe(args, &now)?;
+        let observed = observe(args, &now)?.under_addresses(&loaded.desired);
         info!(rows = observed.instances.len(), took = ?begin.elapsed(), "observed");
         let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
         let target = args.target.clone();
@@ -59,12 +59,24 @@ impl Input {
         plan
     }
 
-    /// The digest of what is wanted, and that of everything the plan was made from.
-    pub fn digests(&self, plan: &Plan) -> (String, String) {
+    pub fn digests(&self, plan: &Plan) -> Digests {
         let wanted = of_desired(&self.loaded.desired);
-        let all = fingerprint(&wanted, &self.observed, &self.rules, plan);
-        (wanted, all)
+        let all = fingerprint(&wanted, &self.observed, &self.rules, &self.target, plan);
+        let steps = plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word()));
+        let id = blake3::hash(format!("{all}\n{}", steps.collect::<Vec<_>>().join("\n")).as_bytes());
+        Digests { wanted, all, id: id.to_hex()[..16].to_owned() }
     }
+}
+
+/// What a plan was made from, in short.
+#[derive(Clone)]
+pub struct Digests {
+    /// Of what the manifests want.
+    pub wanted: String,
+    /// Of everything: the fingerprint.
+    pub all: String,
+    /// Of that and of the steps.
+    pub id: String,
 }
 
 fn observe(args: &args::Input, now: &Now) -> Result<Observed, Failure> {
@@ -98,14 +110,14 @@ fn rules(args: &args::Input, loaded: &Loaded) -> Result<Rules, Failure> {
     let named: BTreeSet<&str> =
         loaded.desired.policies.iter().filter_map(|policy| policy.owner.as_deref()).collect();
     let owner = match (&args.owner, named.first(), named.len()) {
-        (Some(owner), Some(named), 1) if owner != named => {
+        (_, _, 2..) => {
+            let message = format!("policies name several owners: {}", Vec::from_iter(named).join(", "));
+            return Err(Failure::refused("NotOwned", message).hint("plan each owner's directory by itself"));
+        }
+        (Some(owner), Some(named), _) if owner != named => {
             let message =
                 format!("a policy says that this set belongs to {named:?}, and --owner says {owner:?}");
             return Err(Failure::refused("NotOwned", message).hint("leave --owner out, or change the policy"));
-        }
-        (None, _, 2..) => {
-            let message = format!("policies name several owners: {}", Vec::from_iter(named).join(", "));
-            return Err(Failure::refused("NotOwned", message).hint("plan each set by itself, with --owner"));
         }
         (Some(owner), _, _) => Some(owner.clone()),
         (None, named, _) => named.map(|owner| (*owner).to_owned()),

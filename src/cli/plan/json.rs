@@ -4,9 +4,9 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::args;
-use super::input::Input;
+use super::input::{Digests, Input};
 use crate::cli::{Exit, Failure};
-use crate::model::{Gate, Held, InstanceKey, Op, Plan, Reason, Step, Why};
+use crate::model::{Gate, Held, InstanceKey, Op, Plan, Step, Why};
 
 #[derive(Serialize)]
 struct PlanJson<'a> {
@@ -66,12 +66,12 @@ fn whys<S: Serializer>(all: &[Why], to: S) -> Result<S::Ok, S::Error> {
     }))
 }
 
-pub fn plan(input: &Input, plan: &Plan) -> Result<String, Failure> {
-    print(&whole(input, plan, None))
+pub fn plan(input: &Input, plan: &Plan, digests: &Digests) -> Result<String, Failure> {
+    print(&whole(input, plan, digests, None))
 }
 
 /// The plan with what it takes to make it again. It holds no spec and no secret.
-pub fn saved(input: &Input, plan: &Plan, args: &args::Input) -> Result<String, Failure> {
+pub fn saved(input: &Input, plan: &Plan, digests: &Digests, args: &args::Input) -> Result<String, Failure> {
     let select = &args.select;
     let paths: Vec<String> = args.paths.iter().map(|path| path.display().to_string()).collect();
     let amount = |amount: Option<crate::model::Amount>| amount.map(|amount| amount.to_string());
@@ -93,16 +93,14 @@ pub fn saved(input: &Input, plan: &Plan, args: &args::Input) -> Result<String, F
             "exclude": select.exclude,
         },
     });
-    print(&whole(input, plan, Some(inputs)))
+    print(&whole(input, plan, digests, Some(inputs)))
 }
 
-fn whole<'a>(input: &'a Input, plan: &'a Plan, inputs: Option<Value>) -> PlanJson<'a> {
-    let (revision, fingerprint) = input.digests(plan);
-    let steps = plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word()));
-    let id = blake3::hash(format!("{fingerprint}\n{}", steps.collect::<Vec<_>>().join("\n")).as_bytes());
+fn whole<'a>(input: &'a Input, plan: &'a Plan, digests: &Digests, inputs: Option<Value>) -> PlanJson<'a> {
+    let Digests { wanted: revision, all: fingerprint, id } = digests.clone();
     PlanJson {
         version: 1,
-        id: id.to_hex()[..16].to_owned(),
+        id,
         target: &input.target,
         owner: &input.rules.owner,
         source: json!({"path": input.paths, "revision": revision}),
@@ -163,7 +161,7 @@ pub fn summary(plan: &Plan) -> Value {
     let mut instances: Vec<&InstanceKey> = plan.steps().map(|step| &step.instance).collect();
     instances.sort_unstable();
     instances.dedup();
-    let unknown = plan.held.iter().filter(|held| held.reason == Reason::HostUnknown).count();
+    let unknown = plan.held.iter().filter(|held| held.reason.is_unknown()).count();
     summary.insert("instances".to_owned(), instances.len().into());
     summary.insert("held".to_owned(), plan.held.len().into());
     summary.insert("unknown".to_owned(), unknown.into());

@@ -1,11 +1,11 @@
 //! A plan as a comment on a pull request: the summary first, then block after block until the space is used up.
 
 use super::groups::{groups, held, reason, whereabouts};
-use super::input::Input;
+use super::input::{Digests, Input};
 use super::text::{ops, summary};
 use crate::model::Plan;
 
-pub fn markdown(input: &Input, plan: &Plan, most: usize) -> String {
+pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, most: usize) -> String {
     let mut blocks = Vec::new();
     for group in groups(plan) {
         let mut block = format!(
@@ -35,7 +35,7 @@ pub fn markdown(input: &Input, plan: &Plan, most: usize) -> String {
         summary(input, plan),
         code(&input.rules.owner),
         code(&input.target),
-        code(&input.digests(plan).1),
+        code(&digests.all),
     );
     cut(head, &blocks, most)
 }
@@ -59,7 +59,8 @@ fn cut(head: String, blocks: &[String], most: usize) -> String {
         text.push_str(block);
         shown += 1;
     }
-    text.push_str(&more(blocks.len() - shown));
+    let entries = blocks[shown..].iter().filter(|block| block.starts_with('-')).count();
+    text.push_str(&more(entries));
     // A limit smaller than the summary itself: what fits of it.
     if text.len() > most {
         let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);

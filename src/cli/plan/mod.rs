@@ -14,6 +14,7 @@ use std::time::Instant;
 use tracing::info;
 
 pub use args::Plan;
+pub use json::refusal;
 
 use self::args::PlanForm;
 use self::input::Input;
@@ -33,24 +34,24 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
     let mut plan = input.plan();
     locate(&mut plan, &input, &args.input.limits.limits());
     if let Some(file) = &args.out {
-        let text = json::saved(&input, &plan, &args.input)?;
+        let text = json::saved(&input, &plan, &input.digests(&plan), &args.input)?;
         write_whole(file, &text).map_err(|error| {
             Failure::new(Exit::Failed, format!("cannot write the plan to {}: {error}", file.display()))
         })?;
     }
+    let (changes, digests) = (!plan.is_empty(), input.digests(&plan));
     keep_only(&mut plan, &args.only);
     let begin = Instant::now();
     match args.output {
         PlanForm::Text => printer.styled(&text::text(&input, &plan)),
-        PlanForm::Json => printer.data(&json::plan(&input, &plan)?),
-        PlanForm::Markdown => printer.data(&markdown::markdown(&input, &plan, args.max_bytes)),
+        PlanForm::Json => printer.data(&json::plan(&input, &plan, &digests)?),
+        PlanForm::Markdown => printer.data(&markdown::markdown(&input, &plan, &digests, args.max_bytes)),
     }
     info!(took = ?begin.elapsed(), "printed");
     if let Some(file) = &args.out {
         printer.remark(&format!("written to {}; `abide apply {0}` carries it out", file.display()));
     }
     // Nothing of it is needed any more, and giving a large tree back piece by piece takes time.
-    let changes = !plan.is_empty();
     std::mem::forget((input, plan));
     Ok(if args.detailed_exitcode && changes { Exit::Changes } else { Exit::Done })
 }

@@ -5,7 +5,7 @@ use anstyle::{AnsiColor, Style};
 use super::groups::{Group, groups, held, reason, severity, whereabouts};
 use super::input::Input;
 use crate::cli::print::{BOLD, DIM, HINT, WARNING, count};
-use crate::model::{Op, Plan, Reason};
+use crate::model::{Op, Plan};
 
 pub fn text(input: &Input, plan: &Plan) -> String {
     let mut text = String::new();
@@ -111,7 +111,7 @@ pub fn summary(input: &Input, plan: &Plan) -> String {
     if let (Some(last), 2..) = (parts.last_mut(), plan.waves.len()) {
         last.push_str(&format!(" in {} waves", plan.waves.len()));
     }
-    let unknown = plan.held.iter().filter(|held| held.reason == Reason::HostUnknown).count();
+    let unknown = plan.held.iter().filter(|held| held.reason.is_unknown()).count();
     let others = plan.held.len() - unknown;
     parts.extend((others > 0).then(|| format!("{others} held")));
     parts.extend((unknown > 0).then(|| format!("{unknown} not seen")));

@@ -1,0 +1,43 @@
+//! Who is where: no two processes of a host may share what the agent tells them apart by.
+
+use std::collections::{HashMap, HashSet};
+
+use super::chain::{Chain, has};
+use crate::model::{HostKey, InstanceKey, Observed, Op};
+
+/// A host, and the value_key or program of a process on it.
+type Spot<'a> = (&'a HostKey, String);
+
+/// Those that are where something is to start, known by the specs they have.
+pub struct Places<'a>(HashMap<Spot<'a>, Vec<&'a InstanceKey>>);
+
+impl<'a> Places<'a> {
+    pub fn new(observed: &'a Observed, chains: &[Chain<'a>]) -> Places<'a> {
+        let starting = chains.iter().filter(|chain| has(chain, &[Op::Start]));
+        let hosts: HashSet<&HostKey> = starting.map(|chain| &chain.key.host).collect();
+        let mut places: HashMap<Spot<'a>, Vec<&'a InstanceKey>> = HashMap::new();
+        if hosts.is_empty() {
+            return Places(places);
+        }
+        for (key, seen) in observed.instances.iter().filter(|(key, _)| hosts.contains(&key.host)) {
+            let guarded = seen.given.spec().filter(|_| seen.hosted == Some(true));
+            let running = seen.live.spec().filter(|_| seen.running == Some(true));
+            let mut spots: Vec<String> =
+                [guarded, running].into_iter().flatten().map(|spec| spec.identity.index_key()).collect();
+            spots.dedup();
+            for spot in spots {
+                places.entry((&key.host, spot)).or_default().push(key);
+            }
+        }
+        Places(places)
+    }
+
+    /// Others that are where a chain starts something.
+    pub fn in_the_way(&self, chain: &Chain<'a>) -> impl Iterator<Item = &'a InstanceKey> {
+        let (key, from) = (chain.key, chain.from);
+        let want = chain.want.filter(|_| !self.0.is_empty() && has(chain, &[Op::Start]));
+        let spot = want.map(|want| (&chain.key.host, want.spec.identity.index_key()));
+        let there = spot.and_then(|spot| self.0.get(&spot)).into_iter().flatten().copied();
+        there.filter(move |other| *other != key && Some(*other) != from)
+    }
+}
