@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use clap::builder::FalseyValueParser;
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 
 use crate::gse::{Dialect, JobApi};
@@ -30,7 +29,7 @@ pub struct Common {
     #[arg(short, long, global = true, action = ArgAction::Count, env = "ABIDE_VERBOSE", help_heading = "Everywhere")]
     pub verbose: u8,
     /// Say nothing on stderr but errors
-    #[arg(short, long, global = true, env = "ABIDE_QUIET", value_parser = FalseyValueParser::new(), help_heading = "Everywhere")]
+    #[arg(short, long, global = true, env = "ABIDE_QUIET", value_parser = switch, help_heading = "Everywhere")]
     pub quiet: bool,
     /// Form of log lines on stderr
     #[arg(
@@ -170,6 +169,15 @@ pub struct LimitArgs {
     pub max_instances: usize,
 }
 
+/// A switch from a variable: a word that is neither yes nor no is a mistake, not a yes.
+pub fn switch(text: &str) -> Result<bool, String> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "y" | "on" | "t" => Ok(true),
+        "" | "0" | "false" | "no" | "n" | "off" | "f" => Ok(false),
+        _ => Err("true or false".to_owned()),
+    }
+}
+
 fn depth(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(depth @ 1..=100) => Ok(depth),
@@ -207,7 +215,7 @@ pub struct Convert {
     #[arg(long, value_name = "DIALECT", env = "ABIDE_TO", value_parser = dialect_parser())]
     pub to: Option<Dialect>,
     /// With --to: exit with 65 when a body cannot say everything
-    #[arg(long, env = "ABIDE_STRICT", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "ABIDE_STRICT", value_parser = switch)]
     pub strict: bool,
     /// Which JOB call bodies are for, where their shape leaves that open; with --to job: which call to write
     #[arg(long, value_name = "CALL", env = "ABIDE_JOB_API", value_parser = job_api_parser())]

@@ -11,7 +11,7 @@ use super::plan::args::Diff;
 use super::plan::groups::whereabouts;
 use super::plan::input::Input;
 use super::plan::refusal;
-use super::print::{BOLD, DIM, Printer};
+use super::print::{BOLD, DIM, Printer, quoted, visible};
 use super::{Exit, Failure};
 use crate::model::{Field, HostKey, InstanceKey, Present, ProcessKey, Sighting, Spec, State, Version, Want};
 use crate::reconcile::why::{Part, parts};
@@ -44,6 +44,8 @@ pub fn run(args: &Diff, printer: &Printer) -> Result<Exit, Failure> {
 /// One instance that is not as wanted.
 struct Difference<'a> {
     key: &'a InstanceKey,
+    /// The name that it had so far.
+    from: Option<&'a InstanceKey>,
     want: Option<&'a Want>,
     /// What was seen; `Err`: why it could not be.
     seen: Result<Option<Present<'a>>, &'a str>,
@@ -60,20 +62,27 @@ fn differences(input: &Input) -> Vec<Difference<'_>> {
     let plan = input.plan();
     let held: BTreeMap<&InstanceKey, &'static str> =
         plan.held.iter().map(|held| (&held.instance, held.reason.word())).collect();
-    let touched: BTreeSet<&InstanceKey> =
-        plan.steps().map(|step| &step.instance).chain(held.keys().copied()).collect();
+    // What is known by another name now is compared with what it was under the old one.
+    let moved: BTreeMap<&InstanceKey, &InstanceKey> =
+        plan.steps().filter_map(|step| Some((&step.instance, step.from.as_ref()?))).collect();
+    let old: BTreeSet<&InstanceKey> = moved.values().copied().collect();
+    let touched = plan.steps().map(|step| &step.instance).chain(held.keys().copied());
+    let touched: BTreeSet<&InstanceKey> = touched.filter(|key| !old.contains(key)).collect();
     let mut all = Vec::new();
     for key in touched {
         let wanted = input.loaded.desired.instances.get_key_value(key);
         let row = input.observed.instances.get_key_value(key);
         let Some(key) = wanted.map(|(key, _)| key).or(row.map(|(key, _)| key)) else { continue };
         let want = wanted.map(|(_, want)| want);
-        let seen = match input.observed.look(key) {
+        let from = moved.get(key).and_then(|from| input.observed.instances.get_key_value(*from));
+        let from = from.map(|(from, _)| from);
+        let seen = match input.observed.look(from.unwrap_or(key)) {
             Sighting::Present(present) => Ok(Some(present)),
             Sighting::Absent => Ok(None),
             Sighting::Unknown(why) => Err(why),
         };
-        all.push(difference(key, want, seen, held.get(key).copied(), &input.rules.owner));
+        let held = held.get(key).copied();
+        all.push(Difference { from, ..difference(key, want, seen, held, &input.rules.owner) });
     }
     all
 }
@@ -110,6 +119,7 @@ fn difference<'a>(
     };
     Difference {
         key,
+        from: None,
         want,
         seen,
         state: (state.to_owned(), want.map_or(State::Absent, |want| want.origin.state).word()),
@@ -133,7 +143,7 @@ fn fields(old: &Spec, new: &Spec, beside: &[&Spec]) -> Vec<Part> {
 }
 
 fn json(difference: &Difference<'_>) -> Value {
-    let Difference { key, want, seen, state, owner, given, live, held } = difference;
+    let Difference { key, from, want, seen, state, owner, given, live, held } = difference;
     let fields = |parts: &Option<Vec<Part>>| {
         parts.as_ref().map(|parts| {
             let one = |(field, old, new): &Part| json!({"field": field, "old": old, "new": new});
@@ -142,6 +152,7 @@ fn json(difference: &Difference<'_>) -> Value {
     };
     json!({
         "instance": key,
+        "moved_from": from,
         "state": {"old": state.0, "new": state.1},
         "owner": {"old": owner.0, "new": owner.1},
         "given": fields(given),
@@ -172,16 +183,20 @@ fn text(differences: &[Difference<'_>]) -> String {
 }
 
 fn body(difference: &Difference<'_>) -> String {
-    let Difference { want, seen, state, owner, given, live, held, .. } = difference;
+    let Difference { key, from, want, seen, state, owner, given, live, held } = difference;
     let mut text = String::new();
-    let from = want.map_or("no manifest wants it".to_owned(), |want| want.origin.place.to_string());
-    text.push_str(&format!("  {DIM}wanted: {from}{DIM:#}\n"));
+    let wanted = want.map_or("no manifest wants it".to_owned(), |want| want.origin.place.to_string());
+    text.push_str(&format!("  {DIM}wanted: {wanted}{DIM:#}\n"));
     if let Some(held) = held {
         text.push_str(&format!("  {DIM}held: {held}{DIM:#}\n"));
     }
     if let Err(why) = seen {
         text.push_str(&format!("  it could not be compared: {why}\n"));
         return text;
+    }
+    if let Some(from) = from {
+        let names = (from.process().to_string(), key.process().to_string());
+        text.push_str(&lines("", &[("name".to_owned(), Some(names.0), Some(names.1))]));
     }
     if state.0 != state.1 {
         text.push_str(&lines("", &[("state".to_owned(), Some(state.0.clone()), Some(state.1.to_owned()))]));
@@ -212,7 +227,7 @@ fn lines(title: &str, parts: &[Part]) -> String {
     let mut text = if title.is_empty() { String::new() } else { format!("  {BOLD}{title}{BOLD:#}\n") };
     for (field, old, new) in parts {
         let side = |value: &Option<String>| match value {
-            Some(value) => format!("{field}: {}\n", value.replace('\n', "\n    ")),
+            Some(value) => format!("{}: {}\n", visible(field), quoted(value)),
             None => String::new(),
         };
         let (old, new) = (side(old), side(new));

@@ -75,7 +75,9 @@ impl Printer {
     }
 
     pub fn failure(&self, failure: &Failure) {
-        let mut text = format!("{ERROR}error{ERROR:#}: {}\n", failure.message);
+        // Names of files and what callers typed may hold anything; line breaks are ours.
+        let message = failure.message.lines().map(visible).collect::<Vec<_>>().join("\n");
+        let mut text = format!("{ERROR}error{ERROR:#}: {message}\n");
         if let Some(hint) = &failure.hint {
             text.push_str(&format!("{HINT}hint{HINT:#}: {hint}\n"));
         }
@@ -133,6 +135,33 @@ fn marked(line: &str, from: usize, len: usize) -> (String, String, String) {
     (shown, " ".repeat(before), "^".repeat(under.max(1)))
 }
 
+/// Any text on one line, with nothing in it that a terminal acts on or an eye cannot see. What is escaped is visibly so.
+pub fn visible(text: &str) -> String {
+    let odd = |c: char| c.is_control() || is_hidden(c) || is_invisible(c);
+    let escape = |c: char| match odd(c) {
+        true if matches!(c, '\n' | '\r' | '\t') => c.escape_debug().to_string(),
+        true => c.escape_unicode().to_string(),
+        false => c.to_string(),
+    };
+    if text.chars().any(odd) { text.chars().map(escape).collect() } else { text.to_owned() }
+}
+
+/// Characters without width, blanks that look like others, and tags.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{a0}' | '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2064}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// A value on one line, in quotes where it could be taken for something else.
+pub fn quoted(text: &str) -> String {
+    let plain = !text.is_empty()
+        && text != "unset"
+        && text.trim() == text
+        && !text.contains("  ")
+        && !text.contains(['"', '→'])
+        && visible(text) == text;
+    if plain { text.to_owned() } else { format!("\"{}\"", visible(text).replace('"', "\\\"")) }
+}
+
 /// "1 file", "2 files".
 pub fn count(n: usize, thing: &str) -> String {
     format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })
@@ -161,6 +190,22 @@ mod tests {
         assert_eq!(marked("\ta: x", 1, 1), (" a: x".into(), " ".into(), "^".into()));
         assert_eq!(marked("名: 值", 3, 1), ("名: 值".into(), "    ".into(), "^^".into()));
         assert_eq!(marked("a:", 5, 1), ("a:".into(), "     ".into(), "^".into()));
+    }
+
+    #[test]
+    fn nothing_that_is_printed_can_act_or_hide() {
+        assert_eq!(visible("a\u{1b}[2Jb\n\u{202e}c\u{9b}\u{200b}"), r"a\u{1b}[2Jb\n\u{202e}c\u{9b}\u{200b}");
+        for (text, shown) in [
+            ("./api --fast", "./api --fast"),
+            ("unset", "\"unset\""),
+            ("", "\"\""),
+            (" a", "\" a\""),
+            ("a → b", "\"a → b\""),
+            ("say \"x\"", "\"say \\\"x\\\"\""),
+            ("a\nb", "\"a\\nb\""),
+        ] {
+            assert_eq!(quoted(text), shown);
+        }
     }
 
     #[test]

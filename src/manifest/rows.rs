@@ -1,7 +1,7 @@
 //! Rows → [`Observed`]: what was seen, from a file. The rows are those of `get processes -o json`, so that a look can
 //! be kept and planned on later, or made up to rehearse.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Read;
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use super::check::{self, Values};
 use super::convert::escape;
 use super::document::{Loose, SpecEntry};
-use super::problem::Path;
+use super::problem::{Path, did_you_mean};
 use super::{parallel, variables};
 use crate::clock;
 use crate::model::{Health, HostKey, InstanceKey, Name, Observed, Revision, Runs, Seen, Spec, Time, Version};
@@ -45,43 +45,89 @@ struct Row<'a> {
     spec: Option<&'a RawValue>,
     #[serde(borrow)]
     live_spec: Option<&'a RawValue>,
-    ran: Option<Ran>,
+    #[serde(borrow)]
+    ran: Option<&'a RawValue>,
 }
 
 fn no() -> Option<bool> {
     Some(false)
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Ran {
-    Is(bool),
-    Digest(String),
-}
-
 /// Why rows could not be taken: one sentence each.
 pub type Faults = Vec<String>;
+
+/// How often a list or map may begin on one line of YAML.
+const MOST_DEEP: usize = 200;
+
+const FIELDS: [&str; 21] = [
+    "instance",
+    "namespace",
+    "name",
+    "host",
+    "labels",
+    "registered",
+    "hosted",
+    "running",
+    "pid",
+    "owner",
+    "revision",
+    "live_revision",
+    "sync",
+    "health",
+    "hosting",
+    "since",
+    "report_time",
+    "spec",
+    "live_spec",
+    "ran",
+    "unknown",
+];
+
+/// Fields that no row has: more likely a slip of the pen than a newer program's.
+fn unknown_fields(rows: &[&RawValue]) -> Vec<String> {
+    let names = parallel::map(rows, |row| {
+        let fields: BTreeMap<String, &RawValue> = serde_json::from_str(row.get()).unwrap_or_default();
+        fields.into_keys().filter(|name| !FIELDS.contains(&name.as_str())).collect::<Vec<String>>()
+    });
+    let names: BTreeSet<String> = names.into_iter().flatten().collect();
+    names
+        .iter()
+        .take(MOST)
+        .map(|name| match did_you_mean(name, FIELDS) {
+            Some(meant) => format!("rows have no field {name:?}: it is ignored. Did you mean {meant:?}?"),
+            None => format!("rows have no field {name:?}: it is ignored"),
+        })
+        .collect()
+}
 
 /// How many faults are told.
 const MOST: usize = 50;
 
 /// Reads a file (`-`: standard input) of rows. `now`: the moment of the look; left out, it is when the newest row was
-/// told, or else this moment.
-pub fn read(path: &FilePath, now: Option<Time>) -> Result<Observed, Faults> {
-    let mut text = String::new();
+/// told, or else this moment. With what is odd about it.
+pub fn read(path: &FilePath, most: u64, now: Option<Time>) -> Result<(Observed, Vec<String>), Faults> {
+    let mut bytes = Vec::new();
     let read = match path.as_os_str() == "-" {
-        true => std::io::stdin().lock().read_to_string(&mut text).map(|_| ()),
-        false => std::fs::read_to_string(path).map(|content| text = content),
+        true => std::io::stdin().lock().take(most.saturating_add(1)).read_to_end(&mut bytes),
+        false => std::fs::File::open(path)
+            .and_then(|file| file.take(most.saturating_add(1)).read_to_end(&mut bytes)),
     };
     read.map_err(|error| vec![format!("cannot read it: {error}")])?;
-    parse(&text, now)
+    if bytes.len() as u64 > most {
+        return Err(vec![format!(
+            "it is larger than {most} bytes; if that is meant, raise --max-file-bytes"
+        )]);
+    }
+    let text = String::from_utf8(bytes).map_err(|_| vec!["it is not UTF-8".to_owned()])?;
+    parse(text.trim_start_matches('\u{feff}'), now)
 }
 
-pub fn parse(text: &str, now: Option<Time>) -> Result<Observed, Faults> {
+pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), Faults> {
     let yaml;
-    let text = match text.trim_start().starts_with('[') {
-        true => text,
-        false => {
+    let text = match text.trim_start().as_bytes().first() {
+        Some(b'[') => text,
+        Some(b'{') | None => return Err(vec!["it is no list of rows".to_owned()]),
+        Some(_) => {
             yaml = from_yaml(text)?;
             &yaml
         }
@@ -97,6 +143,7 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<Observed, Faults> {
             Err(error) => faults.push(format!("row {}: {}", nth + 1, plain(&error))),
         }
     }
+    let odd = unknown_fields(&raw);
     let specs = specs(&good, &mut faults);
     let mut observed = Observed::default();
     for (nth, row) in good {
@@ -112,12 +159,17 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<Observed, Faults> {
     }
     let told = || observed.instances.values().filter_map(|seen| seen.report_time).max();
     observed.at = now.or_else(told).unwrap_or_else(|| clock::now(&Default::default()).at);
-    if faults.is_empty() { Ok(observed) } else { Err(faults) }
+    if faults.is_empty() { Ok((observed, odd)) } else { Err(faults) }
 }
 
 /// The same list in YAML, as `get processes -o yaml` writes it.
 fn from_yaml(text: &str) -> Result<String, Faults> {
     let wrong = |what: &dyn std::fmt::Display| vec![format!("it is no list of rows: {what}")];
+    // A reader of YAML takes time by the square of the depth: nobody's rows are that deep.
+    let deep = |line: &str| line.matches(['{', '[']).count() + line.matches("- ").count() > MOST_DEEP;
+    if text.lines().any(deep) {
+        return Err(wrong(&"it is nested too deeply"));
+    }
     let value: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| wrong(&error))?;
     if !value.is_sequence() {
         return Err(wrong(&"it must be a list, such as `get processes -o json` prints"));
@@ -130,6 +182,8 @@ fn from_yaml(text: &str) -> Result<String, Faults> {
 fn plain(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
+    let text = text.replace("struct Row", "an object").replace("u32", "a whole number from 0");
+    let text = text.as_str();
     match (text.split_once("string \""), text.rsplit_once("\", expected ")) {
         (Some((before, _)), Some((_, expected))) => format!("{before}a text, expected {expected}"),
         _ => text.to_owned(),
@@ -192,7 +246,7 @@ fn put(row: Row<'_>, specs: &HashMap<Said<'_>, Arc<Spec>>, observed: &mut Observ
     let Some(key) = row.instance else {
         return match row.host {
             Some(host) if row.unknown => {
-                observed.gaps.insert(host, "it could not be seen".to_owned());
+                observed.gaps.insert(host, "it could not be looked at".to_owned());
                 Ok(())
             }
             _ => Err("it has no `instance`, and is no host that could not be seen".to_owned()),
@@ -261,21 +315,21 @@ fn health(word: Option<String>) -> Result<Health, String> {
     })
 }
 
-fn ran(ran: Option<Ran>) -> Result<Runs, String> {
-    match ran {
-        None => Ok(Runs::Unknown),
-        Some(Ran::Is(true)) => Ok(Runs::Given),
-        Some(Ran::Is(false)) => Ok(Runs::Never),
-        Some(Ran::Digest(text)) => {
-            if let Ok(revision) = text.parse::<Revision>() {
-                return Ok(Runs::Digest(revision.run));
-            }
-            let digest = u32::from_str_radix(&text, 16).ok().filter(|_| text.len() == 8);
-            digest.map(Runs::Digest).ok_or_else(|| {
-                format!(
-                    "ran {text:?} is neither true nor false nor the run part of a revision (8 hex digits)"
-                )
-            })
-        }
-    }
+fn ran(ran: Option<&RawValue>) -> Result<Runs, String> {
+    use serde_json::Value;
+    let Some(ran) = ran else { return Ok(Runs::Unknown) };
+    let digest = |text: &str| match text.parse::<Revision>() {
+        Ok(revision) => Some(revision.run),
+        Err(_) => u32::from_str_radix(text, 16).ok().filter(|_| text.len() == 8),
+    };
+    let known = match serde_json::from_str(ran.get()) {
+        Ok(Value::Null) => Some(Runs::Unknown),
+        Ok(Value::Bool(true)) => Some(Runs::Given),
+        Ok(Value::Bool(false)) => Some(Runs::Never),
+        Ok(Value::String(text)) => digest(&text).map(Runs::Digest),
+        Ok(_) | Err(_) => None,
+    };
+    known.ok_or_else(|| {
+        "ran is neither true nor false nor the run part of a revision (8 hex digits)".to_owned()
+    })
 }

@@ -49,7 +49,9 @@ impl Selection {
 fn on_host(pattern: &str, key: &InstanceKey) -> bool {
     let host = key.host.to_string();
     let address = host.split_once(':').map_or(host.as_str(), |(_, address)| address);
-    glob(pattern, &host) || glob(pattern, address)
+    // An address has one spelling, and people have others.
+    let lower = pattern.to_ascii_lowercase();
+    glob(pattern, &host) || glob(&lower, &host) || glob(&lower, address)
 }
 
 /// Does a text match a pattern in which `*` stands for any text?

@@ -1,9 +1,11 @@
 //! A chain: the steps of one instance, from how it is to how it should be; and everything that was found on the way.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::model::{Field, Held, InstanceKey, Op, Place, Reason, Revision, Spec, State, Want, Which, Why};
+use crate::model::{
+    Field, Held, InstanceKey, Op, Place, ProcessKey, Reason, Revision, Spec, State, Want, Which, Why,
+};
 
 /// The steps of one instance, from how it is to how it should be.
 #[derive(Clone, Debug)]
@@ -65,7 +67,7 @@ pub struct Found<'a> {
     /// What is ours, in scope: budgets are shares of it.
     pub owned: Vec<(&'a InstanceKey, Option<&'a Want>)>,
     /// Ours, wanted by no manifest, and left alone because nobody asked for its removal.
-    pub spared: usize,
+    pub spared: BTreeMap<ProcessKey, usize>,
     /// What was seen of some instances stands under the name that they had before.
     pub seen_as: HashMap<&'a InstanceKey, &'a InstanceKey>,
     /// Fields that were left out because the target has no place for them.

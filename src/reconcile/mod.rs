@@ -81,10 +81,15 @@ fn notes(found: &Found<'_>, rules: &Rules) -> Vec<String> {
             "{n} instance{s} adopted as running, with another spec than wanted: the next plan changes that"
         ));
     }
-    if found.spared > 0 {
-        let (are, them) = if found.spared == 1 { ("instance is", "it") } else { ("instances are", "them") };
-        let (n, owner) = (found.spared, &rules.owner);
-        notes.push(format!("{n} {are} owned by {owner:?} and in no manifest: --prune would remove {them}"));
+    if !found.spared.is_empty() {
+        const SHOWN: usize = 5;
+        let named = found.spared.iter().take(SHOWN).map(|(name, n)| format!("{name} ({n})"));
+        let mut names: Vec<String> = named.collect();
+        if found.spared.len() > SHOWN {
+            names.push(format!("and {} more", found.spared.len() - SHOWN));
+        }
+        let (names, owner) = (names.join(", "), &rules.owner);
+        notes.push(format!("owned by {owner:?} and in no manifest: {names}; --prune would remove them"));
     }
     notes
 }

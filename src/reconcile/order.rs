@@ -284,7 +284,10 @@ impl<'a> Line<'a> {
                 match leaves.filter(|at| has(&chains[*at], &[Op::Stop, Op::Kill, Op::Unhost])) {
                     Some(other) => self.starts[at] = self.starts[at].max(self.levels[other] + 1),
                     None => {
-                        let why = format!("{other} has the same identity on that host, and stays");
+                        let why = format!(
+                            "{other} has the same identity on that host, and stays: add `moved_from: {}`, or remove it first",
+                            other.process()
+                        );
                         waiting.entry(at).or_insert(why);
                     }
                 }

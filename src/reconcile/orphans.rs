@@ -1,6 +1,6 @@
 //! What is ours and wanted by no manifest any more.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::caps::Caps;
@@ -16,10 +16,15 @@ use crate::model::{
 impl<'a> Walk<'a> {
     /// Takes them down if that was asked for, and counts them if not.
     pub(super) fn orphans(&mut self, rows: Vec<(&'a InstanceKey, &'a Seen)>) {
-        let namespaces: BTreeSet<_> = self.desired.instances.keys().map(|key| &key.namespace).collect();
+        // Of each namespace it is asked once.
+        let mut spoken_of: BTreeMap<&Name, bool> =
+            self.desired.instances.keys().map(|key| (&key.namespace, true)).collect();
         for (key, seen) in rows {
             let ours = seen.owner.as_deref() == Some(self.rules.owner.as_str());
-            if !ours || self.taken.contains(key) || !self.is_in_scope(key, seen, &namespaces) {
+            if !ours || self.taken.contains(key) || !self.rules.selection.means(key, None, &seen.labels) {
+                continue;
+            }
+            if !*spoken_of.entry(&key.namespace).or_insert_with(|| self.is_spoken_of(&key.namespace)) {
                 continue;
             }
             match self.observed.sighting(&key.host, Some(seen)) {
@@ -51,19 +56,17 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// In a namespace that the manifests, the past or a policy speak of, and in the selection.
-    fn is_in_scope(&self, key: &InstanceKey, seen: &Seen, namespaces: &BTreeSet<&Name>) -> bool {
+    /// Do the past or a policy speak of a namespace that the manifests say nothing of?
+    fn is_spoken_of(&self, namespace: &Name) -> bool {
         let allowed = self.desired.policies.iter().filter_map(|policy| policy.allow.namespaces.as_ref());
-        let named = || allowed.flatten().any(|pattern| glob(pattern, key.namespace.as_str()));
-        let known =
-            namespaces.contains(&key.namespace) || self.rules.known_namespaces.contains(&key.namespace);
-        (known || named()) && self.rules.selection.means(key, None, &seen.labels)
+        self.rules.known_namespaces.contains(namespace)
+            || allowed.flatten().any(|pattern| glob(pattern, namespace.as_str()))
     }
 
     fn orphan(&mut self, key: &'a InstanceKey, present: Present<'a>) {
         self.found.owned.push((key, None));
         if !self.rules.prune {
-            self.found.spared += 1;
+            *self.found.spared.entry(key.process()).or_default() += 1;
             return;
         }
         let drafted = removal(present, &self.rules.caps);

@@ -2,7 +2,7 @@
 //!
 //! Restraint only ever takes whole chains out. What is taken out keeps its reason, and does not count for a budget.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::chain::{Chain, Found};
 use super::rules::Rules;
@@ -48,7 +48,13 @@ impl Kinds {
 
 /// Takes out of `found.chains` what may not happen now.
 pub fn restrain(found: &mut Found<'_>, desired: &Desired, rules: &Rules, now: &Now) {
-    let law = Law { desired, rules, now, spoken_for: spoken_for(desired) };
+    let law = Law {
+        desired,
+        rules,
+        now,
+        spoken_for: spoken_for(desired),
+        all: (0..desired.policies.len()).collect(),
+    };
     hold_where(found, |chain| law.of_one(chain));
     law.budgets(found);
 }
@@ -68,16 +74,19 @@ struct Law<'a> {
     desired: &'a Desired,
     rules: &'a Rules,
     now: &'a Now,
-    /// Which policies bind something in which namespace.
-    spoken_for: BTreeSet<(&'a Name, usize)>,
+    /// The policies that bind something in a namespace.
+    spoken_for: BTreeMap<&'a Name, Vec<usize>>,
+    all: Vec<usize>,
 }
 
-fn spoken_for(desired: &Desired) -> BTreeSet<(&Name, usize)> {
-    if desired.policies.is_empty() {
-        return BTreeSet::new();
+fn spoken_for(desired: &Desired) -> BTreeMap<&Name, Vec<usize>> {
+    let mut all: BTreeMap<&Name, BTreeSet<usize>> = BTreeMap::new();
+    if !desired.policies.is_empty() {
+        for (key, want) in desired.instances.iter().filter(|(_, want)| !want.origin.policies.is_empty()) {
+            all.entry(&key.namespace).or_default().extend(&want.origin.policies);
+        }
     }
-    let wants = desired.instances.iter();
-    wants.flat_map(|(key, want)| want.origin.policies.iter().map(|at| (&key.namespace, *at))).collect()
+    all.into_iter().map(|(name, policies)| (name, policies.into_iter().collect())).collect()
 }
 
 impl<'a> Law<'a> {
@@ -115,7 +124,7 @@ impl<'a> Law<'a> {
     }
 
     fn outside_window(&self, chain: &Chain<'_>, kinds: Kinds) -> Option<(Reason, String)> {
-        self.binding(chain.key, chain.want).find_map(|policy| {
+        self.policies(chain).find_map(|policy| {
             let closed = Operation::ALL.into_iter().find(|operation| {
                 let mut named = policy.windows.iter().filter(|window| window.operations.contains(operation));
                 kinds.has(*operation)
@@ -133,17 +142,15 @@ impl<'a> Law<'a> {
 
     /// The policies that bind an instance. An orphan is bound by those of its namespace, and where nothing of its
     /// namespace is left, by all.
-    fn binding(&self, key: &InstanceKey, want: Option<&'a Want>) -> impl Iterator<Item = &'a Policy> {
-        let all = 0..self.desired.policies.len();
-        let bound: Vec<usize> = match want {
-            Some(want) => want.origin.policies.clone(),
-            None => {
-                let own: Vec<usize> =
-                    all.clone().filter(|at| self.spoken_for.contains(&(&key.namespace, *at))).collect();
-                if own.is_empty() { all.collect() } else { own }
-            }
-        };
-        bound.into_iter().filter_map(|at| self.desired.policies.get(at))
+    fn binding<'l>(&'l self, key: &InstanceKey, want: Option<&'l Want>) -> &'l [usize] {
+        match want {
+            Some(want) => &want.origin.policies,
+            None => self.spoken_for.get(&key.namespace).unwrap_or(&self.all),
+        }
+    }
+
+    fn policies<'l>(&'l self, chain: &'l Chain<'_>) -> impl Iterator<Item = &'a Policy> + 'l {
+        self.binding(chain.key, chain.want).iter().filter_map(|at| self.desired.policies.get(*at))
     }
 
     fn budgets(&self, found: &mut Found<'_>) {
@@ -151,13 +158,13 @@ impl<'a> Law<'a> {
         let default = (owned / 10).max(1);
         let limit = self.rules.max_delete.map_or(default, |amount| most(amount, owned));
         let said = match self.rules.max_delete {
-            None => format!("the greater of 1 and 10 % of the {owned} that are ours"),
+            None => format!("without --max-delete, the greater of 1 and 10% of the {owned} that are ours"),
             Some(amount) => source("--max-delete", amount, owned),
         };
         // The default is for what nobody has set a budget for.
         let set = |chain: &Chain<'_>| {
             self.rules.max_delete.is_some()
-                || self.binding(chain.key, chain.want).all(|policy| policy.budgets.delete.is_none())
+                || self.policies(chain).all(|policy| policy.budgets.delete.is_none())
         };
         within(found, Reason::DeleteBudget, limit, &said, set);
         if let Some(amount) = self.rules.max_restart {
@@ -165,10 +172,11 @@ impl<'a> Law<'a> {
             within(found, Reason::RestartBudget, most(amount, owned), &said, |_| true);
         }
         for (at, policy) in self.desired.policies.iter().enumerate() {
-            let binds = |key: &InstanceKey, want: Option<&Want>| match want {
-                Some(want) => want.origin.policies.contains(&at),
-                None => self.binding(key, None).any(|bound| std::ptr::eq(bound, policy)),
-            };
+            if policy.budgets == Default::default() {
+                continue;
+            }
+            let binds =
+                |key: &InstanceKey, want: Option<&Want>| self.binding(key, want).binary_search(&at).is_ok();
             let owned = found.owned.iter().filter(|(key, want)| binds(key, *want)).count();
             let budgets = [
                 (Reason::DeleteBudget, policy.budgets.delete),
@@ -176,7 +184,7 @@ impl<'a> Law<'a> {
             ];
             for (reason, amount) in budgets {
                 let Some(amount) = amount else { continue };
-                let name = format!("policy {:?} ({})", policy.name, policy.place);
+                let name = format!("policy {:?} ({}) allows", policy.name, policy.place);
                 let said = source(&name, amount, owned);
                 within(found, reason, most(amount, owned), &said, |chain| binds(chain.key, chain.want));
             }
@@ -200,7 +208,7 @@ fn within(
     let count = found.chains.iter().filter(|chain| counts(chain)).count();
     if count > limit {
         let times = |n: usize| if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") };
-        let detail = format!("it takes {}, and at most {limit} may happen: {said}", times(count));
+        let detail = format!("{} planned, and at most {limit} may happen: {said}", times(count));
         hold_where(found, |chain| counts(chain).then(|| (reason, detail.clone())));
     }
 }
@@ -215,8 +223,8 @@ fn most(amount: Amount, of: usize) -> usize {
 
 fn source(by: &str, amount: Amount, owned: usize) -> String {
     match amount {
-        Amount::Count(_) => format!("{amount} by {by}"),
-        Amount::Share(_) => format!("{amount} of the {owned} that are ours by {by}"),
+        Amount::Count(_) => format!("{by} {amount}"),
+        Amount::Share(_) => format!("{by} {amount} of the {owned} that are ours"),
     }
 }
 

@@ -169,7 +169,8 @@ impl<'a> Walk<'a> {
                 Ok(adopt && (lost(present.hosted, &seen.given) || lost(present.running, &seen.live)))
             }
             Some(owner) => Err(format!(
-                "it belongs to {owner:?}, and this is {:?}: two owners would undo each other's work",
+                "it belongs to {owner:?}, and this is {:?}: remove it from these manifests, or plan them as \
+                 --owner {owner}",
                 self.rules.owner
             )),
             None if adopt => Ok(true),

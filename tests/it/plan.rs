@@ -279,3 +279,67 @@ fn rows_may_be_yaml_and_every_wrong_row_is_named() {
     let output = abide(&["plan", "m.yaml", "--observed", "-"], tree.path(), rows.as_bytes());
     assert_eq!(stdout(&output), "nothing to do: 1 instance as wanted\n");
 }
+
+#[test]
+fn a_plan_is_written_to_a_file_of_its_own_or_not_at_all() {
+    let tree = tree(GOOD, "");
+    tree.write("fleet/m.yaml", GOOD);
+    let pipe = tree.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs");
+    assert!(made.success());
+    std::os::unix::fs::symlink("elsewhere.json", tree.path().join("link.json")).expect("a link");
+    tree.write("elsewhere.json", "old");
+    for taken in ["pipe", "m.yaml", "rows.json", ".", "-"] {
+        let (code, _, err) = run(&tree, &["plan", "--out", taken]);
+        assert!(code == 64 && err.contains("--out"), "{taken}: {code} {err}");
+    }
+    assert_eq!(std::fs::read_to_string(tree.path().join("m.yaml")).expect("a file"), GOOD);
+    let output = abide(&["plan", "fleet", "--out", "fleet/plan.json"], tree.path(), b"");
+    assert_eq!(output.status.code(), Some(64), "it would be read as a manifest the next time");
+    assert_eq!(run(&tree, &["plan", "--out", "link.json"]).0, 0);
+    let followed = std::fs::read_to_string(tree.path().join("elsewhere.json")).expect("a file");
+    assert!(followed.contains("fingerprint") && tree.path().join("link.json").is_symlink());
+}
+
+#[test]
+fn no_value_can_act_on_a_terminal_or_pass_for_our_own_words() {
+    let nasty = "./a\\u001b[2J\\u009b31m\\n+ start root/evil on 0:6.6.6.6\\u202e";
+    let row = ROW
+        .replace("\"./api\"", &format!("\"{nasty}\""))
+        .replace("\"owner\"", "\"labels\": {\"x\\ny\\u001b[31m\": \"1\"}, \"owner\"");
+    let tree = tree(GOOD, &row);
+    for args in [&["plan"][..], &["diff"], &["plan", "-o", "markdown"]] {
+        let (_, out, _) = run(&tree, &[args, &["--color", "never"]].concat());
+        assert!(!out.contains(['\u{1b}', '\u{9b}', '\u{202e}']), "{args:?}: {out:?}");
+        assert!(!out.lines().any(|line| line.starts_with("+ start root")), "{args:?}: {out}");
+        assert!(out.contains("start_cmd"), "{args:?}: {out}");
+        let coloured = run(&tree, &[args, &["--color", "always"]].concat()).1;
+        assert!(!coloured.contains("\u{1b}[2J") && !coloured.contains('\u{9b}'), "{coloured:?}");
+    }
+}
+
+#[test]
+fn what_is_odd_is_said() {
+    let typo = ROW.replace("\"running\"", "\"runing\"");
+    let (_, _, err) = run(&tree(GOOD, &typo), &["plan"]);
+    assert!(err.contains("runing") && err.contains("Did you mean \"running\"?"), "{err}");
+    let (code, _, err) = run(&tree(GOOD, ""), &["plan", "-n", "nope"]);
+    assert!(code == 0 && err.contains("nothing in the manifests is in this selection"), "{err}");
+    let (code, out, _) = run(&tree(GOOD, ""), &["plan", "--only", "stop"]);
+    assert_eq!((code, out.as_str()), (0, "1 other step not shown (--only)\n"));
+    assert_eq!(run(&tree(GOOD, ""), &["plan", "--owner", ""]).0, 64);
+    let wrong = ROW.replace("\"owner\"", "\"name\": \"other\", \"owner\"");
+    assert!(run(&tree(GOOD, &wrong), &["plan"]).2.contains("not that of its instance"));
+    let tree = tree(GOOD, "");
+    let mut maybe = crate::support::command(&["plan", "m.yaml"], tree.path());
+    let output = maybe.env("ABIDE_PRUNE", "maybe").output().expect("it runs");
+    assert_eq!(output.status.code(), Some(64), "maybe is no yes");
+}
+
+#[test]
+fn a_rename_is_a_rename_in_a_diff_too() {
+    let renamed = with("hosts:", "moved_from: web/old\nhosts:");
+    let (code, out, _) = run(&tree(&renamed, &ROW.replace(":api\"", ":old\"")), &["diff"]);
+    assert_eq!(code, 1);
+    assert!(out.contains("- name: web/old\n  + name: web/api") && !out.contains("absent"), "{out}");
+}

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
+use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 
-use crate::cli::args::LimitArgs;
+use crate::cli::args::{LimitArgs, switch};
 use crate::clock;
 use crate::model::{Amount, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
 use crate::reconcile::Caps;
@@ -28,7 +28,7 @@ pub struct Plan {
     #[arg(long, value_name = "FILE", env = "ABIDE_OUT", conflicts_with = "only")]
     pub out: Option<PathBuf>,
     /// Exit with 2 when there are changes, held ones included
-    #[arg(long, env = "ABIDE_DETAILED_EXITCODE", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "ABIDE_DETAILED_EXITCODE", value_parser = switch)]
     pub detailed_exitcode: bool,
     /// Show only steps with these operations
     #[arg(long, value_name = "OP,…", env = "ABIDE_ONLY", value_delimiter = ',', value_parser = op_parser())]
@@ -69,13 +69,13 @@ pub struct Input {
     #[arg(long, value_name = "NAME", env = "ABIDE_TARGET", default_value = "local")]
     pub target: String,
     /// Whose set this is; left out: the owner that a Policy names, else `default`
-    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
     pub owner: Option<String>,
     /// Remove what is ours and in no manifest any more
-    #[arg(long, env = "ABIDE_PRUNE", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "ABIDE_PRUNE", value_parser = switch)]
     pub prune: bool,
     /// Take over existing processes that nobody owns, without a restart
-    #[arg(long, env = "ABIDE_ADOPT", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "ABIDE_ADOPT", value_parser = switch)]
     pub adopt: bool,
     /// Most instances to remove: a count, or a share of what is ours [default: the greater of 1 and 10%]
     #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
@@ -84,7 +84,7 @@ pub struct Input {
     #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_RESTART")]
     pub max_restart: Option<Amount>,
     /// Act on instances that a person holds, too
-    #[arg(long, env = "ABIDE_OVERRIDE_HOLDS", value_parser = FalseyValueParser::new())]
+    #[arg(long, env = "ABIDE_OVERRIDE_HOLDS", value_parser = switch)]
     pub override_holds: bool,
     /// Leave alone what was reported longer than this before the look
     #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
@@ -107,7 +107,7 @@ pub struct Select {
     #[arg(short = 'l', long, value_name = "LABELS", env = "ABIDE_SELECTOR")]
     pub selector: Option<Selector>,
     /// Only hosts like this, such as 0:10.0.* or 10.0.0.7 (repeatable)
-    #[arg(long, value_name = "PATTERN", env = "ABIDE_HOST", value_delimiter = ',')]
+    #[arg(long, value_name = "PATTERN", env = "ABIDE_HOST", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub host: Vec<String>,
     /// Only this process (repeatable)
     #[arg(long, value_name = "NS/NAME", env = "ABIDE_INCLUDE", value_delimiter = ',')]

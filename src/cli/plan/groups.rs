@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::cli::print::{quoted, visible};
 use crate::model::{Held, HostKey, InstanceKey, Op, Plan, ProcessKey, Rule, Step, Why};
 
 /// The same steps, for the same reason, on some hosts.
@@ -61,7 +62,7 @@ pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
         group.waves = (group.waves.0.min(first), group.waves.1.max(last));
     }
     let mut groups: Vec<Group<'_>> = alike.into_values().collect();
-    groups.sort_by_key(|group| (severity(&group.ops), group.process.clone()));
+    groups.sort_by_key(|group| (severity(&group.ops), group.waves, group.process.clone()));
     groups
 }
 
@@ -75,8 +76,12 @@ pub fn held(plan: &Plan) -> Vec<HeldGroup<'_>> {
         let detail =
             held.detail.replace(&format!("host {host}: "), "").replace(&format!("host {host} "), "the host ");
         let key = (process.clone(), held.reason.word(), detail.clone());
-        let group =
-            alike.entry(key).or_insert_with(|| HeldGroup { process, held, detail, hosts: Vec::new() });
+        let group = alike.entry(key).or_insert_with(|| HeldGroup {
+            process,
+            held,
+            detail: visible(&detail),
+            hosts: Vec::new(),
+        });
         group.hosts.push(&held.instance.host);
     }
     alike.into_values().collect()
@@ -97,19 +102,14 @@ pub fn severity(ops: &[Op]) -> u8 {
     }
 }
 
-/// "web/api on 0:10.0.0.1", "web/api on 412 hosts (0:10.0.0.1, 0:10.0.0.2, …)".
+/// "on 0:10.0.0.1", "on 412 hosts (0:10.0.0.1, 0:10.0.0.2, …)".
 pub fn whereabouts(hosts: &[&HostKey]) -> String {
-    const SHOWN: usize = 3;
-    match hosts {
-        [host] => format!("on {host}"),
-        hosts if hosts.len() <= SHOWN => {
-            let all: Vec<String> = hosts.iter().map(ToString::to_string).collect();
-            format!("on {} hosts ({})", hosts.len(), all.join(", "))
-        }
-        hosts => {
-            let some: Vec<String> = hosts.iter().take(SHOWN).map(ToString::to_string).collect();
-            format!("on {} hosts ({}, …)", hosts.len(), some.join(", "))
-        }
+    const SHOWN: usize = 5;
+    let some: Vec<String> = hosts.iter().take(SHOWN).map(|host| visible(&host.to_string())).collect();
+    match hosts.len() {
+        1 => format!("on {}", some.join("")),
+        all if all <= SHOWN => format!("on {all} hosts ({})", some.join(", ")),
+        all => format!("on {all} hosts ({} and {} more)", some.join(", "), all - SHOWN),
     }
 }
 
@@ -118,7 +118,7 @@ pub fn reason(why: &Why) -> String {
     let Why { rule, field, old, new, .. } = why;
     let side = |value: &Option<String>| value.as_deref().map_or("unset".to_owned(), quoted);
     if let Some(field) = field {
-        return format!("{field}: {} → {}", side(old), side(new));
+        return format!("{}: {} → {}", visible(field), side(old), side(new));
     }
     match rule {
         Rule::NotRegistered => "not registered yet".to_owned(),
@@ -137,11 +137,4 @@ pub fn reason(why: &Why) -> String {
         },
         Rule::GivenDiffers | Rule::LiveDiffers => "its spec differs".to_owned(),
     }
-}
-
-/// A value on one line, in quotes where its ends could not be seen otherwise.
-fn quoted(text: &str) -> String {
-    let plain =
-        !text.is_empty() && !text.contains(|c: char| c.is_control() || c == '"') && text.trim() == text;
-    if plain { text.to_owned() } else { format!("{text:?}") }
 }

@@ -11,7 +11,7 @@ use crate::cli::print::{self, Printer, count};
 use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::manifest::{self, Loaded, Severity, rows};
-use crate::model::{Now, Observed, Plan};
+use crate::model::{InstanceKey, Now, Observed, Plan, Want};
 use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
 
 pub struct Input {
@@ -22,6 +22,8 @@ pub struct Input {
     pub target: String,
     /// As they were written on the command line.
     pub paths: String,
+    /// There was no target, only rows.
+    pub offline: bool,
 }
 
 impl Input {
@@ -45,11 +47,19 @@ impl Input {
         };
         let rules = rules(args, &loaded)?;
         let begin = Instant::now();
-        let observed = observe(args, &now)?.under_addresses(&loaded.desired);
+        let observed = observe(args, &now, printer)?.under_addresses(&loaded.desired);
         info!(rows = observed.instances.len(), took = ?begin.elapsed(), "observed");
         let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
-        let target = args.target.clone();
-        Ok(Input { loaded, observed, rules, now, target, paths: paths.join(" ") })
+        let (target, offline) = (args.target.clone(), args.offline.observed.is_some());
+        let meant = |key: &InstanceKey, want: &Want| {
+            rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
+        };
+        if !rules.selection.is_everything()
+            && !loaded.desired.instances.iter().any(|(key, want)| meant(key, want))
+        {
+            printer.warning("nothing in the manifests is in this selection");
+        }
+        Ok(Input { loaded, observed, rules, now, target, paths: paths.join(" "), offline })
     }
 
     pub fn plan(&self) -> Plan {
@@ -57,6 +67,14 @@ impl Input {
         let plan = reconcile(&self.loaded.desired, &self.observed, &self.rules, &self.now);
         info!(steps = plan.steps().count(), held = plan.held.len(), took = ?begin.elapsed(), "planned");
         plan
+    }
+
+    /// For whom the plan is, in words.
+    pub fn whom(&self) -> String {
+        match self.offline {
+            true => format!("rehearsed for {}", self.rules.caps.name()),
+            false => format!("target {}", self.target),
+        }
     }
 
     pub fn digests(&self, plan: &Plan) -> Digests {
@@ -79,7 +97,7 @@ pub struct Digests {
     pub id: String,
 }
 
-fn observe(args: &args::Input, now: &Now) -> Result<Observed, Failure> {
+fn observe(args: &args::Input, now: &Now, printer: &Printer) -> Result<Observed, Failure> {
     let Some(file) = &args.offline.observed else {
         if args.target != "local" {
             let message =
@@ -97,12 +115,13 @@ fn observe(args: &args::Input, now: &Now) -> Result<Observed, Failure> {
             "manifests and --observed cannot both come from standard input",
         ));
     }
-    rows::read(file, args.offline.now).map_err(|faults| {
-        let failure = Failure::new(Exit::Failed, format!("{}: {}", file.display(), faults.join("\n  ")));
-        failure.hint(
-            "rows as `abide get processes -o json` prints them: [{\"instance\": \"0:10.0.0.1:web:api\", …}]",
-        )
-    })
+    let read = rows::read(file, args.limits.max_file_bytes, args.offline.now);
+    let (observed, odd) = read.map_err(|faults| {
+        Failure::new(Exit::Failed, format!("{}: {}", file.display(), faults.join("\n  ")))
+            .hint("a list of rows: [{\"instance\": \"0:10.0.0.1:web:api\", \"running\": true, …}]")
+    })?;
+    odd.iter().for_each(|odd| printer.warning(&format!("{}: {}", file.display(), print::visible(odd))));
+    Ok(observed)
 }
 
 fn rules(args: &args::Input, loaded: &Loaded) -> Result<Rules, Failure> {
@@ -124,8 +143,9 @@ fn rules(args: &args::Input, loaded: &Loaded) -> Result<Rules, Failure> {
     };
     let is_named = owner.as_deref().is_some_and(|owner| owner != "default");
     if args.prune && !is_named && !is_local(args) {
-        let message = "--prune removes what belongs to an owner, and the owner was not named";
-        return Err(Failure::refused("OwnerNotNamed", message).hint("add --owner NAME"));
+        let message = "--prune removes what belongs to an owner, and `default` may be anybody";
+        return Err(Failure::refused("OwnerNotNamed", message)
+            .hint("name the owner: --owner NAME, or a Policy's owner"));
     }
     if args.prune && loaded.desired.instances.is_empty() {
         let message = "the manifests want nothing at all, and --prune would remove everything";

@@ -92,6 +92,11 @@ pub fn saved(input: &Input, plan: &Plan, digests: &Digests, args: &args::Input) 
             "include": select.include,
             "exclude": select.exclude,
         },
+        "offline": args.offline.observed.as_ref().map(|file| json!({
+            "observed": file.display().to_string(),
+            "caps": args.offline.caps.name(),
+            "now": args.offline.now.map(|now| now.to_string()),
+        })),
     });
     print(&whole(input, plan, digests, Some(inputs)))
 }

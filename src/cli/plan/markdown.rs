@@ -2,18 +2,19 @@
 
 use super::groups::{groups, held, reason, whereabouts};
 use super::input::{Digests, Input};
-use super::text::{ops, summary};
+use super::text::{gate, once, ops, summary};
 use crate::model::Plan;
 
-pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, most: usize) -> String {
+pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, hidden: usize, most: usize) -> String {
     let mut blocks = Vec::new();
     for group in groups(plan) {
-        let mut block = format!(
-            "- **{}** {} {}\n",
-            ops(&group.ops),
-            code(&group.process.to_string()),
-            whereabouts(&group.hosts)
-        );
+        let waves = match group.waves {
+            _ if plan.waves.len() < 2 => String::new(),
+            (first, last) if first == last => format!(", wave {first}"),
+            (first, last) => format!(", waves {first}-{last}"),
+        };
+        let (process, place) = (code(&group.process.to_string()), code(&whereabouts(&group.hosts)));
+        let mut block = format!("- **{}** {process} {place}{waves}\n", ops(&group.ops));
         for why in &group.whys {
             let at = why.at.as_ref().map(|at| format!(" ({})", code(&at.to_string())));
             block.push_str(&format!("  - {}{}\n", code(&reason(why)), at.unwrap_or_default()));
@@ -26,15 +27,25 @@ pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, most: usize) -> S
     }
     for group in left {
         let (word, process) = (group.held.reason.word(), code(&group.process.to_string()));
-        let place = whereabouts(&group.hosts);
-        blocks.push(format!("- **{word}** {process} {place}: {}\n", code(&group.detail)));
+        let place = code(&whereabouts(&group.hosts));
+        let would = if group.held.steps.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", ops(&group.held.steps))
+        };
+        let at = group.held.at.as_ref().map(|at| format!(" ({})", code(&at.to_string()))).unwrap_or_default();
+        let mut block = format!("- **{word}** {process} {place}{would}: {}{at}\n", code(&group.detail));
+        let changed = group.held.why.iter().filter(|why| why.field.is_some());
+        block.extend(changed.map(|why| format!("  - {}\n", code(&reason(why)))));
+        blocks.push(block);
     }
-    blocks.extend(plan.notes.iter().map(|note| format!("\n> {}\n", code(note))));
+    let gates = plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), once);
+    blocks.extend(gates.iter().chain(&plan.notes).map(|note| format!("\n> {}\n", code(note))));
     let head = format!(
-        "### Abide: {}\n\nOwner {}, target {}, fingerprint {}.\n\n",
-        summary(input, plan),
+        "### Abide: {}\n\nOwner {}, {}, fingerprint {}.\n\n",
+        summary(input, plan, hidden),
         code(&input.rules.owner),
-        code(&input.target),
+        code(&input.whom()),
         code(&digests.all),
     );
     cut(head, &blocks, most)
@@ -42,7 +53,7 @@ pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, most: usize) -> S
 
 /// As many whole blocks as there is space for, and how many there are beside.
 fn cut(head: String, blocks: &[String], most: usize) -> String {
-    let more = |n: usize| format!("\n… and {n} more; the whole plan is in the job's log.\n");
+    let more = |n: usize| format!("\n… and {n} more: `abide plan` shows them.\n");
     // Room for the last line is kept from the beginning.
     let room = most.saturating_sub(more(blocks.len()).len());
     let all: usize = blocks.iter().map(String::len).sum();
@@ -53,10 +64,13 @@ fn cut(head: String, blocks: &[String], most: usize) -> String {
     }
     let mut shown = 0;
     for block in blocks {
-        if text.len() + block.len() > room {
+        // Of what is too long for all the space there is, the line that names it.
+        let line = block.find('\n').map_or(block.len(), |end| end + 1);
+        let part = if block.len() > room / 2 { &block[..line] } else { block };
+        if text.len() + part.len() > room {
             break;
         }
-        text.push_str(block);
+        text.push_str(part);
         shown += 1;
     }
     let entries = blocks[shown..].iter().filter(|block| block.starts_with('-')).count();
@@ -93,7 +107,7 @@ mod tests {
         }
         let text = cut("head\n".into(), &blocks, 120);
         assert!(
-            text.starts_with("head\n- block number 0\n") && text.contains("more; the whole plan"),
+            text.starts_with("head\n- block number 0\n") && text.contains("more: `abide plan`"),
             "{text}"
         );
     }

@@ -35,21 +35,26 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
     locate(&mut plan, &input, &args.input.limits.limits());
     if let Some(file) = &args.out {
         let text = json::saved(&input, &plan, &input.digests(&plan), &args.input)?;
+        may_write(file, &args.input)?;
         write_whole(file, &text).map_err(|error| {
             Failure::new(Exit::Failed, format!("cannot write the plan to {}: {error}", file.display()))
         })?;
     }
     let (changes, digests) = (!plan.is_empty(), input.digests(&plan));
+    let steps = plan.steps().count();
     keep_only(&mut plan, &args.only);
+    let hidden = steps - plan.steps().count();
     let begin = Instant::now();
     match args.output {
-        PlanForm::Text => printer.styled(&text::text(&input, &plan)),
+        PlanForm::Text => printer.styled(&text::text(&input, &plan, hidden)),
         PlanForm::Json => printer.data(&json::plan(&input, &plan, &digests)?),
-        PlanForm::Markdown => printer.data(&markdown::markdown(&input, &plan, &digests, args.max_bytes)),
+        PlanForm::Markdown => {
+            printer.data(&markdown::markdown(&input, &plan, &digests, hidden, args.max_bytes))
+        }
     }
     info!(took = ?begin.elapsed(), "printed");
     if let Some(file) = &args.out {
-        printer.remark(&format!("written to {}; `abide apply {0}` carries it out", file.display()));
+        printer.remark(&format!("the plan is in {}", file.display()));
     }
     // Nothing of it is needed any more, and giving a large tree back piece by piece takes time.
     std::mem::forget((input, plan));
@@ -84,14 +89,48 @@ fn keep_only(plan: &mut model::Plan, only: &[model::Op]) {
     plan.held.retain(|held| held.steps.is_empty() || held.steps.iter().any(|op| only.contains(op)));
 }
 
-/// All of it or nothing: a reader never sees half a plan.
+/// Not over a device or a pipe, not over what was read, and not where it would be read as a manifest.
+fn may_write(file: &Path, input: &args::Input) -> Result<(), Failure> {
+    let refuse = |why: &str| {
+        let message = format!("--out {}: {why}", file.display());
+        Err(Failure::new(Exit::Usage, message).hint("name a file of its own"))
+    };
+    if file == Path::new("-") {
+        return refuse("it names a file; `-o json` prints the plan");
+    }
+    if file.metadata().is_ok_and(|there| !there.is_file()) {
+        return refuse("it is there, and is no file");
+    }
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // A folder that is not there is said by whoever writes.
+    let Ok(folder) = folder.canonicalize() else { return Ok(()) };
+    let own = file.canonicalize().unwrap_or_else(|_| folder.join(file.file_name().unwrap_or_default()));
+    let read = input.paths.iter().chain(&input.offline.observed).filter_map(|path| path.canonicalize().ok());
+    let is_manifest =
+        own.extension().is_some_and(|e| ["json", "yaml", "yml"].iter().any(|known| e == *known));
+    for path in read {
+        if path == own {
+            return refuse("it is what the plan is made from");
+        }
+        if path.is_dir() && own.starts_with(&path) && is_manifest {
+            return refuse("it would be read as a manifest there");
+        }
+    }
+    Ok(())
+}
+
+/// All of it or nothing: a reader never sees half a plan. A link is followed.
 fn write_whole(file: &Path, text: &str) -> std::io::Result<()> {
+    let file = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let beside = file.with_file_name(name);
-    let written = std::fs::File::create(&beside)
+    let written = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&beside)
         .and_then(|mut out| out.write_all(text.as_bytes()).and_then(|()| out.sync_all()))
-        .and_then(|()| std::fs::rename(&beside, file));
+        .and_then(|()| std::fs::rename(&beside, &file));
     if written.is_err() {
         let _ = std::fs::remove_file(&beside);
     }

@@ -4,10 +4,10 @@ use anstyle::{AnsiColor, Style};
 
 use super::groups::{Group, groups, held, reason, severity, whereabouts};
 use super::input::Input;
-use crate::cli::print::{BOLD, DIM, HINT, WARNING, count};
+use crate::cli::print::{BOLD, DIM, HINT, WARNING, count, visible};
 use crate::model::{Op, Plan};
 
-pub fn text(input: &Input, plan: &Plan) -> String {
+pub fn text(input: &Input, plan: &Plan, hidden: usize) -> String {
     let mut text = String::new();
     let several = plan.waves.len() > 1;
     for group in groups(plan) {
@@ -26,21 +26,23 @@ pub fn text(input: &Input, plan: &Plan) -> String {
         text.push_str(&format!(
             "  {WARNING}{}{WARNING:#}  {} {}{would}\n      {}{place}\n",
             group.held.reason.word(),
-            group.process,
+            visible(&group.process.to_string()),
             whereabouts(&group.hosts),
             group.detail,
         ));
+        let changed = group.held.why.iter().filter(|why| why.field.is_some());
+        text.extend(changed.map(|why| format!("      {DIM}{}{DIM:#}\n", reason(why))));
     }
     for gate in plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), once) {
         text.push_str(&format!("{HINT}rollout{HINT:#}: {gate}\n"));
     }
     for note in &plan.notes {
-        text.push_str(&format!("{HINT}note{HINT:#}: {note}\n"));
+        text.push_str(&format!("{HINT}note{HINT:#}: {}\n", visible(note)));
     }
     if !text.is_empty() {
         text.push('\n');
     }
-    text.push_str(&format!("{BOLD}{}{BOLD:#}\n", summary(input, plan)));
+    text.push_str(&format!("{BOLD}{}{BOLD:#}\n", summary(input, plan, hidden)));
     text
 }
 
@@ -51,7 +53,7 @@ fn lines(group: &Group<'_>, several: bool) -> String {
         (first, last) if first == last => format!("  {DIM}wave {first}{DIM:#}"),
         (first, last) => format!("  {DIM}waves {first}-{last}{DIM:#}"),
     };
-    let process = &group.process;
+    let process = visible(&group.process.to_string());
     let place = whereabouts(&group.hosts);
     let mut text =
         format!("{style}{sign} {}{style:#} {BOLD}{process}{BOLD:#} {place}{waves}\n", ops(&group.ops));
@@ -79,20 +81,20 @@ pub fn ops(ops: &[Op]) -> String {
     ops.iter().map(|op| op.word()).collect::<Vec<_>>().join(", ")
 }
 
-fn gate(gate: &crate::model::Gate) -> String {
+pub fn gate(gate: &crate::model::Gate) -> String {
     let soak = match gate.soak_secs {
         0 => String::new(),
         seconds => format!(", each healthy for {} before the next", crate::model::span(seconds)),
     };
     let back = if gate.auto_rollback { "is rolled back" } else { "stops" };
-    format!(
-        "{} in batches{soak}; it {back} after more than {}",
-        gate.process,
-        count(gate.max_failures as usize, "failure")
-    )
+    let when = match gate.max_failures {
+        0 => "at the first failure".to_owned(),
+        most => format!("after more than {}", count(most as usize, "failure")),
+    };
+    format!("{} in batches{soak}; it {back} {when}", visible(&gate.process.to_string()))
 }
 
-fn once(mut all: Vec<String>, next: String) -> Vec<String> {
+pub fn once(mut all: Vec<String>, next: String) -> Vec<String> {
     if !all.contains(&next) {
         all.push(next);
     }
@@ -100,7 +102,7 @@ fn once(mut all: Vec<String>, next: String) -> Vec<String> {
 }
 
 /// "3 to start, 1 to restart, 1 held, 20 as wanted", as to a colleague.
-pub fn summary(input: &Input, plan: &Plan) -> String {
+pub fn summary(input: &Input, plan: &Plan, hidden: usize) -> String {
     let counted = |op: Op| plan.steps().filter(|step| step.op == op).count();
     let mut parts: Vec<String> = Op::ALL
         .into_iter()
@@ -116,6 +118,9 @@ pub fn summary(input: &Input, plan: &Plan) -> String {
     parts.extend((others > 0).then(|| format!("{others} held")));
     parts.extend((unknown > 0).then(|| format!("{unknown} not seen")));
     let settled = count(plan.settled, "instance");
+    if hidden > 0 {
+        parts.push(format!("{} not shown (--only)", count(hidden, "other step")));
+    }
     if parts.is_empty() {
         return match input.loaded.desired.instances.is_empty() {
             true => "nothing to do: the manifests want nothing".to_owned(),
