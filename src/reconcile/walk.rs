@@ -125,26 +125,32 @@ impl<'a> Walk<'a> {
     }
 
     /// The quick answer for what is plainly as wanted; `false` only means that it takes a closer look.
-    fn is_settled(&mut self, present: Present<'_>, want: &Want) -> bool {
-        let (Version::Spec(given), live) = (&present.seen().given, &present.seen().live) else {
-            return false;
+    fn is_settled(&mut self, present: Present<'_>, want: &'a Want) -> bool {
+        let (given, live) = (&present.seen().given, &present.seen().live);
+        let kept = match want.spec.monitor.auto_type {
+            AutoType::Resident if present.running => true,
+            AutoType::Periodic => false,
+            AutoType::Resident | AutoType::OneShot => return false,
         };
-        let runs = match want.spec.monitor.auto_type {
-            AutoType::Resident => present.running,
-            AutoType::Periodic => true,
-            AutoType::OneShot => false,
+        let one = match (given, live) {
+            (Version::Spec(given), Version::Spec(live)) => Arc::ptr_eq(given, live),
+            (Version::Digests(given), Version::Digests(live)) => given == live,
+            (Version::Unknown | Version::Digests(_) | Version::Spec(_), _) => false,
         };
-        let one = match live {
-            Version::Spec(live) => Arc::ptr_eq(given, live),
-            Version::Digests(_) | Version::Unknown => false,
-        };
-        let resident = want.spec.monitor.auto_type == AutoType::Resident;
         want.origin.state == State::Running
             && present.hosted
-            && runs
             && self.is_ours(present)
-            && self.are_same(given, &want.spec)
-            && (one || !resident || live.spec().is_some_and(|live| self.are_same(live, &want.spec)))
+            && self.is_wanted(given, want)
+            && (!kept || one || self.is_wanted(live, want))
+    }
+
+    /// Is this plainly the wanted spec?
+    fn is_wanted(&mut self, version: &Version, want: &'a Want) -> bool {
+        match version {
+            Version::Spec(spec) => self.are_same(spec, &want.spec),
+            Version::Digests(revision) => self.wish(want).revision() == revision,
+            Version::Unknown => false,
+        }
     }
 
     /// What many instances share is compared once.
