@@ -15,8 +15,9 @@
 //! - [`model`]: the nouns: keys, spec, desired and observed state, plan. Plain data, knows nobody.
 //! - [`manifest`]: text → [`Desired`](model::Desired), and every problem with its place; rows → [`Observed`](model::Observed).
 //! - [`reconcile`]: the pure core: what to do, in which order, what to leave alone, and why.
-//! - [`gse`]: the wire of GSE and JOB. So far the bodies that declare a process.
+//! - [`gse`]: the wire of GSE and JOB: requests, answers, codes, keys.
 //! - [`backend`]: the window on the world. So far a simulated fleet.
+//! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file.
 //! - [`clock`]: what time it is, and what the clocks of a zone show.
 //! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
 //!
@@ -34,3 +35,4 @@ pub mod gse;
 pub mod manifest;
 pub mod model;
 pub mod reconcile;
+pub mod store;

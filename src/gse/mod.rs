@@ -1,8 +1,12 @@
-//! The wire of BlueKing's GSE and JOB. So far: the request bodies that declare a process, from and to the model,
-//! and which dialect has a place for which field.
+//! The wire of BlueKing's GSE and JOB: what calls are sent and what they answer, from and to the model; codes and
+//! operations by name; the keys of results. Client and server use the same types.
 
+pub mod answer;
+pub mod codes;
 mod job;
+pub mod keys;
 mod proc;
+pub mod request;
 
 pub use crate::model::Dialect;
 pub use job::{Api as JobApi, JobBody, JobProcess};

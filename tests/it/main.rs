@@ -13,6 +13,8 @@ mod rooms;
 mod samples;
 mod schema;
 mod sim;
+mod store;
 mod support;
 mod verbs;
+mod wire;
 mod worlds;

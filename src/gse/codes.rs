@@ -1,0 +1,185 @@
+//! Every code of the protocol by name, and what each operation's number means.
+//!
+//! GSE's operations and JOB's `manage_proc` share numbers and not their meaning: 1 stops here and hosts there. They are
+//! two types, so that one is never sent for the other.
+
+use crate::model::Op;
+
+/// What a row of a result says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RowCode(pub i64);
+
+macro_rules! codes {
+    ($type:ident: $($(#[$meta:meta])* $name:ident = $code:literal, $meaning:literal;)*) => {
+        impl $type {
+            $($(#[$meta])* pub const $name: $type = $type($code);)*
+
+            /// Those that the documents name.
+            pub const ALL: &[$type] = &[$($type::$name),*];
+
+            /// In words; `None`: no document names it.
+            pub fn meaning(self) -> Option<&'static str> {
+                match self {
+                    $($type::$name => Some($meaning),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    RowCode:
+    DONE = 0, "done";
+    RUNNING = 115, "still running";
+    AGENT_MISSING = 117, "the host's agent is missing";
+    ALREADY_RUNNING = 828, "it is running already";
+    NOT_RUNNING = 829, "it is not running";
+    BAD_OP_TYPE = 832, "there is no such operation";
+    CHECK_FAILED = 836, "the check after the operation failed";
+    EXISTS = 850, "it is registered already";
+    COMMAND_FAILED = 65535, "the command failed";
+    STOPPING = 1015012, "it is being stopped";
+    /// Our gateway and agent only.
+    OLD_GENERATION = 1900409, "a newer controller has taken over: look again, plan again";
+}
+
+/// What an envelope says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EnvelopeCode(pub i64);
+
+codes! {
+    EnvelopeCode:
+    OK = 0, "success";
+    NOT_QUEUED = 1000115, "the task is not queued yet";
+    NO_GSE = 50001, "the platform cannot reach GSE";
+    NO_AGENTS = 1011003, "none of these agents is known";
+    RATE_LIMITED = 1642902, "too many requests";
+    CONCURRENCY_LIMITED = 1642903, "too many requests at once";
+    /// Ours, where the documents name none.
+    BAD_REQUEST = 1900400, "the request cannot be understood";
+    NOT_ALLOWED = 1900403, "these credentials do not allow that";
+    UNKNOWN_TASK = 1900404, "there is no such task";
+    NO_SUCH_PATH = 1900405, "there is no such path or method";
+    TOO_LARGE = 1900413, "the request is too large";
+    STORE_FAILED = 1900507, "nothing was written: the store failed";
+}
+
+/// An operation of GSE, and of JOB's operate_process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum GseOp {
+    Start,
+    Stop,
+    Status,
+    Host,
+    Unhost,
+    Restart,
+    Reload,
+    Kill,
+}
+
+impl GseOp {
+    pub const ALL: [GseOp; 8] = [
+        GseOp::Start,
+        GseOp::Stop,
+        GseOp::Status,
+        GseOp::Host,
+        GseOp::Unhost,
+        GseOp::Restart,
+        GseOp::Reload,
+        GseOp::Kill,
+    ];
+
+    pub fn code(self) -> i64 {
+        match self {
+            GseOp::Start => 0,
+            GseOp::Stop => 1,
+            GseOp::Status => 2,
+            GseOp::Host => 3,
+            GseOp::Unhost => 4,
+            GseOp::Restart => 7,
+            GseOp::Reload => 8,
+            GseOp::Kill => 9,
+        }
+    }
+
+    pub fn from_code(code: i64) -> Option<GseOp> {
+        GseOp::ALL.into_iter().find(|op| op.code() == code)
+    }
+
+    /// The number that a step goes by; `None`: register and unregister are calls of their own.
+    pub fn of(op: Op) -> Option<GseOp> {
+        match op {
+            Op::Start => Some(GseOp::Start),
+            Op::Stop => Some(GseOp::Stop),
+            Op::Host => Some(GseOp::Host),
+            Op::Unhost => Some(GseOp::Unhost),
+            Op::Restart => Some(GseOp::Restart),
+            Op::Reload => Some(GseOp::Reload),
+            Op::Kill => Some(GseOp::Kill),
+            Op::Register | Op::Unregister => None,
+        }
+    }
+
+    /// Does the spec that came with it become the given one when it succeeds?
+    pub fn gives(self) -> bool {
+        match self {
+            GseOp::Start | GseOp::Host | GseOp::Restart | GseOp::Reload => true,
+            GseOp::Stop | GseOp::Status | GseOp::Unhost | GseOp::Kill => false,
+        }
+    }
+}
+
+/// The two operations of JOB's manage_proc.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ManageOp {
+    Host,
+    Unhost,
+}
+
+impl ManageOp {
+    pub fn code(self) -> i64 {
+        match self {
+            ManageOp::Host => 1,
+            ManageOp::Unhost => 2,
+        }
+    }
+
+    pub fn from_code(code: i64) -> Option<ManageOp> {
+        [ManageOp::Host, ManageOp::Unhost].into_iter().find(|op| op.code() == code)
+    }
+
+    /// The same to GSE.
+    pub fn to_gse(self) -> GseOp {
+        match self {
+            ManageOp::Host => GseOp::Host,
+            ManageOp::Unhost => GseOp::Unhost,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_are_those_of_the_documents() {
+        let codes: Vec<i64> = GseOp::ALL.iter().map(|op| op.code()).collect();
+        assert_eq!(codes, [0, 1, 2, 3, 4, 7, 8, 9]);
+        assert_eq!((GseOp::from_code(5), GseOp::from_code(6), GseOp::from_code(-1)), (None, None, None));
+        assert_eq!(
+            (ManageOp::from_code(1), ManageOp::from_code(2)),
+            (Some(ManageOp::Host), Some(ManageOp::Unhost))
+        );
+        assert_eq!((ManageOp::from_code(0), ManageOp::from_code(3)), (None, None));
+        // The same number is another operation.
+        assert_eq!((GseOp::from_code(1), ManageOp::Host.to_gse()), (Some(GseOp::Stop), GseOp::Host));
+    }
+
+    #[test]
+    fn every_code_has_a_meaning() {
+        assert!(RowCode::ALL.iter().all(|code| code.meaning().is_some()));
+        assert!(EnvelopeCode::ALL.iter().all(|code| code.meaning().is_some()));
+        assert_eq!(RowCode(4711).meaning(), None);
+    }
+}

@@ -1,0 +1,375 @@
+//! What GSE's calls are sent, as callers send it: read tolerantly, told precisely when something is missing.
+//!
+//! Real callers send unknown fields, labels that are numbers, `hosts` or `agent_id_list`, `monitor_policy` or
+//! `alive_monitor_policy`, and empty texts for what they do not mean to say. All of that is taken as it is meant. What is
+//! missing or out of range is an error that names the field.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::model::{
+    AutoType, ConfigFile, Control, EnvValue, Host, HostKey, Identity, Job, Monitor, Percent, ProcessKey,
+    Resource, Secret, Spec, StartMode,
+};
+
+/// Why a request cannot be carried out: the field, and what is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wrong {
+    pub field: String,
+    pub why: String,
+}
+
+impl Wrong {
+    fn missing(field: &str) -> Wrong {
+        Wrong { field: field.to_owned(), why: "is missing".to_owned() }
+    }
+
+    fn new(field: impl Into<String>, why: impl Into<String>) -> Wrong {
+        Wrong { field: field.into(), why: why.into() }
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.field, self.why)
+    }
+}
+
+impl std::error::Error for Wrong {}
+
+/// The body of every call about processes. Which parts are needed the call decides.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ProcRequest {
+    pub meta: MetaWire,
+    pub hosts: Vec<HostWire>,
+    pub agent_id_list: Vec<String>,
+    pub op_type: Option<i64>,
+    pub spec: Option<SpecWire>,
+    pub page: PageWire,
+    pub task_id: Option<String>,
+}
+
+/// operate_proc_multi: several at once, and the operations may differ.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct MultiRequest {
+    pub proc_operate_req: Vec<ProcRequest>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct MetaWire {
+    #[serde(deserialize_with = "said")]
+    pub namespace: Option<String>,
+    #[serde(deserialize_with = "said")]
+    pub name: Option<String>,
+    pub labels: Option<BTreeMap<String, Loose>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct HostWire {
+    #[serde(deserialize_with = "said")]
+    pub ip: Option<String>,
+    pub bk_cloud_id: Option<u64>,
+    pub bk_supplier_id: Option<u64>,
+    #[serde(deserialize_with = "said")]
+    pub bk_agent_id: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PageWire {
+    pub start: Option<u64>,
+    pub limit: Option<u64>,
+}
+
+/// A label's value, or an environment's: text, or what is as good as text.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum Loose {
+    Text(String),
+    Number(serde_json::Number),
+    Bool(bool),
+    Nothing(()),
+}
+
+impl fmt::Display for Loose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Loose::Text(text) => f.write_str(text),
+            Loose::Number(number) => write!(f, "{number}"),
+            Loose::Bool(yes) => write!(f, "{yes}"),
+            Loose::Nothing(()) => Ok(()),
+        }
+    }
+}
+
+macro_rules! wire {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$attr:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+        #[serde(default)]
+        pub struct $name { $($(#[$attr])* pub $field: Option<$type>),* }
+    )*};
+}
+
+wire! {
+    SpecWire {
+        identity: IdentityWire,
+        control: ControlWire,
+        resource: ResourceWire,
+        #[serde(alias = "alive_monitor_policy")]
+        monitor_policy: MonitorWire,
+        warn_report_policy: WarnWire,
+        configmap: Vec<ConfigWire>,
+        env: BTreeMap<String, EnvWire>,
+        job: JobWire,
+    }
+    IdentityWire {
+        #[serde(deserialize_with = "said")] proc_name: String,
+        #[serde(deserialize_with = "said")] setup_path: String,
+        #[serde(deserialize_with = "said")] pid_path: String,
+        #[serde(deserialize_with = "said")] config_path: String,
+        #[serde(deserialize_with = "said")] log_path: String,
+        #[serde(deserialize_with = "said")] user: String,
+        #[serde(alias = "index_key", deserialize_with = "said")] value_key: String,
+    }
+    ControlWire {
+        #[serde(deserialize_with = "said")] start_cmd: String,
+        #[serde(deserialize_with = "said")] stop_cmd: String,
+        #[serde(deserialize_with = "said")] restart_cmd: String,
+        #[serde(deserialize_with = "said")] reload_cmd: String,
+        #[serde(deserialize_with = "said")] kill_cmd: String,
+        #[serde(deserialize_with = "said")] version_cmd: String,
+        #[serde(deserialize_with = "said")] health_cmd: String,
+        #[serde(deserialize_with = "said")] start_mode: String,
+    }
+    ResourceWire { cpu: f64, mem: f64, fd: u64, disk: u64, net: u64 }
+    MonitorWire {
+        auto_type: i64,
+        start_check_secs: u32,
+        stop_check_secs: u32,
+        start_retries: u32,
+        start_interval: u32,
+        #[serde(alias = "crotab_rule", deserialize_with = "said")] crontab_rule: String,
+        op_timeout: u32,
+    }
+    WarnWire { report_id: i64 }
+    ConfigWire {
+        #[serde(deserialize_with = "said")] path: String,
+        #[serde(deserialize_with = "said")] md5: String,
+    }
+    JobWire {
+        #[serde(deserialize_with = "said")] proc_owner: String,
+        #[serde(deserialize_with = "said")] func_id: String,
+        #[serde(deserialize_with = "said")] instance_id: String,
+        instance_num: u32,
+        cycle_time: u32,
+        start_check_begin_time: u32,
+        start_check_end_time: u32,
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum EnvWire {
+    File {
+        file: String,
+    },
+    Value {
+        value: Loose,
+        #[serde(default)]
+        secret: bool,
+    },
+    Plain(Loose),
+}
+
+/// An empty text is nothing said; a number where a text belongs is its digits.
+fn said<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Ok(match Value::deserialize(from)? {
+        Value::String(text) if !text.is_empty() => Some(text),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Null | Value::String(_) => None,
+        other => {
+            return Err(serde::de::Error::custom(format!(
+                "a text was expected, and this is {}",
+                kind(&other)
+            )));
+        }
+    })
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a text",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+impl ProcRequest {
+    pub fn process(&self) -> Result<ProcessKey, Wrong> {
+        let name = |field: &str, text: &Option<String>| match text {
+            None => Err(Wrong::missing(field)),
+            Some(text) => text.parse().map_err(|error| Wrong::new(field, format!("cannot be used: {error}"))),
+        };
+        Ok(ProcessKey {
+            namespace: name("meta.namespace", &self.meta.namespace)?,
+            name: name("meta.name", &self.meta.name)?,
+        })
+    }
+
+    /// Every host once, in the order asked for, whichever way they were named.
+    pub fn targets(&self) -> Result<Vec<Host>, Wrong> {
+        let mut all: Vec<Host> = Vec::with_capacity(self.hosts.len() + self.agent_id_list.len());
+        let mut seen = std::collections::HashSet::new();
+        for (at, host) in self.hosts.iter().enumerate() {
+            let host = host.host(&format!("hosts[{at}]"))?;
+            if seen.insert(host.key.clone()) {
+                all.push(host);
+            }
+        }
+        for (at, id) in self.agent_id_list.iter().enumerate() {
+            let id = id.parse().map_err(|error| {
+                Wrong::new(format!("agent_id_list[{at}]"), format!("cannot be used: {error}"))
+            })?;
+            let host = Host { key: HostKey::Agent(id), supplier: None, agent_id: None };
+            if seen.insert(host.key.clone()) {
+                all.push(host);
+            }
+        }
+        if all.is_empty() { Err(Wrong::missing("hosts")) } else { Ok(all) }
+    }
+
+    /// The whole spec, with the labels that stand beside it.
+    pub fn spec(&self) -> Result<Option<Spec>, Wrong> {
+        let Some(wire) = &self.spec else { return Ok(None) };
+        let mut spec = wire.spec()?;
+        let labels = self.meta.labels.iter().flatten();
+        spec.labels = labels.map(|(name, value)| (name.clone(), value.to_string())).collect();
+        Ok(Some(spec))
+    }
+}
+
+impl HostWire {
+    fn host(&self, field: &str) -> Result<Host, Wrong> {
+        let agent_id = match &self.bk_agent_id {
+            None => None,
+            Some(id) => Some(id.parse().map_err(|error| {
+                Wrong::new(format!("{field}.bk_agent_id"), format!("cannot be used: {error}"))
+            })?),
+        };
+        let Some(ip) = &self.ip else {
+            let id = agent_id.ok_or_else(|| Wrong::missing(&format!("{field}.ip")))?;
+            return Ok(Host { key: HostKey::Agent(id), supplier: self.bk_supplier_id, agent_id: None });
+        };
+        let ip = ip.parse().map_err(|_| Wrong::new(format!("{field}.ip"), "is no IP address"))?;
+        let cloud = self.bk_cloud_id.ok_or_else(|| Wrong::missing(&format!("{field}.bk_cloud_id")))?;
+        Ok(Host { key: HostKey::Address { cloud, ip }, supplier: self.bk_supplier_id, agent_id })
+    }
+}
+
+impl SpecWire {
+    /// What was said, and nothing that was not. The identity is required in full.
+    pub fn spec(&self) -> Result<Spec, Wrong> {
+        let identity = self.identity.as_ref().ok_or_else(|| Wrong::missing("spec.identity"))?;
+        let required = |field: &str, text: &Option<String>| {
+            text.clone().ok_or_else(|| Wrong::missing(&format!("spec.identity.{field}")))
+        };
+        let share = |field: &str, value: Option<f64>| match value.map(Percent::new) {
+            Some(None) => {
+                Err(Wrong::new(format!("spec.resource.{field}"), "is no percentage between 0 and 100"))
+            }
+            Some(percent) => Ok(percent),
+            None => Ok(None),
+        };
+        let control = self.control.clone().unwrap_or_default();
+        let resource = self.resource.clone().unwrap_or_default();
+        let monitor = self.monitor_policy.clone().unwrap_or_default();
+        let job = self.job.clone().unwrap_or_default();
+        let auto_type = match monitor.auto_type {
+            None => AutoType::default(),
+            Some(code) => AutoType::try_from(code)
+                .map_err(|why| Wrong::new("spec.monitor_policy.auto_type", format!("is {code}: {why}")))?,
+        };
+        let start_mode = match control.start_mode.as_deref() {
+            None => None,
+            Some("daemon") => Some(StartMode::Daemon),
+            Some("foreground") => Some(StartMode::Foreground),
+            Some(_) => return Err(Wrong::new("spec.control.start_mode", "is neither daemon nor foreground")),
+        };
+        let files = self.configmap.iter().flatten().filter(|file| file.path.is_some() || file.md5.is_some());
+        Ok(Spec {
+            labels: BTreeMap::new(),
+            identity: Identity {
+                proc_name: required("proc_name", &identity.proc_name)?,
+                setup_path: required("setup_path", &identity.setup_path)?,
+                pid_path: required("pid_path", &identity.pid_path)?,
+                config_path: identity.config_path.clone(),
+                log_path: identity.log_path.clone(),
+                user: Some(required("user", &identity.user)?),
+                value_key: identity.value_key.clone(),
+            },
+            control: Control {
+                start_cmd: control.start_cmd,
+                stop_cmd: control.stop_cmd,
+                restart_cmd: control.restart_cmd,
+                reload_cmd: control.reload_cmd,
+                kill_cmd: control.kill_cmd,
+                version_cmd: control.version_cmd,
+                health_cmd: control.health_cmd,
+                start_mode,
+            },
+            resource: Resource {
+                cpu: share("cpu", resource.cpu)?,
+                mem: share("mem", resource.mem)?,
+                fd: resource.fd,
+                disk: resource.disk,
+                net: resource.net,
+            },
+            monitor: Monitor {
+                auto_type,
+                start_check_secs: monitor.start_check_secs,
+                stop_check_secs: monitor.stop_check_secs,
+                start_retries: monitor.start_retries,
+                start_interval: monitor.start_interval,
+                crontab_rule: monitor.crontab_rule,
+                op_timeout: monitor.op_timeout,
+            },
+            report_id: self.warn_report_policy.as_ref().and_then(|warn| warn.report_id),
+            configmap: files
+                .map(|file| ConfigFile { path: file.path.clone(), md5: file.md5.clone() })
+                .collect(),
+            env: self.env.iter().flatten().map(|(name, value)| (name.clone(), value.value())).collect(),
+            job: Job {
+                proc_owner: job.proc_owner,
+                func_id: job.func_id,
+                instance_id: job.instance_id,
+                instance_num: job.instance_num,
+                cycle_time: job.cycle_time,
+                start_check_begin_time: job.start_check_begin_time,
+                start_check_end_time: job.start_check_end_time,
+            },
+        })
+    }
+}
+
+impl EnvWire {
+    fn value(&self) -> EnvValue {
+        match self {
+            EnvWire::File { file } => EnvValue::File(file.clone()),
+            EnvWire::Value { value, secret: true } => EnvValue::Secret(Secret::new(value.to_string())),
+            EnvWire::Value { value, secret: false } | EnvWire::Plain(value) => {
+                EnvValue::Text(value.to_string())
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Where things are kept: keys and values in one order of changes, with compare-and-write, watches and leases.
+//!
+//! Everything that must survive (what is registered, tasks, journals, holds, leases) lives in one [`Store`]. What was
+//! acknowledged is on disk. A change is numbered; a reader who knows a number can ask for everything after it.
+//! [`Embedded`] is SQLite in a file that several processes may open; other engines pass the same tests.
+
+mod embedded;
+mod lease;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use embedded::Embedded;
+pub use lease::{Holder, Lease, Taken};
+
+/// The number of a change. 0: before the first.
+pub type Number = u64;
+
+/// A key's value, and the change that made it so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub key: Arc<str>,
+    pub value: Arc<[u8]>,
+    pub changed: Number,
+}
+
+/// Writes that happen together, if everything is still as it is said to be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Txn {
+    pub compares: Vec<Compare>,
+    pub writes: Vec<Write>,
+}
+
+/// A key, and the change that its value must be from; 0: it must not be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compare {
+    pub key: String,
+    pub changed: Number,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Write {
+    Put(String, Vec<u8>),
+    Delete(String),
+}
+
+impl Txn {
+    pub fn put(key: impl Into<String>, value: impl Into<Vec<u8>>) -> Txn {
+        Txn { compares: Vec::new(), writes: vec![Write::Put(key.into(), value.into())] }
+    }
+
+    pub fn delete(key: impl Into<String>) -> Txn {
+        Txn { compares: Vec::new(), writes: vec![Write::Delete(key.into())] }
+    }
+
+    /// Only if the key's value is from that change (0: only if there is none).
+    pub fn only_if(mut self, key: impl Into<String>, changed: Number) -> Txn {
+        self.compares.push(Compare { key: key.into(), changed });
+        self
+    }
+
+    pub fn and(mut self, other: Txn) -> Txn {
+        self.compares.extend(other.compares);
+        self.writes.extend(other.writes);
+        self
+    }
+}
+
+/// What became of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All of it was written, under this number.
+    Written(Number),
+    /// Nothing was: this key is not as it was said to be.
+    Conflict(String),
+}
+
+/// Keys in order, from one place to the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    pub entries: Vec<Entry>,
+    /// There is more, after this key.
+    pub more: Option<Arc<str>>,
+    /// As of this change.
+    pub as_of: Number,
+}
+
+/// One change to one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    pub number: Number,
+    pub key: Arc<str>,
+    /// `None`: it was deleted.
+    pub value: Option<Arc<[u8]>>,
+}
+
+pub trait Store: Send + Sync + 'static {
+    fn get(&self, key: &str) -> impl Future<Output = Result<Option<Entry>, Error>> + Send;
+
+    /// Up to `limit` entries whose keys begin with `prefix` and come after `after`.
+    fn range(
+        &self,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> impl Future<Output = Result<Page, Error>> + Send;
+
+    /// Writes all or nothing. What is acknowledged is on disk.
+    fn txn(&self, txn: Txn) -> impl Future<Output = Result<Outcome, Error>> + Send;
+
+    /// Changes after a number to keys that begin with `prefix`, as many as there are now; waits for the first if there
+    /// is none. [`Error::Forgotten`]: they are no longer all known, and the reader has to look at everything anew.
+    fn changes(&self, prefix: &str, after: Number)
+    -> impl Future<Output = Result<Vec<Change>, Error>> + Send;
+
+    /// Takes, keeps or takes over a lease; see [`Taken`].
+    fn take_lease(
+        &self,
+        name: &str,
+        holder: &Holder,
+        lives: Duration,
+    ) -> impl Future<Output = Result<Taken, Error>> + Send;
+
+    /// Keeps a lease for another while. `false`: it is somebody else's by now.
+    fn renew_lease(&self, lease: &Lease, lives: Duration)
+    -> impl Future<Output = Result<bool, Error>> + Send;
+
+    fn release_lease(&self, lease: &Lease) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+/// Why the store cannot do its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// Nothing was written; reading goes on, and writing when there is space again.
+    Full,
+    /// The same for any other failure of the disk.
+    Disk(String),
+    /// The file is not what was written to it. It is not served.
+    Corrupt { file: String, what: String },
+    /// The file was written by a newer Abide.
+    TooNew { file: String, version: i64 },
+    /// So old changes are no longer known one by one.
+    Forgotten,
+    /// The store was shut down.
+    Closed,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::Full => f.write_str("the disk is full: nothing was written"),
+            Error::Disk(what) => write!(f, "the disk failed: {what}; nothing was written"),
+            Error::Corrupt { file, what } => write!(
+                f,
+                "{file} is damaged ({what}). Move it away, with {file}-wal and {file}-shm, and restore it from a backup, \
+                 or let it be made anew"
+            ),
+            Error::TooNew { file, version } => {
+                write!(f, "{file} has format {version}, from a newer abide: use that one, or another folder")
+            }
+            Error::Forgotten => f.write_str("changes that old are no longer kept: look at everything anew"),
+            Error::Closed => f.write_str("the store is shut down"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
