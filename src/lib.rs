@@ -18,6 +18,7 @@
 //! - [`gse`]: the wire of GSE and JOB: requests, answers, codes, keys.
 //! - [`backend`]: the window on the world. So far a simulated fleet.
 //! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file.
+//! - [`gateway`]: GSE's and JOB's API over a store. No verb starts it yet, and no agent can join.
 //! - [`clock`]: what time it is, and what the clocks of a zone show.
 //! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
 //!
@@ -31,6 +32,7 @@
 pub mod backend;
 pub mod cli;
 pub mod clock;
+pub mod gateway;
 pub mod gse;
 pub mod manifest;
 pub mod model;

@@ -4,6 +4,7 @@ mod bombs;
 mod cases;
 mod codes;
 mod convert;
+mod gateway;
 mod laws;
 mod mutations;
 mod plan;

@@ -1,0 +1,438 @@
+//! The gateway over real HTTP, driven by a client of a few lines that shares nothing with it: every address of every
+//! call, what real callers send, what they must not be able to do, and what a restart must not lose.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use abide::gateway::{Gateway, auth::Apps, http};
+use abide::store::Embedded;
+use serde_json::{Value, json};
+
+const APPS: &str =
+    "apps:\n  - {code: all, secret: s3cret}\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
+
+/// A gateway on a free port; it ends with the test.
+struct Server {
+    address: SocketAddr,
+    _runtime: tokio::runtime::Runtime,
+}
+
+fn server(file: &Path, patience: Duration) -> Server {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    let gateway = Gateway::new(Embedded::open(file).expect("it opens")).with_patience(patience);
+    let router = http::router(gateway, Apps::parse(APPS).expect("apps"));
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("a port");
+    let address = listener.local_addr().expect("an address");
+    runtime.spawn(async move { axum::serve(listener, router).await });
+    Server { address, _runtime: runtime }
+}
+
+struct Fixture {
+    server: Server,
+    folder: tempfile::TempDir,
+}
+
+fn fixture() -> Fixture {
+    fixture_with(Duration::from_secs(10))
+}
+
+fn fixture_with(patience: Duration) -> Fixture {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let server = server(&folder.path().join("store.db"), patience);
+    Fixture { server, folder }
+}
+
+impl Server {
+    /// One request, byte for byte as written here; its status and body.
+    fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n"
+        );
+        stream.write_all(head.as_bytes()).expect("a request");
+        // A server that has seen enough may close before all of it is sent.
+        let _ = stream.write_all(body);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        (status, body.to_owned())
+    }
+
+    /// A call as ESB's callers make it: credentials in the body, no Content-Type.
+    fn call(&self, method: &str, path: &str, mut body: Value) -> Value {
+        body["bk_app_code"] = json!("all");
+        body["bk_app_secret"] = json!("s3cret");
+        let (_, text) = self.send(method, path, "", body.to_string().as_bytes());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+
+    fn gse(&self, name: &str, body: Value) -> Value {
+        self.call("POST", &format!("/api/c/compapi/v2/gse/{name}/"), body)
+    }
+}
+
+fn spec() -> Value {
+    json!({"identity": {"proc_name": "p", "setup_path": "/opt/p", "pid_path": "/run/p.pid", "user": "root"},
+           "control": {"start_cmd": "./p"}, "monitor_policy": {"auto_type": 1}})
+}
+
+fn body(hosts: &[&str]) -> Value {
+    let hosts: Vec<Value> =
+        hosts.iter().map(|ip| json!({"ip": ip, "bk_cloud_id": 0, "bk_supplier_id": 0})).collect();
+    json!({"meta": {"namespace": "web", "name": "p", "labels": {"set": 3}}, "hosts": hosts, "spec": spec()})
+}
+
+#[test]
+fn the_documents_own_example_is_registered() {
+    let it = fixture();
+    let example: Value =
+        serde_json::from_str(include_str!("fixtures/gse_register_proc_info.json")).expect("JSON");
+    let answer = it.server.gse("register_proc_info", example.clone());
+    let expected = json!({"result": true, "code": 0, "message": "success",
+        "data": {"1:2:10.0.0.1:gse:proc-test": {"error_code": 0, "error_msg": "success", "content": ""}}});
+    assert_eq!(answer, expected);
+    let again = it.server.gse("register_proc_info", example);
+    assert_eq!(again["data"]["1:2:10.0.0.1:gse:proc-test"]["error_code"], 850, "it exists already");
+}
+
+#[test]
+fn every_address_of_a_call_is_that_call() {
+    let it = fixture();
+    let register = |method: &str, path: &str| it.server.call(method, path, body(&["10.0.0.1"]));
+    let first = register("POST", "/api/c/compapi/v2/gse/register_proc_info/");
+    assert_eq!(first["data"]["0:0:10.0.0.1:web:p"]["error_code"], 0);
+    for (method, path) in [
+        ("POST", "/api/c/compapi/v2/gse/register_proc_info"),
+        ("POST", "/procapi/v1/proc/procinfo"),
+        ("POST", "/procapi/v1/proc/procinfo/"),
+        ("POST", "/api/v2/proc/register_proc_info"),
+        ("POST", "/api/bk-gse/prod/api/v2/proc/register_proc_info/"),
+        ("POST", "/prod/api/v2/proc/register_proc_info"),
+    ] {
+        assert_eq!(
+            register(method, path)["data"]["0:0:10.0.0.1:web:p"]["error_code"],
+            850,
+            "{method} {path}"
+        );
+    }
+    assert_eq!(register("PUT", "/procapi/v1/proc/procinfo")["data"]["0:0:10.0.0.1:web:p"]["error_code"], 0);
+    // A query by GET with a body.
+    let status = it.server.call("GET", "/procapi/v2/proc/status", body(&["10.0.0.1", "10.0.0.2"]));
+    assert_eq!(status["data"]["proc_infos"].as_array().map(Vec::len), Some(1), "{status}");
+    let row = &status["data"]["proc_infos"][0];
+    assert_eq!(
+        (&row["meta"]["labels"]["set"], &row["isauto"], &row["pid"]),
+        (&json!("3"), &json!(false), &json!(-1))
+    );
+    let first = it.server.gse("get_proc_status", body(&["10.0.0.1"]));
+    assert_eq!(first["data"]["proc_infos"][0].get("isauto"), None, "the first version has no such field");
+    let gone = it.server.call("DELETE", "/procapi/v1/proc/procinfo", body(&["10.0.0.1"]));
+    assert_eq!(gone["data"]["0:0:10.0.0.1:web:p"]["error_code"], 0);
+    assert_eq!(it.server.gse("get_proc_status", body(&["10.0.0.1"]))["data"]["proc_infos"], json!([]));
+    for (method, path) in [
+        ("GET", "/api/c/compapi/v2/gse/register_proc_info/"),
+        ("POST", "/nowhere"),
+        ("PATCH", "/procapi/v1/proc/procinfo"),
+    ] {
+        let (status, text) = it.server.send(method, path, "", b"{}");
+        assert!(status == 404 && text.contains("\"result\":false"), "{method} {path}: {status} {text}");
+    }
+}
+
+#[test]
+fn a_task_has_a_row_for_every_instance_and_without_an_agent_each_ends_in_117() {
+    let it = fixture_with(Duration::from_millis(300));
+    let mut start = body(&["10.0.0.1", "10.0.0.2"]);
+    start["op_type"] = json!(0);
+    let id = it.server.gse("operate_proc", start)["data"]["task_id"].as_str().expect("a task").to_owned();
+    let keys = ["0:0:10.0.0.1:web:p", "0:0:10.0.0.2:web:p"];
+    let begin = std::time::Instant::now();
+    loop {
+        let rows = it.server.gse("get_proc_operate_result", json!({"task_id": id}))["data"].clone();
+        let codes: Vec<i64> =
+            keys.iter().map(|key| rows[*key]["error_code"].as_i64().expect("a row")).collect();
+        assert!(codes.iter().all(|code| [115, 117].contains(code)), "{rows}");
+        if codes == [117, 117] {
+            break;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(10), "{rows}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let second = it.server.gse("get_proc_operate_result_v2", json!({"task_id": id}));
+    assert_eq!(second["data"]["0:10.0.0.1:web:p"]["error_code"], 117, "the same by the other key");
+    let unknown = it.server.gse("get_proc_operate_result", json!({"task_id": "GSETASK:none"}));
+    assert!(
+        unknown["result"] == false && unknown["message"].as_str().expect("text").contains("GSETASK:none"),
+        "{unknown}"
+    );
+    let mut odd = body(&["10.0.0.1"]);
+    odd["op_type"] = json!(5);
+    let id = it.server.gse("operate_proc", odd)["data"]["task_id"].clone();
+    let rows = it.server.gse("get_proc_operate_result", json!({"task_id": id}));
+    assert_eq!(rows["data"]["0:0:10.0.0.1:web:p"]["error_code"], 832);
+}
+
+#[test]
+fn the_first_shape_uses_what_is_registered() {
+    let it = fixture_with(Duration::from_millis(1));
+    let mut bare = body(&["10.0.0.1", "10.0.0.2"]);
+    bare.as_object_mut().expect("an object").remove("spec");
+    bare["op_type"] = json!(0);
+    it.server.gse("register_proc_info", body(&["10.0.0.1"]));
+    let id = it.server.gse("operate_proc", bare)["data"]["task_id"].clone();
+    std::thread::sleep(Duration::from_millis(5));
+    let rows = it.server.gse("get_proc_operate_result", json!({"task_id": id}))["data"].clone();
+    assert_eq!(rows["0:0:10.0.0.1:web:p"]["error_code"], 117, "it is known, and waits for its agent");
+    assert_eq!(rows["0:0:10.0.0.2:web:p"]["error_code"], 65535, "it is not: {rows}");
+    let multi = json!({"proc_operate_req": [
+        {"meta": {"namespace": "web", "name": "p"}, "agent_id_list": ["0:10.0.0.1"], "op_type": 0, "spec": spec()},
+        {"meta": {"namespace": "web", "name": "q"}, "hosts": [{"ip": "10.0.0.3", "bk_cloud_id": 7}], "op_type": 1, "spec": spec()}]});
+    let id = it.server.gse("operate_proc_multi", multi)["data"]["task_id"].clone();
+    let rows = it.server.gse("get_proc_operate_result_v2", json!({"task_id": id}))["data"].clone();
+    let keys: Vec<&String> = rows.as_object().expect("rows").keys().collect();
+    assert_eq!(keys, ["0:10.0.0.1:web:p", "7:10.0.0.3:web:q"]);
+}
+
+#[test]
+fn job_calls_are_the_same_engine_under_other_numbers() {
+    let it = fixture_with(Duration::from_millis(1));
+    for (name, fixture) in [
+        ("job/manage_proc", include_str!("fixtures/job_manage_proc.json")),
+        ("jobv3/manage_proc", include_str!("fixtures/job_v3_manage_proc.json")),
+        ("job/operate_process", include_str!("fixtures/job_operate_process.json")),
+    ] {
+        let example: Value = serde_json::from_str(fixture).expect("JSON");
+        let answer = it.server.call("POST", &format!("/api/c/compapi/v2/{name}/"), example.clone());
+        let id =
+            answer["data"]["bk_gse_taskid"].as_str().unwrap_or_else(|| panic!("{name}: {answer}")).to_owned();
+        std::thread::sleep(Duration::from_millis(3));
+        let result =
+            it.server.call("POST", "/api/c/compapi/v2/job/get_proc_result/", json!({"bk_gse_taskid": id}));
+        let rows = result["data"]["result"].as_object().expect("rows");
+        let process = &example["process_infos"][0];
+        let program = format!(
+            "{}/{}",
+            process["setup_path"].as_str().expect("a path").trim_end_matches('/'),
+            process["proc_name"].as_str().expect("a name")
+        );
+        let hosts = process["ip_list"].as_array().expect("hosts").len();
+        assert_eq!(rows.keys().filter(|key| key.starts_with(&program)).count(), hosts, "{name}: {result}");
+        assert!(
+            result["data"]["status"] == 1 && rows.values().all(|row| row["error_code"] == 117),
+            "{name}: {result}"
+        );
+    }
+}
+
+#[test]
+fn pages_come_in_a_stable_order_with_a_count() {
+    let it = fixture();
+    for n in 0..25 {
+        let mut one = body(&["10.0.0.1", "10.0.0.2"]);
+        one["meta"]["name"] = json!(format!("p{n:02}"));
+        one["spec"]["identity"]["proc_name"] = json!(format!("p{n:02}"));
+        it.server.gse("register_proc_info", one);
+    }
+    let page = |start: u64, limit: u64| {
+        it.server.gse(
+            "sync_proc_status",
+            json!({"meta": {"namespace": "web"}, "page": {"start": start, "limit": limit}}),
+        )
+    };
+    let mut names = Vec::new();
+    for start in (0..60).step_by(20) {
+        let page = page(start, 20);
+        assert_eq!(page["data"]["count"], 50);
+        let rows = page["data"]["proc_infos"].as_array().expect("rows");
+        names.extend(rows.iter().map(|row| format!("{} {}", row["meta"]["name"], row["host"]["ip"])));
+    }
+    let mut sorted = names.clone();
+    sorted.sort();
+    sorted.dedup();
+    assert_eq!((names.len(), &names), (50, &sorted), "each once, in order");
+    assert_eq!(page(0, 1001)["result"], false);
+    assert_eq!(
+        it.server.gse("sync_proc_status", json!({"page": {"start": 0, "limit": 10}}))["result"],
+        false
+    );
+}
+
+#[test]
+fn two_processes_of_a_host_cannot_share_an_identity() {
+    let it = fixture();
+    it.server.gse("register_proc_info", body(&["10.0.0.1", "10.0.0.2"]));
+    let mut other = body(&["10.0.0.1", "10.0.0.3"]);
+    other["meta"]["name"] = json!("q");
+    let rows = it.server.gse("register_proc_info", other.clone())["data"].clone();
+    assert_eq!(rows["0:0:10.0.0.3:web:q"]["error_code"], 0, "each row stands for itself");
+    let refused = &rows["0:0:10.0.0.1:web:q"];
+    assert!(
+        refused["error_code"] == 65535 && refused["error_msg"].as_str().expect("text").contains("web/p"),
+        "{rows}"
+    );
+    // When the first has another, the place is free.
+    let mut moved = body(&["10.0.0.1"]);
+    moved["spec"]["identity"]["setup_path"] = json!("/opt/elsewhere");
+    it.server.gse("update_proc_info", moved);
+    assert_eq!(it.server.gse("register_proc_info", other)["data"]["0:0:10.0.0.1:web:q"]["error_code"], 0);
+}
+
+#[test]
+fn groups_are_kept_and_agents_are_told_of() {
+    let it = fixture();
+    let groups = json!([{"id": 1, "resource": {"cpu_pool_limit": 30.0, "mem_pool_limit": 10.0, "cpu_pool_weight": 0}}]);
+    let set = json!({"meta": {"namespace": "web"}, "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0, "bk_supplier_id": 2}],
+                     "spec": {"process_group": groups}});
+    assert_eq!(
+        it.server.gse("set_process_group_info", set.clone())["data"]["0:2:10.0.0.1:web"]["error_code"],
+        0
+    );
+    let told = it.server.gse("get_process_group_info", set);
+    assert_eq!(told["data"]["process_group_infos"][0]["process_group"], groups);
+    let states = it.server.gse("get_agent_status", json!({"hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}]}));
+    assert_eq!(states["data"]["0:10.0.0.1"]["bk_agent_alive"], 0);
+    let states =
+        it.server.call("POST", "/api/v2/cluster/list_agent_state", json!({"agent_id_list": ["0:10.0.0.1"]}));
+    assert_eq!(states["data"][0]["bk_agent_id"], "0:10.0.0.1");
+}
+
+#[test]
+fn what_was_acknowledged_survives_a_restart() {
+    let it = fixture_with(Duration::from_millis(1));
+    it.server.gse("register_proc_info", body(&["10.0.0.1"]));
+    let mut start = body(&["10.0.0.1"]);
+    start["op_type"] = json!(0);
+    let id = it.server.gse("operate_proc", start.clone())["data"]["task_id"].clone();
+    let Fixture { server: old, folder } = it;
+    drop(old);
+    let server = server(&folder.path().join("store.db"), Duration::from_millis(1));
+    assert_eq!(
+        server.gse("get_proc_status", body(&["10.0.0.1"]))["data"]["proc_infos"].as_array().map(Vec::len),
+        Some(1)
+    );
+    let rows = server.gse("get_proc_operate_result", json!({"task_id": id}));
+    assert_eq!(rows["data"]["0:0:10.0.0.1:web:p"]["error_code"], 117);
+    assert_ne!(server.gse("operate_proc", start)["data"]["task_id"], id, "a number is never given twice");
+}
+
+/// Every address × every kind of caller. The table of addresses is this test's own.
+#[test]
+fn nobody_gets_in_without_credentials_or_into_others_namespaces() {
+    let it = fixture();
+    let esb = [
+        "register_proc_info",
+        "update_proc_info",
+        "unregister_proc_info",
+        "operate_proc",
+        "operate_proc_v2",
+        "get_proc_status",
+        "get_proc_status_v2",
+        "sync_proc_status",
+        "set_process_group_info",
+        "get_process_group_info",
+    ];
+    let paths = esb.iter().map(|name| ("POST", format!("/api/c/compapi/v2/gse/{name}/")));
+    let native = [
+        ("POST", "/procapi/v1/proc/procinfo"),
+        ("PUT", "/procapi/v1/proc/procinfo"),
+        ("GET", "/procapi/v1/proc/status"),
+        ("DELETE", "/procapi/v1/proc/procinfo"),
+        ("GET", "/procapi/v1/proc/syncstatus"),
+        ("POST", "/procapi/v2/proc/operate"),
+    ];
+    let all: Vec<(&str, String)> =
+        paths.chain(native.map(|(method, path)| (method, path.to_owned()))).collect();
+    let mut request = body(&["10.0.0.1"]);
+    request["meta"]["namespace"] = json!("db");
+    request["op_type"] = json!(2);
+    let header = |code: &str, secret: &str| {
+        format!("X-Bkapi-Authorization: {{\"bk_app_code\": \"{code}\", \"bk_app_secret\": \"{secret}\"}}\r\n")
+    };
+    for (method, path) in &all {
+        let send = |headers: &str| it.server.send(method, path, headers, request.to_string().as_bytes());
+        for headers in [String::new(), header("all", "wrong"), header("nobody", "s3cret"), header("", "")] {
+            let (status, text) = send(&headers);
+            assert!(
+                status == 401 && text.contains("\"result\":false"),
+                "{method} {path} {headers}: {status} {text}"
+            );
+        }
+        let (status, text) = send(&header("web", "web-s3cret"));
+        assert!(
+            status == 200 && text.contains("may not touch namespace"),
+            "{method} {path}: {status} {text}"
+        );
+        let (status, text) = send(&header("all", "s3cret"));
+        assert!(
+            status == 200 && !text.contains("may not touch") && !text.contains("s3cret"),
+            "{method} {path}: {text}"
+        );
+    }
+    let id = it.server.gse("operate_proc", request)["data"]["task_id"].clone();
+    let (_, text) = it.server.send(
+        "POST",
+        "/api/c/compapi/v2/gse/get_proc_operate_result/",
+        &header("web", "web-s3cret"),
+        json!({"task_id": id}).to_string().as_bytes(),
+    );
+    assert!(text.contains("there is no task"), "others' tasks are not there: {text}");
+    let (status, text) = it.server.send("GET", "/healthz", "", b"");
+    assert!(status == 200 && text.contains("ok"));
+}
+
+#[test]
+fn bad_input_gets_an_envelope_and_changes_nothing() {
+    let it = fixture();
+    let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
+    let path = "/api/c/compapi/v2/gse/register_proc_info/";
+    let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let wrong_type =
+        json!({"meta": {"namespace": "web", "name": "p"}, "hosts": "10.0.0.1", "spec": spec()}).to_string();
+    let secret_type = json!({"meta": {"namespace": "web", "name": "p"}, "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": "hush"}]}).to_string();
+    for bad in ["{", "[]", "null", "\"x\"", "{\"meta\": ", "\u{0}", &deep, &wrong_type, &secret_type, "{}"] {
+        let (status, text) = it.server.send("POST", path, auth, bad.as_bytes());
+        let answer: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        let shown = &bad[..bad.len().min(40)];
+        assert!(
+            status == 200 && answer["result"] == false && answer["code"] != 0,
+            "{shown}: {status} {text}"
+        );
+        assert!(!text.contains("hush"), "{text}");
+    }
+    let (status, text) = it.server.send("POST", path, auth, &vec![b' '; 17 << 20]);
+    assert!(status == 413 || text.is_empty(), "{status} {text}");
+    for (pointer, value, says) in [
+        ("/meta/name", json!("a:b"), "meta.name"),
+        ("/hosts", json!([]), "hosts is missing"),
+        ("/hosts/0/ip", json!("nowhere"), "hosts[0].ip"),
+        ("/spec/identity/user", json!(""), "spec.identity.user is missing"),
+        ("/spec/monitor_policy/auto_type", json!(9), "auto_type"),
+    ] {
+        let mut bad = body(&["10.0.0.1"]);
+        *bad.pointer_mut(pointer).expect("a field") = value;
+        let answer = it.server.gse("register_proc_info", bad);
+        assert!(answer["message"].as_str().expect("text").contains(says), "{pointer}: {answer}");
+    }
+    assert_eq!(it.server.gse("sync_proc_status", json!({"meta": {"namespace": "web"}}))["data"]["count"], 0);
+    // Many hosts, some of them twice: each once.
+    let many: Vec<Value> = (0..20_000)
+        .map(|n| json!({"ip": format!("10.{}.{}.{}", n / 65_536, n / 256 % 256, n % 250), "bk_cloud_id": 0}))
+        .collect();
+    let mut large = body(&["10.0.0.1"]);
+    large["hosts"] = Value::Array(many);
+    let rows = it.server.gse("register_proc_info", large)["data"].as_object().expect("rows").len();
+    assert_eq!(
+        it.server.gse("sync_proc_status", json!({"meta": {"namespace": "web"}}))["data"]["count"],
+        rows as u64
+    );
+}
