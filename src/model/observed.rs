@@ -142,20 +142,25 @@ impl Observed {
         seen.report_time.map_or(0, |told| self.at.secs_since(told))
     }
 
-    /// What was seen under a host's agent id stands under its address, where both are known.
-    pub fn under_addresses(mut self, desired: &Desired) -> Observed {
+    /// What was seen under a host's agent id stands under its address, where both are known. `Err`: an instance was seen
+    /// under both.
+    pub fn under_addresses(mut self, desired: &Desired) -> Result<Observed, InstanceKey> {
         let hosts = desired.instances.values().map(|want| &want.host);
         let known: BTreeMap<HostKey, HostKey> = hosts
             .filter_map(|host| Some((HostKey::Agent(host.agent_id.clone()?), host.key.clone())))
             .collect();
         if known.is_empty() {
-            return self;
+            return Ok(self);
         }
         let address = |host: HostKey| known.get(&host).cloned().unwrap_or(host);
         self.gaps = self.gaps.into_iter().map(|(host, why)| (address(host), why)).collect();
-        let moved = |(key, seen): (InstanceKey, Seen)| (InstanceKey { host: address(key.host), ..key }, seen);
-        self.instances = self.instances.into_iter().map(moved).collect();
-        self
+        for (key, seen) in std::mem::take(&mut self.instances) {
+            let key = InstanceKey { host: address(key.host), ..key };
+            if self.instances.insert(key.clone(), seen).is_some() {
+                return Err(key);
+            }
+        }
+        Ok(self)
     }
 
     /// The same for a row that is at hand.

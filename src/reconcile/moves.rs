@@ -10,9 +10,12 @@ use super::story::{Story, down_rule};
 use super::walk::{Walk, detail};
 use crate::model::{InstanceKey, Op, Present, ProcessKey, Reason, Rule, Seen, Sighting, State, Want, Which};
 
+/// What was seen under an earlier name, or why nothing can be said of it.
+pub type Earlier<'a> = Result<Present<'a>, (Reason, String)>;
+
 impl<'a> Walk<'a> {
-    /// Where a process is under an earlier name of its own.
-    pub(super) fn earlier(&self, key: &InstanceKey, want: &Want) -> Option<(&'a InstanceKey, Present<'a>)> {
+    /// Where a process is under an earlier name of its own; or why that cannot be told.
+    pub(super) fn earlier(&self, key: &InstanceKey, want: &Want) -> Option<(&'a InstanceKey, Earlier<'a>)> {
         if want.origin.moved_from.is_empty() || want.origin.state == State::Absent {
             return None;
         }
@@ -20,10 +23,19 @@ impl<'a> Walk<'a> {
             let earlier =
                 InstanceKey { host: key.host.clone(), namespace: namespace.clone(), name: name.clone() };
             let (from, seen) = self.observed.instances.get_key_value(&earlier)?;
-            let wanted = self.desired.instances.contains_key(from) || self.taken.contains(from);
+            if self.desired.instances.contains_key(from) || self.taken.contains(from) {
+                return None;
+            }
+            let doubt = |reason, detail| {
+                Some((from, Err((reason, format!("{from}, which it moved from: {detail}")))))
+            };
             match self.observed.sighting(&from.host, Some(seen)) {
-                Sighting::Present(present) if !wanted && self.is_there(present) => Some((from, present)),
-                Sighting::Present(_) | Sighting::Absent | Sighting::Unknown(_) => None,
+                Sighting::Present(present) => match self.stale(from, present) {
+                    Some(detail) => doubt(Reason::Stale, detail),
+                    None => self.is_there(present).then_some((from, Ok(present))),
+                },
+                Sighting::Unknown(why) => doubt(Reason::HostUnknown, why.to_owned()),
+                Sighting::Absent => None,
             }
         })
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::chain::{Chain, Draft, Found, has};
 use super::names::Names;
-use super::places::Places;
+use super::places::{Places, takes_place};
 use super::rollout::{Batch, batches};
 use super::rules::Rules;
 use super::situate::Wish;
@@ -39,7 +39,7 @@ pub fn order<'a>(
         let before = before.into_iter().map(|draft| step(from.unwrap_or(key), want, None, draft));
         waves.entry(levels[at]).or_default().steps.extend(before);
         // The part that has to wait for a place to become free.
-        let begins = steps.iter().position(|draft| draft.op == Op::Start).unwrap_or(steps.len());
+        let begins = steps.iter().position(|draft| takes_place(want, draft.op)).unwrap_or(steps.len());
         let later = if starts > own { steps.split_off(begins) } else { Vec::new() };
         for (level, steps) in [(own, steps), (starts, later)] {
             let steps = steps.into_iter().map(|draft| step(key, want, from, draft));
@@ -84,6 +84,10 @@ struct Line<'a> {
     levels: Vec<usize>,
     /// The wave in which a chain's start is, where that has to wait for a place to become free; 0: with the rest.
     starts: Vec<usize>,
+    /// Chains that take something away from where something else is to start.
+    in_the_way: BTreeSet<usize>,
+    /// The chains of what moves, by the name that it moves from.
+    moved_to: HashMap<&'a InstanceKey, usize>,
     /// What cannot stop yet, because something that depends on it is held.
     needed: HashMap<&'a InstanceKey, InstanceKey>,
     /// The last wave of each rollout so far.
@@ -116,6 +120,8 @@ impl<'a> Line<'a> {
             ranks,
             levels: vec![0; chains.len()],
             starts: vec![0; chains.len()],
+            in_the_way: BTreeSet::new(),
+            moved_to: chains.iter().enumerate().filter_map(|(at, chain)| Some((chain.from?, at))).collect(),
             needed: HashMap::new(),
             ends: HashMap::new(),
             gates: Vec::new(),
@@ -221,7 +227,12 @@ impl<'a> Line<'a> {
     /// What another depends on goes before it, and is running and healthy before it goes on. Adds those that wait in
     /// vain.
     fn bring_up(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
-        let places = Places::new(self.observed, chains);
+        let places = Places::new(self.observed, self.rules.stale_after_secs, chains);
+        self.in_the_way = chains
+            .iter()
+            .flat_map(|chain| places.in_the_way(chain))
+            .filter_map(|other| self.leaver(other, chains))
+            .collect();
         let (ends, gates) = (self.ends.clone(), self.gates.clone());
         // A start that waits for a place moves what depends on it, which may move another start: a few rounds settle it.
         for _ in 0..ROUNDS {
@@ -233,6 +244,25 @@ impl<'a> Line<'a> {
                 return;
             }
         }
+        // No order serves all of them: none of them begins.
+        for (at, _) in self.starts.iter().enumerate().filter(|(_, starts)| **starts > 0) {
+            let why =
+                "identities change hands here in a circle that no order of steps can serve: take two steps";
+            waiting.entry(at).or_insert_with(|| why.to_owned());
+        }
+    }
+
+    /// The chain that takes an instance away from where it is, under this name or the one it moves to.
+    fn leaver(&self, key: &InstanceKey, chains: &[Chain<'_>]) -> Option<usize> {
+        let at = self.chain_of.get(key).or_else(|| self.moved_to.get(key)).copied()?;
+        let runs = match self.observed.look(key) {
+            Sighting::Present(present) => present.running,
+            Sighting::Absent => false,
+            Sighting::Unknown(_) => true,
+        };
+        // Without its guard a running process is still there.
+        let leaves = has(&chains[at], &[Op::Stop, Op::Kill]) || (!runs && has(&chains[at], &[Op::Unhost]));
+        leaves.then_some(at)
     }
 
     fn put_up(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
@@ -257,6 +287,10 @@ impl<'a> Line<'a> {
                             self.wait_for_each(here, chains, waiting)
                         };
                         match ready {
+                            // What others wait for leaves at once, and only its start waits.
+                            Ok(after) if self.in_the_way.contains(at) => {
+                                self.starts[*at] = self.starts[*at].max(after);
+                            }
                             Ok(after) => level = level.max(after),
                             Err(why) => {
                                 waiting.entry(*at).or_insert(why);
@@ -280,14 +314,19 @@ impl<'a> Line<'a> {
     ) {
         for (at, chain) in chains.iter().enumerate() {
             for other in places.in_the_way(chain) {
-                let leaves = self.chain_of.get(other).copied().filter(|at| !waiting.contains_key(at));
-                match leaves.filter(|at| has(&chains[*at], &[Op::Stop, Op::Kill, Op::Unhost])) {
+                match self.leaver(other, chains).filter(|at| !waiting.contains_key(at)) {
                     Some(other) => self.starts[at] = self.starts[at].max(self.levels[other] + 1),
                     None => {
-                        let why = format!(
-                            "{other} has the same identity on that host, and stays: add `moved_from: {}`, or remove it first",
-                            other.process()
-                        );
+                        let why = match self.observed.look(other) {
+                            Sighting::Unknown(_) => {
+                                format!("{other} has the same identity and may still be there")
+                            }
+                            Sighting::Present(_) | Sighting::Absent => format!(
+                                "{other} has the same identity on that host, and stays: add `moved_from: {}`, or \
+                                 remove it first",
+                                other.process()
+                            ),
+                        };
                         waiting.entry(at).or_insert(why);
                     }
                 }
@@ -382,7 +421,8 @@ impl<'a> Line<'a> {
     fn close(&mut self, batch: Batch<'a>, level: usize, chains: &[Chain<'_>]) {
         let Some((process, rollout)) = batch.rollout else { return };
         batch.chains.iter().for_each(|at| self.levels[*at] = level);
-        let end = level + batch.chains.iter().map(|at| waves_of(&chains[*at])).max().unwrap_or(1) - 1;
+        let ends = batch.chains.iter().map(|at| (level + waves_of(&chains[*at]) - 1).max(self.starts[*at]));
+        let end = ends.max().unwrap_or(level);
         let gate = Gate {
             process: process.clone(),
             soak_secs: rollout.soak_secs.unwrap_or(0),

@@ -2,26 +2,28 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::chain::{Chain, has};
-use crate::model::{HostKey, InstanceKey, Observed, Op};
+use super::chain::Chain;
+use crate::model::{AutoType, HostKey, InstanceKey, Observed, Op, Want};
 
 /// A host, and the value_key or program of a process on it.
 type Spot<'a> = (&'a HostKey, String);
 
-/// Those that are where something is to start, known by the specs they have.
+/// Those that are, or may be, where something is to start, known by the specs they have.
 pub struct Places<'a>(HashMap<Spot<'a>, Vec<&'a InstanceKey>>);
 
 impl<'a> Places<'a> {
-    pub fn new(observed: &'a Observed, chains: &[Chain<'a>]) -> Places<'a> {
-        let starting = chains.iter().filter(|chain| has(chain, &[Op::Start]));
+    pub fn new(observed: &'a Observed, stale_after: Option<u64>, chains: &[Chain<'a>]) -> Places<'a> {
+        let starting = chains.iter().filter(|chain| arrives(chain));
         let hosts: HashSet<&HostKey> = starting.map(|chain| &chain.key.host).collect();
         let mut places: HashMap<Spot<'a>, Vec<&'a InstanceKey>> = HashMap::new();
         if hosts.is_empty() {
             return Places(places);
         }
         for (key, seen) in observed.instances.iter().filter(|(key, _)| hosts.contains(&key.host)) {
-            let guarded = seen.given.spec().filter(|_| seen.hosted == Some(true));
-            let running = seen.live.spec().filter(|_| seen.running == Some(true));
+            // Of what is not known, or not lately, the worst is believed.
+            let doubt = seen.unknown || stale_after.is_some_and(|limit| observed.age(seen) > limit);
+            let guarded = seen.given.spec().filter(|_| doubt || seen.hosted != Some(false));
+            let running = seen.live.spec().filter(|_| doubt || seen.running != Some(false));
             let mut spots: Vec<String> =
                 [guarded, running].into_iter().flatten().map(|spec| spec.identity.index_key()).collect();
             spots.dedup();
@@ -35,9 +37,20 @@ impl<'a> Places<'a> {
     /// Others that are where a chain starts something.
     pub fn in_the_way(&self, chain: &Chain<'a>) -> impl Iterator<Item = &'a InstanceKey> {
         let (key, from) = (chain.key, chain.from);
-        let want = chain.want.filter(|_| !self.0.is_empty() && has(chain, &[Op::Start]));
+        let want = chain.want.filter(|_| !self.0.is_empty() && arrives(chain));
         let spot = want.map(|want| (&chain.key.host, want.spec.identity.index_key()));
         let there = spot.and_then(|spot| self.0.get(&spot)).into_iter().flatten().copied();
         there.filter(move |other| *other != key && Some(*other) != from)
     }
+}
+
+/// Does something come to be where it was not?
+fn arrives(chain: &Chain<'_>) -> bool {
+    chain.steps.iter().any(|draft| takes_place(chain.want, draft.op))
+}
+
+/// A start does; for what runs by schedule, its guard.
+pub fn takes_place(want: Option<&Want>, op: Op) -> bool {
+    let periodic = want.is_some_and(|want| want.spec.monitor.auto_type == AutoType::Periodic);
+    op == Op::Start || (periodic && op == Op::Host)
 }

@@ -233,7 +233,8 @@ fn protected(chain: &Chain<'_>, kinds: Kinds) -> Option<(Reason, String)> {
     let against = |guard: &&Guard| match guard {
         Guard::Delete => kinds.delete,
         Guard::Restart => kinds.restart,
-        Guard::Stop => kinds.stop,
+        // Also one that a start follows.
+        Guard::Stop => chain.ops().any(|op| matches!(op, Op::Stop | Op::Kill)),
     };
     let guard = guards.iter().find(against)?;
     Some((Reason::Protected, format!("its manifest protects it: `protect: [{}]`", guard.word())))

@@ -99,11 +99,14 @@ impl<'a> Walk<'a> {
             return;
         }
         if there.is_none()
-            && let Some((from, present)) = self.earlier(key, want)
+            && let Some((from, earlier)) = self.earlier(key, want)
         {
             self.taken.insert(from);
             self.found.seen_as.insert(key, from);
-            return self.moved(key, want, from, present);
+            return match earlier {
+                Ok(present) => self.moved(key, want, from, present),
+                Err((reason, detail)) => self.hold(key, want, reason, detail),
+            };
         }
         self.chain(key, want, present, None);
     }
@@ -212,6 +215,15 @@ impl<'a> Walk<'a> {
             Ok(chosen) => chosen,
             Err(reason) => return self.hold(key, want, reason, detail(reason, present, &rules.caps)),
         };
+        // Without a registry only a guard carries an owner's name.
+        if adopting && !rules.caps.registry && want.origin.state == State::Unhosted {
+            let detail = format!(
+                "nobody owns it, and {} has no place to note an owner of what it does not guard: let it be guarded \
+                 (`state: running`) to adopt it",
+                rules.caps.name()
+            );
+            return self.hold(key, want, Reason::NotOwned, detail);
+        }
         if ops.is_empty() {
             self.found.settled += 1;
             return;

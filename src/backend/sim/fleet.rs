@@ -195,6 +195,7 @@ impl Fleet {
 
             Op::Start if used.is_none() => return no("nothing is known of it"),
             Op::Start if proc.live.is_some() => return no("it runs already"),
+            Op::Start if self.is_taken(order, &used) => return no("another process has this identity"),
             Op::Start if kind == Some(AutoType::Periodic) => return no("it runs by schedule"),
             Op::Start if other_guard => return no("another identity is guarded"),
             Op::Start => {
@@ -261,6 +262,16 @@ impl Fleet {
         }
         self.procs.insert(order.instance.clone(), proc);
         Ok(())
+    }
+
+    /// Is another instance of the host where this one would be?
+    fn is_taken(&self, order: &Order, used: &Option<Held>) -> bool {
+        let place = |held: &Option<Held>| held.as_ref().map(|held| held.spec.identity.index_key());
+        let (host, own) = (&order.instance.host, place(used));
+        self.procs.iter().any(|(key, proc)| {
+            let other = *key != order.instance && Some(key) != order.from.as_ref() && key.host == *host;
+            other && proc.live.is_some() && place(&proc.live) == own
+        })
     }
 
     /// What an operation works on: the instance of that name, or what it is told it was called before.

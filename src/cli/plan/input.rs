@@ -47,7 +47,11 @@ impl Input {
         };
         let rules = rules(args, &loaded)?;
         let begin = Instant::now();
-        let observed = observe(args, &now, printer)?.under_addresses(&loaded.desired);
+        let observed = observe(args, &now, printer)?;
+        let observed = observed.under_addresses(&loaded.desired).map_err(|twice| {
+            let message = format!("{twice} has two rows: one by its host's address, one by its agent");
+            Failure::new(Exit::Failed, message).hint("keep one of them")
+        })?;
         info!(rows = observed.instances.len(), took = ?begin.elapsed(), "observed");
         let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
         let (target, offline) = (args.target.clone(), args.offline.observed.is_some());
