@@ -83,11 +83,38 @@ const FIELDS: [&str; 21] = [
     "unknown",
 ];
 
+/// The names of a row's fields that no row has; nothing else of it is kept.
+struct Odd(Vec<String>);
+
+impl<'de> Deserialize<'de> for Odd {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Names;
+        impl<'de> serde::de::Visitor<'de> for Names {
+            type Value = Odd;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<M: serde::de::MapAccess<'de>>(self, mut map: M) -> Result<Odd, M::Error> {
+                let mut odd = Vec::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    map.next_value::<serde::de::IgnoredAny>()?;
+                    if !FIELDS.contains(&name.as_str()) {
+                        odd.push(name);
+                    }
+                }
+                Ok(Odd(odd))
+            }
+        }
+        from.deserialize_map(Names)
+    }
+}
+
 /// Fields that no row has: more likely a slip of the pen than a newer program's.
 fn unknown_fields(rows: &[&RawValue]) -> Vec<String> {
     let names = parallel::map(rows, |row| {
-        let fields: BTreeMap<String, &RawValue> = serde_json::from_str(row.get()).unwrap_or_default();
-        fields.into_keys().filter(|name| !FIELDS.contains(&name.as_str())).collect::<Vec<String>>()
+        serde_json::from_str::<Odd>(row.get()).map(|Odd(names)| names).unwrap_or_default()
     });
     let names: BTreeSet<String> = names.into_iter().flatten().collect();
     names

@@ -91,7 +91,7 @@ impl Input {
 }
 
 /// What a plan was made from, in short.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Digests {
     /// Of what the manifests want.
     pub wanted: String,

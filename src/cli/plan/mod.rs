@@ -17,7 +17,7 @@ pub use args::Plan;
 pub use json::refusal;
 
 use self::args::PlanForm;
-use self::input::Input;
+use self::input::{Digests, Input};
 use super::print::Printer;
 use super::{Exit, Failure};
 use crate::manifest::Limits;
@@ -40,7 +40,9 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
             Failure::new(Exit::Failed, format!("cannot write the plan to {}: {error}", file.display()))
         })?;
     }
-    let (changes, digests) = (!plan.is_empty(), input.digests(&plan));
+    let changes = !plan.is_empty();
+    // Of the whole plan, whatever is shown of it; people at a terminal are shown none.
+    let digests = if args.output == PlanForm::Text { Digests::default() } else { input.digests(&plan) };
     let steps = plan.steps().count();
     keep_only(&mut plan, &args.only);
     let hidden = steps - plan.steps().count();
