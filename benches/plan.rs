@@ -50,7 +50,7 @@ fn measure(instances: usize, a_process: usize, digests: bool, changed: usize) ->
 }
 
 fn fleet(instances: usize, a_process: usize, digests: bool, changed: usize) -> (Desired, Observed) {
-    let (mut desired, mut observed) = (Desired::default(), Observed::default());
+    let (mut wants, mut rows) = (Vec::with_capacity(instances), Vec::with_capacity(instances));
     for process in 0..instances / a_process {
         let (new, same) = (Arc::new(spec(process, "./run")), Arc::new(spec(process, "./run")));
         let old = Arc::new(spec(process, "./run --old"));
@@ -75,12 +75,14 @@ fn fleet(instances: usize, a_process: usize, digests: bool, changed: usize) -> (
                 ran: Runs::Never,
                 ..Seen::default()
             };
-            observed.instances.insert(key.clone(), seen);
+            rows.push((key.clone(), seen));
             let host = Host { key: key.host.clone(), supplier: None, agent_id: None };
-            desired.instances.insert(key, Want { host, spec: Arc::clone(&new), origin: Arc::clone(&origin) });
+            wants.push((key, Want { host, spec: Arc::clone(&new), origin: Arc::clone(&origin) }));
         }
     }
-    (desired, observed)
+    // Maps are made of sorted lists at once, as they are when manifests and rows are read.
+    let desired = Desired { instances: wants.into_iter().collect(), ..Desired::default() };
+    (desired, Observed { instances: rows.into_iter().collect(), ..Observed::default() })
 }
 
 fn key(host: usize, process: usize) -> InstanceKey {
@@ -161,26 +163,43 @@ fn whole_program() {
     let plan = vec!["plan".to_owned(), path(&manifest), "--observed".to_owned(), path(&rows)];
     let json = [plan.clone(), vec!["-o".to_owned(), "json".to_owned()]].concat();
     let first = [vec!["plan".to_owned(), path(&manifest)], vec!["-o".to_owned(), "json".to_owned()]].concat();
-    println!("\nthe program, {PROCESSES} processes, {:.1} MB, best of {RUNS} runs", text.len() as f64 / 1e6);
-    let alone = program(&validate);
-    println!("validate                            {alone:>9.1?}");
-    for (name, args) in [
+    println!(
+        "\nthe program, {PROCESSES} processes, {:.1} MB, median of {TURNS} runs in turns",
+        text.len() as f64 / 1e6
+    );
+    let others = [
         ("plan, 1 % changed", &plan),
         ("plan, 1 % changed, json", &json),
         ("plan, all to start, json", &first),
-    ] {
-        let took = program(args);
+    ];
+    // In turns, so that a machine that is busy for a while slows all of them; and medians, since one lucky run is none.
+    let mut alone = Vec::new();
+    let mut took: Vec<Vec<Duration>> = vec![Vec::new(); others.len()];
+    for _ in 0..TURNS {
+        alone.push(program(&validate));
+        for (times, (_, args)) in took.iter_mut().zip(&others) {
+            times.push(program(args));
+        }
+    }
+    let alone = median(alone);
+    println!("validate                            {alone:>9.1?}");
+    for (times, (name, _)) in took.into_iter().zip(&others) {
+        let took = median(times);
         println!("{name:<35} {took:>9.1?}   {:.2}x", took.as_secs_f64() / alone.as_secs_f64());
     }
 }
 
+const TURNS: usize = 15;
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times.get(times.len() / 2).copied().unwrap_or_default()
+}
+
 fn program(args: &[String]) -> Duration {
-    let once = || {
-        let begin = Instant::now();
-        let output = Command::new(env!("CARGO_BIN_EXE_abide")).args(args).output().expect("it runs");
-        let took = begin.elapsed();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        took
-    };
-    (0..RUNS).map(|_| once()).min().unwrap_or_default()
+    let begin = Instant::now();
+    let output = Command::new(env!("CARGO_BIN_EXE_abide")).args(args).output().expect("it runs");
+    let took = begin.elapsed();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    took
 }

@@ -173,12 +173,22 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), F
     let odd = unknown_fields(&raw);
     let specs = specs(&good, &mut faults);
     let mut observed = Observed::default();
+    let mut seen = Vec::with_capacity(good.len());
     for (nth, row) in good {
-        let what = row.instance.as_ref().map_or(format!("row {nth}"), |key| format!("row {nth} ({key})"));
-        if let Err(fault) = put(row, &specs, &mut observed) {
-            faults.push(format!("{what}: {fault}"));
+        match understand(row, &specs, &mut observed.gaps) {
+            Ok(row) => seen.extend(row.map(|(key, row)| (key, nth, row))),
+            Err((key, fault)) => {
+                let what = key.map(|key| format!(" ({key})")).unwrap_or_default();
+                faults.push(format!("row {nth}{what}: {fault}"));
+            }
         }
     }
+    seen.sort_by(|(one, _, _), (other, _, _)| one.cmp(other));
+    for pair in seen.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
+        faults.push(format!("row {} ({}): this instance has a row already", pair[1].1, pair[1].0));
+    }
+    // A map that is made of a sorted list is dense, and quicker to walk.
+    observed.instances = seen.into_iter().map(|(key, _, row)| (key, row)).collect();
     if faults.len() > MOST {
         let more = faults.len() - MOST;
         faults.truncate(MOST);
@@ -269,16 +279,31 @@ fn labels(text: Option<&str>) -> Result<BTreeMap<String, String>, String> {
     Ok(labels.unwrap_or_default().into_iter().map(|(name, value)| (name, value.to_string())).collect())
 }
 
-fn put(row: Row<'_>, specs: &HashMap<Said<'_>, Arc<Spec>>, observed: &mut Observed) -> Result<(), String> {
-    let Some(key) = row.instance else {
+/// What is wrong with a row, and whose row it is, where it says so.
+type Fault = (Option<InstanceKey>, String);
+
+/// A row's instance and what it tells of it; nothing for a host that could not be seen, which goes to the gaps.
+fn understand(
+    row: Row<'_>,
+    specs: &HashMap<Said<'_>, Arc<Spec>>,
+    gaps: &mut BTreeMap<HostKey, String>,
+) -> Result<Option<(InstanceKey, Seen)>, Fault> {
+    let Some(key) = row.instance.clone() else {
         return match row.host {
             Some(host) if row.unknown => {
-                observed.gaps.insert(host, "it could not be looked at".to_owned());
-                Ok(())
+                gaps.insert(host, "it could not be looked at".to_owned());
+                Ok(None)
             }
-            _ => Err("it has no `instance`, and is no host that could not be seen".to_owned()),
+            _ => Err((None, "it has no `instance`, and is no host that could not be seen".to_owned())),
         };
     };
+    match self::seen(row, &key, specs) {
+        Ok(seen) => Ok(Some((key, seen))),
+        Err(fault) => Err((Some(key), fault)),
+    }
+}
+
+fn seen(row: Row<'_>, key: &InstanceKey, specs: &HashMap<Said<'_>, Arc<Spec>>) -> Result<Seen, String> {
     let other = |said: &Option<String>, is: &Name| said.as_ref().is_some_and(|said| said != is.as_str());
     if other(&row.namespace, &key.namespace)
         || other(&row.name, &key.name)
@@ -312,7 +337,7 @@ fn put(row: Row<'_>, specs: &HashMap<Said<'_>, Arc<Spec>>, observed: &mut Observ
             None => Err(format!("{name} {text:?} is no time such as 2026-11-16T08:00:00Z")),
         },
     };
-    let seen = Seen {
+    Ok(Seen {
         unknown: row.unknown,
         registered: row.registered,
         hosted: row.hosted,
@@ -326,11 +351,7 @@ fn put(row: Row<'_>, specs: &HashMap<Said<'_>, Arc<Spec>>, observed: &mut Observ
         pid: row.pid,
         since: time("since", row.since)?,
         report_time: time("report_time", row.report_time)?,
-    };
-    match observed.instances.insert(key, seen) {
-        None => Ok(()),
-        Some(_) => Err("this instance has a row already".to_owned()),
-    }
+    })
 }
 
 fn health(word: Option<String>) -> Result<Health, String> {
