@@ -18,7 +18,8 @@
 //! - [`gse`]: the wire of GSE and JOB: requests, answers, codes, keys.
 //! - [`backend`]: the window on the world. So far a simulated fleet.
 //! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file.
-//! - [`gateway`]: GSE's and JOB's API over a store. No verb starts it yet, and no agent can join.
+//! - [`http`]: how we listen: TLS, limits, files that are read again.
+//! - [`gateway`]: GSE's and JOB's API over a store, the channel of the agents, and our own API beside it.
 //! - [`clock`]: what time it is, and what the clocks of a zone show.
 //! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
 //!
@@ -34,6 +35,7 @@ pub mod cli;
 pub mod clock;
 pub mod gateway;
 pub mod gse;
+pub mod http;
 pub mod manifest;
 pub mod model;
 pub mod reconcile;

@@ -98,6 +98,7 @@ pub enum Verb {
     Diff(Box<super::plan::args::Diff>),
     Convert(Convert),
     Explain(Explain),
+    Serve(Box<super::serve::Serve>),
     /// Print the JSON Schema of manifests, for editors
     Schema,
     Completions(Completions),

@@ -10,6 +10,7 @@ mod generate;
 mod init;
 mod plan;
 mod print;
+mod serve;
 mod validate;
 
 use std::process::ExitCode;
@@ -98,6 +99,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Diff(args) => diff::run(&args, printer),
         Verb::Convert(args) => convert::run(&args, printer),
         Verb::Explain(args) => explain::run(&args, printer),
+        Verb::Serve(args) => serve::run(&args, printer),
         Verb::Schema => generate::schema(printer),
         Verb::Completions(args) => generate::completions(&args, printer),
         Verb::Man(args) => generate::man(&args, printer),
@@ -111,10 +113,12 @@ fn code(exit: Exit) -> ExitCode {
 
 fn start_logging(args: &Args) {
     use tracing::level_filters::LevelFilter;
+    // What runs for long tells what happens; what answers a question only answers it.
+    let stands = matches!(args.verb, Verb::Serve(_));
     let level = match (args.common.quiet, args.common.verbose) {
         (true, _) => LevelFilter::ERROR,
-        (false, 0) => LevelFilter::WARN,
-        (false, 1) => LevelFilter::INFO,
+        (false, 0) if !stands => LevelFilter::WARN,
+        (false, 0 | 1) => LevelFilter::INFO,
         (false, 2) => LevelFilter::DEBUG,
         (false, _) => LevelFilter::TRACE,
     };

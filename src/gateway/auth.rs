@@ -1,16 +1,23 @@
-//! Who asks: an app with a code and a secret, and the namespaces that it may touch.
+//! Who asks: an app with a code and a secret, and the namespaces that it may touch; or an agent with a token, and the
+//! hosts that it may speak for.
 //!
-//! Secrets are kept as digests and compared in constant time. Without credentials only health answers.
+//! Secrets are kept as digests and compared in constant time. Without credentials only health answers. Both lists come
+//! from files that may change while the gateway runs.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
+use axum::http::{HeaderMap, header};
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::model::glob;
+use crate::http::Reloaded;
+use crate::model::{HostKey, glob};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Apps(Vec<App>);
@@ -77,6 +84,10 @@ impl Apps {
         Ok(Apps(apps))
     }
 
+    pub fn named(&self, code: &str) -> Option<&App> {
+        self.0.iter().find(|app| app.code == code)
+    }
+
     /// The app that these credentials are of. Every app is compared, so that time tells nothing.
     pub fn known(&self, code: &str, secret: &str) -> Option<&App> {
         let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
@@ -95,16 +106,147 @@ impl App {
     pub fn may_touch(&self, namespace: &str) -> bool {
         self.namespaces.iter().any(|pattern| glob(pattern, namespace))
     }
+
+    pub fn may_touch_all(&self) -> bool {
+        self.namespaces.iter().any(|pattern| pattern == "*")
+    }
 }
 
-/// Code and secret: from the header that the API gateway uses, or from the body, as ESB's callers send them.
-pub fn credentials(header: Option<&str>, body: &Value) -> Option<(String, String)> {
+/// Which token speaks for which host.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Tokens(Vec<(Option<HostKey>, [u8; 32])>);
+
+impl fmt::Debug for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tokens({})", self.0.len())
+    }
+}
+
+impl Tokens {
+    pub fn read(file: &Path) -> Result<Tokens, String> {
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
+        Tokens::parse(&text).map_err(|error| format!("{}: {error}", file.display()))
+    }
+
+    /// Lines `CLOUD:IP TOKEN`, or `* TOKEN` for any host. Messages name no token.
+    pub fn parse(text: &str) -> Result<Tokens, String> {
+        let mut tokens = Vec::new();
+        for (nth, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let at = nth + 1;
+            let (host, token) = line
+                .split_once(char::is_whitespace)
+                .ok_or(format!("line {at} is not of the form CLOUD:IP TOKEN or * TOKEN"))?;
+            let host = match host {
+                "*" => None,
+                host => {
+                    Some(host.parse().map_err(|_| format!("line {at} does not begin with CLOUD:IP or *"))?)
+                }
+            };
+            tokens.push((host, Sha256::digest(token.trim().as_bytes()).into()));
+        }
+        Ok(Tokens(tokens))
+    }
+
+    pub fn allow(&self, token: &str, host: &HostKey) -> bool {
+        let for_host = |known: &Option<HostKey>| known.as_ref().is_none_or(|known| known == host);
+        self.compare(token, for_host)
+    }
+
+    pub fn is_known(&self, token: &str) -> bool {
+        self.compare(token, |_| true)
+    }
+
+    /// Every token is compared, so that time tells nothing.
+    fn compare(&self, token: &str, counts: impl Fn(&Option<HostKey>) -> bool) -> bool {
+        let digest: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        let same =
+            |(host, known): &(Option<HostKey>, [u8; 32])| bool::from(known.ct_eq(&digest)) & counts(host);
+        self.0.iter().fold(false, |found, one| found | same(one))
+    }
+}
+
+/// Those who know whom to let in, and how often.
+pub struct Keepers {
+    apps: Reloaded<Apps>,
+    tokens: Reloaded<Tokens>,
+    /// By app: what is left of its second, and when that was.
+    rates: Mutex<HashMap<String, (f64, Instant)>>,
+}
+
+impl Keepers {
+    pub fn new(apps: Reloaded<Apps>, tokens: Reloaded<Tokens>) -> Keepers {
+        Keepers { apps, tokens, rates: Mutex::default() }
+    }
+
+    pub fn apps(&self) -> Arc<Apps> {
+        self.apps.get()
+    }
+
+    pub fn tokens(&self) -> Arc<Tokens> {
+        self.tokens.get()
+    }
+
+    /// A bucket that fills by `rate` a second and holds as much.
+    pub fn may_ask(&self, app: &str, rate: u32) -> bool {
+        let mut rates = self.rates.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let (now, rate) = (Instant::now(), f64::from(rate));
+        let (left, last) = match rates.get_mut(app) {
+            Some(bucket) => bucket,
+            None => rates.entry(app.to_owned()).or_insert((rate, now)),
+        };
+        *left = (*left + now.duration_since(*last).as_secs_f64() * rate).min(rate);
+        *last = now;
+        let may = *left >= 1.0;
+        if may {
+            *left -= 1.0;
+        }
+        may
+    }
+}
+
+/// Code and secret: from the header that the API gateway uses, as HTTP's own, or from the body, as ESB's callers send
+/// them.
+pub fn credentials(headers: &HeaderMap, body: &Value) -> Option<(String, String)> {
     let from = |value: &Value| {
         let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
         Some((text("bk_app_code")?, text("bk_app_secret")?))
     };
-    let header: Option<Value> = header.and_then(|text| serde_json::from_str(text).ok());
-    header.as_ref().and_then(from).or_else(|| from(body))
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let header: Option<Value> =
+        text("x-bkapi-authorization").and_then(|text| serde_json::from_str(text).ok());
+    let basic = || {
+        let encoded = text(header::AUTHORIZATION.as_str())?.strip_prefix("Basic ")?;
+        let decoded = String::from_utf8(base64(encoded)?).ok()?;
+        decoded.split_once(':').map(|(code, secret)| (code.to_owned(), secret.to_owned()))
+    };
+    header.as_ref().and_then(from).or_else(basic).or_else(|| from(body))
+}
+
+/// HTTP's Basic credentials are written so; nothing else here is.
+fn base64(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let (mut bits, mut held) = (0u32, 0u32);
+    for c in text.trim_end_matches('=').bytes() {
+        let value = match c {
+            b'A'..=b'Z' => c - b'A',
+            b'a'..=b'z' => c - b'a' + 26,
+            b'0'..=b'9' => c - b'0' + 52,
+            b'+' | b'-' => 62,
+            b'/' | b'_' => 63,
+            _ => return None,
+        };
+        (bits, held) = (bits << 6 | u32::from(value), held + 6);
+        if held >= 8 {
+            held -= 8;
+            bytes.push((bits >> held & 0xff) as u8);
+        }
+    }
+    Some(bytes)
 }
 
 fn from_hex(text: &str) -> Option<[u8; 32]> {
@@ -158,9 +300,38 @@ mod tests {
     #[test]
     fn credentials_come_in_two_places() {
         let body = json!({"bk_app_code": "a", "bk_app_secret": "s", "bk_username": "admin"});
-        assert_eq!(credentials(None, &body), Some(("a".into(), "s".into())));
-        let header = r#"{"bk_app_code": "b", "bk_app_secret": "t"}"#;
-        assert_eq!(credentials(Some(header), &body), Some(("b".into(), "t".into())), "the header goes first");
-        assert_eq!(credentials(Some("nonsense"), &json!({})), None);
+        let headers = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, value.parse().expect("a value"));
+            headers
+        };
+        let is = |code: &str, secret: &str| Some((code.to_owned(), secret.to_owned()));
+        assert_eq!(credentials(&HeaderMap::new(), &body), is("a", "s"));
+        let header = headers("x-bkapi-authorization", r#"{"bk_app_code": "b", "bk_app_secret": "t"}"#);
+        assert_eq!(credentials(&header, &body), is("b", "t"), "the header goes first");
+        assert_eq!(
+            credentials(&headers("authorization", "Basic YzpvcGVuIHNlc2FtZSE="), &body),
+            is("c", "open sesame!")
+        );
+        for nonsense in ["nonsense", "Basic ", "Basic ????", "Basic YQ=="] {
+            assert_eq!(credentials(&headers("authorization", nonsense), &json!({})), None);
+        }
+    }
+
+    #[test]
+    fn a_token_speaks_for_its_hosts_and_an_app_has_its_rate() {
+        let tokens = Tokens::parse("# ours\n0:10.0.0.1 one\n\n* all-of-them\n").expect("a file");
+        let host = |text: &str| text.parse::<HostKey>().expect("a host");
+        assert!(tokens.allow("one", &host("0:10.0.0.1")) && !tokens.allow("one", &host("0:10.0.0.2")));
+        assert!(tokens.allow("all-of-them", &host("7:10.0.0.2")));
+        assert!(!tokens.allow("", &host("0:10.0.0.1")) && !tokens.is_known("One") && tokens.is_known("one"));
+        for bad in ["hush", "nowhere hush"] {
+            let error = Tokens::parse(bad).expect_err(bad);
+            assert!(error.contains("line 1") && !error.contains("hush"), "{error}");
+        }
+        let keepers = Keepers::new(Reloaded::fixed(Apps::default()), Reloaded::fixed(tokens));
+        let passed = (0..1000).filter(|_| keepers.may_ask("a", 10)).count();
+        assert!((10..20).contains(&passed), "{passed} of a burst");
+        assert!(keepers.may_ask("b", 10), "others have their own");
     }
 }

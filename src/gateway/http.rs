@@ -1,312 +1,483 @@
-//! The addresses of every call, and what a request meets before it is one: size, time, form, credentials.
+//! What a request meets before it is a call: how many there are, size, time, form, credentials, rate. And what it leaves
+//! behind: a count, and for every change a line that says who did what from where.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::{Body, to_bytes};
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::sync::Semaphore;
 use tracing::info;
 
-use super::auth::{App, Apps, credentials};
-use super::registry::Call as Registry;
-use super::tasks::KeyForm;
-use super::{Gateway, Refusal};
+use super::auth::{App, Keepers, credentials};
+use super::metrics::Gauges;
+use super::processes::Query;
+use super::registry::{Call as Registry, held};
+use super::routes::{Access, Call, Found, find};
+use super::state::Ask;
+use super::{Caller, Gateway, Refusal, openapi};
 use crate::gse::answer::{Envelope, JobTaskData, TaskData};
+use crate::gse::channel::{Join, Up};
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::request::{MultiRequest, ProcRequest};
 use crate::gse::{JobApi, JobBody};
+use crate::http::Peer;
+use crate::model::InstanceKey;
 use crate::store::Store;
 
-/// The largest body: 100,000 hosts fit.
-const MOST_BYTES: usize = 16 << 20;
-/// How long a body may take to arrive.
-const BODY_TIME: Duration = Duration::from_secs(30);
+/// What a request may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest body; 100,000 hosts fit into the usual one.
+    pub body_bytes: usize,
+    /// How long a body may take to arrive.
+    pub body_time: Duration,
+    /// Requests at once; more are turned away.
+    pub at_once: usize,
+    /// Requests a second of one app; more are told to slow down.
+    pub rate: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { body_bytes: 16 << 20, body_time: Duration::from_secs(30), at_once: 512, rate: 50_000 }
+    }
+}
 
 struct Shared<S> {
-    gateway: Gateway<S>,
-    apps: Apps,
+    gateway: Arc<Gateway<S>>,
+    keepers: Arc<Keepers>,
+    limits: Limits,
+    room: Semaphore,
 }
 
 /// The whole API. Health answers anybody; everything else wants credentials.
-pub fn router<S: Store>(gateway: Gateway<S>, apps: Apps) -> Router {
-    let shared = Arc::new(Shared { gateway, apps });
-    Router::new().fallback(serve::<S>).with_state(shared)
+pub fn router<S: Store>(gateway: Arc<Gateway<S>>, keepers: Arc<Keepers>, limits: Limits) -> Router {
+    let room = Semaphore::new(limits.at_once);
+    Router::new().fallback(serve::<S>).with_state(Arc::new(Shared { gateway, keepers, limits, room }))
 }
 
-/// A call, whichever way it was addressed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
-    Register,
-    Update,
-    Unregister,
-    Operate,
-    OperateMulti,
-    Result(KeyForm),
-    Status {
-        second: bool,
-    },
-    Sync,
-    SetGroups,
-    Groups,
-    Agents {
-        by_id: bool,
-    },
-    /// manage_proc or operate_process: the same shape, other numbers.
-    Job(JobApi),
-    JobResult,
-    Health,
-}
-
-/// Finds the call of a path, with or without a slash at its end.
-pub fn find(method: &Method, path: &str) -> Option<Call> {
-    let path = path.trim_end_matches('/');
-    if matches!(path, "/healthz" | "/readyz") {
-        return (method == Method::GET).then_some(Call::Health);
-    }
-    if let Some(native) = path.strip_prefix("/procapi/") {
-        return native_call(method, native);
-    }
-    if method != Method::POST {
-        return None;
-    }
-    if let Some(name) = path.strip_prefix("/api/c/compapi/v2/gse/") {
-        return named(name);
-    }
-    let job = ["/api/c/compapi/v2/job/", "/api/c/compapi/v2/jobv3/"];
-    if let Some(name) = job.iter().find_map(|prefix| path.strip_prefix(prefix)) {
-        return match name {
-            "manage_proc" | "manage_process" => Some(Call::Job(JobApi::ManageProc)),
-            "operate_process" => Some(Call::Job(JobApi::OperateProcess)),
-            "get_proc_result" => Some(Call::JobResult),
-            _ => None,
-        };
-    }
-    // GSE 2.0 stands behind whatever prefix the API gateway was given.
-    if let Some((_, name)) = path.split_once("/api/v2/proc/") {
-        return named(name);
-    }
-    match path.split_once("/api/v2/cluster/") {
-        Some((_, "list_agent_state")) => Some(Call::Agents { by_id: true }),
-        _ => None,
-    }
-}
-
-fn named(name: &str) -> Option<Call> {
-    Some(match name {
-        "register_proc_info" => Call::Register,
-        "update_proc_info" => Call::Update,
-        "unregister_proc_info" => Call::Unregister,
-        "operate_proc" | "operate_proc_v2" => Call::Operate,
-        "operate_proc_multi" => Call::OperateMulti,
-        "get_proc_operate_result" => Call::Result(KeyForm::First),
-        "get_proc_operate_result_v2" => Call::Result(KeyForm::Second),
-        "get_proc_status" => Call::Status { second: false },
-        "get_proc_status_v2" => Call::Status { second: true },
-        "sync_proc_status" => Call::Sync,
-        "set_process_group_info" => Call::SetGroups,
-        "get_process_group_info" => Call::Groups,
-        "get_agent_status" | "get_agent_info" => Call::Agents { by_id: false },
-        "list_agent_state" => Call::Agents { by_id: true },
-        _ => return None,
-    })
-}
-
-/// GSE's own paths: what is asked for is in the method.
-fn native_call(method: &Method, path: &str) -> Option<Call> {
-    Some(match (method.as_str(), path) {
-        ("POST", "v1/proc/procinfo") => Call::Register,
-        ("PUT", "v1/proc/procinfo") => Call::Update,
-        ("DELETE", "v1/proc/procinfo") => Call::Unregister,
-        ("POST", "v1/proc/operate" | "v2/proc/operate") => Call::Operate,
-        ("POST", "v2/proc/multioperate") => Call::OperateMulti,
-        ("GET", "v1/proc/operate") => Call::Result(KeyForm::First),
-        ("GET", "v2/proc/operate") => Call::Result(KeyForm::Second),
-        ("GET", "v1/proc/status") => Call::Status { second: false },
-        ("GET", "v2/proc/status") => Call::Status { second: true },
-        ("GET", "v1/proc/syncstatus") => Call::Sync,
-        ("POST", "v1/proc/groupinfo") => Call::SetGroups,
-        ("GET", "v1/proc/groupinfo") => Call::Groups,
-        _ => return None,
-    })
+/// A request on its way: what its line will say.
+struct Asked {
+    call: Call,
+    who: String,
+    what: String,
 }
 
 async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request) -> Response {
+    let begin = Instant::now();
     let (parts, body) = request.into_parts();
-    let path = parts.uri.path();
-    let Some(call) = find(&parts.method, path) else {
-        return failed(
-            StatusCode::NOT_FOUND,
-            EnvelopeCode::NO_SUCH_PATH,
-            "there is no such path, or not for this method",
-        );
-    };
-    if call == Call::Health {
-        return json(StatusCode::OK, &serde_json::json!({"status": "ok"}));
-    }
-    let body = match read(body).await {
-        Ok(body) => body,
-        Err(response) => return *response,
-    };
-    let app = match who(&shared.apps, &parts.headers, &body) {
-        Some(app) => app,
-        None => {
-            return failed(
-                StatusCode::UNAUTHORIZED,
-                EnvelopeCode::NOT_ALLOWED,
-                "no app is known by these credentials",
-            );
+    let call = match find(parts.method.as_str(), parts.uri.path()) {
+        Found::Call(call) => call,
+        Found::OtherMethod => {
+            let message = "this path is there, but not for this method";
+            return failed(StatusCode::METHOD_NOT_ALLOWED, EnvelopeCode::NO_SUCH_PATH, message);
+        }
+        Found::Nothing => {
+            return failed(StatusCode::NOT_FOUND, EnvelopeCode::NO_SUCH_PATH, "there is no such path");
         }
     };
-    let (response, result) = match carry_out(&shared.gateway, app, call, &body).await {
-        Ok(data) => (json(StatusCode::OK, &Envelope::ok(data)), "ok".to_owned()),
-        Err(refusal) => refused(&refusal),
+    if call.access() == Access::Anybody {
+        return health(&shared.gateway, call);
+    }
+    let Ok(_room) = shared.room.try_acquire() else {
+        shared.gateway.metrics.shed();
+        let message = "too many requests at once: try again in a moment";
+        let mut response =
+            failed(StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message);
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        return response;
     };
-    if changes(call) {
-        info!(target: "audit", app = %app.code, ?call, path, %result, "change");
+    let mut asked = Asked { call, who: String::new(), what: String::new() };
+    let (response, result) = match answer(&shared, &mut asked, &parts, body).await {
+        Ok(response) => (response, "ok".to_owned()),
+        Err((response, result)) => (*response, result),
+    };
+    let counted = if result == "ok" { "ok" } else { "refused" };
+    shared.gateway.metrics.request(call.word(), counted, begin.elapsed());
+    if call.changes() {
+        let from =
+            parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| SocketAddr::to_string(peer));
+        let Asked { who, what, .. } = asked;
+        info!(target: "audit", %who, call = call.word(), %what, %from, %result, "change");
     }
     response
 }
 
-/// Does a call change something? Then a line tells of it.
-fn changes(call: Call) -> bool {
-    match call {
-        Call::Register | Call::Update | Call::Unregister | Call::SetGroups => true,
-        Call::Operate | Call::OperateMulti | Call::Job(_) => true,
-        Call::Result(_) | Call::JobResult | Call::Status { .. } | Call::Sync => false,
-        Call::Groups | Call::Agents { .. } | Call::Health => false,
+type Refused = (Box<Response>, String);
+
+async fn answer<S: Store>(
+    shared: &Shared<S>,
+    asked: &mut Asked,
+    parts: &Parts,
+    body: Body,
+) -> Result<Response, Refused> {
+    let refuse = |status, code, message: &str| (Box::new(failed(status, code, message)), message.to_owned());
+    let bytes =
+        match tokio::time::timeout(shared.limits.body_time, to_bytes(body, shared.limits.body_bytes)).await {
+            Ok(Ok(bytes)) => bytes,
+            Ok(Err(_)) => {
+                let message =
+                    format!("the body is larger than {} bytes, or ended early", shared.limits.body_bytes);
+                return Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message));
+            }
+            Err(_) => {
+                let message = "the body took too long to arrive";
+                return Err(refuse(StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message));
+            }
+        };
+    if asked.call.access() == Access::Agent {
+        return agent(shared, asked, parts, &bytes).await;
+    }
+    let body = read(&bytes).map_err(|message| refuse(StatusCode::OK, EnvelopeCode::BAD_REQUEST, &message))?;
+    let apps = shared.keepers.apps();
+    let Some(app) = credentials(&parts.headers, &body).and_then(|(code, secret)| apps.known(&code, &secret))
+    else {
+        let message = "no app is known by these credentials";
+        return Err(refuse(StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message));
+    };
+    asked.who.clone_from(&app.code);
+    if !shared.keepers.may_ask(&app.code, shared.limits.rate) {
+        shared.gateway.metrics.shed();
+        let message = format!("more than {} requests a second", shared.limits.rate);
+        let (mut response, text) =
+            refuse(StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, &message);
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        return Err((response, text));
+    }
+    if asked.call.access() == Access::Everywhere && !app.may_touch_all() {
+        let message = format!("app {:?} may not touch every namespace, which this call needs", app.code);
+        return Err(refuse(StatusCode::OK, EnvelopeCode::NOT_ALLOWED, &message));
+    }
+    carry_out(shared, app, asked, parts, &body).await.map_err(|refusal| refused(&refusal))
+}
+
+fn health<S: Store>(gateway: &Gateway<S>, call: Call) -> Response {
+    match call == Call::Ready && !gateway.is_ready() {
+        true => json(StatusCode::SERVICE_UNAVAILABLE, &serde_json::json!({"status": "not ready"})),
+        false => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
     }
 }
 
 /// The body as JSON, whatever its Content-Type says. An empty one is an empty object.
-async fn read(body: Body) -> Result<Value, Box<Response>> {
-    let too_large = "the body is larger than 16 MB";
-    let bytes = match tokio::time::timeout(BODY_TIME, to_bytes(body, MOST_BYTES)).await {
-        Ok(Ok(bytes)) => bytes,
-        Ok(Err(_)) => {
-            return Err(Box::new(failed(StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, too_large)));
-        }
-        Err(_) => {
-            let message = "the body took too long to arrive";
-            return Err(Box::new(failed(StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message)));
-        }
-    };
+fn read(bytes: &Bytes) -> Result<Value, String> {
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(Value::Object(serde_json::Map::new()));
     }
-    match serde_json::from_slice(&bytes) {
+    match serde_json::from_slice(bytes) {
         Ok(value @ Value::Object(_)) => Ok(value),
-        Ok(_) => {
-            Err(Box::new(failed(StatusCode::OK, EnvelopeCode::BAD_REQUEST, "the body is no JSON object")))
-        }
-        Err(error) => {
-            let place = format!("the body is no JSON: line {}, column {}", error.line(), error.column());
-            Err(Box::new(failed(StatusCode::OK, EnvelopeCode::BAD_REQUEST, &place)))
-        }
+        Ok(_) => Err("the body is no JSON object".to_owned()),
+        Err(error) => Err(format!("the body is no JSON: line {}, column {}", error.line(), error.column())),
     }
 }
 
-fn who<'a>(apps: &'a Apps, headers: &HeaderMap, body: &Value) -> Option<&'a App> {
-    let header = headers.get("x-bkapi-authorization").and_then(|value| value.to_str().ok());
-    let (code, secret) = credentials(header, body)?;
-    apps.known(&code, &secret)
+/// What Abide's own clients say with a call.
+fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, Refusal> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let wrong = |name: &str| Refusal::Wrong(format!("{name} cannot be used"));
+    let generation = match text("x-abide-generation") {
+        None => None,
+        Some(number) => Some(number.parse().map_err(|_| wrong("X-Abide-Generation"))?),
+    };
+    let name = |header: &str| match text(header) {
+        Some(value) if value.is_empty() || value.len() > 128 || value.contains('/') => Err(wrong(header)),
+        value => Ok(value),
+    };
+    Ok(Caller { app: app.code.clone(), owner: name("x-abide-owner")?, generation, op: name("x-abide-op")? })
 }
 
 async fn carry_out<S: Store>(
-    gateway: &Gateway<S>,
+    shared: &Shared<S>,
     app: &App,
-    call: Call,
+    asked: &mut Asked,
+    parts: &Parts,
     body: &Value,
-) -> Result<Value, Refusal> {
+) -> Result<Response, Refusal> {
+    let gateway = &shared.gateway;
+    let caller = caller(app, &parts.headers)?;
     let may = |namespace: &str| app.may_touch(namespace);
-    match call {
-        Call::Job(api) => return operate_job(gateway, app, api, body).await,
+    let data: Value = match asked.call {
+        Call::Register => registry(gateway, Registry::Register, app, asked, body, &caller).await?,
+        Call::Update => registry(gateway, Registry::Update, app, asked, body, &caller).await?,
+        Call::Unregister => registry(gateway, Registry::Unregister, app, asked, body, &caller).await?,
+        Call::Operate => {
+            let request = request(app, asked, body)?;
+            let task_id = gateway.operate(&[request], &caller).await?;
+            serde_json::to_value(TaskData { task_id })?
+        }
+        Call::OperateMulti => {
+            let requests = understand::<MultiRequest>(body)?.proc_operate_req;
+            requests.iter().try_for_each(|one| allowed(app, one))?;
+            asked.what = format!("{} requests", requests.len());
+            let task_id = gateway.operate(&requests, &caller).await?;
+            serde_json::to_value(TaskData { task_id })?
+        }
+        Call::Job(api) => job(gateway, app, asked, api, body, &caller).await?,
         Call::JobResult => {
             let id = body.get("bk_gse_taskid").and_then(Value::as_str);
             let id = id.ok_or_else(|| Refusal::Wrong("bk_gse_taskid is missing".to_owned()))?;
-            return gateway.job_results(id, &may).await;
-        }
-        _ => {}
-    }
-    let request: ProcRequest = understand(body)?;
-    let several: Vec<ProcRequest> = match call {
-        Call::OperateMulti => understand::<MultiRequest>(body)?.proc_operate_req,
-        _ => vec![request.clone()],
-    };
-    for one in &several {
-        if let Some(namespace) = one.meta.namespace.as_ref().filter(|namespace| !app.may_touch(namespace)) {
-            return Err(Refusal::NotAllowed(format!(
-                "app {:?} may not touch namespace {namespace:?}",
-                app.code
-            )));
-        }
-    }
-    let value =
-        |data: Result<Value, serde_json::Error>| data.map_err(|error| Refusal::Wrong(error.to_string()));
-    let to_value = serde_json::to_value;
-    match call {
-        Call::Register => {
-            value(serde_json::to_value(gateway.registry_call(Registry::Register, &request).await?))
-        }
-        Call::Update => value(serde_json::to_value(gateway.registry_call(Registry::Update, &request).await?)),
-        Call::Unregister => {
-            value(serde_json::to_value(gateway.registry_call(Registry::Unregister, &request).await?))
-        }
-        Call::Operate | Call::OperateMulti => {
-            let task_id = gateway.operate(&several).await?;
-            value(to_value(TaskData { task_id }))
+            gateway.job_results(id, &may).await?
         }
         Call::Result(form) => {
-            let id = request.task_id.ok_or_else(|| Refusal::Wrong("task_id is missing".to_owned()))?;
-            value(serde_json::to_value(gateway.results(&id, form, &may).await?))
+            let id = body.get("task_id").and_then(Value::as_str);
+            let id = id.ok_or_else(|| Refusal::Wrong("task_id is missing".to_owned()))?;
+            serde_json::to_value(gateway.results(id, form, &may).await?)?
         }
-        Call::Status { second } => value(serde_json::to_value(gateway.status(&request, second).await?)),
-        Call::Sync => value(serde_json::to_value(gateway.sync(&request).await?)),
-        Call::SetGroups => value(serde_json::to_value(gateway.set_groups(&request, body).await?)),
-        Call::Groups => gateway.groups(&request).await,
-        Call::Agents { by_id } => gateway.agents(&request, by_id),
-        Call::Health | Call::Job(_) | Call::JobResult => Ok(Value::Null),
+        Call::Status { second } => {
+            let data = gateway.status(&request(app, asked, body)?, second).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(data)));
+        }
+        Call::Sync => {
+            let data = gateway.sync(&request(app, asked, body)?).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(data)));
+        }
+        Call::SetGroups => {
+            serde_json::to_value(gateway.set_groups(&request(app, asked, body)?, body).await?)?
+        }
+        Call::Groups => gateway.groups(&request(app, asked, body)?).await?,
+        Call::Agents { by_id } => gateway.agents(&request(app, asked, body)?, by_id)?,
+        Call::Processes => gateway.processes(&query(parts)?, &may).await?,
+        Call::Watch => {
+            let after = number(parts, "after")?;
+            let (keepers, code) = (Arc::clone(&shared.keepers), app.code.clone());
+            let may = Arc::new(move |namespace: &str| {
+                keepers.apps().named(&code).is_some_and(|app| app.may_touch(namespace))
+            });
+            return Ok(lines(gateway.watch(query(parts)?, after, may).await));
+        }
+        Call::Rename => rename(gateway, app, asked, body, &caller).await?,
+        Call::Hosts => gateway.list_hosts().await?,
+        Call::Tasks => gateway.list_tasks(&may).await?,
+        Call::State => {
+            let mut question = body.clone();
+            if let Value::Object(fields) = &mut question {
+                fields.retain(|name, _| !name.starts_with("bk_"));
+            }
+            gateway.state(understand::<Ask>(&question)?).await?
+        }
+        Call::Metrics => return Ok(metrics(gateway).await),
+        Call::Description => return Ok(json(StatusCode::OK, openapi::description())),
+        Call::Join | Call::Stream | Call::Tell | Call::Health | Call::Ready => Value::Null,
+    };
+    Ok(json(StatusCode::OK, &Envelope::ok(data)))
+}
+
+/// A request about one process or namespace that this app may touch.
+fn request(app: &App, asked: &mut Asked, body: &Value) -> Result<ProcRequest, Refusal> {
+    let request: ProcRequest = understand(body)?;
+    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
+    let (meta, hosts) = (&request.meta, request.hosts.len() + request.agent_id_list.len());
+    asked.what = format!("{}/{} on {hosts} hosts", text(&meta.namespace), text(&meta.name));
+    if let Some(op) = request.op_type {
+        asked.what.push_str(&format!(", op {op}"));
     }
+    allowed(app, &request)?;
+    Ok(request)
+}
+
+fn allowed(app: &App, request: &ProcRequest) -> Result<(), Refusal> {
+    match request.meta.namespace.as_ref().filter(|namespace| !app.may_touch(namespace)) {
+        Some(namespace) => Err(not_allowed(app, namespace)),
+        None => Ok(()),
+    }
+}
+
+fn not_allowed(app: &App, namespace: &str) -> Refusal {
+    Refusal::NotAllowed(format!("app {:?} may not touch namespace {namespace:?}", app.code))
+}
+
+async fn registry<S: Store>(
+    gateway: &Gateway<S>,
+    call: Registry,
+    app: &App,
+    asked: &mut Asked,
+    body: &Value,
+    caller: &Caller,
+) -> Result<Value, Refusal> {
+    let rows = gateway.registry_call(call, &request(app, asked, body)?, caller).await?;
+    Ok(serde_json::to_value(rows)?)
 }
 
 /// JOB's calls are GSE's operations under other names.
-async fn operate_job<S: Store>(
+async fn job<S: Store>(
     gateway: &Gateway<S>,
     app: &App,
+    asked: &mut Asked,
     api: JobApi,
     body: &Value,
+    caller: &Caller,
 ) -> Result<Value, Refusal> {
     let body: JobBody = understand(body)?;
     let (subjects, _) = body.subjects(api);
+    asked.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
     if let Some(subject) = subjects.iter().find(|subject| !app.may_touch(subject.key.namespace.as_str())) {
-        let namespace = subject.key.namespace.as_str();
-        return Err(Refusal::NotAllowed(format!("app {:?} may not touch namespace {namespace:?}", app.code)));
+        return Err(not_allowed(app, subject.key.namespace.as_str()));
     }
-    let bk_gse_taskid = gateway.operate_job(&body, api).await?;
-    serde_json::to_value(JobTaskData { bk_gse_taskid }).map_err(|error| Refusal::Wrong(error.to_string()))
+    let bk_gse_taskid = gateway.operate_job(&body, api, caller).await?;
+    Ok(serde_json::to_value(JobTaskData { bk_gse_taskid })?)
 }
 
-fn understand<T: serde::de::DeserializeOwned>(body: &Value) -> Result<T, Refusal> {
-    // What was found there may be a secret: only what was expected is told.
-    T::deserialize(body).map_err(|error| {
-        let text = error.to_string();
-        let expected = text.rsplit_once("expected ").map_or("another type", |(_, expected)| expected);
-        Refusal::Wrong(format!("a field has the wrong type: expected {expected}"))
+async fn rename<S: Store>(
+    gateway: &Gateway<S>,
+    app: &App,
+    asked: &mut Asked,
+    body: &Value,
+    caller: &Caller,
+) -> Result<Value, Refusal> {
+    #[derive(Deserialize)]
+    struct Names {
+        from: InstanceKey,
+        to: InstanceKey,
+    }
+    let Names { from, to } = understand(body)?;
+    asked.what = format!("{from} to {to}");
+    for key in [&from, &to] {
+        if !app.may_touch(key.namespace.as_str()) {
+            return Err(not_allowed(app, key.namespace.as_str()));
+        }
+    }
+    let spec = understand::<ProcRequest>(body)?.spec()?.map(|spec| held(spec, caller));
+    let task_id = gateway.rename(from, to, spec, caller).await?;
+    Ok(serde_json::to_value(TaskData { task_id })?)
+}
+
+/// The agents' own calls: a token for all of their hosts.
+async fn agent<S: Store>(
+    shared: &Shared<S>,
+    asked: &mut Asked,
+    parts: &Parts,
+    bytes: &Bytes,
+) -> Result<Response, Refused> {
+    let gateway = &shared.gateway;
+    let token = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token = token.and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default();
+    let tokens = shared.keepers.tokens();
+    let unknown = || {
+        let message = "this token is not for these hosts";
+        let response = failed(StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message);
+        (Box::new(response), message.to_owned())
+    };
+    let refuse = |refusal: Refusal| refused(&refusal);
+    if !tokens.is_known(token) {
+        return Err(unknown());
+    }
+    if asked.call == Call::Join {
+        let body = read(bytes).map_err(|message| refuse(Refusal::Wrong(message)))?;
+        let join: Join = understand(&body).map_err(refuse)?;
+        asked.who = format!("agent {}", join.agent);
+        asked.what = format!("{} hosts", join.hosts.len());
+        if !join.hosts.iter().all(|host| tokens.allow(token, host)) {
+            return Err(unknown());
+        }
+        let joined = gateway.join(&join).await.map_err(refuse)?;
+        return Ok(json(StatusCode::OK, &Envelope::ok(joined)));
+    }
+    let session = parameter(parts, "session").unwrap_or_default();
+    let hosts = gateway.session_hosts(&session).map_err(refuse)?;
+    if !hosts.iter().all(|host| tokens.allow(token, host)) {
+        return Err(unknown());
+    }
+    if asked.call == Call::Stream {
+        let after = number(parts, "after").map_err(refuse)?;
+        return Ok(lines(gateway.stream(&session, after).await.map_err(refuse)?));
+    }
+    let wrong = |error: serde_json::Error| {
+        refuse(Refusal::Wrong(format!(
+            "it cannot be understood: line {}, column {}",
+            error.line(),
+            error.column()
+        )))
+    };
+    let told: Vec<Up> = serde_json::from_slice(bytes).map_err(wrong)?;
+    let acked = gateway.tell(&session, told).await.map_err(refuse)?;
+    Ok(json(StatusCode::OK, &Envelope::ok(acked)))
+}
+
+async fn metrics<S: Store>(gateway: &Gateway<S>) -> Response {
+    let gauges = Gauges {
+        registered: gateway.registered().await.unwrap_or(0),
+        sessions: gateway.sessions(),
+        open_tasks: gateway.open_tasks(),
+        ready: gateway.is_ready(),
+    };
+    let mut response = Response::new(Body::from(gateway.metrics.text(&gauges)));
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+fn parameter(parts: &Parts, name: &str) -> Option<String> {
+    let pairs = parts.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| decoded(value))
+}
+
+/// `%41` is `A`.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        let hex = after.get(..2).and_then(|pair| std::str::from_utf8(pair).ok());
+        let byte = hex.filter(|_| *first == b'%').and_then(|pair| u8::from_str_radix(pair, 16).ok());
+        bytes.push(byte.unwrap_or(if *first == b'+' { b' ' } else { *first }));
+        rest = if byte.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn number(parts: &Parts, name: &str) -> Result<u64, Refusal> {
+    match parameter(parts, name) {
+        None => Ok(0),
+        Some(text) => text.parse().map_err(|_| Refusal::Wrong(format!("{name} is {text:?}: no number"))),
+    }
+}
+
+fn query(parts: &Parts) -> Result<Query, Refusal> {
+    let get = |name: &str| parameter(parts, name);
+    let (namespace, name, host) = (get("namespace"), get("name"), get("host"));
+    Ok(Query {
+        namespace,
+        name,
+        host,
+        owner: get("owner"),
+        after: get("after"),
+        limit: get("limit"),
+        brief: get("brief"),
     })
 }
 
-fn refused(refusal: &Refusal) -> (Response, String) {
-    let (code, message) = match refusal {
-        Refusal::Wrong(message) => (EnvelopeCode::BAD_REQUEST, message.clone()),
-        Refusal::UnknownTask(message) => (EnvelopeCode::UNKNOWN_TASK, message.clone()),
-        Refusal::NotQueued => (EnvelopeCode::NOT_QUEUED, "not queued yet: ask again".to_owned()),
-        Refusal::NotAllowed(message) => (EnvelopeCode::NOT_ALLOWED, message.clone()),
-        Refusal::Store(error) => (EnvelopeCode::STORE_FAILED, error.to_string()),
+fn understand<T: DeserializeOwned>(body: &Value) -> Result<T, Refusal> {
+    // What was found there may be a secret: only what was expected is told.
+    T::deserialize(body).map_err(|error| {
+        let text = error.to_string();
+        let missing =
+            text.strip_prefix("missing field ").map(|field| format!("{} is missing", field.replace('`', "")));
+        let expected = text.rsplit_once("expected ").map_or("another type", |(_, expected)| expected);
+        Refusal::Wrong(missing.unwrap_or_else(|| format!("a field has the wrong type: expected {expected}")))
+    })
+}
+
+fn refused(refusal: &Refusal) -> Refused {
+    let (status, code, message) = match refusal {
+        Refusal::Wrong(message) => (StatusCode::OK, EnvelopeCode::BAD_REQUEST, message.clone()),
+        Refusal::UnknownTask(message) => (StatusCode::OK, EnvelopeCode::UNKNOWN_TASK, message.clone()),
+        Refusal::NotQueued => {
+            (StatusCode::OK, EnvelopeCode::NOT_QUEUED, "not queued yet: ask again".to_owned())
+        }
+        Refusal::NotAllowed(message) => (StatusCode::OK, EnvelopeCode::NOT_ALLOWED, message.clone()),
+        // Only our own calls end so, and our own clients read the status.
+        Refusal::Taken(message) => (StatusCode::CONFLICT, EnvelopeCode::TAKEN, message.clone()),
+        Refusal::Gone(message) => (StatusCode::GONE, EnvelopeCode::GONE, message.clone()),
+        Refusal::Store(error) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, error.to_string()),
     };
-    (failed(StatusCode::OK, code, &message), message)
+    (Box::new(failed(status, code, &message)), message)
 }
 
 fn failed(status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
@@ -317,5 +488,13 @@ fn json(status: StatusCode, value: &impl serde::Serialize) -> Response {
     let mut response = Response::new(Body::from(serde_json::to_vec(value).unwrap_or_default()));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A stream of lines.
+fn lines(body: Body) -> Response {
+    let mut response = Response::new(body);
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
 }

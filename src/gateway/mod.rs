@@ -1,17 +1,33 @@
-//! The gateway: GSE's and JOB's process API over a store.
+//! The gateway: GSE's and JOB's process API over a store, and the agents that carry it out.
 //!
 //! # Theory of operation
-//! A request goes through three rooms. [`http`] finds out which call it is (the same call has several addresses), who
-//! asks ([`auth`]), and reads its body. The call itself is a method of [`Gateway`]: [`registry`] keeps what is
-//! registered, [`status`] tells of it, [`tasks`] carries operations to the hosts and collects their results. What a call
-//! answers is an envelope, and HTTP says 200, also for a failure.
+//! A request goes through three rooms. [`http`] finds out which call it is ([`routes`]: the same call has several
+//! addresses), who asks ([`auth`]), and reads its body. The call itself is a method of [`Gateway`]: [`registry`] keeps
+//! what is registered, [`status`] tells of it, [`operate`] makes tasks. What a call answers is an envelope, and HTTP
+//! says 200, also for a failure.
 //!
-//! Everything that was acknowledged is in the store. Registry calls need no agent; an operation on a host without one
-//! ends with 117. No agents can join yet, so every operation ends so.
+//! A task is in the store before its number is told; then its orders go to the sessions of their hosts' agents
+//! ([`hosts`], [`channel`]). What an agent tells (results, reports) is written in one commit, and only then
+//! acknowledged: an agent repeats what was not. A row without a result ends in 117 when its host's agent has been gone
+//! for as long as one may need to reconnect ([`tasks`]).
+//!
+//! Beyond GSE there are `/api/abide/v1/processes` with everything that is known ([`processes`]) and the store itself
+//! for controllers ([`state`]).
+//!
+//! Invariants: what was acknowledged is on disk; a row of a task stands for itself; the same `X-Abide-Op` is carried
+//! out once; who carries an older generation than his owner's last is refused.
 
 pub mod auth;
+mod channel;
+mod hosts;
 pub mod http;
+mod metrics;
+mod openapi;
+mod operate;
+mod processes;
 mod registry;
+pub mod routes;
+mod state;
 mod status;
 mod tasks;
 
@@ -22,16 +38,25 @@ use crate::store::Store;
 
 pub use registry::Record;
 
+/// Everything that the calls work with. One a process; handlers share it.
 pub struct Gateway<S> {
     store: Arc<S>,
     /// How long an operation waits for a host's agent to come back.
     patience: Duration,
-    looks: tasks::Looks,
+    tasks: tasks::Tasks,
+    hosts: hosts::Hosts,
+    pub(crate) metrics: metrics::Metrics,
 }
 
 impl<S: Store> Gateway<S> {
     pub fn new(store: S) -> Gateway<S> {
-        Gateway { store: Arc::new(store), patience: Duration::from_secs(10), looks: tasks::Looks::default() }
+        Gateway {
+            store: Arc::new(store),
+            patience: Duration::from_secs(10),
+            tasks: tasks::Tasks::default(),
+            hosts: hosts::Hosts::default(),
+            metrics: metrics::Metrics::default(),
+        }
     }
 
     /// For tests: an agent that is not there is given up sooner.
@@ -39,6 +64,48 @@ impl<S: Store> Gateway<S> {
         self.patience = patience;
         self
     }
+}
+
+impl<S: Store> Gateway<S> {
+    /// What a gateway does by itself: takes up what a former one left, gives up on agents that are gone, forgets what is
+    /// old. Returns when the store can no longer be read.
+    pub async fn keep_house(&self) -> Refusal {
+        const OFTEN: Duration = Duration::from_millis(250);
+        const SELDOM: Duration = Duration::from_secs(600);
+        if let Err(refusal) = self.load_tasks().await {
+            return refusal;
+        }
+        let mut forgotten: Option<std::time::Instant> = None;
+        loop {
+            tokio::time::sleep(OFTEN.min(self.patience)).await;
+            // A disk that is full now may not be later: what failed is tried again.
+            if let Err(refusal) = self.give_up().await {
+                tracing::warn!(?refusal, "rows without an agent cannot be ended");
+            }
+            if forgotten.is_none_or(|last| last.elapsed() > SELDOM) {
+                forgotten = Some(std::time::Instant::now());
+                if let Err(refusal) = self.forget_old_tasks().await {
+                    tracing::warn!(?refusal, "old tasks cannot be forgotten");
+                }
+            }
+        }
+    }
+
+    /// Ends all streams, so that whoever reads them goes elsewhere.
+    pub fn close(&self) {
+        self.hosts.expire(Duration::ZERO);
+    }
+}
+
+/// Who makes a call that changes something, and what Abide's own clients say with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Caller {
+    pub app: String,
+    pub owner: Option<String>,
+    /// Of the owner's writer lease.
+    pub generation: Option<u64>,
+    /// The same for the same call, however often it is sent.
+    pub op: Option<String>,
 }
 
 /// Why a call as a whole cannot be carried out.
@@ -51,6 +118,10 @@ pub enum Refusal {
     NotQueued,
     /// These credentials are not for that namespace.
     NotAllowed(String),
+    /// Another has it: an agent's host, say.
+    Taken(String),
+    /// What was asked for is no longer kept.
+    Gone(String),
     Store(crate::store::Error),
 }
 
@@ -62,12 +133,34 @@ impl From<crate::gse::request::Wrong> for Refusal {
 
 impl From<crate::store::Error> for Refusal {
     fn from(error: crate::store::Error) -> Refusal {
-        Refusal::Store(error)
+        match error {
+            crate::store::Error::Forgotten => Refusal::Gone(error.to_string()),
+            error => Refusal::Store(error),
+        }
     }
+}
+
+impl From<serde_json::Error> for Refusal {
+    fn from(error: serde_json::Error) -> Refusal {
+        Refusal::Wrong(error.to_string())
+    }
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
 }
 
 /// Seconds since 1970, as rows tell times.
 fn now_secs() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    i64::try_from(since.unwrap_or_default().as_secs()).unwrap_or(i64::MAX)
+    now_ms() / 1000
+}
+
+/// A name that nobody else has.
+fn fresh_id() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    let (one, other) =
+        (RandomState::new().hash_one(now_ms()), RandomState::new().hash_one(std::process::id()));
+    format!("{one:016x}{other:016x}")
 }

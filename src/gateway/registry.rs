@@ -1,24 +1,30 @@
 //! What is registered: one spec an instance, and no two instances of a host with one identity.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Gateway, Refusal, now_secs};
+use super::operate::{old_generation, shares_identity};
+use super::tasks::instance;
+use super::{Caller, Gateway, Refusal, now_secs};
 use crate::gse::answer::{Row, Rows};
+use crate::gse::channel::{Down, Held, Report};
 use crate::gse::codes::RowCode;
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;
-use crate::model::{Host, InstanceKey, ProcessKey, Spec};
-use crate::store::{Outcome, Store, Txn};
+use crate::model::{AutoType, Host, InstanceKey, ProcessKey, Spec};
+use crate::store::{Number, Outcome, Store, Txn};
 
 /// One registered instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    pub spec: Spec,
+    pub given: Held,
     pub supplier: Option<u64>,
     /// Seconds since 1970.
     pub registered: i64,
+    /// Of the controller that wrote it last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
 }
 
 /// How often a call begins anew because another wrote meanwhile.
@@ -32,114 +38,211 @@ pub enum Call {
     Unregister,
 }
 
-pub fn record_key(process: &ProcessKey, host: &Host) -> String {
-    format!("reg/{}/{}/{}", process.namespace, process.name, host.key)
+/// `reg/namespace/name/host` and `live/…`: an order by namespace, then name.
+pub fn key_of(kind: &str, instance: &InstanceKey) -> String {
+    format!("{kind}/{}/{}/{}", instance.namespace, instance.name, instance.host)
+}
+
+/// The instance of a key below `reg/` or `live/`.
+pub fn instance_of(key: &str) -> Option<InstanceKey> {
+    let mut parts = key.splitn(4, '/').skip(1);
+    let (namespace, name) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+    Some(InstanceKey { host: parts.next()?.parse().ok()?, namespace, name })
 }
 
 /// Who has an identity on a host. A path may contain anything, so it comes last.
-fn identity_key(host: &Host, spec: &Spec) -> String {
-    format!("identity/{}/{}", host.key, spec.identity.index_key())
+fn identity_key(instance: &InstanceKey, spec: &Spec) -> String {
+    format!("identity/{}/{}", instance.host, spec.identity.index_key())
+}
+
+/// A spec as it is held: our own labels are no part of it.
+pub fn held(mut spec: Spec, caller: &Caller) -> Held {
+    let owner = spec.labels.remove("abide_owner").or_else(|| caller.owner.clone());
+    let revision = spec.labels.remove("abide_rev").and_then(|text| text.parse().ok());
+    spec.labels.retain(|name, _| !name.starts_with("abide_"));
+    Held { spec: Arc::new(spec), owner, revision }
 }
 
 impl<S: Store> Gateway<S> {
     /// All hosts of one request in one commit; each has its own row.
-    pub async fn registry_call(&self, call: Call, request: &ProcRequest) -> Result<Rows, Refusal> {
+    pub async fn registry_call(
+        &self,
+        call: Call,
+        request: &ProcRequest,
+        caller: &Caller,
+    ) -> Result<Rows, Refusal> {
         let (process, hosts) = (request.process()?, request.targets()?);
-        let spec = request.spec()?;
-        if spec.is_none() && call != Call::Unregister {
+        let given = request.spec()?.map(|spec| held(spec, caller));
+        if given.is_none() && call != Call::Unregister {
             return Err(Refusal::Wrong("spec is missing".to_owned()));
         }
         for _ in 0..TRIES {
+            if let Some(answer) = self.answered(caller).await? {
+                return Ok(serde_json::from_value(answer)?);
+            }
+            let (fence, is_old) = self.fence(caller).await?;
             let mut rows = Rows::new();
-            let mut txn = Txn::default();
+            let mut txn = fence;
+            let mut told = Vec::new();
             for host in &hosts {
-                let key = keys::v1(host, &process).unwrap_or_else(|| keys::v2(&host.key, &process));
-                let (row, part) = match (&spec, call) {
-                    (Some(spec), Call::Register) => self.put(&process, host, spec, false).await?,
-                    (Some(spec), Call::Update) => self.put(&process, host, spec, true).await?,
-                    (_, _) => self.remove(&process, host).await?,
+                let row_key = keys::v1(host, &process).unwrap_or_else(|| keys::v2(&host.key, &process));
+                let instance = instance(&process, &host.key);
+                let (row, part) = match (&given, call) {
+                    _ if is_old => {
+                        (Row::new(RowCode::OLD_GENERATION, old_generation().message), Txn::default())
+                    }
+                    (Some(given), Call::Register | Call::Update) => {
+                        let update = call == Call::Update;
+                        self.put(&instance, host.supplier, given, update, caller).await?
+                    }
+                    (None, _) | (_, Call::Unregister) => self.remove(&instance).await?,
                 };
-                rows.insert(key, row);
+                rows.insert(row_key, row);
+                if !part.writes.is_empty() {
+                    told.push(instance);
+                }
                 txn = txn.and(part);
             }
-            if txn.writes.is_empty() || matches!(self.store.txn(txn).await?, Outcome::Written(_)) {
+            txn = txn.and(self.answers(caller, &rows)?);
+            if txn.writes.is_empty() {
+                return Ok(rows);
+            }
+            if let Outcome::Written(number) = self.store.txn(txn).await? {
+                let given = if call == Call::Unregister { None } else { given };
+                told.into_iter().for_each(|instance| self.give(instance, given.clone(), number));
                 return Ok(rows);
             }
         }
         Err(Refusal::Wrong("others keep changing the same processes: try again".to_owned()))
     }
 
+    /// Tells the host's agent what is registered now; one that is not there learns it when it joins.
+    pub(super) fn give(&self, instance: InstanceKey, given: Option<Held>, changed: Number) {
+        let host = instance.host.clone();
+        self.hosts.send(&host, Down::Give { instance, given, changed });
+    }
+
     async fn put(
         &self,
-        process: &ProcessKey,
-        host: &Host,
-        spec: &Spec,
+        instance: &InstanceKey,
+        supplier: Option<u64>,
+        given: &Held,
         update: bool,
+        caller: &Caller,
     ) -> Result<(Row, Txn), Refusal> {
-        let (key, identity) = (record_key(process, host), identity_key(host, spec));
+        let key = key_of("reg", instance);
         let there = self.store.get(&key).await?;
-        let old: Option<Record> = there.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
         if there.is_some() && !update {
-            return Ok((
-                Row::new(RowCode::EXISTS, "it is registered already: update_proc_info changes it"),
-                Txn::default(),
-            ));
+            let message = "it is registered already: update_proc_info changes it";
+            return Ok((Row::new(RowCode::EXISTS, message), Txn::default()));
         }
-        let own = process.to_string();
+        let old: Option<Record> = there.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let identity = identity_key(instance, &given.spec);
         let taken = self.store.get(&identity).await?;
-        if let Some(other) = taken.as_ref().filter(|entry| *entry.value != *own.as_bytes()) {
-            let other = String::from_utf8_lossy(&other.value).into_owned();
-            let message =
-                format!("{other} has the same value_key, or setup_path and proc_name, on this host");
-            return Ok((Row::new(RowCode::COMMAND_FAILED, message), Txn::default()));
+        let own = instance.process();
+        let other = taken.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());
+        if let Some(other) = other.filter(|other: &ProcessKey| *other != own) {
+            return Ok((Row::new(RowCode::COMMAND_FAILED, shares_identity(&other)), Txn::default()));
         }
-        let registered = old.as_ref().map_or_else(now_secs, |old| old.registered);
-        let record = Record { spec: spec.clone(), supplier: host.supplier, registered };
-        let value = serde_json::to_vec(&record).map_err(|error| Refusal::Wrong(error.to_string()))?;
-        let mut txn = Txn::put(key.clone(), value)
+        if let Some(why) = self.is_another(instance, old.as_ref(), &given.spec).await? {
+            return Ok((Row::new(RowCode::COMMAND_FAILED, why), Txn::default()));
+        }
+        let txn = record_txn(instance, given, old.as_ref(), supplier, caller.generation)?
             .only_if(key, there.map_or(0, |entry| entry.changed))
-            .and(Txn::put(identity.clone(), own))
-            .only_if(identity.clone(), taken.map_or(0, |entry| entry.changed));
-        let left = old.map(|old| identity_key(host, &old.spec)).filter(|left| *left != identity);
-        if let Some(left) = left {
-            txn = txn.and(Txn::delete(left));
-        }
+            .only_if(identity, taken.map_or(0, |entry| entry.changed));
         Ok((Row::done(), txn))
     }
 
-    async fn remove(&self, process: &ProcessKey, host: &Host) -> Result<(Row, Txn), Refusal> {
-        let key = record_key(process, host);
+    /// What runs or is guarded under one identity cannot be registered under another.
+    async fn is_another(
+        &self,
+        instance: &InstanceKey,
+        old: Option<&Record>,
+        new: &Spec,
+    ) -> Result<Option<String>, Refusal> {
+        let Some(report) = self.report(instance).await? else { return Ok(None) };
+        let differs = |old: &Spec| !is_same(old, new);
+        let runs = report.live.as_ref().filter(|live| live.spec.monitor.auto_type != AutoType::Periodic);
+        if runs.is_some_and(|live| differs(&live.spec)) {
+            return Ok(Some("it runs under another identity: stop it first".to_owned()));
+        }
+        if report.hosted && old.is_some_and(|old| differs(&old.given.spec)) {
+            return Ok(Some("it is hosted under another identity: unhost it first".to_owned()));
+        }
+        Ok(None)
+    }
+
+    async fn remove(&self, instance: &InstanceKey) -> Result<(Row, Txn), Refusal> {
+        let key = key_of("reg", instance);
         let Some(entry) = self.store.get(&key).await? else {
             return Ok((Row::new(RowCode::DONE, "it was not registered"), Txn::default()));
         };
-        let mut txn = Txn::delete(key.clone()).only_if(key, entry.changed);
-        if let Ok(record) = serde_json::from_slice::<Record>(&entry.value) {
-            txn = txn.and(Txn::delete(identity_key(host, &record.spec)));
+        let report = self.report(instance).await?;
+        let wrong = match &report {
+            Some(report) if report.live.is_some() => Some("it is running: stop it first"),
+            Some(report) if report.hosted => Some("it is hosted: unhost it first"),
+            Some(_) | None => None,
+        };
+        if let Some(wrong) = wrong {
+            return Ok((Row::new(RowCode::COMMAND_FAILED, wrong), Txn::default()));
         }
-        Ok((Row::done(), txn))
+        Ok((Row::done(), self.removal(instance, &entry.value).only_if(key, entry.changed)))
     }
 
-    /// The instance that is registered with an identity on a host.
+    /// Everything that is kept of an instance goes.
+    pub(super) fn removal(&self, instance: &InstanceKey, record: &[u8]) -> Txn {
+        let mut txn = Txn::delete(key_of("reg", instance)).and(Txn::delete(key_of("live", instance)));
+        if let Ok(record) = serde_json::from_slice::<Record>(record) {
+            txn = txn.and(Txn::delete(identity_key(instance, &record.given.spec)));
+        }
+        txn
+    }
+
+    /// The process that is registered with an identity on a host.
     pub(super) async fn named(&self, host: &Host, spec: &Spec) -> Result<Option<ProcessKey>, Refusal> {
-        let entry = self.store.get(&identity_key(host, spec)).await?;
+        let key = format!("identity/{}/{}", host.key, spec.identity.index_key());
+        let entry = self.store.get(&key).await?;
         Ok(entry.and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok()))
     }
 
-    /// The registered one of each host, by its key.
-    pub(super) async fn records(
-        &self,
-        process: &ProcessKey,
-        hosts: &[Host],
-    ) -> Result<HashMap<InstanceKey, Record>, Refusal> {
-        let mut records = HashMap::new();
-        for host in hosts {
-            if let Some(entry) = self.store.get(&record_key(process, host)).await?
-                && let Ok(record) = serde_json::from_slice(&entry.value)
-            {
-                let ProcessKey { namespace, name } = process.clone();
-                records.insert(InstanceKey { host: host.key.clone(), namespace, name }, record);
-            }
-        }
-        Ok(records)
+    pub(super) async fn record(&self, instance: &InstanceKey) -> Result<Option<Record>, Refusal> {
+        let entry = self.store.get(&key_of("reg", instance)).await?;
+        Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
     }
+
+    /// What its agent told last.
+    pub(super) async fn report(&self, instance: &InstanceKey) -> Result<Option<Report>, Refusal> {
+        let entry = self.store.get(&key_of("live", instance)).await?;
+        Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
+    }
+}
+
+/// Writes what an instance is given, with its identity; one that it had before is free again.
+pub fn record_txn(
+    instance: &InstanceKey,
+    given: &Held,
+    old: Option<&Record>,
+    supplier: Option<u64>,
+    generation: Option<u64>,
+) -> Result<Txn, Refusal> {
+    let registered = old.map_or_else(now_secs, |old| old.registered);
+    let supplier = supplier.or(old.and_then(|old| old.supplier));
+    let record = Record { given: given.clone(), supplier, registered, generation };
+    let identity = identity_key(instance, &given.spec);
+    let mut txn = Txn::put(key_of("reg", instance), serde_json::to_vec(&record)?);
+    if let Some(left) =
+        old.map(|old| identity_key(instance, &old.given.spec)).filter(|left| *left != identity)
+    {
+        txn = txn.and(Txn::delete(left));
+    }
+    Ok(txn.and(Txn::put(identity, instance.process().to_string())))
+}
+
+/// Are these one process to those who run it?
+fn is_same(one: &Spec, other: &Spec) -> bool {
+    let parts = |spec: &Spec| {
+        let identity = spec.identity.clone();
+        (identity.proc_name, identity.setup_path, identity.pid_path, identity.user, identity.value_key)
+    };
+    parts(one) == parts(other) && one.monitor.auto_type == other.monitor.auto_type
 }

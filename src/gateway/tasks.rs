@@ -1,53 +1,37 @@
 //! Operations on their way: a task has a row for each instance asked for, and each row stands for itself.
 //!
-//! A task is in the store before its number is told, so it survives a restart; it is kept for a day. A mere look
-//! (operation 2) changes nothing, and its task is kept in memory alone.
+//! In the store a task is `task/ID`, with its orders, and `done/ID/N` for each row that is final; `open/ID` stands
+//! beside it as long as some row is not, so that after a restart only those are looked at. What is asked for often is in
+//! memory too. A mere look (operation 2) changes nothing, and its task is in memory alone.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Gateway, Refusal, now_secs};
+use super::{Gateway, Refusal, now_ms};
 use crate::gse::answer::{Row, Rows};
-use crate::gse::codes::{GseOp, ManageOp, RowCode};
+use crate::gse::channel::{Down, Held, OpRequest, Order};
+use crate::gse::codes::RowCode;
 use crate::gse::keys;
-use crate::gse::request::ProcRequest;
-use crate::gse::{JobApi, JobBody, Subject};
-use crate::model::{Host, ProcessKey, Spec};
+use crate::model::{Host, HostKey, InstanceKey, ProcessKey, Spec};
 use crate::store::{Outcome, Store, Txn};
 
-const A_DAY: i64 = 86_400;
+const A_DAY_MS: i64 = 86_400_000;
+/// How long a task that is done stays in memory, for those who still poll.
+const REMEMBERED_MS: i64 = 600_000;
 /// The most looks that are remembered.
-const LOOKS: usize = 10_000;
-
-/// Looks that are on their way or done: they need not survive.
-#[derive(Default)]
-pub struct Looks(Mutex<BTreeMap<u64, (Instant, Task)>>);
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Task {
-    /// Milliseconds since 1970.
-    begun: i64,
-    orders: Vec<Ordered>,
-}
-
-/// One operation on one instance.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Ordered {
-    op: i64,
-    process: ProcessKey,
-    host: String,
-    supplier: Option<u64>,
-    spec: Option<Spec>,
-    /// What the row says already; `None`: it is still running.
-    done: Option<(i64, String)>,
-}
+const LOOKS: u64 = 10_000;
+/// A task's number and a row's make one number that grows: no task has more rows than this.
+pub const MOST_ROWS: u64 = 1 << 20;
 
 /// Which namespaces a caller may see.
 pub type Allowed<'a> = &'a (dyn Fn(&str) -> bool + Send + Sync);
+
+/// What else is written with a task, given its number.
+pub type With<'a> = &'a (dyn Fn(&str) -> Result<Txn, Refusal> + Send + Sync);
 
 /// Which form of key a caller asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,197 +40,492 @@ pub enum KeyForm {
     Second,
 }
 
-impl<S: Store> Gateway<S> {
-    /// operate_proc in all its shapes. The number of the task.
-    pub async fn operate(&self, requests: &[ProcRequest]) -> Result<String, Refusal> {
-        if requests.is_empty() {
-            return Err(Refusal::Wrong("proc_operate_req is missing".to_owned()));
-        }
-        let mut orders = Vec::new();
-        let mut only_looks = true;
-        for request in requests {
-            let (process, hosts) = (request.process()?, request.targets()?);
-            let code = request.op_type.ok_or_else(|| Refusal::Wrong("op_type is missing".to_owned()))?;
-            let op = GseOp::from_code(code);
-            only_looks &= op == Some(GseOp::Status);
-            let sent = request.spec()?;
-            let records = self.records(&process, &hosts).await?;
-            for host in hosts {
-                let known = records
-                    .iter()
-                    .find(|(key, _)| key.host == host.key)
-                    .map(|(_, record)| record.spec.clone());
-                let spec = sent.clone().or(known);
-                let done = match op {
-                    None => Some((RowCode::BAD_OP_TYPE.0, format!("op_type {code} is unknown"))),
-                    Some(_) if spec.is_none() => {
-                        let message = "it is not registered, and no spec was sent".to_owned();
-                        Some((RowCode::COMMAND_FAILED.0, message))
-                    }
-                    Some(_) => None,
-                };
-                let (supplier, host) = (host.supplier, host.key.to_string());
-                orders.push(Ordered { op: code, process: process.clone(), host, supplier, spec, done });
+/// The tasks in memory.
+#[derive(Default)]
+pub struct Tasks {
+    known: Mutex<BTreeMap<String, Arc<Task>>>,
+    looks: AtomicU64,
+    loaded: AtomicBool,
+}
+
+#[derive(Debug)]
+pub struct Task {
+    pub id: String,
+    /// 0: a look.
+    number: u64,
+    begun: i64,
+    /// Since when its rows wait for an agent: after a restart agents have their time again.
+    waits_since: i64,
+    /// Its orders are with the agents, or known to have none.
+    queued: AtomicBool,
+    pub orders: Vec<Ordered>,
+    rows: Mutex<Vec<Stand>>,
+    /// How many rows are not final.
+    left: AtomicUsize,
+}
+
+/// One operation on one instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ordered {
+    /// `None`: the caller's number means nothing.
+    pub op: Option<Order>,
+    pub instance: InstanceKey,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supplier: Option<u64>,
+    /// Which of the task's specs it comes with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<usize>,
+    #[serde(skip)]
+    pub held: Option<Held>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    /// What its row says from the beginning.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<Done>,
+}
+
+/// How a row stands.
+#[derive(Clone, Debug, PartialEq)]
+enum Stand {
+    Waiting,
+    Sent,
+    Done(Done),
+}
+
+/// A row that is final. One that we gave up is final until its result comes after all.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Done {
+    pub code: i64,
+    pub message: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<Value>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub given_up: bool,
+}
+
+impl Done {
+    pub fn new(code: RowCode, message: impl Into<String>) -> Done {
+        Done { code: code.0, message: message.into(), content: None, given_up: false }
+    }
+}
+
+/// A task as it is kept.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    begun: i64,
+    number: u64,
+    orders: Vec<Ordered>,
+    specs: Vec<Held>,
+}
+
+impl Kept {
+    /// Instances mostly share a spec: each is written once.
+    fn of(mut orders: Vec<Ordered>) -> Kept {
+        let mut specs = Vec::new();
+        let mut at: HashMap<*const Spec, usize> = HashMap::new();
+        for order in &mut orders {
+            let Some(held) = &order.held else { continue };
+            let next = specs.len();
+            let nth = *at.entry(Arc::as_ptr(&held.spec)).or_insert(next);
+            if nth == next {
+                specs.push(held.clone());
             }
+            order.spec = Some(nth);
         }
-        let task = Task { begun: now_ms(), orders };
-        if only_looks { Ok(self.looks.keep(task)) } else { self.keep(&task).await }
+        Kept { begun: now_ms(), number: 0, orders, specs }
+    }
+}
+
+impl Task {
+    fn new(id: String, number: u64, begun: i64, orders: Vec<Ordered>) -> Task {
+        let stand = |order: &Ordered| order.refused.clone().map_or(Stand::Waiting, Stand::Done);
+        let rows: Vec<Stand> = orders.iter().map(stand).collect();
+        let left = AtomicUsize::new(rows.iter().filter(|row| **row == Stand::Waiting).count());
+        let (queued, rows) = (AtomicBool::new(false), Mutex::new(rows));
+        Task { id, number, begun, waits_since: now_ms(), queued, orders, rows, left }
     }
 
-    /// manage_proc and operate_process. A process with a registered identity is that instance, whatever it is called.
-    pub async fn operate_job(&self, body: &JobBody, api: JobApi) -> Result<String, Refusal> {
-        let code = body.op_type.ok_or_else(|| Refusal::Wrong("op_type is missing".to_owned()))?;
-        let op = match api {
-            JobApi::ManageProc => ManageOp::from_code(code).map(ManageOp::to_gse),
-            JobApi::OperateProcess => GseOp::from_code(code),
-        };
-        let (subjects, notes) = body.subjects(api);
-        if subjects.is_empty() {
-            let why = notes.first().map_or(String::new(), |note| format!(": {note}"));
-            return Err(Refusal::Wrong(format!("process_infos names no process{why}")));
+    fn rows(&self) -> MutexGuard<'_, Vec<Stand>> {
+        self.rows.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn is_done(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
+    }
+
+    /// Can this row's result still be taken?
+    pub fn awaits(&self, nth: usize) -> bool {
+        match self.rows().get(nth) {
+            Some(Stand::Waiting | Stand::Sent) => true,
+            Some(Stand::Done(done)) => done.given_up,
+            None => false,
         }
-        let mut orders = Vec::new();
-        let mut taken = HashSet::new();
-        for Subject { key, hosts, spec, .. } in subjects {
-            if hosts.is_empty() {
-                return Err(Refusal::Wrong(format!("ip_list of {} is missing", spec.identity.proc_name)));
-            }
-            for host in hosts {
-                if !taken.insert(keys::job(&host.key, &spec)) {
-                    let twice = keys::job(&host.key, &spec);
-                    return Err(Refusal::Wrong(format!(
-                        "two processes would have the result key {twice:?}: call twice"
-                    )));
+    }
+
+    pub fn finish(&self, nth: usize, done: Done) {
+        if let Some(row) = self.rows().get_mut(nth)
+            && !matches!(std::mem::replace(row, Stand::Done(done)), Stand::Done(_))
+        {
+            self.left.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn request(&self, nth: usize, deadline: i64) -> Option<OpRequest> {
+        let order = self.orders.get(nth)?;
+        Some(OpRequest {
+            seq: self.seq(nth),
+            op_id: format!("{}/{nth}", self.id),
+            task: self.id.clone(),
+            instance: order.instance.clone(),
+            op: order.op.clone()?,
+            spec: order.held.clone(),
+            owner: order.owner.clone(),
+            generation: order.generation,
+            deadline,
+        })
+    }
+
+    fn seq(&self, nth: usize) -> u64 {
+        self.number.saturating_mul(MOST_ROWS).saturating_add(if self.number == 0 {
+            0
+        } else {
+            nth as u64 + 1
+        })
+    }
+
+    fn row(&self, nth: usize) -> Row {
+        match self.rows().get(nth) {
+            Some(Stand::Done(done)) => {
+                let mut row = Row::new(RowCode(done.code), done.message.clone());
+                if let Some(content) = &done.content {
+                    row.content = Value::String(content.to_string());
                 }
-                let process = self.named(&host, &spec).await?.unwrap_or_else(|| key.clone());
-                let done = match op {
-                    None => Some((RowCode::BAD_OP_TYPE.0, format!("op_type {code} is unknown"))),
-                    Some(_) => None,
-                };
-                let (supplier, host) = (host.supplier, host.key.to_string());
-                let op = op.map_or(code, GseOp::code);
-                orders.push(Ordered { op, process, host, supplier, spec: Some(spec.clone()), done });
+                row
             }
+            Some(Stand::Sent) => Row::new(RowCode::RUNNING, "it is being carried out"),
+            Some(Stand::Waiting) | None => Row::new(RowCode::RUNNING, "waiting for the host's agent"),
         }
-        let task = Task { begun: now_ms(), orders };
-        if op == Some(GseOp::Status) { Ok(self.looks.keep(task)) } else { self.keep(&task).await }
+    }
+}
+
+impl Tasks {
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Task>>> {
+        self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// get_proc_result: the same rows by JOB's key, with their content as it is.
-    pub async fn job_results(&self, id: &str, may: Allowed<'_>) -> Result<Value, Refusal> {
-        let task = self.task(id, may).await?;
-        let mut rows = Rows::new();
-        for order in &task.orders {
-            let (Ok(host), Some(spec)) = (order.host.parse(), &order.spec) else { continue };
-            let mut row = self.row(&task, order);
-            if let Value::String(text) = &row.content {
-                row.content = serde_json::from_str(text).unwrap_or(Value::Null);
+    fn unfinished(&self) -> Vec<Arc<Task>> {
+        let known: Vec<Arc<Task>> = self.known().values().cloned().collect();
+        known.into_iter().filter(|task| !task.is_done()).collect()
+    }
+
+    pub fn open(&self) -> usize {
+        self.unfinished().len()
+    }
+}
+
+impl<S: Store> Gateway<S> {
+    /// Tasks that a former gateway left open. Their agents have their time to reconnect.
+    pub async fn load_tasks(&self) -> Result<(), Refusal> {
+        for open in self.store.range("open/", None, usize::MAX).await?.entries {
+            let id = open.key.trim_start_matches("open/");
+            if let Some(task) = self.load(id).await? {
+                task.queued.store(true, Ordering::Release);
+                self.tasks.known().insert(id.to_owned(), task);
             }
-            rows.insert(keys::job(&host, spec), row);
         }
-        let running = rows.values().any(|row| row.code() == RowCode::RUNNING);
-        // 0: something is still running; 1: all rows are final.
-        Ok(json!({"status": u8::from(!running), "result": rows}))
+        self.tasks.loaded.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.tasks.loaded.load(Ordering::Acquire)
+    }
+
+    async fn load(&self, id: &str) -> Result<Option<Arc<Task>>, Refusal> {
+        let Some(entry) = self.store.get(&format!("task/{id}")).await? else { return Ok(None) };
+        let Ok(Kept { begun, number, mut orders, specs }) = serde_json::from_slice(&entry.value) else {
+            return Ok(None);
+        };
+        for order in &mut orders {
+            order.held = order.spec.and_then(|at| specs.get(at)).cloned();
+        }
+        let task = Task::new(id.to_owned(), number, begun, orders);
+        let prefix = format!("done/{id}/");
+        for entry in self.store.range(&prefix, None, usize::MAX).await?.entries {
+            if let (Ok(nth), Ok(done)) =
+                (entry.key[prefix.len()..].parse(), serde_json::from_slice(&entry.value))
+            {
+                task.finish(nth, done);
+            }
+        }
+        task.queued.store(true, Ordering::Release);
+        Ok(Some(Arc::new(task)))
+    }
+
+    /// Makes a task of orders: in the store first, then on its way to the agents. `with`: what is written in the same
+    /// commit, given the task's number. `None`: something that it compares was no longer so.
+    pub(super) async fn begin(&self, orders: &[Ordered], with: With<'_>) -> Result<Option<String>, Refusal> {
+        let only_looks = orders.iter().all(|order| order.op.as_ref().is_some_and(Order::looks));
+        let task = match only_looks {
+            true => self.remember(orders.to_vec()),
+            false => match self.keep(orders.to_vec(), with).await? {
+                Some(task) => task,
+                None => return Ok(None),
+            },
+        };
+        self.tasks.known().insert(task.id.clone(), Arc::clone(&task));
+        for nth in 0..task.orders.len() {
+            self.dispatch(&task, nth);
+        }
+        task.queued.store(true, Ordering::Release);
+        Ok(Some(task.id.clone()))
+    }
+
+    fn remember(&self, orders: Vec<Ordered>) -> Arc<Task> {
+        let number = self.tasks.looks.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = |number: u64| format!("GSETASK:LOOK:{number:012}");
+        self.tasks.known().remove(&id(number.saturating_sub(LOOKS)));
+        Arc::new(Task::new(id(number), 0, now_ms(), orders))
     }
 
     /// A number that was never given before, and the task under it, in one commit.
-    async fn keep(&self, task: &Task) -> Result<String, Refusal> {
-        let value = serde_json::to_vec(task).map_err(|error| Refusal::Wrong(error.to_string()))?;
+    async fn keep(&self, orders: Vec<Ordered>, with: With<'_>) -> Result<Option<Arc<Task>>, Refusal> {
+        let mut kept = Kept::of(orders);
         loop {
             let last = self.store.get("task-number").await?;
-            let number: u64 = last
-                .as_ref()
-                .and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok())
-                .unwrap_or(0)
-                + 1;
-            let id = format!("GSETASK:{number:012}");
-            let txn = Txn::put("task-number", number.to_string())
+            let text = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
+            kept.number = text.and_then(|text| text.parse().ok()).unwrap_or(0) + 1;
+            let id = format!("GSETASK:{:012}", kept.number);
+            let value = serde_json::to_vec(&kept)?;
+            let mut txn = Txn::put("task-number", kept.number.to_string())
                 .only_if("task-number", last.map_or(0, |entry| entry.changed))
-                .and(Txn::put(format!("task/{id}"), value.clone()));
-            if let Outcome::Written(_) = self.store.txn(txn).await? {
-                return Ok(id);
+                .and(Txn::put(format!("task/{id}"), value))
+                .and(with(&id)?);
+            if kept.orders.iter().any(|order| order.refused.is_none()) {
+                txn = txn.and(Txn::put(format!("open/{id}"), ""));
+            }
+            match self.store.txn(txn).await? {
+                Outcome::Written(_) => {
+                    return Ok(Some(Arc::new(Task::new(id, kept.number, kept.begun, kept.orders))));
+                }
+                Outcome::Conflict(key) if key == "task-number" => {}
+                Outcome::Conflict(_) => return Ok(None),
             }
         }
+    }
+
+    /// Hands an order to its host's agent, if there is one.
+    fn dispatch(&self, task: &Task, nth: usize) {
+        let waits = matches!(task.rows().get(nth), Some(Stand::Waiting));
+        let patience = i64::try_from(self.patience.as_millis()).unwrap_or(i64::MAX);
+        let deadline = now_ms().saturating_add(patience);
+        let Some(request) = waits.then(|| task.request(nth, deadline)).flatten() else { return };
+        // Sent before it is handed over: its result may come at once.
+        if let Some(row) = task.rows().get_mut(nth) {
+            *row = Stand::Sent;
+        }
+        let host = request.instance.host.clone();
+        if !self.hosts.send(&host, Down::Op(request))
+            && let Some(row @ Stand::Sent) = task.rows().get_mut(nth)
+        {
+            *row = Stand::Waiting;
+        }
+    }
+
+    /// An agent is back, and has everything up to a number: the rest is sent, looks anew.
+    pub(super) fn dispatch_after(&self, hosts: &[HostKey], after: u64) {
+        for task in self.tasks.unfinished() {
+            for (nth, order) in
+                task.orders.iter().enumerate().filter(|(_, order)| hosts.contains(&order.instance.host))
+            {
+                let had = order.op.as_ref().is_some_and(|op| !op.looks()) && task.seq(nth) <= after;
+                if let Some(row) = task.rows().get_mut(nth).filter(|row| !matches!(row, Stand::Done(_))) {
+                    *row = if had { Stand::Sent } else { Stand::Waiting };
+                }
+                self.dispatch(&task, nth);
+            }
+        }
+    }
+
+    /// The task and row that an operation's name stands for.
+    pub(super) async fn find_row(&self, op_id: &str) -> Result<Option<(Arc<Task>, usize)>, Refusal> {
+        let Some((id, nth)) = op_id.rsplit_once('/') else { return Ok(None) };
+        let Ok(nth) = nth.parse::<usize>() else { return Ok(None) };
+        let known = self.tasks.known().get(id).cloned();
+        let task = match known {
+            Some(task) => Some(task),
+            None => self.load(id).await?,
+        };
+        Ok(task.filter(|task| nth < task.orders.len()).map(|task| (task, nth)))
+    }
+
+    /// What is written when some rows of a task are final.
+    pub(super) fn finished(&self, task: &Task, rows: &[(usize, &Done)]) -> Result<Txn, Refusal> {
+        let mut txn = Txn::default();
+        if task.number == 0 {
+            return Ok(txn);
+        }
+        for (nth, done) in rows {
+            txn = txn.and(Txn::put(format!("done/{}/{nth}", task.id), serde_json::to_vec(done)?));
+        }
+        let others = task.rows().iter().enumerate().any(|(nth, row)| {
+            !matches!(row, Stand::Done(_)) && !rows.iter().any(|(finished, _)| *finished == nth)
+        });
+        if !others {
+            txn = txn.and(Txn::delete(format!("open/{}", task.id)));
+        }
+        Ok(txn)
+    }
+
+    /// Rows whose host's agent has been gone for too long end with 117. How many.
+    pub async fn give_up(&self) -> Result<usize, Refusal> {
+        self.hosts.expire(self.patience);
+        let mut given_up = 0;
+        for task in self.tasks.unfinished() {
+            let patience = i64::try_from(self.patience.as_millis()).unwrap_or(i64::MAX);
+            let waited = now_ms().saturating_sub(task.waits_since) >= patience;
+            let gone = |order: &Ordered| {
+                let host = &order.instance.host;
+                let heard = self.hosts.last_heard(host).unwrap_or(task.waits_since).max(task.waits_since);
+                self.hosts.alive(host).is_none() && now_ms().saturating_sub(heard) >= patience
+            };
+            let lost = |(nth, order): &(usize, &Ordered)| task.awaits_first(*nth) && gone(order);
+            let rows: Vec<usize> = match waited {
+                true => task.orders.iter().enumerate().filter(lost).map(|(nth, _)| nth).collect(),
+                false => continue,
+            };
+            let message = "the host's agent is not there";
+            let done = Done { given_up: true, ..Done::new(RowCode::AGENT_MISSING, message) };
+            let finals: Vec<(usize, &Done)> = rows.iter().map(|nth| (*nth, &done)).collect();
+            let txn = self.finished(&task, &finals)?;
+            if !txn.writes.is_empty() {
+                self.store.txn(txn).await?;
+            }
+            given_up += rows.len();
+            rows.into_iter().for_each(|nth| task.finish(nth, done.clone()));
+        }
+        self.metrics.given_up(given_up);
+        Ok(given_up)
     }
 
     /// get_proc_operate_result: a row for every instance asked for.
     pub async fn results(&self, id: &str, form: KeyForm, may: Allowed<'_>) -> Result<Rows, Refusal> {
         let task = self.task(id, may).await?;
         let mut rows = Rows::new();
-        for order in &task.orders {
-            let Ok(key) = order.host.parse() else { continue };
-            let host = Host { key, supplier: order.supplier, agent_id: None };
-            let second = keys::v2(&host.key, &order.process);
+        for (nth, order) in task.orders.iter().enumerate() {
+            let host = Host { key: order.instance.host.clone(), supplier: order.supplier, agent_id: None };
+            let process = order.instance.process();
+            let second = keys::v2(&host.key, &process);
             let key = match form {
-                KeyForm::First => keys::v1(&host, &order.process).unwrap_or(second),
+                KeyForm::First => keys::v1(&host, &process).unwrap_or(second),
                 KeyForm::Second => second,
             };
-            rows.insert(key, self.row(&task, order));
+            rows.insert(key, task.row(nth));
         }
         Ok(rows)
     }
 
-    /// A task that this caller may see. One of other namespaces is not there.
-    async fn task(&self, id: &str, may: Allowed<'_>) -> Result<Task, Refusal> {
-        let unknown = || Refusal::UnknownTask(format!("there is no task {id:?}"));
-        let task: Task = match self.looks.find(id) {
-            Some(task) => task,
-            None => {
-                let entry = self.store.get(&format!("task/{id}")).await?.ok_or_else(unknown)?;
-                serde_json::from_slice(&entry.value).map_err(|_| unknown())?
+    /// get_proc_result: the same rows by JOB's key, with their content as it is.
+    pub async fn job_results(&self, id: &str, may: Allowed<'_>) -> Result<Value, Refusal> {
+        let task = self.task(id, may).await?;
+        let mut rows = Rows::new();
+        for (nth, order) in task.orders.iter().enumerate() {
+            let Some(held) = &order.held else { continue };
+            let mut row = task.row(nth);
+            if let Value::String(text) = &row.content {
+                row.content = serde_json::from_str(text).unwrap_or(Value::Null);
             }
-        };
-        let all = task.orders.iter().all(|order| may(order.process.namespace.as_str()));
-        if all { Ok(task) } else { Err(unknown()) }
-    }
-
-    /// How one operation of a task stands.
-    fn row(&self, task: &Task, order: &Ordered) -> Row {
-        let waited = u128::try_from(now_ms() - task.begun).unwrap_or(0) >= self.patience.as_millis();
-        match &order.done {
-            Some((code, message)) => Row::new(RowCode(*code), message.clone()),
-            None if waited => Row::new(RowCode::AGENT_MISSING, "no agent of this host has been seen"),
-            None => Row::new(RowCode::RUNNING, "waiting for the host's agent"),
+            rows.insert(keys::job(&order.instance.host, &held.spec), row);
         }
+        let running = rows.values().any(|row| row.code() == RowCode::RUNNING);
+        // 0: something is still running; 1: all rows are final.
+        Ok(json!({"status": u8::from(!running), "result": rows}))
     }
 
-    /// Forgets tasks of the day before yesterday.
+    /// A task that this caller may see. One of other namespaces is not there.
+    async fn task(&self, id: &str, may: Allowed<'_>) -> Result<Arc<Task>, Refusal> {
+        let unknown = || Refusal::UnknownTask(format!("there is no task {id:?}"));
+        let known = self.tasks.known().get(id).cloned();
+        let task = match known {
+            Some(task) => task,
+            None => self.load(id).await?.ok_or_else(unknown)?,
+        };
+        if !task.orders.iter().all(|order| may(order.instance.namespace.as_str())) {
+            return Err(unknown());
+        }
+        if task.queued.load(Ordering::Acquire) { Ok(task) } else { Err(Refusal::NotQueued) }
+    }
+
+    /// The latest tasks, for people: id, when, how many rows, how many of them are final, how many failed.
+    pub async fn list_tasks(&self, may: Allowed<'_>) -> Result<Value, Refusal> {
+        const SHOWN: usize = 1000;
+        let mut ids: Vec<String> = self
+            .store
+            .range("task/", None, usize::MAX)
+            .await?
+            .entries
+            .iter()
+            .map(|entry| entry.key.trim_start_matches("task/").to_owned())
+            .collect();
+        ids.reverse();
+        let mut tasks = Vec::new();
+        for id in ids.into_iter().take(SHOWN) {
+            let Ok(task) = self.task(&id, may).await else { continue };
+            let rows = task.rows().clone();
+            let done = rows.iter().filter_map(|row| match row {
+                Stand::Done(done) => Some(done.code),
+                Stand::Waiting | Stand::Sent => None,
+            });
+            let codes: Vec<i64> = done.collect();
+            let failed = codes.iter().filter(|code| **code != 0).count();
+            tasks.push(json!({"id": task.id, "begun": task.begun, "rows": rows.len(), "done": codes.len(), "failed": failed}));
+        }
+        Ok(Value::Array(tasks))
+    }
+
+    /// Forgets tasks, and the names of calls, of more than a day ago.
     pub async fn forget_old_tasks(&self) -> Result<usize, Refusal> {
-        let tasks = self.store.range("task/", None, usize::MAX).await?;
-        let oldest = (now_secs() - A_DAY) * 1000;
-        let old = tasks.entries.iter().filter(|entry| {
-            serde_json::from_slice::<Task>(&entry.value).map_or(true, |task| task.begun < oldest)
-        });
-        let txn = old.fold(Txn::default(), |txn, entry| txn.and(Txn::delete(entry.key.to_string())));
+        #[derive(Deserialize)]
+        struct When {
+            begun: i64,
+        }
+        let now = now_ms();
+        let is_old = |value: &[u8]| {
+            serde_json::from_slice::<When>(value).map_or(true, |when| when.begun < now - A_DAY_MS)
+        };
+        let mut txn = Txn::default();
+        for prefix in ["task/", "op/"] {
+            for entry in self.store.range(prefix, None, usize::MAX).await?.entries {
+                if !is_old(&entry.value) {
+                    continue;
+                }
+                if let Some(id) = entry.key.strip_prefix("task/") {
+                    let rows = self.store.range(&format!("done/{id}/"), None, usize::MAX).await?.entries;
+                    txn = rows.iter().fold(txn, |txn, row| txn.and(Txn::delete(row.key.to_string())));
+                    txn = txn.and(Txn::delete(format!("open/{id}")));
+                }
+                txn = txn.and(Txn::delete(entry.key.to_string()));
+            }
+        }
         let count = txn.writes.len();
         if count > 0 {
             self.store.txn(txn).await?;
         }
+        self.tasks.known().retain(|_, task| !task.is_done() || task.begun > now - REMEMBERED_MS);
         Ok(count)
     }
 }
 
-impl Looks {
-    fn keep(&self, task: Task) -> String {
-        let mut looks = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let number = looks.keys().next_back().map_or(1, |last| last + 1);
-        looks.insert(number, (Instant::now(), task));
-        while looks.len() > LOOKS {
-            looks.pop_first();
-        }
-        let old = Duration::from_secs(3600);
-        looks.retain(|_, (begun, _)| begun.elapsed() < old);
-        format!("GSETASK:LOOK:{number}")
-    }
-
-    fn find(&self, id: &str) -> Option<Task> {
-        let number = id.strip_prefix("GSETASK:LOOK:")?.parse().ok()?;
-        let looks = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        looks.get(&number).map(|(_, task)| task.clone())
+impl Task {
+    /// Not final yet.
+    fn awaits_first(&self, nth: usize) -> bool {
+        matches!(self.rows().get(nth), Some(Stand::Waiting | Stand::Sent))
     }
 }
 
-fn now_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
+/// An instance of a process on a host.
+pub fn instance(process: &ProcessKey, host: &HostKey) -> InstanceKey {
+    InstanceKey { host: host.clone(), namespace: process.namespace.clone(), name: process.name.clone() }
 }

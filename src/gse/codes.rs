@@ -61,6 +61,8 @@ codes! {
     NOT_ALLOWED = 1900403, "these credentials do not allow that";
     UNKNOWN_TASK = 1900404, "there is no such task";
     NO_SUCH_PATH = 1900405, "there is no such path or method";
+    TAKEN = 1900409, "another has it";
+    GONE = 1900410, "it is no longer there: begin anew";
     TOO_LARGE = 1900413, "the request is too large";
     STORE_FAILED = 1900507, "nothing was written: the store failed";
 }

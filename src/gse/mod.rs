@@ -2,6 +2,7 @@
 //! operations by name; the keys of results. Client and server use the same types.
 
 pub mod answer;
+pub mod channel;
 pub mod codes;
 mod job;
 pub mod keys;
@@ -10,7 +11,7 @@ pub mod request;
 
 pub use crate::model::Dialect;
 pub use job::{Api as JobApi, JobBody, JobProcess};
-pub use proc::bodies;
+pub use proc::{bodies, spec_body};
 
 use crate::model::{Field, Host, ProcessKey, Spec, State};
 

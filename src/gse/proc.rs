@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Dialect, JobApi, Loss, Subject, job};
-use crate::model::{Host, HostKey, Spec, State};
+use crate::model::{EnvValue, Field, Host, HostKey, Spec, State};
 
 /// The request bodies that say the same as the wishes, and what of them no body can say.
 /// `api` chooses the call of JOB.
@@ -44,7 +44,7 @@ fn body(subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Value {
         meta["labels"] = json!(subject.spec.labels);
     }
     let hosts: Vec<Value> = subject.hosts.iter().filter_map(|h| host(h, subject, dialect, losses)).collect();
-    let mut body = json!({"meta": meta, "hosts": hosts, "spec": spec(&subject.spec, dialect)});
+    let mut body = json!({"meta": meta, "hosts": hosts, "spec": spec_body(&subject.spec, dialect)});
     if dialect == Dialect::GseV2 {
         body["op_type"] = json!(match subject.state {
             State::Running => 0,
@@ -107,8 +107,10 @@ impl Fields {
     }
 }
 
-fn spec(spec: &Spec, dialect: Dialect) -> Value {
-    let Spec { identity, control, resource, monitor, report_id, configmap, .. } = spec;
+/// A spec as a dialect's calls carry it: what is set, and what the dialect has a place for.
+pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
+    let Spec { labels: _, identity, control, resource, monitor, report_id, configmap, env, job } = spec;
+    let says = |field: Field| dialect.says(field);
     let required = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     let identity = Fields::new()
         // The documents' examples call it so, here and only here.
@@ -126,14 +128,14 @@ fn spec(spec: &Spec, dialect: Dialect) -> Value {
         .put("reload_cmd", control.reload_cmd.clone())
         .put("kill_cmd", control.kill_cmd.clone())
         .put("version_cmd", control.version_cmd.clone())
-        .put("health_cmd", control.health_cmd.clone());
+        .put("health_cmd", control.health_cmd.clone())
+        .put("start_mode", control.start_mode.filter(|_| says(Field::StartMode)).map(|mode| json!(mode)));
     let resource = Fields::new()
         .put("cpu", resource.cpu.map(f64::from))
         .put("mem", resource.mem.map(f64::from))
         .put("fd", resource.fd)
         .put("disk", resource.disk)
         .put("net", resource.net);
-    let (v1, v2) = (dialect == Dialect::GseV1, dialect == Dialect::GseV2);
     let monitor = Fields::new()
         .put("auto_type", Some(i64::from(monitor.auto_type)))
         .put("start_check_secs", monitor.start_check_secs)
@@ -141,18 +143,41 @@ fn spec(spec: &Spec, dialect: Dialect) -> Value {
         .put("start_retries", monitor.start_retries)
         .put("start_interval", monitor.start_interval)
         .put("crontab_rule", monitor.crontab_rule.clone())
-        .put("op_timeout", monitor.op_timeout.filter(|_| v2));
+        .put("op_timeout", monitor.op_timeout.filter(|_| says(Field::OpTimeout)));
     let files = configmap.iter().map(|file| {
         let file = Fields::new().put("path", file.path.clone()).put("md5", file.md5.clone());
         Value::Object(file.0)
     });
     let files: Vec<Value> = files.collect();
+    let env: Map<String, Value> = env.iter().map(|(name, value)| (name.clone(), env_value(value))).collect();
+    let job = Fields::new()
+        .put("proc_owner", job.proc_owner.clone())
+        .put("func_id", job.func_id.clone())
+        .put("instance_id", job.instance_id.clone())
+        .put("instance_num", job.instance_num)
+        .put("cycle_time", job.cycle_time)
+        .put("start_check_begin_time", job.start_check_begin_time)
+        .put("start_check_end_time", job.start_check_end_time);
+    let policy = match dialect {
+        Dialect::GseV1 | Dialect::Abide => "monitor_policy",
+        Dialect::GseV2 | Dialect::GseApigw | Dialect::Job => "alive_monitor_policy",
+    };
     let all = Fields::new()
         .section("identity", identity)
         .put("control", Some(Value::Object(control.0)))
-        .section("resource", if v1 { resource } else { Fields::new() })
-        .section(if v1 { "monitor_policy" } else { "alive_monitor_policy" }, monitor)
+        .section("resource", if says(Field::Cpu) { resource } else { Fields::new() })
+        .section(policy, monitor)
         .section("warn_report_policy", Fields::new().put("report_id", *report_id))
-        .put("configmap", (!files.is_empty()).then_some(files));
+        .put("configmap", (!files.is_empty()).then_some(files))
+        .section("env", if says(Field::Env) { Fields(env) } else { Fields::new() })
+        .section("job", if says(Field::CycleTime) { job } else { Fields::new() });
     Value::Object(all.0)
+}
+
+fn env_value(value: &EnvValue) -> Value {
+    match value {
+        EnvValue::Text(text) => json!(text),
+        EnvValue::File(file) => json!({"file": file}),
+        EnvValue::Secret(secret) => json!({"value": secret.expose(), "secret": true}),
+    }
 }

@@ -238,10 +238,14 @@ impl ProcRequest {
             }
         }
         for (at, id) in self.agent_id_list.iter().enumerate() {
-            let id = id.parse().map_err(|error| {
-                Wrong::new(format!("agent_id_list[{at}]"), format!("cannot be used: {error}"))
-            })?;
-            let host = Host { key: HostKey::Agent(id), supplier: None, agent_id: None };
+            let wrong =
+                |error| Wrong::new(format!("agent_id_list[{at}]"), format!("cannot be used: {error}"));
+            let key = match id.parse() {
+                // Who knows no id of a host's agent says where it is instead.
+                Ok(key @ HostKey::Address { .. }) => key,
+                Ok(HostKey::Agent(_)) | Err(_) => HostKey::Agent(id.parse().map_err(wrong)?),
+            };
+            let host = Host { key, supplier: None, agent_id: None };
             if seen.insert(host.key.clone()) {
                 all.push(host);
             }

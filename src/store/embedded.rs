@@ -148,6 +148,24 @@ impl Store for Embedded {
         Ok(Page { entries, more, as_of: copy.last })
     }
 
+    async fn slice(&self, prefix: &str, skip: usize, limit: usize) -> Result<(Vec<Entry>, usize), Error> {
+        self.shared.refresh()?;
+        let copy = read(&self.shared.copy);
+        let mut entries = Vec::new();
+        let mut count = 0;
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        for (key, entry) in copy.entries.range::<str, _>(from) {
+            if !key.starts_with(prefix) {
+                break;
+            }
+            if count >= skip && entries.len() < limit {
+                entries.push(entry.clone());
+            }
+            count += 1;
+        }
+        Ok((entries, count))
+    }
+
     async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
         let (answer, asked) = oneshot::channel();
         self.shared.writer.send(Job::Txn(txn, answer)).map_err(|_| Error::Closed)?;

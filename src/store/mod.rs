@@ -106,6 +106,14 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Page, Error>> + Send;
 
+    /// The same by place instead of key, and how many there are: for readers who count.
+    fn slice(
+        &self,
+        prefix: &str,
+        skip: usize,
+        limit: usize,
+    ) -> impl Future<Output = Result<(Vec<Entry>, usize), Error>> + Send;
+
     /// Writes all or nothing. What is acknowledged is on disk.
     fn txn(&self, txn: Txn) -> impl Future<Output = Result<Outcome, Error>> + Send;
 

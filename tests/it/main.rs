@@ -2,6 +2,7 @@
 
 mod bombs;
 mod cases;
+mod channel;
 mod codes;
 mod convert;
 mod gateway;
@@ -13,6 +14,8 @@ mod reading;
 mod rooms;
 mod samples;
 mod schema;
+mod serve;
+mod server;
 mod sim;
 mod store;
 mod support;

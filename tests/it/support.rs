@@ -100,3 +100,12 @@ pub fn with(old: &str, new: &str) -> String {
     assert!(GOOD.contains(old), "{old}");
     GOOD.replace(old, new)
 }
+
+/// Waits for something that must come.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = std::time::Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(30), "never: {what}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,179 @@
+//! `abide serve`: the gateway as a daemon.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing::info;
+
+use super::args::switch;
+use super::print::Printer;
+use super::{Exit, Failure};
+use crate::gateway::auth::{Apps, Keepers, Tokens};
+use crate::gateway::{Gateway, http};
+use crate::http::{Listener, Reloaded, Tls, follow, serve};
+use crate::store::{Embedded, Error};
+
+/// Run the gateway: BlueKing's GSE and JOB process API, for clients and for agents
+///
+/// Prints `ready URL` on stdout when it answers. Everything that it acknowledged is in the folder of --data. The files of
+/// apps, tokens and certificates are read again when they change. SIGTERM and Ctrl-C end it; agents go on guarding.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Files:\n  --apps              apps: [{code: NAME, secret: TEXT | secret_sha256: HEX, namespaces: [\"*\"]}]\n  \
+    --agent-token-file  lines of CLOUD:IP TOKEN, or * TOKEN for any host"
+)]
+pub struct Serve {
+    /// Address and port to listen on; port 0 takes a free one
+    #[arg(long, env = "ABIDE_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7465")]
+    pub listen: SocketAddr,
+    /// Folder for everything that must survive; it is made if need be
+    #[arg(long, env = "ABIDE_DATA", value_name = "DIR")]
+    pub data: PathBuf,
+    /// Who may call, and which namespaces each may touch
+    #[arg(long, env = "ABIDE_APPS", value_name = "FILE")]
+    pub apps: PathBuf,
+    /// Which agents may join, by token
+    #[arg(long, env = "ABIDE_AGENT_TOKEN_FILE", value_name = "FILE")]
+    pub agent_token_file: Option<PathBuf>,
+    /// Certificate (chain) in PEM
+    #[arg(long, env = "ABIDE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its key in PEM
+    #[arg(long, env = "ABIDE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Listen on another address than loopback without TLS: secrets then cross the network as they are
+    #[arg(long, env = "ABIDE_INSECURE_LISTEN", value_parser = switch)]
+    pub insecure_listen: bool,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+/// What a client that is slow, huge or too eager meets.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Limits")]
+pub struct LimitArgs {
+    /// Most bytes of a request's body
+    #[arg(long, env = "ABIDE_MAX_BODY_BYTES", value_name = "N", default_value_t = http::Limits::default().body_bytes)]
+    pub max_body_bytes: usize,
+    /// Most connections at once; more are answered 503
+    #[arg(long, env = "ABIDE_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096)]
+    pub max_connections: usize,
+    /// Most requests at once; more are answered 503
+    #[arg(long, env = "ABIDE_MAX_REQUESTS", value_name = "N", default_value_t = http::Limits::default().at_once)]
+    pub max_requests: usize,
+    /// Most requests a second of one app; more are answered 429
+    #[arg(long, env = "ABIDE_MAX_RATE", value_name = "N", default_value_t = http::Limits::default().rate)]
+    pub max_rate: u32,
+    /// Seconds for a request's header, and for its body, to arrive
+    #[arg(long, env = "ABIDE_REQUEST_SECS", value_name = "N", default_value_t = 30)]
+    pub request_secs: u64,
+}
+
+pub fn run(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
+    if !args.listen.ip().is_loopback() && args.tls_cert.is_none() && !args.insecure_listen {
+        let message = format!("{} is not this machine alone, and there is no TLS", args.listen);
+        let hint = "pass --tls-cert and --tls-key, or --insecure-listen if something in front of it encrypts";
+        return Err(Failure::new(Exit::Usage, message).hint(hint));
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))?;
+    runtime.block_on(stand(args, printer))
+}
+
+async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
+    let failed = |why: String| Failure::new(Exit::Failed, why);
+    let file = args.apps.clone();
+    let apps = follow(vec![file.clone()], move || Apps::read(&file)).map_err(failed)?;
+    let tokens = match &args.agent_token_file {
+        None => Reloaded::fixed(Tokens::default()),
+        Some(file) => {
+            let file = file.clone();
+            follow(vec![file.clone()], move || Tokens::read(&file)).map_err(failed)?
+        }
+    };
+    let tls = match (&args.tls_cert, &args.tls_key) {
+        (Some(cert), Some(key)) => Some(Tls::follow(cert, key).map_err(failed)?),
+        _ => None,
+    };
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let gateway = Arc::new(Gateway::new(open(&args.data)?));
+    let LimitArgs { max_body_bytes, max_connections, max_requests, max_rate, request_secs } = args.limits;
+    let time = Duration::from_secs(request_secs.max(1));
+    let limits = http::Limits {
+        body_bytes: max_body_bytes,
+        body_time: time,
+        at_once: max_requests.clamp(1, 1 << 20),
+        rate: max_rate.max(1),
+    };
+    let socket = TcpListener::bind(args.listen)
+        .await
+        .map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
+    let address = socket.local_addr().map_err(|error| failed(error.to_string()))?;
+    let connections = max_connections.clamp(1, 1 << 20);
+    let listener = Listener { socket, tls, connections, header_time: time };
+    let router = http::router(Arc::clone(&gateway), Arc::new(Keepers::new(apps, tokens)), limits);
+    let (stop, stopped) = watch::channel(false);
+    let house = tokio::spawn({
+        let gateway = Arc::clone(&gateway);
+        async move { gateway.keep_house().await }
+    });
+    let serving = tokio::spawn(serve(listener, router, stopped));
+    while !gateway.is_ready() && !house.is_finished() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    printer.data(&format!("ready {scheme}://{address}\n"));
+    let exit = tokio::select! {
+        exit = asked_to_stop() => exit?,
+        ended = house => return Err(failed(format!("the store cannot be used: {ended:?}"))),
+    };
+    info!("stopping");
+    gateway.close();
+    let _ = stop.send(true);
+    let _ = serving.await;
+    Ok(exit)
+}
+
+/// Opens the store of a folder, which nobody else may read: it holds what processes are given, secrets too.
+fn open(folder: &Path) -> Result<Embedded, Failure> {
+    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    let failed = |why: String| Failure::new(Exit::Failed, why);
+    let shown = folder.display();
+    if !folder.exists() {
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|error| failed(format!("cannot make the folder {shown}: {error}")))?;
+    }
+    let file = folder.join("store.db");
+    let store = Embedded::open(&file).map_err(|error| match error {
+        Error::Corrupt { .. } | Error::TooNew { .. } => failed(error.to_string()),
+        error => failed(format!("cannot open the store in {shown}: {error}")),
+    })?;
+    let only_ours = std::fs::Permissions::from_mode(0o600);
+    for name in ["store.db", "store.db-wal", "store.db-shm"] {
+        let file = folder.join(name);
+        if file.exists() {
+            std::fs::set_permissions(&file, only_ours.clone())
+                .map_err(|error| failed(format!("cannot protect {}: {error}", file.display())))?;
+        }
+    }
+    Ok(store)
+}
+
+/// Waits for Ctrl-C or SIGTERM. Ending because of them is what was asked for.
+async fn asked_to_stop() -> Result<Exit, Failure> {
+    let failed =
+        |error: std::io::Error| Failure::new(Exit::Failed, format!("cannot listen for signals: {error}"));
+    let mut term = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,291 @@
+//! The agents' side of the gateway: joining, the stream down, and taking what they tell.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use futures_util::stream;
+
+use super::hosts::{Stream, Taken};
+use super::registry::{Record, key_of, record_txn};
+use super::tasks::{Done, Task};
+use super::{Gateway, Refusal};
+use crate::gse::channel::{Acked, BEAT_SECS, Down, Held, Join, Joined, Order, Report, Told, Up};
+use crate::gse::codes::RowCode;
+use crate::model::{HostKey, InstanceKey};
+use crate::store::{Number, Outcome, Store, Txn};
+
+impl<S: Store> Gateway<S> {
+    /// A session for all of an agent's hosts.
+    pub async fn join(&self, join: &Join) -> Result<Joined, Refusal> {
+        if join.hosts.is_empty() || join.agent.is_empty() {
+            return Err(Refusal::Wrong("agent or hosts is missing".to_owned()));
+        }
+        let session = self.hosts.join(join, self.patience).map_err(|Taken(host)| {
+            Refusal::Taken(format!("host {host} has an agent already; it has to go first"))
+        })?;
+        let (acked, _) = self.acked(&join.agent).await?;
+        Ok(Joined { session, acked })
+    }
+
+    /// The hosts that a session stands for.
+    pub fn session_hosts(&self, session: &str) -> Result<Vec<HostKey>, Refusal> {
+        self.hosts.heard(session).map(|(_, hosts)| hosts).ok_or_else(gone)
+    }
+
+    pub fn sessions(&self) -> usize {
+        self.hosts.sessions()
+    }
+
+    pub fn open_tasks(&self) -> usize {
+        self.tasks.open()
+    }
+
+    pub async fn registered(&self) -> Result<usize, Refusal> {
+        Ok(self.store.slice("reg/", 0, 0).await?.1)
+    }
+
+    /// The last number taken of an agent, and the change that wrote it.
+    async fn acked(&self, agent: &str) -> Result<(u64, Number), Refusal> {
+        let entry = self.store.get(&format!("agent/{agent}")).await?;
+        let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
+        Ok((text.and_then(|text| text.parse().ok()).unwrap_or(0), entry.map_or(0, |entry| entry.changed)))
+    }
+
+    /// What goes down to an agent: first what is registered, then its operations after the last one it knows, then
+    /// whatever comes.
+    pub async fn stream(self: &Arc<Self>, session: &str, after: u64) -> Result<Body, Refusal> {
+        let (stream, hosts) = self.hosts.open(session).ok_or_else(gone)?;
+        let guard = Guard { gateway: Arc::clone(self), session: session.to_owned(), stream };
+        self.sync_agent(&hosts).await?;
+        self.dispatch_after(&hosts, after);
+        Ok(Body::from_stream(stream::unfold(guard, |mut guard| async move {
+            let line = guard.next().await?;
+            Some((Ok::<_, std::convert::Infallible>(line), guard))
+        })))
+    }
+
+    async fn sync_agent(&self, hosts: &[HostKey]) -> Result<(), Refusal> {
+        for host in hosts {
+            // Read first: whatever is registered after it is told by itself, with a larger number.
+            let page = self.store.range(&format!("identity/{host}/"), None, usize::MAX).await?;
+            for entry in page.entries {
+                let process = std::str::from_utf8(&entry.value).ok().and_then(|text| text.parse().ok());
+                let Some(process) = process else { continue };
+                let instance = super::tasks::instance(&process, host);
+                let Some(entry) = self.store.get(&key_of("reg", &instance)).await? else { continue };
+                if let Ok(record) = serde_json::from_slice::<Record>(&entry.value) {
+                    self.give(instance, Some(record.given), entry.changed);
+                }
+            }
+            self.hosts.send(host, Down::Synced { as_of: page.as_of });
+        }
+        for entry in self.store.range("group/", None, usize::MAX).await?.entries {
+            let mut parts = entry.key.splitn(3, '/').skip(1);
+            let (Some(namespace), Some(Ok(host))) = (parts.next(), parts.next().map(str::parse)) else {
+                continue;
+            };
+            if hosts.contains(&host)
+                && let Ok(groups) = serde_json::from_slice(&entry.value)
+            {
+                self.hosts
+                    .send(&host.clone(), Down::Groups { host, namespace: namespace.to_owned(), groups });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what an agent tells, all of it in one commit; what was taken before is taken once.
+    pub async fn tell(&self, session: &str, mut told: Vec<Up>) -> Result<Acked, Refusal> {
+        let (agent, hosts) = self.hosts.heard(session).ok_or_else(gone)?;
+        told.sort_by_key(|up| up.seq);
+        loop {
+            let (last, changed) = self.acked(&agent).await?;
+            let fresh: Vec<&Up> = told.iter().filter(|up| up.seq > last).collect();
+            let Some(newest) = fresh.last() else { return Ok(Acked { acked: last }) };
+            let taken = self.take(&fresh, &hosts).await?;
+            let key = format!("agent/{agent}");
+            let acked = newest.seq;
+            let txn = taken.txn.and(Txn::put(key.clone(), acked.to_string()).only_if(key, changed));
+            if let Outcome::Written(number) = self.store.txn(txn).await? {
+                for (task, nth, done) in taken.rows {
+                    self.metrics
+                        .operation(task.orders.get(nth).and_then(|order| order.op.as_ref()), done.code);
+                    task.finish(nth, done);
+                }
+                for (instance, given) in taken.given {
+                    self.give(instance, given, number);
+                }
+                return Ok(Acked { acked });
+            }
+        }
+    }
+
+    /// What all of that changes. An agent speaks for its own hosts alone.
+    async fn take(&self, fresh: &[&Up], hosts: &[HostKey]) -> Result<Taking, Refusal> {
+        let mut taking = Taking::default();
+        let mut finals: BTreeMap<String, Finals> = BTreeMap::new();
+        let mut reports: BTreeMap<&InstanceKey, &Report> = BTreeMap::new();
+        for up in fresh {
+            match &up.what {
+                Told::Report(report) if hosts.contains(&report.instance.host) => {
+                    reports.insert(&report.instance, report);
+                }
+                Told::Report(_) => {}
+                Told::Result(result) => {
+                    let Some((task, nth)) = self.find_row(&result.op_id).await? else { continue };
+                    let order = &task.orders[nth];
+                    if !hosts.contains(&order.instance.host) || !task.awaits(nth) {
+                        continue;
+                    }
+                    let done = Done {
+                        content: result.content.clone(),
+                        ..Done::new(RowCode(result.code), result.message.clone())
+                    };
+                    if result.code == RowCode::DONE.0
+                        && let (Some(op), Some(held)) = (&order.op, &order.held)
+                    {
+                        self.given_by(
+                            op,
+                            &order.instance,
+                            held,
+                            order.supplier,
+                            order.generation,
+                            &mut taking,
+                        )
+                        .await?;
+                    }
+                    let id = task.id.clone();
+                    finals.entry(id).or_insert_with(|| (task, Vec::new())).1.push((nth, done));
+                }
+            }
+        }
+        for (task, rows) in finals.into_values() {
+            let shown: Vec<(usize, &Done)> = rows.iter().map(|(nth, done)| (*nth, done)).collect();
+            let part = self.finished(&task, &shown)?;
+            taking.add(part);
+            taking.rows.extend(rows.into_iter().map(|(nth, done)| (Arc::clone(&task), nth, done)));
+        }
+        for (instance, report) in reports {
+            self.reported(instance, report, &mut taking).await?;
+        }
+        Ok(taking)
+    }
+
+    /// An operation that succeeded: what it came with is what the engine holds now.
+    async fn given_by(
+        &self,
+        op: &Order,
+        instance: &InstanceKey,
+        held: &Held,
+        supplier: Option<u64>,
+        generation: Option<u64>,
+        taking: &mut Taking,
+    ) -> Result<(), Refusal> {
+        if let Order::Rename { from } = op
+            && let Some(entry) = self.store.get(&key_of("reg", from)).await?
+        {
+            let part = self.removal(from, &entry.value);
+            taking.add(part);
+            taking.given.push((from.clone(), None));
+        }
+        if !op.gives() {
+            return Ok(());
+        }
+        let old = match taking.records.get(instance) {
+            Some(record) => Some(record.clone()),
+            None => self.record(instance).await?,
+        };
+        if old.as_ref().is_some_and(|old| old.given == *held) && !matches!(op, Order::Rename { .. }) {
+            return Ok(());
+        }
+        let part = record_txn(instance, held, old.as_ref(), supplier, generation)?;
+        taking.add(part);
+        taking.given.push((instance.clone(), Some(held.clone())));
+        let registered = old.map_or_else(super::now_secs, |old| old.registered);
+        let record = Record { given: held.clone(), supplier, registered, generation };
+        taking.records.insert(instance.clone(), record);
+        Ok(())
+    }
+
+    /// How an instance stands now. What runs is registered, whoever forgot it; what is not there is not kept.
+    async fn reported(
+        &self,
+        instance: &InstanceKey,
+        report: &Report,
+        taking: &mut Taking,
+    ) -> Result<(), Refusal> {
+        let known = taking.records.contains_key(instance) || self.record(instance).await?.is_some();
+        let key = key_of("live", instance);
+        match (&report.live, known) {
+            (None, false) if !report.hosted => taking.add(Txn::delete(key)),
+            (live, _) => {
+                taking.add(Txn::put(key, serde_json::to_vec(report)?));
+                if let (Some(live), false) = (live, known) {
+                    let part = record_txn(instance, live, None, None, None)?;
+                    taking.add(part);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gone() -> Refusal {
+    Refusal::Gone("there is no such session: join again".to_owned())
+}
+
+/// The rows of one task that became final.
+type Finals = (Arc<Task>, Vec<(usize, Done)>);
+
+/// What a batch changes: in the store, then in memory, then at the agents.
+#[derive(Default)]
+struct Taking {
+    txn: Txn,
+    rows: Vec<(Arc<Task>, usize, Done)>,
+    given: Vec<(InstanceKey, Option<Held>)>,
+    /// Of this batch: not in the store yet.
+    records: HashMap<InstanceKey, Record>,
+}
+
+impl Taking {
+    fn add(&mut self, part: Txn) {
+        self.txn.compares.extend(part.compares);
+        self.txn.writes.extend(part.writes);
+    }
+}
+
+/// An open stream; when its reader goes, the session is told.
+struct Guard<S: Store> {
+    gateway: Arc<Gateway<S>>,
+    session: String,
+    stream: Stream,
+}
+
+impl<S: Store> Guard<S> {
+    /// The next line; an empty one now and then, so that a reader who is gone is noticed.
+    async fn next(&mut self) -> Option<Bytes> {
+        match tokio::time::timeout(Duration::from_secs(BEAT_SECS), self.stream.receive.recv()).await {
+            Err(_) => Some(Bytes::from_static(b"\n")),
+            Ok(None) => None,
+            Ok(Some(first)) => {
+                let mut lines = Vec::new();
+                let mut next = Some(first);
+                // Whatever waits goes out at once, but not without end.
+                while let Some(down) = next {
+                    serde_json::to_writer(&mut lines, &down).ok()?;
+                    lines.push(b'\n');
+                    next = if lines.len() < 1 << 20 { self.stream.receive.try_recv().ok() } else { None };
+                }
+                Some(Bytes::from(lines))
+            }
+        }
+    }
+}
+
+impl<S: Store> Drop for Guard<S> {
+    fn drop(&mut self) {
+        self.gateway.hosts.closed(&self.session, self.stream.number);
+    }
+}

@@ -1,0 +1,233 @@
+//! Which hosts have an agent: sessions, one a host at most.
+//!
+//! A session lives as long as its agent says something. Its stream may break and be opened again; while it is open
+//! nobody else gets its hosts. Who joins with the same agent's name takes over his own session.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::{fresh_id, now_ms};
+use crate::gse::channel::{Down, Join};
+use crate::model::HostKey;
+
+#[derive(Default)]
+pub struct Hosts(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    sessions: HashMap<String, Session>,
+    by_host: HashMap<HostKey, String>,
+    /// Of hosts whose agent is gone: when it was last heard, in milliseconds since 1970.
+    last: HashMap<HostKey, i64>,
+}
+
+struct Session {
+    agent: String,
+    hosts: Vec<HostKey>,
+    version: String,
+    heard: Instant,
+    /// The open stream, and its number: a stream that was replaced must not end its successor.
+    stream: Option<(u64, mpsc::UnboundedSender<Down>)>,
+    streams: u64,
+}
+
+/// Somebody else is the agent of a host.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Taken(pub HostKey);
+
+impl Hosts {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A new session for all of these hosts, or for none.
+    pub fn join(&self, join: &Join, lost_after: Duration) -> Result<String, Taken> {
+        let mut inner = self.inner();
+        for host in &join.hosts {
+            let Some(session) = inner.by_host.get(host).and_then(|id| inner.sessions.get(id)) else {
+                continue;
+            };
+            if session.agent != join.agent && session.stream.is_some() && session.heard.elapsed() < lost_after
+            {
+                return Err(Taken(host.clone()));
+            }
+        }
+        for host in &join.hosts {
+            if let Some(old) = inner.by_host.remove(host) {
+                inner.end(&old);
+            }
+        }
+        let id = fresh_id();
+        let session = Session {
+            agent: join.agent.clone(),
+            hosts: join.hosts.clone(),
+            version: join.version.clone(),
+            heard: Instant::now(),
+            stream: None,
+            streams: 0,
+        };
+        inner.sessions.insert(id.clone(), session);
+        for host in &join.hosts {
+            inner.by_host.insert(host.clone(), id.clone());
+        }
+        Ok(id)
+    }
+
+    /// Opens the session's stream; one that was open ends. `None`: there is no such session any more.
+    pub fn open(&self, id: &str) -> Option<(Stream, Vec<HostKey>)> {
+        let mut inner = self.inner();
+        let session = inner.sessions.get_mut(id)?;
+        let (send, receive) = mpsc::unbounded_channel();
+        session.streams += 1;
+        session.stream = Some((session.streams, send));
+        session.heard = Instant::now();
+        Some((Stream { receive, number: session.streams }, session.hosts.clone()))
+    }
+
+    /// The stream broke.
+    pub fn closed(&self, id: &str, number: u64) {
+        if let Some(session) = self.inner().sessions.get_mut(id)
+            && session.stream.as_ref().is_some_and(|(open, _)| *open == number)
+        {
+            session.stream = None;
+        }
+    }
+
+    /// An agent said something: its name. `None`: it has to join again.
+    pub fn heard(&self, id: &str) -> Option<(String, Vec<HostKey>)> {
+        let mut inner = self.inner();
+        let session = inner.sessions.get_mut(id)?;
+        session.heard = Instant::now();
+        Some((session.agent.clone(), session.hosts.clone()))
+    }
+
+    /// Hands something to a host's agent. `false`: nobody is there to take it.
+    pub fn send(&self, host: &HostKey, down: Down) -> bool {
+        let inner = self.inner();
+        let session = inner.by_host.get(host).and_then(|id| inner.sessions.get(id));
+        session.and_then(|session| session.stream.as_ref()).is_some_and(|(_, to)| to.send(down).is_ok())
+    }
+
+    /// The version of a host's agent, if there is a live one.
+    pub fn alive(&self, host: &HostKey) -> Option<String> {
+        let inner = self.inner();
+        let session = inner.sessions.get(inner.by_host.get(host)?)?;
+        session.stream.as_ref().map(|_| session.version.clone())
+    }
+
+    /// When a host was last heard of.
+    pub fn last_heard(&self, host: &HostKey) -> Option<i64> {
+        let inner = self.inner();
+        match inner.by_host.get(host).and_then(|id| inner.sessions.get(id)) {
+            Some(session) => {
+                let ago = session.heard.elapsed().as_millis();
+                Some(now_ms() - i64::try_from(ago).unwrap_or(0))
+            }
+            None => inner.last.get(host).copied(),
+        }
+    }
+
+    /// All hosts with a session: whether its stream is open, its agent's version, when it was last heard.
+    pub fn all(&self) -> Vec<(HostKey, bool, String, i64)> {
+        let hosts: Vec<(HostKey, bool, String)> = {
+            let inner = self.inner();
+            let sessions = inner.sessions.values();
+            sessions
+                .flat_map(|session| {
+                    let tell =
+                        |host: &HostKey| (host.clone(), session.stream.is_some(), session.version.clone());
+                    session.hosts.iter().map(tell).collect::<Vec<_>>()
+                })
+                .collect()
+        };
+        let mut all: Vec<_> = hosts
+            .into_iter()
+            .map(|(host, open, version)| {
+                let last = self.last_heard(&host).unwrap_or(0);
+                (host, open, version, last)
+            })
+            .collect();
+        all.sort();
+        all
+    }
+
+    /// Ends the sessions that have been silent for too long. Their hosts.
+    pub fn expire(&self, lost_after: Duration) -> Vec<HostKey> {
+        let mut inner = self.inner();
+        let silent = |session: &Session| session.heard.elapsed() >= lost_after;
+        let gone: Vec<String> =
+            inner.sessions.iter().filter(|(_, session)| silent(session)).map(|(id, _)| id.clone()).collect();
+        gone.iter().flat_map(|id| inner.end(id)).collect()
+    }
+
+    pub fn sessions(&self) -> usize {
+        self.inner().sessions.values().filter(|session| session.stream.is_some()).count()
+    }
+}
+
+impl Inner {
+    fn end(&mut self, id: &str) -> Vec<HostKey> {
+        let Some(session) = self.sessions.remove(id) else { return Vec::new() };
+        let heard = now_ms() - i64::try_from(session.heard.elapsed().as_millis()).unwrap_or(0);
+        for host in &session.hosts {
+            if self.by_host.get(host).is_some_and(|current| current == id) {
+                self.by_host.remove(host);
+            }
+            self.last.insert(host.clone(), heard);
+        }
+        session.hosts
+    }
+}
+
+/// One open stream.
+pub struct Stream {
+    pub receive: mpsc::UnboundedReceiver<Down>,
+    pub number: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn join(agent: &str, hosts: &[&str]) -> Join {
+        let hosts = hosts.iter().map(|host| host.parse().expect("a host")).collect();
+        Join { agent: agent.into(), hosts, version: "1".into() }
+    }
+
+    #[test]
+    fn a_host_has_one_agent_at_a_time() {
+        let hosts = Hosts::default();
+        let first = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("free");
+        let second = join("b", &["0:10.0.0.3", "0:10.0.0.2"]);
+        // Nobody listens yet on the first's behalf.
+        let (stream, _) = hosts.open(&first).expect("a session");
+        assert_eq!(hosts.join(&second, LONG), Err(Taken("0:10.0.0.2".parse().expect("a host"))));
+        assert!(hosts.alive(&"0:10.0.0.3".parse().expect("a host")).is_none(), "all or none");
+        // Its own successor takes over, and the old stream can no longer end the new one.
+        let again = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("its own");
+        assert!(hosts.heard(&first).is_none());
+        hosts.open(&again).expect("a session");
+        hosts.closed(&again, 7);
+        assert!(hosts.alive(&"0:10.0.0.1".parse().expect("a host")).is_some());
+        hosts.closed(&again, stream.number);
+        assert!(hosts.alive(&"0:10.0.0.1".parse().expect("a host")).is_none());
+        // A broken stream is nobody's hold on a host.
+        assert!(hosts.join(&second, LONG).is_ok());
+    }
+
+    #[test]
+    fn silence_ends_a_session() {
+        let hosts = Hosts::default();
+        let id = hosts.join(&join("a", &["0:10.0.0.1"]), LONG).expect("free");
+        hosts.open(&id).expect("a session");
+        assert!(hosts.expire(LONG).is_empty());
+        let host: HostKey = "0:10.0.0.1".parse().expect("a host");
+        assert_eq!(hosts.expire(Duration::ZERO), std::slice::from_ref(&host));
+        assert!(hosts.heard(&id).is_none() && hosts.last_heard(&host).is_some());
+    }
+}

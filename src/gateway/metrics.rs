@@ -1,0 +1,124 @@
+//! What is counted, in the text form that Prometheus reads.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use crate::gse::channel::Order;
+
+/// Upper bounds of the buckets of durations, in seconds.
+const BUCKETS: [f64; 9] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
+
+#[derive(Default)]
+pub struct Metrics {
+    counts: Mutex<Counts>,
+    shed: AtomicU64,
+    given_up: AtomicU64,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// By call and by whether it was refused.
+    requests: BTreeMap<(&'static str, &'static str), u64>,
+    operations: BTreeMap<(&'static str, i64), u64>,
+    buckets: [u64; BUCKETS.len()],
+    seconds: f64,
+    all: u64,
+}
+
+/// What is true at the moment.
+pub struct Gauges {
+    pub registered: usize,
+    pub sessions: usize,
+    pub open_tasks: usize,
+    pub ready: bool,
+}
+
+impl Metrics {
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn request(&self, call: &'static str, result: &'static str, took: Duration) {
+        let mut counts = self.counts();
+        *counts.requests.entry((call, result)).or_default() += 1;
+        let seconds = took.as_secs_f64();
+        if let Some(bucket) = BUCKETS.iter().position(|most| seconds <= *most) {
+            counts.buckets[bucket] += 1;
+        }
+        counts.seconds += seconds;
+        counts.all += 1;
+    }
+
+    pub fn operation(&self, op: Option<&Order>, code: i64) {
+        let word = match op {
+            None => "unknown",
+            Some(Order::Start) => "start",
+            Some(Order::Stop) => "stop",
+            Some(Order::Status) => "status",
+            Some(Order::Host) => "host",
+            Some(Order::Unhost) => "unhost",
+            Some(Order::Restart) => "restart",
+            Some(Order::Reload) => "reload",
+            Some(Order::Kill) => "kill",
+            Some(Order::Rename { .. }) => "rename",
+        };
+        *self.counts().operations.entry((word, code)).or_default() += 1;
+    }
+
+    /// A request was turned away because there were too many.
+    pub fn shed(&self) {
+        self.shed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn given_up(&self, rows: usize) {
+        self.given_up.fetch_add(rows as u64, Ordering::Relaxed);
+    }
+
+    pub fn text(&self, gauges: &Gauges) -> String {
+        let mut text = String::new();
+        let counts = self.counts();
+        let head = |text: &mut String, name: &str, kind: &str, help: &str| {
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        };
+        head(&mut text, "abide_gateway_requests_total", "counter", "Requests by call and result.");
+        for ((call, result), n) in &counts.requests {
+            let _ = writeln!(text, "abide_gateway_requests_total{{call=\"{call}\",result=\"{result}\"}} {n}");
+        }
+        head(&mut text, "abide_gateway_request_seconds", "histogram", "How long requests took.");
+        let mut sum = 0;
+        for (most, n) in BUCKETS.iter().zip(counts.buckets) {
+            sum += n;
+            let _ = writeln!(text, "abide_gateway_request_seconds_bucket{{le=\"{most}\"}} {sum}");
+        }
+        let _ = writeln!(text, "abide_gateway_request_seconds_bucket{{le=\"+Inf\"}} {}", counts.all);
+        let _ = writeln!(text, "abide_gateway_request_seconds_sum {}", counts.seconds);
+        let _ = writeln!(text, "abide_gateway_request_seconds_count {}", counts.all);
+        head(&mut text, "abide_gateway_operations_total", "counter", "Operations that ended, by code.");
+        for ((op, code), n) in &counts.operations {
+            let _ = writeln!(text, "abide_gateway_operations_total{{op=\"{op}\",code=\"{code}\"}} {n}");
+        }
+        drop(counts);
+        let shed = self.shed.load(Ordering::Relaxed);
+        let given_up = self.given_up.load(Ordering::Relaxed);
+        for (name, kind, help, value) in [
+            ("abide_gateway_shed_total", "counter", "Requests turned away: too many at once.", shed),
+            ("abide_gateway_agent_missing_total", "counter", "Operations that found no agent.", given_up),
+            ("abide_gateway_registered", "gauge", "Registered instances.", gauges.registered as u64),
+            ("abide_gateway_agent_sessions", "gauge", "Agents that are there.", gauges.sessions as u64),
+            (
+                "abide_gateway_open_tasks",
+                "gauge",
+                "Tasks with a row that is not final.",
+                gauges.open_tasks as u64,
+            ),
+            ("abide_gateway_ready", "gauge", "1 when it can do its work.", u64::from(gauges.ready)),
+        ] {
+            head(&mut text, name, kind, help);
+            let _ = writeln!(text, "{name} {value}");
+        }
+        text
+    }
+}

@@ -1,0 +1,220 @@
+//! Calls that make tasks: operate_proc in all its shapes, JOB's two, and our rename.
+
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::registry::held;
+use super::tasks::{Done, MOST_ROWS, Ordered, instance};
+use super::{Caller, Gateway, Refusal, now_ms};
+use crate::gse::channel::{Held, Order};
+use crate::gse::codes::{GseOp, ManageOp, RowCode};
+use crate::gse::keys;
+use crate::gse::request::ProcRequest;
+use crate::gse::{JobApi, JobBody, Subject};
+use crate::model::InstanceKey;
+use crate::store::{Store, Txn};
+
+/// What became of a call that has a name of its own.
+#[derive(Serialize, Deserialize)]
+struct Called {
+    begun: i64,
+    answer: serde_json::Value,
+}
+
+impl<S: Store> Gateway<S> {
+    /// operate_proc, operate_proc_v2 and operate_proc_multi. The number of the task.
+    pub async fn operate(&self, requests: &[ProcRequest], caller: &Caller) -> Result<String, Refusal> {
+        if requests.is_empty() {
+            return Err(Refusal::Wrong("proc_operate_req is missing".to_owned()));
+        }
+        let mut orders = Vec::new();
+        let mut asked = HashSet::new();
+        for request in requests {
+            let (process, hosts) = (request.process()?, request.targets()?);
+            let code = request.op_type.ok_or_else(|| Refusal::Wrong("op_type is missing".to_owned()))?;
+            let op = GseOp::from_code(code);
+            let sent = request.spec()?.map(|spec| held(spec, caller));
+            for host in hosts {
+                let instance = instance(&process, &host.key);
+                if !asked.insert(instance.clone()) {
+                    let twice = format!("{instance} is asked for twice in one call: its rows would be one");
+                    return Err(Refusal::Wrong(twice));
+                }
+                let held = match &sent {
+                    Some(held) => Some(held.clone()),
+                    None => self.record(&instance).await?.map(|record| record.given),
+                };
+                let refused = match op {
+                    None => Some(Done::new(RowCode::BAD_OP_TYPE, format!("op_type {code} is unknown"))),
+                    Some(_) if held.is_none() => {
+                        let message = "it is not registered, and no spec was sent";
+                        Some(Done::new(RowCode::COMMAND_FAILED, message))
+                    }
+                    Some(_) => None,
+                };
+                orders.push(order(op.map(Order::from), instance, host.supplier, held, refused, caller));
+            }
+        }
+        self.submit(orders, caller).await
+    }
+
+    /// manage_proc and operate_process. A process with a registered identity is that instance, whatever it is called.
+    pub async fn operate_job(&self, body: &JobBody, api: JobApi, caller: &Caller) -> Result<String, Refusal> {
+        let code = body.op_type.ok_or_else(|| Refusal::Wrong("op_type is missing".to_owned()))?;
+        let op = match api {
+            JobApi::ManageProc => ManageOp::from_code(code).map(ManageOp::to_gse),
+            JobApi::OperateProcess => GseOp::from_code(code),
+        };
+        let (subjects, notes) = body.subjects(api);
+        if subjects.is_empty() {
+            let why = notes.first().map_or(String::new(), |note| format!(": {note}"));
+            return Err(Refusal::Wrong(format!("process_infos names no process{why}")));
+        }
+        let mut orders = Vec::new();
+        let mut taken = HashSet::new();
+        for Subject { key, hosts, spec, .. } in subjects {
+            if hosts.is_empty() {
+                return Err(Refusal::Wrong(format!("ip_list of {} is missing", spec.identity.proc_name)));
+            }
+            let held = held(spec, caller);
+            for host in hosts {
+                let row = keys::job(&host.key, &held.spec);
+                if !taken.insert(row.clone()) {
+                    return Err(Refusal::Wrong(format!(
+                        "two processes would have the result key {row:?}: call twice"
+                    )));
+                }
+                let process = self.named(&host, &held.spec).await?.unwrap_or_else(|| key.clone());
+                let refused = match op {
+                    None => Some(Done::new(RowCode::BAD_OP_TYPE, format!("op_type {code} is unknown"))),
+                    Some(_) => None,
+                };
+                let instance = instance(&process, &host.key);
+                let held = Some(held.clone());
+                orders.push(order(op.map(Order::from), instance, host.supplier, held, refused, caller));
+            }
+        }
+        self.submit(orders, caller).await
+    }
+
+    /// An instance is known by another name from now on, and has another spec, if one is sent. Nothing is restarted.
+    pub async fn rename(
+        &self,
+        from: InstanceKey,
+        to: InstanceKey,
+        sent: Option<Held>,
+        caller: &Caller,
+    ) -> Result<String, Refusal> {
+        if from.host != to.host {
+            return Err(Refusal::Wrong(format!("{from} cannot move to {to}: that is another host")));
+        }
+        if self.record(&to).await?.is_some() {
+            return Err(Refusal::Taken(format!("{to} is registered already")));
+        }
+        let known = self.record(&from).await?;
+        let supplier = known.as_ref().and_then(|record| record.supplier);
+        let held = sent.or_else(|| known.map(|record| record.given));
+        let refused =
+            held.is_none().then(|| Done::new(RowCode::COMMAND_FAILED, format!("{from} is not registered")));
+        let orders = vec![order(Some(Order::Rename { from }), to, supplier, held, refused, caller)];
+        self.submit(orders, caller).await
+    }
+
+    /// Refuses what may not be done, then begins the task; a call that was made before has its task already.
+    async fn submit(&self, mut orders: Vec<Ordered>, caller: &Caller) -> Result<String, Refusal> {
+        if orders.len() as u64 >= MOST_ROWS {
+            return Err(Refusal::Wrong(format!("{} instances are too many for one call", orders.len())));
+        }
+        for order in &mut orders {
+            if order.refused.is_none() && order.op.as_ref().is_some_and(Order::gives) {
+                order.refused = self.in_the_way(order).await?;
+            }
+        }
+        loop {
+            if let Some(answer) = self.answered(caller).await? {
+                return serde_json::from_value(answer).map_err(Refusal::from);
+            }
+            let (fence, is_old) = self.fence(caller).await?;
+            if is_old {
+                for order in orders.iter_mut().filter(|order| order.refused.is_none()) {
+                    order.refused = Some(old_generation());
+                }
+            }
+            let with = |id: &str| Ok(fence.clone().and(self.answers(caller, &id)?));
+            if let Some(id) = self.begin(&orders, &with).await? {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// What the same call was answered before.
+    pub(super) async fn answered(&self, caller: &Caller) -> Result<Option<serde_json::Value>, Refusal> {
+        let Some(op) = &caller.op else { return Ok(None) };
+        let entry = self.store.get(&format!("op/{}/{op}", caller.app)).await?;
+        Ok(entry
+            .and_then(|entry| serde_json::from_slice::<Called>(&entry.value).ok())
+            .map(|called| called.answer))
+    }
+
+    /// Remembers what a call is answered, in the commit that carries it out.
+    pub(super) fn answers(&self, caller: &Caller, answer: &impl Serialize) -> Result<Txn, Refusal> {
+        let Some(op) = &caller.op else { return Ok(Txn::default()) };
+        let called = Called { begun: now_ms(), answer: serde_json::to_value(answer)? };
+        let name = format!("op/{}/{op}", caller.app);
+        Ok(Txn::put(name.clone(), serde_json::to_vec(&called)?).only_if(name, 0))
+    }
+
+    /// What keeps an owner's older controllers out. `true`: this caller is one.
+    pub(super) async fn fence(&self, caller: &Caller) -> Result<(Txn, bool), Refusal> {
+        let (Some(owner), Some(generation)) = (&caller.owner, caller.generation) else {
+            return Ok((Txn::default(), false));
+        };
+        let key = format!("fence/{owner}");
+        let entry = self.store.get(&key).await?;
+        let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
+        let last: u64 = text.and_then(|text| text.parse().ok()).unwrap_or(0);
+        if generation < last {
+            return Ok((Txn::default(), true));
+        }
+        let changed = entry.map_or(0, |entry| entry.changed);
+        let txn = match generation > last {
+            true => Txn::put(key.clone(), generation.to_string()).only_if(key, changed),
+            false => Txn::default().only_if(key, changed),
+        };
+        Ok((txn, false))
+    }
+
+    /// Two processes on one host cannot have one identity.
+    async fn in_the_way(&self, order: &Ordered) -> Result<Option<Done>, Refusal> {
+        let Some(held) = &order.held else { return Ok(None) };
+        let host = crate::model::Host { key: order.instance.host.clone(), supplier: None, agent_id: None };
+        let mut own = vec![order.instance.process()];
+        if let Some(Order::Rename { from }) = &order.op {
+            own.push(from.process());
+        }
+        let other = self.named(&host, &held.spec).await?.filter(|process| !own.contains(process));
+        Ok(other.map(|other| Done::new(RowCode::COMMAND_FAILED, shares_identity(&other))))
+    }
+}
+
+pub fn shares_identity(other: &crate::model::ProcessKey) -> String {
+    format!("{other} has the same value_key, or setup_path and proc_name, on this host")
+}
+
+pub fn old_generation() -> Done {
+    let message = RowCode::OLD_GENERATION.meaning().unwrap_or_default();
+    Done::new(RowCode::OLD_GENERATION, message)
+}
+
+fn order(
+    op: Option<Order>,
+    instance: InstanceKey,
+    supplier: Option<u64>,
+    held: Option<Held>,
+    refused: Option<Done>,
+    caller: &Caller,
+) -> Ordered {
+    let owner = caller.owner.clone().or_else(|| held.as_ref().and_then(|held| held.owner.clone()));
+    Ordered { op, instance, supplier, spec: None, held, owner, generation: caller.generation, refused }
+}

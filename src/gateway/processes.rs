@@ -1,0 +1,215 @@
+//! Everything that is known of processes: facts, both specs and revisions, health; and a stream of what changes.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use futures_util::stream;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::registry::{Record, instance_of};
+use super::tasks::Allowed;
+use super::{Gateway, Refusal};
+use crate::gse::channel::{Held, Ran, Report};
+use crate::gse::spec_body;
+use crate::model::{Dialect, InstanceKey, Time, glob};
+use crate::store::{Error, Number, Store};
+
+/// The most rows on a page, and how many there are unless asked for.
+const MOST: usize = 10_000;
+const USUAL: usize = 1_000;
+
+/// Which processes are asked for.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct Query {
+    pub namespace: Option<String>,
+    pub name: Option<String>,
+    /// A pattern of `CLOUD:IP` or `@AGENT_ID`.
+    pub host: Option<String>,
+    pub owner: Option<String>,
+    /// The last key of the page before.
+    pub after: Option<String>,
+    pub limit: Option<String>,
+    /// Without their specs, which are most of a row.
+    pub brief: Option<String>,
+}
+
+impl Query {
+    fn means(&self, key: &InstanceKey, record: Option<&Record>) -> bool {
+        let is =
+            |pattern: &Option<String>, text: &str| pattern.as_ref().is_none_or(|pattern| glob(pattern, text));
+        let owner = record.and_then(|record| record.given.owner.as_deref());
+        is(&self.namespace, key.namespace.as_str())
+            && is(&self.name, key.name.as_str())
+            && is(&self.host, &key.host.to_string())
+            && self.owner.as_ref().is_none_or(|wanted| owner == Some(wanted))
+    }
+
+    fn limit(&self) -> Result<usize, Refusal> {
+        let Some(text) = &self.limit else { return Ok(USUAL) };
+        let limit = text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
+        limit.ok_or_else(|| Refusal::Wrong(format!("limit is {text:?}: it must be 1 to {MOST}")))
+    }
+}
+
+impl<S: Store> Gateway<S> {
+    /// A page of processes, by namespace, name and host. `more`: the key that the next page comes after.
+    pub async fn processes(&self, query: &Query, may: Allowed<'_>) -> Result<Value, Refusal> {
+        let limit = query.limit()?;
+        let plain = |text: &&String| !text.contains(['*', '?', '[']);
+        let prefix = match query.namespace.as_ref().filter(plain) {
+            Some(namespace) => format!("reg/{namespace}/"),
+            None => "reg/".to_owned(),
+        };
+        let mut items: Vec<Value> = Vec::new();
+        let mut after = query.after.clone();
+        let mut as_of = None;
+        loop {
+            let page = self.store.range(&prefix, after.as_deref(), limit).await?;
+            // Whoever watches from the first page's number misses nothing.
+            let as_of = *as_of.get_or_insert(page.as_of);
+            for entry in &page.entries {
+                if items.len() == limit {
+                    return Ok(json!({"items": items, "more": after, "as_of": as_of}));
+                }
+                after = Some(entry.key.to_string());
+                let (Some(key), Ok(record)) =
+                    (instance_of(&entry.key), serde_json::from_slice::<Record>(&entry.value))
+                else {
+                    continue;
+                };
+                if query.means(&key, Some(&record)) && may(key.namespace.as_str()) {
+                    let report = self.report(&key).await?;
+                    items.push(self.process(&key, &record, report.as_ref(), query.brief.is_none()));
+                }
+            }
+            if page.more.is_none() {
+                return Ok(json!({"items": items, "more": null, "as_of": as_of}));
+            }
+        }
+    }
+
+    fn process(&self, key: &InstanceKey, record: &Record, report: Option<&Report>, whole: bool) -> Value {
+        let given = &record.given;
+        let live = report.and_then(|report| report.live.as_ref());
+        let hosted = report.is_some_and(|report| report.hosted);
+        let alive = self.hosts.alive(&key.host).is_some();
+        let time = |ms: i64| (ms > 0).then(|| Time(ms).to_string());
+        let told = self.reported_at(&key.host, report).max(record.registered) * 1000;
+        let mut row = json!({
+            "instance": key,
+            "namespace": key.namespace,
+            "name": key.name,
+            "host": key.host,
+            "labels": given.spec.labels,
+            "registered": true,
+            "hosted": hosted,
+            "running": live.is_some(),
+            "pid": report.and_then(|report| report.pid),
+            "owner": given.owner,
+            "revision": given.revision,
+            "live_revision": live.and_then(|live| live.revision),
+            "health": report.map_or("NotReported", |report| match report.health.as_str() { "" => "NotReported", word => word }),
+            "hosting": if hosted { "Hosted" } else { "NotHosted" },
+            "since": report.and_then(|report| time(report.since)),
+            "started": report.and_then(|report| time(report.started)),
+            "report_time": time(told),
+            "registered_at": time(record.registered * 1000),
+            "generation": record.generation,
+            "supplier": record.supplier,
+            "agent": alive,
+            "message": report.map_or("", |report| report.message.as_str()),
+            "version": report.map_or("", |report| report.version.as_str()),
+            "exit": report.and_then(|report| report.exit),
+            "next": report.and_then(|report| report.next).and_then(time),
+            "cpu": report.map_or(0.0, |report| report.cpu),
+            "mem": report.map_or(0.0, |report| report.mem),
+        });
+        if whole {
+            row["spec"] = body(given);
+            row["live_spec"] = live.map_or(Value::Null, body);
+            row["ran"] = match report.and_then(|report| report.ran.as_ref()) {
+                None | Some(Ran::Never) => json!("never"),
+                Some(Ran::Unknown) => json!("unknown"),
+                Some(Ran::With(held)) => json!({"revision": held.revision, "spec": body(held)}),
+            };
+        }
+        row
+    }
+
+    /// Changes from a number on, a line each: the number and the row as it is now, or nothing, where it went. An empty
+    /// line now and then. A line `{"forgotten": true}` ends it: look at everything anew.
+    pub async fn watch(self: &Arc<Self>, query: Query, after: Number, apps: Watcher) -> Body {
+        let state = (Arc::clone(self), query, after, apps, false);
+        Body::from_stream(stream::unfold(state, |(gateway, query, after, apps, ended)| async move {
+            if ended {
+                return None;
+            }
+            let (line, last, ended) = gateway.changed(&query, after, &apps).await;
+            Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), (gateway, query, last, apps, ended)))
+        }))
+    }
+
+    async fn changed(&self, query: &Query, after: Number, may: &Watcher) -> (Vec<u8>, Number, bool) {
+        let beat = std::time::Duration::from_secs(crate::gse::channel::BEAT_SECS);
+        let changes = match tokio::time::timeout(beat, self.store.changes("", after)).await {
+            Err(_) => return (b"\n".to_vec(), after, false),
+            Ok(Ok(changes)) => changes,
+            Ok(Err(Error::Forgotten)) => return (b"{\"forgotten\":true}\n".to_vec(), after, true),
+            Ok(Err(error)) => {
+                let line = json!({"error": error.to_string()}).to_string() + "\n";
+                return (line.into_bytes(), after, true);
+            }
+        };
+        let last = changes.last().map_or(after, |change| change.number);
+        let mut keys: Vec<InstanceKey> = changes
+            .iter()
+            .filter(|change| change.key.starts_with("reg/") || change.key.starts_with("live/"))
+            .filter_map(|change| instance_of(&change.key))
+            .collect();
+        keys.sort();
+        keys.dedup();
+        let mut lines = String::new();
+        for key in keys.into_iter().filter(|key| may(key.namespace.as_str())) {
+            let record = self.record(&key).await.ok().flatten();
+            // One that went is told of to everybody who might have known it.
+            let wanted = match &record {
+                Some(record) => query.means(&key, Some(record)),
+                None => Query { owner: None, ..query.clone() }.means(&key, None),
+            };
+            if !wanted {
+                continue;
+            }
+            let report = self.report(&key).await.ok().flatten();
+            let row =
+                record.map(|record| self.process(&key, &record, report.as_ref(), query.brief.is_none()));
+            lines.push_str(&json!({"number": last, "instance": key, "process": row}).to_string());
+            lines.push('\n');
+        }
+        if lines.is_empty() {
+            lines.push('\n');
+        }
+        (lines.into_bytes(), last, false)
+    }
+
+    /// All hosts that have, or had, an agent since this gateway began, and how many processes each has.
+    pub async fn list_hosts(&self) -> Result<Value, Refusal> {
+        let mut hosts = Vec::new();
+        for (host, alive, version, heard) in self.hosts.all() {
+            let registered = self.store.slice(&format!("identity/{host}/"), 0, 0).await?.1;
+            hosts.push(
+                json!({"host": host, "agent": alive, "version": version, "heard": Time(heard).to_string(),
+                              "processes": registered}),
+            );
+        }
+        Ok(Value::Array(hosts))
+    }
+}
+
+/// Which namespaces a watcher may see; asked for every change, so that a right that is taken away is gone.
+pub type Watcher = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+fn body(held: &Held) -> Value {
+    spec_body(&held.spec, Dialect::Abide)
+}

@@ -1,0 +1,168 @@
+//! The store over HTTP, for controllers that have none of their own: their journals, ledgers, holds and leases.
+//!
+//! Only what belongs to controllers: what is registered and what agents told cannot be touched here.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{Gateway, Refusal};
+use crate::store::{Change, Compare, Entry, Holder, Lease, Number, Outcome, Store, Taken, Txn, Write};
+
+/// Where controllers keep things.
+pub const PLACES: [&str; 10] =
+    ["expect/", "history/", "hold/", "journal/", "lease/", "ledger/", "pause/", "pin/", "snap/", "source/"];
+/// The most entries of an answer.
+const MOST: usize = 10_000;
+/// The longest that a question for changes waits.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// One question to the store. Values are texts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ask {
+    Get {
+        key: String,
+    },
+    Range {
+        prefix: String,
+        #[serde(default)]
+        after: Option<String>,
+        #[serde(default)]
+        limit: Option<usize>,
+    },
+    Txn {
+        #[serde(default)]
+        compares: Vec<CompareWire>,
+        #[serde(default)]
+        writes: Vec<WriteWire>,
+    },
+    /// Changes after a number; waits for the first.
+    Changes {
+        prefix: String,
+        after: Number,
+        #[serde(default)]
+        wait_ms: u64,
+    },
+    TakeLease {
+        name: String,
+        holder: Holder,
+        lives_ms: u64,
+    },
+    RenewLease {
+        name: String,
+        holder: String,
+        generation: u64,
+        lives_ms: u64,
+    },
+    ReleaseLease {
+        name: String,
+        holder: String,
+        generation: u64,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CompareWire {
+    pub key: String,
+    pub changed: Number,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WriteWire {
+    pub key: String,
+    /// `None`: it is deleted.
+    pub value: Option<String>,
+}
+
+impl Ask {
+    /// Does it change something?
+    pub fn changes(&self) -> bool {
+        match self {
+            Ask::Get { .. } | Ask::Range { .. } | Ask::Changes { .. } => false,
+            Ask::Txn { .. } | Ask::TakeLease { .. } | Ask::RenewLease { .. } | Ask::ReleaseLease { .. } => {
+                true
+            }
+        }
+    }
+}
+
+impl<S: Store> Gateway<S> {
+    pub async fn state(&self, ask: Ask) -> Result<Value, Refusal> {
+        match ask {
+            Ask::Get { key } => {
+                let key = place(key)?;
+                Ok(self.store.get(&key).await?.map_or(Value::Null, |found| entry(&found)))
+            }
+            Ask::Range { prefix, after, limit } => {
+                let limit = limit.unwrap_or(MOST).min(MOST);
+                let page = self.store.range(&place(prefix)?, after.as_deref(), limit).await?;
+                let entries: Vec<Value> = page.entries.iter().map(entry).collect();
+                Ok(json!({"entries": entries, "more": page.more.as_deref(), "as_of": page.as_of}))
+            }
+            Ask::Txn { compares, writes } => {
+                let compare = |c: CompareWire| Ok(Compare { key: place(c.key)?, changed: c.changed });
+                let write = |WriteWire { key, value }: WriteWire| {
+                    let key = place(key)?;
+                    // A lease's number is never given twice; writing it by hand could.
+                    if key.starts_with("lease/") {
+                        return Err(Refusal::Wrong(format!("{key} is a lease: it is taken, not written")));
+                    }
+                    Ok(match value {
+                        Some(value) => Write::Put(key, value.into_bytes()),
+                        None => Write::Delete(key),
+                    })
+                };
+                let compares = compares.into_iter().map(compare).collect::<Result<_, Refusal>>()?;
+                let writes = writes.into_iter().map(write).collect::<Result<_, Refusal>>()?;
+                Ok(match self.store.txn(Txn { compares, writes }).await? {
+                    Outcome::Written(number) => json!({"written": number}),
+                    Outcome::Conflict(key) => json!({"conflict": key}),
+                })
+            }
+            Ask::Changes { prefix, after, wait_ms } => {
+                let wait = Duration::from_millis(wait_ms).min(LONGEST);
+                let prefix = place(prefix)?;
+                let changes = match tokio::time::timeout(wait, self.store.changes(&prefix, after)).await {
+                    Ok(changes) => changes?,
+                    Err(_) => Vec::new(),
+                };
+                let change = |Change { number, key, value }: &Change| json!({"number": number, "key": key, "value": value.as_deref().map(text)});
+                Ok(json!({"changes": changes.iter().map(change).collect::<Vec<_>>()}))
+            }
+            Ask::TakeLease { name, holder, lives_ms } => {
+                let taken = self.store.take_lease(&name, &holder, Duration::from_millis(lives_ms)).await?;
+                Ok(match taken {
+                    Taken::Ours(lease) => json!({"ours": {"generation": lease.generation}}),
+                    Taken::Theirs { holder, generation, left_ms } => {
+                        json!({"theirs": {"holder": holder, "generation": generation, "left_ms": left_ms}})
+                    }
+                })
+            }
+            Ask::RenewLease { name, holder, generation, lives_ms } => {
+                let lease = Lease { name, holder, generation };
+                Ok(json!({"kept": self.store.renew_lease(&lease, Duration::from_millis(lives_ms)).await?}))
+            }
+            Ask::ReleaseLease { name, holder, generation } => {
+                self.store.release_lease(&Lease { name, holder, generation }).await?;
+                Ok(json!({"released": true}))
+            }
+        }
+    }
+}
+
+fn place(key: String) -> Result<String, Refusal> {
+    match PLACES.iter().any(|place| key.starts_with(place)) {
+        true => Ok(key),
+        false => Err(Refusal::Wrong(format!("{key:?} is no place of a controller's: {}", PLACES.join(" ")))),
+    }
+}
+
+fn entry(entry: &Entry) -> Value {
+    json!({"key": entry.key, "value": text(&entry.value), "changed": entry.changed})
+}
+
+fn text(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).into_owned()
+}

@@ -1,0 +1,211 @@
+//! The wire between a gateway and its agents, which GSE keeps to itself.
+//!
+//! An agent connects out. It joins with its hosts and a token, then holds one stream open, on which requests come
+//! [`Down`], a JSON object a line; what happened goes [`Up`] in batches. Both directions are numbered and resume: a
+//! request is sent again until its number was seen, a result until it was taken. An empty line says that somebody is
+//! still there.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::codes::GseOp;
+use crate::model::{HostKey, InstanceKey, Revision, Spec};
+
+/// How often each side says something, however little.
+pub const BEAT_SECS: u64 = 3;
+
+/// Who asks to be the agent of some hosts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Join {
+    /// The same as long as the agent keeps its folder: it may take over its own session, and nobody else's.
+    pub agent: String,
+    pub hosts: Vec<HostKey>,
+    #[serde(default)]
+    pub version: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Joined {
+    pub session: String,
+    /// The last number of this agent's that was taken.
+    pub acked: u64,
+}
+
+/// From the gateway to the agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Down {
+    /// What is registered for an instance since some change of the store; without a spec: nothing is. The agent
+    /// relaunches with it. Of two, the one with the larger number is right, whichever comes last.
+    Give {
+        instance: InstanceKey,
+        given: Option<Held>,
+        changed: u64,
+    },
+    /// All that was registered at that change has been given: whatever else the agent holds is registered no more.
+    Synced {
+        as_of: u64,
+    },
+    Op(OpRequest),
+    /// The pools of a namespace on a host, as they were sent.
+    Groups {
+        host: HostKey,
+        namespace: String,
+        groups: serde_json::Value,
+    },
+}
+
+/// One operation on one instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpRequest {
+    /// Grows with every operation that must not be lost; 0: a mere look, which may be.
+    pub seq: u64,
+    /// The same for the same operation, however often it comes.
+    pub op_id: String,
+    pub task: String,
+    pub instance: InstanceKey,
+    pub op: Order,
+    pub spec: Option<Held>,
+    pub owner: Option<String>,
+    pub generation: Option<u64>,
+    /// Milliseconds since 1970, after which it must not be taken on: its caller was told that nobody was there.
+    pub deadline: i64,
+}
+
+/// What is to be done: GSE's operations, and one of our own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    Start,
+    Stop,
+    Status,
+    Host,
+    Unhost,
+    Restart,
+    Reload,
+    Kill,
+    /// The instance is known by another name from now on; it goes on running.
+    Rename {
+        from: InstanceKey,
+    },
+}
+
+impl From<GseOp> for Order {
+    fn from(op: GseOp) -> Order {
+        match op {
+            GseOp::Start => Order::Start,
+            GseOp::Stop => Order::Stop,
+            GseOp::Status => Order::Status,
+            GseOp::Host => Order::Host,
+            GseOp::Unhost => Order::Unhost,
+            GseOp::Restart => Order::Restart,
+            GseOp::Reload => Order::Reload,
+            GseOp::Kill => Order::Kill,
+        }
+    }
+}
+
+impl Order {
+    /// Does the spec that came with it become the given one when it succeeds?
+    pub fn gives(&self) -> bool {
+        match self {
+            Order::Start | Order::Host | Order::Restart | Order::Reload | Order::Rename { .. } => true,
+            Order::Stop | Order::Status | Order::Unhost | Order::Kill => false,
+        }
+    }
+
+    /// Does it only look?
+    pub fn looks(&self) -> bool {
+        *self == Order::Status
+    }
+}
+
+/// A spec, with what came with it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Held {
+    pub spec: Arc<Spec>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<Revision>,
+}
+
+/// From the agent to the gateway, in its own order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Up {
+    pub seq: u64,
+    #[serde(flatten)]
+    pub what: Told,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Told {
+    Result(OpResult),
+    Report(Box<Report>),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OpResult {
+    pub op_id: String,
+    pub code: i64,
+    #[serde(default)]
+    pub message: String,
+    /// Of a look: what was seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<serde_json::Value>,
+}
+
+/// How one instance stands on its host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    pub instance: InstanceKey,
+    /// Milliseconds since 1970.
+    pub at: i64,
+    pub hosted: bool,
+    pub pid: Option<u32>,
+    /// The spec in effect in the running process; `None`: it does not run.
+    pub live: Option<Held>,
+    /// The run part of the last run's revision, of a process that runs once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ran: Option<Ran>,
+    /// One of the words of `get processes`.
+    #[serde(default)]
+    pub health: String,
+    /// Since when it is as it is, and when it was last started: milliseconds since 1970.
+    #[serde(default)]
+    pub since: i64,
+    #[serde(default)]
+    pub started: i64,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    /// What the last run ended with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<i32>,
+    /// When the agent does something about it next: milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<i64>,
+    #[serde(default)]
+    pub cpu: f64,
+    #[serde(default)]
+    pub mem: f64,
+}
+
+/// What is known of the last run of a process that runs once.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ran {
+    /// With this spec.
+    With(Held),
+    Never,
+    Unknown,
+}
+
+/// How far the gateway has taken what was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Acked {
+    pub acked: u64,
+}

@@ -1,0 +1,46 @@
+//! TLS by rustls, from certificate files that may be renewed while we run.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::ServerConfig;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+
+use super::reload::{Reloaded, follow};
+
+/// How connections are encrypted at the moment.
+#[derive(Clone)]
+pub struct Tls(Reloaded<Arc<ServerConfig>>);
+
+impl Tls {
+    /// Reads the two files, and reads them again when they change.
+    pub fn follow(cert: &Path, key: &Path) -> Result<Tls, String> {
+        let (cert, key) = (cert.to_owned(), key.to_owned());
+        let files = vec![cert.clone(), key.clone()];
+        follow(files, move || read(&cert, &key)).map(Tls)
+    }
+
+    pub fn config(&self) -> Arc<ServerConfig> {
+        Arc::clone(&*self.0.get())
+    }
+}
+
+fn read(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, String> {
+    let certificates = CertificateDer::pem_file_iter(cert)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| format!("cannot read the certificate {}: {error}", cert.display()))?;
+    if certificates.is_empty() {
+        return Err(format!("{} holds no certificate", cert.display()));
+    }
+    let private = PrivateKeyDer::from_pem_file(key)
+        .map_err(|error| format!("cannot read the key {}: {error}", key.display()))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| format!("TLS cannot be set up: {error}"))?;
+    let config = builder.with_no_client_auth().with_single_cert(certificates, private).map_err(|error| {
+        format!("{} and {} do not belong together: {error}", cert.display(), key.display())
+    })?;
+    Ok(Arc::new(config))
+}

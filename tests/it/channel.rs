@@ -1,0 +1,560 @@
+//! The agents' side of the gateway, with a stand-in for an agent that speaks the channel over plain HTTP: what it is
+//! asked, what it tells, and what must neither be lost nor doubled when either side breaks.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::server::{Lines, Server};
+use crate::support::until;
+
+const APPS: &str =
+    "apps:\n  - {code: all, secret: s3cret}\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
+const TOKENS: &str = "0:10.0.0.1 one\n* any\n";
+const HOST: &str = "0:10.0.0.1";
+const KEY: &str = "0:10.0.0.1:web:p";
+
+fn server(folder: &Path) -> Server {
+    server_with(folder, Duration::from_secs(10))
+}
+
+fn server_with(folder: &Path, patience: Duration) -> Server {
+    Server::over(&folder.join("store.db"), patience, APPS, TOKENS)
+}
+
+fn spec(start: &str) -> Value {
+    json!({"identity": {"proc_name": "p", "setup_path": "/opt/p", "pid_path": "/run/p.pid", "user": "root"},
+           "control": {"start_cmd": start}, "monitor_policy": {"auto_type": 1}})
+}
+
+fn body(spec_or: Value, op: Option<i64>) -> Value {
+    let mut body = json!({"meta": {"namespace": "web", "name": "p", "labels": {"abide_owner": "shop", "tier": "front"}},
+                          "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}]});
+    if !spec_or.is_null() {
+        body["spec"] = spec_or;
+    }
+    if let Some(op) = op {
+        body["op_type"] = json!(op);
+    }
+    body
+}
+
+/// A stand-in: one session of one host.
+struct Agent<'a> {
+    server: &'a Server,
+    session: String,
+    seq: u64,
+    lines: Lines,
+}
+
+fn join(server: &Server, agent: &str, token: &str, hosts: &[&str]) -> (u16, Value) {
+    let ask = json!({"agent": agent, "hosts": hosts, "version": "1"}).to_string();
+    let headers = format!("Authorization: Bearer {token}\r\n");
+    let (status, text) = server.send("POST", "/api/abide/v1/agent/join", &headers, ask.as_bytes());
+    (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+}
+
+impl<'a> Agent<'a> {
+    fn new(server: &'a Server, agent: &str) -> Agent<'a> {
+        Agent::after(server, agent, 0)
+    }
+
+    fn after(server: &'a Server, agent: &str, after: u64) -> Agent<'a> {
+        let (status, joined) = join(server, agent, "one", &[HOST]);
+        assert_eq!(status, 200, "{joined}");
+        let session = joined["data"]["session"].as_str().expect("a session").to_owned();
+        let path = format!("/api/abide/v1/agent/stream?session={session}&after={after}");
+        let (status, lines) = server.stream(&path, "Authorization: Bearer one\r\n");
+        assert_eq!(status, 200);
+        Agent { server, session, seq: joined["data"]["acked"].as_u64().expect("a number"), lines }
+    }
+
+    /// The next thing of a kind.
+    fn next(&mut self, kind: &str) -> Value {
+        loop {
+            let line = self.lines.next().expect("the stream goes on");
+            if let Some(found) = line.get(kind) {
+                return found.clone();
+            }
+        }
+    }
+
+    fn tell(&mut self, told: &[Value]) -> (u16, Value) {
+        let ups: Vec<Value> = told
+            .iter()
+            .map(|what| {
+                self.seq += 1;
+                let mut up = what.clone();
+                up["seq"] = json!(self.seq);
+                up
+            })
+            .collect();
+        self.send(&ups)
+    }
+
+    fn send(&self, ups: &[Value]) -> (u16, Value) {
+        let path = format!("/api/abide/v1/agent/tell?session={}", self.session);
+        let body = json!(ups).to_string();
+        let (status, text) =
+            self.server.send("POST", &path, "Authorization: Bearer one\r\n", body.as_bytes());
+        (status, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
+    }
+
+    /// Does what it is asked, as an agent would tell it.
+    fn carry_out(&mut self) -> Value {
+        let op = self.next("op");
+        let live = op["spec"].clone();
+        let running = op["op"] == "start" || op["op"] == "restart";
+        let told = self.tell(&[report(&op["instance"], running, running, live), done(&op, 0, "")]);
+        assert_eq!(told.0, 200, "{}", told.1);
+        op
+    }
+}
+
+fn report(instance: &Value, running: bool, hosted: bool, live: Value) -> Value {
+    let (pid, live) = if running { (json!(4711), live) } else { (Value::Null, Value::Null) };
+    json!({"report": {"instance": instance, "at": 1_800_000_000_000i64, "hosted": hosted, "pid": pid, "live": live,
+                      "health": "Healthy", "since": 1_700_000_000_000i64, "started": 1_700_000_000_000i64}})
+}
+
+fn done(op: &Value, code: i64, message: &str) -> Value {
+    json!({"result": {"op_id": op["op_id"], "code": code, "message": message}})
+}
+
+fn row(server: &Server, task: &Value) -> Value {
+    server.gse("get_proc_operate_result_v2", json!({"task_id": task}))["data"][KEY].clone()
+}
+
+fn begin(server: &Server, spec: Value, op: i64) -> Value {
+    let answer = server.gse("operate_proc", body(spec, Some(op)));
+    assert_eq!(answer["result"], true, "{answer}");
+    answer["data"]["task_id"].clone()
+}
+
+fn processes(server: &Server, query: &str) -> Value {
+    server.call("GET", &format!("/api/abide/v1/processes{query}"), json!({}))["data"].clone()
+}
+
+#[test]
+fn an_operation_goes_down_and_its_result_comes_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let mut agent = Agent::new(&server, "a");
+    let task = begin(&server, spec("./run"), 0);
+    assert_eq!(row(&server, &task)["error_code"], 115);
+    let op = agent.carry_out();
+    assert_eq!((&op["op"], &op["instance"], &op["owner"]), (&json!("start"), &json!(KEY), &json!("shop")));
+    assert_eq!(op["spec"]["spec"]["control"]["start_cmd"], "./run");
+    assert_eq!(row(&server, &task), json!({"error_code": 0, "error_msg": "", "content": ""}));
+    // What was sent is given now, and what the agent told is what is told of it.
+    let status = server.gse("get_proc_status_v2", body(Value::Null, None))["data"]["proc_infos"][0].clone();
+    assert_eq!(
+        (&status["status"], &status["isauto"], &status["pid"]),
+        (&json!(1), &json!(true), &json!(4711))
+    );
+    assert_eq!(
+        (&status["meta"]["labels"]["abide_owner"], &status["last_start_time"]),
+        (&json!("shop"), &json!(1_700_000_000))
+    );
+    let told = processes(&server, "?namespace=web")["items"][0].clone();
+    for (field, value) in [
+        ("registered", json!(true)),
+        ("hosted", json!(true)),
+        ("running", json!(true)),
+        ("owner", json!("shop")),
+        ("health", json!("Healthy")),
+        ("labels", json!({"tier": "front"})),
+        ("agent", json!(true)),
+    ] {
+        assert_eq!(told[field], value, "{field}: {told}");
+    }
+    assert_eq!(told["spec"]["control"]["start_cmd"], "./run");
+    assert_eq!(told["live_spec"], told["spec"]);
+    // The agent is told of its own registered spec too, and of a change of it.
+    let update = server.gse("update_proc_info", body(spec("./run"), None));
+    assert_eq!(update["data"]["0:0:10.0.0.1:web:p"]["error_code"], 0, "{update}");
+    assert_eq!(agent.next("give")["given"]["spec"]["control"]["start_cmd"], "./run");
+    let alive = server.gse("get_agent_status", json!({"hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}]}));
+    assert_eq!(alive["data"][HOST]["bk_agent_alive"], 1);
+    let state = server.call("POST", "/api/v2/cluster/list_agent_state", json!({"agent_id_list": [HOST]}));
+    assert_eq!(state["data"][0]["status_code"], 2);
+}
+
+#[test]
+fn what_fails_says_so_and_gives_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let mut agent = Agent::new(&server, "a");
+    let task = begin(&server, spec("./run"), 0);
+    let op = agent.next("op");
+    agent.tell(&[report(&op["instance"], false, false, Value::Null), done(&op, 65535, "no such file")]);
+    assert_eq!(
+        (&row(&server, &task)["error_code"], &row(&server, &task)["error_msg"]),
+        (&json!(65535), &json!("no such file"))
+    );
+    assert_eq!(processes(&server, "")["items"], json!([]), "it is not registered by a start that failed");
+    // A look: its content is a text for GSE and an object for JOB.
+    let task = begin(&server, spec("./run"), 2);
+    let op = agent.next("op");
+    assert_eq!((&op["op"], &op["seq"]), (&json!("status"), &json!(0)));
+    let content = json!({"ip": "10.0.0.1", "process": []});
+    agent.tell(&[
+        json!({"result": {"op_id": op["op_id"], "code": 0, "message": "success", "content": content}}),
+    ]);
+    assert_eq!(row(&server, &task)["content"], json!(content.to_string()));
+    let job = server.call("POST", "/api/c/compapi/v2/job/get_proc_result/", json!({"bk_gse_taskid": task}));
+    assert_eq!(job["data"]["result"]["/opt/p/p:0:10.0.0.1"]["content"], content, "{job}");
+}
+
+#[test]
+fn a_broken_stream_loses_nothing_and_doubles_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let agent = Agent::new(&server, "a");
+    drop(agent);
+    // Nobody listens: it waits.
+    let task = begin(&server, spec("./run"), 0);
+    let mut agent = Agent::new(&server, "a");
+    let op = agent.next("op");
+    let seq = op["seq"].as_u64().expect("a number");
+    assert_eq!(row(&server, &task)["error_code"], 115);
+    // It got lost on the way: the agent says that it does not know it.
+    drop(agent);
+    let mut agent = Agent::after(&server, "a", seq - 1);
+    assert_eq!(agent.next("op")["op_id"], op["op_id"], "the same once more");
+    drop(agent);
+    // It is known: it does not come again, and what comes next does.
+    let mut agent = Agent::after(&server, "a", seq);
+    let other = server.gse("operate_proc", {
+        let mut other = body(spec("./other"), Some(0));
+        other["meta"]["name"] = json!("q");
+        other["spec"]["identity"]["proc_name"] = json!("q");
+        other
+    });
+    let next = agent.next("op");
+    assert_eq!(next["task"], other["data"]["task_id"], "{next}");
+    // What is told twice is taken once.
+    let up = |seq: u64, what: Value| {
+        let mut up = what;
+        up["seq"] = json!(seq);
+        up
+    };
+    let first = up(7, done(&op, 0, "first"));
+    assert_eq!(agent.send(std::slice::from_ref(&first)).1["data"]["acked"], 7);
+    assert_eq!(
+        agent.send(&[up(7, done(&op, 65535, "again")), up(6, done(&op, 65535, "older"))]).1["data"]["acked"],
+        7
+    );
+    assert_eq!(row(&server, &task)["error_msg"], "first");
+    assert_eq!(agent.send(&[up(8, done(&op, 65535, "a row that is final stays so"))]).0, 200);
+    assert_eq!(row(&server, &task)["error_msg"], "first");
+    drop(agent);
+    assert_eq!(join(&server, "a", "one", &[HOST]).1["data"]["acked"], 8, "where it was");
+}
+
+#[test]
+fn a_restart_of_the_gateway_is_survived_by_what_is_under_way() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = server(folder.path());
+    let mut agent = Agent::new(&first, "a");
+    let task = begin(&first, spec("./run"), 0);
+    let op = agent.next("op");
+    let unseen = begin(&first, spec("./run"), 8);
+    drop(agent);
+    drop(first);
+    let second = server(folder.path());
+    assert_eq!(row(&second, &task)["error_code"], 115);
+    let mut agent = Agent::after(&second, "a", op["seq"].as_u64().expect("a number"));
+    let next = agent.next("op");
+    assert_eq!((&next["task"], &next["op"]), (&unseen, &json!("reload")), "only what it does not know");
+    assert!(agent.seq == 0, "nothing was taken yet");
+    agent.tell(&[report(&op["instance"], true, true, op["spec"].clone()), done(&op, 0, "")]);
+    agent.tell(&[done(&next, 65535, "no reload_cmd")]);
+    assert_eq!(
+        (row(&second, &task)["error_code"].clone(), row(&second, &unseen)["error_code"].clone()),
+        (json!(0), json!(65535))
+    );
+}
+
+#[test]
+fn rows_of_lost_agents_end_in_117_and_a_late_result_is_still_taken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server_with(folder.path(), Duration::from_millis(300));
+    let mut agent = Agent::new(&server, "a");
+    let task = begin(&server, spec("./run"), 0);
+    let op = agent.next("op");
+    let seq = op["seq"].as_u64().expect("a number");
+    drop(agent);
+    until("it is given up", || row(&server, &task)["error_code"] == 117);
+    // What was never sent is not sent after it was given up.
+    let never = begin(&server, spec("./run"), 1);
+    until("that too", || row(&server, &never)["error_code"] == 117);
+    let mut agent = Agent::after(&server, "a", seq);
+    agent.tell(&[report(&op["instance"], true, true, op["spec"].clone()), done(&op, 0, "late")]);
+    assert_eq!(row(&server, &task)["error_code"], 0);
+    let look = begin(&server, Value::Null, 2);
+    assert_eq!(agent.next("op")["task"], look, "and nothing of the one that was given up");
+}
+
+#[test]
+fn a_host_has_one_agent_and_a_token_speaks_for_its_hosts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let agent = Agent::new(&server, "a");
+    let (status, refused) = join(&server, "b", "any", &["0:10.0.0.9", HOST]);
+    assert!(status == 409 && refused["message"].as_str().expect("text").contains(HOST), "{refused}");
+    assert_eq!(join(&server, "a", "one", &[HOST, "0:10.0.0.2"]).0, 401, "a token for another host");
+    for token in ["", "One", "s3cret"] {
+        assert_eq!(join(&server, "a", token, &[HOST]).0, 401, "{token}");
+    }
+    // Its own successor takes over; the old session is told to join again.
+    let successor = Agent::new(&server, "a");
+    assert_eq!(agent.send(&[]).0, 410);
+    assert_eq!(successor.send(&[]).0, 200);
+    // An agent speaks for its own hosts alone.
+    let (_, other) = join(&server, "c", "any", &["0:10.0.0.7"]);
+    let path =
+        format!("/api/abide/v1/agent/tell?session={}", other["data"]["session"].as_str().expect("a session"));
+    let lie = report(&json!(KEY), true, true, json!({"spec": {}}));
+    let (status, _) = server.send("POST", &path, "Authorization: Bearer one\r\n", b"[]");
+    assert_eq!(status, 401);
+    let mut lie = lie;
+    lie["seq"] = json!(1);
+    let (status, _) =
+        server.send("POST", &path, "Authorization: Bearer any\r\n", json!([lie]).to_string().as_bytes());
+    assert_eq!((status, &processes(&server, "")["items"]), (200, &json!([])));
+}
+
+#[test]
+fn the_same_call_is_carried_out_once_and_an_older_controller_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let operate = |op: &str, generation: u64| {
+        let headers =
+            format!("X-Abide-Op: {op}\r\nX-Abide-Owner: shop\r\nX-Abide-Generation: {generation}\r\n");
+        server.call_with(
+            "POST",
+            "/api/c/compapi/v2/gse/operate_proc/",
+            &headers,
+            body(spec("./run"), Some(0)),
+        )
+    };
+    let first = operate("one", 3);
+    assert_eq!(operate("one", 3)["data"], first["data"]);
+    assert_ne!(operate("two", 3)["data"], first["data"]);
+    let old = operate("three", 2)["data"]["task_id"].clone();
+    assert_eq!(row(&server, &old)["error_code"], 1_900_409);
+    let register = |op: &str, generation: u64| {
+        let headers =
+            format!("X-Abide-Op: {op}\r\nX-Abide-Owner: shop\r\nX-Abide-Generation: {generation}\r\n");
+        let path = "/api/c/compapi/v2/gse/register_proc_info/";
+        server.call_with("POST", path, &headers, body(spec("./run"), None))["data"]["0:0:10.0.0.1:web:p"]["error_code"].clone()
+    };
+    assert_eq!(register("four", 2), 1_900_409);
+    assert_eq!(
+        (register("five", 4), register("five", 4)),
+        (json!(0), json!(0)),
+        "not 850: it is the same call"
+    );
+    assert_eq!(register("six", 4), 850);
+    // Eight at once under one name are one.
+    let answers: Vec<Value> = std::thread::scope(|threads| {
+        let all: Vec<_> = (0..8).map(|_| threads.spawn(|| operate("seven", 4)["data"].clone())).collect();
+        all.into_iter().map(|thread| thread.join().expect("an answer")).collect()
+    });
+    assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+}
+
+#[test]
+fn a_rename_moves_what_is_known_under_the_new_name() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let mut agent = Agent::new(&server, "a");
+    begin(&server, spec("./run"), 0);
+    agent.carry_out();
+    let to = "0:10.0.0.1:web:renamed";
+    let ask =
+        json!({"from": KEY, "to": to, "spec": spec("./run"), "meta": {"labels": {"abide_owner": "shop"}}});
+    let task = server.call("POST", "/api/abide/v1/rename", ask)["data"]["task_id"].clone();
+    let op = agent.next("op");
+    assert_eq!((&op["op"]["rename"]["from"], &op["instance"]), (&json!(KEY), &json!(to)), "{op}");
+    agent.tell(&[
+        report(&json!(to), true, true, op["spec"].clone()),
+        report(&json!(KEY), false, false, Value::Null),
+        done(&op, 0, ""),
+    ]);
+    let rows = server.gse("get_proc_operate_result_v2", json!({"task_id": task}));
+    assert_eq!(rows["data"][to]["error_code"], 0, "{rows}");
+    let items = processes(&server, "")["items"].clone();
+    let names: Vec<&Value> = items.as_array().expect("rows").iter().map(|row| &row["instance"]).collect();
+    assert_eq!(names, [&json!(to)]);
+    assert_eq!((&items[0]["pid"], &items[0]["owner"]), (&json!(4711), &json!("shop")));
+    let elsewhere = json!({"from": to, "to": "0:10.0.0.2:web:p"});
+    assert_eq!(server.call("POST", "/api/abide/v1/rename", elsewhere)["result"], false);
+}
+
+#[test]
+fn what_runs_is_not_registered_under_another_identity_nor_forgotten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let mut agent = Agent::new(&server, "a");
+    begin(&server, spec("./run"), 0);
+    agent.carry_out();
+    let code =
+        |name: &str, spec: Value| server.gse(name, body(spec, None))["data"]["0:0:10.0.0.1:web:p"].clone();
+    let mut elsewhere = spec("./run");
+    elsewhere["identity"]["pid_path"] = json!("/run/other.pid");
+    let refused = code("update_proc_info", elsewhere.clone());
+    assert!(
+        refused["error_code"] == 65535
+            && refused["error_msg"].as_str().expect("text").contains("stop it first"),
+        "{refused}"
+    );
+    assert_eq!(code("unregister_proc_info", Value::Null)["error_code"], 65535);
+    begin(&server, Value::Null, 1);
+    agent.carry_out();
+    assert_eq!(code("update_proc_info", elsewhere)["error_code"], 0);
+    assert_eq!(code("unregister_proc_info", Value::Null)["error_code"], 0);
+    until("the agent is told", || {
+        let given = agent.next("give");
+        given["instance"] == KEY && given["given"].is_null()
+    });
+    assert_eq!(processes(&server, "")["items"], json!([]));
+}
+
+#[test]
+fn a_watcher_sees_every_change_of_what_it_may_see() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let as_of = processes(&server, "")["as_of"].as_u64().expect("a number");
+    let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"web\", \"bk_app_secret\": \"web-s3cret\"}\r\n";
+    let (status, mut lines) = server.stream(&format!("/api/abide/v1/processes/watch?after={as_of}"), auth);
+    assert_eq!(status, 200);
+    let mut others = body(spec("./run"), None);
+    others["meta"]["namespace"] = json!("db");
+    server.gse("register_proc_info", others);
+    let mut same = body(spec("./run"), None);
+    same["spec"]["identity"]["setup_path"] = json!("/opt/web");
+    server.gse("register_proc_info", same.clone());
+    let line = lines.next().expect("a change");
+    assert_eq!(
+        (&line["instance"], &line["process"]["spec"]["identity"]["setup_path"]),
+        (&json!(KEY), &json!("/opt/web")),
+        "not the other namespace's"
+    );
+    server.gse("unregister_proc_info", same);
+    let line = lines.next().expect("a change");
+    assert_eq!((&line["instance"], &line["process"]), (&json!(KEY), &Value::Null));
+    // From the beginning again: nothing was missed.
+    let (_, mut again) = server.stream(&format!("/api/abide/v1/processes/watch?after={as_of}"), auth);
+    assert_eq!(again.next().expect("what was missed")["instance"], KEY);
+}
+
+#[test]
+fn pages_of_processes_can_be_filtered_and_followed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    for (n, owner) in (0..25).map(|n| (n, if n % 2 == 0 { "even" } else { "odd" })) {
+        let mut one = body(spec("./run"), None);
+        one["meta"]["name"] = json!(format!("p{n:02}"));
+        one["meta"]["labels"]["abide_owner"] = json!(owner);
+        one["spec"]["identity"]["proc_name"] = json!(format!("p{n:02}"));
+        server.gse("register_proc_info", one);
+    }
+    let mut names = Vec::new();
+    let mut after = String::new();
+    loop {
+        let page = processes(&server, &format!("?owner=even&limit=5&brief=1{after}"));
+        names.extend(page["items"].as_array().expect("rows").iter().map(|row| row["name"].clone()));
+        assert!(page["items"][0].get("spec").is_none(), "brief");
+        match page["more"].as_str() {
+            Some(more) => after = format!("&after={more}"),
+            None => break,
+        }
+    }
+    let expected: Vec<Value> = (0..25).step_by(2).map(|n| json!(format!("p{n:02}"))).collect();
+    assert_eq!(names, expected);
+    let names = |query: &str| processes(&server, query)["items"].as_array().expect("rows").len();
+    assert_eq!(
+        (names("?name=p1*"), names("?host=0:10.0.0.1"), names("?host=9:*"), names("?namespace=nowhere")),
+        (10, 25, 0, 0)
+    );
+    let bad = server.call("GET", "/api/abide/v1/processes?limit=0", json!({}));
+    assert_eq!(bad["result"], false);
+}
+
+#[test]
+fn controllers_keep_their_state_here_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let ask = |ask: Value| server.call("POST", "/api/abide/v1/state", ask);
+    let put = |key: &str, value: &str, changed: u64| {
+        ask(
+            json!({"txn": {"compares": [{"key": key, "changed": changed}], "writes": [{"key": key, "value": value}]}}),
+        )
+    };
+    let first = put("hold/web/p", "held", 0)["data"]["written"].as_u64().expect("written");
+    assert_eq!(put("hold/web/p", "again", 0)["data"], json!({"conflict": "hold/web/p"}));
+    let entry = json!({"key": "hold/web/p", "value": "held", "changed": first});
+    assert_eq!(ask(json!({"get": {"key": "hold/web/p"}}))["data"], entry);
+    assert_eq!(ask(json!({"range": {"prefix": "hold/"}}))["data"]["entries"], json!([entry]));
+    let changes = ask(json!({"changes": {"prefix": "hold/", "after": 0, "wait_ms": 1000}}));
+    assert_eq!(changes["data"]["changes"][0]["value"], "held");
+    let none = ask(json!({"changes": {"prefix": "hold/", "after": first, "wait_ms": 10}}));
+    assert_eq!(none["data"]["changes"], json!([]));
+    let holder = |id: &str| json!({"id": id, "host": "elsewhere", "boot_id": "b", "pid": 1, "started": 1});
+    let take = |id: &str| {
+        ask(json!({"take_lease": {"name": "local/shop/writer", "holder": holder(id), "lives_ms": 60_000}}))["data"].clone()
+    };
+    assert_eq!(take("one"), json!({"ours": {"generation": 1}}));
+    assert_eq!(take("two")["theirs"]["holder"]["id"], "one");
+    let lease = json!({"name": "local/shop/writer", "holder": "one", "generation": 1});
+    let renewed = json!({"name": "local/shop/writer", "holder": "one", "generation": 1, "lives_ms": 60_000});
+    assert_eq!(ask(json!({"renew_lease": renewed}))["data"]["kept"], true);
+    ask(json!({"release_lease": lease}));
+    assert_eq!(take("two"), json!({"ours": {"generation": 2}}));
+    for bad in [
+        json!({"get": {"key": "reg/web/p/0:10.0.0.1"}}),
+        json!({"txn": {"writes": [{"key": "reg/x", "value": ""}]}}),
+        json!({"txn": {"writes": [{"key": "lease/local/shop/writer", "value": "{}"}]}}),
+        json!({"range": {"prefix": ""}}),
+        json!({"drop": {}}),
+        json!({}),
+    ] {
+        assert_eq!(ask(bad.clone())["result"], false, "{bad}");
+    }
+}
+
+#[test]
+fn the_description_lists_every_route_and_the_counts_are_counted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let _agent = Agent::new(&server, "a");
+    server.gse("register_proc_info", body(spec("./run"), None));
+    let auth = "Authorization: Basic YWxsOnMzY3JldA==\r\n";
+    let (_, text) = server.send("GET", "/openapi.json", auth, b"");
+    let description: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(description["openapi"], "3.1.0");
+    for (method, path, _) in abide::gateway::routes::all() {
+        let operation = &description["paths"][&path][method.to_lowercase()];
+        assert!(
+            operation["summary"].is_string() && operation["responses"]["200"].is_object(),
+            "{method} {path}"
+        );
+        if let Some(schema) = operation.pointer("/requestBody/content/application~1json/schema/$ref") {
+            let pointer = schema.as_str().expect("text").trim_start_matches('#').to_owned();
+            assert!(description.pointer(&pointer).is_some(), "{pointer} is not there");
+        }
+    }
+    let (_, text) = server.send("GET", "/metrics", auth, b"");
+    for line in [
+        "abide_gateway_requests_total{call=\"register\",result=\"ok\"} 1",
+        "abide_gateway_registered 1",
+        "abide_gateway_agent_sessions 1",
+        "abide_gateway_ready 1",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}: {text}");
+    }
+    assert!(!text.contains("s3cret"));
+}

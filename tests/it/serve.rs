@@ -1,0 +1,311 @@
+//! `abide serve` as it is installed: the real program, its files, its signals, what slow and greedy clients meet, a
+//! client that is not ours, and deaths in the middle of work.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::server::Server;
+use crate::support::{abide, command, project, stderr, until};
+
+const APPS: &str =
+    "apps:\n  - {code: all, secret: s3cret}\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
+
+/// A gateway in a process of its own; it ends with the test.
+struct Gateway {
+    child: Child,
+    url: String,
+    server: Server,
+}
+
+impl Gateway {
+    fn start(folder: &Path, more: &[&str]) -> Gateway {
+        if !folder.join("apps.yaml").exists() {
+            std::fs::write(folder.join("apps.yaml"), APPS).expect("a file");
+        }
+        std::fs::write(folder.join("tokens"), "* token\n").expect("a file");
+        let mut args = vec!["serve", "--listen", "127.0.0.1:0", "--data", "data", "--apps", "apps.yaml"];
+        args.extend(["--agent-token-file", "tokens"]);
+        args.extend(more);
+        let log = std::fs::File::options().append(true).create(true).open(folder.join("log")).expect("a log");
+        let mut child = command(&args, folder).stdout(Stdio::piped()).stderr(log).spawn().expect("it starts");
+        let mut line = String::new();
+        let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+        out.read_line(&mut line).expect("a line");
+        let url = line
+            .trim()
+            .strip_prefix("ready ")
+            .unwrap_or_else(|| panic!("{line:?} {}", log_of(folder)))
+            .to_owned();
+        let address = url.split("//").nth(1).expect("an address").parse().expect("an address");
+        Gateway { child, url, server: Server::at(address) }
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn log_of(folder: &Path) -> String {
+    std::fs::read_to_string(folder.join("log")).unwrap_or_default()
+}
+
+fn body(name: &str, host: &str) -> Value {
+    json!({"meta": {"namespace": "web", "name": name}, "hosts": [{"ip": host, "bk_cloud_id": 0}],
+           "spec": {"identity": {"proc_name": name, "setup_path": "/opt", "pid_path": format!("/run/{name}.pid"), "user": "root"},
+                    "env": {"PASSWORD": {"value": "hush-hush", "secret": true}}}})
+}
+
+/// Installs what a test needs and a fresh machine may lack.
+fn need(program: &str) {
+    let there =
+        Command::new("sh").args(["-c", &format!("command -v {program}")]).output().expect("sh").status;
+    if !there.success() {
+        let install = format!("apt-get update && apt-get install -y --no-install-recommends {program}");
+        assert!(
+            Command::new("sh").args(["-c", &install]).status().expect("sh").success(),
+            "{program} is needed"
+        );
+    }
+}
+
+fn contract(url: &str) {
+    need("python3");
+    let script = project().join("tests/it/contract.py");
+    let output = Command::new("python3").arg(script).arg(url).output().expect("python3 runs");
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
+#[test]
+fn a_client_that_is_not_ours_finds_what_the_protocol_promises() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = Gateway::start(folder.path(), &[]);
+    contract(&gateway.url);
+    let log = log_of(folder.path());
+    let line = log.lines().find(|line| line.contains("call=\"register\"")).unwrap_or_else(|| panic!("{log}"));
+    for part in ["who=all", "what=gsekit/nginx on 1 hosts", "from=127.0.0.1:", "result=ok"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    assert!(!log.contains("s3cret"), "{log}");
+}
+
+#[test]
+fn over_tls_too_and_a_renewed_certificate_is_taken_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str| {
+        let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
+        std::fs::write(folder.path().join("cert.pem"), made.cert.pem()).expect("a file");
+        std::fs::write(folder.path().join("key.pem"), made.signing_key.serialize_pem()).expect("a file");
+        made.cert.der().to_vec()
+    };
+    write("first");
+    let gateway = Gateway::start(folder.path(), &["--tls-cert", "cert.pem", "--tls-key", "key.pem"]);
+    assert!(gateway.url.starts_with("https://"), "{}", gateway.url);
+    contract(&gateway.url);
+    let second = write("second");
+    let fingerprint = |der: &[u8]| der.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let script = "import ssl,sys,socket;c=ssl.create_default_context();c.check_hostname=False;c.verify_mode=ssl.CERT_NONE\n\
+                  h,p=sys.argv[1].split('//')[1].split(':')\n\
+                  s=c.wrap_socket(socket.create_connection((h,int(p))),server_hostname='x');print(s.getpeercert(True).hex())";
+    let served = || {
+        let output = Command::new("python3").args(["-c", script, &gateway.url]).output().expect("python3");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    };
+    until("the new certificate is served", || served() == fingerprint(&second));
+    // Half of a pair changes nothing.
+    std::fs::write(folder.path().join("cert.pem"), "nonsense").expect("a file");
+    until("it is told", || log_of(folder.path()).contains("stays in force"));
+    assert_eq!(served(), fingerprint(&second));
+}
+
+#[test]
+fn apps_come_and_go_while_it_runs() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = Gateway::start(folder.path(), &[]);
+    let auth = |code: &str, secret: &str| {
+        format!("X-Bkapi-Authorization: {{\"bk_app_code\": \"{code}\", \"bk_app_secret\": \"{secret}\"}}\r\n")
+    };
+    let status = |code: &str, secret: &str| {
+        gateway.server.send("GET", "/api/abide/v1/processes", &auth(code, secret), b"").0
+    };
+    assert_eq!((status("web", "web-s3cret"), status("new", "hush")), (200, 401));
+    std::fs::write(folder.path().join("apps.yaml"), "apps: [{code: new, secret: hush}]\n").expect("a file");
+    until("the new app is known", || status("new", "hush") == 200);
+    assert_eq!(status("web", "web-s3cret"), 401);
+    std::fs::write(folder.path().join("apps.yaml"), "apps: [{code: new, secret: [hush]}]\n").expect("a file");
+    until("a bad file is told of", || log_of(folder.path()).contains("stays in force"));
+    assert_eq!(status("new", "hush"), 200);
+    assert!(!log_of(folder.path()).contains("hush"));
+}
+
+#[test]
+fn another_address_than_loopback_needs_tls_or_a_word() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("apps.yaml"), APPS).expect("a file");
+    let args = ["serve", "--listen", "0.0.0.0:0", "--data", "data", "--apps", "apps.yaml"];
+    let output = abide(&args, folder.path(), b"");
+    assert!(
+        output.status.code() == Some(64) && stderr(&output).contains("--insecure-listen"),
+        "{}",
+        stderr(&output)
+    );
+    for (file, content, says) in [
+        ("apps.yaml", "apps: 7", "apps.yaml"),
+        ("data/store.db", "not a database at all, really", "Move it away"),
+    ] {
+        std::fs::create_dir_all(folder.path().join("data")).expect("a folder");
+        std::fs::write(folder.path().join("apps.yaml"), APPS).expect("a file");
+        std::fs::write(folder.path().join(file), content).expect("a file");
+        let args = ["serve", "--listen", "127.0.0.1:0", "--data", "data", "--apps", "apps.yaml"];
+        let output = abide(&args, folder.path(), b"");
+        assert!(output.status.code() == Some(1) && stderr(&output).contains(says), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn slow_and_greedy_clients_are_turned_away_and_others_go_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let limits =
+        ["--request-secs", "1", "--max-connections", "12", "--max-rate", "40", "--max-body-bytes", "2000"];
+    let gateway = Gateway::start(folder.path(), &limits);
+    let server = &gateway.server;
+    // A header that never ends, and a body that never comes.
+    let mut slow: Vec<_> = (0..3).map(|_| server.connect()).collect();
+    for stream in &mut slow {
+        stream
+            .write_all(b"POST /api/c/compapi/v2/gse/register_proc_info/ HTTP/1.1\r\nHost: x\r\n")
+            .expect("it takes it");
+    }
+    let mut bodies: Vec<_> = (0..3).map(|_| server.connect()).collect();
+    for stream in &mut bodies {
+        stream.write_all(b"POST /api/c/compapi/v2/gse/register_proc_info/ HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{").expect("it takes it");
+    }
+    assert_eq!(server.send("GET", "/healthz", "", b"").0, 200, "others are served meanwhile");
+    for stream in slow.iter_mut().chain(&mut bodies) {
+        let begin = Instant::now();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(begin.elapsed() < Duration::from_secs(10), "it is closed");
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.is_empty() || answer.contains(" 408 "), "{answer}");
+    }
+    // More connections than it has places.
+    let crowd: Vec<_> = (0..12).map(|_| server.connect()).collect();
+    until("the thirteenth is turned away", || server.send("GET", "/healthz", "", b"").0 == 503);
+    drop(crowd);
+    until("there is room again", || server.send("GET", "/healthz", "", b"").0 == 200);
+    // A body that is too large, and too many requests a second.
+    let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
+    let (status, text) = server.send("POST", "/api/abide/v1/state", auth, &[b' '; 3000]);
+    assert!(status == 413 && text.contains("1900413"), "{status} {text}");
+    let get = || server.send("GET", "/api/abide/v1/hosts", auth, b"");
+    let mut answers = Vec::new();
+    let begin = Instant::now();
+    while !answers.iter().any(|(status, _)| *status == 429) && begin.elapsed() < Duration::from_secs(20) {
+        answers.extend(std::thread::scope(|threads| {
+            let all: Vec<_> = (0..8).map(|_| threads.spawn(get)).collect();
+            all.into_iter().map(|thread| thread.join().expect("an answer")).collect::<Vec<_>>()
+        }));
+    }
+    let refused = answers.iter().find(|(status, _)| *status == 429).expect("too many");
+    assert!(refused.1.contains("1642902"), "{}", refused.1);
+    until("it recovers", || get().0 == 200);
+}
+
+#[test]
+fn secrets_are_nowhere_and_the_folder_is_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = Gateway::start(folder.path(), &["-vvv"]);
+    let answer = gateway.server.gse("register_proc_info", body("p", "10.0.0.1"));
+    assert_eq!(answer["result"], true, "{answer}");
+    let mut wrong = body("q", "10.0.0.1");
+    wrong["spec"]["env"]["PASSWORD"] = json!({"value": ["hush-hush"], "secret": true});
+    let answer = gateway.server.gse("register_proc_info", wrong);
+    assert!(answer["result"] == false && !answer.to_string().contains("hush"), "{answer}");
+    let (_, metrics) =
+        gateway.server.send("GET", "/metrics", "Authorization: Basic YWxsOnMzY3JldA==\r\n", b"");
+    assert!(metrics.contains("abide_gateway_registered 1") && !metrics.contains("hush"));
+    assert!(!log_of(folder.path()).contains("hush") && !log_of(folder.path()).contains("s3cret"));
+    let mode = |path: &str| {
+        std::fs::metadata(folder.path().join(path)).expect("it is there").permissions().mode() & 0o777
+    };
+    assert_eq!((mode("data"), mode("data/store.db")), (0o700, 0o600));
+}
+
+#[test]
+fn killed_under_load_it_comes_back_with_everything_it_acknowledged() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut acknowledged: Vec<String> = Vec::new();
+    for round in 0..8 {
+        let gateway = Gateway::start(folder.path(), &[]);
+        for name in &acknowledged {
+            let status = gateway.server.gse("get_proc_status", body(name, "10.0.0.1"));
+            assert_eq!(
+                status["data"]["proc_infos"].as_array().map(Vec::len),
+                Some(1),
+                "{name} of round {round}"
+            );
+        }
+        let count =
+            gateway.server.gse("sync_proc_status", json!({"meta": {"namespace": "web"}}))["data"]["count"]
+                .clone();
+        assert!(
+            count.as_u64().expect("a count") <= acknowledged.len() as u64 + 4 * round,
+            "nothing that nobody asked for"
+        );
+        let pid = gateway.child.id().to_string();
+        let server = &gateway.server;
+        let told: Vec<Vec<String>> = std::thread::scope(|threads| {
+            let writers: Vec<_> = (0..4)
+                .map(|writer| {
+                    threads.spawn(move || {
+                        let mut told = Vec::new();
+                        for n in 0..10_000 {
+                            let name = format!("p-{round}-{writer}-{n}");
+                            let mut request = body(&name, "10.0.0.1");
+                            request["bk_app_code"] = json!("all");
+                            request["bk_app_secret"] = json!("s3cret");
+                            let bytes = request.to_string();
+                            let sent = server.send("POST", "/procapi/v1/proc/procinfo", "", bytes.as_bytes());
+                            let (200, text) = sent else { break };
+                            let Ok(answer) = serde_json::from_str::<Value>(&text) else { break };
+                            assert_eq!(
+                                answer["data"][format!("0:0:10.0.0.1:web:{name}")]["error_code"],
+                                0,
+                                "{answer}"
+                            );
+                            told.push(name);
+                        }
+                        told
+                    })
+                })
+                .collect();
+            std::thread::sleep(Duration::from_millis(40 + 17 * round));
+            assert!(Command::new("kill").args(["-9", &pid]).status().expect("kill").success());
+            writers.into_iter().map(|writer| writer.join().expect("a writer")).collect()
+        });
+        acknowledged.extend(told.into_iter().flatten());
+    }
+    assert!(acknowledged.len() > 50, "only {} were acknowledged", acknowledged.len());
+}
+
+#[test]
+fn told_to_stop_it_stops() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for signal in ["-TERM", "-INT"] {
+        let mut gateway = Gateway::start(folder.path(), &[]);
+        // An idle connection keeps nobody.
+        let _idle = gateway.server.connect();
+        let pid = gateway.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().expect("kill").success());
+        let status = gateway.child.wait().expect("it ends");
+        assert_eq!(status.code(), Some(0), "{}", log_of(folder.path()));
+    }
+}

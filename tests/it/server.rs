@@ -1,0 +1,159 @@
+//! A gateway on a free port, and a client of a few lines that shares nothing with it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use abide::gateway::auth::{Apps, Keepers, Tokens};
+use abide::gateway::{Gateway, http};
+use abide::http::{Listener, Reloaded, serve};
+use abide::store::Embedded;
+use serde_json::{Value, json};
+
+/// It ends with the test.
+pub struct Server {
+    pub address: SocketAddr,
+    _stop: Option<tokio::sync::watch::Sender<bool>>,
+    _runtime: Option<tokio::runtime::Runtime>,
+}
+
+impl Server {
+    /// In this process, over a store's file.
+    pub fn over(file: &Path, patience: Duration, apps: &str, tokens: &str) -> Server {
+        Server::with_limits(file, patience, apps, tokens, http::Limits::default())
+    }
+
+    pub fn with_limits(
+        file: &Path,
+        patience: Duration,
+        apps: &str,
+        tokens: &str,
+        limits: http::Limits,
+    ) -> Server {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let gateway = Arc::new(Gateway::new(Embedded::open(file).expect("it opens")).with_patience(patience));
+        let keepers = Keepers::new(
+            Reloaded::fixed(Apps::parse(apps).expect("apps")),
+            Reloaded::fixed(Tokens::parse(tokens).expect("tokens")),
+        );
+        let router = http::router(Arc::clone(&gateway), Arc::new(keepers), limits);
+        let socket = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("a port");
+        let address = socket.local_addr().expect("an address");
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        let listener = Listener { socket, tls: None, connections: 1000, header_time: Duration::from_secs(5) };
+        runtime.spawn(serve(listener, router, stopped));
+        runtime.spawn(async move { gateway.keep_house().await });
+        let server = Server { address, _stop: Some(stop), _runtime: Some(runtime) };
+        server.wait_until_ready();
+        server
+    }
+
+    /// One that runs elsewhere.
+    pub fn at(address: SocketAddr) -> Server {
+        Server { address, _stop: None, _runtime: None }
+    }
+
+    pub fn wait_until_ready(&self) {
+        let begin = std::time::Instant::now();
+        while self.send("GET", "/readyz", "", b"").0 != 200 {
+            assert!(begin.elapsed() < Duration::from_secs(20), "it never became ready");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// One request, byte for byte as written here; its status and body. Status 0: nobody is there.
+    pub fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> (u16, String) {
+        let Ok(mut stream) = TcpStream::connect(self.address) else { return (0, String::new()) };
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        let length = body.len();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n"
+        );
+        if stream.write_all(head.as_bytes()).is_err() {
+            return (0, String::new());
+        }
+        // A server that has seen enough may close before all of it is sent.
+        let _ = stream.write_all(body);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        (status, body.to_owned())
+    }
+
+    pub fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        stream
+    }
+
+    /// Opens a stream of lines. What comes are chunks of them.
+    pub fn stream(&self, path: &str, headers: &str) -> (u16, Lines) {
+        let mut stream = self.connect();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n").expect("a request");
+        let mut reader = BufReader::new(stream);
+        let mut status = String::new();
+        reader.read_line(&mut status).expect("a status");
+        let status = status.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        let mut line = String::new();
+        while reader.read_line(&mut line).expect("a header") > 2 {
+            line.clear();
+        }
+        (status, Lines { reader, left: Vec::new() })
+    }
+
+    /// A call as ESB's callers make it: credentials in the body, no Content-Type.
+    pub fn call(&self, method: &str, path: &str, body: Value) -> Value {
+        self.call_with(method, path, "", body)
+    }
+
+    pub fn call_with(&self, method: &str, path: &str, headers: &str, mut body: Value) -> Value {
+        body["bk_app_code"] = json!("all");
+        body["bk_app_secret"] = json!("s3cret");
+        let (_, text) = self.send(method, path, headers, body.to_string().as_bytes());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{method} {path}: {error}: {text}"))
+    }
+
+    pub fn gse(&self, name: &str, body: Value) -> Value {
+        self.call("POST", &format!("/api/c/compapi/v2/gse/{name}/"), body)
+    }
+}
+
+/// Lines of a chunked body.
+pub struct Lines {
+    reader: BufReader<TcpStream>,
+    left: Vec<u8>,
+}
+
+impl Lines {
+    /// The next line that says something; `None`: the stream ended.
+    pub fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(end) = self.left.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.left.drain(..=end).collect();
+                if line.len() > 1 {
+                    return Some(serde_json::from_slice(&line).expect("a line is JSON"));
+                }
+                continue;
+            }
+            let mut size = String::new();
+            if self.reader.read_line(&mut size).ok()? == 0 {
+                return None;
+            }
+            let size = usize::from_str_radix(size.trim(), 16).ok()?;
+            if size == 0 {
+                return None;
+            }
+            let mut chunk = vec![0; size + 2];
+            self.reader.read_exact(&mut chunk).ok()?;
+            self.left.extend_from_slice(&chunk[..size]);
+        }
+    }
+}
