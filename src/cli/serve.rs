@@ -150,8 +150,8 @@ fn open(folder: &Path) -> Result<Embedded, Failure> {
         made.map_err(|error| failed(format!("cannot make the folder {shown}: {error}")))?;
     }
     let file = folder.join("store.db");
-    let store = Embedded::open(&file).map_err(|error| match error {
-        Error::Corrupt { .. } | Error::TooNew { .. } => failed(error.to_string()),
+    let store = Embedded::open_alone(&file).map_err(|error| match error {
+        Error::Corrupt { .. } | Error::TooNew { .. } | Error::InUse { .. } => failed(error.to_string()),
         error => failed(format!("cannot open the store in {shown}: {error}")),
     })?;
     let only_ours = std::fs::Permissions::from_mode(0o600);

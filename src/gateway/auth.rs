@@ -12,7 +12,6 @@ use std::time::Instant;
 
 use axum::http::{HeaderMap, header};
 use serde::Deserialize;
-use serde_json::Value;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -209,16 +208,19 @@ impl Keepers {
     }
 }
 
+/// What a body, or a header, says of who asks.
+#[derive(Deserialize)]
+pub struct Said {
+    bk_app_code: Option<String>,
+    bk_app_secret: Option<String>,
+}
+
 /// Code and secret: from the header that the API gateway uses, as HTTP's own, or from the body, as ESB's callers send
 /// them.
-pub fn credentials(headers: &HeaderMap, body: &Value) -> Option<(String, String)> {
-    let from = |value: &Value| {
-        let text = |name: &str| value.get(name)?.as_str().map(str::to_owned);
-        Some((text("bk_app_code")?, text("bk_app_secret")?))
-    };
+pub fn credentials(headers: &HeaderMap, body: &Said) -> Option<(String, String)> {
+    let from = |said: &Said| Some((said.bk_app_code.clone()?, said.bk_app_secret.clone()?));
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let header: Option<Value> =
-        text("x-bkapi-authorization").and_then(|text| serde_json::from_str(text).ok());
+    let header: Option<Said> = text("x-bkapi-authorization").and_then(|text| serde_json::from_str(text).ok());
     let basic = || {
         let encoded = text(header::AUTHORIZATION.as_str())?.strip_prefix("Basic ")?;
         let decoded = String::from_utf8(base64(encoded)?).ok()?;
@@ -263,7 +265,6 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     const FILE: &str = "apps:\n  - {code: shop, secret: hush, namespaces: [web, 'web-*']}\n  - {code: all, secret_sha256: \
                         9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08}\n";
@@ -299,7 +300,8 @@ mod tests {
 
     #[test]
     fn credentials_come_in_two_places() {
-        let body = json!({"bk_app_code": "a", "bk_app_secret": "s", "bk_username": "admin"});
+        let said = |text: &str| serde_json::from_str::<Said>(text).expect("JSON");
+        let body = said(r#"{"bk_app_code": "a", "bk_app_secret": "s", "bk_username": "admin"}"#);
         let headers = |name: &'static str, value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(name, value.parse().expect("a value"));
@@ -314,7 +316,7 @@ mod tests {
             is("c", "open sesame!")
         );
         for nonsense in ["nonsense", "Basic ", "Basic ????", "Basic YQ=="] {
-            assert_eq!(credentials(&headers("authorization", nonsense), &json!({})), None);
+            assert_eq!(credentials(&headers("authorization", nonsense), &said("{}")), None);
         }
     }
 

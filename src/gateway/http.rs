@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tracing::info;
 
-use super::auth::{App, Keepers, credentials};
+use super::auth::{App, Keepers, Said, credentials};
 use super::metrics::Gauges;
 use super::processes::Query;
 use super::registry::{Call as Registry, held};
@@ -63,6 +63,13 @@ struct Shared<S> {
 pub fn router<S: Store>(gateway: Arc<Gateway<S>>, keepers: Arc<Keepers>, limits: Limits) -> Router {
     let room = Semaphore::new(limits.at_once);
     Router::new().fallback(serve::<S>).with_state(Arc::new(Shared { gateway, keepers, limits, room }))
+}
+
+/// Which task is asked for, by GSE's name for it or by JOB's.
+#[derive(Deserialize)]
+struct Task {
+    task_id: Option<String>,
+    bk_gse_taskid: Option<String>,
 }
 
 /// A request on its way: what its line will say.
@@ -137,9 +144,9 @@ async fn answer<S: Store>(
     if asked.call.access() == Access::Agent {
         return agent(shared, asked, parts, &bytes).await;
     }
-    let body = read(&bytes).map_err(|message| refuse(StatusCode::OK, EnvelopeCode::BAD_REQUEST, &message))?;
+    let said: Said = read(&bytes).map_err(|refusal| refused(&refusal))?;
     let apps = shared.keepers.apps();
-    let Some(app) = credentials(&parts.headers, &body).and_then(|(code, secret)| apps.known(&code, &secret))
+    let Some(app) = credentials(&parts.headers, &said).and_then(|(code, secret)| apps.known(&code, &secret))
     else {
         let message = "no app is known by these credentials";
         return Err(refuse(StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message));
@@ -157,7 +164,7 @@ async fn answer<S: Store>(
         let message = format!("app {:?} may not touch every namespace, which this call needs", app.code);
         return Err(refuse(StatusCode::OK, EnvelopeCode::NOT_ALLOWED, &message));
     }
-    carry_out(shared, app, asked, parts, &body).await.map_err(|refusal| refused(&refusal))
+    carry_out(shared, app, asked, parts, &bytes).await.map_err(|refusal| refused(&refusal))
 }
 
 fn health<S: Store>(gateway: &Gateway<S>, call: Call) -> Response {
@@ -168,15 +175,27 @@ fn health<S: Store>(gateway: &Gateway<S>, call: Call) -> Response {
 }
 
 /// The body as JSON, whatever its Content-Type says. An empty one is an empty object.
-fn read(bytes: &Bytes) -> Result<Value, String> {
-    if bytes.iter().all(u8::is_ascii_whitespace) {
-        return Ok(Value::Object(serde_json::Map::new()));
-    }
-    match serde_json::from_slice(bytes) {
-        Ok(value @ Value::Object(_)) => Ok(value),
-        Ok(_) => Err("the body is no JSON object".to_owned()),
-        Err(error) => Err(format!("the body is no JSON: line {}, column {}", error.line(), error.column())),
-    }
+fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+    let bytes = if bytes.iter().all(u8::is_ascii_whitespace) { b"{}" } else { bytes };
+    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
+    serde_json::from_slice(bytes).map_err(|error| {
+        if !error.is_data() {
+            let (line, column) = (error.line(), error.column());
+            return Refusal::Wrong(format!("the body is no JSON: line {line}, column {column}"));
+        }
+        if first != Some(&b'{') {
+            return Refusal::Wrong("the body is no JSON object".to_owned());
+        }
+        // What was found there may be a secret: only what was expected is told.
+        let text = error.to_string();
+        let text = text.split(" at line ").next().unwrap_or_default();
+        let missing = text.strip_prefix("missing field ").map(|field| field.replace('`', ""));
+        let expected = text.rsplit_once("expected ").map_or("another type", |(_, expected)| expected);
+        Refusal::Wrong(match missing {
+            Some(field) => format!("{field} is missing"),
+            None => format!("a field has the wrong type: expected {expected}"),
+        })
+    })
 }
 
 /// What Abide's own clients say with a call.
@@ -199,7 +218,7 @@ async fn carry_out<S: Store>(
     app: &App,
     asked: &mut Asked,
     parts: &Parts,
-    body: &Value,
+    body: &[u8],
 ) -> Result<Response, Refusal> {
     let gateway = &shared.gateway;
     let caller = caller(app, &parts.headers)?;
@@ -214,7 +233,7 @@ async fn carry_out<S: Store>(
             serde_json::to_value(TaskData { task_id })?
         }
         Call::OperateMulti => {
-            let requests = understand::<MultiRequest>(body)?.proc_operate_req;
+            let requests = read::<MultiRequest>(body)?.proc_operate_req;
             requests.iter().try_for_each(|one| allowed(app, one))?;
             asked.what = format!("{} requests", requests.len());
             let task_id = gateway.operate(&requests, &caller).await?;
@@ -222,14 +241,15 @@ async fn carry_out<S: Store>(
         }
         Call::Job(api) => job(gateway, app, asked, api, body, &caller).await?,
         Call::JobResult => {
-            let id = body.get("bk_gse_taskid").and_then(Value::as_str);
-            let id = id.ok_or_else(|| Refusal::Wrong("bk_gse_taskid is missing".to_owned()))?;
-            gateway.job_results(id, &may).await?
+            let Task { bk_gse_taskid, .. } = read(body)?;
+            let id = bk_gse_taskid.ok_or_else(|| Refusal::Wrong("bk_gse_taskid is missing".to_owned()))?;
+            gateway.job_results(&id, &may).await?
         }
         Call::Result(form) => {
-            let id = body.get("task_id").and_then(Value::as_str);
-            let id = id.ok_or_else(|| Refusal::Wrong("task_id is missing".to_owned()))?;
-            serde_json::to_value(gateway.results(id, form, &may).await?)?
+            let Task { task_id, .. } = read(body)?;
+            let id = task_id.ok_or_else(|| Refusal::Wrong("task_id is missing".to_owned()))?;
+            let rows = gateway.results(&id, form, &may).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(rows)));
         }
         Call::Status { second } => {
             let data = gateway.status(&request(app, asked, body)?, second).await?;
@@ -240,7 +260,7 @@ async fn carry_out<S: Store>(
             return Ok(json(StatusCode::OK, &Envelope::ok(data)));
         }
         Call::SetGroups => {
-            serde_json::to_value(gateway.set_groups(&request(app, asked, body)?, body).await?)?
+            serde_json::to_value(gateway.set_groups(&request(app, asked, body)?, &read(body)?).await?)?
         }
         Call::Groups => gateway.groups(&request(app, asked, body)?).await?,
         Call::Agents { by_id } => gateway.agents(&request(app, asked, body)?, by_id)?,
@@ -257,11 +277,10 @@ async fn carry_out<S: Store>(
         Call::Hosts => gateway.list_hosts().await?,
         Call::Tasks => gateway.list_tasks(&may).await?,
         Call::State => {
-            let mut question = body.clone();
-            if let Value::Object(fields) = &mut question {
-                fields.retain(|name, _| !name.starts_with("bk_"));
-            }
-            gateway.state(understand::<Ask>(&question)?).await?
+            let mut question: serde_json::Map<String, Value> = read(body)?;
+            question.retain(|name, _| !name.starts_with("bk_"));
+            let question = serde_json::to_vec(&question)?;
+            gateway.state(read::<Ask>(&question)?).await?
         }
         Call::Metrics => return Ok(metrics(gateway).await),
         Call::Description => return Ok(json(StatusCode::OK, openapi::description())),
@@ -271,8 +290,8 @@ async fn carry_out<S: Store>(
 }
 
 /// A request about one process or namespace that this app may touch.
-fn request(app: &App, asked: &mut Asked, body: &Value) -> Result<ProcRequest, Refusal> {
-    let request: ProcRequest = understand(body)?;
+fn request(app: &App, asked: &mut Asked, body: &[u8]) -> Result<ProcRequest, Refusal> {
+    let request: ProcRequest = read(body)?;
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
     let (meta, hosts) = (&request.meta, request.hosts.len() + request.agent_id_list.len());
     asked.what = format!("{}/{} on {hosts} hosts", text(&meta.namespace), text(&meta.name));
@@ -299,7 +318,7 @@ async fn registry<S: Store>(
     call: Registry,
     app: &App,
     asked: &mut Asked,
-    body: &Value,
+    body: &[u8],
     caller: &Caller,
 ) -> Result<Value, Refusal> {
     let rows = gateway.registry_call(call, &request(app, asked, body)?, caller).await?;
@@ -312,10 +331,10 @@ async fn job<S: Store>(
     app: &App,
     asked: &mut Asked,
     api: JobApi,
-    body: &Value,
+    body: &[u8],
     caller: &Caller,
 ) -> Result<Value, Refusal> {
-    let body: JobBody = understand(body)?;
+    let body: JobBody = read(body)?;
     let (subjects, _) = body.subjects(api);
     asked.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
     if let Some(subject) = subjects.iter().find(|subject| !app.may_touch(subject.key.namespace.as_str())) {
@@ -329,7 +348,7 @@ async fn rename<S: Store>(
     gateway: &Gateway<S>,
     app: &App,
     asked: &mut Asked,
-    body: &Value,
+    body: &[u8],
     caller: &Caller,
 ) -> Result<Value, Refusal> {
     #[derive(Deserialize)]
@@ -337,14 +356,14 @@ async fn rename<S: Store>(
         from: InstanceKey,
         to: InstanceKey,
     }
-    let Names { from, to } = understand(body)?;
+    let Names { from, to } = read(body)?;
     asked.what = format!("{from} to {to}");
     for key in [&from, &to] {
         if !app.may_touch(key.namespace.as_str()) {
             return Err(not_allowed(app, key.namespace.as_str()));
         }
     }
-    let spec = understand::<ProcRequest>(body)?.spec()?.map(|spec| held(spec, caller));
+    let spec = read::<ProcRequest>(body)?.spec()?.map(|spec| held(spec, caller));
     let task_id = gateway.rename(from, to, spec, caller).await?;
     Ok(serde_json::to_value(TaskData { task_id })?)
 }
@@ -370,8 +389,7 @@ async fn agent<S: Store>(
         return Err(unknown());
     }
     if asked.call == Call::Join {
-        let body = read(bytes).map_err(|message| refuse(Refusal::Wrong(message)))?;
-        let join: Join = understand(&body).map_err(refuse)?;
+        let join: Join = read(bytes).map_err(refuse)?;
         asked.who = format!("agent {}", join.agent);
         asked.what = format!("{} hosts", join.hosts.len());
         if !join.hosts.iter().all(|host| tokens.allow(token, host)) {
@@ -450,17 +468,6 @@ fn query(parts: &Parts) -> Result<Query, Refusal> {
         after: get("after"),
         limit: get("limit"),
         brief: get("brief"),
-    })
-}
-
-fn understand<T: DeserializeOwned>(body: &Value) -> Result<T, Refusal> {
-    // What was found there may be a secret: only what was expected is told.
-    T::deserialize(body).map_err(|error| {
-        let text = error.to_string();
-        let missing =
-            text.strip_prefix("missing field ").map(|field| format!("{} is missing", field.replace('`', "")));
-        let expected = text.rsplit_once("expected ").map_or("another type", |(_, expected)| expected);
-        Refusal::Wrong(missing.unwrap_or_else(|| format!("a field has the wrong type: expected {expected}")))
     })
 }
 

@@ -96,7 +96,8 @@ impl<S: Store> Gateway<S> {
         let hosted = report.is_some_and(|report| report.hosted);
         let alive = self.hosts.alive(&key.host).is_some();
         let time = |ms: i64| (ms > 0).then(|| Time(ms).to_string());
-        let told = self.reported_at(&key.host, report).max(record.registered) * 1000;
+        let told =
+            self.reported_at(&key.host, report.map_or(0, |report| report.at)).max(record.registered) * 1000;
         let mut row = json!({
             "instance": key,
             "namespace": key.namespace,

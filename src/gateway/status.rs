@@ -1,15 +1,19 @@
 //! What is told of processes: by name and hosts, page by page; and the groups that pool their limits.
 
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use super::registry::{Record, instance_of};
+use super::registry::{instance_of, key_of};
 use super::tasks::instance;
 use super::{Gateway, Refusal};
 use crate::gse::answer::{Row, Rows, StatusData, StatusHost, StatusMeta, StatusRow};
-use crate::gse::channel::{Down, Report};
+use crate::gse::channel::Down;
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;
-use crate::model::{HostKey, InstanceKey, Name};
+use crate::model::{HostKey, InstanceKey, Name, Revision};
 use crate::store::{Store, Txn};
 
 /// The most rows on a page.
@@ -28,8 +32,9 @@ impl<S: Store> Gateway<S> {
         let mut proc_infos = Vec::new();
         for host in hosts {
             let key = instance(&process, &host.key);
-            if let Some(record) = self.record(&key).await? {
-                proc_infos.push(self.row(&key, &record, second).await?);
+            let entry = self.store.get(&key_of("reg", &key)).await?;
+            if let Some(record) = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()) {
+                proc_infos.push(self.row(key, record, second).await?);
             }
         }
         Ok(StatusData { count: None, proc_infos })
@@ -48,7 +53,7 @@ impl<S: Store> Gateway<S> {
         let mut proc_infos = Vec::with_capacity(entries.len());
         for entry in entries {
             if let (Some(key), Ok(record)) = (instance_of(&entry.key), serde_json::from_slice(&entry.value)) {
-                proc_infos.push(self.row(&key, &record, true).await?);
+                proc_infos.push(self.row(key, record, true).await?);
             }
         }
         Ok(StatusData { count: Some(count as u64), proc_infos })
@@ -111,52 +116,82 @@ impl<S: Store> Gateway<S> {
     }
 
     /// When a host told of an instance: an agent that is there would have told of a change.
-    pub(super) fn reported_at(&self, host: &HostKey, report: Option<&Report>) -> i64 {
-        let told = report.map_or(0, |report| report.at);
+    pub(super) fn reported_at(&self, host: &HostKey, told: i64) -> i64 {
         self.hosts.last_heard(host).map_or(told, |heard| heard.max(told)) / 1000
     }
 
-    async fn row(&self, key: &InstanceKey, record: &Record, second: bool) -> Result<StatusRow, Refusal> {
-        let report = self.report(key).await?;
+    async fn row(&self, key: InstanceKey, record: Registered, second: bool) -> Result<StatusRow, Refusal> {
+        let entry = self.store.get(&key_of("live", &key)).await?;
+        let told: Option<Reported> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let told = told.unwrap_or_default();
         let (ip, bk_cloud_id, bk_agent_id) = match &key.host {
             HostKey::Address { cloud, ip } => (ip.to_string(), *cloud, None),
             HostKey::Agent(id) => (String::new(), 0, Some(id.to_string())),
         };
-        let given = &record.given;
-        let ours = [
-            ("abide_owner", given.owner.clone()),
-            ("abide_rev", given.revision.map(|revision| revision.to_string())),
-        ];
-        let labels = given.spec.labels.iter().map(|(name, value)| (name.clone(), json!(value)));
-        let ours = ours.into_iter().filter_map(|(name, value)| Some((name.to_owned(), json!(value?))));
-        let hosted = report.as_ref().is_some_and(|report| report.hosted);
-        let runs = report.as_ref().is_some_and(|report| report.live.is_some());
+        let Given { spec, owner, revision } = record.given;
+        let ours = [("abide_owner", owner), ("abide_rev", revision.map(|revision| revision.to_string()))];
+        let ours = ours.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        let labels = spec.labels.into_iter().chain(ours).map(|(name, value)| (name, Value::String(value)));
+        let runs = told.live.is_some();
         let number = |yes: bool| if yes { RUNNING } else { STOPPED };
-        // Nobody has told of it since it was registered.
-        let report_time = self.reported_at(&key.host, report.as_ref()).max(record.registered);
-        let report = report.as_ref();
         Ok(StatusRow {
             meta: StatusMeta {
                 namespace: key.namespace.to_string(),
                 name: key.name.to_string(),
-                labels: labels.chain(ours).collect(),
+                labels: labels.collect(),
             },
-            host: StatusHost { ip, bk_cloud_id, bk_supplier_id: record.supplier },
-            flag: number(hosted || runs),
+            flag: number(told.hosted || runs),
             status: number(runs),
-            isauto: second.then_some(hosted),
-            message: report.map(|report| report.message.clone()).unwrap_or_default(),
-            pid: report.and_then(|report| report.pid).map_or(-1, i64::from),
-            version: report.map(|report| report.version.clone()).unwrap_or_default(),
+            isauto: second.then_some(told.hosted),
+            message: told.message,
+            pid: told.pid.map_or(-1, i64::from),
+            version: told.version,
             register_time: record.registered,
-            last_start_time: report.map_or(0, |report| report.started / 1000),
-            report_time,
-            cpu_usage: report.map_or(0.0, |report| report.cpu),
-            mem_usage: report.map_or(0.0, |report| report.mem),
+            last_start_time: told.started / 1000,
+            // Nobody has told of it since it was registered.
+            report_time: self.reported_at(&key.host, told.at).max(record.registered),
+            cpu_usage: told.cpu,
+            mem_usage: told.mem,
+            host: StatusHost { ip, bk_cloud_id, bk_supplier_id: record.supplier },
             bk_agent_id,
             ..StatusRow::default()
         })
     }
+}
+
+/// Of a record, what a row tells: reading the rest would take most of the time.
+#[derive(Deserialize)]
+struct Registered {
+    given: Given,
+    supplier: Option<u64>,
+    registered: i64,
+}
+
+#[derive(Deserialize)]
+struct Given {
+    spec: Labelled,
+    owner: Option<String>,
+    revision: Option<Revision>,
+}
+
+#[derive(Deserialize)]
+struct Labelled {
+    labels: BTreeMap<String, String>,
+}
+
+/// The same of a report.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Reported {
+    at: i64,
+    hosted: bool,
+    pid: Option<u32>,
+    live: Option<IgnoredAny>,
+    started: i64,
+    message: String,
+    version: String,
+    cpu: f64,
+    mem: f64,
 }
 
 fn namespace(request: &ProcRequest) -> Result<Name, Refusal> {

@@ -148,6 +148,8 @@ pub enum Error {
     Corrupt { file: String, what: String },
     /// The file was written by a newer Abide.
     TooNew { file: String, version: i64 },
+    /// Somebody else has it for himself.
+    InUse { file: String },
     /// So old changes are no longer known one by one.
     Forgotten,
     /// The store was shut down.
@@ -167,6 +169,7 @@ impl fmt::Display for Error {
             Error::TooNew { file, version } => {
                 write!(f, "{file} has format {version}, from a newer abide: use that one, or another folder")
             }
+            Error::InUse { file } => write!(f, "{file} is in use: another abide serves it"),
             Error::Forgotten => f.write_str("changes that old are no longer kept: look at everything anew"),
             Error::Closed => f.write_str("the store is shut down"),
         }

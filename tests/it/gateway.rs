@@ -8,6 +8,7 @@ use abide::gateway::routes::{self, Access};
 use serde_json::{Value, json};
 
 use crate::server::Server;
+use crate::support::until;
 
 const APPS: &str =
     "apps:\n  - {code: all, secret: s3cret}\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
@@ -107,18 +108,13 @@ fn a_task_has_a_row_for_every_instance_and_without_an_agent_each_ends_in_117() {
     start["op_type"] = json!(0);
     let id = it.server.gse("operate_proc", start)["data"]["task_id"].as_str().expect("a task").to_owned();
     let keys = ["0:0:10.0.0.1:web:p", "0:0:10.0.0.2:web:p"];
-    let begin = std::time::Instant::now();
-    loop {
+    until("both are given up", || {
         let rows = it.server.gse("get_proc_operate_result", json!({"task_id": id}))["data"].clone();
         let codes: Vec<i64> =
             keys.iter().map(|key| rows[*key]["error_code"].as_i64().expect("a row")).collect();
         assert!(codes.iter().all(|code| [115, 117].contains(code)), "{rows}");
-        if codes == [117, 117] {
-            break;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(10), "{rows}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        codes == [117, 117]
+    });
     let second = it.server.gse("get_proc_operate_result_v2", json!({"task_id": id}));
     assert_eq!(second["data"]["0:10.0.0.1:web:p"]["error_code"], 117, "the same by the other key");
     let unknown = it.server.gse("get_proc_operate_result", json!({"task_id": "GSETASK:none"}));
@@ -141,9 +137,9 @@ fn the_first_shape_uses_what_is_registered() {
     bare["op_type"] = json!(0);
     it.server.gse("register_proc_info", body(&["10.0.0.1"]));
     let id = it.server.gse("operate_proc", bare)["data"]["task_id"].clone();
-    std::thread::sleep(Duration::from_millis(5));
-    let rows = it.server.gse("get_proc_operate_result", json!({"task_id": id}))["data"].clone();
-    assert_eq!(rows["0:0:10.0.0.1:web:p"]["error_code"], 117, "it is known, and waits for its agent");
+    let ask = || it.server.gse("get_proc_operate_result", json!({"task_id": id}))["data"].clone();
+    until("it is known, and waits for its agent", || ask()["0:0:10.0.0.1:web:p"]["error_code"] == 117);
+    let rows = ask();
     assert_eq!(rows["0:0:10.0.0.2:web:p"]["error_code"], 65535, "it is not: {rows}");
     let multi = json!({"proc_operate_req": [
         {"meta": {"namespace": "web", "name": "p"}, "agent_id_list": ["0:10.0.0.1"], "op_type": 0, "spec": spec()},
@@ -166,9 +162,10 @@ fn job_calls_are_the_same_engine_under_other_numbers() {
         let answer = it.server.call("POST", &format!("/api/c/compapi/v2/{name}/"), example.clone());
         let id =
             answer["data"]["bk_gse_taskid"].as_str().unwrap_or_else(|| panic!("{name}: {answer}")).to_owned();
-        std::thread::sleep(Duration::from_millis(3));
-        let result =
-            it.server.call("POST", "/api/c/compapi/v2/job/get_proc_result/", json!({"bk_gse_taskid": id}));
+        let ask =
+            || it.server.call("POST", "/api/c/compapi/v2/job/get_proc_result/", json!({"bk_gse_taskid": id}));
+        until("its rows are final", || ask()["data"]["status"] == 1);
+        let result = ask();
         let rows = result["data"]["result"].as_object().expect("rows");
         let process = &example["process_infos"][0];
         let program = format!(
@@ -275,7 +272,7 @@ fn what_was_acknowledged_survives_a_restart() {
     let code = || {
         server.gse("get_proc_operate_result", json!({"task_id": id}))["data"]["0:0:10.0.0.1:web:p"]["error_code"].clone()
     };
-    crate::support::until("the row is given up", || code() == 117);
+    until("the row is given up", || code() == 117);
     assert_ne!(server.gse("operate_proc", start)["data"]["task_id"], id, "a number is never given twice");
 }
 

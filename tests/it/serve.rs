@@ -309,3 +309,12 @@ fn told_to_stop_it_stops() {
         assert_eq!(status.code(), Some(0), "{}", log_of(folder.path()));
     }
 }
+
+#[test]
+fn a_folder_has_one_gateway() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _first = Gateway::start(folder.path(), &[]);
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data", "data", "--apps", "apps.yaml"];
+    let output = abide(&args, folder.path(), b"");
+    assert!(output.status.code() == Some(1) && stderr(&output).contains("in use"), "{}", stderr(&output));
+}

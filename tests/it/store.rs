@@ -33,6 +33,14 @@ macro_rules! every_engine {
                 super::run(super::$claim(super::embedded(&folder)));
             })*
         }
+        mod in_a_file_for_one {
+            $(#[test]
+            fn $claim() {
+                let folder = super::folder();
+                let store = super::Embedded::open_alone(&folder.path().join("store.db")).expect("it opens");
+                super::run(super::$claim(store));
+            })*
+        }
     };
 }
 
@@ -41,6 +49,7 @@ every_engine!(
     a_transaction_is_all_or_nothing,
     compare_and_write_lets_one_of_many_win,
     ranges_come_in_pages_and_in_order,
+    a_slice_is_what_a_reader_who_counts_expects,
     changes_come_from_any_number_on,
     a_lease_has_one_holder_and_a_number_that_grows,
 );
@@ -69,6 +78,31 @@ async fn what_is_written_can_be_read(store: impl Store) {
         Some(vec![0, 255, 10])
     );
     assert_eq!(value(&store, "empty").await.as_deref(), Some(""));
+}
+
+async fn a_slice_is_what_a_reader_who_counts_expects(store: impl Store) {
+    for n in 0..40 {
+        store.txn(Txn::put(format!("reg/web/{n:02}"), vec![n])).await.expect("written");
+        store.txn(Txn::put(format!("reg/we/{n:02}"), vec![n])).await.expect("written");
+    }
+    for n in 10..20 {
+        store.txn(Txn::delete(format!("reg/web/{n:02}"))).await.expect("deleted");
+        store.txn(Txn::delete(format!("reg/web/{n:02}"))).await.expect("deleted again");
+    }
+    let all: Vec<u8> = (0..10).chain(20..40).collect();
+    for (skip, limit) in (0..35).flat_map(|skip| [0, 1, 7, 100].map(|limit| (skip, limit))) {
+        for (prefix, count) in [("reg/web/", 30), ("reg/we", 70)] {
+            let (entries, counted) = store.slice(prefix, skip, limit).await.expect("a slice");
+            assert_eq!(counted, count);
+            let found: Vec<u8> = entries.iter().map(|entry| entry.value[0]).collect();
+            let expected: Vec<u8> = match prefix {
+                "reg/web/" => all.iter().copied().skip(skip).take(limit).collect(),
+                _ => (0..40).chain(all.iter().copied()).skip(skip).take(limit).collect(),
+            };
+            assert_eq!(found, expected, "{prefix} {skip} {limit}");
+        }
+    }
+    assert_eq!(store.slice("reg/web/", usize::MAX, usize::MAX).await.expect("a slice").0, []);
 }
 
 async fn a_transaction_is_all_or_nothing(store: impl Store) {

@@ -1,0 +1,122 @@
+//! The file: its tables, what is read from it, and SQLite's errors in our words.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use crate::store::{Change, Error, Number};
+
+/// How many changes are known one by one.
+pub(super) const KEPT: u64 = 100_000;
+/// The format of the file.
+const VERSION: i64 = 1;
+/// How long a writer waits for another process's write.
+const BUSY: Duration = Duration::from_secs(10);
+pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let open = || {
+        let connection = Connection::open_with_flags(file, flags)?;
+        connection.busy_timeout(BUSY)?;
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+        connection.pragma_update(None, "synchronous", "FULL")?;
+        connection.set_prepared_statement_cache_capacity(32);
+        Ok(connection)
+    };
+    open().map_err(|error| understand(&error, file))
+}
+
+/// Makes the tables, or makes sure that they are what they should be.
+pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error> {
+    let shown = || file.display().to_string();
+    let damaged = |what: String| Error::Corrupt { file: shown(), what };
+    let understood = |error: rusqlite::Error| understand(&error, file);
+    let check: String =
+        connection.query_row("PRAGMA quick_check(1)", [], |row| row.get(0)).map_err(understood)?;
+    if check != "ok" {
+        return Err(damaged(check));
+    }
+    let version: i64 =
+        connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(understood)?;
+    let foreign: i64 = connection
+        .query_row(
+            "SELECT count(*) FROM sqlite_schema WHERE name NOT IN ('entry', 'log', 'log_number')",
+            [],
+            |row| row.get(0),
+        )
+        .map_err(understood)?;
+    match version {
+        VERSION => Ok(()),
+        0 if foreign == 0 => connection
+            .execute_batch(&format!(
+                "BEGIN IMMEDIATE;
+                 CREATE TABLE IF NOT EXISTS entry
+                     (key TEXT PRIMARY KEY, value BLOB NOT NULL, changed INTEGER NOT NULL) WITHOUT ROWID;
+                 CREATE TABLE IF NOT EXISTS log (number INTEGER NOT NULL, key TEXT NOT NULL, value BLOB);
+                 CREATE INDEX IF NOT EXISTS log_number ON log (number);
+                 PRAGMA user_version = {VERSION};
+                 COMMIT;"
+            ))
+            .map_err(understood),
+        0 => Err(damaged("it is some other program's database".to_owned())),
+        version => Err(Error::TooNew { file: shown(), version }),
+    }
+}
+
+/// Changes after a number, in order; `None`: some of them are forgotten.
+pub(super) fn logged(
+    connection: &Connection,
+    prefix: &str,
+    after: Number,
+) -> rusqlite::Result<Option<Vec<Change>>> {
+    let mut oldest = connection.prepare_cached("SELECT min(number) FROM log")?;
+    let oldest: Option<i64> = oldest.query_row([], |row| row.get(0))?;
+    if oldest.is_some_and(|oldest| number(oldest) > after + 1) {
+        return Ok(None);
+    }
+    let mut rows = connection
+        .prepare_cached("SELECT number, key, value FROM log WHERE number > ?1 ORDER BY number, rowid")?;
+    let mut rows = rows.query([signed(after)])?;
+    let mut changes = Vec::new();
+    while let Some(row) = rows.next()? {
+        let key: String = row.get(1)?;
+        if key.starts_with(prefix) {
+            let value = row.get::<_, Option<Vec<u8>>>(2)?.map(Arc::from);
+            changes.push(Change { number: number(row.get(0)?), key: key.into(), value });
+        }
+    }
+    Ok(Some(changes))
+}
+
+pub(super) fn last_number(connection: &Connection) -> rusqlite::Result<Number> {
+    let mut row = connection.prepare_cached("SELECT max(number) FROM log")?;
+    let last: Option<i64> = row.query_row([], |row| row.get(0))?;
+    Ok(last.map_or(0, number))
+}
+
+pub(super) fn data_version(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0))
+}
+
+/// SQLite's errors in our words.
+pub(super) fn understand(error: &rusqlite::Error, file: &Path) -> Error {
+    let shown = file.display().to_string();
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => Error::Full,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            Error::Corrupt { file: shown, what: error.to_string() }
+        }
+        _ => Error::Disk(format!("{shown}: {error}")),
+    }
+}
+
+/// SQLite's numbers are signed; ours never come near the sign.
+pub(super) fn signed(number: Number) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+pub(super) fn number(signed: i64) -> Number {
+    Number::try_from(signed).unwrap_or(0)
+}
