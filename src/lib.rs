@@ -20,6 +20,7 @@
 //! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file.
 //! - [`http`]: how we listen: TLS, limits, files that are read again.
 //! - [`gateway`]: GSE's and JOB's API over a store, the channel of the agents, and our own API beside it.
+//! - [`agent`]: the processes of a host: started, stopped, guarded, found again.
 //! - [`clock`]: what time it is, and what the clocks of a zone show.
 //! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
 //!
@@ -30,6 +31,7 @@
 //! - The same files give the same bytes, in whatever order they are found; the same world gives the same plan.
 //! - Nothing is planned on what was not seen, is not ours, or is held; every step says why.
 
+pub mod agent;
 pub mod backend;
 pub mod cli;
 pub mod clock;

@@ -99,6 +99,7 @@ pub enum Verb {
     Convert(Convert),
     Explain(Explain),
     Serve(Box<super::serve::Serve>),
+    Agent(super::agent::Agent),
     /// Print the JSON Schema of manifests, for editors
     Schema,
     Completions(Completions),

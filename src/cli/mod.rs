@@ -2,6 +2,7 @@
 //!
 //! Data goes to stdout, everything else to stderr. A verb returns what happened; only this room prints.
 
+mod agent;
 mod args;
 mod convert;
 mod diff;
@@ -100,6 +101,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Convert(args) => convert::run(&args, printer),
         Verb::Explain(args) => explain::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),
+        Verb::Agent(args) => agent::run(&args, printer),
         Verb::Schema => generate::schema(printer),
         Verb::Completions(args) => generate::completions(&args, printer),
         Verb::Man(args) => generate::man(&args, printer),
@@ -114,7 +116,7 @@ fn code(exit: Exit) -> ExitCode {
 fn start_logging(args: &Args) {
     use tracing::level_filters::LevelFilter;
     // What runs for long tells what happens; what answers a question only answers it.
-    let stands = matches!(args.verb, Verb::Serve(_));
+    let stands = matches!(args.verb, Verb::Serve(_) | Verb::Agent(_));
     let level = match (args.common.quiet, args.common.verbose) {
         (true, _) => LevelFilter::ERROR,
         (false, 0) if !stands => LevelFilter::WARN,

@@ -142,13 +142,10 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
 
 /// Opens the store of a folder, which nobody else may read: it holds what processes are given, secrets too.
 fn open(folder: &Path) -> Result<Embedded, Failure> {
-    use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+    use std::os::unix::fs::PermissionsExt;
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let shown = folder.display();
-    if !folder.exists() {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-        made.map_err(|error| failed(format!("cannot make the folder {shown}: {error}")))?;
-    }
+    private_folder(folder)?;
     let file = folder.join("store.db");
     let store = Embedded::open_alone(&file).map_err(|error| match error {
         Error::Corrupt { .. } | Error::TooNew { .. } | Error::InUse { .. } => failed(error.to_string()),
@@ -165,8 +162,20 @@ fn open(folder: &Path) -> Result<Embedded, Failure> {
     Ok(store)
 }
 
+/// Makes a folder that nobody else may read.
+pub fn private_folder(folder: &Path) -> Result<(), Failure> {
+    use std::os::unix::fs::DirBuilderExt;
+    if folder.exists() {
+        return Ok(());
+    }
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(|error| {
+        Failure::new(Exit::Failed, format!("cannot make the folder {}: {error}", folder.display()))
+    })
+}
+
 /// Waits for Ctrl-C or SIGTERM. Ending because of them is what was asked for.
-async fn asked_to_stop() -> Result<Exit, Failure> {
+pub async fn asked_to_stop() -> Result<Exit, Failure> {
     let failed =
         |error: std::io::Error| Failure::new(Exit::Failed, format!("cannot listen for signals: {error}"));
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;

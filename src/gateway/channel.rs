@@ -209,7 +209,7 @@ impl<S: Store> Gateway<S> {
         Ok(())
     }
 
-    /// How an instance stands now. What runs is registered, whoever forgot it; what is not there is not kept.
+    /// How an instance stands now. What an agent holds is registered, whoever forgot it; what is not there is not kept.
     async fn reported(
         &self,
         instance: &InstanceKey,
@@ -218,15 +218,14 @@ impl<S: Store> Gateway<S> {
     ) -> Result<(), Refusal> {
         let known = taking.records.contains_key(instance) || self.record(instance).await?.is_some();
         let key = key_of("live", instance);
-        match (&report.live, known) {
-            (None, false) if !report.hosted => taking.add(Txn::delete(key)),
-            (live, _) => {
-                taking.add(Txn::put(key, serde_json::to_vec(report)?));
-                if let (Some(live), false) = (live, known) {
-                    let part = record_txn(instance, live, None, None, None)?;
-                    taking.add(part);
-                }
-            }
+        if !known && report.live.is_none() && !report.hosted {
+            taking.add(Txn::delete(key));
+            return Ok(());
+        }
+        taking.add(Txn::put(key, serde_json::to_vec(report)?));
+        if let (false, Some(given)) = (known, &report.given) {
+            let part = record_txn(instance, given, None, None, None)?;
+            taking.add(part);
         }
         Ok(())
     }

@@ -164,6 +164,9 @@ pub struct Report {
     /// Milliseconds since 1970.
     pub at: i64,
     pub hosted: bool,
+    /// What the agent relaunches it with: a gateway that lost its store learns it again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub given: Option<Held>,
     pub pid: Option<u32>,
     /// The spec in effect in the running process; `None`: it does not run.
     pub live: Option<Held>,

@@ -1,10 +1,12 @@
 //! The one set-up of HTTP: how we listen, with TLS or without, what a slow or greedy peer meets, and files that are read
 //! again when they change.
 
+mod client;
 mod reload;
 mod server;
 mod tls;
 
+pub use client::Calling;
 pub use reload::{Reloaded, follow};
 pub use server::{Listener, Peer, serve};
 pub use tls::Tls;

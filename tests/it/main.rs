@@ -1,5 +1,6 @@
 //! One binary for all integration tests. Each file is one claim about the product.
 
+mod agent;
 mod bombs;
 mod cases;
 mod channel;

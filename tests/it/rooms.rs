@@ -23,9 +23,20 @@ fn sources(folder: &Path) -> Vec<(String, String)> {
 
 #[test]
 fn each_room_knows_only_those_it_may_know() {
-    let rooms =
-        ["model", "manifest", "reconcile", "gse", "backend", "store", "http", "gateway", "clock", "cli"];
-    let may_know: [(&str, &[&str]); 8] = [
+    let rooms = [
+        "model",
+        "manifest",
+        "reconcile",
+        "gse",
+        "backend",
+        "store",
+        "http",
+        "gateway",
+        "agent",
+        "clock",
+        "cli",
+    ];
+    let may_know: [(&str, &[&str]); 9] = [
         ("model", &[]),
         ("manifest", &["model", "clock"]),
         ("reconcile", &["model"]),
@@ -34,6 +45,7 @@ fn each_room_knows_only_those_it_may_know() {
         ("store", &["model"]),
         ("http", &[]),
         ("gateway", &["model", "gse", "store", "http"]),
+        ("agent", &["model", "gse", "store", "http"]),
     ];
     for (room, known) in may_know {
         for (file, code) in sources(&project().join("src").join(room)) {
@@ -72,7 +84,7 @@ fn the_core_sees_only_std_serde_and_blake3() {
 
 #[test]
 fn only_the_command_line_prints() {
-    for room in ["model", "manifest", "reconcile", "gse", "backend", "store", "http", "gateway"] {
+    for room in ["model", "manifest", "reconcile", "gse", "backend", "store", "http", "gateway", "agent"] {
         for (file, code) in sources(&project().join("src").join(room)) {
             assert!(!code.contains("print!") && !code.contains("println!"), "{file} prints");
         }

@@ -22,16 +22,16 @@ pub struct Server {
 impl Server {
     /// In this process, over a store's file.
     pub fn over(file: &Path, patience: Duration, apps: &str, tokens: &str) -> Server {
-        Server::with_limits(file, patience, apps, tokens, http::Limits::default())
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        Server::listen(any, file, patience, apps, tokens)
     }
 
-    pub fn with_limits(
-        file: &Path,
-        patience: Duration,
-        apps: &str,
-        tokens: &str,
-        limits: http::Limits,
-    ) -> Server {
+    /// The same at an address that one had before.
+    pub fn again(address: SocketAddr, file: &Path, apps: &str, tokens: &str) -> Server {
+        Server::listen(address, file, Duration::from_secs(10), apps, tokens)
+    }
+
+    fn listen(at: SocketAddr, file: &Path, patience: Duration, apps: &str, tokens: &str) -> Server {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -42,8 +42,8 @@ impl Server {
             Reloaded::fixed(Apps::parse(apps).expect("apps")),
             Reloaded::fixed(Tokens::parse(tokens).expect("tokens")),
         );
-        let router = http::router(Arc::clone(&gateway), Arc::new(keepers), limits);
-        let socket = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).expect("a port");
+        let router = http::router(Arc::clone(&gateway), Arc::new(keepers), http::Limits::default());
+        let socket = runtime.block_on(tokio::net::TcpListener::bind(at)).expect("a port");
         let address = socket.local_addr().expect("an address");
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let listener = Listener { socket, tls: None, connections: 1000, header_time: Duration::from_secs(5) };

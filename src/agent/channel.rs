@@ -1,0 +1,275 @@
+//! The agent's side of the channel: it connects out, comes back when the connection breaks, and tells until it is heard.
+//!
+//! Results are in the agent's store until the gateway has taken them; reports are not, since after a break everything is
+//! told of anew. So nothing is lost, and what is told twice is taken once: a row that is final stays so.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use reqwest::{Client, StatusCode};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tracing::{debug, info, warn};
+
+use super::{Table, now_ms};
+use crate::gse::answer::Envelope;
+use crate::gse::channel::{Acked, BEAT_SECS, Down, Join, Joined, Told, Up};
+use crate::http::Calling;
+use crate::model::HostKey;
+
+/// Whom an agent joins, and as what.
+#[derive(Clone, Debug)]
+pub struct Joining {
+    pub url: String,
+    /// Read anew for every session: a token may be replaced.
+    pub token_file: PathBuf,
+    /// The same as long as the agent keeps its folder.
+    pub agent: String,
+    pub hosts: Vec<HostKey>,
+    pub calling: Calling,
+}
+
+/// The most that is told at once.
+const BATCH: usize = 1000;
+/// Silence for this long means that nobody is there.
+const SILENCE: Duration = Duration::from_secs(3 * BEAT_SECS + 1);
+/// Between two tries to join: from, to.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// Serves a gateway until told to stop. `ready` is called when the first session stands.
+pub async fn run(
+    joining: Joining,
+    mut table: Table,
+    mut told: mpsc::UnboundedReceiver<Told>,
+    mut ready: impl FnMut(),
+    mut stop: watch::Receiver<bool>,
+) -> Result<(), String> {
+    let client = joining.calling.client()?;
+    let mut wait = BACK_OFF.0;
+    loop {
+        let begun = Instant::now();
+        let why = tokio::select! {
+            why = session(&joining, &client, &mut table, &mut told, &mut ready) => why,
+            _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return Ok(()),
+        };
+        // One that stood for a while was a good one.
+        if begun.elapsed() > BACK_OFF.1 {
+            wait = BACK_OFF.0;
+        }
+        let jitter = Duration::from_millis(now_ms().unsigned_abs() % 50);
+        warn!(%why, again_in = ?wait, "no session with the gateway");
+        tokio::select! {
+            () = tokio::time::sleep(wait + jitter) => {}
+            _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return Ok(()),
+        }
+        wait = (wait * 2).min(BACK_OFF.1);
+    }
+}
+
+/// One session, from joining until it breaks. Why it did.
+async fn session(
+    joining: &Joining,
+    client: &Client,
+    table: &mut Table,
+    told: &mut mpsc::UnboundedReceiver<Told>,
+    ready: &mut impl FnMut(),
+) -> String {
+    match try_session(joining, client, table, told, ready).await {
+        Ok(()) => "the gateway ended the stream".to_owned(),
+        Err(why) => why,
+    }
+}
+
+async fn try_session(
+    joining: &Joining,
+    client: &Client,
+    table: &mut Table,
+    told: &mut mpsc::UnboundedReceiver<Told>,
+    ready: &mut impl FnMut(),
+) -> Result<(), String> {
+    let gateway = Gateway::new(joining, client)?;
+    let ask = Join {
+        agent: joining.agent.clone(),
+        hosts: joining.hosts.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let Joined { session, acked } = gateway.ask("join", &[], &ask).await?;
+    let mut outbox =
+        Outbox { gateway: gateway.clone(), session: session.clone(), seq: acked, waiting: Vec::new() };
+    // What was under way when the last session broke: results are in the store, and everything else is told anew.
+    let untaken = table.untaken().await.map_err(|error| error.to_string())?;
+    let known: HashSet<String> = untaken.iter().map(|result| result.op_id.clone()).collect();
+    while let Ok(old) = told.try_recv() {
+        if matches!(&old, Told::Result(result) if !known.contains(&result.op_id)) {
+            outbox.waiting.push(old);
+        }
+    }
+    outbox.waiting.extend(untaken.into_iter().map(Told::Result));
+    table.report_all();
+    let mut stream = gateway.stream(&session).await?;
+    info!(url = %joining.url, hosts = joining.hosts.len(), "joined");
+    ready();
+    let mut lines = Vec::new();
+    let mut heard = Instant::now();
+    let mut beat = tokio::time::interval(Duration::from_secs(BEAT_SECS));
+    let mut telling: Option<tokio::task::JoinHandle<Result<Vec<String>, String>>> = None;
+    loop {
+        if telling.is_none() && !outbox.waiting.is_empty() {
+            telling = Some(tokio::spawn(outbox.batch()));
+        }
+        tokio::select! {
+            piece = stream.next() => match piece {
+                None => return Ok(()),
+                Some(Err(error)) => return Err(format!("the stream broke: {error}")),
+                Some(Ok(bytes)) => {
+                    heard = Instant::now();
+                    lines.extend_from_slice(&bytes);
+                    while let Some(end) = lines.iter().position(|byte| *byte == b'\n') {
+                        let line: Vec<u8> = lines.drain(..=end).collect();
+                        if line.len() > 1 {
+                            // What a newer gateway says and we do not understand is none of our business.
+                            match serde_json::from_slice::<Down>(&line) {
+                                Ok(down) => table.take(down, now_ms()).await,
+                                Err(error) => warn!(%error, "the gateway said something unknown"),
+                            }
+                        }
+                    }
+                }
+            },
+            Some(one) = told.recv() => {
+                outbox.waiting.push(one);
+                while outbox.waiting.len() < BATCH && let Ok(more) = told.try_recv() {
+                    outbox.waiting.push(more);
+                }
+            }
+            ended = async { match &mut telling { Some(telling) => telling.await, None => std::future::pending().await } } => {
+                telling = None;
+                let taken = ended.map_err(|error| error.to_string())??;
+                table.taken(&taken).await.map_err(|error| error.to_string())?;
+            }
+            _ = beat.tick() => {
+                if heard.elapsed() > SILENCE {
+                    return Err("the gateway has been silent for too long".to_owned());
+                }
+                if telling.is_none() && outbox.waiting.is_empty() {
+                    telling = Some(tokio::spawn(outbox.batch()));
+                }
+            }
+        }
+    }
+}
+
+/// What is to be told, and from which number on.
+struct Outbox {
+    gateway: Gateway,
+    session: String,
+    seq: u64,
+    waiting: Vec<Told>,
+}
+
+impl Outbox {
+    /// Tells what waits, or, if nothing does, that we are here. The operations whose results were taken.
+    fn batch(&mut self) -> impl Future<Output = Result<Vec<String>, String>> + Send + 'static {
+        let many = self.waiting.len().min(BATCH);
+        let mut ups = Vec::with_capacity(many);
+        for what in self.waiting.drain(..many) {
+            self.seq += 1;
+            ups.push(Up { seq: self.seq, what });
+        }
+        let (gateway, session) = (self.gateway.clone(), self.session.clone());
+        async move {
+            let acked: Acked = gateway.ask("tell", &[("session", session.as_str())], &ups).await?;
+            debug!(told = ups.len(), acked = acked.acked, "told");
+            let results = ups.into_iter().filter(|up| up.seq <= acked.acked);
+            Ok(results
+                .filter_map(|up| match up.what {
+                    Told::Result(result) => Some(result.op_id),
+                    Told::Report(_) => None,
+                })
+                .collect())
+        }
+    }
+}
+
+/// The gateway's agent calls.
+#[derive(Clone)]
+struct Gateway {
+    client: Client,
+    base: String,
+    token: String,
+}
+
+impl Gateway {
+    fn new(joining: &Joining, client: &Client) -> Result<Gateway, String> {
+        let file = joining.token_file.display();
+        let token = std::fs::read_to_string(&joining.token_file)
+            .map_err(|error| format!("cannot read the token in {file}: {error}"))?;
+        let token = token.trim().to_owned();
+        let base = format!("{}/api/abide/v1/agent", joining.url.trim_end_matches('/'));
+        Ok(Gateway { client: client.clone(), base, token })
+    }
+
+    async fn ask<T: DeserializeOwned>(
+        &self,
+        call: &str,
+        query: &[(&str, &str)],
+        body: &impl serde::Serialize,
+    ) -> Result<T, String> {
+        let query: Vec<String> = query.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let url = format!("{}/{call}?{}", self.base, query.join("&"));
+        let request = self.client.post(url).bearer_auth(&self.token).json(body).timeout(SILENCE);
+        let response = request.send().await.map_err(|error| told_of(&error))?;
+        let status = response.status();
+        let bytes = response.bytes().await.map_err(|error| told_of(&error))?;
+        understand(status, &bytes)
+    }
+
+    async fn stream(
+        &self,
+        session: &str,
+    ) -> Result<impl futures_util::Stream<Item = reqwest::Result<axum::body::Bytes>> + Unpin, String> {
+        let url = format!("{}/stream?session={session}&after=0", self.base);
+        let response =
+            self.client.get(url).bearer_auth(&self.token).send().await.map_err(|error| told_of(&error))?;
+        let status = response.status();
+        if status != StatusCode::OK {
+            let bytes = response.bytes().await.map_err(|error| told_of(&error))?;
+            return understand::<serde_json::Value>(status, &bytes)
+                .and_then(|_| Err(format!("HTTP {status}")));
+        }
+        Ok(Box::pin(response.bytes_stream()))
+    }
+}
+
+/// An error and what caused it, in one line.
+fn told_of(error: &reqwest::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+fn understand<T: DeserializeOwned>(status: StatusCode, bytes: &[u8]) -> Result<T, String> {
+    #[derive(Deserialize)]
+    struct Refused {
+        message: String,
+    }
+    if status == StatusCode::OK
+        && let Ok(Envelope { data: Some(data), result: true, .. }) =
+            serde_json::from_slice::<Envelope<T>>(bytes)
+    {
+        return Ok(data);
+    }
+    let message = serde_json::from_slice::<Refused>(bytes).map(|refused| refused.message);
+    Err(format!(
+        "the gateway refuses ({status}): {}",
+        message.unwrap_or_else(|_| "no reason given".to_owned())
+    ))
+}

@@ -1,0 +1,192 @@
+//! What the kernel knows of processes: which one a pid is, whether it lives, when it ends.
+//!
+//! A pid alone proves nothing: it may be somebody else's by now. A process is known by boot, pid and start time together,
+//! and held by a pidfd, which never becomes another process.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
+use serde::{Deserialize, Serialize};
+use tokio::io::unix::AsyncFd;
+
+/// Which process, of all that ever were.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    pub boot: String,
+    pub pid: u32,
+    /// Ticks since that boot.
+    pub started: u64,
+}
+
+pub fn boot_id() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|id| id.trim().to_owned())
+        .unwrap_or_default()
+}
+
+/// One line of /proc/PID/stat. The name in parentheses may contain anything.
+struct Stat {
+    state: char,
+    started: u64,
+}
+
+fn stat(pid: u32) -> Option<Stat> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = text.rsplit_once(") ")?;
+    let mut fields = rest.split(' ');
+    let state = fields.next()?.chars().next()?;
+    Some(Stat { state, started: fields.nth(18)?.parse().ok()? })
+}
+
+impl Identity {
+    /// The process that has this pid now.
+    pub fn of(pid: u32) -> Option<Identity> {
+        let stat = stat(pid)?;
+        Some(Identity { boot: boot_id(), pid, started: stat.started })
+    }
+}
+
+/// A process that is held: it is the one that it was when it was taken hold of, until it is reaped.
+pub struct Hold {
+    fd: AsyncFd<OwnedFd>,
+    pub identity: Identity,
+}
+
+impl Hold {
+    /// Takes hold of a process, if it is still the one that is meant and alive.
+    pub fn take(identity: &Identity) -> Option<Hold> {
+        if identity.boot != boot_id() {
+            return None;
+        }
+        let pid = Pid::from_raw(i32::try_from(identity.pid).ok()?)?;
+        let fd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
+        // Only now is it certain that what is looked at is what is held.
+        let stat = stat(identity.pid)?;
+        if stat.started != identity.started || matches!(stat.state, 'Z' | 'X') {
+            return None;
+        }
+        Some(Hold { fd: watched(fd)?, identity: identity.clone() })
+    }
+
+    /// Takes hold of a child of ours that has not been waited for: its pid is its own.
+    pub fn child(pid: u32) -> Option<Hold> {
+        let identity = Identity::of(pid)?;
+        let raw = Pid::from_raw(i32::try_from(pid).ok()?)?;
+        let fd = pidfd_open(raw, PidfdFlags::NONBLOCK).ok()?;
+        Some(Hold { fd: watched(fd)?, identity })
+    }
+
+    /// Waits until it has ended. The exit code, where it was our child; a signal n is 128 + n.
+    pub async fn ended(&self) -> Option<i32> {
+        // An error would mean that nobody tells us of its end: then it is asked about.
+        if self.fd.readable().await.is_err() {
+            while stat(self.identity.pid)
+                .is_some_and(|stat| stat.started == self.identity.started && stat.state != 'Z')
+            {
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            }
+        }
+        let fd = std::os::fd::AsFd::as_fd(self.fd.get_ref());
+        let status =
+            waitid(WaitId::PidFd(fd), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten()?;
+        status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal))
+    }
+
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        Ok(pidfd_send_signal(self.fd.get_ref(), signal)?)
+    }
+}
+
+/// Whatever we were given beside the three usual descriptors is not passed on to what we launch.
+pub fn keep_descriptors() {
+    use rustix::io::{FdFlags, fcntl_setfd};
+    let Ok(folder) = std::fs::read_dir("/proc/self/fd") else { return };
+    let numbers = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    for number in numbers.filter(|number| *number > 2) {
+        // SAFETY: only a flag is set; one that is closed by now gives an error, which says the same.
+        let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+        let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
+    }
+}
+
+fn watched(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
+    // SAFETY: an `OwnedFd` is the same descriptor, and open, for as long as it lives.
+    unsafe { AsyncFd::register(fd) }.ok()
+}
+
+/// The largest pid file: a number and a line's end fit many times.
+const PID_FILE: u64 = 64;
+
+/// The pid that a pid file names. A hint: only a plain file, only a number, never the first process or ourselves.
+pub fn read_pid_file(path: &Path) -> Result<u32, String> {
+    use rustix::fs::{Mode, OFlags, open};
+    use std::io::Read;
+    let shown = path.display();
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = open(path, flags, Mode::empty())
+        .map_err(|error| format!("cannot read {shown}: {}", io::Error::from(error)))?;
+    let file = std::fs::File::from(fd);
+    let meta = file.metadata().map_err(|error| format!("cannot read {shown}: {error}"))?;
+    if !meta.is_file() || meta.len() > PID_FILE {
+        return Err(format!("{shown} is no pid file"));
+    }
+    let mut text = String::new();
+    file.take(PID_FILE).read_to_string(&mut text).map_err(|error| format!("cannot read {shown}: {error}"))?;
+    let pid: u32 = text.trim().parse().map_err(|_| format!("{shown} holds no pid"))?;
+    if pid <= 1 || pid == std::process::id() {
+        return Err(format!("{shown} names process {pid}, which is none of ours"));
+    }
+    Ok(pid)
+}
+
+/// Does a process run this program? By its executable, its first argument, or, under an interpreter, its script.
+pub fn runs(pid: u32, name: &str) -> bool {
+    let base = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe"))
+        .map(|exe| exe.display().to_string())
+        .unwrap_or_default();
+    let exe = base(exe.trim_end_matches(" (deleted)"));
+    if exe == name {
+        return true;
+    }
+    let args = cmdline(pid);
+    if args.first().is_some_and(|first| base(first.trim_start_matches('-')) == name) {
+        return true;
+    }
+    const INTERPRETERS: [&str; 8] = ["sh", "bash", "dash", "python", "perl", "ruby", "node", "java"];
+    let interpreted = INTERPRETERS.iter().any(|one| exe.starts_with(one)) || exe == "busybox";
+    let script = args.iter().skip(1).find(|arg| !arg.starts_with('-'));
+    interpreted && script.is_some_and(|script| base(script) == name)
+}
+
+pub fn cmdline(pid: u32) -> Vec<String> {
+    let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let args = bytes.split(|byte| *byte == 0).map(|arg| String::from_utf8_lossy(arg).into_owned());
+    let mut args: Vec<String> = args.collect();
+    args.pop();
+    args
+}
+
+/// Processes whose environment has an entry, `NAME=value`.
+pub fn with_environment(entry: &str) -> Vec<u32> {
+    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| {
+        let bytes = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        bytes.split(|byte| *byte == 0).any(|one| one == entry.as_bytes())
+    })
+    .collect()
+}
+
+/// Resident memory and processor time of one process: bytes, and ticks since it began.
+pub fn usage(pid: u32) -> Option<(u64, u64)> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = text.rsplit_once(") ")?;
+    let fields: Vec<&str> = rest.split(' ').collect();
+    let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
+    Some((number(21)?.saturating_mul(4096), number(11)?.saturating_add(number(12)?)))
+}

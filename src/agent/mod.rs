@@ -1,0 +1,216 @@
+//! The agent: one host's processes, or several hosts', started, stopped and guarded as they were told.
+//!
+//! # Theory of operation
+//! An agent connects out to a gateway ([`channel`]) and is asked for operations. Each instance has a [`keeper`], a task that
+//! owns it: operations on one instance come one after the other, those on different ones run side by side. A keeper holds
+//! its process by a pidfd ([`kernel`]): it is told at once when the process ends, and no signal can reach another process
+//! that was given the same pid. Whether and when a process that ended is launched again is decided by a pure function
+//! ([`life`]). How it stands is written to the agent's own store ([`row`]): before a launch the intent, then the process.
+//!
+//! When the agent dies, its processes live on. The next agent finds them in its store, proves by boot, pid and start time
+//! that they are the ones, and holds them again; what ended meanwhile has ended now. A launch whose outcome was not written
+//! is settled by looking for a process with its mark (`ABIDE_INCARNATION`): nothing is started a second time.
+//!
+//! Not done here yet: schedules (auto_type 0), limits and groups, health_cmd and version_cmd.
+
+mod channel;
+mod keeper;
+mod kernel;
+mod life;
+mod row;
+mod spawn;
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::{Semaphore, mpsc};
+use tracing::{info, warn};
+
+pub use channel::{Joining, run};
+
+use self::keeper::{Ask, Keeper, Shared};
+use self::kernel::{Hold, Identity, with_environment};
+use self::row::{Intent, Row, Run, all, intent_key, row_key};
+use crate::gse::channel::{Down, OpRequest, OpResult, Order, Told};
+use crate::gse::codes::RowCode;
+use crate::model::{HostKey, InstanceKey};
+use crate::store::{Embedded, Error, Store, Txn};
+
+/// Launches and commands at once.
+const AT_ONCE: usize = 32;
+
+/// From a fork to the program: much less than this.
+const A_MOMENT: std::time::Duration = std::time::Duration::from_millis(50);
+
+/// All keepers of this agent.
+pub struct Table {
+    keepers: HashMap<InstanceKey, mpsc::UnboundedSender<Ask>>,
+    /// Operations that are under way: the gateway may ask for them again.
+    under_way: HashSet<String>,
+    fences: HashMap<String, u64>,
+    shared: Arc<Shared>,
+}
+
+impl Table {
+    /// Opens an agent's folder and takes hold again of everything that was left running.
+    pub async fn open(folder: &Path, up: mpsc::UnboundedSender<Told>) -> Result<Table, Error> {
+        kernel::keep_descriptors();
+        let store = Embedded::open_alone(&folder.join("agent.db"))?;
+        let shared = Arc::new(Shared { store, up, room: Semaphore::new(AT_ONCE) });
+        let fences = all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
+        let mut table = Table { keepers: HashMap::new(), under_way: HashSet::new(), fences, shared };
+        let mut rows: HashMap<InstanceKey, Row> = HashMap::new();
+        for (name, row) in all::<Row>(&table.shared.store, "proc/").await? {
+            if let Ok(instance) = name.parse() {
+                rows.insert(instance, row);
+            }
+        }
+        for (name, intent) in all::<Intent>(&table.shared.store, "intent/").await? {
+            if let Ok(instance) = name.parse::<InstanceKey>() {
+                let row = rows.entry(instance.clone()).or_default();
+                table.settle(&instance, row, intent).await?;
+            }
+        }
+        // What was done before we died is told, not done again.
+        for result in table.untaken().await? {
+            table.under_way.insert(result.op_id);
+        }
+        let held = rows.len();
+        for (instance, row) in rows {
+            let hold = row.run.as_ref().and_then(|run| Hold::take(&run.identity));
+            table.keep(instance, row, hold);
+        }
+        info!(instances = held, "taken up");
+        Ok(table)
+    }
+
+    /// A launch that nobody wrote the outcome of: what carries its mark is what it launched.
+    async fn settle(&self, instance: &InstanceKey, row: &mut Row, intent: Intent) -> Result<(), Error> {
+        let mark = format!("ABIDE_INCARNATION={}", intent.incarnation);
+        let look = || with_environment(&mark).into_iter().min().and_then(Identity::of);
+        let mut found = look();
+        if found.is_none() {
+            // One that was forked has its mark only when it has become the program, a moment later.
+            tokio::time::sleep(A_MOMENT).await;
+            found = look();
+        }
+        info!(%instance, found = ?found.as_ref().map(|identity| identity.pid), "a launch was interrupted");
+        if let Some(identity) = found {
+            // Whoever asked for it asks again, and is told that it is done.
+            (row.started, row.since) = (intent.at, intent.at);
+            row.run = Some(Run { identity, live: intent.held, by: intent.op_id });
+        }
+        let txn = Txn::delete(intent_key(instance));
+        let txn = txn.and(Txn::put(row_key(instance), serde_json::to_vec(row).unwrap_or_default()));
+        self.shared.store.txn(txn).await.map(|_| ())
+    }
+
+    fn keep(&mut self, instance: InstanceKey, row: Row, hold: Option<Hold>) -> &mpsc::UnboundedSender<Ask> {
+        let (send, asks) = mpsc::unbounded_channel();
+        let keeper = Keeper::new(instance.clone(), row, hold, Arc::clone(&self.shared));
+        tokio::spawn(keeper.keep(asks));
+        self.keepers.entry(instance).insert_entry(send).into_mut()
+    }
+
+    fn ask(&mut self, instance: &InstanceKey, ask: Ask) {
+        let keeper = match self.keepers.get(instance) {
+            Some(keeper) => keeper,
+            None => self.keep(instance.clone(), Row::default(), None),
+        };
+        let _ = keeper.send(ask);
+    }
+
+    /// Everything is told of anew: a gateway that we were away from may have missed something.
+    pub fn report_all(&self) {
+        for keeper in self.keepers.values() {
+            let _ = keeper.send(Ask::Report);
+        }
+    }
+
+    /// Results that no gateway has taken yet.
+    pub async fn untaken(&self) -> Result<Vec<OpResult>, Error> {
+        Ok(all::<OpResult>(&self.shared.store, "up/").await?.into_iter().map(|(_, result)| result).collect())
+    }
+
+    /// These were taken.
+    pub async fn taken(&mut self, op_ids: &[String]) -> Result<(), Error> {
+        let txn = op_ids.iter().fold(Txn::default(), |txn, op| txn.and(Txn::delete(row::up_key(op))));
+        for op in op_ids {
+            self.under_way.remove(op);
+        }
+        if txn.writes.is_empty() {
+            return Ok(());
+        }
+        self.shared.store.txn(txn).await.map(|_| ())
+    }
+
+    /// What the gateway says.
+    pub async fn take(&mut self, down: Down, now: i64) {
+        match down {
+            Down::Give { instance, given, changed } => self.ask(&instance, Ask::Give(given, changed)),
+            // Only what is registered has rows at the gateway; what else runs here tells of itself.
+            Down::Synced { .. } | Down::Groups { .. } => {}
+            Down::Op(request) => self.operation(request, now).await,
+        }
+    }
+
+    async fn operation(&mut self, request: OpRequest, now: i64) {
+        if self.under_way.contains(&request.op_id) || now > request.deadline {
+            return;
+        }
+        if let (Some(owner), Some(generation)) = (&request.owner, request.generation) {
+            let last = self.fences.get(owner).copied().unwrap_or(0);
+            if generation < last {
+                let message = RowCode::OLD_GENERATION.meaning().unwrap_or_default().to_owned();
+                let result = OpResult {
+                    op_id: request.op_id,
+                    code: RowCode::OLD_GENERATION.0,
+                    message,
+                    content: None,
+                };
+                let _ = self.shared.up.send(Told::Result(result));
+                return;
+            }
+            if generation > last {
+                let txn = Txn::put(format!("fence/{owner}"), generation.to_string());
+                if let Err(error) = self.shared.store.txn(txn).await {
+                    warn!(%error, "a generation cannot be written down");
+                }
+                self.fences.insert(owner.clone(), generation);
+            }
+        }
+        self.under_way.insert(request.op_id.clone());
+        let instance = request.instance.clone();
+        let Order::Rename { from } = &request.op else {
+            return self.ask(&instance, Ask::Op(Box::new(request)));
+        };
+        match self.keepers.remove(from) {
+            Some(keeper) => {
+                let _ = keeper.send(Ask::Rename(instance.clone(), Box::new(request)));
+                self.keepers.insert(instance, keeper);
+            }
+            // Renamed already, or never known here: then only its name changes.
+            None => self.ask(&instance, Ask::Op(Box::new(request))),
+        }
+    }
+}
+
+/// Which host an agent answers for unless it is told.
+pub fn this_host() -> HostKey {
+    HostKey::Address { cloud: 0, ip: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST) }
+}
+
+/// Milliseconds since 1970.
+fn now_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A name that nobody else has.
+fn fresh_id() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    let (one, other) =
+        (RandomState::new().hash_one(now_ms()), RandomState::new().hash_one(std::process::id()));
+    format!("{one:016x}{other:016x}")
+}

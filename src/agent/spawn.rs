@@ -1,0 +1,262 @@
+//! Launching: a process of its own session, as its user, in its folder, with its environment and none of ours.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::kernel::Hold;
+use crate::model::{EnvValue, Spec};
+
+/// Whom a process runs as.
+#[derive(Clone, Debug)]
+pub struct Account {
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    name: String,
+    home: PathBuf,
+    shell: PathBuf,
+}
+
+impl Account {
+    pub fn named(name: &str) -> Result<Account, String> {
+        use nix::unistd::{User, getgrouplist};
+        let user = User::from_name(name).map_err(|error| format!("cannot look user {name:?} up: {error}"))?;
+        let user = user.ok_or_else(|| format!("there is no user {name:?} on this host"))?;
+        let c_name = std::ffi::CString::new(name).map_err(|_| format!("{name:?} is no user's name"))?;
+        let groups = getgrouplist(&c_name, user.gid)
+            .map_err(|error| format!("cannot look the groups of {name:?} up: {error}"))?;
+        let me = nix::unistd::geteuid();
+        if !me.is_root() && user.uid != me {
+            return Err(format!("only root can run a process as {name:?}, and this agent is not root"));
+        }
+        Ok(Account {
+            uid: user.uid.as_raw(),
+            gid: user.gid.as_raw(),
+            groups: groups.iter().map(|group| group.as_raw()).collect(),
+            name: user.name,
+            home: user.dir,
+            shell: user.shell,
+        })
+    }
+}
+
+/// The environment of a process: a plain one, what its spec says, and who it is.
+pub fn environment(
+    spec: &Spec,
+    account: &Account,
+    marks: &[(&str, String)],
+) -> Result<Vec<(String, String)>, String> {
+    let mut env: Vec<(String, String)> = vec![
+        ("PATH".to_owned(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
+        ("LANG".to_owned(), "C.UTF-8".to_owned()),
+        ("HOME".to_owned(), account.home.display().to_string()),
+        ("SHELL".to_owned(), account.shell.display().to_string()),
+        ("USER".to_owned(), account.name.clone()),
+        ("LOGNAME".to_owned(), account.name.clone()),
+    ];
+    for (name, value) in &spec.env {
+        let value = match value {
+            EnvValue::Text(text) => text.clone(),
+            EnvValue::Secret(secret) => secret.expose().to_owned(),
+            EnvValue::File(file) => std::fs::read_to_string(file)
+                .map(|text| text.trim_end_matches('\n').to_owned())
+                .map_err(|error| format!("env {name}: cannot read {file}: {error}"))?,
+        };
+        env.push((name.clone(), value));
+    }
+    env.extend(marks.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+    Ok(env)
+}
+
+/// One launch, ready to go.
+pub struct Launch<'a> {
+    pub command: &'a str,
+    pub folder: &'a Path,
+    pub account: &'a Account,
+    pub env: Vec<(String, String)>,
+    /// Where its output goes; `None`: nowhere.
+    pub output: Option<File>,
+}
+
+impl Launch<'_> {
+    /// Begins it, and holds it from its first moment on.
+    pub fn go(self) -> Result<Hold, String> {
+        let mut command = match plain(self.command) {
+            Some(words) => {
+                let mut command = Command::new(&words[0]);
+                command.args(&words[1..]);
+                command
+            }
+            None => {
+                let mut command = Command::new("/bin/sh");
+                command.args(["-c", self.command]);
+                command
+            }
+        };
+        command.current_dir(self.folder).env_clear().envs(self.env).stdin(Stdio::null());
+        match self.output {
+            Some(file) => {
+                let twin = file.try_clone().map_err(|error| format!("cannot open its output: {error}"))?;
+                command.stdout(file).stderr(twin);
+            }
+            None => drop(command.stdout(Stdio::null()).stderr(Stdio::null())),
+        }
+        let Account { uid, gid, groups, .. } = self.account.clone();
+        let is_root = nix::unistd::geteuid().is_root();
+        let become_other = move || {
+            use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
+            rustix::process::setsid()?;
+            if is_root {
+                let group = |raw: u32| rustix::process::Gid::from_raw(raw);
+                // Only the new process is there, and it has one thread: its own. No list is longer than this.
+                let mut all = [rustix::process::Gid::ROOT; 64];
+                let count = groups.len().min(all.len());
+                for (to, from) in all.iter_mut().zip(&groups) {
+                    *to = group(*from);
+                }
+                set_thread_groups(&all[..count])?;
+                set_thread_gid(group(gid))?;
+                set_thread_uid(rustix::process::Uid::from_raw(uid))?;
+            }
+            Ok(())
+        };
+        // SAFETY: between fork and exec only system calls are made; nothing is allocated and no lock is taken.
+        unsafe {
+            command.pre_exec(become_other);
+        }
+        let child = command.spawn().map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound if !self.folder.is_dir() => {
+                format!("setup_path {} is not there", self.folder.display())
+            }
+            _ => format!("cannot run {:?}: {error}", self.command),
+        })?;
+        Hold::child(child.id()).ok_or_else(|| format!("{:?} was gone before it could be held", self.command))
+    }
+}
+
+/// The words of a command that needs no shell; `None`: it does.
+pub fn plain(command: &str) -> Option<Vec<String>> {
+    const SYNTAX: &str = "|&;<>()$`\\\"'*?[]#~={}!%^\n\r";
+    const SHELLS: [&str; 37] = [
+        ".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "do", "done", "echo",
+        "eval", "exec", "exit", "export", "fg", "for", "if", "jobs", "kill", "local", "printf", "read",
+        "return", "set", "shift", "test", "time", "trap", "type", "ulimit", "umask", "until", "wait",
+        "while",
+    ];
+    if command.chars().any(|c| SYNTAX.contains(c)) {
+        return None;
+    }
+    let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
+    let first = words.first()?;
+    (!SHELLS.contains(&first.as_str())).then_some(words)
+}
+
+/// Opens a process's log: for appending, made with its folders if need be; below a folder it has its own name.
+pub fn log_file(path: &str, name: &str) -> Result<File, String> {
+    let mut path = PathBuf::from(path);
+    if path.is_dir() {
+        path.push(format!("{name}.log"));
+    }
+    let failed = |error: std::io::Error| format!("cannot write to log_path {}: {error}", path.display());
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(failed)?;
+    }
+    File::options().append(true).create(true).open(&path).map_err(failed)
+}
+
+/// Writes a pid file so that a reader sees all of it or none.
+pub fn write_pid_file(path: &Path, pid: u32) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("cannot write pid_path {}: {error}", path.display());
+    if let Some(parent) = path.parent() {
+        std::fs::create_dir_all(parent).map_err(failed)?;
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{pid}"));
+    let beside = PathBuf::from(beside);
+    std::fs::write(&beside, format!("{pid}\n")).map_err(failed)?;
+    std::fs::rename(&beside, path).map_err(failed)
+}
+
+/// How a command of a spec ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ended {
+    Well,
+    /// With this code, and this at the end of its output.
+    Badly(i32, String),
+    /// It took too long and was killed.
+    TooLong(String),
+}
+
+/// How much of a command's output is kept.
+const TAIL: u64 = 4096;
+
+/// Runs a command to its end, within a time. Its output goes to a file: a daemon that it leaves behind may hold that open
+/// for ever without anybody waiting for it.
+pub async fn run(
+    command: &str,
+    folder: &Path,
+    account: &Account,
+    env: Vec<(String, String)>,
+    time: Duration,
+) -> Result<Ended, String> {
+    let output = unnamed().map_err(|error| format!("cannot keep the command's output: {error}"))?;
+    let kept = output.try_clone().map_err(|error| error.to_string())?;
+    let launch = Launch { command, folder, account, env, output: Some(output) };
+    let hold = launch.go()?;
+    let code = match tokio::time::timeout(time, hold.ended()).await {
+        Ok(code) => code,
+        Err(_) => {
+            let _ = hold.signal(rustix::process::Signal::KILL);
+            hold.ended().await;
+            return Ok(Ended::TooLong(tail(kept)));
+        }
+    };
+    match code {
+        Some(0) => Ok(Ended::Well),
+        code => Ok(Ended::Badly(code.unwrap_or(-1), tail(kept))),
+    }
+}
+
+/// A file that has no name and goes with its last handle.
+fn unnamed() -> std::io::Result<File> {
+    let fd = rustix::fs::memfd_create("abide-output", rustix::fs::MemfdFlags::CLOEXEC)?;
+    Ok(File::from(fd))
+}
+
+fn tail(mut file: File) -> String {
+    use std::io::{Read, Seek, SeekFrom};
+    let length = file.metadata().map_or(0, |meta| meta.len());
+    let _ = file.seek(SeekFrom::Start(length.saturating_sub(TAIL)));
+    let mut bytes = Vec::new();
+    let _ = file.take(TAIL).read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shell_is_used_where_one_is_needed() {
+        let words = |command: &str| plain(command).map(|words| words.join("|"));
+        assert_eq!(words("./run  --port 80").as_deref(), Some("./run|--port|80"));
+        assert_eq!(words("python3 -m http.server").as_deref(), Some("python3|-m|http.server"));
+        for shell in [
+            "A=1 ./run",
+            "./run > log",
+            "cd /x && ./run",
+            "exec ./run",
+            "echo hi",
+            "./run $HOME",
+            "./run 'a b'",
+            "",
+            "  ",
+            "a\nb",
+        ] {
+            assert_eq!(words(shell), None, "{shell}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `abide agent`: a host agent as a daemon.
+
+use std::path::{Path, PathBuf};
+
+use tokio::sync::{mpsc, watch};
+
+use super::print::Printer;
+use super::serve::{asked_to_stop, private_folder};
+use super::{Exit, Failure};
+use crate::agent::{Joining, Table, run as serve, this_host};
+use crate::http::Calling;
+use crate::model::HostKey;
+
+/// Run a host agent: it joins a gateway and starts, stops and guards processes here
+///
+/// Prints `ready URL` on stdout once its session stands for all its hosts. Its processes live on when it ends, and the next
+/// agent with the same --data takes hold of them again. SIGTERM and Ctrl-C end it.
+#[derive(Debug, clap::Args)]
+pub struct Agent {
+    /// The gateway's URL
+    #[arg(long, env = "ABIDE_JOIN", value_name = "URL")]
+    pub join: String,
+    /// File with this agent's token
+    #[arg(long, env = "ABIDE_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: PathBuf,
+    /// Folder for everything that must survive; it is made if need be
+    #[arg(long, env = "ABIDE_DATA", value_name = "DIR")]
+    pub data: PathBuf,
+    /// Host to answer for, as CLOUD:IP; may be given several times [default: 0:127.0.0.1]
+    #[arg(long, env = "ABIDE_AS_HOST", value_name = "CLOUD:IP", value_delimiter = ',')]
+    pub as_host: Vec<HostKey>,
+    /// Certificate of the gateway's authority in PEM
+    #[arg(long, env = "ABIDE_CA_FILE", value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+}
+
+pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
+    if !(args.join.starts_with("http://") || args.join.starts_with("https://")) {
+        let message = format!("--join {:?} is no URL", args.join);
+        return Err(Failure::new(Exit::Usage, message).hint("such as http://127.0.0.1:7465"));
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))?;
+    runtime.block_on(stand(args, printer))
+}
+
+async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
+    let failed = |why: String| Failure::new(Exit::Failed, why);
+    private_folder(&args.data)?;
+    let agent = own_name(&args.data).map_err(failed)?;
+    let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
+    let (up, told) = mpsc::unbounded_channel();
+    let table = Table::open(&args.data, up).await.map_err(|error| failed(error.to_string()))?;
+    let joining = Joining {
+        url: args.join.clone(),
+        token_file: args.token_file.clone(),
+        agent,
+        hosts,
+        calling: Calling { ca_file: args.ca_file.clone() },
+    };
+    let (stop, stopped) = watch::channel(false);
+    let mut said = false;
+    let ready = || {
+        if !std::mem::replace(&mut said, true) {
+            printer.data(&format!("ready {}\n", args.join));
+        }
+    };
+    tokio::select! {
+        ended = serve(joining, table, told, ready, stopped) => ended.map_err(failed)?,
+        exit = asked_to_stop() => {
+            let _ = stop.send(true);
+            return exit;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// The agent's name: made once, kept in its folder.
+fn own_name(folder: &Path) -> Result<String, String> {
+    let file = folder.join("agent-id");
+    let shown = file.display();
+    match std::fs::read_to_string(&file) {
+        Ok(name) if !name.trim().is_empty() => Ok(name.trim().to_owned()),
+        _ => {
+            let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
+            let name = random.map_err(|error| format!("cannot make a name: {error}"))?.trim().to_owned();
+            std::fs::write(&file, &name).map_err(|error| format!("cannot write {shown}: {error}"))?;
+            Ok(name)
+        }
+    }
+}

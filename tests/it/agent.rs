@@ -1,0 +1,412 @@
+//! The real agent behind the real gateway, with real processes: every operation and its codes, guarding, and deaths of the
+//! agent, after which the same processes are held again and nothing is started twice.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::server::Server;
+use crate::support::{command, until};
+
+const APPS: &str = "apps: [{code: all, secret: s3cret}]\n";
+const HOST: &str = "0:127.0.0.1";
+
+/// A gateway in this process, an agent in its own, and a folder for both and for what they run.
+struct System {
+    folder: tempfile::TempDir,
+    server: Server,
+    agent: Option<Child>,
+}
+
+impl System {
+    fn new() -> System {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("token"), "token\n").expect("a file");
+        let patience = Duration::from_secs(10);
+        let server = Server::over(&folder.path().join("store.db"), patience, APPS, "* token\n");
+        let mut system = System { folder, server, agent: None };
+        system.start_agent();
+        system
+    }
+
+    fn start_agent(&mut self) {
+        let url = format!("http://{}", self.server.address);
+        let args = ["agent", "--join", &url, "--token-file", "token", "--data", "agent"];
+        let log =
+            std::fs::File::options().append(true).create(true).open(self.path("agent.log")).expect("a log");
+        let mut child =
+            command(&args, self.folder.path()).stdout(Stdio::piped()).stderr(log).spawn().expect("it starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        assert_eq!(line.trim(), format!("ready {url}"), "{}", self.log());
+        self.agent = Some(child);
+    }
+
+    fn kill_agent(&mut self) {
+        if let Some(mut agent) = self.agent.take() {
+            agent.kill().expect("it is killed");
+            agent.wait().expect("it ends");
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.path("agent.log")).unwrap_or_default()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A foreground process; what it is started, stopped and reloaded with leaves a line in `effects`.
+    fn spec(&self, name: &str, start: &str) -> Value {
+        json!({"identity": {"proc_name": name, "setup_path": self.folder.path(), "user": whoami(), "value_key": name,
+                            "pid_path": self.path(&format!("run/{name}.pid")), "log_path": self.path(&format!("log/{name}.log"))},
+               "control": {"start_cmd": start, "start_mode": "foreground"},
+               "monitor_policy": {"auto_type": 1, "start_check_secs": 0, "start_interval": 1, "stop_check_secs": 5}})
+    }
+
+    fn begin(&self, name: &str, op: i64, spec: &Value) -> Value {
+        let mut body = json!({"meta": {"namespace": "web", "name": name}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}], "op_type": op});
+        if !spec.is_null() {
+            body["spec"] = spec.clone();
+        }
+        let answer = self.server.gse("operate_proc", body);
+        assert_eq!(answer["result"], true, "{answer}");
+        answer["data"]["task_id"].clone()
+    }
+
+    /// The final row of a task.
+    fn row(&self, name: &str, task: &Value) -> Value {
+        let mut row = Value::Null;
+        until("a final row", || {
+            let rows = self.server.gse("get_proc_operate_result_v2", json!({"task_id": task}));
+            row = rows["data"][format!("{HOST}:web:{name}")].clone();
+            row["error_code"] != 115
+        });
+        row
+    }
+
+    fn operate(&self, name: &str, op: i64, spec: &Value) -> (i64, String) {
+        let row = self.row(name, &self.begin(name, op, spec));
+        (row["error_code"].as_i64().expect("a code"), row["error_msg"].as_str().expect("text").to_owned())
+    }
+
+    fn process(&self, name: &str) -> Value {
+        let page = self.server.call("GET", &format!("/api/abide/v1/processes?name={name}"), json!({}));
+        page["data"]["items"][0].clone()
+    }
+
+    fn pid(&self, name: &str) -> Option<u32> {
+        self.process(name)["pid"].as_u64().map(|pid| pid as u32)
+    }
+
+    fn facts(&self, name: &str) -> (bool, bool, bool) {
+        let row = self.process(name);
+        let fact = |field: &str| row[field].as_bool().unwrap_or(false);
+        (fact("registered"), fact("hosted"), fact("running"))
+    }
+}
+
+impl Drop for System {
+    fn drop(&mut self) {
+        // Nothing stays behind: whatever carries our marks goes.
+        self.kill_agent();
+        let mark = self.folder.path().display().to_string();
+        for pid in processes() {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+            if cwd.starts_with(&mark) && String::from_utf8_lossy(&environment).contains("ABIDE_INSTANCE") {
+                kill(pid, "KILL");
+            }
+        }
+    }
+}
+
+fn processes() -> Vec<u32> {
+    let folder = std::fs::read_dir("/proc").expect("/proc").flatten();
+    folder.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn whoami() -> String {
+    let output = std::process::Command::new("id").arg("-un").output().expect("id");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+fn kill(pid: u32, signal: &str) {
+    let _ = std::process::Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).status();
+}
+
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+fn lines(path: &Path) -> usize {
+    std::fs::read_to_string(path).unwrap_or_default().lines().count()
+}
+
+#[test]
+fn every_operation_with_its_facts_and_codes() {
+    let system = System::new();
+    let mut spec = system.spec("s", "sleep 1000");
+    assert_eq!(system.operate("s", 0, &spec).0, 0, "start");
+    assert_eq!(system.facts("s"), (true, true, true));
+    let first = system.pid("s").expect("a pid");
+    assert!(is_alive(first));
+    assert_eq!(
+        std::fs::read_to_string(system.path("run/s.pid")).expect("a pid file").trim(),
+        first.to_string()
+    );
+    assert_eq!(system.operate("s", 0, &spec).0, 828, "it runs already");
+    let row = system.row("s", &system.begin("s", 2, &spec));
+    let look: Value = serde_json::from_str(row["content"].as_str().expect("text")).expect("JSON");
+    let instance = &look["process"][0]["instance"][0];
+    assert_eq!(
+        (&instance["pid"], &instance["isAuto"], &instance["cmdline"]),
+        (&json!(first), &json!(true), &json!("sleep 1000"))
+    );
+    assert_eq!(system.operate("s", 4, &spec).0, 0, "unhost");
+    assert_eq!((system.facts("s"), system.pid("s")), ((true, false, true), Some(first)));
+    assert_eq!(system.operate("s", 3, &spec).0, 0, "host");
+    assert_eq!((system.facts("s"), system.pid("s")), ((true, true, true), Some(first)));
+    // A restart takes the new spec, and leaves hosting as it was.
+    spec["control"]["start_cmd"] = json!("sleep 2000");
+    assert_eq!(system.operate("s", 7, &spec).0, 0, "restart");
+    let second = system.pid("s").expect("a pid");
+    assert!(second != first && !is_alive(first));
+    let told = system.process("s");
+    assert_eq!(
+        (&told["spec"]["control"]["start_cmd"], &told["live_spec"]["control"]["start_cmd"]),
+        (&json!("sleep 2000"), &json!("sleep 2000"))
+    );
+    // A reload needs a command, keeps the pid, and moves only what it reads.
+    let (code, message) = system.operate("s", 8, &spec);
+    assert!(code == 65535 && message.contains("reload_cmd"), "{code} {message}");
+    spec["control"]["reload_cmd"] = json!("echo reloaded >> effects");
+    spec["configmap"] = json!([{"path": "/etc/x", "md5": "0123456789abcdef0123456789abcdef"}]);
+    spec["control"]["start_cmd"] = json!("sleep 3000");
+    assert_eq!(system.operate("s", 8, &spec).0, 0, "reload");
+    let told = system.process("s");
+    assert_eq!((system.pid("s"), lines(&system.path("effects"))), (Some(second), 1));
+    assert_eq!(told["live_spec"]["configmap"], spec["configmap"]);
+    assert_eq!(
+        (&told["spec"]["control"]["start_cmd"], &told["live_spec"]["control"]["start_cmd"]),
+        (&json!("sleep 3000"), &json!("sleep 2000"))
+    );
+    assert_eq!(system.operate("s", 1, &spec).0, 0, "stop");
+    assert_eq!((system.facts("s"), is_alive(second)), ((true, false, false), false));
+    assert!(!system.path("run/s.pid").exists());
+    assert_eq!(system.operate("s", 1, &spec).0, 829, "it does not run");
+    assert_eq!(system.operate("s", 7, &spec).0, 829);
+    // Kill, of one that does not listen.
+    spec["control"]["start_cmd"] = json!("trap '' TERM; echo up >> trapped; while :; do sleep 1; done");
+    assert_eq!(system.operate("s", 0, &spec).0, 0);
+    assert_eq!(system.operate("s", 9, &spec).0, 0, "kill");
+    assert_eq!(system.facts("s"), (true, false, false));
+}
+
+#[test]
+fn what_fails_says_why_and_leaves_things_as_they_were() {
+    let system = System::new();
+    let missing = system.spec("m", "./no-such-program");
+    let (code, message) = system.operate("m", 0, &missing);
+    assert!(code == 65535 && message.contains("no-such-program"), "{code} {message}");
+    let mut quick = system.spec("q", "echo hello; exit 3");
+    quick["monitor_policy"]["start_check_secs"] = json!(5);
+    let (code, message) = system.operate("q", 0, &quick);
+    assert!(code == 836 && message.contains("code 3"), "{code} {message}");
+    assert_eq!(std::fs::read_to_string(system.path("log/q.log")).expect("a log"), "hello\n");
+    assert!(system.process("m").is_null() && system.process("q").is_null(), "neither is registered by that");
+    let mut nobody = system.spec("n", "sleep 1000");
+    nobody["identity"]["user"] = json!("no-such-user");
+    let (code, message) = system.operate("n", 0, &nobody);
+    assert!(code == 65535 && message.contains("no-such-user"), "{code} {message}");
+    let mut nowhere = system.spec("w", "sleep 1000");
+    nowhere["identity"]["setup_path"] = json!("/no/such/folder");
+    let (code, message) = system.operate("w", 0, &nowhere);
+    assert!(code == 65535 && message.contains("/no/such/folder"), "{code} {message}");
+    assert!(!Path::new("/no/such").exists(), "setup_path is never made");
+    // A stop whose command does nothing: it is still there, and guarded as before.
+    let mut stubborn = system.spec("s", "sleep 1000");
+    stubborn["control"]["stop_cmd"] = json!("true");
+    stubborn["monitor_policy"]["stop_check_secs"] = json!(0);
+    assert_eq!(system.operate("s", 0, &stubborn).0, 0);
+    let (code, message) = system.operate("s", 1, &stubborn);
+    assert!(code == 836 && message.starts_with("stop"), "{code} {message}");
+    assert_eq!(system.facts("s"), (true, true, true));
+    stubborn["control"]["stop_cmd"] = json!("echo cannot; exit 4");
+    let (code, message) = system.operate("s", 1, &stubborn);
+    assert!(code == 65535 && message.contains("cannot"), "{code} {message}");
+}
+
+#[test]
+fn a_daemon_is_known_by_its_pid_file_and_program() {
+    let system = System::new();
+    let mut spec = system.spec("sleep", "sleep 1000 >/dev/null 2>&1 & echo $! > run/sleep.pid");
+    spec["control"]["start_mode"] = json!("daemon");
+    spec["monitor_policy"]["start_check_secs"] = json!(2);
+    assert_eq!(system.operate("sleep", 0, &spec), (0, "success".to_owned()));
+    let pid = system.pid("sleep").expect("a pid");
+    assert_eq!(std::fs::read_to_string(format!("/proc/{pid}/comm")).expect("a process").trim(), "sleep");
+    // It dies, and is brought back by its own command.
+    kill(pid, "KILL");
+    until("it is back", || system.pid("sleep").is_some_and(|new| new != pid));
+    assert_eq!(system.operate("sleep", 1, &spec).0, 0);
+    // A pid file that names something else is no proof.
+    for (content, says) in
+        [("1", "process 1"), ("nonsense", "no pid"), (&std::process::id().to_string(), "is no sleep")]
+    {
+        spec["control"]["start_cmd"] = json!(format!("echo {content} > run/sleep.pid"));
+        spec["monitor_policy"]["start_check_secs"] = json!(0);
+        let (code, message) = system.operate("sleep", 0, &spec);
+        assert!(code == 836 && message.contains(says), "{content}: {code} {message}");
+    }
+    assert_eq!(system.facts("sleep"), (true, false, false));
+}
+
+#[test]
+fn a_process_that_dies_comes_back_and_one_that_keeps_dying_is_not_fed() {
+    let system = System::new();
+    let spec = system.spec("s", "echo up >> starts; exec sleep 1000");
+    assert_eq!(system.operate("s", 0, &spec).0, 0);
+    let mut pid = system.pid("s").expect("a pid");
+    for _ in 0..1 {
+        kill(pid, "KILL");
+        until("it is back", || system.pid("s").is_some_and(|new| new != pid));
+        pid = system.pid("s").expect("a pid");
+    }
+    // It may not be brought back after somebody stopped it.
+    assert_eq!(system.operate("s", 1, &spec).0, 0);
+    let starts = lines(&system.path("starts"));
+    assert_eq!((starts, system.facts("s")), (2, (true, false, false)));
+    let mut loops = system.spec("l", "echo up >> loops; sleep 0.3; exit 1");
+    loops["monitor_policy"]["start_retries"] = json!(2);
+    assert_eq!(system.operate("l", 0, &loops).0, 0, "it is up when it is looked at");
+    until("it has failed", || system.process("l")["health"] == "Failed");
+    let told = system.process("l");
+    assert!(told["next"].is_string() && told["message"].as_str().expect("text").contains("code 1"), "{told}");
+    assert_eq!(lines(&system.path("loops")), 3, "the start, once at once, once after an interval");
+}
+
+#[test]
+fn the_agent_dies_and_its_processes_do_not() {
+    let mut system = System::new();
+    for name in ["a", "b", "c"] {
+        let spec = system.spec(name, &format!("echo up >> starts-{name}; exec sleep 1000"));
+        assert_eq!(system.operate(name, 0, &spec).0, 0);
+    }
+    let pids = |system: &System| ["a", "b", "c"].map(|name| system.pid(name).expect("a pid"));
+    let before = pids(&system);
+    system.kill_agent();
+    assert!(before.iter().all(|pid| is_alive(*pid)));
+    system.start_agent();
+    until("all are told of", || ["a", "b", "c"].iter().all(|name| system.process(name)["agent"] == true));
+    assert_eq!(pids(&system), before);
+    // What died meanwhile is brought back; the others are left alone.
+    system.kill_agent();
+    kill(before[1], "KILL");
+    until("it is gone", || !is_alive(before[1]));
+    system.start_agent();
+    until("b is back", || system.pid("b").is_some_and(|pid| pid != before[1] && is_alive(pid)));
+    let after = pids(&system);
+    assert_eq!((after[0], after[2]), (before[0], before[2]));
+    assert_eq!(["a", "b", "c"].map(|name| lines(&system.path(&format!("starts-{name}")))), [1, 2, 1]);
+    // They are held: a death is noticed at once.
+    kill(after[0], "KILL");
+    until("a is back", || system.pid("a").is_some_and(|pid| pid != after[0]));
+}
+
+#[test]
+fn killed_in_the_middle_of_starts_nothing_is_started_twice() {
+    let mut system = System::new();
+    let soak: u64 = std::env::var("ABIDE_SOAK").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let rounds = 6 * soak;
+    for round in 0..rounds {
+        let names: Vec<String> = (0..6).map(|n| format!("p{round}-{n}")).collect();
+        let tasks: Vec<Value> = names
+            .iter()
+            .map(|name| {
+                system.begin(
+                    name,
+                    0,
+                    &system.spec(name, &format!("echo up >> starts-{name}; exec sleep 1000")),
+                )
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(3 * (round % 6)));
+        system.kill_agent();
+        system.start_agent();
+        for (name, task) in names.iter().zip(&tasks) {
+            let row = system.row(name, task);
+            assert!([0, 828].contains(&row["error_code"].as_i64().expect("a code")), "{name}: {row}");
+            let begin = std::time::Instant::now();
+            while !system.facts(name).2 {
+                assert!(
+                    begin.elapsed() < Duration::from_secs(10),
+                    "{row} {} {}",
+                    system.process(name),
+                    system.log()
+                );
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let starts = lines(&system.path(&format!("starts-{name}")));
+            let pid = system.pid(name).expect("a pid");
+            let others = processes().into_iter().filter(|other| {
+                let environment = std::fs::read(format!("/proc/{other}/environ")).unwrap_or_default();
+                let mark = format!("ABIDE_INSTANCE={HOST}:web:{name}\0");
+                *other != pid
+                    && String::from_utf8_lossy(&environment).contains(&mark)
+                    && is_alive(*other)
+                    && std::fs::read_link(format!("/proc/{other}/cwd"))
+                        .is_ok_and(|cwd| cwd == system.folder.path())
+            });
+            assert_eq!(others.count(), 0, "{name} has one incarnation");
+            assert_eq!(starts, 1, "{name} was started {starts} times");
+        }
+    }
+}
+
+#[test]
+fn a_restart_of_the_gateway_is_invisible_to_processes() {
+    let mut system = System::new();
+    let spec = system.spec("s", "sleep 1000");
+    assert_eq!(system.operate("s", 0, &spec).0, 0);
+    let pid = system.pid("s").expect("a pid");
+    let address = system.server.address;
+    let file = system.path("store.db");
+    system.server = Server::at(address);
+    until("the port is free again", || std::net::TcpListener::bind(address).is_ok());
+    system.server = Server::again(address, &file, APPS, "* token\n");
+    until("the agent is back", || system.process("s")["agent"] == true);
+    assert_eq!(system.pid("s"), Some(pid));
+    assert_eq!(system.operate("s", 1, &Value::Null).0, 0);
+    assert!(!is_alive(pid));
+}
+
+#[test]
+fn what_it_starts_has_its_own_session_and_none_of_ours() {
+    let system = System::new();
+    let mut spec = system.spec("s", "exec sleep 1000");
+    spec["env"] = json!({"GREETING": "hello", "PASSWORD": {"value": "hush", "secret": true}});
+    assert_eq!(system.operate("s", 0, &spec).0, 0);
+    let pid = system.pid("s").expect("a pid");
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let session: u32 =
+        stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(3)?.parse().ok()).expect("a number");
+    assert_eq!(session, pid, "a session of its own");
+    let descriptors: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .expect("descriptors")
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    assert_eq!(descriptors.len(), 3, "{descriptors:?}");
+    let environment =
+        String::from_utf8_lossy(&std::fs::read(format!("/proc/{pid}/environ")).expect("an environment"))
+            .into_owned();
+    assert!(environment.contains("GREETING=hello\0") && environment.contains("PASSWORD=hush\0"));
+    assert!(environment.contains("ABIDE_INCARNATION=") && !environment.contains("CARGO"), "{environment}");
+    assert!(!system.log().contains("hush"), "{}", system.log());
+}
