@@ -69,13 +69,13 @@ pub fn step(series: Series, event: Event, now: i64, policy: &Policy) -> (Series,
             if tries == 0 && policy.retries > 0 {
                 return (Series { tries: next, phase: Phase::Calm }, Effect::Launch);
             }
+            // At least a second: an interval of 0 is no leave to spin.
+            let base = policy.interval_ms.max(1000);
             if tries < policy.retries {
-                let until = now.saturating_add(policy.interval_ms);
+                let until = now.saturating_add(base);
                 return (Series { tries: next, phase: Phase::Waiting { until } }, Effect::WakeAt(until));
             }
             let over = tries - policy.retries;
-            // At least a second: an interval of 0 is no leave to spin.
-            let base = policy.interval_ms.max(1000);
             let wait = base.saturating_mul(2i64.saturating_pow(over + 1)).min(LONGEST_MS);
             let until = now.saturating_add(wait);
             (Series { tries: next, phase: Phase::Failed { until } }, Effect::GiveUpUntil(until))
@@ -132,7 +132,7 @@ mod tests {
         for policy in [
             Policy { retries: 0, interval_ms: 0, settled_ms: 10_000 },
             Policy { retries: 4, interval_ms: 0, settled_ms: 10_000 },
-            Policy { retries: u32::MAX, interval_ms: 1000, settled_ms: i64::MAX },
+            Policy { retries: u32::MAX, interval_ms: 0, settled_ms: i64::MAX },
         ] {
             let launches = launches(&policy, 1, 60_000).len();
             assert!(launches < 70, "{policy:?}: {launches} a minute");

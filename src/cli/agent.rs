@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use tokio::sync::{mpsc, watch};
 
 use super::print::Printer;
-use super::serve::{asked_to_stop, private_folder};
+use super::serve::{Signals, private_folder};
 use super::{Exit, Failure};
 use crate::agent::{Joining, Table, run as serve, this_host};
 use crate::http::Calling;
@@ -49,6 +49,7 @@ pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
 
 async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
+    let mut signals = Signals::listen()?;
     private_folder(&args.data)?;
     let agent = own_name(&args.data).map_err(failed)?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
@@ -70,9 +71,9 @@ async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
     };
     tokio::select! {
         ended = serve(joining, table, told, ready, stopped) => ended.map_err(failed)?,
-        exit = asked_to_stop() => {
+        exit = signals.asked_to_stop() => {
             let _ = stop.send(true);
-            return exit;
+            return Ok(exit);
         }
     }
     Ok(Exit::Done)

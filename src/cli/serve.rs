@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::info;
 
@@ -89,6 +89,7 @@ pub fn run(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
 
 async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
+    let mut signals = Signals::listen()?;
     let file = args.apps.clone();
     let apps = follow(vec![file.clone()], move || Apps::read(&file)).map_err(failed)?;
     let tokens = match &args.agent_token_file {
@@ -103,7 +104,8 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
         _ => None,
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let gateway = Arc::new(Gateway::new(open(&args.data)?));
+    let store = open(&args.data)?;
+    let gateway = Arc::new(Gateway::new(store.clone()));
     let LimitArgs { max_body_bytes, max_connections, max_requests, max_rate, request_secs } = args.limits;
     let time = Duration::from_secs(request_secs.max(1));
     let limits = http::Limits {
@@ -130,13 +132,16 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
     }
     printer.data(&format!("ready {scheme}://{address}\n"));
     let exit = tokio::select! {
-        exit = asked_to_stop() => exit?,
+        exit = signals.asked_to_stop() => exit,
         ended = house => return Err(failed(format!("the store cannot be used: {ended:?}"))),
     };
     info!("stopping");
     gateway.close();
     let _ = stop.send(true);
     let _ = serving.await;
+    if let Err(error) = store.settle().await {
+        tracing::warn!(%error, "the store's log stays beside its file");
+    }
     Ok(exit)
 }
 
@@ -174,15 +179,40 @@ pub fn private_folder(folder: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Waits for Ctrl-C or SIGTERM. Ending because of them is what was asked for.
-pub async fn asked_to_stop() -> Result<Exit, Failure> {
-    let failed =
-        |error: std::io::Error| Failure::new(Exit::Failed, format!("cannot listen for signals: {error}"));
-    let mut term = signal(SignalKind::terminate()).map_err(failed)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    tokio::select! {
-        _ = term.recv() => {}
-        _ = interrupt.recv() => {}
+/// SIGXFSZ.
+const TOO_LARGE: i32 = 25;
+
+/// The signals of a daemon, listened for from here on: before it says that it is ready.
+pub struct Signals {
+    term: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+    _too_large: Signal,
+}
+
+impl Signals {
+    pub fn listen() -> Result<Signals, Failure> {
+        let listen = |kind: SignalKind| {
+            signal(kind)
+                .map_err(|error| Failure::new(Exit::Failed, format!("cannot listen for signals: {error}")))
+        };
+        Ok(Signals {
+            term: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hangup: listen(SignalKind::hangup())?,
+            // A file that may not grow: that write fails, and we go on.
+            _too_large: listen(SignalKind::from_raw(TOO_LARGE))?,
+        })
     }
-    Ok(Exit::Done)
+
+    /// Waits for Ctrl-C or SIGTERM. Ending because of them is what was asked for; a terminal that goes away is no reason.
+    pub async fn asked_to_stop(&mut self) -> Exit {
+        loop {
+            tokio::select! {
+                _ = self.term.recv() => return Exit::Done,
+                _ = self.interrupt.recv() => return Exit::Done,
+                _ = self.hangup.recv() => info!("files that changed are read again by themselves"),
+            }
+        }
+    }
 }

@@ -146,6 +146,9 @@ impl Tokens {
                     Some(host.parse().map_err(|_| format!("line {at} does not begin with CLOUD:IP or *"))?)
                 }
             };
+            if token.trim().contains(char::is_whitespace) {
+                return Err(format!("line {at} has more than a host and a token"));
+            }
             tokens.push((host, Sha256::digest(token.trim().as_bytes()).into()));
         }
         Ok(Tokens(tokens))
@@ -213,6 +216,14 @@ impl Keepers {
 pub struct Said {
     bk_app_code: Option<String>,
     bk_app_secret: Option<String>,
+    bk_username: Option<String>,
+}
+
+impl Said {
+    /// The person on whose behalf an app calls, as it says.
+    pub fn user(&self) -> Option<String> {
+        self.bk_username.clone()
+    }
 }
 
 /// Code and secret: from the header that the API gateway uses, as HTTP's own, or from the body, as ESB's callers send
@@ -249,6 +260,11 @@ fn base64(text: &str) -> Option<Vec<u8>> {
         }
     }
     Some(bytes)
+}
+
+/// A few digits that stand for a text.
+pub fn short_digest(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn from_hex(text: &str) -> Option<[u8; 32]> {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use futures_util::stream;
 
+use super::auth::short_digest;
 use super::hosts::{Stream, Taken};
 use super::registry::{Record, key_of, record_txn};
 use super::tasks::{Done, Task};
@@ -25,7 +26,7 @@ impl<S: Store> Gateway<S> {
         let session = self.hosts.join(join, self.patience).map_err(|Taken(host)| {
             Refusal::Taken(format!("host {host} has an agent already; it has to go first"))
         })?;
-        let (acked, _) = self.acked(&join.agent).await?;
+        let (acked, _) = self.acked(&counter(&join.agent, &join.hosts)).await?;
         Ok(Joined { session, acked })
     }
 
@@ -47,17 +48,17 @@ impl<S: Store> Gateway<S> {
     }
 
     /// The last number taken of an agent, and the change that wrote it.
-    async fn acked(&self, agent: &str) -> Result<(u64, Number), Refusal> {
-        let entry = self.store.get(&format!("agent/{agent}")).await?;
+    async fn acked(&self, counter: &str) -> Result<(u64, Number), Refusal> {
+        let entry = self.store.get(counter).await?;
         let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
         Ok((text.and_then(|text| text.parse().ok()).unwrap_or(0), entry.map_or(0, |entry| entry.changed)))
     }
 
     /// What goes down to an agent: first what is registered, then its operations after the last one it knows, then
     /// whatever comes.
-    pub async fn stream(self: &Arc<Self>, session: &str, after: u64) -> Result<Body, Refusal> {
+    pub async fn stream(self: &Arc<Self>, session: &str, after: u64, may: StillMay) -> Result<Body, Refusal> {
         let (stream, hosts) = self.hosts.open(session).ok_or_else(gone)?;
-        let guard = Guard { gateway: Arc::clone(self), session: session.to_owned(), stream };
+        let guard = Guard { gateway: Arc::clone(self), session: session.to_owned(), stream, may };
         self.sync_agent(&hosts).await?;
         self.dispatch_after(&hosts, after);
         Ok(Body::from_stream(stream::unfold(guard, |mut guard| async move {
@@ -99,15 +100,20 @@ impl<S: Store> Gateway<S> {
     /// Takes what an agent tells, all of it in one commit; what was taken before is taken once.
     pub async fn tell(&self, session: &str, mut told: Vec<Up>) -> Result<Acked, Refusal> {
         let (agent, hosts) = self.hosts.heard(session).ok_or_else(gone)?;
+        let key = counter(&agent, &hosts);
         told.sort_by_key(|up| up.seq);
         loop {
-            let (last, changed) = self.acked(&agent).await?;
+            let (last, changed) = self.acked(&key).await?;
             let fresh: Vec<&Up> = told.iter().filter(|up| up.seq > last).collect();
             let Some(newest) = fresh.last() else { return Ok(Acked { acked: last }) };
             let taken = self.take(&fresh, &hosts).await?;
-            let key = format!("agent/{agent}");
             let acked = newest.seq;
-            let txn = taken.txn.and(Txn::put(key.clone(), acked.to_string()).only_if(key, changed));
+            let counted = Txn::put(key.clone(), acked.to_string()).only_if(key.clone(), changed);
+            // What was only looked for needs no disk.
+            for (task, nth, done) in taken.rows.iter().filter(|(task, ..)| task.is_a_look()) {
+                task.finish(*nth, done.clone());
+            }
+            let txn = taken.txn.and(counted);
             if let Outcome::Written(number) = self.store.txn(txn).await? {
                 for (task, nth, done) in taken.rows {
                     self.metrics
@@ -222,7 +228,9 @@ impl<S: Store> Gateway<S> {
             taking.add(Txn::delete(key));
             return Ok(());
         }
-        taking.add(Txn::put(key, serde_json::to_vec(report)?));
+        // A clock that is ahead must not make an old report look fresh.
+        let report = Report { at: report.at.min(super::now_ms()), ..report.clone() };
+        taking.add(Txn::put(key, serde_json::to_vec(&report)?));
         if let (false, Some(given)) = (known, &report.given) {
             let part = record_txn(instance, given, None, None, None)?;
             taking.add(part);
@@ -231,12 +239,22 @@ impl<S: Store> Gateway<S> {
     }
 }
 
+/// Where the last number of an agent is kept. Two agents of one name and different hosts count for themselves.
+fn counter(agent: &str, hosts: &[HostKey]) -> String {
+    let mut hosts: Vec<String> = hosts.iter().map(HostKey::to_string).collect();
+    hosts.sort();
+    format!("agent/{}/{agent}", short_digest(&hosts.join(",")))
+}
+
 fn gone() -> Refusal {
     Refusal::Gone("there is no such session: join again".to_owned())
 }
 
 /// The rows of one task that became final.
 type Finals = (Arc<Task>, Vec<(usize, Done)>);
+
+/// May this agent still be told? Its token may be taken away while it listens.
+pub type StillMay = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// What a batch changes: in the store, then in memory, then at the agents.
 #[derive(Default)]
@@ -260,12 +278,17 @@ struct Guard<S: Store> {
     gateway: Arc<Gateway<S>>,
     session: String,
     stream: Stream,
+    may: StillMay,
 }
 
 impl<S: Store> Guard<S> {
     /// The next line; an empty one now and then, so that a reader who is gone is noticed.
     async fn next(&mut self) -> Option<Bytes> {
-        match tokio::time::timeout(Duration::from_secs(BEAT_SECS), self.stream.receive.recv()).await {
+        let next = tokio::time::timeout(Duration::from_secs(BEAT_SECS), self.stream.receive.recv()).await;
+        if !(self.may)() {
+            return None;
+        }
+        match next {
             Err(_) => Some(Bytes::from_static(b"\n")),
             Ok(None) => None,
             Ok(Some(first)) => {

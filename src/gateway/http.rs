@@ -26,7 +26,7 @@ use super::state::Ask;
 use super::{Caller, Gateway, Refusal, openapi};
 use crate::gse::answer::{Envelope, JobTaskData, TaskData};
 use crate::gse::channel::{Join, Up};
-use crate::gse::codes::EnvelopeCode;
+use crate::gse::codes::{EnvelopeCode, RowCode};
 use crate::gse::request::{MultiRequest, ProcRequest};
 use crate::gse::{JobApi, JobBody};
 use crate::http::Peer;
@@ -57,12 +57,20 @@ struct Shared<S> {
     keepers: Arc<Keepers>,
     limits: Limits,
     room: Semaphore,
+    /// In chunks.
+    memory: Semaphore,
 }
+
+/// Memory of bodies is counted so.
+const CHUNK: usize = 64 << 10;
+/// What all bodies together may take.
+const BODIES: usize = 256 << 20;
 
 /// The whole API. Health answers anybody; everything else wants credentials.
 pub fn router<S: Store>(gateway: Arc<Gateway<S>>, keepers: Arc<Keepers>, limits: Limits) -> Router {
     let room = Semaphore::new(limits.at_once);
-    Router::new().fallback(serve::<S>).with_state(Arc::new(Shared { gateway, keepers, limits, room }))
+    let memory = Semaphore::new(BODIES.max(limits.body_bytes) / CHUNK + 1);
+    Router::new().fallback(serve::<S>).with_state(Arc::new(Shared { gateway, keepers, limits, room, memory }))
 }
 
 /// Which task is asked for, by GSE's name for it or by JOB's.
@@ -75,14 +83,28 @@ struct Task {
 /// A request on its way: what its line will say.
 struct Asked {
     call: Call,
+    changes: bool,
     who: String,
+    /// The person on whose behalf an app calls, as it says.
+    as_user: String,
     what: String,
+    /// Rows that did not do what was asked.
+    refused: usize,
+}
+
+impl Asked {
+    fn of(call: Call) -> Asked {
+        let (who, as_user, what) = (String::new(), String::new(), String::new());
+        Asked { call, changes: call.changes(), who, as_user, what, refused: 0 }
+    }
 }
 
 async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request) -> Response {
     let begin = Instant::now();
     let (parts, body) = request.into_parts();
-    let call = match find(parts.method.as_str(), parts.uri.path()) {
+    // A question for the head alone is answered like one for all of it; hyper leaves the body out.
+    let method = if parts.method == axum::http::Method::HEAD { "GET" } else { parts.method.as_str() };
+    let call = match find(method, parts.uri.path()) {
         Found::Call(call) => call,
         Found::OtherMethod => {
             let message = "this path is there, but not for this method";
@@ -103,18 +125,20 @@ async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request)
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         return response;
     };
-    let mut asked = Asked { call, who: String::new(), what: String::new() };
+    let mut asked = Asked { call, changes: call.changes(), ..Asked::of(call) };
     let (response, result) = match answer(&shared, &mut asked, &parts, body).await {
+        Ok(response) if asked.refused > 0 => (response, format!("{} rows refused", asked.refused)),
         Ok(response) => (response, "ok".to_owned()),
         Err((response, result)) => (*response, result),
     };
     let counted = if result == "ok" { "ok" } else { "refused" };
     shared.gateway.metrics.request(call.word(), counted, begin.elapsed());
-    if call.changes() {
+    if asked.changes {
         let from =
             parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| SocketAddr::to_string(peer));
-        let Asked { who, what, .. } = asked;
-        info!(target: "audit", %who, call = call.word(), %what, %from, %result, "change");
+        let Asked { who, what, as_user, .. } = asked;
+        // Quoted: what callers send must not be able to look like a line of its own.
+        info!(target: "audit", ?who, ?as_user, call = call.word(), ?what, %from, ?result, "change");
     }
     response
 }
@@ -128,19 +152,31 @@ async fn answer<S: Store>(
     body: Body,
 ) -> Result<Response, Refused> {
     let refuse = |status, code, message: &str| (Box::new(failed(status, code, message)), message.to_owned());
-    let bytes =
-        match tokio::time::timeout(shared.limits.body_time, to_bytes(body, shared.limits.body_bytes)).await {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(_)) => {
-                let message =
-                    format!("the body is larger than {} bytes, or ended early", shared.limits.body_bytes);
-                return Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message));
-            }
-            Err(_) => {
-                let message = "the body took too long to arrive";
-                return Err(refuse(StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message));
-            }
-        };
+    let length =
+        parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let most = shared.limits.body_bytes;
+    if length.is_some_and(|length: usize| length > most) {
+        let message = format!("the body is larger than {most} bytes");
+        return Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message));
+    }
+    // Bodies that are on their way share a fixed amount of memory, whoever sends them.
+    let chunks = u32::try_from(length.unwrap_or(most).div_ceil(CHUNK)).unwrap_or(u32::MAX);
+    let Ok(_memory) = shared.memory.try_acquire_many(chunks) else {
+        shared.gateway.metrics.shed();
+        let message = "too many large requests at once: try again in a moment";
+        return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message));
+    };
+    let bytes = match tokio::time::timeout(shared.limits.body_time, to_bytes(body, most)).await {
+        Ok(Ok(bytes)) => bytes,
+        Ok(Err(_)) => {
+            let message = format!("the body is larger than {most} bytes, or broke off");
+            return Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message));
+        }
+        Err(_) => {
+            let message = "the body took too long to arrive";
+            return Err(refuse(StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message));
+        }
+    };
     if asked.call.access() == Access::Agent {
         return agent(shared, asked, parts, &bytes).await;
     }
@@ -152,6 +188,7 @@ async fn answer<S: Store>(
         return Err(refuse(StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message));
     };
     asked.who.clone_from(&app.code);
+    asked.as_user = said.user().unwrap_or_default();
     if !shared.keepers.may_ask(&app.code, shared.limits.rate) {
         shared.gateway.metrics.shed();
         let message = format!("more than {} requests a second", shared.limits.rate);
@@ -164,13 +201,21 @@ async fn answer<S: Store>(
         let message = format!("app {:?} may not touch every namespace, which this call needs", app.code);
         return Err(refuse(StatusCode::OK, EnvelopeCode::NOT_ALLOWED, &message));
     }
-    carry_out(shared, app, asked, parts, &bytes).await.map_err(|refusal| refused(&refusal))
+    let carried = carry_out(shared, app, asked, parts, &bytes).await;
+    if asked.changes {
+        shared.gateway.wrote(!matches!(carried, Err(Refusal::Store(_))));
+    }
+    carried.map_err(|refusal| refused(&refusal))
 }
 
 fn health<S: Store>(gateway: &Gateway<S>, call: Call) -> Response {
-    match call == Call::Ready && !gateway.is_ready() {
-        true => json(StatusCode::SERVICE_UNAVAILABLE, &serde_json::json!({"status": "not ready"})),
-        false => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
+    let wrong = match call == Call::Ready {
+        true => gateway.not_ready(),
+        false => None,
+    };
+    match wrong {
+        Some(why) => json(StatusCode::SERVICE_UNAVAILABLE, &serde_json::json!({"status": why})),
+        None => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
     }
 }
 
@@ -186,16 +231,40 @@ fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
         if first != Some(&b'{') {
             return Refusal::Wrong("the body is no JSON object".to_owned());
         }
-        // What was found there may be a secret: only what was expected is told.
-        let text = error.to_string();
-        let text = text.split(" at line ").next().unwrap_or_default();
-        let missing = text.strip_prefix("missing field ").map(|field| field.replace('`', ""));
-        let expected = text.rsplit_once("expected ").map_or("another type", |(_, expected)| expected);
-        Refusal::Wrong(match missing {
-            Some(field) => format!("{field} is missing"),
-            None => format!("a field has the wrong type: expected {expected}"),
-        })
+        Refusal::Wrong(in_words(&error))
     })
+}
+
+/// What is wrong with a field, and where. What was found there may be a secret: only what was expected is told.
+fn in_words(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" at line ").next().unwrap_or_default();
+    let at = match error.line() {
+        0 => String::new(),
+        line => format!(" (line {line}, column {})", error.column()),
+    };
+    for said in ["missing field ", "duplicate field "] {
+        if let Some(field) = text.strip_prefix(said) {
+            let is = if said.starts_with("missing") { "is missing" } else { "is there twice" };
+            return format!("{} {is}{at}", field.replace('`', ""));
+        }
+    }
+    if let Some((field, _)) = text.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
+        return format!("there is no field {field:?}{at}");
+    }
+    let expected = text.rsplit_once("expected ").map(|(_, expected)| expected);
+    let kind = match expected {
+        Some(kind) if kind.starts_with("struct") || kind.starts_with("a map") || kind.contains("variant") => {
+            "an object"
+        }
+        Some(kind) if kind.contains("sequence") => "a list",
+        Some(kind) if kind.contains("string") || kind.contains("str") => "a text",
+        Some("u64" | "i64" | "u32" | "usize" | "i32" | "u16") => "a whole number",
+        Some("f64") => "a number",
+        Some("a boolean") => "true or false",
+        Some(_) | None => return format!("a field cannot be used as it is{at}"),
+    };
+    format!("a field has the wrong type: {kind} was expected{at}")
 }
 
 /// What Abide's own clients say with a call.
@@ -206,6 +275,9 @@ fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, Refusal> {
         None => None,
         Some(number) => Some(number.parse().map_err(|_| wrong("X-Abide-Generation"))?),
     };
+    if generation.is_some() && text("x-abide-owner").is_none() {
+        return Err(Refusal::Wrong("X-Abide-Generation says nothing without X-Abide-Owner".to_owned()));
+    }
     let name = |header: &str| match text(header) {
         Some(value) if value.is_empty() || value.len() > 128 || value.contains('/') => Err(wrong(header)),
         value => Ok(value),
@@ -239,11 +311,15 @@ async fn carry_out<S: Store>(
             let task_id = gateway.operate(&requests, &caller).await?;
             serde_json::to_value(TaskData { task_id })?
         }
-        Call::Job(api) => job(gateway, app, asked, api, body, &caller).await?,
+        Call::Job(api) => {
+            let data = job(gateway, app, asked, api, body, &caller).await?;
+            return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
+        }
         Call::JobResult => {
             let Task { bk_gse_taskid, .. } = read(body)?;
             let id = bk_gse_taskid.ok_or_else(|| Refusal::Wrong("bk_gse_taskid is missing".to_owned()))?;
-            gateway.job_results(&id, &may).await?
+            let data = gateway.job_results(&id, &may).await?;
+            return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
         }
         Call::Result(form) => {
             let Task { task_id, .. } = read(body)?;
@@ -269,7 +345,8 @@ async fn carry_out<S: Store>(
             let after = number(parts, "after")?;
             let (keepers, code) = (Arc::clone(&shared.keepers), app.code.clone());
             let may = Arc::new(move |namespace: &str| {
-                keepers.apps().named(&code).is_some_and(|app| app.may_touch(namespace))
+                let apps = keepers.apps();
+                apps.named(&code).is_some_and(|app| namespace.is_empty() || app.may_touch(namespace))
             });
             return Ok(lines(gateway.watch(query(parts)?, after, may).await));
         }
@@ -280,7 +357,11 @@ async fn carry_out<S: Store>(
             let mut question: serde_json::Map<String, Value> = read(body)?;
             question.retain(|name, _| !name.starts_with("bk_"));
             let question = serde_json::to_vec(&question)?;
-            gateway.state(read::<Ask>(&question)?).await?
+            let ask: Ask = read(&question)?;
+            let changes = ask.changes();
+            asked.changes = changes.is_some();
+            asked.what = changes.unwrap_or_default();
+            gateway.state(ask).await?
         }
         Call::Metrics => return Ok(metrics(gateway).await),
         Call::Description => return Ok(json(StatusCode::OK, openapi::description())),
@@ -322,6 +403,7 @@ async fn registry<S: Store>(
     caller: &Caller,
 ) -> Result<Value, Refusal> {
     let rows = gateway.registry_call(call, &request(app, asked, body)?, caller).await?;
+    asked.refused = rows.values().filter(|row| row.code() != RowCode::DONE).count();
     Ok(serde_json::to_value(rows)?)
 }
 
@@ -340,7 +422,8 @@ async fn job<S: Store>(
     if let Some(subject) = subjects.iter().find(|subject| !app.may_touch(subject.key.namespace.as_str())) {
         return Err(not_allowed(app, subject.key.namespace.as_str()));
     }
-    let bk_gse_taskid = gateway.operate_job(&body, api, caller).await?;
+    let may = |namespace: &str| app.may_touch(namespace);
+    let bk_gse_taskid = gateway.operate_job(&body, api, caller, &may).await?;
     Ok(serde_json::to_value(JobTaskData { bk_gse_taskid })?)
 }
 
@@ -405,16 +488,15 @@ async fn agent<S: Store>(
     }
     if asked.call == Call::Stream {
         let after = number(parts, "after").map_err(refuse)?;
-        return Ok(lines(gateway.stream(&session, after).await.map_err(refuse)?));
+        let (keepers, token) = (Arc::clone(&shared.keepers), token.to_owned());
+        let may = Arc::new(move || {
+            let tokens = keepers.tokens();
+            hosts.iter().all(|host| tokens.allow(&token, host))
+        });
+        return Ok(lines(gateway.stream(&session, after, may).await.map_err(refuse)?));
     }
-    let wrong = |error: serde_json::Error| {
-        refuse(Refusal::Wrong(format!(
-            "it cannot be understood: line {}, column {}",
-            error.line(),
-            error.column()
-        )))
-    };
-    let told: Vec<Up> = serde_json::from_slice(bytes).map_err(wrong)?;
+    let told: Vec<Up> =
+        serde_json::from_slice(bytes).map_err(|error| refuse(Refusal::Wrong(in_words(&error))))?;
     let acked = gateway.tell(&session, told).await.map_err(refuse)?;
     Ok(json(StatusCode::OK, &Envelope::ok(acked)))
 }
@@ -424,7 +506,7 @@ async fn metrics<S: Store>(gateway: &Gateway<S>) -> Response {
         registered: gateway.registered().await.unwrap_or(0),
         sessions: gateway.sessions(),
         open_tasks: gateway.open_tasks(),
-        ready: gateway.is_ready(),
+        ready: gateway.not_ready().is_none(),
     };
     let mut response = Response::new(Body::from(gateway.metrics.text(&gauges)));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4");

@@ -32,11 +32,15 @@ mod status;
 mod tasks;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::store::Store;
+use crate::store::{Store, Txn};
 
 pub use registry::Record;
+
+/// How long an operation waits for a host's agent: its row is to be final within ten seconds.
+const PATIENCE: Duration = Duration::from_millis(9_500);
 
 /// Everything that the calls work with. One a process; handlers share it.
 pub struct Gateway<S> {
@@ -46,16 +50,19 @@ pub struct Gateway<S> {
     tasks: tasks::Tasks,
     hosts: hosts::Hosts,
     pub(crate) metrics: metrics::Metrics,
+    /// The last write failed: reads go on, and nothing that must survive can be taken on.
+    cannot_write: AtomicBool,
 }
 
 impl<S: Store> Gateway<S> {
     pub fn new(store: S) -> Gateway<S> {
         Gateway {
             store: Arc::new(store),
-            patience: Duration::from_secs(10),
+            patience: PATIENCE,
             tasks: tasks::Tasks::default(),
             hosts: hosts::Hosts::default(),
             metrics: metrics::Metrics::default(),
+            cannot_write: AtomicBool::new(false),
         }
     }
 
@@ -79,6 +86,9 @@ impl<S: Store> Gateway<S> {
         loop {
             tokio::time::sleep(OFTEN.min(self.patience)).await;
             // A disk that is full now may not be later: what failed is tried again.
+            if self.cannot_write.load(Ordering::Acquire) {
+                self.wrote(self.store.txn(Txn::put("probe", now_ms().to_string())).await.is_ok());
+            }
             if let Err(refusal) = self.give_up().await {
                 tracing::warn!(?refusal, "rows without an agent cannot be ended");
             }
@@ -89,6 +99,21 @@ impl<S: Store> Gateway<S> {
                 }
             }
         }
+    }
+
+    /// Why it cannot do all of its work.
+    pub fn not_ready(&self) -> Option<&'static str> {
+        match self.is_ready() {
+            false => Some("not ready: still reading what a former gateway left"),
+            true if self.cannot_write.load(Ordering::Acquire) => {
+                Some("not ready: nothing can be written; reads go on")
+            }
+            true => None,
+        }
+    }
+
+    fn wrote(&self, well: bool) {
+        self.cannot_write.store(!well, Ordering::Release);
     }
 
     /// Ends all streams, so that whoever reads them goes elsewhere.

@@ -1,18 +1,19 @@
 //! Calls that make tasks: operate_proc in all its shapes, JOB's two, and our rename.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::auth::short_digest;
 use super::registry::held;
-use super::tasks::{Done, MOST_ROWS, Ordered, instance};
+use super::tasks::{Allowed, Done, MOST_ROWS, Ordered, instance};
 use super::{Caller, Gateway, Refusal, now_ms};
 use crate::gse::channel::{Held, Order};
 use crate::gse::codes::{GseOp, ManageOp, RowCode};
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::{JobApi, JobBody, Subject};
-use crate::model::InstanceKey;
+use crate::model::{HostKey, InstanceKey, ProcessKey};
 use crate::store::{Store, Txn};
 
 /// What became of a call that has a name of its own.
@@ -60,7 +61,14 @@ impl<S: Store> Gateway<S> {
     }
 
     /// manage_proc and operate_process. A process with a registered identity is that instance, whatever it is called.
-    pub async fn operate_job(&self, body: &JobBody, api: JobApi, caller: &Caller) -> Result<String, Refusal> {
+    pub async fn operate_job(
+        &self,
+        body: &JobBody,
+        api: JobApi,
+        caller: &Caller,
+        may: Allowed<'_>,
+    ) -> Result<String, Refusal> {
+        body.check(api)?;
         let code = body.op_type.ok_or_else(|| Refusal::Wrong("op_type is missing".to_owned()))?;
         let op = match api {
             JobApi::ManageProc => ManageOp::from_code(code).map(ManageOp::to_gse),
@@ -85,7 +93,14 @@ impl<S: Store> Gateway<S> {
                         "two processes would have the result key {row:?}: call twice"
                     )));
                 }
-                let process = self.named(&host, &held.spec).await?.unwrap_or_else(|| key.clone());
+                let process = match self.named(&host, &held.spec).await? {
+                    Some(process) => process,
+                    None => self.free_name(&key, &host.key, &held, &orders).await?,
+                };
+                if !may(process.namespace.as_str()) {
+                    let message = format!("app {:?} may not touch the process at {row}", caller.app);
+                    return Err(Refusal::NotAllowed(message));
+                }
                 let refused = match op {
                     None => Some(Done::new(RowCode::BAD_OP_TYPE, format!("op_type {code} is unknown"))),
                     Some(_) => None,
@@ -96,6 +111,33 @@ impl<S: Store> Gateway<S> {
             }
         }
         self.submit(orders, caller).await
+    }
+
+    /// A process is known to JOB by where it is: two places are two instances, also where they are called alike.
+    async fn free_name(
+        &self,
+        key: &ProcessKey,
+        host: &HostKey,
+        held: &Held,
+        orders: &[Ordered],
+    ) -> Result<ProcessKey, Refusal> {
+        let index = held.spec.identity.index_key();
+        let of_another = |other: &Held| other.spec.identity.index_key() != index;
+        let wanted = instance(key, host);
+        let here = orders.iter().find(|order| order.instance == wanted);
+        let taken = match here.and_then(|order| order.held.as_ref()) {
+            Some(other) => of_another(other),
+            None => self.record(&wanted).await?.is_some_and(|record| of_another(&record.given)),
+        };
+        if !taken {
+            return Ok(key.clone());
+        }
+        const ROOM: usize = 119; // of 128 characters, with `-` and eight digits behind
+        let base: String = key.name.as_str().chars().take(ROOM).collect();
+        let name = format!("{base}-{}", short_digest(&index));
+        let name =
+            name.parse().map_err(|error| Refusal::Wrong(format!("{index} cannot be named: {error}")))?;
+        Ok(ProcessKey { namespace: key.namespace.clone(), name })
     }
 
     /// An instance is known by another name from now on, and has another spec, if one is sent. Nothing is restarted.
@@ -126,9 +168,18 @@ impl<S: Store> Gateway<S> {
         if orders.len() as u64 >= MOST_ROWS {
             return Err(Refusal::Wrong(format!("{} instances are too many for one call", orders.len())));
         }
+        let mut identities: HashMap<(HostKey, String), ProcessKey> = HashMap::new();
         for order in &mut orders {
-            if order.refused.is_none() && order.op.as_ref().is_some_and(Order::gives) {
-                order.refused = self.in_the_way(order).await?;
+            if order.refused.is_some() || !order.op.as_ref().is_some_and(Order::gives) {
+                continue;
+            }
+            order.refused = self.in_the_way(order).await?;
+            if let (None, Some(held)) = (&order.refused, &order.held) {
+                let place = (order.instance.host.clone(), held.spec.identity.index_key());
+                let own = order.instance.process();
+                if let Some(other) = identities.insert(place, own.clone()).filter(|other| *other != own) {
+                    order.refused = Some(Done::new(RowCode::COMMAND_FAILED, shares_identity(&other, &own)));
+                }
             }
         }
         loop {
@@ -194,12 +245,18 @@ impl<S: Store> Gateway<S> {
             own.push(from.process());
         }
         let other = self.named(&host, &held.spec).await?.filter(|process| !own.contains(process));
-        Ok(other.map(|other| Done::new(RowCode::COMMAND_FAILED, shares_identity(&other))))
+        let own = order.instance.process();
+        Ok(other.map(|other| Done::new(RowCode::COMMAND_FAILED, shares_identity(&other, &own))))
     }
 }
 
-pub fn shares_identity(other: &crate::model::ProcessKey) -> String {
-    format!("{other} has the same value_key, or setup_path and proc_name, on this host")
+/// What another namespace's process is called is none of the caller's business.
+pub fn shares_identity(other: &ProcessKey, own: &ProcessKey) -> String {
+    let same = "has the same value_key, or setup_path and proc_name, on this host";
+    match other.namespace == own.namespace {
+        true => format!("{other} {same}"),
+        false => format!("a process of another namespace {same}"),
+    }
 }
 
 pub fn old_generation() -> Done {

@@ -154,6 +154,14 @@ impl<S: Store> Gateway<S> {
 
     async fn changed(&self, query: &Query, after: Number, may: &Watcher) -> (Vec<u8>, Number, bool) {
         let beat = std::time::Duration::from_secs(crate::gse::channel::BEAT_SECS);
+        // A number that never was belongs to another store.
+        let ahead = self.store.range("", None, 0).await.is_ok_and(|page| page.as_of < after);
+        if ahead {
+            return (b"{\"forgotten\":true}\n".to_vec(), after, true);
+        }
+        if !may("") {
+            return (b"{\"error\":\"these credentials are no longer known\"}\n".to_vec(), after, true);
+        }
         let changes = match tokio::time::timeout(beat, self.store.changes("", after)).await {
             Err(_) => return (b"\n".to_vec(), after, false),
             Ok(Ok(changes)) => changes,
@@ -174,14 +182,11 @@ impl<S: Store> Gateway<S> {
         let mut lines = String::new();
         for key in keys.into_iter().filter(|key| may(key.namespace.as_str())) {
             let record = self.record(&key).await.ok().flatten();
-            // One that went is told of to everybody who might have known it.
-            let wanted = match &record {
-                Some(record) => query.means(&key, Some(record)),
-                None => Query { owner: None, ..query.clone() }.means(&key, None),
-            };
-            if !wanted {
+            // One that went, or went to another owner, is told of to everybody who might have known it.
+            if !(Query { owner: None, ..query.clone() }).means(&key, None) {
                 continue;
             }
+            let record = record.filter(|record| query.means(&key, Some(record)));
             let report = self.report(&key).await.ok().flatten();
             let row =
                 record.map(|record| self.process(&key, &record, report.as_ref(), query.brief.is_none()));
@@ -208,7 +213,8 @@ impl<S: Store> Gateway<S> {
     }
 }
 
-/// Which namespaces a watcher may see; asked for every change, so that a right that is taken away is gone.
+/// Which namespaces a watcher may see; asked for every change, so that a right that is taken away is gone. With an empty
+/// name: whether the watcher is still known at all.
 pub type Watcher = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 fn body(held: &Held) -> Value {

@@ -142,7 +142,7 @@ impl<S: Store> Gateway<S> {
         let own = instance.process();
         let other = taken.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());
         if let Some(other) = other.filter(|other: &ProcessKey| *other != own) {
-            return Ok((Row::new(RowCode::COMMAND_FAILED, shares_identity(&other)), Txn::default()));
+            return Ok((Row::new(RowCode::COMMAND_FAILED, shares_identity(&other, &own)), Txn::default()));
         }
         if let Some(why) = self.is_another(instance, old.as_ref(), &given.spec).await? {
             return Ok((Row::new(RowCode::COMMAND_FAILED, why), Txn::default()));

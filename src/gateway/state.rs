@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 
 /// One question to the store. Values are texts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Ask {
     Get {
         key: String,
@@ -64,26 +64,33 @@ pub enum Ask {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CompareWire {
     pub key: String,
     pub changed: Number,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct WriteWire {
     pub key: String,
-    /// `None`: it is deleted.
+    /// `null`: it is deleted. It has to be said.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub value: Option<String>,
 }
 
 impl Ask {
-    /// Does it change something?
-    pub fn changes(&self) -> bool {
+    /// What it changes, in a few words; `None`: nothing.
+    pub fn changes(&self) -> Option<String> {
         match self {
-            Ask::Get { .. } | Ask::Range { .. } | Ask::Changes { .. } => false,
-            Ask::Txn { .. } | Ask::TakeLease { .. } | Ask::RenewLease { .. } | Ask::ReleaseLease { .. } => {
-                true
+            Ask::Get { .. } | Ask::Range { .. } | Ask::Changes { .. } => None,
+            Ask::Txn { writes, .. } => {
+                let first = writes.first()?;
+                Some(format!("{} of {} keys", first.key, writes.len()))
             }
+            Ask::TakeLease { name, .. } => Some(format!("takes lease {name}")),
+            Ask::RenewLease { name, .. } => Some(format!("keeps lease {name}")),
+            Ask::ReleaseLease { name, .. } => Some(format!("leaves lease {name}")),
         }
     }
 }

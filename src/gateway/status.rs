@@ -43,7 +43,8 @@ impl<S: Store> Gateway<S> {
     /// sync_proc_status: all of a namespace, in a stable order.
     pub async fn sync(&self, request: &ProcRequest) -> Result<StatusData, Refusal> {
         let namespace = namespace(request)?;
-        let (start, limit) = (request.page.start.unwrap_or(0), request.page.limit.unwrap_or(PAGE));
+        let page = request.page.unwrap_or_default();
+        let (start, limit) = (page.start.unwrap_or(0), page.limit.unwrap_or(PAGE));
         if limit == 0 || limit > PAGE {
             return Err(Refusal::Wrong(format!("page.limit is {limit}: it must be 1 to {PAGE}")));
         }
@@ -124,10 +125,12 @@ impl<S: Store> Gateway<S> {
         let entry = self.store.get(&key_of("live", &key)).await?;
         let told: Option<Reported> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
         let told = told.unwrap_or_default();
-        let (ip, bk_cloud_id, bk_agent_id) = match &key.host {
-            HostKey::Address { cloud, ip } => (ip.to_string(), *cloud, None),
-            HostKey::Agent(id) => (String::new(), 0, Some(id.to_string())),
+        let (ip, bk_cloud_id) = match &key.host {
+            HostKey::Address { cloud, ip } => (ip.to_string(), *cloud),
+            HostKey::Agent(_) => (String::new(), 0),
         };
+        // Who knows no id of an agent says where it is, and is answered so.
+        let bk_agent_id = second.then(|| bare(&key.host));
         let Given { spec, owner, revision } = record.given;
         let ours = [("abide_owner", owner), ("abide_rev", revision.map(|revision| revision.to_string()))];
         let ours = ours.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));

@@ -151,6 +151,10 @@ impl Task {
         self.rows.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    pub fn is_a_look(&self) -> bool {
+        self.number == 0
+    }
+
     fn is_done(&self) -> bool {
         self.left.load(Ordering::Acquire) == 0
     }

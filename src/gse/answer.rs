@@ -36,6 +36,18 @@ impl<T> Envelope<T> {
         }
     }
 
+    /// As JOB answers: no word for success, a number for the request, and permissions about which nothing is said.
+    pub fn of_job(data: T) -> Envelope<T> {
+        use std::hash::{BuildHasher, RandomState};
+        let request_id = format!("{:016x}", RandomState::new().hash_one(EnvelopeCode::OK));
+        Envelope {
+            message: String::new(),
+            request_id: Some(request_id),
+            permission: Some(Value::Null),
+            ..Envelope::ok(data)
+        }
+    }
+
     pub fn failed(code: EnvelopeCode, message: impl Into<String>) -> Envelope<T> {
         let message = message.into();
         Envelope { result: false, code: code.0, message, data: None, request_id: None, permission: None }

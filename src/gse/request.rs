@@ -23,11 +23,11 @@ pub struct Wrong {
 }
 
 impl Wrong {
-    fn missing(field: &str) -> Wrong {
+    pub(super) fn missing(field: &str) -> Wrong {
         Wrong { field: field.to_owned(), why: "is missing".to_owned() }
     }
 
-    fn new(field: impl Into<String>, why: impl Into<String>) -> Wrong {
+    pub(super) fn new(field: impl Into<String>, why: impl Into<String>) -> Wrong {
         Wrong { field: field.into(), why: why.into() }
     }
 }
@@ -49,7 +49,7 @@ pub struct ProcRequest {
     pub agent_id_list: Vec<String>,
     pub op_type: Option<i64>,
     pub spec: Option<SpecWire>,
-    pub page: PageWire,
+    pub page: Option<PageWire>,
     pub task_id: Option<String>,
 }
 
@@ -123,8 +123,8 @@ wire! {
         identity: IdentityWire,
         control: ControlWire,
         resource: ResourceWire,
-        #[serde(alias = "alive_monitor_policy")]
         monitor_policy: MonitorWire,
+        alive_monitor_policy: MonitorWire,
         warn_report_policy: WarnWire,
         configmap: Vec<ConfigWire>,
         env: BTreeMap<String, EnvWire>,
@@ -137,7 +137,8 @@ wire! {
         #[serde(deserialize_with = "said")] config_path: String,
         #[serde(deserialize_with = "said")] log_path: String,
         #[serde(deserialize_with = "said")] user: String,
-        #[serde(alias = "index_key", deserialize_with = "said")] value_key: String,
+        #[serde(deserialize_with = "said")] value_key: String,
+        #[serde(deserialize_with = "said")] index_key: String,
     }
     ControlWire {
         #[serde(deserialize_with = "said")] start_cmd: String,
@@ -156,7 +157,8 @@ wire! {
         stop_check_secs: u32,
         start_retries: u32,
         start_interval: u32,
-        #[serde(alias = "crotab_rule", deserialize_with = "said")] crontab_rule: String,
+        #[serde(deserialize_with = "said")] crontab_rule: String,
+        #[serde(deserialize_with = "said")] crotab_rule: String,
         op_timeout: u32,
     }
     WarnWire { report_id: i64 }
@@ -297,7 +299,21 @@ impl SpecWire {
         };
         let control = self.control.clone().unwrap_or_default();
         let resource = self.resource.clone().unwrap_or_default();
-        let monitor = self.monitor_policy.clone().unwrap_or_default();
+        let monitor = one(
+            "spec.monitor_policy",
+            "spec.alive_monitor_policy",
+            self.monitor_policy.clone(),
+            self.alive_monitor_policy.clone(),
+        )?
+        .unwrap_or_default();
+        let value_key = one(
+            "spec.identity.value_key",
+            "spec.identity.index_key",
+            identity.value_key.clone(),
+            identity.index_key.clone(),
+        )?;
+        // The documents' examples misspell it.
+        let crontab_rule = monitor.crontab_rule.or(monitor.crotab_rule);
         let job = self.job.clone().unwrap_or_default();
         let auto_type = match monitor.auto_type {
             None => AutoType::default(),
@@ -320,7 +336,7 @@ impl SpecWire {
                 config_path: identity.config_path.clone(),
                 log_path: identity.log_path.clone(),
                 user: Some(required("user", &identity.user)?),
-                value_key: identity.value_key.clone(),
+                value_key,
             },
             control: Control {
                 start_cmd: control.start_cmd,
@@ -345,7 +361,7 @@ impl SpecWire {
                 stop_check_secs: monitor.stop_check_secs,
                 start_retries: monitor.start_retries,
                 start_interval: monitor.start_interval,
-                crontab_rule: monitor.crontab_rule,
+                crontab_rule,
                 op_timeout: monitor.op_timeout,
             },
             report_id: self.warn_report_policy.as_ref().and_then(|warn| warn.report_id),
@@ -363,6 +379,21 @@ impl SpecWire {
                 start_check_end_time: job.start_check_end_time,
             },
         })
+    }
+}
+
+/// A field that goes by two names: said under one of them, or the same under both.
+fn one<T: PartialEq>(
+    field: &str,
+    other: &str,
+    first: Option<T>,
+    second: Option<T>,
+) -> Result<Option<T>, Wrong> {
+    match (first, second) {
+        (Some(first), Some(second)) if first != second => {
+            Err(Wrong::new(field, format!("and {other} say two different things")))
+        }
+        (first, second) => Ok(first.or(second)),
     }
 }
 

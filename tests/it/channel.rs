@@ -558,3 +558,143 @@ fn the_description_lists_every_route_and_the_counts_are_counted() {
     }
     assert!(!text.contains("s3cret"));
 }
+
+fn job(name: &str, setup: &str) -> Value {
+    json!({"proc_name": name, "setup_path": setup, "pid_path": "/run/x.pid", "type": 1, "start_cmd": setup,
+           "ip_list": [{"ip": "10.0.0.1", "bk_cloud_id": 0}]})
+}
+
+fn operate_process(processes: Value) -> Value {
+    json!({"bk_biz_id": 1, "op_type": 0, "process_infos": processes})
+}
+
+#[test]
+fn a_job_call_is_whole_or_refused_and_stays_within_its_namespaces() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let apps =
+        "apps:\n  - {code: all, secret: s3cret}\n  - {code: job, secret: s3cret, namespaces: [job-1]}\n";
+    let server = Server::over(&folder.path().join("store.db"), Duration::from_secs(10), apps, TOKENS);
+    let mut agent = Agent::new(&server, "a");
+    let path = "/api/c/compapi/v2/job/operate_process/";
+    // A process that is registered elsewhere is that process, and only for those who may touch it.
+    server.gse("register_proc_info", body(spec("./run"), None));
+    let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"job\", \"bk_app_secret\": \"s3cret\"}\r\n";
+    let other = operate_process(json!([job("p", "/opt/p")])).to_string();
+    let (_, text) = server.send("POST", path, auth, other.as_bytes());
+    assert!(text.contains("1900403") && !text.contains("web"), "{text}");
+    // One that is wrong spoils the call, and is named.
+    let call = |processes: Value| server.call("POST", path, operate_process(processes));
+    let with = |field: &str, value: Value| {
+        let mut process = job("q", "/opt/q");
+        process[field] = value;
+        process
+    };
+    for (process, says) in [
+        (with("proc_name", json!("")), "process_infos[1].proc_name is missing"),
+        (with("pid_path", Value::Null), "process_infos[1].pid_path is missing"),
+        (
+            with("ip_list", json!([{"ip": "10.0.0.1", "bk_cloud_id": 0}, {"ip": "bogus", "bk_cloud_id": 0}])),
+            "process_infos[1].ip_list[1].ip",
+        ),
+        (with("ip_list", json!([])), "process_infos[1].ip_list is missing"),
+        (with("type", json!(7)), "process_infos[1].type"),
+        (with("type", json!(0)), "process_infos[1].cycle_time"),
+        (with("cpu_lmt", json!(500)), "process_infos[1].cpu_lmt"),
+    ] {
+        let answer = call(json!([job("r", "/opt/r"), process]));
+        assert!(
+            answer["result"] == false && answer["message"].as_str().expect("text").contains(says),
+            "{says}: {answer}"
+        );
+    }
+    let manage = json!({"bk_biz_id": 1, "op_type": 1, "process_infos": [job("q", "/opt/q")]});
+    let answer = server.call("POST", "/api/c/compapi/v2/job/manage_proc/", manage);
+    assert!(answer["message"].as_str().expect("text").contains("proc_owner"), "{answer}");
+    let nowhere = json!({"op_type": 0, "process_infos": [job("q", "/opt/q")]});
+    assert_eq!(server.call("POST", path, nowhere)["result"], false, "a business is required");
+    // Two places are two instances, also where their programs are called alike, in one call or in two.
+    let answer = call(json!([job("same", "/v1"), job("same", "/v2")]));
+    assert_eq!((&answer["result"], &answer["message"]), (&json!(true), &json!("")), "{answer}");
+    assert!(answer["request_id"].is_string() && answer.get("permission").is_some(), "{answer}");
+    let (first, second) = (agent.carry_out(), agent.carry_out());
+    assert_ne!(first["instance"], second["instance"]);
+    call(json!([job("same", "/v3")]));
+    let third = agent.carry_out();
+    assert!(third["instance"] != first["instance"] && third["instance"] != second["instance"], "{third}");
+    call(json!([job("same", "/v1")]));
+    assert_eq!(agent.next("op")["instance"], first["instance"], "and each stays what it is");
+}
+
+#[test]
+fn agents_of_one_name_count_for_themselves() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let (_, other) = join(&server, "same", "any", &["0:10.0.0.2"]);
+    let path =
+        format!("/api/abide/v1/agent/tell?session={}", other["data"]["session"].as_str().expect("a session"));
+    let ups: Vec<Value> =
+        (1..4).map(|seq| json!({"seq": seq, "result": {"op_id": "x/0", "code": 0}})).collect();
+    server.send("POST", &path, "Authorization: Bearer any\r\n", json!(ups).to_string().as_bytes());
+    let agent = Agent::new(&server, "same");
+    assert_eq!(agent.seq, 0, "three were the other's");
+}
+
+#[test]
+fn what_is_said_twice_or_too_much_is_told_apart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let _agent = Agent::new(&server, "a");
+    // Both names of a field: the same, one empty, or a clash that is named.
+    let mut both = body(spec("./run"), None);
+    both["spec"]["identity"]["index_key"] = json!("");
+    both["spec"]["identity"]["value_key"] = json!("k");
+    both["spec"]["alive_monitor_policy"] = both["spec"]["monitor_policy"].clone();
+    both["spec"]["monitor_policy"]["crotab_rule"] = json!("");
+    both["spec"]["alive_monitor_policy"]["crotab_rule"] = json!("");
+    assert_eq!(server.gse("register_proc_info", both.clone())["result"], true);
+    both["spec"]["identity"]["index_key"] = json!("other");
+    let answer = server.gse("update_proc_info", both);
+    assert!(answer["message"].as_str().expect("text").contains("index_key"), "{answer}");
+    // One identity twice in one call.
+    let one = |name: &str| {
+        json!({"meta": {"namespace": "m", "name": name}, "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}], "op_type": 0,
+                                  "spec": {"identity": {"proc_name": "x", "setup_path": "/x", "pid_path": "/x.pid", "user": "root"}}})
+    };
+    let task = server.gse("operate_proc_multi", json!({"proc_operate_req": [one("c"), one("d")]}))["data"]["task_id"].clone();
+    let rows = server.gse("get_proc_operate_result_v2", json!({"task_id": task}))["data"].clone();
+    assert_eq!(rows["0:10.0.0.1:m:d"]["error_code"], 65535, "{rows}");
+    // A generation needs its owner.
+    let headers = "X-Abide-Generation: 3\r\n";
+    let answer = server.call_with(
+        "POST",
+        "/api/c/compapi/v2/gse/update_proc_info/",
+        headers,
+        body(spec("./run"), None),
+    );
+    assert!(answer["message"].as_str().expect("text").contains("X-Abide-Owner"), "{answer}");
+    // The state takes nothing that it does not know.
+    let ask = |ask: Value| server.call("POST", "/api/abide/v1/state", ask);
+    ask(json!({"txn": {"writes": [{"key": "hold/a", "value": "x"}]}}));
+    for bad in [
+        json!({"txn": {"checks": [], "writes": [{"key": "hold/a", "value": "y"}]}}),
+        json!({"txn": {"writes": [{"key": "hold/a", "vaule": "y"}]}}),
+        json!({"txn": {"writes": [{"key": "hold/a"}]}}),
+        json!({"txn": {"write": []}}),
+    ] {
+        assert_eq!(ask(bad.clone())["result"], false, "{bad}");
+    }
+    assert_eq!(ask(json!({"get": {"key": "hold/a"}}))["data"]["value"], "x");
+    // Another namespace's processes are not named.
+    let mut theirs = body(spec("./run"), None);
+    theirs["meta"]["namespace"] = json!("theirs");
+    theirs["spec"]["identity"]["value_key"] = json!("k");
+    let text = server.gse("register_proc_info", theirs).to_string();
+    assert!(text.contains("another namespace") && !text.contains("web/p"), "{text}");
+    // 2.0 asks by agent, and is answered so.
+    let status = json!({"meta": {"namespace": "web", "name": "p"}, "agent_id_list": [HOST]});
+    let row = server.call("POST", "/api/v2/proc/get_proc_status_v2", status)["data"]["proc_infos"][0].clone();
+    assert_eq!(row["bk_agent_id"], HOST, "{row}");
+    let (_, mut lines) = server
+        .stream("/api/abide/v1/processes/watch?after=999999999", "Authorization: Basic YWxsOnMzY3JldA==\r\n");
+    assert_eq!(lines.next(), Some(json!({"forgotten": true})));
+}

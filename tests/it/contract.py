@@ -96,7 +96,7 @@ states = call("POST", "/prod/api/v2/cluster/list_agent_state", {"agent_id_list":
 assert states["data"][0]["bk_agent_id"] == "3:10.9.0.2" and states["data"][0]["status_code"] != 2, states
 
 # JOB: its own numbers, its own key, content as it is.
-process = {"setup_path": "/opt/nginx", "proc_name": "nginx", "pid_path": "/run/nginx.pid", "account": "root",
+process = {"setup_path": "/opt/nginx", "proc_name": "nginx", "pid_path": "/run/nginx.pid", "proc_owner": "admin",
            "ip_list": [{"bk_cloud_id": 3, "ip": "10.9.0.1"}], "type": 1}
 managed = call("POST", "/api/c/compapi/v2/jobv3/manage_proc/",
                {"bk_scope_type": "biz", "bk_scope_id": "2", "op_type": 1, "process_infos": [process]})

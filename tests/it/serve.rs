@@ -89,7 +89,13 @@ fn a_client_that_is_not_ours_finds_what_the_protocol_promises() {
     contract(&gateway.url);
     let log = log_of(folder.path());
     let line = log.lines().find(|line| line.contains("call=\"register\"")).unwrap_or_else(|| panic!("{log}"));
-    for part in ["who=all", "what=gsekit/nginx on 1 hosts", "from=127.0.0.1:", "result=ok"] {
+    for part in [
+        "who=\"all\"",
+        "as_user=\"admin\"",
+        "what=\"gsekit/nginx on 1 hosts\"",
+        "from=127.0.0.1:",
+        "result=\"ok\"",
+    ] {
         assert!(line.contains(part), "{part}: {line}");
     }
     assert!(!log.contains("s3cret"), "{log}");
@@ -317,4 +323,92 @@ fn a_folder_has_one_gateway() {
     let args = ["serve", "--listen", "127.0.0.1:0", "--data", "data", "--apps", "apps.yaml"];
     let output = abide(&args, folder.path(), b"");
     assert!(output.status.code() == Some(1) && stderr(&output).contains("in use"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_right_that_is_taken_away_ends_what_it_opened() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = Gateway::start(folder.path(), &[]);
+    let join = json!({"agent": "a\nfalse line", "hosts": ["0:10.0.0.1"]}).to_string();
+    let token = "Authorization: Bearer token\r\n";
+    let (status, text) = gateway.server.send("POST", "/api/abide/v1/agent/join", token, join.as_bytes());
+    let joined: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(status, 200, "{joined}");
+    assert!(
+        !log_of(folder.path()).lines().any(|line| line.starts_with("false line")),
+        "a name is no line of its own"
+    );
+    let session = joined["data"]["session"].as_str().expect("a session");
+    let path = format!("/api/abide/v1/agent/stream?session={session}");
+    let (_, mut stream) = gateway.server.stream(&path, token);
+    let basic = "Authorization: Basic YWxsOnMzY3JldA==\r\n";
+    let (_, mut watch) = gateway.server.stream("/api/abide/v1/processes/watch", basic);
+    std::fs::write(folder.path().join("tokens"), "* another\n").expect("a file");
+    std::fs::write(folder.path().join("apps.yaml"), "apps: [{code: new, secret: hush}]\n").expect("a file");
+    while stream.next().is_some() {}
+    let mut last = Value::Null;
+    while let Some(line) = watch.next() {
+        last = line;
+    }
+    assert!(last["error"].as_str().expect("a word").contains("no longer known"), "{last}");
+}
+
+#[test]
+fn a_damaged_entry_is_noticed_and_a_clean_end_leaves_one_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut gateway = Gateway::start(folder.path(), &[]);
+    for n in 0..50 {
+        gateway.server.gse("register_proc_info", body(&format!("p{n}"), "10.0.0.1"));
+    }
+    let pid = gateway.child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill").success());
+    gateway.child.wait().expect("it ends");
+    let file = folder.path().join("data/store.db");
+    let wal = std::fs::metadata(folder.path().join("data/store.db-wal")).map_or(0, |meta| meta.len());
+    assert_eq!(wal, 0, "everything is in the one file");
+    let good = std::fs::read(&file).expect("a file");
+    // Wherever it stands: in an entry, and in the log of changes.
+    let mut bad = good.clone();
+    let places: Vec<usize> = (0..good.len() - 9).filter(|at| &good[*at..at + 9] == b"hush-hush").collect();
+    assert!(places.len() >= 50, "{places:?}");
+    places.into_iter().for_each(|at| bad[at] ^= 1);
+    std::fs::write(&file, bad).expect("a file");
+    let args = ["serve", "--listen", "127.0.0.1:0", "--data", "data", "--apps", "apps.yaml"];
+    let output = abide(&args, folder.path(), b"");
+    assert!(output.status.code() == Some(1) && stderr(&output).contains("is damaged"), "{}", stderr(&output));
+    std::fs::write(&file, good).expect("a file");
+    let gateway = Gateway::start(folder.path(), &[]);
+    let page = gateway.server.gse("sync_proc_status", json!({"meta": {"namespace": "web"}}));
+    assert_eq!(page["data"]["count"], 50);
+}
+
+#[test]
+fn a_file_that_may_not_grow_stops_writes_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = Gateway::start(folder.path(), &[]);
+    gateway.server.gse("register_proc_info", body("first", "10.0.0.1"));
+    let pid = gateway.child.id().to_string();
+    let limit = |size: &str| {
+        Command::new("prlimit").args(["--pid", &pid, &format!("--fsize={size}:")]).status().expect("prlimit")
+    };
+    assert!(limit("200000").success());
+    let mut refused = Value::Null;
+    for n in 0..200 {
+        let answer = gateway.server.gse("register_proc_info", body(&format!("p{n}"), "10.0.0.1"));
+        if answer["result"] == false {
+            refused = answer;
+            break;
+        }
+    }
+    assert_eq!(refused["code"], 1_900_507, "{refused}");
+    assert_eq!(
+        gateway.server.gse("get_proc_status", body("first", "10.0.0.1"))["data"]["proc_infos"]
+            .as_array()
+            .map(Vec::len),
+        Some(1)
+    );
+    assert_eq!(gateway.server.send("GET", "/readyz", "", b"").0, 503);
+    assert!(limit("unlimited").success());
+    until("it is ready again", || gateway.server.send("GET", "/readyz", "", b"").0 == 200);
+    assert_eq!(gateway.server.gse("register_proc_info", body("last", "10.0.0.1"))["result"], true);
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rusqlite::Connection;
 
-use super::file::{data_version, last_number, logged, number};
+use super::file::{Fault, data_version, last_number, logged, number, sum};
 use crate::store::{Change, Entry, Number};
 
 /// Everything, in memory.
@@ -21,24 +21,28 @@ pub(super) struct Copy {
 }
 
 impl Copy {
-    pub(super) fn load(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+    pub(super) fn load(&mut self, connection: &Connection) -> Result<(), Fault> {
         self.data_version = data_version(connection)?;
         self.last = last_number(connection)?;
-        let mut rows = connection.prepare("SELECT key, value, changed FROM entry")?;
+        let mut rows = connection.prepare("SELECT key, value, changed, sum FROM entry")?;
         let mut rows = rows.query([])?;
         self.entries.clear();
         self.folders.clear();
         while let Some(row) = rows.next()? {
             let key: Arc<str> = row.get::<_, String>(0)?.into();
             let value: Arc<[u8]> = row.get::<_, Vec<u8>>(1)?.into();
-            let changed = number(row.get(2)?);
+            let changed = row.get(2)?;
+            if sum(&key, &value, changed) != row.get::<_, i64>(3)? {
+                return Err(Fault::Entry(format!("the entry {key:?} is not what was written")));
+            }
+            let changed = number(changed);
             self.put(key, value, changed);
         }
         Ok(())
     }
 
     /// Takes over what was changed since, or everything, if that is no longer known one by one.
-    pub(super) fn catch_up(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+    pub(super) fn catch_up(&mut self, connection: &Connection) -> Result<(), Fault> {
         match logged(connection, "", self.last)? {
             Some(changes) => changes.into_iter().for_each(|change| self.take(change)),
             None => self.load(connection)?,

@@ -53,7 +53,8 @@ pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error>
             .execute_batch(&format!(
                 "BEGIN IMMEDIATE;
                  CREATE TABLE IF NOT EXISTS entry
-                     (key TEXT PRIMARY KEY, value BLOB NOT NULL, changed INTEGER NOT NULL) WITHOUT ROWID;
+                     (key TEXT PRIMARY KEY, value BLOB NOT NULL, changed INTEGER NOT NULL, sum INTEGER NOT NULL)
+                     WITHOUT ROWID;
                  CREATE TABLE IF NOT EXISTS log (number INTEGER NOT NULL, key TEXT NOT NULL, value BLOB);
                  CREATE INDEX IF NOT EXISTS log_number ON log (number);
                  PRAGMA user_version = {VERSION};
@@ -100,6 +101,34 @@ pub(super) fn data_version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0))
 }
 
+/// Why not everything can be read.
+pub(super) enum Fault {
+    Sqlite(rusqlite::Error),
+    /// An entry is not what was written.
+    Entry(String),
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Fault {
+        match error {
+            // A text that is none, say: nobody wrote that.
+            rusqlite::Error::InvalidColumnType(..) | rusqlite::Error::FromSqlConversionFailure(..) => {
+                Fault::Entry(error.to_string())
+            }
+            error => Fault::Sqlite(error),
+        }
+    }
+}
+
+impl Fault {
+    pub(super) fn understand(&self, file: &Path) -> Error {
+        match self {
+            Fault::Sqlite(error) => understand(error, file),
+            Fault::Entry(what) => Error::Corrupt { file: file.display().to_string(), what: what.clone() },
+        }
+    }
+}
+
 /// SQLite's errors in our words.
 pub(super) fn understand(error: &rusqlite::Error, file: &Path) -> Error {
     let shown = file.display().to_string();
@@ -110,6 +139,15 @@ pub(super) fn understand(error: &rusqlite::Error, file: &Path) -> Error {
         }
         _ => Error::Disk(format!("{shown}: {error}")),
     }
+}
+
+/// What an entry must add up to. SQLite checks its pages' structure, not what stands in them.
+pub(super) fn sum(key: &str, value: &[u8], changed: i64) -> i64 {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes()).update(value);
+    let hash = hasher.update(&changed.to_le_bytes()).finalize();
+    let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
+    i64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 /// SQLite's numbers are signed; ours never come near the sign.

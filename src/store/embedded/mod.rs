@@ -74,7 +74,7 @@ impl Embedded {
         prepare(&connection, file)?;
         let reader = connect(file)?;
         let mut copy = Copy::default();
-        copy.load(&reader).map_err(|error| understand(&error, file))?;
+        copy.load(&reader).map_err(|fault| fault.understand(file))?;
         let (writer, jobs) = mpsc::channel();
         let (last, _) = watch::channel(copy.last);
         let shared = Arc::new(Shared {
@@ -94,6 +94,13 @@ impl Embedded {
             })
             .map_err(|error| Error::Disk(format!("cannot start the store's thread: {error}")))?;
         Ok(Embedded { shared })
+    }
+
+    /// Puts everything into the one file, so that a copy of it is whole. For the end, and for a backup.
+    pub async fn settle(&self) -> Result<(), Error> {
+        let (answer, asked) = oneshot::channel();
+        self.shared.writer.send(Job::Settle(answer)).map_err(|_| Error::Closed)?;
+        asked.await.map_err(|_| Error::Closed)?
     }
 
     async fn ask(&self, name: &str, ask: Ask) -> Result<Granted, Error> {
@@ -116,7 +123,7 @@ impl Shared {
             return Ok(());
         }
         let mut copy = self.copy.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        copy.catch_up(&reader).map_err(|error| understand(&error, &self.file))?;
+        copy.catch_up(&reader).map_err(|fault| fault.understand(&self.file))?;
         copy.data_version = version;
         self.last.send_if_modified(|last| std::mem::replace(last, copy.last) != copy.last);
         Ok(())

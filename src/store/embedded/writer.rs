@@ -8,7 +8,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot;
 
 use super::Shared;
-use super::file::{KEPT, last_number, number, signed, understand};
+use super::file::{KEPT, last_number, number, signed, sum, understand};
 use crate::store::lease::{Holder, Lease, Record, Taken};
 use crate::store::{Change, Compare, Error, Number, Outcome, Txn, Write};
 
@@ -18,7 +18,13 @@ const HANDFUL: usize = 1024;
 const FORGET_EVERY: u64 = 1_000;
 pub(super) enum Job {
     Txn(Txn, oneshot::Sender<Result<Outcome, Error>>),
-    Lease { name: String, ask: Ask, answer: oneshot::Sender<Result<Granted, Error>> },
+    /// Everything goes from the log into the file.
+    Settle(oneshot::Sender<Result<(), Error>>),
+    Lease {
+        name: String,
+        ask: Ask,
+        answer: oneshot::Sender<Result<Granted, Error>>,
+    },
 }
 
 pub(super) enum Ask {
@@ -45,7 +51,18 @@ impl Writer {
         while let Ok(first) = jobs.recv() {
             let mut waiting = vec![first];
             waiting.extend(jobs.try_iter().take(HANDFUL - 1));
-            self.serve(waiting);
+            let is_settle = |job: &Job| matches!(job, Job::Settle(_));
+            let (settles, waiting): (Vec<Job>, Vec<Job>) = waiting.into_iter().partition(is_settle);
+            if !waiting.is_empty() {
+                self.serve(waiting);
+            }
+            for job in settles {
+                let settled = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+                let settled = settled.map_err(|error| understand(&error, &self.file));
+                if let Job::Settle(answer) = job {
+                    let _ = answer.send(settled);
+                }
+            }
         }
     }
 
@@ -74,6 +91,7 @@ impl Writer {
         for job in waiting {
             let answer = match job {
                 Job::Txn(txn, _) => Answer::Txn(apply(&file, txn, &mut last, &mut changes)?),
+                Job::Settle(_) => continue,
                 Job::Lease { name, ask, .. } => {
                     Answer::Lease(lease(&file, name, ask, &mut last, &mut changes)?)
                 }
@@ -119,6 +137,7 @@ impl Job {
             (Job::Lease { answer, .. }, Ok(Answer::Lease(granted))) => drop(answer.send(Ok(granted))),
             (Job::Txn(_, to), Err(error)) => drop(to.send(Err(error))),
             (Job::Lease { answer, .. }, Err(error)) => drop(answer.send(Err(error))),
+            (Job::Settle(_), _) => {}
             (Job::Txn(..), Ok(Answer::Lease(_))) | (Job::Lease { .. }, Ok(Answer::Txn(_))) => {}
         }
     }
@@ -145,9 +164,10 @@ fn apply(
     for write in &txn.writes {
         let (key, value) = match write {
             Write::Put(key, value) => {
-                let put = "INSERT INTO entry (key, value, changed) VALUES (?1, ?2, ?3)
-                           ON CONFLICT (key) DO UPDATE SET value = ?2, changed = ?3";
-                file.prepare_cached(put)?.execute(params![key, value, signed(*last)])?;
+                let put = "INSERT INTO entry (key, value, changed, sum) VALUES (?1, ?2, ?3, ?4)
+                           ON CONFLICT (key) DO UPDATE SET value = ?2, changed = ?3, sum = ?4";
+                let sum = sum(key, value, signed(*last));
+                file.prepare_cached(put)?.execute(params![key, value, signed(*last), sum])?;
                 (key, Some(value))
             }
             Write::Delete(key) => {
