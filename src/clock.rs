@@ -34,6 +34,16 @@ pub fn is_zone(name: &str) -> bool {
     TimeZone::get(name).is_ok()
 }
 
+/// When a crontab rule says so next, by the clocks of this host's zone. A time that the clocks skip in spring comes right
+/// after the gap; one that they show twice in autumn comes once.
+pub fn next_run(rule: &str, after: Time) -> Option<Time> {
+    use croner::parser::{CronParser, Seconds, Year};
+    let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
+    let after = Timestamp::from_millisecond(after.0).ok()?.to_zoned(TimeZone::system());
+    let next = parser.parse(rule).ok()?.find_next_occurrence(&after, false).ok()?;
+    Some(Time(next.timestamp().as_millisecond()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +55,15 @@ mod tests {
         }
         assert_eq!(read("2026-11-16T12:15:00+08:00"), read("2026-11-16T04:15:00Z"));
         assert_eq!((read("yesterday"), read("2026-11-16")), (None, None));
+    }
+
+    #[test]
+    fn a_crontab_rule_has_a_next_time() {
+        let now = read("2026-11-16T04:15:30Z").expect("a time");
+        let next = next_run("* * * * *", now).expect("a time");
+        assert_eq!(next, read("2026-11-16T04:16:00Z").expect("a time"));
+        assert!(next_run("* * * * *", next).expect("a time") > next, "not the same again");
+        assert_eq!((next_run("nonsense", now), next_run("0 0 31 2 *", now)), (None, None));
     }
 
     #[test]

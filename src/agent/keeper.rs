@@ -17,6 +17,7 @@ use super::life::{Effect, Event, Phase, Policy, Series, step};
 use super::row::{Intent, Row, Run, intent_key, row_key, writing};
 use super::spawn::{Account, Ended, Launch, environment, log_file, run, write_pid_file};
 use super::{fresh_id, now_ms};
+use crate::clock::next_run;
 use crate::gse::answer::{LiveInstance, LiveLook, LiveProcess};
 use crate::gse::channel::{Held, OpRequest, OpResult, Order, Ran, Report, Told};
 use crate::gse::codes::RowCode;
@@ -28,6 +29,8 @@ pub struct Shared {
     pub store: Embedded,
     /// What is to be told to the gateway.
     pub up: mpsc::UnboundedSender<Told>,
+    /// Where runs that come to an end leave their exit codes.
+    pub exits: std::path::PathBuf,
     /// How many launches and commands run at once.
     pub room: Semaphore,
 }
@@ -47,6 +50,8 @@ pub struct Keeper {
     row: Row,
     hold: Option<Hold>,
     series: Series,
+    /// When its schedule runs it next.
+    next: Option<i64>,
     shared: Arc<Shared>,
 }
 
@@ -69,7 +74,7 @@ fn failed(message: impl Into<String>) -> Said {
 
 impl Keeper {
     pub fn new(key: InstanceKey, row: Row, hold: Option<Hold>, shared: Arc<Shared>) -> Keeper {
-        Keeper { key, row, hold, series: Series::default(), shared }
+        Keeper { key, row, hold, series: Series::default(), next: None, shared }
     }
 
     /// Until nobody can ask any more.
@@ -84,9 +89,10 @@ impl Keeper {
                 Ended(Option<i32>),
                 Woke,
             }
+            self.plan_next_run();
             let hold = self.hold.as_ref();
             let wake = match self.series.phase {
-                Phase::Calm => None,
+                Phase::Calm => self.next,
                 Phase::Waiting { until } | Phase::Failed { until } => Some(until),
             };
             let next = tokio::select! {
@@ -99,8 +105,47 @@ impl Keeper {
                 Next::Ask(None) => return,
                 Next::Ask(Some(ask)) => self.asked(ask).await,
                 Next::Ended(code) => self.ended(code).await,
+                Next::Woke if self.series.phase == Phase::Calm => self.run_by_schedule().await,
                 Next::Woke => self.guard(Event::Woke).await,
             }
+        }
+    }
+
+    /// A schedule is kept while it is hosted. A time that was missed is not made up for: the next one counts.
+    fn plan_next_run(&mut self) {
+        let periodic = |held: &&Held| held.spec.monitor.auto_type == AutoType::Periodic;
+        let Some(given) = self.row.given.as_ref().filter(periodic).filter(|_| self.row.hosted) else {
+            self.next = None;
+            return;
+        };
+        let now = now_ms();
+        if self.next.is_some_and(|next| next > now) {
+            return;
+        }
+        let cycle = given.spec.job.cycle_time.filter(|secs| *secs > 0).map(|secs| i64::from(secs) * 1000);
+        self.next = match &given.spec.monitor.crontab_rule {
+            Some(rule) => next_run(rule, Time(now)).map(|time| time.0),
+            None => cycle.map(|cycle| self.row.started.saturating_add(cycle).max(now)),
+        };
+        self.report();
+    }
+
+    /// Its time has come. A run that is still under way is left alone, and this one does not take place.
+    async fn run_by_schedule(&mut self) {
+        self.next = None;
+        let Some(given) = self.row.given.clone() else { return };
+        if self.is_running() {
+            info!(instance = %self.key, "its last run is still under way: this one is left out");
+            // By a cycle the next one is a whole cycle away.
+            self.row.started = now_ms();
+            return;
+        }
+        let (code, message) = self.launch(&given, None, false).await;
+        if code != RowCode::DONE {
+            warn!(instance = %self.key, code = code.0, %message, "a run by schedule failed");
+            (self.row.message, self.row.started) = (message, now_ms());
+            self.write(None).await;
+            self.report();
         }
     }
 
@@ -110,6 +155,7 @@ impl Keeper {
             Ask::Give(given, changed) => {
                 if changed > self.row.changed {
                     (self.row.given, self.row.changed) = (given, changed);
+                    self.next = None;
                     self.write(None).await;
                 }
             }
@@ -154,7 +200,7 @@ impl Keeper {
             Order::Restart => self.restart(&held, op_id).await,
             Order::Reload => self.reload(&held).await,
             Order::Host => {
-                (self.row.given, self.row.hosted) = (Some(held), true);
+                (self.row.given, self.row.hosted, self.next) = (Some(held), true, None);
                 done()
             }
             Order::Unhost => {
@@ -205,7 +251,12 @@ impl Keeper {
             return;
         }
         if let Some(hold) = by_pid_file(&held.spec) {
-            self.row.run = Some(Run { identity: hold.identity.clone(), live: held.clone(), by: None });
+            self.row.run = Some(Run {
+                identity: hold.identity.clone(),
+                live: held.clone(),
+                by: None,
+                incarnation: String::new(),
+            });
             self.row.since = now_ms();
             self.hold = Some(hold);
         }
@@ -250,7 +301,8 @@ impl Keeper {
             Ok(hold) => hold,
             Err(said) => return said,
         };
-        self.row.run = Some(Run { identity: begun.identity.clone(), live: held.clone(), by: intent.op_id });
+        let Intent { incarnation, op_id: by, .. } = intent;
+        self.row.run = Some(Run { identity: begun.identity.clone(), live: held.clone(), by, incarnation });
         (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
         self.row.message.clear();
         if held.spec.monitor.auto_type == AutoType::OneShot {
@@ -278,13 +330,16 @@ impl Keeper {
         let env = environment(spec, &account, &marks).map_err(failed)?;
         let folder = Path::new(&spec.identity.setup_path).to_owned();
         let pid_file = Path::new(&spec.identity.pid_path);
-        match spec.control.start_mode.unwrap_or_default() {
+        // What comes to an end by itself is our child, so that its end and its code are known.
+        let resident = spec.monitor.auto_type == AutoType::Resident;
+        match if resident { spec.control.start_mode.unwrap_or_default() } else { StartMode::Foreground } {
             StartMode::Foreground => {
                 let name = self.key.name.to_string();
                 let output = spec.identity.log_path.as_ref().map(|path| log_file(path, &name)).transpose();
                 let output = output.map_err(failed)?;
+                let code = if resident { None } else { Some(self.exit_file(incarnation).map_err(failed)?) };
                 let launched = tokio::task::spawn_blocking(move || {
-                    Launch { command: &command, folder: &folder, account: &account, env, output }.go()
+                    Launch { command: &command, folder: &folder, account: &account, env, output, code }.go()
                 });
                 let hold = launched.await.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
                 if let Err(why) = write_pid_file(pid_file, hold.identity.pid) {
@@ -328,6 +383,19 @@ impl Keeper {
                 }
             }
         }
+    }
+
+    /// Where a run's exit code is written by its shell, also when nobody waits for it.
+    fn exit_file(&self, incarnation: &str) -> Result<std::fs::File, String> {
+        let path = self.shared.exits.join(incarnation);
+        std::fs::File::create(&path)
+            .map_err(|error| format!("cannot keep its exit code in {}: {error}", path.display()))
+    }
+
+    /// The code that a run left behind, if it did.
+    fn left_code(&self) -> Option<i32> {
+        let incarnation = &self.row.run.as_ref()?.incarnation;
+        std::fs::read_to_string(self.shared.exits.join(incarnation)).ok()?.trim().parse().ok()
     }
 
     /// Does it stay up for so long?
@@ -466,7 +534,12 @@ impl Keeper {
         loop {
             let found = by_pid_file(&held.spec).filter(|hold| Some(&hold.identity) != before.as_ref());
             if let Some(hold) = found {
-                self.row.run = Some(Run { identity: hold.identity.clone(), live: held.clone(), by: None });
+                self.row.run = Some(Run {
+                    identity: hold.identity.clone(),
+                    live: held.clone(),
+                    by: None,
+                    incarnation: String::new(),
+                });
                 (self.row.since, self.row.started) = (now_ms(), now_ms());
                 self.hold = Some(hold);
                 return done();
@@ -520,8 +593,12 @@ impl Keeper {
 
     /// It is no longer there.
     fn gone(&mut self, code: Option<i32>) {
+        let code = code.or_else(|| self.left_code());
         if let Some(run) = self.row.run.take() {
-            let foreground = run.live.spec.control.start_mode == Some(StartMode::Foreground);
+            let _ = std::fs::remove_file(self.shared.exits.join(&run.incarnation));
+            let spec = &run.live.spec;
+            let ends = spec.monitor.auto_type != AutoType::Resident;
+            let foreground = ends || spec.control.start_mode == Some(StartMode::Foreground);
             let pid_file = Path::new(&run.live.spec.identity.pid_path);
             // Ours to remove only as long as it names what is gone.
             if foreground && read_pid_file(pid_file) == Ok(run.identity.pid) {
@@ -536,6 +613,7 @@ impl Keeper {
         let up_ms = now_ms().saturating_sub(self.row.started);
         let kind = self.row.run.as_ref().map(|run| run.live.spec.monitor.auto_type);
         self.gone(code);
+        let code = self.row.exit;
         let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
         info!(instance = %self.key, ?code, up_ms, "ended");
         self.row.message = how;
@@ -594,7 +672,7 @@ impl Keeper {
         let row = &self.row;
         let failed = matches!(self.series.phase, Phase::Failed { .. });
         let next = match self.series.phase {
-            Phase::Calm => None,
+            Phase::Calm => self.next.filter(|_| row.hosted),
             Phase::Waiting { until } | Phase::Failed { until } => Some(until),
         };
         let once = row.given.as_ref().is_some_and(|given| given.spec.monitor.auto_type == AutoType::OneShot);

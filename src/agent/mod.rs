@@ -11,7 +11,10 @@
 //! that they are the ones, and holds them again; what ended meanwhile has ended now. A launch whose outcome was not written
 //! is settled by looking for a process with its mark (`ABIDE_INCARNATION`): nothing is started a second time.
 //!
-//! Not done here yet: schedules (auto_type 0), limits and groups, health_cmd and version_cmd.
+//! What comes to an end by itself (auto_type 0 and 2) runs below a shell that writes its exit code to a file, so that it is
+//! known even if nobody waited. A schedule is kept while a process is hosted.
+//!
+//! Not done here yet: limits and groups, health_cmd and version_cmd.
 
 mod channel;
 mod keeper;
@@ -57,7 +60,10 @@ impl Table {
     pub async fn open(folder: &Path, up: mpsc::UnboundedSender<Told>) -> Result<Table, Error> {
         kernel::keep_descriptors();
         let store = Embedded::open_alone(&folder.join("agent.db"))?;
-        let shared = Arc::new(Shared { store, up, room: Semaphore::new(AT_ONCE) });
+        let exits = folder.join("exits");
+        std::fs::create_dir_all(&exits)
+            .map_err(|error| Error::Disk(format!("{}: {error}", exits.display())))?;
+        let shared = Arc::new(Shared { store, up, exits, room: Semaphore::new(AT_ONCE) });
         let fences = all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
         let mut table = Table { keepers: HashMap::new(), under_way: HashSet::new(), fences, shared };
         let mut rows: HashMap<InstanceKey, Row> = HashMap::new();
@@ -99,7 +105,8 @@ impl Table {
         if let Some(identity) = found {
             // Whoever asked for it asks again, and is told that it is done.
             (row.started, row.since) = (intent.at, intent.at);
-            row.run = Some(Run { identity, live: intent.held, by: intent.op_id });
+            let Intent { incarnation, op_id: by, held: live, .. } = intent;
+            row.run = Some(Run { identity, live, by, incarnation });
         }
         let txn = Txn::delete(intent_key(instance));
         let txn = txn.and(Txn::put(row_key(instance), serde_json::to_vec(row).unwrap_or_default()));

@@ -36,6 +36,9 @@ pub struct Run {
     /// The operation that launched it: should that be asked for again, it is done.
     #[serde(default)]
     pub by: Option<String>,
+    /// Its mark; empty, where it was not launched here.
+    #[serde(default)]
+    pub incarnation: String,
 }
 
 /// A launch that was begun. What carries its mark was launched by it.

@@ -1,6 +1,7 @@
 //! Launching: a process of its own session, as its user, in its folder, with its environment and none of ours.
 
 use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -79,12 +80,17 @@ pub struct Launch<'a> {
     pub env: Vec<(String, String)>,
     /// Where its output goes; `None`: nowhere.
     pub output: Option<File>,
+    /// Where its exit code is written when it ends.
+    pub code: Option<File>,
 }
+
+/// The descriptor that a shell writes an exit code to; the command itself does not have it.
+const CODE: i32 = 3;
 
 impl Launch<'_> {
     /// Begins it, and holds it from its first moment on.
     pub fn go(self) -> Result<Hold, String> {
-        let mut command = match plain(self.command) {
+        let mut command = match plain(self.command).filter(|_| self.code.is_none()) {
             Some(words) => {
                 let mut command = Command::new(&words[0]);
                 command.args(&words[1..]);
@@ -92,7 +98,15 @@ impl Launch<'_> {
             }
             None => {
                 let mut command = Command::new("/bin/sh");
-                command.args(["-c", self.command]);
+                match self.code {
+                    None => command.args(["-c", self.command]),
+                    Some(_) => {
+                        // A subshell, so that the command's own `exit` is not ours.
+                        let kept =
+                            format!("(\n{}\n) 3>&-; code=$?; echo $code >&3; exit $code", self.command);
+                        command.args(["-c", &kept])
+                    }
+                };
                 command
             }
         };
@@ -106,9 +120,18 @@ impl Launch<'_> {
         }
         let Account { uid, gid, groups, .. } = self.account.clone();
         let is_root = nix::unistd::geteuid().is_root();
+        let code = self.code;
         let become_other = move || {
             use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
             rustix::process::setsid()?;
+            if let Some(code) = &code {
+                // SAFETY: the descriptor is this process's to give away: nobody else is here any more.
+                let mut third = unsafe { OwnedFd::from_raw_fd(CODE) };
+                let moved = rustix::io::dup2(code, &mut third);
+                // It stays open for the program.
+                std::mem::forget(third);
+                moved?;
+            }
             if is_root {
                 let group = |raw: u32| rustix::process::Gid::from_raw(raw);
                 // Only the new process is there, and it has one thread: its own. No list is longer than this.
@@ -204,7 +227,7 @@ pub async fn run(
 ) -> Result<Ended, String> {
     let output = unnamed().map_err(|error| format!("cannot keep the command's output: {error}"))?;
     let kept = output.try_clone().map_err(|error| error.to_string())?;
-    let launch = Launch { command, folder, account, env, output: Some(output) };
+    let launch = Launch { command, folder, account, env, output: Some(output), code: None };
     let hold = launch.go()?;
     let code = match tokio::time::timeout(time, hold.ended()).await {
         Ok(code) => code,

@@ -410,3 +410,61 @@ fn what_it_starts_has_its_own_session_and_none_of_ours() {
     assert!(environment.contains("ABIDE_INCARNATION=") && !environment.contains("CARGO"), "{environment}");
     assert!(!system.log().contains("hush"), "{}", system.log());
 }
+
+#[test]
+fn a_run_that_ends_leaves_its_code_even_if_nobody_waited() {
+    let mut system = System::new();
+    let once = |command: &str| {
+        let mut spec = system.spec("once", command);
+        spec["monitor_policy"]["auto_type"] = json!(2);
+        spec
+    };
+    let spec = once("echo ran >> runs; (exit 3)");
+    assert_eq!(system.operate("once", 0, &spec).0, 0, "its end is no failure of the start");
+    until("it ended", || !system.facts("once").2);
+    let told = system.process("once");
+    assert_eq!(
+        (&told["exit"], &told["health"], lines(&system.path("runs"))),
+        (&json!(3), &json!("Failed"), 1)
+    );
+    assert_eq!(told["ran"]["spec"], told["spec"], "{told}");
+    // It is never run a second time by itself, whoever dies.
+    let spec = once("echo ran >> runs; sleep 1; exit 7");
+    assert_eq!(system.operate("once", 0, &spec).0, 0);
+    system.kill_agent();
+    let descriptors = || {
+        processes().into_iter().any(|pid| {
+            let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+            cwd == system.folder.path() && is_alive(pid)
+        })
+    };
+    until("it ended meanwhile", || !descriptors());
+    system.start_agent();
+    until("its code is known", || system.process("once")["exit"] == 7);
+    assert_eq!(lines(&system.path("runs")), 2);
+}
+
+#[test]
+fn a_schedule_is_kept_while_it_is_hosted() {
+    let system = System::new();
+    let mut spec = system.spec("tick", "echo tick >> ticks");
+    spec["monitor_policy"]["auto_type"] = json!(0);
+    spec["job"] = json!({"cycle_time": 1});
+    assert_eq!(system.operate("tick", 3, &spec).0, 0, "host");
+    until("it ran three times", || lines(&system.path("ticks")) >= 3);
+    assert!(system.process("tick")["next"].is_string(), "{}", system.process("tick"));
+    assert_eq!(system.operate("tick", 4, &spec).0, 0, "unhost");
+    until("the last run ended", || !system.facts("tick").2);
+    assert!(system.process("tick")["next"].is_null());
+    // A run that takes longer than its cycle is left alone.
+    let mut long = system.spec("long", "echo long >> longs; sleep 2.5");
+    long["monitor_policy"]["auto_type"] = json!(0);
+    long["job"] = json!({"cycle_time": 1});
+    let ticks = lines(&system.path("ticks"));
+    assert_eq!(system.operate("long", 3, &long).0, 0);
+    until("it ran", || lines(&system.path("longs")) >= 1);
+    let first = system.pid("long");
+    until("its time came again", || system.log().contains("still under way"));
+    assert_eq!((lines(&system.path("longs")), system.pid("long")), (1, first));
+    assert_eq!(lines(&system.path("ticks")), ticks, "what is not hosted does not run");
+}

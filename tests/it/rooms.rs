@@ -45,7 +45,7 @@ fn each_room_knows_only_those_it_may_know() {
         ("store", &["model"]),
         ("http", &[]),
         ("gateway", &["model", "gse", "store", "http"]),
-        ("agent", &["model", "gse", "store", "http"]),
+        ("agent", &["model", "gse", "store", "http", "clock"]),
     ];
     for (room, known) in may_know {
         for (file, code) in sources(&project().join("src").join(room)) {
