@@ -2,7 +2,7 @@
 //!
 //! # Theory of operation
 //! An agent connects out to a gateway ([`channel`]) and is asked for operations. Each instance has a [`keeper`], a task that
-//! owns it: operations on one instance come one after the other, those on different ones run side by side. A keeper holds
+//! owns it: [`operations`] on one instance come one after the other, those on different ones run side by side. A keeper holds
 //! its process by a pidfd ([`kernel`]): it is told at once when the process ends, and no signal can reach another process
 //! that was given the same pid. Whether and when a process that ended is launched again is decided by a pure function
 //! ([`life`]). How it stands is written to the agent's own store ([`row`]): before a launch the intent, then the process.
@@ -20,8 +20,10 @@ mod channel;
 mod keeper;
 mod kernel;
 mod life;
+mod operations;
 mod row;
 mod spawn;
+mod telling;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

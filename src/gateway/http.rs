@@ -9,28 +9,21 @@ use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::Semaphore;
 use tracing::info;
 
-use super::auth::{App, Keepers, Said, credentials};
-use super::metrics::Gauges;
-use super::processes::Query;
-use super::registry::{Call as Registry, held};
+use super::auth::{Keepers, Said, credentials};
+use super::calls::carry_out;
 use super::routes::{Access, Call, Found, find};
-use super::state::Ask;
-use super::{Caller, Gateway, Refusal, openapi};
-use crate::gse::answer::{Envelope, JobTaskData, TaskData};
+use super::{Gateway, Refusal};
+use crate::gse::answer::Envelope;
 use crate::gse::channel::{Join, Up};
-use crate::gse::codes::{EnvelopeCode, RowCode};
-use crate::gse::request::{MultiRequest, ProcRequest};
-use crate::gse::{JobApi, JobBody};
+use crate::gse::codes::EnvelopeCode;
 use crate::http::Peer;
-use crate::model::InstanceKey;
 use crate::store::Store;
 
 /// What a request may cost.
@@ -52,9 +45,9 @@ impl Default for Limits {
     }
 }
 
-struct Shared<S> {
-    gateway: Arc<Gateway<S>>,
-    keepers: Arc<Keepers>,
+pub(super) struct Shared<S> {
+    pub(super) gateway: Arc<Gateway<S>>,
+    pub(super) keepers: Arc<Keepers>,
     limits: Limits,
     room: Semaphore,
     /// In chunks.
@@ -73,23 +66,16 @@ pub fn router<S: Store>(gateway: Arc<Gateway<S>>, keepers: Arc<Keepers>, limits:
     Router::new().fallback(serve::<S>).with_state(Arc::new(Shared { gateway, keepers, limits, room, memory }))
 }
 
-/// Which task is asked for, by GSE's name for it or by JOB's.
-#[derive(Deserialize)]
-struct Task {
-    task_id: Option<String>,
-    bk_gse_taskid: Option<String>,
-}
-
 /// A request on its way: what its line will say.
-struct Asked {
-    call: Call,
-    changes: bool,
+pub(super) struct Asked {
+    pub(super) call: Call,
+    pub(super) changes: bool,
     who: String,
     /// The person on whose behalf an app calls, as it says.
     as_user: String,
-    what: String,
+    pub(super) what: String,
     /// Rows that did not do what was asked.
-    refused: usize,
+    pub(super) refused: usize,
 }
 
 impl Asked {
@@ -220,7 +206,7 @@ fn health<S: Store>(gateway: &Gateway<S>, call: Call) -> Response {
 }
 
 /// The body as JSON, whatever its Content-Type says. An empty one is an empty object.
-fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
     let bytes = if bytes.iter().all(u8::is_ascii_whitespace) { b"{}" } else { bytes };
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
     serde_json::from_slice(bytes).map_err(|error| {
@@ -265,190 +251,6 @@ fn in_words(error: &serde_json::Error) -> String {
         Some(_) | None => return format!("a field cannot be used as it is{at}"),
     };
     format!("a field has the wrong type: {kind} was expected{at}")
-}
-
-/// What Abide's own clients say with a call.
-fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, Refusal> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let wrong = |name: &str| Refusal::Wrong(format!("{name} cannot be used"));
-    let generation = match text("x-abide-generation") {
-        None => None,
-        Some(number) => Some(number.parse().map_err(|_| wrong("X-Abide-Generation"))?),
-    };
-    if generation.is_some() && text("x-abide-owner").is_none() {
-        return Err(Refusal::Wrong("X-Abide-Generation says nothing without X-Abide-Owner".to_owned()));
-    }
-    let name = |header: &str| match text(header) {
-        Some(value) if value.is_empty() || value.len() > 128 || value.contains('/') => Err(wrong(header)),
-        value => Ok(value),
-    };
-    Ok(Caller { app: app.code.clone(), owner: name("x-abide-owner")?, generation, op: name("x-abide-op")? })
-}
-
-async fn carry_out<S: Store>(
-    shared: &Shared<S>,
-    app: &App,
-    asked: &mut Asked,
-    parts: &Parts,
-    body: &[u8],
-) -> Result<Response, Refusal> {
-    let gateway = &shared.gateway;
-    let caller = caller(app, &parts.headers)?;
-    let may = |namespace: &str| app.may_touch(namespace);
-    let data: Value = match asked.call {
-        Call::Register => registry(gateway, Registry::Register, app, asked, body, &caller).await?,
-        Call::Update => registry(gateway, Registry::Update, app, asked, body, &caller).await?,
-        Call::Unregister => registry(gateway, Registry::Unregister, app, asked, body, &caller).await?,
-        Call::Operate => {
-            let request = request(app, asked, body)?;
-            let task_id = gateway.operate(&[request], &caller).await?;
-            serde_json::to_value(TaskData { task_id })?
-        }
-        Call::OperateMulti => {
-            let requests = read::<MultiRequest>(body)?.proc_operate_req;
-            requests.iter().try_for_each(|one| allowed(app, one))?;
-            asked.what = format!("{} requests", requests.len());
-            let task_id = gateway.operate(&requests, &caller).await?;
-            serde_json::to_value(TaskData { task_id })?
-        }
-        Call::Job(api) => {
-            let data = job(gateway, app, asked, api, body, &caller).await?;
-            return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
-        }
-        Call::JobResult => {
-            let Task { bk_gse_taskid, .. } = read(body)?;
-            let id = bk_gse_taskid.ok_or_else(|| Refusal::Wrong("bk_gse_taskid is missing".to_owned()))?;
-            let data = gateway.job_results(&id, &may).await?;
-            return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
-        }
-        Call::Result(form) => {
-            let Task { task_id, .. } = read(body)?;
-            let id = task_id.ok_or_else(|| Refusal::Wrong("task_id is missing".to_owned()))?;
-            let rows = gateway.results(&id, form, &may).await?;
-            return Ok(json(StatusCode::OK, &Envelope::ok(rows)));
-        }
-        Call::Status { second } => {
-            let data = gateway.status(&request(app, asked, body)?, second).await?;
-            return Ok(json(StatusCode::OK, &Envelope::ok(data)));
-        }
-        Call::Sync => {
-            let data = gateway.sync(&request(app, asked, body)?).await?;
-            return Ok(json(StatusCode::OK, &Envelope::ok(data)));
-        }
-        Call::SetGroups => {
-            serde_json::to_value(gateway.set_groups(&request(app, asked, body)?, &read(body)?).await?)?
-        }
-        Call::Groups => gateway.groups(&request(app, asked, body)?).await?,
-        Call::Agents { by_id } => gateway.agents(&request(app, asked, body)?, by_id)?,
-        Call::Processes => gateway.processes(&query(parts)?, &may).await?,
-        Call::Watch => {
-            let after = number(parts, "after")?;
-            let (keepers, code) = (Arc::clone(&shared.keepers), app.code.clone());
-            let may = Arc::new(move |namespace: &str| {
-                let apps = keepers.apps();
-                apps.named(&code).is_some_and(|app| namespace.is_empty() || app.may_touch(namespace))
-            });
-            return Ok(lines(gateway.watch(query(parts)?, after, may).await));
-        }
-        Call::Rename => rename(gateway, app, asked, body, &caller).await?,
-        Call::Hosts => gateway.list_hosts().await?,
-        Call::Tasks => gateway.list_tasks(&may).await?,
-        Call::State => {
-            let mut question: serde_json::Map<String, Value> = read(body)?;
-            question.retain(|name, _| !name.starts_with("bk_"));
-            let question = serde_json::to_vec(&question)?;
-            let ask: Ask = read(&question)?;
-            let changes = ask.changes();
-            asked.changes = changes.is_some();
-            asked.what = changes.unwrap_or_default();
-            gateway.state(ask).await?
-        }
-        Call::Metrics => return Ok(metrics(gateway).await),
-        Call::Description => return Ok(json(StatusCode::OK, openapi::description())),
-        Call::Join | Call::Stream | Call::Tell | Call::Health | Call::Ready => Value::Null,
-    };
-    Ok(json(StatusCode::OK, &Envelope::ok(data)))
-}
-
-/// A request about one process or namespace that this app may touch.
-fn request(app: &App, asked: &mut Asked, body: &[u8]) -> Result<ProcRequest, Refusal> {
-    let request: ProcRequest = read(body)?;
-    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
-    let (meta, hosts) = (&request.meta, request.hosts.len() + request.agent_id_list.len());
-    asked.what = format!("{}/{} on {hosts} hosts", text(&meta.namespace), text(&meta.name));
-    if let Some(op) = request.op_type {
-        asked.what.push_str(&format!(", op {op}"));
-    }
-    allowed(app, &request)?;
-    Ok(request)
-}
-
-fn allowed(app: &App, request: &ProcRequest) -> Result<(), Refusal> {
-    match request.meta.namespace.as_ref().filter(|namespace| !app.may_touch(namespace)) {
-        Some(namespace) => Err(not_allowed(app, namespace)),
-        None => Ok(()),
-    }
-}
-
-fn not_allowed(app: &App, namespace: &str) -> Refusal {
-    Refusal::NotAllowed(format!("app {:?} may not touch namespace {namespace:?}", app.code))
-}
-
-async fn registry<S: Store>(
-    gateway: &Gateway<S>,
-    call: Registry,
-    app: &App,
-    asked: &mut Asked,
-    body: &[u8],
-    caller: &Caller,
-) -> Result<Value, Refusal> {
-    let rows = gateway.registry_call(call, &request(app, asked, body)?, caller).await?;
-    asked.refused = rows.values().filter(|row| row.code() != RowCode::DONE).count();
-    Ok(serde_json::to_value(rows)?)
-}
-
-/// JOB's calls are GSE's operations under other names.
-async fn job<S: Store>(
-    gateway: &Gateway<S>,
-    app: &App,
-    asked: &mut Asked,
-    api: JobApi,
-    body: &[u8],
-    caller: &Caller,
-) -> Result<Value, Refusal> {
-    let body: JobBody = read(body)?;
-    let (subjects, _) = body.subjects(api);
-    asked.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
-    if let Some(subject) = subjects.iter().find(|subject| !app.may_touch(subject.key.namespace.as_str())) {
-        return Err(not_allowed(app, subject.key.namespace.as_str()));
-    }
-    let may = |namespace: &str| app.may_touch(namespace);
-    let bk_gse_taskid = gateway.operate_job(&body, api, caller, &may).await?;
-    Ok(serde_json::to_value(JobTaskData { bk_gse_taskid })?)
-}
-
-async fn rename<S: Store>(
-    gateway: &Gateway<S>,
-    app: &App,
-    asked: &mut Asked,
-    body: &[u8],
-    caller: &Caller,
-) -> Result<Value, Refusal> {
-    #[derive(Deserialize)]
-    struct Names {
-        from: InstanceKey,
-        to: InstanceKey,
-    }
-    let Names { from, to } = read(body)?;
-    asked.what = format!("{from} to {to}");
-    for key in [&from, &to] {
-        if !app.may_touch(key.namespace.as_str()) {
-            return Err(not_allowed(app, key.namespace.as_str()));
-        }
-    }
-    let spec = read::<ProcRequest>(body)?.spec()?.map(|spec| held(spec, caller));
-    let task_id = gateway.rename(from, to, spec, caller).await?;
-    Ok(serde_json::to_value(TaskData { task_id })?)
 }
 
 /// The agents' own calls: a token for all of their hosts.
@@ -501,20 +303,7 @@ async fn agent<S: Store>(
     Ok(json(StatusCode::OK, &Envelope::ok(acked)))
 }
 
-async fn metrics<S: Store>(gateway: &Gateway<S>) -> Response {
-    let gauges = Gauges {
-        registered: gateway.registered().await.unwrap_or(0),
-        sessions: gateway.sessions(),
-        open_tasks: gateway.open_tasks(),
-        ready: gateway.not_ready().is_none(),
-    };
-    let mut response = Response::new(Body::from(gateway.metrics.text(&gauges)));
-    let kind = HeaderValue::from_static("text/plain; version=0.0.4");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
-}
-
-fn parameter(parts: &Parts, name: &str) -> Option<String> {
+pub(super) fn parameter(parts: &Parts, name: &str) -> Option<String> {
     let pairs = parts.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| decoded(value))
 }
@@ -532,25 +321,11 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn number(parts: &Parts, name: &str) -> Result<u64, Refusal> {
+pub(super) fn number(parts: &Parts, name: &str) -> Result<u64, Refusal> {
     match parameter(parts, name) {
         None => Ok(0),
         Some(text) => text.parse().map_err(|_| Refusal::Wrong(format!("{name} is {text:?}: no number"))),
     }
-}
-
-fn query(parts: &Parts) -> Result<Query, Refusal> {
-    let get = |name: &str| parameter(parts, name);
-    let (namespace, name, host) = (get("namespace"), get("name"), get("host"));
-    Ok(Query {
-        namespace,
-        name,
-        host,
-        owner: get("owner"),
-        after: get("after"),
-        limit: get("limit"),
-        brief: get("brief"),
-    })
 }
 
 fn refused(refusal: &Refusal) -> Refused {
@@ -573,7 +348,7 @@ fn failed(status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
     json(status, &Envelope::<Value>::failed(code, message))
 }
 
-fn json(status: StatusCode, value: &impl serde::Serialize) -> Response {
+pub(super) fn json(status: StatusCode, value: &impl serde::Serialize) -> Response {
     let mut response = Response::new(Body::from(serde_json::to_vec(value).unwrap_or_default()));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -581,7 +356,7 @@ fn json(status: StatusCode, value: &impl serde::Serialize) -> Response {
 }
 
 /// A stream of lines.
-fn lines(body: Body) -> Response {
+pub(super) fn lines(body: Body) -> Response {
     let mut response = Response::new(body);
     let kind = HeaderValue::from_static("application/x-ndjson");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);

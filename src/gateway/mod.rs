@@ -4,7 +4,7 @@
 //! A request goes through three rooms. [`http`] finds out which call it is ([`routes`]: the same call has several
 //! addresses), who asks ([`auth`]), and reads its body. The call itself is a method of [`Gateway`]: [`registry`] keeps
 //! what is registered, [`status`] tells of it, [`operate`] makes tasks. What a call answers is an envelope, and HTTP
-//! says 200, also for a failure.
+//! says 200, also for a failure ([`calls`]).
 //!
 //! A task is in the store before its number is told; then its orders go to the sessions of their hosts' agents
 //! ([`hosts`], [`channel`]). What an agent tells (results, reports) is written in one commit, and only then
@@ -18,6 +18,7 @@
 //! out once; who carries an older generation than his owner's last is refused.
 
 pub mod auth;
+mod calls;
 mod channel;
 mod hosts;
 pub mod http;
@@ -26,6 +27,7 @@ mod openapi;
 mod operate;
 mod processes;
 mod registry;
+mod results;
 pub mod routes;
 mod state;
 mod status;

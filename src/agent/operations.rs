@@ -1,0 +1,420 @@
+//! What a keeper does when it is asked: GSE's operations on a real process, and the codes that they answer with.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::fresh_id;
+use super::keeper::{Keeper, Said, done, failed};
+use super::kernel::{Hold, Identity, read_pid_file, runs};
+use super::life::{Event, Series};
+use super::now_ms;
+use super::row::{Intent, Run, intent_key, writing};
+use super::spawn::{Account, Ended, Launch, environment, log_file, run, write_pid_file};
+use crate::gse::channel::Held;
+use crate::gse::codes::RowCode;
+use crate::model::{AutoType, Monitor, Spec, StartMode};
+use crate::store::{Store, Txn};
+
+/// How long a stop waits unless its spec says otherwise.
+const STOP_SECS: u32 = 10;
+/// How long a process may take to go after it was killed.
+const AFTER_KILL: Duration = Duration::from_secs(5);
+/// How often a pid file is looked at while a daemon comes up.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl Keeper {
+    pub(super) fn is_running(&self) -> bool {
+        self.hold.is_some()
+    }
+
+    /// Is what runs what this very operation launched, before we died and were asked again?
+    fn launched_by(&self, op_id: Option<&str>) -> bool {
+        let by = self.row.run.as_ref().and_then(|run| run.by.as_deref());
+        self.is_running() && by.is_some() && by == op_id
+    }
+
+    /// A daemon that runs and that nobody told us of: known by its pid file and its program.
+    pub(super) fn adopt(&mut self, held: &Held) {
+        let daemon = held.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
+        if self.is_running() || !daemon {
+            return;
+        }
+        if let Some(hold) = by_pid_file(&held.spec) {
+            self.row.run = Some(Run {
+                identity: hold.identity.clone(),
+                live: held.clone(),
+                by: None,
+                incarnation: String::new(),
+            });
+            self.row.since = now_ms();
+            self.hold = Some(hold);
+        }
+    }
+
+    pub(super) async fn start(&mut self, held: &Held, op_id: Option<String>) -> Said {
+        if self.launched_by(op_id.as_deref()) {
+            (self.row.given, self.row.hosted) = (Some(held.clone()), true);
+            return done();
+        }
+        if self.is_running() {
+            return (RowCode::ALREADY_RUNNING, "it is running already".to_owned());
+        }
+        self.series = Series::default();
+        let (given, hosted) = (self.row.given.clone(), self.row.hosted);
+        let said = self.launch(held, op_id, true).await;
+        // A failed start leaves what was given, and the guard, as they were.
+        (self.row.given, self.row.hosted) = match said.0 {
+            RowCode::DONE => (Some(held.clone()), true),
+            _ => (given, hosted),
+        };
+        said
+    }
+
+    /// Brings it up with a spec. `check`: waits until it has shown that it stays.
+    pub(super) async fn launch(&mut self, held: &Held, op_id: Option<String>, check: bool) -> Said {
+        let shared = Arc::clone(&self.shared);
+        let Ok(_room) = shared.room.acquire().await else { return failed("the agent is stopping") };
+        let intent = Intent {
+            incarnation: fresh_id(),
+            op_id,
+            held: held.clone(),
+            hosts: self.row.hosted,
+            at: now_ms(),
+        };
+        let value = serde_json::to_vec(&intent).unwrap_or_default();
+        let txn = writing(&self.key, &self.row, None).and(Txn::put(intent_key(&self.key), value));
+        if let Err(error) = self.shared.store.txn(txn).await {
+            return failed(format!("nothing was started, since it cannot be written down: {error}"));
+        }
+        let begun = match self.begin(held, &intent.incarnation).await {
+            Ok(hold) => hold,
+            Err(said) => return said,
+        };
+        let Intent { incarnation, op_id: by, .. } = intent;
+        self.row.run = Some(Run { identity: begun.identity.clone(), live: held.clone(), by, incarnation });
+        (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
+        self.row.message.clear();
+        if held.spec.monitor.auto_type == AutoType::OneShot {
+            self.row.ran = Some(held.clone());
+        }
+        self.hold = Some(begun);
+        self.write(None).await;
+        self.report();
+        drop(_room);
+        let secs = held.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
+        if !check || held.spec.monitor.auto_type != AutoType::Resident {
+            return done();
+        }
+        self.stays(Duration::from_secs(secs.into())).await
+    }
+
+    /// Runs what brings it up, and takes hold of what came up.
+    async fn begin(&mut self, held: &Held, incarnation: &str) -> Result<Hold, Said> {
+        let spec = &held.spec;
+        let Some(command) = spec.control.start_cmd.clone() else {
+            return Err(failed("its spec has no start_cmd"));
+        };
+        let account = account(spec).map_err(failed)?;
+        let marks = [("ABIDE_INSTANCE", self.key.to_string()), ("ABIDE_INCARNATION", incarnation.to_owned())];
+        let env = environment(spec, &account, &marks).map_err(failed)?;
+        let folder = Path::new(&spec.identity.setup_path).to_owned();
+        let pid_file = Path::new(&spec.identity.pid_path);
+        // What comes to an end by itself is our child, so that its end and its code are known.
+        let resident = spec.monitor.auto_type == AutoType::Resident;
+        match if resident { spec.control.start_mode.unwrap_or_default() } else { StartMode::Foreground } {
+            StartMode::Foreground => {
+                let name = self.key.name.to_string();
+                let output = spec.identity.log_path.as_ref().map(|path| log_file(path, &name)).transpose();
+                let output = output.map_err(failed)?;
+                let code = if resident { None } else { Some(self.exit_file(incarnation).map_err(failed)?) };
+                let launched = tokio::task::spawn_blocking(move || {
+                    Launch { command: &command, folder: &folder, account: &account, env, output, code }.go()
+                });
+                let hold = launched.await.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
+                if let Err(why) = write_pid_file(pid_file, hold.identity.pid) {
+                    let _ = hold.signal(Signal::KILL);
+                    hold.ended().await;
+                    return Err(failed(why));
+                }
+                Ok(hold)
+            }
+            StartMode::Daemon => {
+                if let Some(parent) = pid_file.parent() {
+                    let _ = std::fs::create_dir_all(parent);
+                }
+                let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
+                match run(&command, &folder, &account, env, time).await.map_err(failed)? {
+                    Ended::Well => {}
+                    Ended::Badly(code, output) => {
+                        return Err(failed(format!("start_cmd ended with {code}: {output}")));
+                    }
+                    Ended::TooLong(output) => {
+                        return Err(failed(format!(
+                            "start_cmd took longer than {} s: {output}",
+                            time.as_secs()
+                        )));
+                    }
+                }
+                let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
+                let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
+                loop {
+                    if let Some(hold) = by_pid_file(spec) {
+                        return Ok(hold);
+                    }
+                    if tokio::time::Instant::now() >= until {
+                        let why = match read_pid_file(pid_file) {
+                            Err(why) => why,
+                            Ok(pid) => format!("process {pid} is gone, or is no {}", spec.identity.proc_name),
+                        };
+                        return Err((RowCode::CHECK_FAILED, format!("it did not come up: {why}")));
+                    }
+                    tokio::time::sleep(LOOK).await;
+                }
+            }
+        }
+    }
+
+    /// Where a run's exit code is written by its shell, also when nobody waits for it.
+    fn exit_file(&self, incarnation: &str) -> Result<std::fs::File, String> {
+        let path = self.shared.exits.join(incarnation);
+        std::fs::File::create(&path)
+            .map_err(|error| format!("cannot keep its exit code in {}: {error}", path.display()))
+    }
+
+    /// The code that a run left behind, if it did.
+    pub(super) fn left_code(&self) -> Option<i32> {
+        let incarnation = &self.row.run.as_ref()?.incarnation;
+        std::fs::read_to_string(self.shared.exits.join(incarnation)).ok()?.trim().parse().ok()
+    }
+
+    /// Does it stay up for so long?
+    async fn stays(&mut self, time: Duration) -> Said {
+        let Some(hold) = &self.hold else { return failed("it is gone") };
+        let Ok(code) = tokio::time::timeout(time, hold.ended()).await else { return done() };
+        self.gone(code);
+        let code = code.map_or("an unknown code".to_owned(), |code| format!("code {code}"));
+        (RowCode::CHECK_FAILED, format!("it ended with {code} within {} s", time.as_secs()))
+    }
+
+    pub(super) async fn stop(&mut self, held: &Held) -> Said {
+        if !self.is_running() {
+            return (RowCode::NOT_RUNNING, "it is not running".to_owned());
+        }
+        // Should we die on the way, it must not be launched again by whoever comes after.
+        let hosted = std::mem::replace(&mut self.row.hosted, false);
+        self.series = Series::default();
+        self.write(None).await;
+        let said = self.bring_down(held, held.spec.control.stop_cmd.as_deref(), Signal::TERM).await;
+        if said.0 != RowCode::DONE && self.is_running() {
+            self.row.hosted = hosted;
+        }
+        said
+    }
+
+    pub(super) async fn kill(&mut self, held: &Held) -> Said {
+        if !self.is_running() {
+            return (RowCode::NOT_RUNNING, "it is not running".to_owned());
+        }
+        let hosted = std::mem::replace(&mut self.row.hosted, false);
+        self.series = Series::default();
+        self.write(None).await;
+        let said = self.bring_down(held, held.spec.control.kill_cmd.as_deref(), Signal::KILL).await;
+        if said.0 != RowCode::DONE && self.is_running() {
+            self.row.hosted = hosted;
+        }
+        said
+    }
+
+    /// By its command, or by a signal to the process itself, and in the end by force.
+    async fn bring_down(&mut self, held: &Held, command: Option<&str>, signal: Signal) -> Said {
+        let secs = held.spec.monitor.stop_check_secs.unwrap_or(STOP_SECS);
+        let wait = Duration::from_secs(secs.into());
+        let Some(hold) = self.hold.take() else { return done() };
+        if let Some(command) = command {
+            let output = match self.command(&held.spec, command).await {
+                Err(why) => Some(why),
+                Ok(Ended::Well) => None,
+                Ok(Ended::Badly(code, output)) => {
+                    Some(format!("stop: its command ended with {code}: {output}"))
+                }
+                Ok(Ended::TooLong(output)) => Some(format!("stop: its command took too long: {output}")),
+            };
+            let ended = tokio::time::timeout(wait, hold.ended()).await;
+            return match (ended, output) {
+                (Ok(code), _) => {
+                    self.gone(code);
+                    done()
+                }
+                (Err(_), output) => {
+                    self.hold = Some(hold);
+                    match output {
+                        Some(output) => failed(output),
+                        None => (RowCode::CHECK_FAILED, format!("stop: it is still alive after {secs} s")),
+                    }
+                }
+            };
+        }
+        let _ = hold.signal(signal);
+        let mut ended = tokio::time::timeout(wait, hold.ended()).await;
+        if ended.is_err() {
+            let _ = hold.signal(Signal::KILL);
+            ended = tokio::time::timeout(AFTER_KILL, hold.ended()).await;
+        }
+        match ended {
+            Ok(code) => {
+                self.gone(code);
+                done()
+            }
+            Err(_) => {
+                self.hold = Some(hold);
+                (RowCode::CHECK_FAILED, "stop: it is still alive, though it was killed".to_owned())
+            }
+        }
+    }
+
+    pub(super) async fn restart(&mut self, held: &Held, op_id: Option<String>) -> Said {
+        if self.launched_by(op_id.as_deref()) {
+            self.row.given = Some(held.clone());
+            return done();
+        }
+        if !self.is_running() {
+            return (RowCode::NOT_RUNNING, "it is not running".to_owned());
+        }
+        let daemon = held.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
+        if let (true, Some(command)) = (daemon, &held.spec.control.restart_cmd) {
+            let said = self.restart_by(held, command).await;
+            if said.0 == RowCode::DONE {
+                self.row.given = Some(held.clone());
+            }
+            return said;
+        }
+        let live = self.row.run.as_ref().map_or_else(|| held.clone(), |run| run.live.clone());
+        let said = self.bring_down(&live, live.spec.control.stop_cmd.as_deref(), Signal::TERM).await;
+        if said.0 != RowCode::DONE {
+            return said;
+        }
+        let (given, said) = (self.row.given.clone(), self.launch(held, op_id, true).await);
+        match said.0 {
+            RowCode::DONE => self.row.given = Some(held.clone()),
+            _ => {
+                // A guarded process comes back with what it was given before.
+                self.row.given = given;
+                if self.row.hosted && !self.is_running() {
+                    self.guard(Event::Ended { up_ms: 0 }).await;
+                }
+            }
+        }
+        said
+    }
+
+    /// By its own command: the process that is there afterwards is another.
+    async fn restart_by(&mut self, held: &Held, command: &str) -> Said {
+        match self.command(&held.spec, command).await {
+            Err(why) => return failed(why),
+            Ok(Ended::Well) => {}
+            Ok(Ended::Badly(code, output)) => {
+                return failed(format!("restart_cmd ended with {code}: {output}"));
+            }
+            Ok(Ended::TooLong(output)) => return failed(format!("restart_cmd took too long: {output}")),
+        }
+        let before = self.hold.as_ref().map(|hold| hold.identity.clone());
+        let secs = held.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
+        let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
+        loop {
+            let found = by_pid_file(&held.spec).filter(|hold| Some(&hold.identity) != before.as_ref());
+            if let Some(hold) = found {
+                self.row.run = Some(Run {
+                    identity: hold.identity.clone(),
+                    live: held.clone(),
+                    by: None,
+                    incarnation: String::new(),
+                });
+                (self.row.since, self.row.started) = (now_ms(), now_ms());
+                self.hold = Some(hold);
+                return done();
+            }
+            if tokio::time::Instant::now() >= until {
+                return (RowCode::CHECK_FAILED, "no new process came up after restart_cmd".to_owned());
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    pub(super) async fn reload(&mut self, held: &Held) -> Said {
+        if !self.is_running() {
+            return (RowCode::NOT_RUNNING, "it is not running".to_owned());
+        }
+        let Some(command) = held.spec.control.reload_cmd.clone() else {
+            return failed("its spec has no reload_cmd");
+        };
+        match self.command(&held.spec, &command).await {
+            Err(why) => return failed(why),
+            Ok(Ended::Well) => {}
+            Ok(Ended::Badly(code, output)) => {
+                return failed(format!("reload_cmd ended with {code}: {output}"));
+            }
+            Ok(Ended::TooLong(output)) => return failed(format!("reload_cmd took too long: {output}")),
+        }
+        if let Some(run) = &mut self.row.run {
+            // Only what a reload reads is in effect now.
+            let mut live = Spec::clone(&run.live.spec);
+            live.configmap.clone_from(&held.spec.configmap);
+            live.identity.config_path.clone_from(&held.spec.identity.config_path);
+            let whole = live == *held.spec;
+            let revision = held.revision.filter(|_| whole);
+            run.live = Held { spec: Arc::new(live), owner: held.owner.clone(), revision };
+        }
+        self.row.given = Some(held.clone());
+        done()
+    }
+
+    /// Runs one of a spec's commands, as its user, in its folder.
+    async fn command(&self, spec: &Spec, command: &str) -> Result<Ended, String> {
+        let account = account(spec)?;
+        let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];
+        if let Some(hold) = &self.hold {
+            marks.push(("ABIDE_PID", hold.identity.pid.to_string()));
+        }
+        let env = environment(spec, &account, &marks)?;
+        let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
+        run(command, Path::new(&spec.identity.setup_path), &account, env, time).await
+    }
+
+    /// It is no longer there.
+    pub(super) fn gone(&mut self, code: Option<i32>) {
+        let code = code.or_else(|| self.left_code());
+        if let Some(run) = self.row.run.take() {
+            let _ = std::fs::remove_file(self.shared.exits.join(&run.incarnation));
+            let spec = &run.live.spec;
+            let ends = spec.monitor.auto_type != AutoType::Resident;
+            let foreground = ends || spec.control.start_mode == Some(StartMode::Foreground);
+            let pid_file = Path::new(&run.live.spec.identity.pid_path);
+            // Ours to remove only as long as it names what is gone.
+            if foreground && read_pid_file(pid_file) == Ok(run.identity.pid) {
+                let _ = std::fs::remove_file(pid_file);
+            }
+        }
+        (self.hold, self.row.exit, self.row.since) = (None, code, now_ms());
+    }
+}
+
+/// The process that a spec's pid file names, if it lives and runs that program.
+fn by_pid_file(spec: &Spec) -> Option<Hold> {
+    let pid = read_pid_file(Path::new(&spec.identity.pid_path)).ok()?;
+    let identity = Identity::of(pid)?;
+    let hold = Hold::take(&identity)?;
+    runs(pid, &spec.identity.proc_name).then_some(hold)
+}
+
+fn account(spec: &Spec) -> Result<Account, String> {
+    match &spec.identity.user {
+        Some(name) => Account::named(name),
+        None => {
+            let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
+            Account::named(&me.ok_or("this agent's own user has no name")?.name)
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! How tasks stand: their rows, in each form of key; and what is forgotten after a day.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::tasks::{Allowed, KeyForm, Stand, Task};
+use super::{Gateway, Refusal, now_ms};
+use crate::gse::answer::Rows;
+use crate::gse::codes::RowCode;
+use crate::gse::keys;
+use crate::model::Host;
+use crate::store::{Store, Txn};
+
+const A_DAY_MS: i64 = 86_400_000;
+/// How long a task that is done stays in memory, for those who still poll.
+const REMEMBERED_MS: i64 = 600_000;
+
+impl<S: Store> Gateway<S> {
+    /// get_proc_operate_result: a row for every instance asked for.
+    pub async fn results(&self, id: &str, form: KeyForm, may: Allowed<'_>) -> Result<Rows, Refusal> {
+        let task = self.task(id, may).await?;
+        let mut rows = Rows::new();
+        for (nth, order) in task.orders.iter().enumerate() {
+            let host = Host { key: order.instance.host.clone(), supplier: order.supplier, agent_id: None };
+            let process = order.instance.process();
+            let second = keys::v2(&host.key, &process);
+            let key = match form {
+                KeyForm::First => keys::v1(&host, &process).unwrap_or(second),
+                KeyForm::Second => second,
+            };
+            rows.insert(key, task.row(nth));
+        }
+        Ok(rows)
+    }
+
+    /// get_proc_result: the same rows by JOB's key, with their content as it is.
+    pub async fn job_results(&self, id: &str, may: Allowed<'_>) -> Result<Value, Refusal> {
+        let task = self.task(id, may).await?;
+        let mut rows = Rows::new();
+        for (nth, order) in task.orders.iter().enumerate() {
+            let Some(held) = &order.held else { continue };
+            let mut row = task.row(nth);
+            if let Value::String(text) = &row.content {
+                row.content = serde_json::from_str(text).unwrap_or(Value::Null);
+            }
+            rows.insert(keys::job(&order.instance.host, &held.spec), row);
+        }
+        let running = rows.values().any(|row| row.code() == RowCode::RUNNING);
+        // 0: something is still running; 1: all rows are final.
+        Ok(json!({"status": u8::from(!running), "result": rows}))
+    }
+
+    /// A task that this caller may see. One of other namespaces is not there.
+    async fn task(&self, id: &str, may: Allowed<'_>) -> Result<Arc<Task>, Refusal> {
+        let unknown = || Refusal::UnknownTask(format!("there is no task {id:?}"));
+        let known = self.tasks.known().get(id).cloned();
+        let task = match known {
+            Some(task) => task,
+            None => self.load(id).await?.ok_or_else(unknown)?,
+        };
+        if !task.orders.iter().all(|order| may(order.instance.namespace.as_str())) {
+            return Err(unknown());
+        }
+        if task.queued.load(Ordering::Acquire) { Ok(task) } else { Err(Refusal::NotQueued) }
+    }
+
+    /// The latest tasks, for people: id, when, how many rows, how many of them are final, how many failed.
+    pub async fn list_tasks(&self, may: Allowed<'_>) -> Result<Value, Refusal> {
+        const SHOWN: usize = 1000;
+        let mut ids: Vec<String> = self
+            .store
+            .range("task/", None, usize::MAX)
+            .await?
+            .entries
+            .iter()
+            .map(|entry| entry.key.trim_start_matches("task/").to_owned())
+            .collect();
+        ids.reverse();
+        let mut tasks = Vec::new();
+        for id in ids.into_iter().take(SHOWN) {
+            let Ok(task) = self.task(&id, may).await else { continue };
+            let rows = task.rows().clone();
+            let done = rows.iter().filter_map(|row| match row {
+                Stand::Done(done) => Some(done.code),
+                Stand::Waiting | Stand::Sent => None,
+            });
+            let codes: Vec<i64> = done.collect();
+            let failed = codes.iter().filter(|code| **code != 0).count();
+            tasks.push(json!({"id": task.id, "begun": task.begun, "rows": rows.len(), "done": codes.len(), "failed": failed}));
+        }
+        Ok(Value::Array(tasks))
+    }
+
+    /// Forgets tasks, and the names of calls, of more than a day ago.
+    pub async fn forget_old_tasks(&self) -> Result<usize, Refusal> {
+        #[derive(Deserialize)]
+        struct When {
+            begun: i64,
+        }
+        let now = now_ms();
+        let is_old = |value: &[u8]| {
+            serde_json::from_slice::<When>(value).map_or(true, |when| when.begun < now - A_DAY_MS)
+        };
+        let mut txn = Txn::default();
+        for prefix in ["task/", "op/"] {
+            for entry in self.store.range(prefix, None, usize::MAX).await?.entries {
+                if !is_old(&entry.value) {
+                    continue;
+                }
+                if let Some(id) = entry.key.strip_prefix("task/") {
+                    let rows = self.store.range(&format!("done/{id}/"), None, usize::MAX).await?.entries;
+                    txn = rows.iter().fold(txn, |txn, row| txn.and(Txn::delete(row.key.to_string())));
+                    txn = txn.and(Txn::delete(format!("open/{id}")));
+                }
+                txn = txn.and(Txn::delete(entry.key.to_string()));
+            }
+        }
+        let count = txn.writes.len();
+        if count > 0 {
+            self.store.txn(txn).await?;
+        }
+        self.tasks.known().retain(|_, task| !task.is_done() || task.begun > now - REMEMBERED_MS);
+        Ok(count)
+    }
+}
