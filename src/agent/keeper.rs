@@ -14,6 +14,7 @@ use super::kernel::Hold;
 use super::life::{Effect, Event, Phase, Policy, Series, step};
 use super::now_ms;
 use super::row::{Row, intent_key, row_key, writing};
+use super::spawn::Output;
 use crate::clock::next_run;
 use crate::gse::channel::{Held, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
@@ -48,8 +49,13 @@ pub struct Keeper {
     pub(super) series: Series,
     /// When its schedule runs it next.
     pub(super) next: Option<i64>,
+    /// Where a daemon writes that kept its starter's output.
+    pub(super) output: Option<Output>,
     pub(super) shared: Arc<Shared>,
 }
+
+/// How often what such a daemon wrote is forgotten.
+const FORGET: Duration = Duration::from_secs(2);
 
 /// How an operation ended.
 pub(super) type Said = (RowCode, String);
@@ -64,7 +70,8 @@ pub(super) fn failed(message: impl Into<String>) -> Said {
 
 impl Keeper {
     pub fn new(key: InstanceKey, row: Row, hold: Option<Hold>, shared: Arc<Shared>) -> Keeper {
-        Keeper { key, row, hold, series: Series::default(), next: None, shared }
+        let output = hold.as_ref().and_then(|hold| Output::of(hold.identity.pid));
+        Keeper { key, row, hold, series: Series::default(), next: None, output, shared }
     }
 
     /// Until nobody can ask any more.
@@ -78,9 +85,10 @@ impl Keeper {
                 Ask(Option<Ask>),
                 Ended(Option<i32>),
                 Woke,
+                Forget,
             }
             self.plan_next_run();
-            let hold = self.hold.as_ref();
+            let (hold, writes) = (self.hold.as_ref(), self.output.is_some());
             let wake = match self.series.phase {
                 Phase::Calm => self.next,
                 Phase::Waiting { until } | Phase::Failed { until } => Some(until),
@@ -90,8 +98,10 @@ impl Keeper {
                 code = async { match hold { Some(hold) => hold.ended().await, None => std::future::pending().await } } => Next::Ended(code),
                 ask = asks.recv() => Next::Ask(ask),
                 () = async { match wake { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => Next::Woke,
+                () = tokio::time::sleep(FORGET), if writes => Next::Forget,
             };
             match next {
+                Next::Forget => self.output.iter().for_each(Output::forget),
                 Next::Ask(None) => return,
                 Next::Ask(Some(ask)) => self.asked(ask).await,
                 Next::Ended(code) => self.ended(code).await,

@@ -146,7 +146,9 @@ impl Keeper {
                     let _ = std::fs::create_dir_all(parent);
                 }
                 let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
-                match run(&command, &folder, &account, env, time).await.map_err(failed)? {
+                let (ended, output) = run(&command, &folder, &account, env, time).await.map_err(failed)?;
+                self.output = Some(output);
+                match ended {
                     Ended::Well => {}
                     Ended::Badly(code, output) => {
                         return Err(failed(format!("start_cmd ended with {code}: {output}")));
@@ -380,7 +382,8 @@ impl Keeper {
         }
         let env = environment(spec, &account, &marks)?;
         let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
-        run(command, Path::new(&spec.identity.setup_path), &account, env, time).await
+        let ran = run(command, Path::new(&spec.identity.setup_path), &account, env, time).await;
+        ran.map(|(ended, _)| ended)
     }
 
     /// It is no longer there.
@@ -397,7 +400,8 @@ impl Keeper {
                 let _ = std::fs::remove_file(pid_file);
             }
         }
-        (self.hold, self.row.exit, self.row.since) = (None, code, now_ms());
+        (self.hold, self.output) = (None, None);
+        (self.row.exit, self.row.since) = (code, now_ms());
     }
 }
 

@@ -216,46 +216,75 @@ pub enum Ended {
 /// How much of a command's output is kept.
 const TAIL: u64 = 4096;
 
-/// Runs a command to its end, within a time. Its output goes to a file: a daemon that it leaves behind may hold that open
-/// for ever without anybody waiting for it.
+/// Runs a command to its end, within a time. Its output goes to memory, not through a pipe: a daemon that it leaves behind
+/// may hold that open for ever without anybody waiting for it.
 pub async fn run(
     command: &str,
     folder: &Path,
     account: &Account,
     env: Vec<(String, String)>,
     time: Duration,
-) -> Result<Ended, String> {
-    let output = unnamed().map_err(|error| format!("cannot keep the command's output: {error}"))?;
-    let kept = output.try_clone().map_err(|error| error.to_string())?;
-    let launch = Launch { command, folder, account, env, output: Some(output), code: None };
+) -> Result<(Ended, Output), String> {
+    let kept = Output::new()?;
+    let output = Some(kept.0.try_clone().map_err(|error| error.to_string())?);
+    let launch = Launch { command, folder, account, env, output, code: None };
     let hold = launch.go()?;
     let code = match tokio::time::timeout(time, hold.ended()).await {
         Ok(code) => code,
         Err(_) => {
             let _ = hold.signal(rustix::process::Signal::KILL);
             hold.ended().await;
-            return Ok(Ended::TooLong(tail(kept)));
+            return Ok((Ended::TooLong(kept.tail()), kept));
         }
     };
     match code {
-        Some(0) => Ok(Ended::Well),
-        code => Ok(Ended::Badly(code.unwrap_or(-1), tail(kept))),
+        Some(0) => Ok((Ended::Well, kept)),
+        code => Ok((Ended::Badly(code.unwrap_or(-1), kept.tail()), kept)),
     }
 }
 
-/// A file that has no name and goes with its last handle.
-fn unnamed() -> std::io::Result<File> {
-    let fd = rustix::fs::memfd_create("abide-output", rustix::fs::MemfdFlags::CLOEXEC)?;
-    Ok(File::from(fd))
-}
+/// What a command says, in memory that has no name. A daemon that it leaves behind may go on writing there for as long as
+/// it lives: what was said is forgotten now and then, so that it takes no memory.
+pub struct Output(File);
 
-fn tail(mut file: File) -> String {
-    use std::io::{Read, Seek, SeekFrom};
-    let length = file.metadata().map_or(0, |meta| meta.len());
-    let _ = file.seek(SeekFrom::Start(length.saturating_sub(TAIL)));
-    let mut bytes = Vec::new();
-    let _ = file.take(TAIL).read_to_end(&mut bytes);
-    String::from_utf8_lossy(&bytes).trim().to_owned()
+/// No page is larger on machines that we know.
+const PAGE: u64 = 65_536;
+
+impl Output {
+    const NAME: &str = "abide-output";
+
+    fn new() -> Result<Output, String> {
+        let fd = rustix::fs::memfd_create(Output::NAME, rustix::fs::MemfdFlags::CLOEXEC);
+        fd.map(|fd| Output(File::from(fd)))
+            .map_err(|error| format!("cannot keep the command's output: {}", std::io::Error::from(error)))
+    }
+
+    /// Where a process that is there already writes, if that is such a place.
+    pub fn of(pid: u32) -> Option<Output> {
+        let path = format!("/proc/{pid}/fd/1");
+        let is_ours =
+            std::fs::read_link(&path).is_ok_and(|to| to.display().to_string().contains(Output::NAME));
+        is_ours.then(|| File::options().write(true).open(&path).ok().map(Output)).flatten()
+    }
+
+    fn tail(&self) -> String {
+        use std::os::unix::fs::FileExt;
+        let length = self.0.metadata().map_or(0, |meta| meta.len());
+        // Read without moving: whoever writes shares the position.
+        let mut bytes = vec![0; length.min(TAIL) as usize];
+        let _ = self.0.read_exact_at(&mut bytes, length.saturating_sub(TAIL));
+        String::from_utf8_lossy(&bytes).trim().to_owned()
+    }
+
+    pub fn forget(&self) {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let length = self.0.metadata().map_or(0, |meta| meta.len());
+        if length > 0 {
+            // The last page too: it is only given back whole.
+            let length = length.next_multiple_of(PAGE);
+            let _ = fallocate(&self.0, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length);
+        }
+    }
 }
 
 #[cfg(test)]

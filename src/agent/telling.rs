@@ -18,12 +18,15 @@ impl Keeper {
             Phase::Calm => self.next.filter(|_| row.hosted),
             Phase::Waiting { until } | Phase::Failed { until } => Some(until),
         };
-        let once = row.given.as_ref().is_some_and(|given| given.spec.monitor.auto_type == AutoType::OneShot);
+        let kind = row.given.as_ref().map(|given| given.spec.monitor.auto_type);
+        let (once, ends) =
+            (kind == Some(AutoType::OneShot), kind.is_some_and(|kind| kind != AutoType::Resident));
         let health = match (self.is_running(), row.exit) {
             (true, _) => "Healthy",
             _ if failed => "Failed",
-            (false, Some(code)) if once && code != 0 => "Failed",
-            (false, Some(0)) if once => "Healthy",
+            (false, Some(code)) if ends && code != 0 => "Failed",
+            (false, Some(_)) if ends => "Healthy",
+            (false, None) if ends => "NotReported",
             (false, _) if row.hosted => "Degraded",
             (false, _) => "NotReported",
         };

@@ -42,7 +42,7 @@ use crate::store::{Store, Txn};
 pub use registry::Record;
 
 /// How long an operation waits for a host's agent: its row is to be final within ten seconds.
-const PATIENCE: Duration = Duration::from_millis(9_500);
+const PATIENCE: Duration = Duration::from_secs(9);
 
 /// Everything that the calls work with. One a process; handlers share it.
 pub struct Gateway<S> {

@@ -452,19 +452,37 @@ fn a_schedule_is_kept_while_it_is_hosted() {
     spec["job"] = json!({"cycle_time": 1});
     assert_eq!(system.operate("tick", 3, &spec).0, 0, "host");
     until("it ran three times", || lines(&system.path("ticks")) >= 3);
-    assert!(system.process("tick")["next"].is_string(), "{}", system.process("tick"));
+    until("its next run is told", || system.process("tick")["next"].is_string());
+    assert_eq!(system.process("tick")["health"], "Healthy");
     assert_eq!(system.operate("tick", 4, &spec).0, 0, "unhost");
     until("the last run ended", || !system.facts("tick").2);
     assert!(system.process("tick")["next"].is_null());
     // A run that takes longer than its cycle is left alone.
-    let mut long = system.spec("long", "echo long >> longs; sleep 2.5");
+    let mut long = system.spec("long", "echo long >> longs; sleep 30");
     long["monitor_policy"]["auto_type"] = json!(0);
     long["job"] = json!({"cycle_time": 1});
     let ticks = lines(&system.path("ticks"));
     assert_eq!(system.operate("long", 3, &long).0, 0);
-    until("it ran", || lines(&system.path("longs")) >= 1);
+    until("it runs", || system.facts("long").2);
     let first = system.pid("long");
     until("its time came again", || system.log().contains("still under way"));
     assert_eq!((lines(&system.path("longs")), system.pid("long")), (1, first));
     assert_eq!(lines(&system.path("ticks")), ticks, "what is not hosted does not run");
+}
+
+#[test]
+fn a_daemon_that_keeps_its_starters_output_fills_no_memory() {
+    use std::os::unix::fs::MetadataExt;
+    let system = System::new();
+    let start = "sh -c 'head -c 1000000 /dev/zero; exec sleep 1000' & echo $! > run/flood.pid";
+    let mut spec = system.spec("flood", start);
+    spec["control"]["start_mode"] = json!("daemon");
+    spec["identity"]["proc_name"] = json!("sleep");
+    spec["monitor_policy"]["start_check_secs"] = json!(3);
+    assert_eq!(system.operate("flood", 0, &spec), (0, "success".to_owned()));
+    let pid = system.pid("flood").expect("a pid");
+    let output = format!("/proc/{pid}/fd/1");
+    let held = || std::fs::metadata(&output).expect("its output").blocks();
+    assert_eq!(std::fs::metadata(&output).expect("its output").len(), 1_000_000);
+    until("what it said is forgotten", || held() == 0);
 }
