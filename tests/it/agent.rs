@@ -486,3 +486,23 @@ fn a_daemon_that_keeps_its_starters_output_fills_no_memory() {
     assert_eq!(std::fs::metadata(&output).expect("its output").len(), 1_000_000);
     until("what it said is forgotten", || held() == 0);
 }
+
+#[test]
+fn a_rename_leaves_the_process_as_it_is() {
+    let mut system = System::new();
+    let spec = system.spec("old", "sleep 1000");
+    assert_eq!(system.operate("old", 0, &spec).0, 0);
+    let pid = system.pid("old").expect("a pid");
+    let (from, to) = (format!("{HOST}:web:old"), format!("{HOST}:web:new"));
+    let task = system.server.call("POST", "/api/abide/v1/rename", json!({"from": from, "to": to}))["data"]["task_id"].clone();
+    assert_eq!(system.row("new", &task)["error_code"], 0);
+    until("it is told of under its new name", || system.pid("new") == Some(pid));
+    assert!(system.process("old").is_null() && is_alive(pid));
+    // The name outlives the agent, and the guard knows it.
+    system.kill_agent();
+    system.start_agent();
+    until("it is held again", || system.process("new")["agent"] == true && system.pid("new") == Some(pid));
+    kill(pid, "KILL");
+    until("it is back", || system.pid("new").is_some_and(|new| new != pid));
+    assert!(system.process("old").is_null());
+}
