@@ -202,6 +202,15 @@ impl Keeper {
     }
 
     pub(super) async fn stop(&mut self, held: &Held) -> Said {
+        self.end(held, held.spec.control.stop_cmd.as_deref(), Signal::TERM).await
+    }
+
+    pub(super) async fn kill(&mut self, held: &Held) -> Said {
+        self.end(held, held.spec.control.kill_cmd.as_deref(), Signal::KILL).await
+    }
+
+    /// Brings it down for good: nobody guards it any more, unless it could not be brought down.
+    async fn end(&mut self, held: &Held, command: Option<&str>, signal: Signal) -> Said {
         if !self.is_running() {
             return (RowCode::NOT_RUNNING, "it is not running".to_owned());
         }
@@ -209,21 +218,7 @@ impl Keeper {
         let hosted = std::mem::replace(&mut self.row.hosted, false);
         self.series = Series::default();
         self.write(None).await;
-        let said = self.bring_down(held, held.spec.control.stop_cmd.as_deref(), Signal::TERM).await;
-        if said.0 != RowCode::DONE && self.is_running() {
-            self.row.hosted = hosted;
-        }
-        said
-    }
-
-    pub(super) async fn kill(&mut self, held: &Held) -> Said {
-        if !self.is_running() {
-            return (RowCode::NOT_RUNNING, "it is not running".to_owned());
-        }
-        let hosted = std::mem::replace(&mut self.row.hosted, false);
-        self.series = Series::default();
-        self.write(None).await;
-        let said = self.bring_down(held, held.spec.control.kill_cmd.as_deref(), Signal::KILL).await;
+        let said = self.bring_down(held, command, signal).await;
         if said.0 != RowCode::DONE && self.is_running() {
             self.row.hosted = hosted;
         }

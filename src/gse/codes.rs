@@ -122,14 +122,6 @@ impl GseOp {
             Op::Register | Op::Unregister => None,
         }
     }
-
-    /// Does the spec that came with it become the given one when it succeeds?
-    pub fn gives(self) -> bool {
-        match self {
-            GseOp::Start | GseOp::Host | GseOp::Restart | GseOp::Reload => true,
-            GseOp::Stop | GseOp::Status | GseOp::Unhost | GseOp::Kill => false,
-        }
-    }
 }
 
 /// The two operations of JOB's manage_proc.

@@ -129,9 +129,4 @@ impl Caps {
     pub fn says(&self, field: Field) -> bool {
         self.dialect.says(field)
     }
-
-    /// Is anything left out on the way to it?
-    pub fn says_everything(&self) -> bool {
-        Field::ALL.iter().all(|field| self.says(*field))
-    }
 }

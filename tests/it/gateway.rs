@@ -383,3 +383,32 @@ fn bad_input_gets_an_envelope_and_changes_nothing() {
         rows as u64
     );
 }
+
+#[test]
+fn tasks_are_kept_for_a_day() {
+    use abide::store::{Embedded, Store, Txn};
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("store.db");
+    let hours_ago = |hours: u64| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
+        (now - Duration::from_secs(3600 * hours)).as_millis() as u64
+    };
+    let task = |hours: u64| {
+        let order = json!({"op": "start", "instance": "0:10.0.0.1:web:p"});
+        json!({"begun": hours_ago(hours), "number": 1, "orders": [order], "specs": []}).to_string()
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let store = Embedded::open(&file).expect("it opens");
+        for (id, hours) in [("old", 25), ("new", 23)] {
+            let done = json!({"code": 0, "message": "done"}).to_string();
+            let txn = Txn::put(format!("task/{id}"), task(hours)).and(Txn::put(format!("done/{id}/0"), done));
+            store.txn(txn).await.expect("written");
+        }
+    });
+    let server = server(&file, Duration::from_secs(10));
+    let code = |id: &str| server.gse("get_proc_operate_result_v2", json!({"task_id": id}))["code"].clone();
+    until("the old one is forgotten", || code("old") == 1_900_404);
+    let rows = server.gse("get_proc_operate_result_v2", json!({"task_id": "new"}));
+    assert_eq!(rows["data"]["0:10.0.0.1:web:p"]["error_code"], 0, "{rows}");
+}
