@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abide::model::{
-    Desired, Host, InstanceKey, Now, Observed, Origin, Place, Rule, Runs, Seen, Spec, State, Version, Want,
+    Desired, Host, InstanceKey, Now, Observed, Origin, Place, Rule, Runs, Seen, Spec, Stamped, State,
+    Version, Want,
 };
 use abide::reconcile::{Caps, Rules, reconcile, revision};
 
@@ -52,9 +53,9 @@ fn measure(instances: usize, a_process: usize, digests: bool, changed: usize) ->
 fn fleet(instances: usize, a_process: usize, digests: bool, changed: usize) -> (Desired, Observed) {
     let (mut wants, mut rows) = (Vec::with_capacity(instances), Vec::with_capacity(instances));
     for process in 0..instances / a_process {
-        let (new, same) = (Arc::new(spec(process, "./run")), Arc::new(spec(process, "./run")));
-        let old = Arc::new(spec(process, "./run --old"));
-        let version = |spec: &Arc<Spec>| match digests {
+        let (new, same) = (stamped(process, "./run"), stamped(process, "./run"));
+        let old = stamped(process, "./run --old");
+        let version = |spec: &Arc<Stamped>| match digests {
             true => Version::Digests(revision(spec, &Default::default())),
             false => Version::Spec(Arc::clone(spec)),
         };
@@ -103,6 +104,10 @@ fn origin(process: usize) -> Arc<Origin> {
         rollout: None,
         policies: Vec::new(),
     })
+}
+
+fn stamped(process: usize, start: &str) -> Arc<Stamped> {
+    Arc::new(Stamped::new(spec(process, start)))
 }
 
 fn spec(process: usize, start: &str) -> Spec {

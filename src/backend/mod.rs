@@ -8,7 +8,7 @@ pub mod sim;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::model::{Dialect, Field, Host, InstanceKey, Observed, Op, Revision, Spec, Step};
+use crate::model::{Dialect, Field, Host, InstanceKey, Observed, Op, Revision, Stamped, Step};
 
 pub trait Backend: Send + Sync {
     fn dialect(&self) -> Dialect;
@@ -32,7 +32,7 @@ pub struct Order {
     pub instance: InstanceKey,
     pub host: Host,
     pub op: Op,
-    pub spec: Option<Arc<Spec>>,
+    pub spec: Option<Arc<Stamped>>,
     pub revision: Option<Revision>,
     /// Of a reload: the fields that take effect by it.
     pub takes: Vec<Field>,

@@ -104,14 +104,14 @@ fn subjects(loaded: &Loaded) -> Vec<Subject> {
     for (key, wants) in by_process {
         let first = subjects.len();
         for (_, want) in wants {
-            let same = |s: &&mut Subject| s.state == want.origin.state && s.spec == *want.spec;
+            let same = |s: &&mut Subject| s.state == want.origin.state && s.spec == **want.spec;
             match subjects[first..].iter_mut().find(same) {
                 Some(subject) => subject.hosts.push(want.host.clone()),
                 None => subjects.push(Subject {
                     key: key.clone(),
                     hosts: vec![want.host.clone()],
                     state: want.origin.state,
-                    spec: want.spec.as_ref().clone(),
+                    spec: (**want.spec).clone(),
                 }),
             }
         }

@@ -98,7 +98,8 @@ fn difference<'a>(
     let new: &Spec = want.filter(|want| want.origin.state != State::Absent).map_or(&empty, |want| &want.spec);
     let present = seen.ok().flatten();
     let versions = present.map(|present| [&present.seen().given, &present.seen().live]);
-    let beside: Vec<&Spec> = versions.iter().flatten().filter_map(|v| v.spec()).map(|spec| &**spec).collect();
+    let beside: Vec<&Spec> =
+        versions.iter().flatten().filter_map(|v| v.spec()).map(|spec| &***spec).collect();
     let compared = |there: bool, version: fn(Present<'a>) -> &'a Version| {
         let version = present.filter(|_| there).map(version)?;
         version.spec().map(|old| fields(old, new, &beside))

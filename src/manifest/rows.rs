@@ -15,7 +15,9 @@ use super::document::{Loose, SpecEntry};
 use super::problem::{Path, did_you_mean};
 use super::{parallel, variables};
 use crate::clock;
-use crate::model::{Health, HostKey, InstanceKey, Name, Observed, Revision, Runs, Seen, Spec, Time, Version};
+use crate::model::{
+    Health, HostKey, InstanceKey, Name, Observed, Revision, Runs, Seen, Spec, Stamped, Time, Version,
+};
 
 /// As written. A missing fact is false, one that is `null` is not known.
 #[derive(Deserialize)]
@@ -230,7 +232,7 @@ fn plain(error: &serde_json::Error) -> String {
 /// A spec and the labels it stands with, as written: thousands of rows say the same.
 type Said<'a> = (&'a str, Option<&'a str>);
 
-fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut Faults) -> HashMap<Said<'a>, Arc<Spec>> {
+fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut Faults) -> HashMap<Said<'a>, Arc<Stamped>> {
     let mut all: BTreeMap<Said<'a>, usize> = BTreeMap::new();
     for (nth, row) in rows {
         for spec in [row.spec, row.live_spec].into_iter().flatten() {
@@ -238,12 +240,14 @@ fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut Faults) -> HashMap<Said<'a>
         }
     }
     let all: Vec<(Said<'a>, usize)> = all.into_iter().collect();
-    let read = parallel::map(&all, |((spec, labels), _)| self::spec(spec, *labels));
+    let read = parallel::map(&all, |((spec, labels), _)| {
+        self::spec(spec, *labels).map(|spec| Arc::new(Stamped::new(spec)))
+    });
     let mut specs = HashMap::with_capacity(all.len());
     for ((said, nth), spec) in all.into_iter().zip(read) {
         match spec {
             Ok(spec) => {
-                specs.insert(said, Arc::new(spec));
+                specs.insert(said, spec);
             }
             Err(fault) => faults.push(format!("row {nth}: {fault}")),
         }
@@ -285,7 +289,7 @@ type Fault = (Option<InstanceKey>, String);
 /// A row's instance and what it tells of it; nothing for a host that could not be seen, which goes to the gaps.
 fn understand(
     row: Row<'_>,
-    specs: &HashMap<Said<'_>, Arc<Spec>>,
+    specs: &HashMap<Said<'_>, Arc<Stamped>>,
     gaps: &mut BTreeMap<HostKey, String>,
 ) -> Result<Option<(InstanceKey, Seen)>, Fault> {
     let Some(key) = row.instance.clone() else {
@@ -303,7 +307,7 @@ fn understand(
     }
 }
 
-fn seen(row: Row<'_>, key: &InstanceKey, specs: &HashMap<Said<'_>, Arc<Spec>>) -> Result<Seen, String> {
+fn seen(row: Row<'_>, key: &InstanceKey, specs: &HashMap<Said<'_>, Arc<Stamped>>) -> Result<Seen, String> {
     let other = |said: &Option<String>, is: &Name| said.as_ref().is_some_and(|said| said != is.as_str());
     if other(&row.namespace, &key.namespace)
         || other(&row.name, &key.name)

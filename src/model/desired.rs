@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{AutoType, Host, InstanceKey, OnChange, Percent, ProcessKey, Spec};
+use super::{AutoType, Host, InstanceKey, OnChange, Percent, ProcessKey, Stamped};
 
 /// All instances wanted, and the policies that bind them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Desired {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Want {
     pub host: Host,
-    pub spec: Arc<Spec>,
+    pub spec: Arc<Stamped>,
     pub origin: Arc<Origin>,
 }
 

@@ -1,4 +1,4 @@
-//! What a changed field asks for, from nothing to a new process. The table itself is `reconcile::effect`.
+//! What a changed field asks for, from nothing to a new process. The table itself is `model::classes`.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,6 @@
 //! The nouns. Plain data: ordered, comparable, no I/O, no clock, and nothing here knows any other room.
 
+mod classes;
 mod desired;
 mod dialect;
 mod effect;
@@ -12,9 +13,11 @@ mod revision;
 mod selection;
 mod selector;
 mod spec;
+mod stamped;
 mod time;
 mod value;
 
+pub use classes::{Classes, base_effect, effect_of};
 pub use desired::{
     Allow, Amount, Budgets, Days, Desired, Guard, Operation, Origin, Place, Policy, Rollout, State,
     TimeOfDay, Want, Window,
@@ -33,5 +36,6 @@ pub use spec::{
     AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Percent, Resource, Secret, Spec,
     StartMode,
 };
+pub use stamped::Stamped;
 pub use time::{Now, Time, seconds, span};
 pub use value::{Env, Value};

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Desired, HostKey, InstanceKey, Revision, Spec, Time};
+use super::{Desired, HostKey, InstanceKey, Revision, Stamped, Time};
 
 /// All instances seen.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -50,11 +50,11 @@ pub enum Version {
     Unknown,
     /// Only its digests.
     Digests(Revision),
-    Spec(Arc<Spec>),
+    Spec(Arc<Stamped>),
 }
 
 impl Version {
-    pub fn spec(&self) -> Option<&Arc<Spec>> {
+    pub fn spec(&self) -> Option<&Arc<Stamped>> {
         match self {
             Version::Spec(spec) => Some(spec),
             Version::Unknown | Version::Digests(_) => None,

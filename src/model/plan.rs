@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Field, Host, InstanceKey, Place, ProcessKey, Revision, Spec};
+use super::{Field, Host, InstanceKey, Place, ProcessKey, Revision, Stamped};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
@@ -35,7 +35,7 @@ pub struct Step {
     /// Which spec it works with.
     pub which: Which,
     /// That spec. `None`: the engine has it, or needs none.
-    pub spec: Option<Arc<Spec>>,
+    pub spec: Option<Arc<Stamped>>,
     /// The revision of the new spec, for the label that is read back later.
     pub revision: Option<Revision>,
     /// Of a reload: the fields that take effect by it.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::model::{
-    Field, Held, InstanceKey, Op, Place, ProcessKey, Reason, Revision, Spec, State, Want, Which, Why,
+    Field, Held, InstanceKey, Op, Place, ProcessKey, Reason, Revision, Stamped, State, Want, Which, Why,
 };
 
 /// The steps of one instance, from how it is to how it should be.
@@ -24,7 +24,7 @@ pub struct Chain<'a> {
 pub struct Draft {
     pub op: Op,
     pub which: Which,
-    pub spec: Option<Arc<Spec>>,
+    pub spec: Option<Arc<Stamped>>,
     pub revision: Option<Revision>,
     /// Of a reload: what takes effect by it.
     pub takes: Vec<Field>,

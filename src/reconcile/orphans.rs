@@ -9,7 +9,7 @@ use super::choose::{Delta, choose};
 use super::situate::{Wish, situate};
 use super::walk::{Walk, detail};
 use crate::model::{
-    Held, InstanceKey, Name, OnChange, Op, Present, Reason, Rule, Seen, Sighting, Spec, State, Version,
+    Held, InstanceKey, Name, OnChange, Op, Present, Reason, Rule, Seen, Sighting, Stamped, State, Version,
     Which, Why, glob,
 };
 
@@ -92,7 +92,7 @@ fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<Draft>, Reason> {
     let seen = present.seen();
     let is_one = if present.running { &seen.live } else { &seen.given };
     let other = if present.running { &seen.given } else { &seen.live };
-    let fallback = Arc::new(Spec::default());
+    let fallback = Arc::new(Stamped::default());
     let spec = is_one.spec().or(other.spec());
     let wish = Wish::new(spec.unwrap_or(&fallback), State::Absent, &OnChange::new(), caps);
     let mut is = situate(present, &wish, caps)?;

@@ -11,13 +11,13 @@ use super::choose::{Delta, Goal, Ran, Situation, StopBy, Stops};
 use super::diff::{changes, delta, delta_of_revisions};
 use super::effect::Classes;
 use crate::model::{
-    AutoType, Effect, Field, Health, Monitor, OnChange, Present, Reason, Revision, Runs, Spec, State, Time,
-    Version,
+    AutoType, Effect, Field, Health, Monitor, OnChange, Present, Reason, Revision, Runs, Spec, Stamped,
+    State, Time, Version,
 };
 
 /// What is wanted of an instance, with the classes of its fields on its target.
 pub struct Wish<'a> {
-    pub spec: &'a Arc<Spec>,
+    pub spec: &'a Arc<Stamped>,
     pub goal: Goal,
     pub classes: Classes,
     /// The same before the process's own word.
@@ -26,7 +26,7 @@ pub struct Wish<'a> {
 }
 
 impl<'a> Wish<'a> {
-    pub fn new(spec: &'a Arc<Spec>, state: State, on_change: &OnChange, caps: &Caps) -> Wish<'a> {
+    pub fn new(spec: &'a Arc<Stamped>, state: State, on_change: &OnChange, caps: &Caps) -> Wish<'a> {
         let goal = Goal {
             state,
             auto_type: spec.monitor.auto_type,
@@ -53,7 +53,9 @@ impl<'a> Wish<'a> {
         match version {
             Version::Unknown => None,
             Version::Digests(old) => Some(self.delta_of_digests(old)),
-            Version::Spec(old) if Arc::ptr_eq(old, self.spec) || old == self.spec => Some(Delta::default()),
+            Version::Spec(old) if Arc::ptr_eq(old, self.spec) || old.means(self.spec) => {
+                Some(Delta::default())
+            }
             Version::Spec(old) => Some(delta(&changes(old, self.spec, &self.classes))),
         }
     }

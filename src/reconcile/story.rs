@@ -98,7 +98,7 @@ impl<'w, 'a> Story<'w, 'a> {
         let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
         let version = if rule == Rule::LiveDiffers { &seen.live } else { &seen.given };
         let beside: Vec<&Spec> =
-            [&seen.given, &seen.live].into_iter().filter_map(|v| v.spec()).map(|spec| &**spec).collect();
+            [&seen.given, &seen.live].into_iter().filter_map(|v| v.spec()).map(|spec| &***spec).collect();
         differences(rule, version, self.wish, classes, &beside, Some(self.place))
     }
 }

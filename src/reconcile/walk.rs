@@ -15,20 +15,20 @@ use super::rules::Rules;
 use super::situate::{Wish, absent, relaunching, situate, situate_adopted, unsupported};
 use super::story::{Story, down_rule};
 use crate::model::{
-    AutoType, Desired, Field, Held, InstanceKey, Now, Observed, Op, Present, Reason, Seen, Sighting, Spec,
+    AutoType, Desired, Field, Held, InstanceKey, Now, Observed, Op, Present, Reason, Seen, Sighting, Stamped,
     State, Version, Want, Which, span,
 };
 
 pub fn find<'a>(desired: &'a Desired, observed: &'a Observed, rules: &'a Rules, now: &'a Now) -> Found<'a> {
-    let silent = Field::ALL.iter().copied().filter(|field| !rules.caps.says(*field)).collect();
+    let silent: Vec<Field> = Field::ALL.iter().copied().filter(|field| !rules.caps.says(*field)).collect();
     let mut walk = Walk {
         desired,
         observed,
         rules,
         now,
+        unsaid: Stamped::mask(silent.iter().copied()),
         silent,
         wishes: HashMap::default(),
-        same: HashMap::default(),
         taken: BTreeSet::new(),
         found: Found::default(),
     };
@@ -59,10 +59,10 @@ pub struct Walk<'a> {
     now: &'a Now,
     /// What the target has no place for.
     silent: Vec<Field>,
+    /// The same as bits.
+    unsaid: u64,
     /// By the addresses of spec and origin, which instances of one process share.
     wishes: ByAddress<Wish<'a>>,
-    /// By the addresses of two specs: whether they are equal.
-    same: ByAddress<bool>,
     /// Known by another name now.
     pub(super) taken: BTreeSet<&'a InstanceKey>,
     pub(super) found: Found<'a>,
@@ -150,21 +150,13 @@ impl<'a> Walk<'a> {
     /// Is this plainly the wanted spec?
     fn is_wanted(&mut self, version: &Version, want: &'a Want) -> bool {
         match version {
-            Version::Spec(spec) => self.are_same(spec, &want.spec),
-            Version::Digests(revision) => self.wish(want).revision() == revision,
+            Version::Spec(spec) => Arc::ptr_eq(spec, &want.spec) || spec.means(&want.spec),
+            Version::Digests(revision) => {
+                let plain = want.origin.on_change.is_empty() && !want.spec.sets_any(self.unsaid);
+                plain && want.spec.revision() == revision || self.wish(want).revision() == revision
+            }
             Version::Unknown => false,
         }
-    }
-
-    /// What many instances share is compared once.
-    fn are_same(&mut self, old: &Arc<Spec>, new: &Arc<Spec>) -> bool {
-        if Arc::ptr_eq(old, new) {
-            return true;
-        }
-        if Arc::strong_count(new) <= 2 {
-            return old == new;
-        }
-        *self.same.entry(addresses(old, new)).or_insert_with(|| old == new)
     }
 
     /// May this be touched? `Ok(true)`: it will be ours by that.

@@ -417,7 +417,7 @@ spec:
 fn spec_of(text: &str) -> Spec {
     let loaded = load_text("a.yaml", text.to_owned(), &Limits::default());
     assert_eq!(loaded.errors(), 0, "{:?}", loaded.problems);
-    loaded.desired.instances.values().next().expect("one instance").spec.as_ref().clone()
+    (**loaded.desired.instances.values().next().expect("one instance").spec).clone()
 }
 
 fn rev(text: &str) -> abide::model::Revision {

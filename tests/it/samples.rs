@@ -16,7 +16,7 @@ fn fleet() -> manifest::Loaded {
 
 fn spec(name: &str) -> Spec {
     let key = format!("0:127.0.0.1:sample:{name}").parse().expect("a key");
-    fleet().desired.instances[&key].spec.as_ref().clone()
+    (**fleet().desired.instances[&key].spec).clone()
 }
 
 #[test]

@@ -11,7 +11,7 @@ use abide::backend::sim::{Fleet, Held, Proc};
 use abide::model::{
     Amount, AutoType, ConfigFile, Desired, Dialect, Effect, EnvValue, Guard, Hold, Host, HostKey,
     InstanceKey, Now, Observed, OnChange, Op, Origin, Pause, Percent, Place, Plan, Policy, ProcessKey,
-    Reason, Rollout, Rule, Secret, Seen, Spec, State, Step, Time, Version, Want,
+    Reason, Rollout, Rule, Secret, Seen, Spec, Stamped, State, Step, Time, Version, Want,
 };
 use abide::reconcile::{Caps, Classes, Expected, Rules, expect, reconcile};
 
@@ -111,7 +111,7 @@ impl World {
                 AutoType::Periodic,
                 AutoType::OneShot,
             ]);
-            let spec = Arc::new(self.spec(name, auto_type));
+            let spec = Arc::new(Stamped::new(self.spec(name, auto_type)));
             let state = match (auto_type, self.dice.roll(8)) {
                 (_, 0) => State::Stopped,
                 (_, 1) => State::Absent,
@@ -291,7 +291,7 @@ impl World {
     fn held(&mut self, name: &str, kind: AutoType, wanted: Option<&Want>) -> Held {
         let spec = match wanted {
             Some(want) if self.dice.one_in(2) => Arc::clone(&want.spec),
-            _ => Arc::new(self.spec(name, kind)),
+            _ => Arc::new(Stamped::new(self.spec(name, kind))),
         };
         let on_change = wanted.map(|want| want.origin.on_change.clone()).unwrap_or_default();
         let caps = self.rules.caps;
@@ -416,7 +416,7 @@ fn drawn(world: &World) -> String {
         let proc = world.fleet.procs().get(key).cloned().unwrap_or_default();
         let wanted = want.map_or("-".to_owned(), |want| {
             let Origin { state, depends_on, moved_from, .. } = &*want.origin;
-            let Spec { control, monitor, .. } = &*want.spec;
+            let Spec { control, monitor, .. } = &**want.spec;
             let commands = [&control.stop_cmd, &control.kill_cmd, &control.restart_cmd, &control.reload_cmd];
             format!(
                 "{state:?} {:?} {depends_on:?} {moved_from:?} cmds {:?}",

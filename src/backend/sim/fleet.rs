@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::backend::Order;
-use crate::model::{AutoType, Dialect, Field, InstanceKey, Op, Revision, Runs, Seen, Spec, Version};
+use crate::model::{AutoType, Dialect, Field, InstanceKey, Op, Revision, Runs, Seen, Spec, Stamped, Version};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fleet {
@@ -32,7 +32,7 @@ pub struct Proc {
 /// A spec and the revision that came with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
-    pub spec: Arc<Spec>,
+    pub spec: Arc<Stamped>,
     pub revision: Option<Revision>,
 }
 
@@ -308,7 +308,7 @@ fn has_command(op: Op, used: &Option<Held>) -> bool {
 /// Only what a reload puts into effect is in effect after it.
 fn reloaded(live: Option<Held>, used: &Option<Held>, takes: &[Field]) -> Option<Held> {
     let (mut live, used) = (live?, used.as_ref()?);
-    let mut spec = (*live.spec).clone();
+    let mut spec = (**live.spec).clone();
     for field in takes {
         spec.take(*field, &used.spec);
     }
@@ -316,6 +316,6 @@ fn reloaded(live: Option<Held>, used: &Option<Held>, takes: &[Field]) -> Option<
         (Some(live), Some(used)) => Some(Revision { reload: used.reload, ..live }),
         (live, used) => used.or(live),
     };
-    live = Held { spec: Arc::new(spec), revision };
+    live = Held { spec: Arc::new(Stamped::new(spec)), revision };
     Some(live)
 }

@@ -16,7 +16,8 @@ use super::grammar::{self, API_VERSION};
 use super::problem::{Code, Finding, Path, did_you_mean};
 use super::variables::Uses;
 use crate::model::{
-    Effect, Field, Guard, Host, HostKey, Name, OnChange, Policy, ProcessKey, Rollout, Selector, Spec, State,
+    Effect, Field, Guard, Host, HostKey, Name, OnChange, Policy, ProcessKey, Rollout, Selector, Spec,
+    Stamped, State,
 };
 
 /// What one document declares, as far as it is well said.
@@ -47,7 +48,7 @@ pub struct Process {
     pub rollout: Option<Rollout>,
     /// As written, and as read: Defaults go under the former.
     pub entry: Arc<SpecEntry>,
-    pub spec: Arc<Spec>,
+    pub spec: Arc<Stamped>,
     pub uses: Uses,
     /// It was written as a request body, whose documents require more.
     pub in_body: bool,
@@ -171,9 +172,9 @@ fn shared(entry: SpecEntry) -> Arc<SpecEntry> {
     if entry == SpecEntry::default() { Arc::clone(&NOTHING) } else { Arc::new(entry) }
 }
 
-fn shared_spec(spec: Spec) -> Arc<Spec> {
-    static NOTHING: LazyLock<Arc<Spec>> = LazyLock::new(Arc::default);
-    if spec == Spec::default() { Arc::clone(&NOTHING) } else { Arc::new(spec) }
+fn shared_spec(spec: Spec) -> Arc<Stamped> {
+    static NOTHING: LazyLock<Arc<Stamped>> = LazyLock::new(Arc::default);
+    if spec == Spec::default() { Arc::clone(&NOTHING) } else { Arc::new(Stamped::new(spec)) }
 }
 
 fn process_key(meta: &Meta, values: &mut Values) -> Option<ProcessKey> {

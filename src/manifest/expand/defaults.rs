@@ -12,7 +12,7 @@ use super::super::document::{Overlay, SpecEntry};
 use super::super::problem::{Code, Finding, OTHER, Path};
 use super::super::variables::Uses;
 use super::{Found, with_values};
-use crate::model::Spec;
+use crate::model::Stamped;
 
 /// Per directory: all Defaults written there, laid over each other, and whether one of them has an error.
 pub struct Defaults {
@@ -72,7 +72,7 @@ impl Defaults {
         document: &Declaration,
         process: &Process,
         found: &mut Found,
-    ) -> (Arc<Spec>, Uses) {
+    ) -> (Arc<Stamped>, Uses) {
         let layers: Vec<&Layer> =
             document.home.ancestors().filter_map(|home| self.by_home.get(home)).collect();
         if !layers.is_empty() {
@@ -90,7 +90,7 @@ impl Defaults {
         process: &Process,
         layers: &[&Layer],
         found: &mut Found,
-    ) -> (Arc<Spec>, Uses) {
+    ) -> (Arc<Stamped>, Uses) {
         let numbered = process.instances.is_some();
         let root = Path::of("spec");
         let mut entry = SpecEntry::clone(&process.entry);
@@ -112,7 +112,7 @@ impl Defaults {
         if !layers.iter().any(|layer| layer.bad) {
             with_values(at, found, |values| check::require(&entry, process.state, process.in_body, values));
         }
-        (Arc::new(spec), uses)
+        (Arc::new(Stamped::new(spec)), uses)
     }
 }
 

@@ -18,7 +18,7 @@ use super::check::{self, Declared, Process, Values};
 use super::problem::{Code, Finding, MOST_OF_FILE, Path};
 use super::variables::{self, Meaning, Uses};
 use super::{Declaration, Limits};
-use crate::model::{Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKey, Spec, State, Want};
+use crate::model::{Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKey, Stamped, State, Want};
 
 pub struct Expanded {
     pub desired: Desired,
@@ -147,7 +147,7 @@ fn resolve(
     document: usize,
     key: &ProcessKey,
     process: &Process,
-    shared: Arc<Spec>,
+    shared: Arc<Stamped>,
     uses: Uses,
     hosts: Vec<(usize, Host)>,
     origin: Origin,
@@ -175,12 +175,11 @@ fn resolve(
                 name: name.name.clone(),
             };
             let meaning = Meaning { key: &key, instance: number };
+            let replaced = || Arc::new(Stamped::new(variables::replace(&shared, &meaning)));
             let spec = match (uses.any, uses.host) {
                 (false, _) => Arc::clone(&shared),
-                (true, true) => Arc::new(variables::replace(&shared, &meaning)),
-                (true, false) => {
-                    Arc::clone(same.get_or_insert_with(|| Arc::new(variables::replace(&shared, &meaning))))
-                }
+                (true, true) => replaced(),
+                (true, false) => Arc::clone(same.get_or_insert_with(replaced)),
             };
             resolved.wants.push((key, Want { host: host.clone(), spec, origin: Arc::clone(origin) }));
         }
