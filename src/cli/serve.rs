@@ -58,20 +58,28 @@ pub struct Serve {
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
     /// Most bytes of a request's body
-    #[arg(long, env = "ABIDE_MAX_BODY_BYTES", value_name = "N", default_value_t = http::Limits::default().body_bytes)]
+    #[arg(long, env = "ABIDE_MAX_BODY_BYTES", value_name = "N", default_value_t = http::Limits::default().body_bytes, value_parser = at_least_one)]
     pub max_body_bytes: usize,
     /// Most connections at once; more are answered 503
-    #[arg(long, env = "ABIDE_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096)]
+    #[arg(long, env = "ABIDE_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub max_connections: usize,
     /// Most requests at once; more are answered 503
-    #[arg(long, env = "ABIDE_MAX_REQUESTS", value_name = "N", default_value_t = http::Limits::default().at_once)]
+    #[arg(long, env = "ABIDE_MAX_REQUESTS", value_name = "N", default_value_t = http::Limits::default().at_once, value_parser = at_least_one)]
     pub max_requests: usize,
     /// Most requests a second of one app; more are answered 429
-    #[arg(long, env = "ABIDE_MAX_RATE", value_name = "N", default_value_t = http::Limits::default().rate)]
+    #[arg(long, env = "ABIDE_MAX_RATE", value_name = "N", default_value_t = http::Limits::default().rate, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_rate: u32,
     /// Seconds for a request's header, and for its body, to arrive
-    #[arg(long, env = "ABIDE_REQUEST_SECS", value_name = "N", default_value_t = 30)]
+    #[arg(long, env = "ABIDE_REQUEST_SECS", value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub request_secs: u64,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("nothing could be served with 0".to_owned()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("not a whole number".to_owned()),
+    }
 }
 
 pub fn run(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
@@ -107,12 +115,12 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
     let store = open(&args.data)?;
     let gateway = Arc::new(Gateway::new(store.clone()));
     let LimitArgs { max_body_bytes, max_connections, max_requests, max_rate, request_secs } = args.limits;
-    let time = Duration::from_secs(request_secs.max(1));
+    let time = Duration::from_secs(request_secs);
     let limits = http::Limits {
         body_bytes: max_body_bytes,
         body_time: time,
-        at_once: max_requests.clamp(1, 1 << 20),
-        rate: max_rate.max(1),
+        at_once: max_requests.min(1 << 20),
+        rate: max_rate,
     };
     let socket = TcpListener::bind(args.listen)
         .await

@@ -362,3 +362,17 @@ pub(super) fn lines(body: Body) -> Response {
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_is_not_queued_yet_is_1000115() {
+        let (response, _) = refused(&Refusal::NotQueued);
+        assert_eq!(response.status(), StatusCode::OK);
+        let body = to_bytes(response.into_body(), 1000).await.expect("a body");
+        let envelope: Value = serde_json::from_slice(&body).expect("an envelope");
+        assert_eq!((&envelope["code"], &envelope["result"]), (&1_000_115.into(), &false.into()));
+    }
+}

@@ -9,7 +9,7 @@
 //! A task is in the store before its number is told; then its orders go to the sessions of their hosts' agents
 //! ([`hosts`], [`channel`]). What an agent tells (results, reports) is written in one commit, and only then
 //! acknowledged: an agent repeats what was not. A row without a result ends in 117 when its host's agent has been gone
-//! for as long as one may need to reconnect ([`tasks`]).
+//! for as long as one may need to reconnect ([`tasks`], [`lost`]).
 //!
 //! Beyond GSE there are `/api/abide/v1/processes` with everything that is known ([`processes`]) and the store itself
 //! for controllers ([`state`]).
@@ -22,6 +22,7 @@ mod calls;
 mod channel;
 mod hosts;
 pub mod http;
+mod lost;
 mod metrics;
 mod openapi;
 mod operate;

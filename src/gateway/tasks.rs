@@ -1,7 +1,7 @@
 //! Operations on their way: a task has a row for each instance asked for, and each row stands for itself.
 //!
-//! In the store a task is `task/ID`, with its orders, and `done/ID/N` for each row that is final; `open/ID` stands
-//! beside it as long as some row is not, so that after a restart only those are looked at. What is asked for often is in
+//! In the store a task is `task/ID`, with its orders, and `done/ID/N` for each row that is final, `done/ID/lost` for those
+//! whose agent was not there; `open/ID` stands beside it as long as some row is not, so that after a restart only those are looked at. What is asked for often is in
 //! memory too. A mere look (operation 2) changes nothing, and its task is in memory alone.
 
 use std::collections::{BTreeMap, HashMap};
@@ -51,7 +51,7 @@ pub struct Task {
     number: u64,
     pub(super) begun: i64,
     /// Since when its rows wait for an agent: after a restart agents have their time again.
-    waits_since: i64,
+    pub(super) waits_since: i64,
     /// Its orders are with the agents, or known to have none.
     pub(super) queued: AtomicBool,
     pub orders: Vec<Ordered>,
@@ -215,7 +215,7 @@ impl Tasks {
         self.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn unfinished(&self) -> Vec<Arc<Task>> {
+    pub(super) fn unfinished(&self) -> Vec<Arc<Task>> {
         let known: Vec<Arc<Task>> = self.known().values().cloned().collect();
         known.into_iter().filter(|task| !task.is_done()).collect()
     }
@@ -260,6 +260,7 @@ impl<S: Store> Gateway<S> {
                 task.finish(nth, done);
             }
         }
+        self.load_lost(&task).await?;
         task.queued.store(true, Ordering::Release);
         Ok(Some(Arc::new(task)))
     }
@@ -363,62 +364,60 @@ impl<S: Store> Gateway<S> {
 
     /// What is written when some rows of a task are final.
     pub(super) fn finished(&self, task: &Task, rows: &[(usize, &Done)]) -> Result<Txn, Refusal> {
-        let mut txn = Txn::default();
-        if task.number == 0 {
-            return Ok(txn);
+        if task.is_a_look() {
+            return Ok(Txn::default());
         }
+        let mut txn = Txn::default();
         for (nth, done) in rows {
             txn = txn.and(Txn::put(format!("done/{}/{nth}", task.id), serde_json::to_vec(done)?));
         }
-        let others = task.rows().iter().enumerate().any(|(nth, row)| {
-            !matches!(row, Stand::Done(_)) && !rows.iter().any(|(finished, _)| *finished == nth)
-        });
-        if !others {
-            txn = txn.and(Txn::delete(format!("open/{}", task.id)));
-        }
-        Ok(txn)
-    }
-
-    /// Rows whose host's agent has been gone for too long end with 117. How many.
-    pub async fn give_up(&self) -> Result<usize, Refusal> {
-        self.hosts.expire(self.patience);
-        let mut given_up = 0;
-        for task in self.tasks.unfinished() {
-            let patience = i64::try_from(self.patience.as_millis()).unwrap_or(i64::MAX);
-            let waited = now_ms().saturating_sub(task.waits_since) >= patience;
-            let gone = |order: &Ordered| {
-                let host = &order.instance.host;
-                let heard = self.hosts.last_heard(host).unwrap_or(task.waits_since).max(task.waits_since);
-                self.hosts.alive(host).is_none() && now_ms().saturating_sub(heard) >= patience
-            };
-            let lost = |(nth, order): &(usize, &Ordered)| task.awaits_first(*nth) && gone(order);
-            let rows: Vec<usize> = match waited {
-                true => task.orders.iter().enumerate().filter(lost).map(|(nth, _)| nth).collect(),
-                false => continue,
-            };
-            let message = "the host's agent is not there";
-            let done = Done { given_up: true, ..Done::new(RowCode::AGENT_MISSING, message) };
-            let finals: Vec<(usize, &Done)> = rows.iter().map(|nth| (*nth, &done)).collect();
-            let txn = self.finished(&task, &finals)?;
-            if !txn.writes.is_empty() {
-                self.store.txn(txn).await?;
-            }
-            given_up += rows.len();
-            rows.into_iter().for_each(|nth| task.finish(nth, done.clone()));
-        }
-        self.metrics.given_up(given_up);
-        Ok(given_up)
+        Ok(txn.and(task.closed(|nth| rows.iter().any(|(finished, _)| *finished == nth))))
     }
 }
 
 impl Task {
     /// Not final yet.
-    fn awaits_first(&self, nth: usize) -> bool {
+    pub(super) fn awaits_first(&self, nth: usize) -> bool {
         matches!(self.rows().get(nth), Some(Stand::Waiting | Stand::Sent))
+    }
+
+    pub(super) fn open_rows(&self) -> Vec<usize> {
+        let rows = self.rows();
+        let open = rows.iter().enumerate().filter(|(_, row)| !matches!(row, Stand::Done(_)));
+        open.map(|(nth, _)| nth).collect()
+    }
+
+    /// With these rows, is every one final? Then the task is no longer open.
+    pub(super) fn closed(&self, finished: impl Fn(usize) -> bool) -> Txn {
+        let open = |(nth, row): (usize, &Stand)| matches!(row, Stand::Done(_)) || finished(nth);
+        match self.rows().iter().enumerate().all(open) {
+            true => Txn::delete(format!("open/{}", self.id)),
+            false => Txn::default(),
+        }
     }
 }
 
 /// An instance of a process on a host.
 pub fn instance(process: &ProcessKey, host: &HostKey) -> InstanceKey {
     InstanceKey { host: host.clone(), namespace: process.namespace.clone(), name: process.name.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Embedded;
+
+    /// The moment between a task's commit and its last order on the way is too short to be met from outside.
+    #[tokio::test]
+    async fn a_task_is_not_told_of_before_its_orders_are_on_their_way() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Embedded::open(&folder.path().join("store.db")).expect("it opens");
+        let gateway = Gateway::new(store);
+        let task = Arc::new(Task::new("GSETASK:1".to_owned(), 1, now_ms(), Vec::new()));
+        gateway.tasks.known().insert(task.id.clone(), Arc::clone(&task));
+        let asked = || gateway.results("GSETASK:1", KeyForm::First, &|_| true);
+        assert_eq!(asked().await.err(), Some(Refusal::NotQueued));
+        task.queued.store(true, Ordering::Release);
+        assert!(asked().await.is_ok());
+    }
 }

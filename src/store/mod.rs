@@ -163,7 +163,7 @@ impl fmt::Display for Error {
             Error::Disk(what) => write!(f, "the disk failed: {what}; nothing was written"),
             Error::Corrupt { file, what } => write!(
                 f,
-                "{file} is damaged ({what}). Move it away, with {file}-wal and {file}-shm, and restore it from a backup, \
+                "{file} is damaged ({what}). Move it away, with {file}-wal, {file}-shm and {file}-mark, and restore it from a backup, \
                  or let it be made anew"
             ),
             Error::TooNew { file, version } => {

@@ -293,7 +293,8 @@ fn a_damaged_file_is_refused_and_says_what_to_do() {
     wait_until(|| !file.with_file_name("store.db-wal").exists());
     let good = std::fs::read(&file).expect("a file");
     type Damage = fn(&mut Vec<u8>);
-    let damage: [(&str, Damage); 4] = [
+    let damage: [(&str, Damage); 5] = [
+        ("cut to nothing", Vec::clear),
         ("not a database", |bytes| bytes[..100].fill(b'x')),
         ("a torn page", |bytes| {
             let middle = bytes.len() / 2;
@@ -323,6 +324,63 @@ fn a_damaged_file_is_refused_and_says_what_to_do() {
         matches!(Embedded::open(&other), Err(Error::Corrupt { .. })),
         "some other program's file is left alone"
     );
+}
+
+/// SQLite alone would take each of these for a database that ends a little earlier.
+#[test]
+fn what_was_acknowledged_before_a_crash_is_missed_if_it_is_gone() {
+    let folder = folder();
+    let file = folder.path().join("store.db");
+    let wal = file.with_file_name("store.db-wal");
+    let mut child = child("count", &file).spawn().expect("a child");
+    let out = BufReader::new(child.stdout.take().expect("a pipe"));
+    assert_eq!(out.lines().map_while(Result::ok).filter(|line| line.contains("ack ")).take(50).count(), 50);
+    child.kill().expect("it is killed");
+    child.wait().expect("it ends");
+    let (main, log) = (std::fs::read(&file).expect("a file"), std::fs::read(&wal).expect("a log"));
+    let restore = || {
+        std::fs::write(&file, &main).expect("a file");
+        std::fs::write(&wal, &log).expect("a log");
+    };
+    let half = log.len() / 2;
+    let mut flipped = log.clone();
+    flipped[half] ^= 1;
+    for (what, main, log) in [
+        ("the log is cut", Some(&main[..]), Some(&log[..half])),
+        ("a bit of the log is flipped", Some(&main[..]), Some(&flipped[..])),
+        ("the log is gone", Some(&main[..]), None),
+        ("both are gone", None, None),
+        ("the file is gone", None, Some(&log[..])),
+    ] {
+        for (path, bytes) in [(&file, main), (&wal, log)] {
+            match bytes {
+                Some(bytes) => std::fs::write(path, bytes).expect("a file"),
+                None => std::fs::remove_file(path).expect("it was there"),
+            }
+        }
+        let _ = std::fs::remove_file(file.with_file_name("store.db-shm"));
+        let error = Embedded::open(&file).err().unwrap_or_else(|| panic!("{what}: it was served"));
+        assert!(error.to_string().contains("Move it away"), "{what}: {error}");
+        restore();
+    }
+    let _ = std::fs::remove_file(file.with_file_name("store.db-shm"));
+    assert!(Embedded::open(&file).is_ok(), "as it was, it is served");
+}
+
+#[test]
+fn a_damaged_change_is_not_told() {
+    let folder = folder();
+    let file = folder.path().join("store.db");
+    let store = embedded(&folder);
+    run(async {
+        store.txn(Txn::put("a", "one").and(Txn::put("b", "two"))).await.expect("a write");
+        assert_eq!(store.changes("", 0).await.expect("changes").len(), 2);
+        let other = rusqlite::Connection::open(&file).expect("a database");
+        other.execute("UPDATE log SET value = NULL WHERE key = 'b'", []).expect("an update");
+        assert_eq!(store.changes("a", 0).await.expect("changes").len(), 1);
+        let told = store.changes("b", 0).await;
+        assert!(matches!(told, Err(Error::Corrupt { .. })), "{told:?}");
+    });
 }
 
 fn wait_until(true_now: impl Fn() -> bool) {

@@ -55,7 +55,7 @@ pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error>
                  CREATE TABLE IF NOT EXISTS entry
                      (key TEXT PRIMARY KEY, value BLOB NOT NULL, changed INTEGER NOT NULL, sum INTEGER NOT NULL)
                      WITHOUT ROWID;
-                 CREATE TABLE IF NOT EXISTS log (number INTEGER NOT NULL, key TEXT NOT NULL, value BLOB);
+                 CREATE TABLE IF NOT EXISTS log (number INTEGER NOT NULL, key TEXT NOT NULL, value BLOB, sum INTEGER NOT NULL);
                  CREATE INDEX IF NOT EXISTS log_number ON log (number);
                  PRAGMA user_version = {VERSION};
                  COMMIT;"
@@ -71,21 +71,25 @@ pub(super) fn logged(
     connection: &Connection,
     prefix: &str,
     after: Number,
-) -> rusqlite::Result<Option<Vec<Change>>> {
+) -> Result<Option<Vec<Change>>, Fault> {
     let mut oldest = connection.prepare_cached("SELECT min(number) FROM log")?;
     let oldest: Option<i64> = oldest.query_row([], |row| row.get(0))?;
     if oldest.is_some_and(|oldest| number(oldest) > after + 1) {
         return Ok(None);
     }
     let mut rows = connection
-        .prepare_cached("SELECT number, key, value FROM log WHERE number > ?1 ORDER BY number, rowid")?;
+        .prepare_cached("SELECT number, key, value, sum FROM log WHERE number > ?1 ORDER BY number, rowid")?;
     let mut rows = rows.query([signed(after)])?;
     let mut changes = Vec::new();
     while let Some(row) = rows.next()? {
         let key: String = row.get(1)?;
         if key.starts_with(prefix) {
-            let value = row.get::<_, Option<Vec<u8>>>(2)?.map(Arc::from);
-            changes.push(Change { number: number(row.get(0)?), key: key.into(), value });
+            let (at, value) = (row.get(0)?, row.get::<_, Option<Vec<u8>>>(2)?);
+            let written = value.as_deref().map_or_else(|| gone(&key, at), |value| sum(&key, value, at));
+            if written != row.get::<_, i64>(3)? {
+                return Err(Fault::Entry(format!("the change {at} of {key:?} is not what was written")));
+            }
+            changes.push(Change { number: number(at), key: key.into(), value: value.map(Arc::from) });
         }
     }
     Ok(Some(changes))
@@ -148,6 +152,11 @@ pub(super) fn sum(key: &str, value: &[u8], changed: i64) -> i64 {
     let hash = hasher.update(&changed.to_le_bytes()).finalize();
     let [a, b, c, d, e, f, g, h, ..] = *hash.as_bytes();
     i64::from_le_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// The same for an entry's end.
+pub(super) fn gone(key: &str, changed: i64) -> i64 {
+    !sum(key, &[], changed)
 }
 
 /// SQLite's numbers are signed; ours never come near the sign.

@@ -12,6 +12,7 @@
 
 mod copy;
 mod file;
+mod mark;
 mod writer;
 
 use std::ops::Bound;
@@ -24,6 +25,7 @@ use tokio::sync::{oneshot, watch};
 
 use self::copy::{Copy, beginning_with};
 use self::file::{connect, data_version, logged, prepare, understand};
+use self::mark::Mark;
 use self::writer::{Ask, Granted, Job, Writer};
 use super::lease::{Holder, Lease, Taken};
 use super::{Change, Entry, Error, Number, Outcome, Page, Store, Txn};
@@ -70,11 +72,13 @@ impl Embedded {
     }
 
     fn open_as(file: &Path, alone: Option<std::fs::File>) -> Result<Embedded, Error> {
+        let (mark, marked) = Mark::open(file);
         let connection = connect(file)?;
         prepare(&connection, file)?;
         let reader = connect(file)?;
         let mut copy = Copy::default();
         copy.load(&reader).map_err(|fault| fault.understand(file))?;
+        mark::check(file, marked, copy.last)?;
         let (writer, jobs) = mpsc::channel();
         let (last, _) = watch::channel(copy.last);
         let shared = Arc::new(Shared {
@@ -90,7 +94,7 @@ impl Embedded {
         std::thread::Builder::new()
             .name("store".to_owned())
             .spawn(move || {
-                Writer { connection, file: own, shared: weak }.run(&jobs);
+                Writer { connection, file: own, mark, shared: weak }.run(&jobs);
             })
             .map_err(|error| Error::Disk(format!("cannot start the store's thread: {error}")))?;
         Ok(Embedded { shared })
@@ -186,7 +190,7 @@ impl Store for Embedded {
             self.shared.refresh()?;
             let found = {
                 let reader = lock(&self.shared.reader);
-                logged(&reader, prefix, after).map_err(|error| understand(&error, &self.shared.file))?
+                logged(&reader, prefix, after).map_err(|fault| fault.understand(&self.shared.file))?
             };
             match found {
                 None => return Err(Error::Forgotten),

@@ -8,7 +8,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot;
 
 use super::Shared;
-use super::file::{KEPT, last_number, number, signed, sum, understand};
+use super::file::{KEPT, gone, last_number, number, signed, sum, understand};
+use super::mark::Mark;
 use crate::store::lease::{Holder, Lease, Record, Taken};
 use crate::store::{Change, Compare, Error, Number, Outcome, Txn, Write};
 
@@ -42,6 +43,7 @@ pub(super) enum Granted {
 pub(super) struct Writer {
     pub(super) connection: Connection,
     pub(super) file: PathBuf,
+    pub(super) mark: Mark,
     pub(super) shared: std::sync::Weak<Shared>,
 }
 
@@ -103,6 +105,7 @@ impl Writer {
             file.prepare_cached("DELETE FROM log WHERE number <= ?1")?.execute([signed(oldest)])?;
         }
         file.commit()?;
+        self.mark.set(last);
         Ok((answers, changes))
     }
 
@@ -162,24 +165,21 @@ fn apply(
     }
     *last += 1;
     for write in &txn.writes {
-        let (key, value) = match write {
+        let (key, value, sum) = match write {
             Write::Put(key, value) => {
                 let put = "INSERT INTO entry (key, value, changed, sum) VALUES (?1, ?2, ?3, ?4)
                            ON CONFLICT (key) DO UPDATE SET value = ?2, changed = ?3, sum = ?4";
                 let sum = sum(key, value, signed(*last));
                 file.prepare_cached(put)?.execute(params![key, value, signed(*last), sum])?;
-                (key, Some(value))
+                (key, Some(value), sum)
             }
             Write::Delete(key) => {
                 file.prepare_cached("DELETE FROM entry WHERE key = ?1")?.execute([key])?;
-                (key, None)
+                (key, None, gone(key, signed(*last)))
             }
         };
-        file.prepare_cached("INSERT INTO log (number, key, value) VALUES (?1, ?2, ?3)")?.execute(params![
-            signed(*last),
-            key,
-            value
-        ])?;
+        file.prepare_cached("INSERT INTO log (number, key, value, sum) VALUES (?1, ?2, ?3, ?4)")?
+            .execute(params![signed(*last), key, value, sum])?;
         let value = value.map(|value| value.as_slice().into());
         changes.push(Change { number: *last, key: key.as_str().into(), value });
     }
