@@ -3,22 +3,31 @@
 //!
 //! What it is about to do is in the store before it is done, and what became of it is written before it is told.
 
-use std::sync::Arc;
-use std::time::Duration;
+use std::future::pending;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinHandle;
+use tokio::time::sleep_until;
 use tracing::{info, warn};
 
+use super::cgroup::Groups;
+use super::checks::{self, Files, Note};
+use super::fail;
 use super::kernel::Hold;
 use super::life::{Effect, Event, Phase, Policy, Series, step};
+use super::meter::{EVERY, Meter, Share, is_limited, judge};
 use super::now_ms;
+use super::pools::Pools;
 use super::row::{Row, intent_key, row_key, writing};
+use super::schedule::{Moment, Schedule};
 use super::spawn::Output;
-use crate::clock::next_run;
-use crate::gse::channel::{Held, OpRequest, OpResult, Order, Told};
+use crate::gse::channel::{ConfigState, Held, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
-use crate::model::{AutoType, InstanceKey, Monitor, Time};
+use crate::model::{AutoType, InstanceKey, Monitor, Percent, Time};
 use crate::store::{Embedded, Store, Txn};
 
 /// What all keepers share.
@@ -28,18 +37,25 @@ pub struct Shared {
     pub up: mpsc::UnboundedSender<Told>,
     /// Where runs that come to an end leave their exit codes.
     pub exits: std::path::PathBuf,
-    /// How many launches and commands run at once.
-    pub room: Semaphore,
+    /// How many processes are made, and how many commands of specs run, at once.
+    pub births: Semaphore,
+    pub commands: Semaphore,
+    pub groups: Groups,
+    pub pools: Pools,
+    /// Between two looks at health and files.
+    pub look_every: Duration,
 }
 
 /// What a keeper is asked.
 pub enum Ask {
     Op(Box<OpRequest>),
     /// What is registered now.
-    Give(Option<Held>, u64),
+    Give(Box<(Option<Held>, u64)>),
     /// It is known by another name now; its old name is forgotten.
-    Rename(InstanceKey, Box<OpRequest>),
+    Rename(Box<(InstanceKey, OpRequest)>),
     Report,
+    /// Something that concerns it may have changed.
+    Wake,
 }
 
 pub struct Keeper {
@@ -48,10 +64,42 @@ pub struct Keeper {
     pub(super) hold: Option<Hold>,
     pub(super) series: Series,
     /// When its schedule runs it next.
-    pub(super) next: Option<i64>,
+    pub(super) next: Option<Schedule>,
+    /// When it was launched, if we did that.
+    pub(super) launched: Option<Instant>,
+    /// What is looked at while it runs.
+    pub(super) tended: Box<Tended>,
     /// Where a daemon writes that kept its starter's output.
     pub(super) output: Option<Output>,
     pub(super) shared: Arc<Shared>,
+}
+
+/// What was found of a running process, and what is looked at next.
+#[derive(Default)]
+pub(super) struct Tended {
+    pub(super) meter: Meter,
+    pub(super) share: Option<Share>,
+    /// Why it is not well, by its own command; `None`: not asked yet.
+    pub(super) health: Option<Result<(), String>>,
+    pub(super) version: String,
+    pub(super) config: Vec<(String, ConfigState)>,
+    files: Files,
+    looks: u32,
+    looking: Option<JoinHandle<Note>>,
+    sample_at: Option<Instant>,
+    look_at: Option<Instant>,
+    forget_at: Option<Instant>,
+}
+
+/// What is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// A try to bring it back.
+    Try,
+    Run,
+    Sample,
+    Look,
+    Forget,
 }
 
 /// How often what such a daemon wrote is forgotten.
@@ -71,7 +119,18 @@ pub(super) fn failed(message: impl Into<String>) -> Said {
 impl Keeper {
     pub fn new(key: InstanceKey, row: Row, hold: Option<Hold>, shared: Arc<Shared>) -> Keeper {
         let output = hold.as_ref().and_then(|hold| Output::of(hold.identity.pid));
-        Keeper { key, row, hold, series: Series::default(), next: None, output, shared }
+        let tended = Box::default();
+        Keeper {
+            key,
+            row,
+            hold,
+            series: Series::default(),
+            next: None,
+            launched: None,
+            tended,
+            output,
+            shared,
+        }
     }
 
     /// Until nobody can ask any more.
@@ -84,66 +143,161 @@ impl Keeper {
             enum Next {
                 Ask(Option<Ask>),
                 Ended(Option<i32>),
-                Woke,
-                Forget,
+                Found(Note),
+                Due(Due),
             }
             self.plan_next_run();
-            let (hold, writes) = (self.hold.as_ref(), self.output.is_some());
-            let wake = match self.series.phase {
-                Phase::Calm => self.next,
-                Phase::Waiting { until } | Phase::Failed { until } => Some(until),
-            };
+            self.plan_looks();
+            let due = self.due();
+            let (hold, looking) = (self.hold.as_ref(), self.tended.looking.as_mut());
             let next = tokio::select! {
                 biased;
-                code = async { match hold { Some(hold) => hold.ended().await, None => std::future::pending().await } } => Next::Ended(code),
+                code = async { match hold { Some(hold) => hold.ended().await, None => pending().await } } => Next::Ended(code),
                 ask = asks.recv() => Next::Ask(ask),
-                () = async { match wake { Some(at) => sleep_until(at).await, None => std::future::pending().await } } => Next::Woke,
-                () = tokio::time::sleep(FORGET), if writes => Next::Forget,
+                note = async { match looking { Some(looking) => looking.await, None => pending().await } } => {
+                    Next::Found(note.unwrap_or_default())
+                }
+                due = async { match due { Some((at, due)) => { sleep_until(at.into()).await; due } None => pending().await } } => {
+                    Next::Due(due)
+                }
             };
             match next {
-                Next::Forget => self.output.iter().for_each(Output::forget),
                 Next::Ask(None) => return,
                 Next::Ask(Some(ask)) => self.asked(ask).await,
                 Next::Ended(code) => self.ended(code).await,
-                Next::Woke if self.series.phase == Phase::Calm => self.run_by_schedule().await,
-                Next::Woke => self.guard(Event::Woke).await,
+                Next::Found(note) => self.found(note),
+                Next::Due(Due::Try) => self.guard(Event::Woke).await,
+                Next::Due(Due::Run) => self.run_by_schedule().await,
+                Next::Due(Due::Sample) => self.sample().await,
+                Next::Due(Due::Look) => self.look_after(),
+                Next::Due(Due::Forget) => {
+                    self.tended.forget_at = None;
+                    self.output.iter().for_each(Output::forget);
+                }
             }
         }
     }
 
-    /// A schedule is kept while it is hosted. A time that was missed is not made up for: the next one counts.
+    /// What comes first, and when.
+    fn due(&self) -> Option<(Instant, Due)> {
+        let (now, moment) = (Instant::now(), moment());
+        let after = |ms: i64| now + Duration::from_millis(u64::try_from(ms).unwrap_or(0));
+        let again = match self.series.phase {
+            Phase::Calm => self.next.map(|next| (after(next.wait_ms(moment)), Due::Run)),
+            Phase::Waiting { until } | Phase::Failed { until } => {
+                Some((after(until.saturating_sub(moment.passed)), Due::Try))
+            }
+        };
+        let Tended { sample_at, look_at, forget_at, .. } = &*self.tended;
+        let others = [(sample_at, Due::Sample), (look_at, Due::Look), (forget_at, Due::Forget)];
+        let others = others.into_iter().filter_map(|(at, due)| Some(((*at)?, due)));
+        again.into_iter().chain(others).min_by_key(|(at, _)| *at)
+    }
+
+    /// Only what somebody asked for is looked at.
+    fn plan_looks(&mut self) {
+        let now = Instant::now();
+        let live = self.row.run.as_ref().filter(|_| self.hold.is_some()).map(|run| &run.live.spec);
+        let limited = live.is_some_and(|spec| is_limited(&spec.resource));
+        let pooled = live.is_some() && self.row.hosted && self.shared.pools.has(&self.key);
+        let looked_at = live.is_some_and(|spec| checks::has_any(spec));
+        let tended = &mut *self.tended;
+        let plan = |at: &mut Option<Instant>, wanted: bool, after: Duration| match wanted {
+            true => drop(at.get_or_insert(now + after)),
+            false => *at = None,
+        };
+        plan(&mut tended.sample_at, limited && self.row.hosted || pooled, EVERY);
+        let after = if tended.looks == 0 { checks::FIRST } else { self.shared.look_every };
+        plan(&mut tended.look_at, looked_at && tended.looking.is_none(), after);
+        plan(&mut tended.forget_at, self.output.is_some(), FORGET);
+    }
+
+    /// How much it uses, and whether that is too much.
+    async fn sample(&mut self) {
+        self.tended.sample_at = None;
+        let (Some(hold), Some(run)) = (&self.hold, &self.row.run) else { return };
+        let (limits, live) = (run.live.spec.resource.clone(), run.live.clone());
+        let share = self.tended.meter.look(hold.identity.pid, run.group().as_ref());
+        self.tended.share = Some(share);
+        // 0 is no limit: nothing could run within it.
+        let limit = |limit: Option<Percent>| limit.map(Percent::get).filter(|limit| *limit > 0.0);
+        let (cpu, mem) = (limit(limits.cpu), limit(limits.mem));
+        let excess;
+        (self.tended.meter.counts, excess) = judge(self.tended.meter.counts, share, cpu, mem);
+        let pooled = self.shared.pools.tell(&self.key, (share, cpu, mem), Instant::now());
+        let Some(why) = excess.map(|excess| format!("it was {excess}")).or(pooled) else { return };
+        warn!(instance = %self.key, %why, "stopped for its limit");
+        let said = self.bring_down(&live, live.spec.control.stop_cmd.as_deref(), Signal::TERM).await;
+        if said.0 != RowCode::DONE && self.is_running() {
+            // A command that does not stop it is no way to keep what it uses.
+            let _ = self.bring_down(&live, None, Signal::KILL).await;
+        }
+        self.row.message = why;
+        if !self.is_running() {
+            self.guard(Event::Ended { up_ms: 0 }).await;
+        }
+    }
+
+    /// Begins a look at its health, version and files.
+    fn look_after(&mut self) {
+        self.tended.look_at = None;
+        let (Some(hold), Some(run)) = (&self.hold, &self.row.run) else { return };
+        let with_version = self.tended.looks.is_multiple_of(checks::VERSION_EVERY);
+        self.tended.looks = self.tended.looks.saturating_add(1);
+        let files = std::mem::take(&mut self.tended.files);
+        let look = checks::look(self.key.clone(), run.live.clone(), hold.identity.pid, with_version, files);
+        self.tended.looking = Some(tokio::spawn(look));
+    }
+
+    fn found(&mut self, note: Note) {
+        let tended = &mut *self.tended;
+        tended.looking = None;
+        let Note { health, version, config, files } = note;
+        let version = version.unwrap_or_else(|| tended.version.clone());
+        let changed = (&tended.health, &tended.version, &tended.config) != (&health, &version, &config);
+        (tended.health, tended.version, tended.config, tended.files) = (health, version, config, files);
+        if changed {
+            if let Some(Err(why)) = &self.tended.health {
+                warn!(instance = %self.key, %why, "not well");
+            }
+            self.report();
+        }
+    }
+
+    /// A schedule is kept while it is hosted.
     fn plan_next_run(&mut self) {
         let periodic = |held: &&Held| held.spec.monitor.auto_type == AutoType::Periodic;
         let Some(given) = self.row.given.as_ref().filter(periodic).filter(|_| self.row.hosted) else {
             self.next = None;
             return;
         };
-        let now = now_ms();
-        if self.next.is_some_and(|next| next > now) {
+        let now = moment();
+        if self.next.is_some_and(|next| !next.is_void(now)) {
             return;
         }
-        let cycle = given.spec.job.cycle_time.filter(|secs| *secs > 0).map(|secs| i64::from(secs) * 1000);
-        self.next = match &given.spec.monitor.crontab_rule {
-            Some(rule) => next_run(rule, Time(now)).map(|time| time.0),
-            None => cycle.map(|cycle| self.row.started.saturating_add(cycle).max(now)),
-        };
+        let passed = |at: Instant| i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let by_clock = (self.row.started > 0).then(|| now.wall.saturating_sub(self.row.started));
+        self.next = Schedule::of(&given.spec, now, self.launched.map(passed).or(by_clock));
         self.report();
     }
 
-    /// Its time has come. A run that is still under way is left alone, and this one does not take place.
+    /// Its time may have come. A run that is still under way is left alone, and this one does not take place.
     async fn run_by_schedule(&mut self) {
+        if !self.next.is_some_and(|next| next.is_due(moment())) {
+            return;
+        }
         self.next = None;
         let Some(given) = self.row.given.clone() else { return };
         if self.is_running() {
             info!(instance = %self.key, "its last run is still under way: this one is left out");
             // By a cycle the next one is a whole cycle away.
-            self.row.started = now_ms();
+            (self.row.started, self.launched) = (now_ms(), Some(Instant::now()));
             return;
         }
         let (code, message) = self.launch(&given, None, false).await;
         if code != RowCode::DONE {
             warn!(instance = %self.key, code = code.0, %message, "a run by schedule failed");
-            (self.row.message, self.row.started) = (message, now_ms());
+            (self.row.message, self.row.started, self.launched) = (message, now_ms(), Some(Instant::now()));
             self.write(None).await;
             self.report();
         }
@@ -152,7 +306,9 @@ impl Keeper {
     async fn asked(&mut self, ask: Ask) {
         match ask {
             Ask::Report => self.report(),
-            Ask::Give(given, changed) => {
+            Ask::Wake => {}
+            Ask::Give(given) => {
+                let (given, changed) = *given;
                 if changed > self.row.changed {
                     (self.row.given, self.row.changed) = (given, changed);
                     self.next = None;
@@ -163,7 +319,8 @@ impl Keeper {
                 let (code, message, content) = self.operate(&request).await;
                 self.finish(&request, code, message, content).await;
             }
-            Ask::Rename(to, request) => {
+            Ask::Rename(rename) => {
+                let (to, request) = *rename;
                 let from = std::mem::replace(&mut self.key, to);
                 let forget = Txn::delete(row_key(&from)).and(Txn::delete(intent_key(&from)));
                 if let Err(error) = self.shared.store.txn(forget).await {
@@ -195,8 +352,8 @@ impl Keeper {
         let (code, message) = match &request.op {
             Order::Status => return (RowCode::DONE, "success".to_owned(), Some(self.look(&held))),
             Order::Start => self.start(&held, op_id).await,
-            Order::Stop => self.stop(&held).await,
-            Order::Kill => self.kill(&held).await,
+            Order::Stop => self.stop(&held, &request.op_id).await,
+            Order::Kill => self.kill(&held, &request.op_id).await,
             Order::Restart => self.restart(&held, op_id).await,
             Order::Reload => self.reload(&held).await,
             Order::Host => {
@@ -220,7 +377,10 @@ impl Keeper {
         let result = OpResult { op_id: request.op_id.clone(), code: code.0, message, content };
         if !request.op.looks() {
             info!(instance = %self.key, op = ?request.op, code = code.0, message = %result.message, "operation");
+            self.row.ending = None;
+            fail::point("done");
             self.write(Some(&result)).await;
+            fail::point("result-written");
             self.report();
         }
         let _ = self.shared.up.send(Told::Result(result));
@@ -236,7 +396,10 @@ impl Keeper {
 
     /// It ended, and nobody asked for that.
     async fn ended(&mut self, code: Option<i32>) {
-        let up_ms = now_ms().saturating_sub(self.row.started);
+        let up_ms = match self.launched {
+            Some(at) => i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX),
+            None => now_ms().saturating_sub(self.row.started),
+        };
         let kind = self.row.run.as_ref().map(|run| run.live.spec.monitor.auto_type);
         self.gone(code);
         let code = self.row.exit;
@@ -271,12 +434,13 @@ impl Keeper {
         };
         let mut event = event;
         loop {
-            let (series, effect) = step(self.series, event, now_ms(), &policy);
+            let now = moment();
+            let (series, effect) = step(self.series, event, now.passed, &policy);
             self.series = series;
             match effect {
                 Effect::Nothing | Effect::WakeAt(_) => break,
                 Effect::GiveUpUntil(until) => {
-                    let next = Time(until);
+                    let next = Time(now.wall.saturating_add(until - now.passed));
                     warn!(instance = %self.key, %next, message = %self.row.message, "failed");
                     break;
                 }
@@ -295,7 +459,8 @@ impl Keeper {
     }
 }
 
-async fn sleep_until(at: i64) {
-    let left = u64::try_from(at.saturating_sub(now_ms())).unwrap_or(0);
-    tokio::time::sleep(Duration::from_millis(left)).await;
+/// What both clocks say: tries and cycles go by what passes, whatever the other one shows.
+pub(super) fn moment() -> Moment {
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    Moment { wall: now_ms(), passed: i64::try_from(BEGIN.elapsed().as_millis()).unwrap_or(i64::MAX) }
 }

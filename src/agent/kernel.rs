@@ -3,15 +3,19 @@
 //! A pid alone proves nothing: it may be somebody else's by now. A process is known by boot, pid and start time together,
 //! and held by a pidfd, which never becomes another process.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::LazyLock;
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
+
+use super::reaper;
 
 /// Which process, of all that ever were.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,15 +26,18 @@ pub struct Identity {
     pub started: u64,
 }
 
-pub fn boot_id() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|id| id.trim().to_owned())
-        .unwrap_or_default()
+pub fn boot_id() -> &'static str {
+    static ID: LazyLock<String> = LazyLock::new(|| {
+        let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        id.map(|id| id.trim().to_owned()).unwrap_or_default()
+    });
+    &ID
 }
 
 /// One line of /proc/PID/stat. The name in parentheses may contain anything.
 struct Stat {
     state: char,
+    parent: u32,
     started: u64,
 }
 
@@ -39,14 +46,19 @@ fn stat(pid: u32) -> Option<Stat> {
     let (_, rest) = text.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
     let state = fields.next()?.chars().next()?;
-    Some(Stat { state, started: fields.nth(18)?.parse().ok()? })
+    let parent = fields.next()?.parse().ok()?;
+    Some(Stat { state, parent, started: fields.nth(17)?.parse().ok()? })
+}
+
+pub fn parent(pid: u32) -> Option<u32> {
+    stat(pid).map(|stat| stat.parent)
 }
 
 impl Identity {
     /// The process that has this pid now.
     pub fn of(pid: u32) -> Option<Identity> {
         let stat = stat(pid)?;
-        Some(Identity { boot: boot_id(), pid, started: stat.started })
+        Some(Identity { boot: boot_id().to_owned(), pid, started: stat.started })
     }
 }
 
@@ -69,15 +81,18 @@ impl Hold {
         if stat.started != identity.started || matches!(stat.state, 'Z' | 'X') {
             return None;
         }
-        Some(Hold { fd: watched(fd)?, identity: identity.clone() })
+        Some(Hold::new(watched(fd)?, identity.clone()))
     }
 
     /// Takes hold of a child of ours that has not been waited for: its pid is its own.
-    pub fn child(pid: u32) -> Option<Hold> {
+    pub fn child(pid: u32, fd: OwnedFd) -> Option<Hold> {
         let identity = Identity::of(pid)?;
-        let raw = Pid::from_raw(i32::try_from(pid).ok()?)?;
-        let fd = pidfd_open(raw, PidfdFlags::NONBLOCK).ok()?;
-        Some(Hold { fd: watched(fd)?, identity })
+        Some(Hold::new(watched(fd)?, identity))
+    }
+
+    fn new(fd: AsyncFd<OwnedFd>, identity: Identity) -> Hold {
+        reaper::hold(identity.pid);
+        Hold { fd, identity }
     }
 
     /// Waits until it has ended. The exit code, where it was our child; a signal n is 128 + n.
@@ -98,6 +113,12 @@ impl Hold {
 
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         Ok(pidfd_send_signal(self.fd.get_ref(), signal)?)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        reaper::release(self.identity.pid);
     }
 }
 
@@ -171,15 +192,23 @@ pub fn cmdline(pid: u32) -> Vec<String> {
     args
 }
 
-/// Processes whose environment has an entry, `NAME=value`.
-pub fn with_environment(entry: &str) -> Vec<u32> {
-    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
+/// The launches that processes belong to, by their mark; the oldest process of each.
+pub fn incarnations() -> HashMap<String, u32> {
+    let Ok(folder) = std::fs::read_dir("/proc") else { return HashMap::new() };
     let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| {
+    let mut all: HashMap<String, Stat> = HashMap::new();
+    let mut found: HashMap<String, u32> = HashMap::new();
+    for pid in pids {
         let bytes = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        bytes.split(|byte| *byte == 0).any(|one| one == entry.as_bytes())
-    })
-    .collect()
+        let mark = bytes.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(b"ABIDE_INCARNATION="));
+        let Some(mark) = mark.and_then(|mark| std::str::from_utf8(mark).ok()) else { continue };
+        let Some(stat) = stat(pid).filter(|stat| !matches!(stat.state, 'Z' | 'X')) else { continue };
+        if all.get(mark).is_none_or(|oldest| stat.started < oldest.started) {
+            all.insert(mark.to_owned(), stat);
+            found.insert(mark.to_owned(), pid);
+        }
+    }
+    found
 }
 
 /// Resident memory and processor time of one process: bytes, and ticks since it began.
@@ -188,5 +217,8 @@ pub fn usage(pid: u32) -> Option<(u64, u64)> {
     let (_, rest) = text.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split(' ').collect();
     let number = |at: usize| fields.get(at).and_then(|field| field.parse::<u64>().ok());
-    Some((number(21)?.saturating_mul(4096), number(11)?.saturating_add(number(12)?)))
+    Some((
+        number(21)?.saturating_mul(rustix::param::page_size() as u64),
+        number(11)?.saturating_add(number(12)?),
+    ))
 }

@@ -14,39 +14,55 @@
 //! What comes to an end by itself (auto_type 0 and 2) runs below a shell that writes its exit code to a file, so that it is
 //! known even if nobody waited. A schedule is kept while a process is hosted.
 //!
-//! Not done here yet: limits and groups, health_cmd and version_cmd.
+//! Each launch has a control group of its own where that is possible ([`cgroup`]), so that its whole tree is counted and
+//! can be ended. Limits are looked after by samples ([`meter`], [`pools`]), health, version and configuration files by
+//! looks now and then ([`checks`]); who sets none of these costs nothing while nothing happens. Orphans of our processes
+//! are waited for ([`reaper`]).
 
+mod birth;
+mod cgroup;
 mod channel;
+mod checks;
+mod fail;
 mod keeper;
 mod kernel;
 mod life;
+mod meter;
 mod operations;
+mod pools;
+mod reaper;
 mod row;
+mod schedule;
 mod spawn;
 mod telling;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
 use tracing::{info, warn};
 
 pub use channel::{Joining, run};
 
+use self::cgroup::Groups;
 use self::keeper::{Ask, Keeper, Shared};
-use self::kernel::{Hold, Identity, with_environment};
+use self::kernel::{Hold, Identity, incarnations};
+use self::pools::Pools;
 use self::row::{Intent, Row, Run, all, intent_key, row_key};
 use crate::gse::channel::{Down, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::{Embedded, Error, Store, Txn};
 
-/// Launches and commands at once.
-const AT_ONCE: usize = 32;
+/// Processes that are made at once: more would only wait for the processors.
+const BIRTHS: usize = 8;
+/// Commands of specs that run at once: they may wait for something.
+const COMMANDS: usize = 64;
 
 /// From a fork to the program: much less than this.
-const A_MOMENT: std::time::Duration = std::time::Duration::from_millis(50);
+const A_MOMENT: Duration = Duration::from_millis(50);
 
 /// All keepers of this agent.
 pub struct Table {
@@ -59,13 +75,29 @@ pub struct Table {
 
 impl Table {
     /// Opens an agent's folder and takes hold again of everything that was left running.
-    pub async fn open(folder: &Path, up: mpsc::UnboundedSender<Told>) -> Result<Table, Error> {
+    pub async fn open(
+        folder: &Path,
+        look_every: Duration,
+        up: mpsc::UnboundedSender<Told>,
+    ) -> Result<Table, Error> {
         kernel::keep_descriptors();
         let store = Embedded::open_alone(&folder.join("agent.db"))?;
         let exits = folder.join("exits");
         std::fs::create_dir_all(&exits)
             .map_err(|error| Error::Disk(format!("{}: {error}", exits.display())))?;
-        let shared = Arc::new(Shared { store, up, exits, room: Semaphore::new(AT_ONCE) });
+        let groups = Groups::below_ours(folder);
+        let (births, commands) = (Semaphore::new(BIRTHS), Semaphore::new(COMMANDS));
+        let shared = Arc::new(Shared {
+            store,
+            up,
+            exits,
+            births,
+            commands,
+            groups,
+            pools: Pools::default(),
+            look_every,
+        });
+        tokio::spawn(reaper::reap());
         let fences = all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
         let mut table = Table { keepers: HashMap::new(), under_way: HashSet::new(), fences, shared };
         let mut rows: HashMap<InstanceKey, Row> = HashMap::new();
@@ -74,12 +106,12 @@ impl Table {
                 rows.insert(instance, row);
             }
         }
-        for (name, intent) in all::<Intent>(&table.shared.store, "intent/").await? {
-            if let Ok(instance) = name.parse::<InstanceKey>() {
-                let row = rows.entry(instance.clone()).or_default();
-                table.settle(&instance, row, intent).await?;
-            }
-        }
+        let intents: Vec<(InstanceKey, Intent)> = all::<Intent>(&table.shared.store, "intent/")
+            .await?
+            .into_iter()
+            .filter_map(|(name, intent)| Some((name.parse().ok()?, intent)))
+            .collect();
+        table.settle(intents, &mut rows).await?;
         // What was done before we died is told, not done again.
         for result in table.untaken().await? {
             table.under_way.insert(result.op_id);
@@ -93,25 +125,35 @@ impl Table {
         Ok(table)
     }
 
-    /// A launch that nobody wrote the outcome of: what carries its mark is what it launched.
-    async fn settle(&self, instance: &InstanceKey, row: &mut Row, intent: Intent) -> Result<(), Error> {
-        let mark = format!("ABIDE_INCARNATION={}", intent.incarnation);
-        let look = || with_environment(&mark).into_iter().min().and_then(Identity::of);
-        let mut found = look();
-        if found.is_none() {
-            // One that was forked has its mark only when it has become the program, a moment later.
+    /// Launches that nobody wrote the outcome of: what carries a launch's mark is what it launched.
+    async fn settle(
+        &self,
+        intents: Vec<(InstanceKey, Intent)>,
+        rows: &mut HashMap<InstanceKey, Row>,
+    ) -> Result<(), Error> {
+        if intents.is_empty() {
+            return Ok(());
+        }
+        let mut found = incarnations();
+        if intents.iter().any(|(_, intent)| !found.contains_key(&intent.incarnation)) {
+            // One that was made has its mark only when it has become the program, a moment later.
             tokio::time::sleep(A_MOMENT).await;
-            found = look();
+            found = incarnations();
         }
-        info!(%instance, found = ?found.as_ref().map(|identity| identity.pid), "a launch was interrupted");
-        if let Some(identity) = found {
-            // Whoever asked for it asks again, and is told that it is done.
-            (row.started, row.since) = (intent.at, intent.at);
-            let Intent { incarnation, op_id: by, held: live, .. } = intent;
-            row.run = Some(Run { identity, live, by, incarnation });
+        let mut txn = Txn::default();
+        for (instance, intent) in intents {
+            let row = rows.entry(instance.clone()).or_default();
+            let pid = found.get(&intent.incarnation);
+            info!(%instance, ?pid, "a launch was interrupted");
+            if let Some(identity) = pid.and_then(|pid| Identity::of(*pid)) {
+                // Whoever asked for it asks again, and is told that it is done.
+                (row.started, row.since) = (intent.at, intent.at);
+                let Intent { incarnation, op_id: by, held: live, group, .. } = intent;
+                row.run = Some(Run { identity, live, by, incarnation, group });
+            }
+            let value = serde_json::to_vec(row).unwrap_or_default();
+            txn = txn.and(Txn::delete(intent_key(&instance))).and(Txn::put(row_key(&instance), value));
         }
-        let txn = Txn::delete(intent_key(instance));
-        let txn = txn.and(Txn::put(row_key(instance), serde_json::to_vec(row).unwrap_or_default()));
         self.shared.store.txn(txn).await.map(|_| ())
     }
 
@@ -137,6 +179,13 @@ impl Table {
         }
     }
 
+    /// Something changed that concerns whoever it concerns.
+    fn wake_all(&self) {
+        for keeper in self.keepers.values() {
+            let _ = keeper.send(Ask::Wake);
+        }
+    }
+
     /// Results that no gateway has taken yet.
     pub async fn untaken(&self) -> Result<Vec<OpResult>, Error> {
         Ok(all::<OpResult>(&self.shared.store, "up/").await?.into_iter().map(|(_, result)| result).collect())
@@ -157,9 +206,18 @@ impl Table {
     /// What the gateway says.
     pub async fn take(&mut self, down: Down, now: i64) {
         match down {
-            Down::Give { instance, given, changed } => self.ask(&instance, Ask::Give(given, changed)),
+            Down::Give { instance, given, changed } => {
+                self.ask(&instance, Ask::Give(Box::new((given, changed))))
+            }
             // Only what is registered has rows at the gateway; what else runs here tells of itself.
-            Down::Synced { .. } | Down::Groups { .. } => {}
+            Down::Synced { .. } => {}
+            Down::Groups { host, namespace, groups } => match namespace.parse() {
+                Ok(namespace) => {
+                    self.shared.pools.set(host, namespace, &groups);
+                    self.wake_all();
+                }
+                Err(_) => warn!(%namespace, "a pool of no namespace"),
+            },
             Down::Op(request) => self.operation(request, now).await,
         }
     }
@@ -196,7 +254,7 @@ impl Table {
         };
         match self.keepers.remove(from) {
             Some(keeper) => {
-                let _ = keeper.send(Ask::Rename(instance.clone(), Box::new(request)));
+                let _ = keeper.send(Ask::Rename(Box::new((instance.clone(), request))));
                 self.keepers.insert(instance, keeper);
             }
             // Renamed already, or never known here: then only its name changes.

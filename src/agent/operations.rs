@@ -1,18 +1,19 @@
 //! What a keeper does when it is asked: GSE's operations on a real process, and the codes that they answer with.
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::fresh_id;
-use super::keeper::{Keeper, Said, done, failed};
+use super::cgroup::Group;
+use super::keeper::{Keeper, Said, Tended, done, failed};
 use super::kernel::{Hold, Identity, read_pid_file, runs};
 use super::life::{Event, Series};
-use super::now_ms;
-use super::row::{Intent, Run, intent_key, writing};
+use super::row::{Intent, Run, intent_key};
 use super::spawn::{Account, Ended, Launch, environment, log_file, run, write_pid_file};
+use super::{fail, fresh_id, now_ms};
 use crate::gse::channel::Held;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Monitor, Spec, StartMode};
@@ -48,6 +49,7 @@ impl Keeper {
                 live: held.clone(),
                 by: None,
                 incarnation: String::new(),
+                group: None,
             });
             self.row.since = now_ms();
             self.hold = Some(hold);
@@ -75,35 +77,37 @@ impl Keeper {
 
     /// Brings it up with a spec. `check`: waits until it has shown that it stays.
     pub(super) async fn launch(&mut self, held: &Held, op_id: Option<String>, check: bool) -> Said {
-        let shared = Arc::clone(&self.shared);
-        let Ok(_room) = shared.room.acquire().await else { return failed("the agent is stopping") };
-        let intent = Intent {
-            incarnation: fresh_id(),
-            op_id,
-            held: held.clone(),
-            hosts: self.row.hosted,
-            at: now_ms(),
-        };
+        let incarnation = fresh_id();
+        let group = self.shared.groups.make(&incarnation, &held.spec.resource);
+        let path = group.as_ref().map(Group::path);
+        let intent = Intent { incarnation, op_id, held: held.clone(), at: now_ms(), group: path };
         let value = serde_json::to_vec(&intent).unwrap_or_default();
-        let txn = writing(&self.key, &self.row, None).and(Txn::put(intent_key(&self.key), value));
-        if let Err(error) = self.shared.store.txn(txn).await {
+        if let Err(error) = self.shared.store.txn(Txn::put(intent_key(&self.key), value)).await {
             return failed(format!("nothing was started, since it cannot be written down: {error}"));
         }
-        let begun = match self.begin(held, &intent.incarnation).await {
+        fail::point("intent-written");
+        let door = group.as_ref().and_then(Group::door);
+        let begun = match self.begin(held, &intent.incarnation, door).await {
             Ok(hold) => hold,
-            Err(said) => return said,
+            Err(said) => {
+                group.into_iter().for_each(Group::clear);
+                return said;
+            }
         };
-        let Intent { incarnation, op_id: by, .. } = intent;
-        self.row.run = Some(Run { identity: begun.identity.clone(), live: held.clone(), by, incarnation });
+        fail::point("born");
+        let Intent { incarnation, op_id: by, group, .. } = intent;
+        self.row.run =
+            Some(Run { identity: begun.identity.clone(), live: held.clone(), by, incarnation, group });
         (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
+        (self.launched, *self.tended) = (Some(Instant::now()), Tended::default());
         self.row.message.clear();
         if held.spec.monitor.auto_type == AutoType::OneShot {
             self.row.ran = Some(held.clone());
         }
         self.hold = Some(begun);
         self.write(None).await;
+        fail::point("row-written");
         self.report();
-        drop(_room);
         let secs = held.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
         if !check || held.spec.monitor.auto_type != AutoType::Resident {
             return done();
@@ -112,12 +116,13 @@ impl Keeper {
     }
 
     /// Runs what brings it up, and takes hold of what came up.
-    async fn begin(&mut self, held: &Held, incarnation: &str) -> Result<Hold, Said> {
+    async fn begin(&mut self, held: &Held, incarnation: &str, group: Option<File>) -> Result<Hold, Said> {
+        let shared = Arc::clone(&self.shared);
         let spec = &held.spec;
         let Some(command) = spec.control.start_cmd.clone() else {
             return Err(failed("its spec has no start_cmd"));
         };
-        let account = account(spec).map_err(failed)?;
+        let account = Account::of(spec).map_err(failed)?;
         let marks = [("ABIDE_INSTANCE", self.key.to_string()), ("ABIDE_INCARNATION", incarnation.to_owned())];
         let env = environment(spec, &account, &marks).map_err(failed)?;
         let folder = Path::new(&spec.identity.setup_path).to_owned();
@@ -130,10 +135,14 @@ impl Keeper {
                 let output = spec.identity.log_path.as_ref().map(|path| log_file(path, &name)).transpose();
                 let output = output.map_err(failed)?;
                 let code = if resident { None } else { Some(self.exit_file(incarnation).map_err(failed)?) };
+                let room = shared.births.acquire().await;
                 let launched = tokio::task::spawn_blocking(move || {
-                    Launch { command: &command, folder: &folder, account: &account, env, output, code }.go()
+                    Launch { command: &command, folder: &folder, account: &account, env, output, code, group }
+                        .go()
                 });
-                let hold = launched.await.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
+                let launched = launched.await;
+                drop(room);
+                let hold = launched.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
                 if let Err(why) = write_pid_file(pid_file, hold.identity.pid) {
                     let _ = hold.signal(Signal::KILL);
                     hold.ended().await;
@@ -146,7 +155,10 @@ impl Keeper {
                     let _ = std::fs::create_dir_all(parent);
                 }
                 let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
-                let (ended, output) = run(&command, &folder, &account, env, time).await.map_err(failed)?;
+                let room = shared.commands.acquire().await;
+                let (ended, output) =
+                    run(&command, &folder, &account, env, time, group).await.map_err(failed)?;
+                drop(room);
                 self.output = Some(output);
                 match ended {
                     Ended::Well => {}
@@ -201,23 +213,33 @@ impl Keeper {
         (RowCode::CHECK_FAILED, format!("it ended with {code} within {} s", time.as_secs()))
     }
 
-    pub(super) async fn stop(&mut self, held: &Held) -> Said {
-        self.end(held, held.spec.control.stop_cmd.as_deref(), Signal::TERM).await
+    pub(super) async fn stop(&mut self, held: &Held, op_id: &str) -> Said {
+        self.end(held, held.spec.control.stop_cmd.as_deref(), Signal::TERM, op_id).await
     }
 
-    pub(super) async fn kill(&mut self, held: &Held) -> Said {
-        self.end(held, held.spec.control.kill_cmd.as_deref(), Signal::KILL).await
+    pub(super) async fn kill(&mut self, held: &Held, op_id: &str) -> Said {
+        self.end(held, held.spec.control.kill_cmd.as_deref(), Signal::KILL, op_id).await
+    }
+
+    /// Did this very operation bring it down, before we died and were asked again?
+    fn ended_by(&self, op_id: Option<&str>) -> bool {
+        !self.is_running() && op_id.is_some() && self.row.ending.as_deref() == op_id
     }
 
     /// Brings it down for good: nobody guards it any more, unless it could not be brought down.
-    async fn end(&mut self, held: &Held, command: Option<&str>, signal: Signal) -> Said {
+    async fn end(&mut self, held: &Held, command: Option<&str>, signal: Signal, op_id: &str) -> Said {
+        if self.ended_by(Some(op_id)) {
+            return done();
+        }
         if !self.is_running() {
             return (RowCode::NOT_RUNNING, "it is not running".to_owned());
         }
         // Should we die on the way, it must not be launched again by whoever comes after.
         let hosted = std::mem::replace(&mut self.row.hosted, false);
         self.series = Series::default();
+        self.row.ending = Some(op_id.to_owned());
         self.write(None).await;
+        fail::point("unguarded");
         let said = self.bring_down(held, command, signal).await;
         if said.0 != RowCode::DONE && self.is_running() {
             self.row.hosted = hosted;
@@ -226,7 +248,7 @@ impl Keeper {
     }
 
     /// By its command, or by a signal to the process itself, and in the end by force.
-    async fn bring_down(&mut self, held: &Held, command: Option<&str>, signal: Signal) -> Said {
+    pub(super) async fn bring_down(&mut self, held: &Held, command: Option<&str>, signal: Signal) -> Said {
         let secs = held.spec.monitor.stop_check_secs.unwrap_or(STOP_SECS);
         let wait = Duration::from_secs(secs.into());
         let Some(hold) = self.hold.take() else { return done() };
@@ -254,9 +276,17 @@ impl Keeper {
                 }
             };
         }
-        let _ = hold.signal(signal);
+        let group = self.row.run.as_ref().and_then(Run::group);
+        // By force, its whole tree goes with it.
+        let force = || group.as_ref().is_some_and(Group::kill);
+        match signal {
+            Signal::KILL if force() => {}
+            signal => drop(hold.signal(signal)),
+        }
+        fail::point("signalled");
         let mut ended = tokio::time::timeout(wait, hold.ended()).await;
         if ended.is_err() {
+            force();
             let _ = hold.signal(Signal::KILL);
             ended = tokio::time::timeout(AFTER_KILL, hold.ended()).await;
         }
@@ -277,7 +307,8 @@ impl Keeper {
             self.row.given = Some(held.clone());
             return done();
         }
-        if !self.is_running() {
+        let begun = self.ended_by(op_id.as_deref());
+        if !self.is_running() && !begun {
             return (RowCode::NOT_RUNNING, "it is not running".to_owned());
         }
         let daemon = held.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
@@ -289,9 +320,14 @@ impl Keeper {
             return said;
         }
         let live = self.row.run.as_ref().map_or_else(|| held.clone(), |run| run.live.clone());
-        let said = self.bring_down(&live, live.spec.control.stop_cmd.as_deref(), Signal::TERM).await;
-        if said.0 != RowCode::DONE {
-            return said;
+        if !begun {
+            self.row.ending.clone_from(&op_id);
+            self.write(None).await;
+            let said = self.bring_down(&live, live.spec.control.stop_cmd.as_deref(), Signal::TERM).await;
+            if said.0 != RowCode::DONE {
+                return said;
+            }
+            fail::point("down");
         }
         let (given, said) = (self.row.given.clone(), self.launch(held, op_id, true).await);
         match said.0 {
@@ -328,6 +364,7 @@ impl Keeper {
                     live: held.clone(),
                     by: None,
                     incarnation: String::new(),
+                    group: None,
                 });
                 (self.row.since, self.row.started) = (now_ms(), now_ms());
                 self.hold = Some(hold);
@@ -370,14 +407,15 @@ impl Keeper {
 
     /// Runs one of a spec's commands, as its user, in its folder.
     async fn command(&self, spec: &Spec, command: &str) -> Result<Ended, String> {
-        let account = account(spec)?;
+        let account = Account::of(spec)?;
         let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];
         if let Some(hold) = &self.hold {
             marks.push(("ABIDE_PID", hold.identity.pid.to_string()));
         }
         let env = environment(spec, &account, &marks)?;
         let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
-        let ran = run(command, Path::new(&spec.identity.setup_path), &account, env, time).await;
+        let _room = self.shared.commands.acquire().await;
+        let ran = run(command, Path::new(&spec.identity.setup_path), &account, env, time, None).await;
         ran.map(|(ended, _)| ended)
     }
 
@@ -394,8 +432,13 @@ impl Keeper {
             if foreground && read_pid_file(pid_file) == Ok(run.identity.pid) {
                 let _ = std::fs::remove_file(pid_file);
             }
+            // What it left behind would stand in the way of the next. A daemon's workers may outlive it on purpose.
+            if let Some(group) = run.group().filter(|group| foreground || group.processes().is_empty()) {
+                group.clear();
+            }
         }
-        (self.hold, self.output) = (None, None);
+        self.shared.pools.forget(&self.key);
+        (self.hold, self.output, *self.tended) = (None, None, Tended::default());
         (self.row.exit, self.row.since) = (code, now_ms());
     }
 }
@@ -406,14 +449,4 @@ fn by_pid_file(spec: &Spec) -> Option<Hold> {
     let identity = Identity::of(pid)?;
     let hold = Hold::take(&identity)?;
     runs(pid, &spec.identity.proc_name).then_some(hold)
-}
-
-fn account(spec: &Spec) -> Result<Account, String> {
-    match &spec.identity.user {
-        Some(name) => Account::named(name),
-        None => {
-            let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
-            Account::named(&me.ok_or("this agent's own user has no name")?.name)
-        }
-    }
 }

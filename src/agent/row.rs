@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cgroup::Group;
 use super::kernel::Identity;
 use crate::gse::channel::{Held, OpResult};
 use crate::model::InstanceKey;
@@ -26,6 +27,9 @@ pub struct Row {
     pub since: i64,
     pub started: i64,
     pub message: String,
+    /// The operation that is bringing it down: should we die on the way and it be asked for again, it goes on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ending: Option<String>,
 }
 
 /// A process that was started, and the spec in effect in it.
@@ -39,6 +43,15 @@ pub struct Run {
     /// Its mark; empty, where it was not launched here.
     #[serde(default)]
     pub incarnation: String,
+    /// Its control group, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
+}
+
+impl Run {
+    pub fn group(&self) -> Option<Group> {
+        self.group.as_deref().map(Group::at)
+    }
 }
 
 /// A launch that was begun. What carries its mark was launched by it.
@@ -47,8 +60,9 @@ pub struct Intent {
     pub incarnation: String,
     pub op_id: Option<String>,
     pub held: Held,
-    pub hosts: bool,
     pub at: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 pub fn row_key(instance: &InstanceKey) -> String {

@@ -1,13 +1,14 @@
 //! Launching: a process of its own session, as its user, in its folder, with its environment and none of ours.
 
+use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use super::birth::{Birth, Stage};
 use super::kernel::Hold;
+use super::reaper;
 use crate::model::{EnvValue, Spec};
 
 /// Whom a process runs as.
@@ -22,6 +23,17 @@ pub struct Account {
 }
 
 impl Account {
+    /// Whom a spec's commands run as.
+    pub fn of(spec: &Spec) -> Result<Account, String> {
+        match &spec.identity.user {
+            Some(name) => Account::named(name),
+            None => {
+                let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
+                Account::named(&me.ok_or("this agent's own user has no name")?.name)
+            }
+        }
+    }
+
     pub fn named(name: &str) -> Result<Account, String> {
         use nix::unistd::{User, getgrouplist};
         let user = User::from_name(name).map_err(|error| format!("cannot look user {name:?} up: {error}"))?;
@@ -82,91 +94,94 @@ pub struct Launch<'a> {
     pub output: Option<File>,
     /// Where its exit code is written when it ends.
     pub code: Option<File>,
+    /// The door of its control group.
+    pub group: Option<File>,
 }
-
-/// The descriptor that a shell writes an exit code to; the command itself does not have it.
-const CODE: i32 = 3;
 
 impl Launch<'_> {
     /// Begins it, and holds it from its first moment on.
     pub fn go(self) -> Result<Hold, String> {
-        let mut command = match plain(self.command).filter(|_| self.code.is_none()) {
-            Some(words) => {
-                let mut command = Command::new(&words[0]);
-                command.args(&words[1..]);
-                command
-            }
-            None => {
-                let mut command = Command::new("/bin/sh");
-                match self.code {
-                    None => command.args(["-c", self.command]),
-                    Some(_) => {
-                        // A subshell, so that the command's own `exit` is not ours.
-                        let kept =
-                            format!("(\n{}\n) 3>&-; code=$?; echo $code >&3; exit $code", self.command);
-                        command.args(["-c", &kept])
-                    }
-                };
-                command
-            }
+        let shell =
+            |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
+        let by_shell = match &self.code {
+            None => shell(self.command.to_owned()),
+            // A subshell, so that the command's own `exit` is not ours.
+            Some(_) => shell(format!("(\n{}\n) 3>&-; code=$?; echo $code >&3; exit $code", self.command)),
         };
-        command.current_dir(self.folder).env_clear().envs(self.env).stdin(Stdio::null());
-        match self.output {
-            Some(file) => {
-                let twin = file.try_clone().map_err(|error| format!("cannot open its output: {error}"))?;
-                command.stdout(file).stderr(twin);
-            }
-            None => drop(command.stdout(Stdio::null()).stderr(Stdio::null())),
-        }
-        let Account { uid, gid, groups, .. } = self.account.clone();
-        let is_root = nix::unistd::geteuid().is_root();
-        let code = self.code;
-        let become_other = move || {
-            use rustix::thread::{set_thread_gid, set_thread_groups, set_thread_uid};
-            rustix::process::setsid()?;
-            if let Some(code) = &code {
-                // SAFETY: the descriptor is this process's to give away: nobody else is here any more.
-                let mut third = unsafe { OwnedFd::from_raw_fd(CODE) };
-                let moved = rustix::io::dup2(code, &mut third);
-                // It stays open for the program.
-                std::mem::forget(third);
-                moved?;
-            }
-            if is_root {
-                let group = |raw: u32| rustix::process::Gid::from_raw(raw);
-                // Only the new process is there, and it has one thread: its own. No list is longer than this.
-                let mut all = [rustix::process::Gid::ROOT; 64];
-                let count = groups.len().min(all.len());
-                for (to, from) in all.iter_mut().zip(&groups) {
-                    *to = group(*from);
-                }
-                set_thread_groups(&all[..count])?;
-                set_thread_gid(group(gid))?;
-                set_thread_uid(rustix::process::Uid::from_raw(uid))?;
-            }
-            Ok(())
+        let (programs, words) = match plain(self.command).filter(|_| self.code.is_none()) {
+            Some(words) => (self.places(&words[0])?, words),
+            None => by_shell.clone(),
         };
-        // SAFETY: between fork and exec only system calls are made; nothing is allocated and no lock is taken.
-        unsafe {
-            command.pre_exec(become_other);
-        }
-        let child = command.spawn().map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound if !self.folder.is_dir() => {
-                format!("setup_path {} is not there", self.folder.display())
+        match self.begin(programs, &words) {
+            // A script that does not say what runs it: a shell does.
+            Err((Stage::Program, error)) if error.raw_os_error() == Some(libc::ENOEXEC) => {
+                self.begin(by_shell.0, &by_shell.1)
             }
-            _ => format!("cannot run {:?}: {error}", self.command),
-        })?;
-        Hold::child(child.id()).ok_or_else(|| format!("{:?} was gone before it could be held", self.command))
+            begun => begun,
+        }
+        .map_err(|(stage, error)| self.explain(stage, &error))
     }
+
+    /// Where a shell would look for a program.
+    fn places(&self, program: &str) -> Result<Vec<CString>, String> {
+        if program.contains('/') {
+            return Ok(vec![c_text(program)?]);
+        }
+        let path =
+            self.env.iter().rev().find(|(name, _)| name == "PATH").map_or("", |(_, value)| value.as_str());
+        path.split(':').map(|folder| c_text(&format!("{folder}/{program}"))).collect()
+    }
+
+    fn begin(&self, programs: Vec<CString>, words: &[String]) -> Result<Hold, (Stage, std::io::Error)> {
+        let wrong = |why: String| (Stage::Program, std::io::Error::other(why));
+        let texts =
+            |texts: &[String]| texts.iter().map(|text| c_text(text)).collect::<Result<_, _>>().map_err(wrong);
+        let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let null = File::options().read(true).write(true).open("/dev/null");
+        let null = null.map_err(|error| (Stage::Descriptors, error))?;
+        let Account { uid, gid, groups, .. } = self.account;
+        let birth = Birth {
+            programs,
+            args: texts(words)?,
+            env: texts(&env)?,
+            folder: c_text(&self.folder.display().to_string()).map_err(wrong)?,
+            input: null.as_fd(),
+            output: self.output.as_ref().unwrap_or(&null).as_fd(),
+            code: self.code.as_ref().map(AsFd::as_fd),
+            group: self.group.as_ref().map(AsFd::as_fd),
+            ids: nix::unistd::geteuid().is_root().then(|| (*uid, *gid, groups.clone())),
+        };
+        let _born = reaper::birth();
+        let (pid, fd) = birth.go()?;
+        Hold::child(pid, fd).ok_or_else(|| (Stage::Clone, std::io::Error::other("it cannot be held")))
+    }
+
+    fn explain(&self, stage: Stage, error: &std::io::Error) -> String {
+        let (command, folder, name) = (self.command, self.folder.display(), &self.account.name);
+        match stage {
+            Stage::Folder if !self.folder.is_dir() => format!("setup_path {folder} is not there"),
+            Stage::Folder => format!("cannot enter setup_path {folder}: {error}"),
+            Stage::User => format!("cannot become user {name:?}: {error}"),
+            Stage::Clone | Stage::Session | Stage::Descriptors | Stage::Program => {
+                format!("cannot run {command:?}: {error}")
+            }
+        }
+    }
+}
+
+fn c_text(text: &str) -> Result<CString, String> {
+    CString::new(text).map_err(|_| format!("{text:?} contains a NUL"))
 }
 
 /// The words of a command that needs no shell; `None`: it does.
 pub fn plain(command: &str) -> Option<Vec<String>> {
-    const SYNTAX: &str = "|&;<>()$`\\\"'*?[]#~={}!%^\n\r";
-    const SHELLS: [&str; 37] = [
-        ".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "do", "done", "echo",
-        "eval", "exec", "exit", "export", "fg", "for", "if", "jobs", "kill", "local", "printf", "read",
-        "return", "set", "shift", "test", "time", "trap", "type", "ulimit", "umask", "until", "wait",
+    const SYNTAX: &str = "|&;<>()$`\\\"'*?[]#~{}!\n\r";
+    #[rustfmt::skip]
+    const SHELLS: [&str; 52] = [
+        ".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "do", "done", "echo", "elif",
+        "else", "esac", "eval", "exec", "exit", "export", "fg", "fi", "for", "function", "getopts", "hash", "if",
+        "in", "jobs", "kill", "local", "printf", "pwd", "read", "readonly", "return", "select", "set", "shift",
+        "test", "then", "time", "times", "trap", "type", "ulimit", "umask", "unalias", "unset", "until", "wait",
         "while",
     ];
     if command.chars().any(|c| SYNTAX.contains(c)) {
@@ -174,7 +189,8 @@ pub fn plain(command: &str) -> Option<Vec<String>> {
     }
     let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     let first = words.first()?;
-    (!SHELLS.contains(&first.as_str())).then_some(words)
+    let sets = first.contains('=');
+    (!sets && !SHELLS.contains(&first.as_str())).then_some(words)
 }
 
 /// Opens a process's log: for appending, made with its folders if need be; below a folder it has its own name.
@@ -224,10 +240,11 @@ pub async fn run(
     account: &Account,
     env: Vec<(String, String)>,
     time: Duration,
+    group: Option<File>,
 ) -> Result<(Ended, Output), String> {
     let kept = Output::new()?;
     let output = Some(kept.0.try_clone().map_err(|error| error.to_string())?);
-    let launch = Launch { command, folder, account, env, output, code: None };
+    let launch = Launch { command, folder, account, env, output, code: None, group };
     let hold = launch.go()?;
     let code = match tokio::time::timeout(time, hold.ended()).await {
         Ok(code) => code,
@@ -267,7 +284,7 @@ impl Output {
         is_ours.then(|| File::options().write(true).open(&path).ok().map(Output)).flatten()
     }
 
-    fn tail(&self) -> String {
+    pub fn tail(&self) -> String {
         use std::os::unix::fs::FileExt;
         let length = self.0.metadata().map_or(0, |meta| meta.len());
         // Read without moving: whoever writes shares the position.

@@ -2,10 +2,12 @@
 
 use serde_json::{Value, json};
 
-use super::keeper::Keeper;
-use super::kernel::{cmdline, usage};
+use super::keeper::{Keeper, moment};
+use super::kernel::cmdline;
 use super::life::Phase;
+use super::meter::Meter;
 use super::now_ms;
+use super::row::Run;
 use crate::gse::answer::{LiveInstance, LiveLook, LiveProcess};
 use crate::gse::channel::{Held, Ran, Report, Told};
 use crate::model::{AutoType, Time};
@@ -14,15 +16,28 @@ impl Keeper {
     pub(super) fn report(&self) {
         let row = &self.row;
         let failed = matches!(self.series.phase, Phase::Failed { .. });
+        let now = moment();
         let next = match self.series.phase {
-            Phase::Calm => self.next.filter(|_| row.hosted),
-            Phase::Waiting { until } | Phase::Failed { until } => Some(until),
+            Phase::Calm => self.next.filter(|_| row.hosted).map(|next| next.shown(now)),
+            Phase::Waiting { until } | Phase::Failed { until } => {
+                Some(now.wall.saturating_add(until.saturating_sub(now.passed)))
+            }
         };
         let kind = row.given.as_ref().map(|given| given.spec.monitor.auto_type);
         let (once, ends) =
             (kind == Some(AutoType::OneShot), kind.is_some_and(|kind| kind != AutoType::Resident));
+        let asks = row.run.as_ref().is_some_and(|run| run.live.spec.control.health_cmd.is_some());
+        let mut message = row.message.clone();
         let health = match (self.is_running(), row.exit) {
-            (true, _) => "Healthy",
+            (true, _) if !asks => "Healthy",
+            (true, _) => match &self.tended.health {
+                None => "Starting",
+                Some(Ok(())) => "Healthy",
+                Some(Err(why)) => {
+                    message = format!("health_cmd: {why}");
+                    "Degraded"
+                }
+            },
             _ if failed => "Failed",
             (false, Some(code)) if ends && code != 0 => "Failed",
             (false, Some(_)) if ends => "Healthy",
@@ -42,12 +57,13 @@ impl Keeper {
             health: health.to_owned(),
             since: row.since,
             started: row.started,
-            message: row.message.clone(),
-            version: String::new(),
+            message,
+            version: self.tended.version.clone(),
             exit: row.exit,
             next,
-            cpu: 0.0,
-            mem: 0.0,
+            cpu: self.tended.share.map_or(0.0, |share| share.cpu),
+            mem: self.tended.share.map_or(0.0, |share| share.mem),
+            config: self.tended.config.clone(),
         };
         let _ = self.shared.up.send(Told::Report(Box::new(report)));
     }
@@ -55,15 +71,17 @@ impl Keeper {
     /// A live look, as operation 2 tells it.
     pub(super) fn look(&self, held: &Held) -> Value {
         let pid = self.hold.as_ref().map(|hold| hold.identity.pid);
-        let memory = pid.and_then(usage).map_or(0.0, |(bytes, _)| bytes as f64);
+        let group = self.row.run.as_ref().and_then(Run::group);
+        let share =
+            pid.map(|pid| Meter::since_its_start(pid, group.as_ref(), self.row.started)).unwrap_or_default();
         let instance = LiveInstance {
             pid: pid.map_or(-1, i64::from),
             is_auto: self.row.hosted,
             process_name: held.spec.identity.proc_name.clone(),
             cmdline: pid.map(|pid| cmdline(pid).join(" ")).unwrap_or_default(),
             start_time: pid.map(|_| Time(self.row.started).to_string()).unwrap_or_default(),
-            cpu_usage: 0.0,
-            phy_mem_usage: memory,
+            cpu_usage: share.cpu,
+            phy_mem_usage: share.mem,
         };
         let ip = match &self.key.host {
             crate::model::HostKey::Address { ip, .. } => ip.to_string(),

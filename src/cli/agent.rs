@@ -1,6 +1,7 @@
 //! `abide agent`: a host agent as a daemon.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
@@ -29,6 +30,9 @@ pub struct Agent {
     /// Host to answer for, as CLOUD:IP; may be given several times [default: 0:127.0.0.1]
     #[arg(long, env = "ABIDE_AS_HOST", value_name = "CLOUD:IP", value_delimiter = ',')]
     pub as_host: Vec<HostKey>,
+    /// Seconds between two looks at a process's health_cmd and configuration files
+    #[arg(long, env = "ABIDE_CHECK_SECS", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub check_secs: u64,
     /// Certificate of the gateway's authority in PEM
     #[arg(long, env = "ABIDE_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
@@ -54,7 +58,9 @@ async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
     let agent = own_name(&args.data).map_err(failed)?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
     let (up, told) = mpsc::unbounded_channel();
-    let table = Table::open(&args.data, up).await.map_err(|error| failed(error.to_string()))?;
+    let table = Table::open(&args.data, Duration::from_secs(args.check_secs), up)
+        .await
+        .map_err(|error| failed(error.to_string()))?;
     let joining = Joining {
         url: args.join.clone(),
         token_file: args.token_file.clone(),

@@ -126,6 +126,7 @@ impl<S: Store> Gateway<S> {
             "next": report.and_then(|report| report.next).and_then(time),
             "cpu": report.map_or(0.0, |report| report.cpu),
             "mem": report.map_or(0.0, |report| report.mem),
+            "config": report.map_or(json!({}), |report| report.config.iter().map(|(path, state)| (path.clone(), json!(state))).collect()),
         });
         if whole {
             row["spec"] = body(given);

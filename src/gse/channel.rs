@@ -195,6 +195,19 @@ pub struct Report {
     pub cpu: f64,
     #[serde(default)]
     pub mem: f64,
+    /// Of each file in its configmap, whether it is what it is said to be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub config: Vec<(String, ConfigState)>,
+}
+
+/// How a configuration file stands to the sum that its spec states.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConfigState {
+    AsStated,
+    Differs,
+    /// Or it cannot be read.
+    Missing,
 }
 
 /// What is known of the last run of a process that runs once.

@@ -22,6 +22,8 @@ pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
         connection.busy_timeout(BUSY)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "FULL")?;
+        // The writer's thread does that in quiet moments.
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         connection.set_prepared_statement_cache_capacity(32);
         Ok(connection)
     };

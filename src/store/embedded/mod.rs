@@ -94,7 +94,7 @@ impl Embedded {
         std::thread::Builder::new()
             .name("store".to_owned())
             .spawn(move || {
-                Writer { connection, file: own, mark, shared: weak }.run(&jobs);
+                Writer { connection, file: own, mark, commits: 0, shared: weak }.run(&jobs);
             })
             .map_err(|error| Error::Disk(format!("cannot start the store's thread: {error}")))?;
         Ok(Embedded { shared })

@@ -17,6 +17,11 @@ use crate::store::{Change, Compare, Error, Number, Outcome, Txn, Write};
 const HANDFUL: usize = 1024;
 /// Changes are forgotten in bulk: doing so with each write would cost as much as the write.
 const FORGET_EVERY: u64 = 1_000;
+/// Silence for this long is a good moment for putting the log into the file.
+const QUIET: Duration = Duration::from_millis(200);
+/// After so many commits it is put there, silence or not.
+const MOST_COMMITS: u32 = 5_000;
+
 pub(super) enum Job {
     Txn(Txn, oneshot::Sender<Result<Outcome, Error>>),
     /// Everything goes from the log into the file.
@@ -44,13 +49,15 @@ pub(super) struct Writer {
     pub(super) connection: Connection,
     pub(super) file: PathBuf,
     pub(super) mark: Mark,
+    /// Since the log was last put into the file.
+    pub(super) commits: u32,
     pub(super) shared: std::sync::Weak<Shared>,
 }
 
 impl Writer {
     pub(super) fn run(mut self, jobs: &mpsc::Receiver<Job>) {
         // It ends when the last handle is gone.
-        while let Ok(first) = jobs.recv() {
+        while let Some(first) = self.next(jobs) {
             let mut waiting = vec![first];
             waiting.extend(jobs.try_iter().take(HANDFUL - 1));
             let is_settle = |job: &Job| matches!(job, Job::Settle(_));
@@ -66,6 +73,25 @@ impl Writer {
                 }
             }
         }
+    }
+
+    /// What comes next; while nothing does, the log goes into the file, so that nobody waits for that.
+    fn next(&mut self, jobs: &mpsc::Receiver<Job>) -> Option<Job> {
+        if self.commits > 0 {
+            match jobs.recv_timeout(QUIET) {
+                Ok(job) if self.commits < MOST_COMMITS => return Some(job),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+                other => {
+                    self.commits = 0;
+                    // Readers of old pages, or a full disk: then it is tried again after the next commit.
+                    let _ = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+                    if let Ok(job) = other {
+                        return Some(job);
+                    }
+                }
+            }
+        }
+        jobs.recv().ok()
     }
 
     /// All that waits in one commit; everybody is answered after it.
@@ -105,6 +131,7 @@ impl Writer {
             file.prepare_cached("DELETE FROM log WHERE number <= ?1")?.execute([signed(oldest)])?;
         }
         file.commit()?;
+        self.commits += 1;
         self.mark.set(last);
         Ok((answers, changes))
     }

@@ -1,0 +1,122 @@
+//! Control groups, version 2: a process and everything that it forks, under one name.
+//!
+//! Each launch gets a group of its own below the agent's, where the kernel and our rights allow it. Then its whole tree is
+//! known, whatever forks and daemonizes there, is counted, and can be ended at once. Limits are handed to the kernel where
+//! their controller is there, file by file; where it is not, they are looked after by sampling. Without any of this the
+//! agent works too.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use crate::model::Resource;
+
+/// Where groups are made; `None`: nowhere.
+#[derive(Clone, Debug)]
+pub struct Groups(Option<PathBuf>);
+
+impl Groups {
+    /// Below the agent's own group, under a name that is the same for the same folder.
+    pub fn below_ours(folder: &Path) -> Groups {
+        Groups(Groups::find(folder))
+    }
+
+    fn find(folder: &Path) -> Option<PathBuf> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+        let mount = mounts.lines().find_map(|line| {
+            let mut words = line.split(' ').skip(1);
+            let (place, kind) = (words.next()?, words.next()?);
+            (kind == "cgroup2").then(|| PathBuf::from(place))
+        })?;
+        let ours = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        let ours = ours.lines().find_map(|line| line.strip_prefix("0::"))?;
+        // One that we were launched in by another agent is its, not ours to build in.
+        let ours = ours.split("/abide-").next().unwrap_or_default();
+        let folder = folder.canonicalize().ok()?;
+        let name = blake3::hash(folder.as_os_str().as_encoded_bytes()).to_hex();
+        let base = mount.join(ours.trim_start_matches('/')).join(format!("abide-{}", &name[..12]));
+        std::fs::create_dir_all(&base).ok()?;
+        // What a former agent left empty goes; what is in use cannot be removed.
+        for left in std::fs::read_dir(&base).ok()?.flatten() {
+            let _ = std::fs::remove_dir(left.path());
+        }
+        base.join("cgroup.procs").is_file().then_some(base)
+    }
+
+    /// A new group for a launch, with its limits where they can be set.
+    pub fn make(&self, incarnation: &str, limits: &Resource) -> Option<Group> {
+        let path = self.0.as_ref()?.join(incarnation);
+        std::fs::create_dir(&path).ok()?;
+        let group = Group(path);
+        group.limit(limits);
+        Some(group)
+    }
+}
+
+/// One group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group(PathBuf);
+
+impl Group {
+    pub fn at(path: &str) -> Group {
+        Group(PathBuf::from(path))
+    }
+
+    pub fn path(&self) -> String {
+        self.0.display().to_string()
+    }
+
+    /// Whoever writes `0` to it is in the group.
+    pub fn door(&self) -> Option<File> {
+        File::options().write(true).open(self.0.join("cgroup.procs")).ok()
+    }
+
+    /// Shares of the host become absolute, where a controller takes them.
+    fn limit(&self, limits: &Resource) {
+        let set = |file: &str, value: String| {
+            let path = self.0.join(file);
+            path.is_file() && std::fs::write(path, value).is_ok()
+        };
+        if let Some(cpu) = limits.cpu {
+            const PERIOD_US: f64 = 100_000.0;
+            let quota = (cpu.get() / 100.0 * super::meter::processors() * PERIOD_US).max(1000.0);
+            set("cpu.max", format!("{quota:.0} {PERIOD_US:.0}"));
+        }
+        if let Some(mem) = limits.mem {
+            let bytes = mem.get() / 100.0 * super::meter::memory() as f64;
+            set("memory.max", format!("{bytes:.0}"));
+        }
+    }
+
+    pub fn processes(&self) -> Vec<u32> {
+        let text = std::fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+
+    /// Processor time of all that are or were in it: seconds.
+    pub fn processor_secs(&self) -> Option<f64> {
+        let text = std::fs::read_to_string(self.0.join("cpu.stat")).ok()?;
+        let micros = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+        micros.trim().parse::<f64>().ok().map(|micros| micros / 1e6)
+    }
+
+    /// Ends everything in it at once.
+    pub fn kill(&self) -> bool {
+        std::fs::write(self.0.join("cgroup.kill"), "1").is_ok()
+    }
+
+    /// Ends what is left in it, and the group. A group whose last process is still on its way out goes a moment later.
+    pub fn clear(self) {
+        if std::fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
+            return;
+        }
+        self.kill();
+        tokio::spawn(async move {
+            for _ in 0..50 {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                if std::fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
+                    return;
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,137 @@
+//! What is looked at while a process runs: its health, its version, its configuration files, and how much it uses.
+//!
+//! Commands run beside the keeper, which goes on taking operations; what they found comes back as a note.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use super::spawn::{Account, Ended, environment, run};
+use crate::gse::channel::{ConfigState, Held};
+use crate::model::{ConfigFile, InstanceKey, Monitor, Spec};
+
+/// The first look comes this soon after a start.
+pub const FIRST: Duration = Duration::from_millis(500);
+/// The version is asked for with every so manieth look.
+pub const VERSION_EVERY: u32 = 30;
+/// How long a look may take.
+const TIME: Duration = Duration::from_secs(5);
+/// As much of a version as anybody wants to read.
+const VERSION_CHARS: usize = 100;
+/// A file that is larger is not read.
+const LARGEST: u64 = 64 << 20;
+
+/// Is there anything to look at?
+pub fn has_any(spec: &Spec) -> bool {
+    spec.control.health_cmd.is_some() || spec.control.version_cmd.is_some() || !spec.configmap.is_empty()
+}
+
+/// What a look found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Note {
+    /// Why it is not well; an empty text: it is. `None`: nobody asked.
+    pub health: Option<Result<(), String>>,
+    pub version: Option<String>,
+    pub config: Vec<(String, ConfigState)>,
+    /// What is known of files, so that they are not read again for nothing.
+    pub files: Files,
+}
+
+/// Of each file: how it was, and the sum that it had then.
+pub type Files = HashMap<PathBuf, (u64, SystemTime, String)>;
+
+/// One look.
+pub async fn look(key: InstanceKey, held: Held, pid: u32, with_version: bool, files: Files) -> Note {
+    let spec = &held.spec;
+    let health = match &spec.control.health_cmd {
+        Some(command) => Some(ask(&key, spec, pid, command).await.map(|_| ())),
+        None => None,
+    };
+    let version = match spec.control.version_cmd.as_ref().filter(|_| with_version) {
+        // A version that cannot be told is none.
+        Some(command) => ask(&key, spec, pid, command).await.ok().map(|text| {
+            text.lines().next().unwrap_or_default().chars().take(VERSION_CHARS).collect::<String>()
+        }),
+        None => None,
+    };
+    let entries = spec.configmap.clone();
+    let compared = tokio::task::spawn_blocking(move || compare(&entries, files)).await;
+    let (config, files) = compared.unwrap_or_default();
+    Note { health, version, config, files }
+}
+
+/// Runs a command that only looks: what it says, or why it failed.
+async fn ask(key: &InstanceKey, spec: &Spec, pid: u32, command: &str) -> Result<String, String> {
+    let account = Account::of(spec)?;
+    let marks = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", pid.to_string())];
+    let env = environment(spec, &account, &marks)?;
+    let limit = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
+    let time = limit.min(TIME);
+    let (ended, output) =
+        run(command, Path::new(&spec.identity.setup_path), &account, env, time, None).await?;
+    match ended {
+        Ended::Well => Ok(output.tail()),
+        Ended::Badly(code, said) if said.is_empty() => Err(format!("it ended with {code}")),
+        Ended::Badly(code, said) => Err(format!("it ended with {code}: {said}")),
+        Ended::TooLong(_) => Err(format!("it took longer than {} s", time.as_secs())),
+    }
+}
+
+/// Is each file what it is said to be?
+fn compare(entries: &[ConfigFile], mut known: Files) -> (Vec<(String, ConfigState)>, Files) {
+    let mut states = Vec::new();
+    for ConfigFile { path, md5 } in entries {
+        let (Some(path), Some(md5)) = (path, md5) else { continue };
+        let state = match sum(Path::new(path), &mut known) {
+            None => ConfigState::Missing,
+            Some(sum) if sum.eq_ignore_ascii_case(md5) => ConfigState::AsStated,
+            Some(_) => ConfigState::Differs,
+        };
+        states.push((path.clone(), state));
+    }
+    (states, known)
+}
+
+fn sum(path: &Path, known: &mut Files) -> Option<String> {
+    use md5::{Digest, Md5};
+    let meta = std::fs::metadata(path).ok().filter(|meta| meta.is_file() && meta.len() <= LARGEST)?;
+    let modified = meta.modified().ok()?;
+    if let Some((length, at, sum)) = known.get(path)
+        && *length == meta.len()
+        && *at == modified
+    {
+        return Some(sum.clone());
+    }
+    let bytes = std::fs::read(path).ok()?;
+    let sum: String = Md5::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    known.insert(path.to_owned(), (meta.len(), modified, sum.clone()));
+    Some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_as_stated_or_differs_or_is_missing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("app.conf");
+        std::fs::write(&path, "hello\n").expect("a file");
+        let entry = |path: &Path, md5: &str| ConfigFile {
+            path: Some(path.display().to_string()),
+            md5: Some(md5.to_owned()),
+        };
+        let entries = [
+            entry(&path, "B1946AC92492D2347C6235B4D2611184"),
+            entry(&path, "00000000000000000000000000000000"),
+            entry(&folder.path().join("none"), "b1946ac92492d2347c6235b4d2611184"),
+            entry(folder.path(), "b1946ac92492d2347c6235b4d2611184"),
+        ];
+        let (states, known) = compare(&entries, Files::new());
+        let states: Vec<ConfigState> = states.into_iter().map(|(_, state)| state).collect();
+        use ConfigState::{AsStated, Differs, Missing};
+        assert_eq!(states, [AsStated, Differs, Missing, Missing]);
+        std::fs::write(&path, "other").expect("a file");
+        assert_eq!(compare(&entries[..1], known).0[0].1, Differs, "a change is seen");
+    }
+}

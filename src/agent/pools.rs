@@ -1,0 +1,173 @@
+//! Pools: limits that all guarded processes of a namespace on a host share.
+//!
+//! Keepers of such namespaces tell their shares; when a pool was exceeded often enough in a row, one of its processes has
+//! to go, which its keeper learns when it tells the next time: the biggest user, or the one most over its own share, as
+//! the pool says.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::meter::{Counts, EVERY, Excess, Share, judge, victim};
+use crate::model::{HostKey, InstanceKey, Name};
+
+/// Of one pool: its limits, and whether a victim is chosen by its own share.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Limits {
+    cpu: Option<f64>,
+    mem: Option<f64>,
+    cpu_by_share: bool,
+    mem_by_share: bool,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    limits: Vec<(Limits, Counts)>,
+    /// What its processes used last, and what each may use.
+    members: HashMap<InstanceKey, Member>,
+    judged: Option<Instant>,
+    doomed: HashMap<InstanceKey, String>,
+}
+
+#[derive(Debug, Default)]
+pub struct Pools(Mutex<HashMap<(HostKey, Name), Pool>>);
+
+impl Pools {
+    fn pools(&self) -> MutexGuard<'_, HashMap<(HostKey, Name), Pool>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The pools of a namespace on a host, as they were sent.
+    pub fn set(&self, host: HostKey, namespace: Name, groups: &Value) {
+        let limits: Vec<(Limits, Counts)> =
+            groups.as_array().into_iter().flatten().filter_map(read).collect();
+        let mut pools = self.pools();
+        match limits.is_empty() {
+            true => drop(pools.remove(&(host, namespace))),
+            false => pools.entry((host, namespace)).or_default().limits = limits,
+        }
+    }
+
+    pub fn has(&self, key: &InstanceKey) -> bool {
+        self.pools().contains_key(&(key.host.clone(), key.namespace.clone()))
+    }
+
+    /// What a process uses, and what it may use. Why it has to go, if it has.
+    pub fn tell(&self, key: &InstanceKey, used: Member, now: Instant) -> Option<String> {
+        let mut pools = self.pools();
+        let pool = pools.get_mut(&(key.host.clone(), key.namespace.clone()))?;
+        pool.members.insert(key.clone(), used);
+        // Once a round, however many tell.
+        if pool.judged.is_none_or(|last| now.saturating_duration_since(last) >= EVERY) {
+            pool.judged = Some(now);
+            pool.judge(&key.namespace);
+        }
+        pool.doomed.remove(key)
+    }
+
+    pub fn forget(&self, key: &InstanceKey) {
+        if let Some(pool) = self.pools().get_mut(&(key.host.clone(), key.namespace.clone())) {
+            pool.members.remove(key);
+            pool.doomed.remove(key);
+        }
+    }
+}
+
+impl Pool {
+    fn judge(&mut self, namespace: &Name) {
+        let Pool { limits, members, doomed, .. } = self;
+        let sum = members.values().fold(Share::default(), |sum, (share, _, _)| Share {
+            cpu: sum.cpu + share.cpu,
+            mem: sum.mem + share.mem,
+        });
+        for (limit, counts) in limits {
+            let excess;
+            (*counts, excess) = judge(*counts, sum, limit.cpu, limit.mem);
+            let chosen = match excess {
+                None => continue,
+                Some(Excess::Cpu { .. }) => {
+                    choose(members, limit.cpu_by_share, |(share, cpu, _)| (share.cpu, *cpu))
+                }
+                Some(Excess::Mem { .. }) => {
+                    choose(members, limit.mem_by_share, |(share, _, mem)| (share.mem, *mem))
+                }
+            };
+            if let (Some(key), Some(excess)) = (chosen, excess) {
+                *counts = Counts::default();
+                members.remove(&key);
+                doomed.insert(key, format!("the pool of namespace {namespace} is {excess}"));
+            }
+        }
+    }
+}
+
+/// What a process uses, and its own limits.
+pub type Member = (Share, Option<f64>, Option<f64>);
+
+fn choose(
+    members: &HashMap<InstanceKey, Member>,
+    by_share: bool,
+    of: impl Fn(&Member) -> (f64, Option<f64>),
+) -> Option<InstanceKey> {
+    let all: Vec<(&InstanceKey, f64, Option<f64>)> = members
+        .iter()
+        .map(|(key, member)| {
+            let (used, limit) = of(member);
+            (key, used, limit)
+        })
+        .collect();
+    victim(&all, by_share).cloned()
+}
+
+fn read(group: &Value) -> Option<(Limits, Counts)> {
+    let resource = group.get("resource")?;
+    let number = |name: &str| resource.get(name).and_then(Value::as_f64);
+    // 0 is no limit: a pool in which nothing may run is nobody's wish.
+    let limit = |name: &str| number(name).filter(|limit| *limit > 0.0);
+    let limits = Limits {
+        cpu: limit("cpu_pool_limit"),
+        mem: limit("mem_pool_limit"),
+        cpu_by_share: number("cpu_pool_weight") == Some(1.0),
+        mem_by_share: number("mem_pool_weight") == Some(1.0),
+    };
+    (limits.cpu.is_some() || limits.mem.is_some()).then_some((limits, Counts::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_pool_that_is_exceeded_for_long_enough_loses_one_process() {
+        let key = |name: &str| format!("0:127.0.0.1:web:{name}").parse::<InstanceKey>().expect("a key");
+        let (host, namespace) = (key("a").host, key("a").namespace);
+        let group = |weight: u8| json!([{"id": 1, "resource": {"cpu_pool_limit": 40.0, "mem_pool_limit": 0, "cpu_pool_weight": weight}}]);
+        for (weight, expected) in [(0, "big"), (1, "greedy")] {
+            let pools = Pools::default();
+            pools.set(host.clone(), namespace.clone(), &group(weight));
+            let begin = Instant::now();
+            let tell = |round: u32| {
+                let now = begin + EVERY * round;
+                let big = pools.tell(&key("big"), (Share { cpu: 30.0, mem: 1.0 }, Some(35.0), None), now);
+                let greedy =
+                    pools.tell(&key("greedy"), (Share { cpu: 20.0, mem: 1.0 }, Some(5.0), None), now);
+                [("big", big), ("greedy", greedy)].into_iter().filter_map(|(name, why)| Some((name, why?)))
+            };
+            let mut gone = Vec::new();
+            // The first round knows only who told first.
+            for round in 0..4 {
+                assert!(gone.is_empty(), "one peak proves nothing: {gone:?}");
+                gone.extend(tell(round));
+            }
+            gone.extend(tell(4));
+            assert_eq!(gone.len(), 1, "{gone:?}");
+            assert!(gone[0].0 == expected && gone[0].1.contains("50.0 %"), "{gone:?}");
+            assert!(pools.has(&key("x")));
+            pools.set(host.clone(), namespace.clone(), &json!([]));
+            assert!(!pools.has(&key("x")));
+        }
+    }
+}
