@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         steps.dedup_by_key(|step| &step.instance);
         let orders: Vec<Order> =
             steps.iter().map(|step| Order::of(step, format!("{pass}-{}", step.id), &rules.owner)).collect();
-        let task = now(sim.submit(&orders));
+        let task = now(sim.submit("call", &orders));
         sim.advance(5);
         let answers = task.and_then(|task| now(sim.poll(&task))).unwrap_or_default();
         for (step, order) in steps.iter().zip(&orders) {
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
                     let before = observed.instances.get(&step.instance);
                     ("done", Some(expect::after(step, before, &rules.owner, &rules.caps)))
                 }
-                Some(Outcome::Failed(_)) => ("refused", None),
+                Some(Outcome::Failed { .. }) => ("refused", None),
                 Some(Outcome::InProgress) | None => ("no answer", Some(Expected::Unsure)),
             };
             println!("pass {pass}: {} {}: {word}", step.op, step.instance);

@@ -35,6 +35,8 @@ pub mod agent;
 pub mod backend;
 pub mod cli;
 pub mod clock;
+pub mod execute;
+mod fail;
 pub mod gateway;
 pub mod gse;
 pub mod http;

@@ -22,7 +22,7 @@ pub struct Birth<'a> {
     pub input: BorrowedFd<'a>,
     pub output: BorrowedFd<'a>,
     pub code: Option<BorrowedFd<'a>>,
-    /// A control group's list of processes.
+    /// The folder of a control group: it is born there, since moving it later would make it wait.
     pub group: Option<BorrowedFd<'a>>,
     /// User, group and groups; `None`: as we are.
     pub ids: Option<(u32, u32, Vec<u32>)>,
@@ -48,7 +48,6 @@ struct Inside {
     input: RawFd,
     output: RawFd,
     code: RawFd,
-    group: RawFd,
     ids: Option<(u32, u32, *const u32, usize)>,
     failed: Option<(Stage, c_int)>,
 }
@@ -73,7 +72,6 @@ impl Birth<'_> {
             input: self.input.as_raw_fd(),
             output: self.output.as_raw_fd(),
             code: raw(&self.code),
-            group: raw(&self.group),
             ids: self
                 .ids
                 .as_ref()
@@ -82,25 +80,12 @@ impl Birth<'_> {
         };
         let mut stack = vec![0u128; STACK / 16];
         let mut fd: c_int = -1;
-        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
-        // SAFETY: the signal sets are ours. While the new process runs on our memory no handler of ours may run in it,
-        // so everything is blocked around the clone. The stack is ours until it is gone (CLONE_VFORK: we wait), aligned,
-        // and passed by its end; `inside` outlives the wait, and nobody else has it. `become_program` only makes system
-        // calls on it.
-        let pid = unsafe {
-            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-            let top = stack.as_mut_ptr().add(stack.len()).cast::<c_void>();
-            let arg = ptr::from_mut(&mut inside).cast::<c_void>();
-            let pid = libc::clone(become_program, top, flags, arg, &mut fd as *mut c_int);
-            let error = io::Error::last_os_error();
-            libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
-            if pid < 0 {
-                return Err((Stage::Clone, error));
-            }
-            pid
-        };
+        let mut born = clone(&mut inside, &mut stack, &mut fd, raw(&self.group));
+        if born.is_err() && self.group.is_some() {
+            // A group that cannot take it in is no reason not to be born.
+            born = clone(&mut inside, &mut stack, &mut fd, -1);
+        }
+        let pid = born.map_err(|error| (Stage::Clone, error))?;
         // SAFETY: the kernel gave us this descriptor, and nobody else has it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if let Some((stage, error)) = inside.failed {
@@ -110,13 +95,121 @@ impl Birth<'_> {
             );
             return Err((stage, io::Error::from_raw_os_error(error)));
         }
-        Ok((u32::try_from(pid).unwrap_or(0), fd))
+        Ok((pid, fd))
     }
+}
+
+/// What the kernel wants to know, in its order.
+#[repr(C)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Makes the process, and waits until it is its program or gone.
+fn clone(inside: &mut Inside, stack: &mut [u128], fd: &mut c_int, group: RawFd) -> io::Result<u32> {
+    let flags = (libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD) as u64;
+    let into = u64::try_from(group).ok();
+    let args = CloneArgs {
+        flags: flags | into.map_or(0, |_| CLONE_INTO_CGROUP),
+        pidfd: ptr::from_mut(fd) as u64,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: stack.as_mut_ptr() as u64,
+        stack_size: size_of_val(stack) as u64,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: into.unwrap_or(0),
+    };
+    // SAFETY: the signal sets are ours. While the new process runs on our memory no handler of ours may run in it, so
+    // everything is blocked around the clone. The stack is ours until it is gone (CLONE_VFORK: we wait); `inside`
+    // outlives the wait, and nobody else has it. The new process begins on its own stack and calls `become_program`,
+    // which does not return; it never comes back to this function.
+    let result = unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let result = clone3(&args, become_program, ptr::from_mut(inside).cast());
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
+        result
+    };
+    match u32::try_from(result) {
+        Ok(pid) => Ok(pid),
+        Err(_) => Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EINVAL))),
+    }
+}
+
+/// The system call: the pid for us, a call of `entry(arg)` for the new process.
+///
+/// SAFETY: `entry` must not return, and what `args` and `arg` point to must be there until the new process is another
+/// program or gone.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone3(args: &CloneArgs, entry: extern "C" fn(*mut c_void) -> c_int, arg: *mut c_void) -> i64 {
+    let result: i64;
+    // SAFETY: the kernel changes rax, rcx and r11. The new process has our registers and an aligned stack of its own.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r8",
+            "call r9",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone3 => result,
+            in("rdi") args,
+            in("rsi") size_of::<CloneArgs>(),
+            in("r8") arg,
+            in("r9") entry,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// The same.
+#[cfg(target_arch = "aarch64")]
+unsafe fn clone3(args: &CloneArgs, entry: extern "C" fn(*mut c_void) -> c_int, arg: *mut c_void) -> i64 {
+    let result: i64;
+    // SAFETY: the kernel changes x0. The new process has our registers and an aligned stack of its own.
+    unsafe {
+        std::arch::asm!(
+            "svc #0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "mov x0, x2",
+            "blr x3",
+            "brk #1",
+            "2:",
+            inlateout("x0") args => result,
+            in("x1") size_of::<CloneArgs>(),
+            in("x2") arg,
+            in("x3") entry,
+            in("x8") libc::SYS_clone3,
+            lateout("x30") _,
+        );
+    }
+    result
 }
 
 /// The new process's own steps. It has one thread, its own descriptors and its own signal actions; memory is ours.
 extern "C" fn become_program(arg: *mut c_void) -> c_int {
-    // SAFETY: `Birth::go` passes an `Inside` that it does not touch until we are gone or another program. Only system
+    // SAFETY: `clone` passes an `Inside` that it does not touch until we are gone or another program. Only system
     // calls are made: nothing is allocated, no lock is taken. Users and groups are set by the system call itself: libc's
     // own function would ask the other threads of this memory, which are not of this process, to do the same.
     unsafe {
@@ -151,10 +244,6 @@ unsafe fn prepare(inside: &Inside) -> Result<(), Stage> {
             libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), 0usize, 8usize);
         }
         done(libc::setsid(), Stage::Session)?;
-        if inside.group >= 0 {
-            // Without its group it is looked after less well, not less.
-            libc::write(inside.group, c"0".as_ptr().cast(), 1);
-        }
         done(libc::dup2(inside.input, 0), Stage::Descriptors)?;
         done(libc::dup2(inside.output, 1), Stage::Descriptors)?;
         done(libc::dup2(inside.output, 2), Stage::Descriptors)?;

@@ -42,6 +42,12 @@ impl Groups {
         base.join("cgroup.procs").is_file().then_some(base)
     }
 
+    /// The group of a launch, if it was made.
+    pub fn of(&self, incarnation: &str) -> Option<Group> {
+        let path = self.0.as_ref()?.join(incarnation);
+        path.is_dir().then_some(Group(path))
+    }
+
     /// A new group for a launch, with its limits where they can be set.
     pub fn make(&self, incarnation: &str, limits: &Resource) -> Option<Group> {
         let path = self.0.as_ref()?.join(incarnation);
@@ -65,9 +71,9 @@ impl Group {
         self.0.display().to_string()
     }
 
-    /// Whoever writes `0` to it is in the group.
+    /// A process can be born into it by this.
     pub fn door(&self) -> Option<File> {
-        File::options().write(true).open(self.0.join("cgroup.procs")).ok()
+        File::open(&self.0).ok()
     }
 
     /// Shares of the host become absolute, where a controller takes them.

@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 use super::{Table, now_ms};
 use crate::gse::answer::Envelope;
 use crate::gse::channel::{Acked, BEAT_SECS, Down, Join, Joined, Told, Up};
-use crate::http::Calling;
+use crate::http::{Calling, told_of};
 use crate::model::HostKey;
 
 /// Whom an agent joins, and as what.
@@ -116,6 +116,7 @@ async fn try_session(
     let mut lines = Vec::new();
     let mut heard = Instant::now();
     let mut beat = tokio::time::interval(Duration::from_secs(BEAT_SECS));
+    let mut busy = true;
     let mut telling: Option<tokio::task::JoinHandle<Result<Vec<String>, String>>> = None;
     loop {
         if telling.is_none() && !outbox.waiting.is_empty() {
@@ -141,6 +142,7 @@ async fn try_session(
                 }
             },
             Some(one) = told.recv() => {
+                busy = true;
                 outbox.waiting.push(one);
                 while outbox.waiting.len() < BATCH && let Ok(more) = told.try_recv() {
                     outbox.waiting.push(more);
@@ -152,6 +154,10 @@ async fn try_session(
                 table.taken(&taken).await.map_err(|error| error.to_string())?;
             }
             _ = beat.tick() => {
+                // A burst of work is over.
+                if std::mem::take(&mut busy) {
+                    super::kernel::give_memory_back();
+                }
                 if heard.elapsed() > SILENCE {
                     return Err("the gateway has been silent for too long".to_owned());
                 }
@@ -243,17 +249,6 @@ impl Gateway {
         }
         Ok(Box::pin(response.bytes_stream()))
     }
-}
-
-/// An error and what caused it, in one line.
-fn told_of(error: &reqwest::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
 
 fn understand<T: DeserializeOwned>(status: StatusCode, bytes: &[u8]) -> Result<T, String> {

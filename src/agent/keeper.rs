@@ -16,15 +16,15 @@ use tracing::{info, warn};
 
 use super::cgroup::Groups;
 use super::checks::{self, Files, Note};
-use super::fail;
 use super::kernel::Hold;
 use super::life::{Effect, Event, Phase, Policy, Series, step};
 use super::meter::{EVERY, Meter, Share, is_limited, judge};
-use super::now_ms;
 use super::pools::Pools;
 use super::row::{Row, intent_key, row_key, writing};
 use super::schedule::{Moment, Schedule};
 use super::spawn::Output;
+use super::{fresh_id, now_ms};
+use crate::fail;
 use crate::gse::channel::{ConfigState, Held, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, InstanceKey, Monitor, Percent, Time};
@@ -117,7 +117,13 @@ pub(super) fn failed(message: impl Into<String>) -> Said {
 }
 
 impl Keeper {
-    pub fn new(key: InstanceKey, row: Row, hold: Option<Hold>, shared: Arc<Shared>) -> Keeper {
+    pub fn new(key: InstanceKey, mut row: Row, hold: Option<Hold>, shared: Arc<Shared>) -> Keeper {
+        // Read from a file, two specs that are one take twice the room.
+        if let (Some(given), Some(run)) = (&row.given, &mut row.run)
+            && given == &run.live
+        {
+            run.live = given.clone();
+        }
         let output = hold.as_ref().and_then(|hold| Output::of(hold.identity.pid));
         let tended = Box::default();
         Keeper {
@@ -137,7 +143,7 @@ impl Keeper {
     pub async fn keep(mut self, mut asks: mpsc::UnboundedReceiver<Ask>) {
         // What ended while nobody looked has ended now.
         if self.hold.is_none() && self.row.run.is_some() {
-            self.ended(None).await;
+            Box::pin(self.ended(None)).await;
         }
         loop {
             enum Next {
@@ -161,14 +167,15 @@ impl Keeper {
                     Next::Due(due)
                 }
             };
+            // Boxed: a keeper waits nearly always, and there are thousands of them.
             match next {
                 Next::Ask(None) => return,
-                Next::Ask(Some(ask)) => self.asked(ask).await,
-                Next::Ended(code) => self.ended(code).await,
+                Next::Ask(Some(ask)) => Box::pin(self.asked(ask)).await,
+                Next::Ended(code) => Box::pin(self.ended(code)).await,
                 Next::Found(note) => self.found(note),
-                Next::Due(Due::Try) => self.guard(Event::Woke).await,
-                Next::Due(Due::Run) => self.run_by_schedule().await,
-                Next::Due(Due::Sample) => self.sample().await,
+                Next::Due(Due::Try) => Box::pin(self.guard(Event::Woke)).await,
+                Next::Due(Due::Run) => Box::pin(self.run_by_schedule()).await,
+                Next::Due(Due::Sample) => Box::pin(self.sample()).await,
                 Next::Due(Due::Look) => self.look_after(),
                 Next::Due(Due::Forget) => {
                     self.tended.forget_at = None;
@@ -355,7 +362,7 @@ impl Keeper {
             Order::Stop => self.stop(&held, &request.op_id).await,
             Order::Kill => self.kill(&held, &request.op_id).await,
             Order::Restart => self.restart(&held, op_id).await,
-            Order::Reload => self.reload(&held).await,
+            Order::Reload => self.reload(&held, request.takes.as_deref()).await,
             Order::Host => {
                 (self.row.given, self.row.hosted, self.next) = (Some(held), true, None);
                 done()
@@ -388,8 +395,14 @@ impl Keeper {
 
     /// Writes how it stands. What cannot be written is still so; the next write says it.
     pub(super) async fn write(&mut self, result: Option<&OpResult>) {
+        let resident = |held: &Held| held.spec.monitor.auto_type == AutoType::Resident;
+        match self.row.hosted && self.row.given.as_ref().is_some_and(resident) {
+            true => drop(self.row.next.get_or_insert_with(fresh_id)),
+            false => self.row.next = None,
+        }
         let txn = writing(&self.key, &self.row, result).and(Txn::delete(intent_key(&self.key)));
         if let Err(error) = self.shared.store.txn(txn).await {
+            self.row.next = None;
             warn!(instance = %self.key, %error, "cannot be written down");
         }
     }

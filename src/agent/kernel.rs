@@ -222,3 +222,45 @@ pub fn usage(pid: u32) -> Option<(u64, u64)> {
         number(11)?.saturating_add(number(12)?),
     ))
 }
+
+/// One place to allocate from: an agent has few threads, and a thousand processes should cost it little.
+pub fn allocate_tightly() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: a setting of the allocator, which may be made at any time.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
+/// Gives memory back that is not needed any more: what was freed, and the program's own code, most of which is for other
+/// verbs or for a start. What is needed again comes from the page cache.
+pub fn give_memory_back() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the allocator's own business; it may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+    for (from, to) in code() {
+        // SAFETY: these pages are a file's, mapped to be read and run, and nobody can have written to them: dropped,
+        // they are read from the file again.
+        unsafe {
+            libc::madvise(from as *mut libc::c_void, to - from, libc::MADV_DONTNEED);
+        }
+    }
+}
+
+/// Where this program's code is.
+fn code() -> Vec<(usize, usize)> {
+    let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let of_ours = maps.lines().filter(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next() == Some("r-xp") && words.nth(3).is_some_and(|path| Path::new(path) == own)
+    });
+    of_ours
+        .filter_map(|line| {
+            let (from, to) = line.split_whitespace().next()?.split_once('-')?;
+            Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+        })
+        .collect()
+}

@@ -23,7 +23,6 @@ mod birth;
 mod cgroup;
 mod channel;
 mod checks;
-mod fail;
 mod keeper;
 mod kernel;
 mod life;
@@ -81,6 +80,7 @@ impl Table {
         up: mpsc::UnboundedSender<Told>,
     ) -> Result<Table, Error> {
         kernel::keep_descriptors();
+        kernel::allocate_tightly();
         let store = Embedded::open_alone(&folder.join("agent.db"))?;
         let exits = folder.join("exits");
         std::fs::create_dir_all(&exits)
@@ -131,16 +131,32 @@ impl Table {
         intents: Vec<(InstanceKey, Intent)>,
         rows: &mut HashMap<InstanceKey, Row>,
     ) -> Result<(), Error> {
-        if intents.is_empty() {
+        let marks = |rows: &HashMap<InstanceKey, Row>| rows.values().any(|row| row.next.is_some());
+        if intents.is_empty() && !marks(rows) {
             return Ok(());
         }
         let mut found = incarnations();
-        if intents.iter().any(|(_, intent)| !found.contains_key(&intent.incarnation)) {
+        let dead = |row: &Row| row.run.as_ref().is_none_or(|run| Hold::take(&run.identity).is_none());
+        let lost = |row: &Row| row.next.as_ref().is_some_and(|mark| !found.contains_key(mark)) && dead(row);
+        if intents.iter().any(|(_, intent)| !found.contains_key(&intent.incarnation))
+            || rows.values().any(lost)
+        {
             // One that was made has its mark only when it has become the program, a moment later.
             tokio::time::sleep(A_MOMENT).await;
             found = incarnations();
         }
         let mut txn = Txn::default();
+        // Guards that were bringing a process back: they had no intent of their own.
+        for (instance, row) in rows.iter_mut() {
+            let (Some(mark), Some(given)) = (&row.next, &row.given) else { continue };
+            let Some(identity) = found.get(mark).and_then(|pid| Identity::of(*pid)) else { continue };
+            info!(%instance, pid = identity.pid, "it was being brought back");
+            let (incarnation, live) = (mark.clone(), given.clone());
+            let group = self.shared.groups.of(&incarnation).map(|group| group.path());
+            row.run = Some(Run { identity, live, by: None, incarnation, group });
+            (row.next, row.started, row.since) = (None, now_ms(), now_ms());
+            txn = txn.and(Txn::put(row_key(instance), serde_json::to_vec(row).unwrap_or_default()));
+        }
         for (instance, intent) in intents {
             let row = rows.entry(instance.clone()).or_default();
             let pid = found.get(&intent.incarnation);
@@ -154,7 +170,10 @@ impl Table {
             let value = serde_json::to_vec(row).unwrap_or_default();
             txn = txn.and(Txn::delete(intent_key(&instance))).and(Txn::put(row_key(&instance), value));
         }
-        self.shared.store.txn(txn).await.map(|_| ())
+        match txn.writes.is_empty() {
+            true => Ok(()),
+            false => self.shared.store.txn(txn).await.map(|_| ()),
+        }
     }
 
     fn keep(&mut self, instance: InstanceKey, row: Row, hold: Option<Hold>) -> &mpsc::UnboundedSender<Ask> {
@@ -266,6 +285,21 @@ impl Table {
 /// Which host an agent answers for unless it is told.
 pub fn this_host() -> HostKey {
     HostKey::Address { cloud: 0, ip: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST) }
+}
+
+/// The agent's name: made once, kept in its folder.
+pub fn own_name(folder: &Path) -> Result<String, String> {
+    let file = folder.join("agent-id");
+    let shown = file.display();
+    match std::fs::read_to_string(&file) {
+        Ok(name) if !name.trim().is_empty() => Ok(name.trim().to_owned()),
+        _ => {
+            let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
+            let name = random.map_err(|error| format!("cannot make a name: {error}"))?.trim().to_owned();
+            std::fs::write(&file, &name).map_err(|error| format!("cannot write {shown}: {error}"))?;
+            Ok(name)
+        }
+    }
 }
 
 /// Milliseconds since 1970.

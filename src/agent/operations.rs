@@ -13,10 +13,11 @@ use super::kernel::{Hold, Identity, read_pid_file, runs};
 use super::life::{Event, Series};
 use super::row::{Intent, Run, intent_key};
 use super::spawn::{Account, Ended, Launch, environment, log_file, run, write_pid_file};
-use super::{fail, fresh_id, now_ms};
+use super::{fresh_id, now_ms};
+use crate::fail;
 use crate::gse::channel::Held;
 use crate::gse::codes::RowCode;
-use crate::model::{AutoType, Monitor, Spec, StartMode};
+use crate::model::{AutoType, Field, Monitor, Spec, StartMode};
 use crate::store::{Store, Txn};
 
 /// How long a stop waits unless its spec says otherwise.
@@ -77,13 +78,18 @@ impl Keeper {
 
     /// Brings it up with a spec. `check`: waits until it has shown that it stays.
     pub(super) async fn launch(&mut self, held: &Held, op_id: Option<String>, check: bool) -> Said {
-        let incarnation = fresh_id();
+        // What its guard launches has its mark on disk already.
+        let reserved = self.row.next.take().filter(|_| op_id.is_none());
+        let written = reserved.is_some();
+        let incarnation = reserved.unwrap_or_else(fresh_id);
         let group = self.shared.groups.make(&incarnation, &held.spec.resource);
         let path = group.as_ref().map(Group::path);
         let intent = Intent { incarnation, op_id, held: held.clone(), at: now_ms(), group: path };
-        let value = serde_json::to_vec(&intent).unwrap_or_default();
-        if let Err(error) = self.shared.store.txn(Txn::put(intent_key(&self.key), value)).await {
-            return failed(format!("nothing was started, since it cannot be written down: {error}"));
+        if !written {
+            let value = serde_json::to_vec(&intent).unwrap_or_default();
+            if let Err(error) = self.shared.store.txn(Txn::put(intent_key(&self.key), value)).await {
+                return failed(format!("nothing was started, since it cannot be written down: {error}"));
+            }
         }
         fail::point("intent-written");
         let door = group.as_ref().and_then(Group::door);
@@ -136,13 +142,19 @@ impl Keeper {
                 let output = output.map_err(failed)?;
                 let code = if resident { None } else { Some(self.exit_file(incarnation).map_err(failed)?) };
                 let room = shared.births.acquire().await;
-                let launched = tokio::task::spawn_blocking(move || {
-                    Launch { command: &command, folder: &folder, account: &account, env, output, code, group }
-                        .go()
-                });
-                let launched = launched.await;
+                // About a millisecond, in which this thread cannot do anything else.
+                let launch = Launch {
+                    command: &command,
+                    folder: &folder,
+                    account: &account,
+                    env,
+                    output,
+                    code,
+                    group,
+                };
+                let launched = tokio::task::block_in_place(|| launch.go());
                 drop(room);
-                let hold = launched.map_err(|error| failed(error.to_string()))?.map_err(failed)?;
+                let hold = launched.map_err(failed)?;
                 if let Err(why) = write_pid_file(pid_file, hold.identity.pid) {
                     let _ = hold.signal(Signal::KILL);
                     hold.ended().await;
@@ -377,7 +389,7 @@ impl Keeper {
         }
     }
 
-    pub(super) async fn reload(&mut self, held: &Held) -> Said {
+    pub(super) async fn reload(&mut self, held: &Held, takes: Option<&[String]>) -> Said {
         if !self.is_running() {
             return (RowCode::NOT_RUNNING, "it is not running".to_owned());
         }
@@ -395,8 +407,11 @@ impl Keeper {
         if let Some(run) = &mut self.row.run {
             // Only what a reload reads is in effect now.
             let mut live = Spec::clone(&run.live.spec);
-            live.configmap.clone_from(&held.spec.configmap);
-            live.identity.config_path.clone_from(&held.spec.identity.config_path);
+            let usual = [Field::Configmap, Field::ConfigPath];
+            let named =
+                |field: &&Field| takes.is_none_or(|takes| takes.iter().any(|name| name == field.path()));
+            let all: &[Field] = if takes.is_some() { Field::ALL } else { &usual };
+            all.iter().filter(named).for_each(|field| live.take(*field, &held.spec));
             let whole = live == *held.spec;
             let revision = held.revision.filter(|_| whole);
             run.live = Held { spec: Arc::new(live), owner: held.owner.clone(), revision };
@@ -409,8 +424,8 @@ impl Keeper {
     async fn command(&self, spec: &Spec, command: &str) -> Result<Ended, String> {
         let account = Account::of(spec)?;
         let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];
-        if let Some(hold) = &self.hold {
-            marks.push(("ABIDE_PID", hold.identity.pid.to_string()));
+        if let Some(run) = &self.row.run {
+            marks.push(("ABIDE_PID", run.identity.pid.to_string()));
         }
         let env = environment(spec, &account, &marks)?;
         let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());

@@ -27,6 +27,10 @@ pub struct Row {
     pub since: i64,
     pub started: i64,
     pub message: String,
+    /// The mark of the next launch by its guard: written down beforehand, so that a process that died is back without a
+    /// wait for the disk, and is found all the same should we die in between.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
     /// The operation that is bringing it down: should we die on the way and it be asked for again, it goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<String>,

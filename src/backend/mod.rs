@@ -1,10 +1,14 @@
 //! The window on the world: what there is, and operations on it.
 //!
 //! A backend looks and does, and decides nothing. It speaks for one target; what that target can do follows from its
-//! dialect. So far there is [`sim`], a fleet in memory.
+//! dialect. There are [`Abide`], our own gateway, and [`sim`], a fleet in memory.
 
+mod abide;
 pub mod sim;
 
+pub use abide::{Abide, HostRow};
+
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -17,7 +21,8 @@ pub trait Backend: Send + Sync {
     fn observe(&self) -> impl Future<Output = Result<Observed, Fault>> + Send;
 
     /// Sends operations, each complete in itself, and returns what to ask for their results by.
-    fn submit(&self, orders: &[Order]) -> impl Future<Output = Result<Task, Fault>> + Send;
+    /// Under the same name a call is carried out once, where the target knows names.
+    fn submit(&self, call: &str, orders: &[Order]) -> impl Future<Output = Result<Task, Fault>> + Send;
 
     /// What is known of them now. A row may be missing, or stay in progress for ever; each stands for itself.
     fn poll(&self, task: &Task) -> impl Future<Output = Result<Vec<Answer>, Fault>> + Send;
@@ -56,8 +61,15 @@ impl Order {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Task(pub u64);
+/// What to ask for results by.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Task {
+    pub ids: Vec<String>,
+    /// What was answered at once.
+    pub answered: Vec<Answer>,
+    /// Which order each of the others stands for.
+    pub rows: BTreeMap<InstanceKey, String>,
+}
 
 /// How one operation stands.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,12 +83,14 @@ pub struct Answer {
 pub enum Outcome {
     InProgress,
     Done,
-    Failed(String),
+    Failed { code: i64, message: String },
 }
 
 /// Why a call as a whole came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// It never left: nobody was there.
+    Unreachable(String),
     /// No answer came: it may have been done, or not.
     NoAnswer,
     /// The target answered, and refuses.
@@ -86,6 +100,7 @@ pub enum Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Fault::Unreachable(why) => write!(f, "the target cannot be reached: {why}"),
             Fault::NoAnswer => f.write_str("the target did not answer"),
             Fault::Refused(why) => write!(f, "the target refuses: {why}"),
         }

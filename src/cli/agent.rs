@@ -1,6 +1,6 @@
 //! `abide agent`: a host agent as a daemon.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use super::print::Printer;
 use super::serve::{Signals, private_folder};
 use super::{Exit, Failure};
-use crate::agent::{Joining, Table, run as serve, this_host};
+use crate::agent::{Joining, Table, own_name, run as serve, this_host};
 use crate::http::Calling;
 use crate::model::HostKey;
 
@@ -45,6 +45,7 @@ pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        .max_blocking_threads(8)
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))?;
@@ -83,19 +84,4 @@ async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Done)
-}
-
-/// The agent's name: made once, kept in its folder.
-fn own_name(folder: &Path) -> Result<String, String> {
-    let file = folder.join("agent-id");
-    let shown = file.display();
-    match std::fs::read_to_string(&file) {
-        Ok(name) if !name.trim().is_empty() => Ok(name.trim().to_owned()),
-        _ => {
-            let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
-            let name = random.map_err(|error| format!("cannot make a name: {error}"))?.trim().to_owned();
-            std::fs::write(&file, &name).map_err(|error| format!("cannot write {shown}: {error}"))?;
-            Ok(name)
-        }
-    }
 }

@@ -19,8 +19,8 @@ use crate::reconcile::why::{Part, parts};
 pub fn run(args: &Diff, printer: &Printer) -> Result<Exit, Failure> {
     // 1 says that there are differences, so every other error is 2.
     let input = Input::read(&args.input, printer).map_err(|failure| match failure.exit {
-        Exit::Failed | Exit::Usage | Exit::Refused => Failure { exit: Exit::Changes, ..failure },
-        Exit::InvalidManifest | Exit::Unreachable | Exit::Done | Exit::Changes => failure,
+        Exit::InvalidManifest | Exit::Unreachable => failure,
+        _ => Failure { exit: Exit::Changes, ..failure },
     });
     let input = input.inspect_err(|failure| {
         if let (true, Some(reason)) = (args.output == PlainForm::Json, failure.reason) {

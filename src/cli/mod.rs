@@ -3,15 +3,21 @@
 //! Data goes to stdout, everything else to stderr. A verb returns what happened; only this room prints.
 
 mod agent;
+mod apply;
 mod args;
 mod convert;
 mod diff;
 mod explain;
 mod generate;
+mod get;
 mod init;
+mod local;
+mod logs;
 mod plan;
 mod print;
 mod serve;
+mod target;
+mod up;
 mod validate;
 
 use std::process::ExitCode;
@@ -30,12 +36,20 @@ pub enum Exit {
     Failed = 1,
     /// There are changes; for `diff`: any error but 65 and 69.
     Changes = 2,
+    /// Not everything is as wanted: something failed, is unknown or not well.
+    Incomplete = 3,
     /// A guard said no.
     Refused = 4,
+    /// Something was still in progress.
+    TimedOut = 5,
+    /// Another holds the lease.
+    Locked = 6,
     Usage = 64,
     InvalidManifest = 65,
     /// The target could not be reached.
     Unreachable = 69,
+    /// Stopped at a safe point.
+    Interrupted = 130,
 }
 
 /// Why a verb could not do its work: a sentence, and a hint on a line of its own.
@@ -100,6 +114,11 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Diff(args) => diff::run(&args, printer),
         Verb::Convert(args) => convert::run(&args, printer),
         Verb::Explain(args) => explain::run(&args, printer),
+        Verb::Apply(mut args) => apply::run(&mut args, printer),
+        Verb::Up(args) => up::up(&args, printer),
+        Verb::Down(args) => up::down(&args, printer),
+        Verb::Get(args) => get::run(&args, printer),
+        Verb::Logs(args) => logs::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),
         Verb::Agent(args) => agent::run(&args, printer),
         Verb::Schema => generate::schema(printer),
@@ -116,7 +135,8 @@ fn code(exit: Exit) -> ExitCode {
 fn start_logging(args: &Args) {
     use tracing::level_filters::LevelFilter;
     // What runs for long tells what happens; what answers a question only answers it.
-    let stands = matches!(args.verb, Verb::Serve(_) | Verb::Agent(_));
+    let stands = matches!(&args.verb, Verb::Serve(_) | Verb::Agent(_))
+        || matches!(&args.verb, Verb::Up(up) if up.background);
     let level = match (args.common.quiet, args.common.verbose) {
         (true, _) => LevelFilter::ERROR,
         (false, 0) if !stands => LevelFilter::WARN,

@@ -1,7 +1,7 @@
 //! Where output goes, in colour or not. A reader who went away is not an error.
 
-use std::cell::Cell;
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
@@ -20,12 +20,12 @@ pub const DIM: Style = Style::new().dimmed();
 pub struct Printer {
     color: Color,
     quiet: bool,
-    failed: Cell<bool>,
+    failed: AtomicBool,
 }
 
 impl Printer {
     pub fn new(common: &Common) -> Printer {
-        Printer { color: common.color, quiet: common.quiet, failed: Cell::new(false) }
+        Printer { color: common.color, quiet: common.quiet, failed: AtomicBool::new(false) }
     }
 
     /// Data, to stdout, byte for byte.
@@ -47,7 +47,7 @@ impl Printer {
                     Exit::Failed,
                     format!("cannot write to standard output: {error}"),
                 ));
-                self.failed.set(true);
+                self.failed.store(true, Ordering::Relaxed);
             }
             Ok(()) | Err(_) => {}
         }
@@ -55,7 +55,7 @@ impl Printer {
 
     /// Was something not written that should have been?
     pub fn failed(&self) -> bool {
-        self.failed.get()
+        self.failed.load(Ordering::Relaxed)
             || std::io::stdout().flush().is_err_and(|e| e.kind() != std::io::ErrorKind::BrokenPipe)
     }
 
@@ -164,7 +164,12 @@ pub fn quoted(text: &str) -> String {
 
 /// "1 file", "2 files".
 pub fn count(n: usize, thing: &str) -> String {
-    format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })
+    let ending = match n {
+        1 => "",
+        _ if thing.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{} {thing}{ending}", grouped(n))
 }
 
 /// 10,000 rather than 10000.
@@ -211,6 +216,7 @@ mod tests {
     #[test]
     fn counts_read_well() {
         assert_eq!(count(1, "file"), "1 file");
+        assert_eq!(count(2, "process"), "2 processes");
         assert_eq!(count(10_000, "document"), "10,000 documents");
         assert_eq!(count(1_234_567, "instance"), "1,234,567 instances");
     }

@@ -113,7 +113,6 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let store = open(&args.data)?;
-    let gateway = Arc::new(Gateway::new(store.clone()));
     let LimitArgs { max_body_bytes, max_connections, max_requests, max_rate, request_secs } = args.limits;
     let time = Duration::from_secs(request_secs);
     let limits = http::Limits {
@@ -125,36 +124,83 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
     let socket = TcpListener::bind(args.listen)
         .await
         .map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
-    let address = socket.local_addr().map_err(|error| failed(error.to_string()))?;
     let connections = max_connections.clamp(1, 1 << 20);
-    let listener = Listener { socket, tls, connections, header_time: time };
-    let router = http::router(Arc::clone(&gateway), Arc::new(Keepers::new(apps, tokens)), limits);
-    let (stop, stopped) = watch::channel(false);
-    let house = tokio::spawn({
-        let gateway = Arc::clone(&gateway);
-        async move { gateway.keep_house().await }
-    });
-    let serving = tokio::spawn(serve(listener, router, stopped));
-    while !gateway.is_ready() && !house.is_finished() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    printer.data(&format!("ready {scheme}://{address}\n"));
+    let keepers = Keepers::new(apps, tokens);
+    let standing = Standing::begin(store, socket, tls, keepers, limits, (connections, time)).await?;
+    printer.data(&format!("ready {scheme}://{}\n", standing.address));
     let exit = tokio::select! {
         exit = signals.asked_to_stop() => exit,
-        ended = house => return Err(failed(format!("the store cannot be used: {ended:?}"))),
+        why = standing.broken() => return Err(failed(why)),
     };
     info!("stopping");
-    gateway.close();
-    let _ = stop.send(true);
-    let _ = serving.await;
-    if let Err(error) = store.settle().await {
-        tracing::warn!(%error, "the store's log stays beside its file");
-    }
+    standing.end().await;
     Ok(exit)
 }
 
+/// A gateway that serves.
+pub struct Standing {
+    pub address: SocketAddr,
+    gateway: Arc<Gateway<Embedded>>,
+    store: Embedded,
+    stop: watch::Sender<bool>,
+    serving: tokio::task::JoinHandle<()>,
+    broken: watch::Receiver<Option<String>>,
+}
+
+impl Standing {
+    /// Connections, and the time for a header.
+    pub const USUAL: (usize, Duration) = (4096, Duration::from_secs(30));
+
+    /// Returns when it is ready.
+    pub async fn begin(
+        store: Embedded,
+        socket: TcpListener,
+        tls: Option<Tls>,
+        keepers: Keepers,
+        limits: http::Limits,
+        (connections, header_time): (usize, Duration),
+    ) -> Result<Standing, Failure> {
+        let gateway = Arc::new(Gateway::new(store.clone()));
+        let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+        let listener = Listener { socket, tls, connections, header_time };
+        let router = http::router(Arc::clone(&gateway), Arc::new(keepers), limits);
+        let (stop, stopped) = watch::channel(false);
+        let (broke, broken) = watch::channel(None);
+        let house = tokio::spawn({
+            let gateway = Arc::clone(&gateway);
+            async move {
+                let why = gateway.keep_house().await;
+                let _ = broke.send(Some(format!("the store cannot be used: {why:?}")));
+            }
+        });
+        let serving = tokio::spawn(serve(listener, router, stopped));
+        while !gateway.is_ready() && !house.is_finished() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(Standing { address, gateway, store, stop, serving, broken })
+    }
+
+    /// Waits until it cannot go on. Why.
+    pub async fn broken(&self) -> String {
+        let mut broken = self.broken.clone();
+        match broken.wait_for(Option::is_some).await {
+            Ok(why) => why.clone().unwrap_or_default(),
+            Err(_) => "the gateway ended".to_owned(),
+        }
+    }
+
+    pub async fn end(self) {
+        self.gateway.close();
+        let _ = self.stop.send(true);
+        let _ = self.serving.await;
+        if let Err(error) = self.store.settle().await {
+            tracing::warn!(%error, "the store's log stays beside its file");
+        }
+    }
+}
+
 /// Opens the store of a folder, which nobody else may read: it holds what processes are given, secrets too.
-fn open(folder: &Path) -> Result<Embedded, Failure> {
+pub fn open(folder: &Path) -> Result<Embedded, Failure> {
     use std::os::unix::fs::PermissionsExt;
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let shown = folder.display();

@@ -38,14 +38,17 @@ pub(super) async fn carry_out<S: Store>(
         Call::Register => registry(gateway, Registry::Register, app, asked, body, &caller).await?,
         Call::Update => registry(gateway, Registry::Update, app, asked, body, &caller).await?,
         Call::Unregister => registry(gateway, Registry::Unregister, app, asked, body, &caller).await?,
-        Call::Operate => {
+        Call::Operate { second } => {
             let request = request(app, asked, body)?;
+            if second {
+                has_spec(&request)?;
+            }
             let task_id = gateway.operate(&[request], &caller).await?;
             serde_json::to_value(TaskData { task_id })?
         }
         Call::OperateMulti => {
             let requests = read::<MultiRequest>(body)?.proc_operate_req;
-            requests.iter().try_for_each(|one| allowed(app, one))?;
+            requests.iter().try_for_each(|one| allowed(app, one).and_then(|()| has_spec(one)))?;
             asked.what = format!("{} requests", requests.len());
             let task_id = gateway.operate(&requests, &caller).await?;
             serde_json::to_value(TaskData { task_id })?
@@ -75,7 +78,8 @@ pub(super) async fn carry_out<S: Store>(
             return Ok(json(StatusCode::OK, &Envelope::ok(data)));
         }
         Call::SetGroups => {
-            serde_json::to_value(gateway.set_groups(&request(app, asked, body)?, &read(body)?).await?)?
+            let request = request(app, asked, body)?;
+            serde_json::to_value(gateway.set_groups(&request, &read(body)?, &caller).await?)?
         }
         Call::Groups => gateway.groups(&request(app, asked, body)?).await?,
         Call::Agents { by_id } => gateway.agents(&request(app, asked, body)?, by_id)?,
@@ -91,7 +95,10 @@ pub(super) async fn carry_out<S: Store>(
         }
         Call::Rename => rename(gateway, app, asked, body, &caller).await?,
         Call::Hosts => gateway.list_hosts().await?,
-        Call::Tasks => gateway.list_tasks(&may).await?,
+        Call::Tasks => match parameter(parts, "op") {
+            Some(op) => gateway.task_of(&Caller { op: Some(op), ..caller }).await?,
+            None => gateway.list_tasks(&may).await?,
+        },
         Call::State => {
             let mut question: serde_json::Map<String, Value> = read(body)?;
             question.retain(|name, _| !name.starts_with("bk_"));
@@ -154,6 +161,14 @@ fn allowed(app: &App, request: &ProcRequest) -> Result<(), Refusal> {
     }
 }
 
+/// Only the first version's operations fall back on what is registered.
+fn has_spec(request: &ProcRequest) -> Result<(), Refusal> {
+    match request.spec {
+        Some(_) => Ok(()),
+        None => Err(Refusal::Wrong("spec is missing".to_owned())),
+    }
+}
+
 fn not_allowed(app: &App, namespace: &str) -> Refusal {
     Refusal::NotAllowed(format!("app {:?} may not touch namespace {namespace:?}", app.code))
 }
@@ -181,7 +196,7 @@ async fn job<S: Store>(
     caller: &Caller,
 ) -> Result<Value, Refusal> {
     let body: JobBody = read(body)?;
-    let (subjects, _) = body.subjects(api);
+    let (subjects, _) = body.places(api);
     asked.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
     if let Some(subject) = subjects.iter().find(|subject| !app.may_touch(subject.key.namespace.as_str())) {
         return Err(not_allowed(app, subject.key.namespace.as_str()));

@@ -137,7 +137,9 @@ async fn answer<S: Store>(
     parts: &Parts,
     body: Body,
 ) -> Result<Response, Refused> {
-    let refuse = |status, code, message: &str| (Box::new(failed(status, code, message)), message.to_owned());
+    let call = asked.call;
+    let refuse =
+        |status, code, message: &str| (Box::new(refusal_of(call, status, code, message)), message.to_owned());
     let length =
         parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let most = shared.limits.body_bytes;
@@ -166,7 +168,7 @@ async fn answer<S: Store>(
     if asked.call.access() == Access::Agent {
         return agent(shared, asked, parts, &bytes).await;
     }
-    let said: Said = read(&bytes).map_err(|refusal| refused(&refusal))?;
+    let said: Said = read(&bytes).map_err(|refusal| refused(call, &refusal))?;
     let apps = shared.keepers.apps();
     let Some(app) = credentials(&parts.headers, &said).and_then(|(code, secret)| apps.known(&code, &secret))
     else {
@@ -191,7 +193,7 @@ async fn answer<S: Store>(
     if asked.changes {
         shared.gateway.wrote(!matches!(carried, Err(Refusal::Store(_))));
     }
-    carried.map_err(|refusal| refused(&refusal))
+    carried.map_err(|refusal| refused(call, &refusal))
 }
 
 fn health<S: Store>(gateway: &Gateway<S>, call: Call) -> Response {
@@ -269,7 +271,8 @@ async fn agent<S: Store>(
         let response = failed(StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message);
         (Box::new(response), message.to_owned())
     };
-    let refuse = |refusal: Refusal| refused(&refusal);
+    let call = asked.call;
+    let refuse = |refusal: Refusal| refused(call, &refusal);
     if !tokens.is_known(token) {
         return Err(unknown());
     }
@@ -328,7 +331,7 @@ pub(super) fn number(parts: &Parts, name: &str) -> Result<u64, Refusal> {
     }
 }
 
-fn refused(refusal: &Refusal) -> Refused {
+fn refused(call: Call, refusal: &Refusal) -> Refused {
     let (status, code, message) = match refusal {
         Refusal::Wrong(message) => (StatusCode::OK, EnvelopeCode::BAD_REQUEST, message.clone()),
         Refusal::UnknownTask(message) => (StatusCode::OK, EnvelopeCode::UNKNOWN_TASK, message.clone()),
@@ -341,7 +344,13 @@ fn refused(refusal: &Refusal) -> Refused {
         Refusal::Gone(message) => (StatusCode::GONE, EnvelopeCode::GONE, message.clone()),
         Refusal::Store(error) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, error.to_string()),
     };
-    (Box::new(failed(status, code, &message)), message)
+    (Box::new(refusal_of(call, status, code, &message)), message)
+}
+
+/// A failure in the words of whoever answers the call.
+fn refusal_of(call: Call, status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
+    let envelope = Envelope::<Value>::failed(code, message);
+    json(status, &if call.is_job() { envelope.as_job() } else { envelope })
 }
 
 fn failed(status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
@@ -369,7 +378,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_task_that_is_not_queued_yet_is_1000115() {
-        let (response, _) = refused(&Refusal::NotQueued);
+        let (response, _) = refused(Call::Sync, &Refusal::NotQueued);
         assert_eq!(response.status(), StatusCode::OK);
         let body = to_bytes(response.into_body(), 1000).await.expect("a body");
         let envelope: Value = serde_json::from_slice(&body).expect("an envelope");

@@ -66,7 +66,7 @@ fn about(call: Call) -> &'static str {
         Call::Register => "Register a process on hosts; a row says 850 where it is registered already",
         Call::Update => "Register a process on hosts, whether it was or not",
         Call::Unregister => "Forget a process on hosts where it is stopped and not hosted",
-        Call::Operate => "Begin an operation on hosts; without a spec the registered one is used",
+        Call::Operate { .. } => "Begin an operation on hosts; without a spec the registered one is used",
         Call::OperateMulti => "Begin several operations, which may differ, as one task",
         Call::Result(_) => "How each row of a task stands: 115 while it runs",
         Call::Status { .. } => "How a process stands on hosts",
@@ -94,7 +94,7 @@ fn about(call: Call) -> &'static str {
 
 fn request(call: Call) -> Option<&'static str> {
     match call {
-        Call::Register | Call::Update | Call::Operate => Some("ProcRequest"),
+        Call::Register | Call::Update | Call::Operate { .. } => Some("ProcRequest"),
         Call::Unregister | Call::Status { .. } | Call::Sync | Call::Groups => Some("ProcRequest"),
         Call::SetGroups | Call::Agents { .. } => Some("ProcRequest"),
         Call::OperateMulti => Some("MultiRequest"),

@@ -32,7 +32,7 @@ impl<S: Store> Gateway<S> {
         let mut orders = Vec::new();
         let mut asked = HashSet::new();
         for request in requests {
-            let (process, hosts) = (request.process()?, request.targets()?);
+            let (process, hosts, written) = (request.process()?, request.targets()?, request.written());
             let code = request.op_type.ok_or_else(|| Refusal::Wrong("op_type is missing".to_owned()))?;
             let op = GseOp::from_code(code);
             let sent = request.spec()?.map(|spec| held(spec, caller));
@@ -54,7 +54,9 @@ impl<S: Store> Gateway<S> {
                     }
                     Some(_) => None,
                 };
-                orders.push(order(op.map(Order::from), instance, host.supplier, held, refused, caller));
+                let written = written.get(&host.key).cloned();
+                let order = order(op.map(Order::from), instance, host.supplier, held, refused, caller);
+                orders.push(Ordered { written, takes: request.takes.clone(), ..order });
             }
         }
         self.submit(orders, caller).await
@@ -74,7 +76,7 @@ impl<S: Store> Gateway<S> {
             JobApi::ManageProc => ManageOp::from_code(code).map(ManageOp::to_gse),
             JobApi::OperateProcess => GseOp::from_code(code),
         };
-        let (subjects, notes) = body.subjects(api);
+        let (subjects, notes) = body.places(api);
         if subjects.is_empty() {
             let why = notes.first().map_or(String::new(), |note| format!(": {note}"));
             return Err(Refusal::Wrong(format!("process_infos names no process{why}")));
@@ -208,6 +210,12 @@ impl<S: Store> Gateway<S> {
             .map(|called| called.answer))
     }
 
+    /// The task that a call of this caller's made, if it was ever taken on.
+    pub async fn task_of(&self, caller: &Caller) -> Result<serde_json::Value, Refusal> {
+        let answer = self.answered(caller).await?.filter(serde_json::Value::is_string);
+        Ok(serde_json::json!({"task": answer}))
+    }
+
     /// Remembers what a call is answered, in the commit that carries it out.
     pub(super) fn answers(&self, caller: &Caller, answer: &impl Serialize) -> Result<Txn, Refusal> {
         let Some(op) = &caller.op else { return Ok(Txn::default()) };
@@ -273,5 +281,16 @@ fn order(
     caller: &Caller,
 ) -> Ordered {
     let owner = caller.owner.clone().or_else(|| held.as_ref().and_then(|held| held.owner.clone()));
-    Ordered { op, instance, supplier, spec: None, held, owner, generation: caller.generation, refused }
+    Ordered {
+        op,
+        instance,
+        supplier,
+        spec: None,
+        held,
+        owner,
+        generation: caller.generation,
+        refused,
+        written: None,
+        takes: None,
+    }
 }

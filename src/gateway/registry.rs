@@ -71,7 +71,7 @@ impl<S: Store> Gateway<S> {
         request: &ProcRequest,
         caller: &Caller,
     ) -> Result<Rows, Refusal> {
-        let (process, hosts) = (request.process()?, request.targets()?);
+        let (process, hosts, written) = (request.process()?, request.targets()?, request.written());
         let given = request.spec()?.map(|spec| held(spec, caller));
         if given.is_none() && call != Call::Unregister {
             return Err(Refusal::Wrong("spec is missing".to_owned()));
@@ -86,6 +86,7 @@ impl<S: Store> Gateway<S> {
             let mut told = Vec::new();
             for host in &hosts {
                 let row_key = keys::v1(host, &process).unwrap_or_else(|| keys::v2(&host.key, &process));
+                let row_key = keys::as_written(row_key, &host.key, written.get(&host.key));
                 let instance = instance(&process, &host.key);
                 let (row, part) = match (&given, call) {
                     _ if is_old => {

@@ -31,7 +31,7 @@ impl<S: Store> Gateway<S> {
                 KeyForm::First => keys::v1(&host, &process).unwrap_or(second),
                 KeyForm::Second => second,
             };
-            rows.insert(key, task.row(nth));
+            rows.insert(keys::as_written(key, &host.key, order.written.as_ref()), task.row(nth));
         }
         Ok(rows)
     }

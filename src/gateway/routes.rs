@@ -12,7 +12,10 @@ pub enum Call {
     Register,
     Update,
     Unregister,
-    Operate,
+    /// The second version always comes with a spec.
+    Operate {
+        second: bool,
+    },
     OperateMulti,
     Result(KeyForm),
     Status {
@@ -60,7 +63,7 @@ impl Call {
             Call::Health | Call::Ready => Access::Anybody,
             Call::Join | Call::Stream | Call::Tell => Access::Agent,
             Call::State | Call::Tasks | Call::Hosts => Access::Everywhere,
-            Call::Register | Call::Update | Call::Unregister | Call::Operate | Call::OperateMulti => {
+            Call::Register | Call::Update | Call::Unregister | Call::Operate { .. } | Call::OperateMulti => {
                 Access::App
             }
             Call::Result(_) | Call::Status { .. } | Call::Sync | Call::SetGroups | Call::Groups => {
@@ -71,11 +74,16 @@ impl Call {
         }
     }
 
+    /// Is it JOB that answers?
+    pub fn is_job(self) -> bool {
+        matches!(self, Call::Job(_) | Call::JobResult)
+    }
+
     /// Does it change something? Then a line tells of it.
     pub fn changes(self) -> bool {
         match self {
             Call::Register | Call::Update | Call::Unregister | Call::SetGroups | Call::Rename => true,
-            Call::Operate | Call::OperateMulti | Call::Job(_) | Call::Join => true,
+            Call::Operate { .. } | Call::OperateMulti | Call::Job(_) | Call::Join => true,
             Call::Result(_) | Call::JobResult | Call::Status { .. } | Call::Sync | Call::Groups => false,
             Call::Agents { .. } | Call::Processes | Call::Watch | Call::Hosts | Call::Tasks => false,
             // Controllers write their journals all the time, and agents tell all the time.
@@ -89,7 +97,7 @@ impl Call {
             Call::Register => "register",
             Call::Update => "update",
             Call::Unregister => "unregister",
-            Call::Operate => "operate",
+            Call::Operate { .. } => "operate",
             Call::OperateMulti => "operate_multi",
             Call::Result(_) => "result",
             Call::Status { .. } => "status",
@@ -122,8 +130,8 @@ const GSE: &[(&str, Call)] = &[
     ("register_proc_info", Call::Register),
     ("update_proc_info", Call::Update),
     ("unregister_proc_info", Call::Unregister),
-    ("operate_proc", Call::Operate),
-    ("operate_proc_v2", Call::Operate),
+    ("operate_proc", Call::Operate { second: false }),
+    ("operate_proc_v2", Call::Operate { second: true }),
     ("operate_proc_multi", Call::OperateMulti),
     ("get_proc_operate_result", Call::Result(KeyForm::First)),
     ("get_proc_operate_result_v2", Call::Result(KeyForm::Second)),
@@ -149,8 +157,8 @@ const OTHERS: &[(&str, &str, Call)] = &[
     ("POST", "/procapi/v1/proc/procinfo", Call::Register),
     ("PUT", "/procapi/v1/proc/procinfo", Call::Update),
     ("DELETE", "/procapi/v1/proc/procinfo", Call::Unregister),
-    ("POST", "/procapi/v1/proc/operate", Call::Operate),
-    ("POST", "/procapi/v2/proc/operate", Call::Operate),
+    ("POST", "/procapi/v1/proc/operate", Call::Operate { second: false }),
+    ("POST", "/procapi/v2/proc/operate", Call::Operate { second: true }),
     ("POST", "/procapi/v2/proc/multioperate", Call::OperateMulti),
     ("GET", "/procapi/v1/proc/operate", Call::Result(KeyForm::First)),
     ("GET", "/procapi/v2/proc/operate", Call::Result(KeyForm::Second)),

@@ -6,15 +6,17 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
+use super::operate::old_generation;
 use super::registry::{instance_of, key_of};
 use super::tasks::instance;
-use super::{Gateway, Refusal};
+use super::{Caller, Gateway, Refusal};
 use crate::gse::answer::{Row, Rows, StatusData, StatusHost, StatusMeta, StatusRow};
 use crate::gse::channel::Down;
+use crate::gse::codes::RowCode;
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;
-use crate::model::{HostKey, InstanceKey, Name, Revision};
-use crate::store::{Store, Txn};
+use crate::model::{HostKey, InstanceKey, Name, Percent, Revision};
+use crate::store::{Outcome, Store, Txn};
 
 /// The most rows on a page.
 const PAGE: u64 = 1000;
@@ -61,20 +63,38 @@ impl<S: Store> Gateway<S> {
     }
 
     /// set_process_group_info: kept as it was sent, host by host.
-    pub async fn set_groups(&self, request: &ProcRequest, body: &Value) -> Result<Rows, Refusal> {
+    pub async fn set_groups(
+        &self,
+        request: &ProcRequest,
+        body: &Value,
+        caller: &Caller,
+    ) -> Result<Rows, Refusal> {
         let namespace = namespace(request)?;
         let groups = body.pointer("/spec/process_group").filter(|groups| groups.is_array());
         let groups = groups.ok_or_else(|| Refusal::Wrong("spec.process_group is missing".to_owned()))?;
+        check_groups(groups)?;
         let mut rows = Rows::new();
-        let mut txn = Txn::default();
-        let hosts = request.targets()?;
+        let (mut txn, is_old) = self.fence(caller).await?;
+        let (hosts, written) = (request.targets()?, request.written());
         for host in &hosts {
             let key = keys::v1_namespace(host, namespace.as_str())
                 .unwrap_or_else(|| format!("{}:{namespace}", host.key));
+            let key = keys::as_written(key, &host.key, written.get(&host.key));
+            if is_old {
+                rows.insert(key, Row::new(RowCode::OLD_GENERATION, old_generation().message));
+                continue;
+            }
             txn = txn.and(Txn::put(format!("group/{namespace}/{}", host.key), groups.to_string()));
             rows.insert(key, Row::done());
         }
-        self.store.txn(txn).await?;
+        if is_old {
+            return Ok(rows);
+        }
+        if let Outcome::Conflict(_) = self.store.txn(txn).await? {
+            return Err(Refusal::Wrong(
+                "others keep changing the same owner's generation: try again".to_owned(),
+            ));
+        }
         for host in hosts {
             let (namespace, groups) = (namespace.to_string(), groups.clone());
             self.hosts.send(&host.key.clone(), Down::Groups { host: host.key, namespace, groups });
@@ -155,7 +175,7 @@ impl<S: Store> Gateway<S> {
             report_time: self.reported_at(&key.host, told.at).max(record.registered),
             cpu_usage: told.cpu,
             mem_usage: told.mem,
-            host: StatusHost { ip, bk_cloud_id, bk_supplier_id: record.supplier },
+            host: StatusHost { ip, bk_cloud_id, bk_supplier_id: Some(record.supplier.unwrap_or(0)) },
             bk_agent_id,
             ..StatusRow::default()
         })
@@ -177,7 +197,8 @@ struct Given {
     revision: Option<Revision>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Labelled {
     labels: BTreeMap<String, String>,
 }
@@ -195,6 +216,29 @@ struct Reported {
     version: String,
     cpu: f64,
     mem: f64,
+}
+
+/// Limits are percentages, and weights are one of two ways to choose.
+fn check_groups(groups: &Value) -> Result<(), Refusal> {
+    for (at, group) in groups.as_array().into_iter().flatten().enumerate() {
+        let wrong = |name: &str, why: &str| {
+            Err(Refusal::Wrong(format!("spec.process_group[{at}].resource.{name} {why}")))
+        };
+        let resource = group.get("resource").unwrap_or(&Value::Null);
+        for name in ["cpu_pool_limit", "mem_pool_limit"] {
+            let share = resource.get(name).filter(|limit| !limit.is_null());
+            if share.is_some_and(|limit| limit.as_f64().and_then(Percent::new).is_none()) {
+                return wrong(name, "is no percentage between 0 and 100");
+            }
+        }
+        for name in ["cpu_pool_weight", "mem_pool_weight"] {
+            let weight = resource.get(name).filter(|weight| !weight.is_null());
+            if weight.is_some_and(|weight| !matches!(weight.as_u64(), Some(0 | 1))) {
+                return wrong(name, "is neither 0 nor 1");
+            }
+        }
+    }
+    Ok(())
 }
 
 fn namespace(request: &ProcRequest) -> Result<Name, Refusal> {

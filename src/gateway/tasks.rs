@@ -68,6 +68,12 @@ pub struct Ordered {
     pub instance: InstanceKey,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supplier: Option<u64>,
+    /// How its host's address was written, if not as we write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub written: Option<String>,
+    /// Of a reload: the fields that take effect by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub takes: Option<Vec<String>>,
     /// Which of the task's specs it comes with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<usize>,
@@ -181,6 +187,7 @@ impl Task {
             instance: order.instance.clone(),
             op: order.op.clone()?,
             spec: order.held.clone(),
+            takes: order.takes.clone(),
             owner: order.owner.clone(),
             generation: order.generation,
             deadline,

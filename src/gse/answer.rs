@@ -36,16 +36,16 @@ impl<T> Envelope<T> {
         }
     }
 
-    /// As JOB answers: no word for success, a number for the request, and permissions about which nothing is said.
+    /// As JOB answers: no word for success, and what it adds.
     pub fn of_job(data: T) -> Envelope<T> {
+        Envelope { message: String::new(), ..Envelope::ok(data) }.as_job()
+    }
+
+    /// JOB adds a number for the request, and permissions about which nothing is said.
+    pub fn as_job(self) -> Envelope<T> {
         use std::hash::{BuildHasher, RandomState};
         let request_id = format!("{:016x}", RandomState::new().hash_one(EnvelopeCode::OK));
-        Envelope {
-            message: String::new(),
-            request_id: Some(request_id),
-            permission: Some(Value::Null),
-            ..Envelope::ok(data)
-        }
+        Envelope { request_id: Some(request_id), permission: Some(Value::Null), ..self }
     }
 
     pub fn failed(code: EnvelopeCode, message: impl Into<String>) -> Envelope<T> {

@@ -67,6 +67,9 @@ pub struct OpRequest {
     pub instance: InstanceKey,
     pub op: Order,
     pub spec: Option<Held>,
+    /// Of a reload: the fields that take effect by it; `None`: those that a reload reads by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub takes: Option<Vec<String>>,
     pub owner: Option<String>,
     pub generation: Option<u64>,
     /// Milliseconds since 1970, after which it must not be taken on: its caller was told that nobody was there.

@@ -127,7 +127,7 @@ impl JobBody {
         }
         for (at, process) in self.process_infos.iter().enumerate() {
             process
-                .check(api)
+                .check(api, self.op_type)
                 .map_err(|wrong| Wrong::new(format!("process_infos[{at}].{}", wrong.field), wrong.why))?;
         }
         Ok(())
@@ -135,6 +135,15 @@ impl JobBody {
 
     /// What the body asks for, as wishes. The second list is what a reader should know about.
     pub fn subjects(&self, api: Api) -> (Vec<Subject>, Vec<String>) {
+        self.read(api, true)
+    }
+
+    /// The same for whoever knows processes by their places: two may be called alike.
+    pub fn places(&self, api: Api) -> (Vec<Subject>, Vec<String>) {
+        self.read(api, false)
+    }
+
+    fn read(&self, api: Api, apart: bool) -> (Vec<Subject>, Vec<String>) {
         let mut notes = Vec::new();
         let namespace = self.namespace(&mut notes);
         let scope = self.bk_scope_type.clone().filter(|scope| !scope.is_empty() && self.bk_biz_id.is_none());
@@ -144,7 +153,7 @@ impl JobBody {
             let mut note = |text: String| notes.push(format!("process_infos[{at}]: {text}"));
             let Some(own) = process.name(&mut note) else { continue };
             let hosts = process.hosts();
-            let name = names.take(&own, &hosts);
+            let name = if apart { names.take(&own, &hosts) } else { own.clone() };
             if name != own {
                 note(format!("it is called {name}: another process of this body is called {own}"));
             }
@@ -232,8 +241,16 @@ fn state(api: Api, op_type: Option<i64>, auto_type: AutoType, note: &mut impl Fn
     })
 }
 
+/// Does it matter to an operation how a process is kept? Left out, its type is 0.
+fn runs_by_its_kind(api: Api, op_type: Option<i64>) -> bool {
+    match api {
+        Api::ManageProc => op_type == Some(1),
+        Api::OperateProcess => matches!(op_type, Some(0 | 3 | 7 | 8)),
+    }
+}
+
 impl JobProcess {
-    fn check(&self, api: Api) -> Result<(), Wrong> {
+    fn check(&self, api: Api, op_type: Option<i64>) -> Result<(), Wrong> {
         let required: &[(&str, &Option<String>)] = match api {
             Api::ManageProc => &[("proc_name", &self.proc_name), ("proc_owner", &self.proc_owner)],
             Api::OperateProcess => &[
@@ -256,7 +273,7 @@ impl JobProcess {
             }
         }
         match self.r#type {
-            Some(0) if self.cycle_time.is_none() => {
+            Some(0) | None if self.cycle_time.is_none() && runs_by_its_kind(api, op_type) => {
                 return Err(Wrong::new("cycle_time", "is missing, which type 0 needs"));
             }
             Some(code) if AutoType::try_from(code).is_err() => {

@@ -23,6 +23,14 @@ pub fn v2(host: &HostKey, process: &ProcessKey) -> String {
     }
 }
 
+/// An address has many spellings; whoever asked looks a key up with his own.
+pub fn as_written(key: String, host: &HostKey, written: Option<&String>) -> String {
+    match (host, written) {
+        (HostKey::Address { ip, .. }, Some(written)) => key.replacen(&ip.to_string(), written, 1),
+        _ => key,
+    }
+}
+
 /// `setup_path/proc_name:cloud:ip`: JOB knows a process by where it is.
 pub fn job(host: &HostKey, spec: &Spec) -> String {
     let program = format!("{}/{}", spec.identity.setup_path.trim_end_matches('/'), spec.identity.proc_name);

@@ -4,7 +4,7 @@
 //! `alive_monitor_policy`, and empty texts for what they do not mean to say. All of that is taken as it is meant. What is
 //! missing or out of range is an error that names the field.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use serde::{Deserialize, Deserializer};
@@ -51,6 +51,8 @@ pub struct ProcRequest {
     pub spec: Option<SpecWire>,
     pub page: Option<PageWire>,
     pub task_id: Option<String>,
+    /// Of a reload by Abide's own clients: the fields that take effect by it.
+    pub takes: Option<Vec<String>>,
 }
 
 /// operate_proc_multi: several at once, and the operations may differ.
@@ -253,6 +255,19 @@ impl ProcRequest {
             }
         }
         if all.is_empty() { Err(Wrong::missing("hosts")) } else { Ok(all) }
+    }
+
+    /// Of hosts whose address is not written as we write it: how it is.
+    pub fn written(&self) -> HashMap<HostKey, String> {
+        let spelled = self.hosts.iter().filter_map(|wire| {
+            let text = wire.ip.as_deref().filter(|text| text.contains(':'))?;
+            let host = wire.host("").ok()?;
+            match &host.key {
+                HostKey::Address { ip, .. } if ip.to_string() != text => Some((host.key, text.to_owned())),
+                HostKey::Address { .. } | HostKey::Agent(_) => None,
+            }
+        });
+        spelled.collect()
     }
 
     /// The whole spec, with the labels that stand beside it.

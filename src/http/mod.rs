@@ -1,11 +1,13 @@
 //! The one set-up of HTTP: how we listen, with TLS or without, what a slow or greedy peer meets, and files that are read
 //! again when they change.
 
+mod calls;
 mod client;
 mod reload;
 mod server;
 mod tls;
 
+pub use calls::{Access, Broken, Calls, told_of};
 pub use client::Calling;
 pub use reload::{Reloaded, follow};
 pub use server::{Listener, Peer, serve};

@@ -1,9 +1,11 @@
 //! What a person asked for beside the manifests: leave this instance as I left it; leave this namespace alone.
 
+use serde::{Deserialize, Serialize};
+
 use super::{InstanceKey, Name, Time};
 
 /// Left by an operation that somebody did by hand, so that nothing undoes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     pub instance: InstanceKey,
     pub by: String,
@@ -13,7 +15,7 @@ pub struct Hold {
 }
 
 /// Nothing is done in a namespace, or anywhere.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
     /// `None`: everywhere.
     pub namespace: Option<Name>,

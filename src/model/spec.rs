@@ -9,18 +9,31 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// What was not said is not written: most of a spec is not.
+fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Spec {
     /// The user's labels; `abide_*` labels are ours and never stand here.
+    #[serde(skip_serializing_if = "is_unset")]
     pub labels: BTreeMap<String, String>,
     pub identity: Identity,
+    #[serde(skip_serializing_if = "is_unset")]
     pub control: Control,
+    #[serde(skip_serializing_if = "is_unset")]
     pub resource: Resource,
+    #[serde(skip_serializing_if = "is_unset")]
     pub monitor: Monitor,
+    #[serde(skip_serializing_if = "is_unset")]
     pub report_id: Option<i64>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub configmap: Vec<ConfigFile>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub env: BTreeMap<String, EnvValue>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub job: Job,
 }
 
@@ -31,9 +44,13 @@ pub struct Identity {
     pub proc_name: String,
     pub setup_path: String,
     pub pid_path: String,
+    #[serde(skip_serializing_if = "is_unset")]
     pub config_path: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub log_path: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub user: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub value_key: Option<String>,
 }
 
@@ -51,13 +68,21 @@ impl Identity {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Control {
+    #[serde(skip_serializing_if = "is_unset")]
     pub start_cmd: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub stop_cmd: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub restart_cmd: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub reload_cmd: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub kill_cmd: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub version_cmd: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub health_cmd: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub start_mode: Option<StartMode>,
 }
 
@@ -83,10 +108,15 @@ impl StartMode {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Resource {
+    #[serde(skip_serializing_if = "is_unset")]
     pub cpu: Option<Percent>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub mem: Option<Percent>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub fd: Option<u64>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub disk: Option<u64>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub net: Option<u64>,
 }
 
@@ -144,11 +174,17 @@ impl Ord for Percent {
 #[serde(default)]
 pub struct Monitor {
     pub auto_type: AutoType,
+    #[serde(skip_serializing_if = "is_unset")]
     pub start_check_secs: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub stop_check_secs: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub start_retries: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub start_interval: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub crontab_rule: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub op_timeout: Option<u32>,
 }
 
@@ -200,7 +236,9 @@ impl From<AutoType> for i64 {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ConfigFile {
+    #[serde(skip_serializing_if = "is_unset")]
     pub path: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub md5: Option<String>,
 }
 
@@ -241,11 +279,18 @@ impl fmt::Debug for Secret {
 #[serde(default)]
 pub struct Job {
     /// `proc_owner` of manage_proc, `contact` of operate_process: one person under two names.
+    #[serde(skip_serializing_if = "is_unset")]
     pub proc_owner: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub func_id: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub instance_id: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub instance_num: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub cycle_time: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub start_check_begin_time: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
     pub start_check_end_time: Option<u32>,
 }

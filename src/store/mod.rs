@@ -6,6 +6,7 @@
 
 mod embedded;
 mod lease;
+mod remote;
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 pub use embedded::Embedded;
 pub use lease::{Holder, Lease, Taken};
+pub use remote::Remote;
 
 /// The number of a change. 0: before the first.
 pub type Number = u64;

@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 
 use crate::support::{project, until};
-use crate::system::{System, is_alive, lines, processes, whoami};
+use crate::system::{System, is_alive, kill, lines, processes, whoami};
 
 /// Live processes of an instance, their helpers not counted: those that carry its mark and run its program.
 fn incarnations(system: &System, name: &str) -> Vec<u32> {
@@ -88,6 +88,28 @@ fn dies_at(op: i64, place: &str) {
             until("it is told of", || system.facts("p") == (true, false, false));
             assert_eq!(lines(&system.path("starts")), 1, "op {op} at {place}: it was not brought back");
         }
+    }
+}
+
+/// The same while it brings back what died: that launch waits for no disk, and is found all the same.
+#[test]
+fn dying_while_bringing_a_process_back_does_not_bring_it_back_twice() {
+    for place in ["intent-written", "born", "row-written"] {
+        let mut system = System::new();
+        let spec = system.spec("p", "echo up >> starts; exec sleep 1000");
+        assert_eq!(system.operate("p", 0, &spec).0, 0);
+        let first = system.pid("p").expect("a pid");
+        system.kill_agent();
+        system.start_agent_with(&[], &[("ABIDE_DIE_AT", place)]);
+        until("it is held again", || system.process("p")["agent"] == true);
+        kill(first, "KILL");
+        let mut agent = system.agent.take().expect("it runs");
+        assert!(!agent.wait().expect("it ends").success(), "it died at {place}");
+        assert!(incarnations(&system, "p").len() <= 1, "{place}");
+        system.start_agent();
+        until("it is back", || system.pid("p").is_some_and(|pid| pid != first && is_alive(pid)));
+        assert_eq!(incarnations(&system, "p").len(), 1, "{place}");
+        assert_eq!(lines(&system.path("starts")), 2, "{place}: {}", system.log());
     }
 }
 

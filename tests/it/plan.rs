@@ -48,7 +48,7 @@ fn exit_codes_of_plan() {
     let (code, _, err) = run(&tree(GOOD, "{\"instance\": \"nobody\"}"), &["plan"]);
     assert!(code == 1 && err.contains("row 1"), "{err}");
     let output = abide(&["plan", "m.yaml", "--target", "prod"], empty.path(), b"");
-    assert_eq!(output.status.code(), Some(69));
+    assert_eq!(output.status.code(), Some(64), "no config file names it");
     let output = abide(&["plan", "-", "--observed", "-"], empty.path(), b"");
     assert_eq!(output.status.code(), Some(64));
 }

@@ -29,6 +29,7 @@ fn each_room_knows_only_those_it_may_know() {
         "reconcile",
         "gse",
         "backend",
+        "execute",
         "store",
         "http",
         "gateway",
@@ -36,13 +37,14 @@ fn each_room_knows_only_those_it_may_know() {
         "clock",
         "cli",
     ];
-    let may_know: [(&str, &[&str]); 9] = [
+    let may_know: [(&str, &[&str]); 10] = [
         ("model", &[]),
         ("manifest", &["model", "clock"]),
         ("reconcile", &["model"]),
         ("gse", &["model"]),
-        ("backend", &["model", "gse"]),
-        ("store", &["model"]),
+        ("backend", &["model", "gse", "http", "clock"]),
+        ("execute", &["model", "store", "backend"]),
+        ("store", &["model", "http"]),
         ("http", &[]),
         ("gateway", &["model", "gse", "store", "http"]),
         ("agent", &["model", "gse", "store", "http", "clock"]),
@@ -84,7 +86,9 @@ fn the_core_sees_only_std_serde_and_blake3() {
 
 #[test]
 fn only_the_command_line_prints() {
-    for room in ["model", "manifest", "reconcile", "gse", "backend", "store", "http", "gateway", "agent"] {
+    for room in
+        ["model", "manifest", "reconcile", "gse", "backend", "execute", "store", "http", "gateway", "agent"]
+    {
         for (file, code) in sources(&project().join("src").join(room)) {
             assert!(!code.contains("print!") && !code.contains("println!"), "{file} prints");
         }

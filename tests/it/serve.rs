@@ -225,6 +225,62 @@ fn slow_and_greedy_clients_are_turned_away_and_others_go_on() {
 }
 
 #[test]
+fn more_requests_at_once_than_it_has_room_for_are_turned_away_and_it_recovers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = Gateway::start(folder.path(), &["--max-requests", "2"]);
+    let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
+    let get = || gateway.server.send("GET", "/api/abide/v1/hosts", auth, b"");
+    let unfinished = |length: usize| {
+        let mut stream = gateway.server.connect();
+        let head = format!(
+            "POST /api/c/compapi/v2/gse/register_proc_info/ HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{{"
+        );
+        stream.write_all(head.as_bytes()).expect("it takes it");
+        stream
+    };
+    // One that comes while another is answered is turned away itself.
+    let mut held = Vec::new();
+    until("there is no room", || {
+        held.push(unfinished(1000));
+        get().0 == 503
+    });
+    let (_, text) = get();
+    assert!(text.contains("1642903"), "{text}");
+    assert_eq!(gateway.server.send("GET", "/healthz", "", b"").0, 200, "health is answered anyway");
+    drop(held);
+    until("there is room again", || get().0 == 200);
+    drop(gateway);
+    // Large bodies on their way share an amount of memory.
+    let gateway = Gateway::start(folder.path(), &["--max-body-bytes", "100000000"]);
+    let mut held: Vec<_> = (0..3).map(|_| gateway.server.connect()).collect();
+    for stream in &mut held {
+        stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
+        let head = "POST /api/c/compapi/v2/gse/register_proc_info/ HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{";
+        stream.write_all(head.as_bytes()).expect("it takes it");
+    }
+    until("one of three is turned away", || {
+        let mut answer = [0; 12];
+        held.iter().any(|mut stream| stream.read_exact(&mut answer).is_ok() && answer.ends_with(b"503"))
+    });
+    drop(held);
+    assert_eq!(gateway.server.gse("register_proc_info", body("p", "10.0.0.1"))["result"], true);
+    for zero in ["--max-requests", "--max-connections", "--max-body-bytes", "--max-rate", "--request-secs"] {
+        let output = abide(&["serve", "--apps", "apps.yaml", zero, "0"], folder.path(), b"");
+        assert_eq!(output.status.code(), Some(64), "{zero} 0: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn every_quirk_of_the_protocol_and_every_nasty_body_gets_its_answer() {
+    need("python3");
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = Gateway::start(folder.path(), &[]);
+    let script = project().join("tests/it/quirks.py");
+    let output = Command::new("python3").arg(script).arg(&gateway.url).output().expect("python3 runs");
+    assert!(output.status.success(), "{}\n{}", String::from_utf8_lossy(&output.stdout), stderr(&output));
+}
+
+#[test]
 fn secrets_are_nowhere_and_the_folder_is_private() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().expect("a folder");

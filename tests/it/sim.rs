@@ -84,7 +84,7 @@ impl<'a> Controller<'a> {
             *self.sent.entry((step.instance.clone(), step.op)).or_default() += 1;
             orders.push(Order::of(step, self.orders.to_string(), "default"));
         }
-        let task = now(self.sim.submit(&orders));
+        let task = now(self.sim.submit("call", &orders));
         self.sim.advance(5);
         let answers = task.and_then(|task| now(self.sim.poll(&task))).unwrap_or_default();
         for (order, step) in orders.iter().zip(firsts.values()) {
@@ -94,7 +94,7 @@ impl<'a> Controller<'a> {
                     expect::after(step, observed.instances.get(&step.instance), "default", &self.rules.caps)
                 }
                 // Refused: nothing was done.
-                Some(Outcome::Failed(_)) => continue,
+                Some(Outcome::Failed { .. }) => continue,
                 // In progress, missing, or no answer at all: nobody knows.
                 Some(Outcome::InProgress) | None => Expected::Unsure,
             };

@@ -62,9 +62,10 @@ pub fn abide(args: &[&str], here: &Path, stdin: &[u8]) -> Output {
 
 pub fn command(args: &[&str], here: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_abide"));
-    command.args(args).current_dir(here);
+    // A local system of its own, should one be started.
+    command.args(args).current_dir(here).env("ABIDE_HOME", here.join(".abide-home"));
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("ABIDE_") {
+        if name.to_string_lossy().starts_with("ABIDE_") && name != "ABIDE_HOME" {
             command.env_remove(name);
         }
     }

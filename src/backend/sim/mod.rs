@@ -54,8 +54,8 @@ struct Inner {
     /// What was so, since when; the last is the present.
     history: Vec<(Time, BTreeMap<InstanceKey, Seen>)>,
     /// Operations on their way, by the time of their effect.
-    pending: Vec<(Time, Task, Order)>,
-    tasks: BTreeMap<Task, Vec<Row>>,
+    pending: Vec<(Time, u64, Order)>,
+    tasks: BTreeMap<u64, Vec<Row>>,
 }
 
 struct Row {
@@ -154,11 +154,11 @@ impl Inner {
 
     fn carry_out(&mut self, order: &Order) -> Outcome {
         if self.dead.contains(&order.instance.host) {
-            return Outcome::Failed("the agent does not answer".to_owned());
+            return Outcome::Failed { code: 117, message: "the agent does not answer".to_owned() };
         }
         match self.fleet.carry_out(order) {
             Ok(()) => Outcome::Done,
-            Err(why) => Outcome::Failed(why),
+            Err(message) => Outcome::Failed { code: 65535, message },
         }
     }
 
@@ -187,7 +187,7 @@ impl Inner {
     }
 
     fn submit(&mut self, orders: &[Order]) -> Result<Task, Fault> {
-        let task = Task(self.tasks.len() as u64 + 1);
+        let task = self.tasks.len() as u64 + 1;
         let mut rows = Vec::new();
         for order in orders {
             let late = self.chance.hits(self.faults.late_effects);
@@ -199,15 +199,18 @@ impl Inner {
             rows.push(Row { order: order.clone(), result: Outcome::InProgress, missing, endless });
         }
         self.tasks.insert(task, rows);
-        if self.chance.hits(self.faults.lost_replies) { Err(Fault::NoAnswer) } else { Ok(task) }
+        if self.chance.hits(self.faults.lost_replies) {
+            Err(Fault::NoAnswer)
+        } else {
+            Ok(Task { ids: vec![task.to_string()], ..Task::default() })
+        }
     }
 
-    fn poll(&mut self, task: Task) -> Result<Vec<Answer>, Fault> {
+    fn poll(&mut self, task: u64) -> Result<Vec<Answer>, Fault> {
         if self.chance.hits(self.faults.lost_replies) {
             return Err(Fault::NoAnswer);
         }
-        let rows =
-            self.tasks.get(&task).ok_or_else(|| Fault::Refused(format!("there is no task {}", task.0)))?;
+        let rows = self.tasks.get(&task).ok_or_else(|| Fault::Refused(format!("there is no task {task}")))?;
         let told = rows.iter().filter(|row| !row.missing).map(|row| Answer {
             order: row.order.id.clone(),
             instance: row.order.instance.clone(),
@@ -226,12 +229,13 @@ impl Backend for Sim {
         Ok(self.inner().look())
     }
 
-    async fn submit(&self, orders: &[Order]) -> Result<Task, Fault> {
+    async fn submit(&self, _call: &str, orders: &[Order]) -> Result<Task, Fault> {
         self.inner().submit(orders)
     }
 
     async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
-        self.inner().poll(*task)
+        let id = task.ids.first().and_then(|id| id.parse().ok()).unwrap_or(0);
+        self.inner().poll(id)
     }
 }
 

@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 
 use crate::cli::args::{LimitArgs, switch};
+use crate::cli::target::TargetArgs;
 use crate::clock;
 use crate::model::{Amount, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
 use crate::reconcile::Caps;
@@ -65,9 +66,8 @@ pub struct Input {
     /// Files, directories (recursive: *.yaml *.yml *.json), or - for standard input
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
-    /// The target to look at. So far `local` alone, which is empty on a machine where nothing was started
-    #[arg(long, value_name = "NAME", env = "ABIDE_TARGET", default_value = "local")]
-    pub target: String,
+    #[command(flatten)]
+    pub target: TargetArgs,
     /// Whose set this is; left out: the owner that a Policy names, else `default`
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
     pub owner: Option<String>,
@@ -95,6 +95,42 @@ pub struct Input {
     pub offline: Offline,
     #[command(flatten)]
     pub limits: LimitArgs,
+}
+
+impl Input {
+    /// The manifests and flags of a saved plan, in place of what was typed.
+    pub fn saved(&mut self, inputs: &serde_json::Value) -> Result<(), String> {
+        let flags = &inputs["flags"];
+        let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+        let list = |value: &serde_json::Value| -> Vec<String> {
+            value.as_array().into_iter().flatten().filter_map(text).collect()
+        };
+        fn parsed<T: std::str::FromStr>(all: Vec<String>, what: &str) -> Result<Vec<T>, String> {
+            all.iter()
+                .map(|one| one.parse().map_err(|_| format!("its {what} {one:?} cannot be read")))
+                .collect()
+        }
+        let amount = |name: &str| match text(&flags[name]) {
+            None => Ok(None),
+            Some(text) => text.parse().map(Some).map_err(|_| format!("its {name} {text:?} cannot be read")),
+        };
+        self.paths = list(&inputs["paths"]).into_iter().map(PathBuf::from).collect();
+        self.target.target = text(&flags["target"]).unwrap_or_else(|| "local".to_owned());
+        self.owner = text(&flags["owner"]);
+        let is = |name: &str| flags[name].as_bool().unwrap_or(false);
+        (self.prune, self.adopt, self.override_holds) = (is("prune"), is("adopt"), is("override_holds"));
+        (self.max_delete, self.max_restart) = (amount("max_delete")?, amount("max_restart")?);
+        self.stale_after = flags["stale_after_secs"].as_u64().unwrap_or(self.stale_after);
+        self.select.namespace = parsed(list(&flags["namespace"]), "namespace")?;
+        self.select.selector = match text(&flags["selector"]) {
+            None => None,
+            Some(text) => Some(text.parse().map_err(|_| format!("its selector {text:?} cannot be read"))?),
+        };
+        self.select.host = list(&flags["host"]);
+        self.select.include = parsed(list(&flags["include"]), "process")?;
+        self.select.exclude = parsed(list(&flags["exclude"]), "process")?;
+        Ok(())
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -155,7 +191,7 @@ fn caps_parser() -> impl TypedValueParser<Value = Caps> {
         .map(move |word| read(word).map_or(Caps::LOCAL, |(_, caps)| caps))
 }
 
-fn duration(text: &str) -> Result<u64, String> {
+pub fn duration(text: &str) -> Result<u64, String> {
     seconds(text).ok_or_else(|| "a duration such as 30s, 10m or 1h30m".to_owned())
 }
 

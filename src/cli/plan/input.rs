@@ -1,17 +1,19 @@
 //! Everything that a plan is made from: manifests, what was seen, rules, and the time.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::info;
 
 use super::args;
 use crate::cli::print::{self, Printer, count};
+use crate::cli::target::{Live, Start, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::manifest::{self, Loaded, Severity, rows};
-use crate::model::{InstanceKey, Now, Observed, Plan, Want};
+use crate::model::{Desired, InstanceKey, Now, Observed, Plan, Stamped, Want};
 use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
 
 pub struct Input {
@@ -26,11 +28,18 @@ pub struct Input {
     pub offline: bool,
 }
 
-impl Input {
-    /// Reads it all. A tree with any error is refused: a plan of the rest would leave out what nobody sees.
-    pub fn read(args: &args::Input, printer: &Printer) -> Result<Input, Failure> {
+/// What is wanted, and by which rules: everything but the world.
+pub struct Wanted {
+    loaded: Loaded,
+    rules: Rules,
+    now: Now,
+}
+
+impl Wanted {
+    /// A tree with any error is refused: a plan of the rest would leave out what nobody sees.
+    pub fn read(args: &args::Input, printer: &Printer) -> Result<Wanted, Failure> {
         let begin = Instant::now();
-        let loaded = manifest::load(&args.paths, &args.limits.limits());
+        let mut loaded = manifest::load(&args.paths, &args.limits.limits());
         info!(files = loaded.files, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
         let told = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
         printer.to_stderr(&told.map(|problem| print::problem(problem) + "\n").collect::<String>());
@@ -39,22 +48,15 @@ impl Input {
                 format!("{} in the manifests: nothing was planned", count(loaded.errors(), "error"));
             return Err(Failure::new(Exit::InvalidManifest, message));
         }
-        let caps = args.offline.caps;
-        users_are_named(&loaded, &caps)?;
+        users_are_named(&loaded, args)?;
+        if is_local(args) && args.offline.observed.is_none() {
+            name_users(&mut loaded.desired);
+        }
         let now = match args.offline.now {
             Some(moment) => clock::at(moment, &loaded.desired),
             None => clock::now(&loaded.desired),
         };
         let rules = rules(args, &loaded)?;
-        let begin = Instant::now();
-        let observed = observe(args, &now, printer)?;
-        let observed = observed.under_addresses(&loaded.desired).map_err(|twice| {
-            let message = format!("{twice} has two rows: one by its host's address, one by its agent");
-            Failure::new(Exit::Failed, message).hint("keep one of them")
-        })?;
-        info!(rows = observed.instances.len(), took = ?begin.elapsed(), "observed");
-        let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
-        let (target, offline) = (args.target.clone(), args.offline.observed.is_some());
         let meant = |key: &InstanceKey, want: &Want| {
             rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
         };
@@ -63,7 +65,57 @@ impl Input {
         {
             printer.warning("nothing in the manifests is in this selection");
         }
+        Ok(Wanted { loaded, rules, now })
+    }
+
+    pub fn owner(&self) -> &str {
+        &self.rules.owner
+    }
+
+    /// With the world as it is now. `None`: nothing was ever started there.
+    pub async fn beside(
+        mut self,
+        args: &args::Input,
+        live: Option<&Live>,
+        printer: &Printer,
+    ) -> Result<Input, Failure> {
+        let begin = Instant::now();
+        let observed = match live {
+            Some(live) => {
+                (self.rules.holds, self.rules.pauses) = live.restraints().await?;
+                live.look(&self.loaded.desired).await?
+            }
+            None => read_rows(args, &self.now, printer)?,
+        };
+        let observed = observed.under_addresses(&self.loaded.desired).map_err(|twice| {
+            let message = format!("{twice} has two rows: one by its host's address, one by its agent");
+            Failure::new(Exit::Failed, message).hint("keep one of them")
+        })?;
+        info!(rows = observed.instances.len(), took = ?begin.elapsed(), "observed");
+        let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
+        let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());
+        let Wanted { loaded, rules, now } = self;
         Ok(Input { loaded, observed, rules, now, target, paths: paths.join(" "), offline })
+    }
+}
+
+impl Input {
+    /// Reads it all, without starting anything.
+    pub fn read(args: &args::Input, printer: &Printer) -> Result<Input, Failure> {
+        let wanted = Wanted::read(args, printer)?;
+        let live = match args.offline.observed {
+            Some(_) => None,
+            None => args.target.connect(wanted.owner(), Start::Never)?,
+        };
+        runtime()?.block_on(wanted.beside(args, live.as_ref(), printer))
+    }
+
+    /// The same with the world as it is by now.
+    pub async fn look_again(&mut self, live: &Live) -> Result<(), Failure> {
+        let observed = live.look(&self.loaded.desired).await?;
+        self.observed = observed.under_addresses(&self.loaded.desired).unwrap_or_default();
+        self.now = clock::now(&self.loaded.desired);
+        Ok(())
     }
 
     pub fn plan(&self) -> Plan {
@@ -101,16 +153,9 @@ pub struct Digests {
     pub id: String,
 }
 
-fn observe(args: &args::Input, now: &Now, printer: &Printer) -> Result<Observed, Failure> {
+/// Rows from a file; without one, nothing was ever started here, so nothing is there.
+fn read_rows(args: &args::Input, now: &Now, printer: &Printer) -> Result<Observed, Failure> {
     let Some(file) = &args.offline.observed else {
-        if args.target != "local" {
-            let message =
-                format!("target {:?} cannot be looked at: this version knows `local` alone", args.target);
-            return Err(
-                Failure::new(Exit::Unreachable, message).hint("rehearse with --observed FILE --caps DIALECT")
-            );
-        }
-        // Nothing was ever started here, so nothing is there.
         return Ok(Observed { at: now.at, ..Observed::default() });
     };
     if file == Path::new("-") && args.paths.iter().any(|path| path == Path::new("-")) {
@@ -169,12 +214,29 @@ fn rules(args: &args::Input, loaded: &Loaded) -> Result<Rules, Failure> {
 
 /// Also a rehearsal is for the kind of target that it rehearses.
 fn is_local(args: &args::Input) -> bool {
-    args.target == "local" && args.offline.caps == Caps::LOCAL
+    args.target.target == "local" && args.offline.caps == Caps::LOCAL
+}
+
+/// Whom the local agent runs processes as, where nobody says: us.
+fn name_users(desired: &mut Desired) {
+    let Some(me) = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten() else { return };
+    let mut named: HashMap<usize, Arc<Stamped>> = HashMap::new();
+    for want in desired.instances.values_mut().filter(|want| want.spec.identity.user.is_none()) {
+        let address = Arc::as_ptr(&want.spec) as usize;
+        let spec = named.entry(address).or_insert_with(|| {
+            let mut spec = (**want.spec).clone();
+            spec.identity.user = Some(me.name.clone());
+            // Kept, so that no other spec gets its address meanwhile.
+            Arc::new(Stamped::new(spec))
+        });
+        want.spec = Arc::clone(spec);
+    }
 }
 
 /// The local agent has a user of its own; every other target must be told.
-fn users_are_named(loaded: &Loaded, caps: &Caps) -> Result<(), Failure> {
-    if *caps == Caps::LOCAL {
+fn users_are_named(loaded: &Loaded, args: &args::Input) -> Result<(), Failure> {
+    let caps = &args.offline.caps;
+    if is_local(args) {
         return Ok(());
     }
     let nameless = loaded.desired.instances.values().filter(|want| want.spec.identity.user.is_none());

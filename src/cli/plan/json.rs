@@ -78,7 +78,7 @@ pub fn saved(input: &Input, plan: &Plan, digests: &Digests, args: &args::Input) 
     let inputs = json!({
         "paths": paths,
         "flags": {
-            "target": args.target,
+            "target": args.target.target,
             "owner": args.owner,
             "prune": args.prune,
             "adopt": args.adopt,

@@ -3,9 +3,9 @@
 pub mod args;
 pub mod groups;
 pub mod input;
-mod json;
+pub mod json;
 mod markdown;
-mod text;
+pub mod text;
 
 use std::io::Write;
 use std::path::Path;
@@ -64,7 +64,7 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// A field is shown where it is written, not where its process begins.
-fn locate(plan: &mut model::Plan, input: &Input, limits: &Limits) {
+pub fn locate(plan: &mut model::Plan, input: &Input, limits: &Limits) {
     let steps = plan.waves.iter_mut().flat_map(|wave| &mut wave.steps).flat_map(|step| &mut step.why);
     let all = steps.chain(plan.held.iter_mut().flat_map(|held| &mut held.why));
     let mut named = all.filter(|why| why.field.is_some()).peekable();

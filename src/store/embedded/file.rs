@@ -25,6 +25,8 @@ pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
         // The writer's thread does that in quiet moments.
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         connection.set_prepared_statement_cache_capacity(32);
+        // Everything is in memory anyway.
+        connection.pragma_update(None, "cache_size", -512)?;
         Ok(connection)
     };
     open().map_err(|error| understand(&error, file))

@@ -19,6 +19,8 @@ const HANDFUL: usize = 1024;
 const FORGET_EVERY: u64 = 1_000;
 /// Silence for this long is a good moment for putting the log into the file.
 const QUIET: Duration = Duration::from_millis(200);
+/// Fewer commits are not worth it: the log that begins anew waits for the disk twice.
+const FEW_COMMITS: u32 = 256;
 /// After so many commits it is put there, silence or not.
 const MOST_COMMITS: u32 = 5_000;
 
@@ -77,7 +79,7 @@ impl Writer {
 
     /// What comes next; while nothing does, the log goes into the file, so that nobody waits for that.
     fn next(&mut self, jobs: &mpsc::Receiver<Job>) -> Option<Job> {
-        if self.commits > 0 {
+        if self.commits >= FEW_COMMITS {
             match jobs.recv_timeout(QUIET) {
                 Ok(job) if self.commits < MOST_COMMITS => return Some(job),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,

@@ -1,0 +1,219 @@
+//! `abide get`: what a target knows, as tables or for scripts.
+
+use serde_json::{Value, json};
+
+use super::args::switch;
+use super::print::{BOLD, Printer, visible};
+use super::target::{Live, Start, TargetArgs, runtime};
+use super::{Exit, Failure};
+use crate::model::{Name, glob};
+
+/// Show processes, hosts or tasks of a target
+///
+/// `-o json` prints rows that `plan --observed` takes.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide get processes\n  abide get hosts -o json\n  abide get processes -n web --watch"
+)]
+pub struct Get {
+    /// What to show
+    #[arg(value_enum, value_name = "KIND")]
+    pub kind: Kind,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Only this namespace (repeatable)
+    #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_NAMESPACE", value_delimiter = ',')]
+    pub namespace: Vec<Name>,
+    /// Only hosts like this, such as 0:10.0.*
+    #[arg(long, value_name = "PATTERN", env = "ABIDE_HOST")]
+    pub host: Option<String>,
+    /// Form of the rows
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_GET_OUTPUT", value_name = "FORM")]
+    pub output: Form,
+    /// Show them again whenever something changed, until Ctrl-C
+    #[arg(long, env = "ABIDE_WATCH", value_parser = switch)]
+    pub watch: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Processes,
+    Hosts,
+    Tasks,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Form {
+    #[default]
+    Text,
+    Wide,
+    Json,
+    Yaml,
+    Name,
+}
+
+pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
+    let runtime = runtime()?;
+    let live = args.target.connect("default", Start::Never)?;
+    let mut last = None;
+    loop {
+        let rows = match &live {
+            // Nothing was ever started here.
+            None => Vec::new(),
+            Some(live) => runtime.block_on(rows(args, live))?,
+        };
+        let text = shown(args, &rows)?;
+        if last.as_ref() != Some(&text) {
+            match args.output {
+                Form::Text | Form::Wide => printer.styled(&text),
+                Form::Json | Form::Yaml | Form::Name => printer.data(&text),
+            }
+            last = Some(text);
+        }
+        if !args.watch {
+            return Ok(Exit::Done);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+}
+
+async fn rows(args: &Get, live: &Live) -> Result<Vec<Value>, Failure> {
+    let on = |host: &str| args.host.as_ref().is_none_or(|pattern| glob(pattern, host));
+    let inside =
+        |name: &str| args.namespace.is_empty() || args.namespace.iter().any(|one| one.as_str() == name);
+    let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
+    let rows = match args.kind {
+        Kind::Processes => {
+            let all = live.backend.rows("&brief=1").await;
+            let all = all.map_err(|fault| live.failure(&fault))?;
+            let meant =
+                all.into_iter().filter(|row| inside(&text(row, "namespace")) && on(&text(row, "host")));
+            meant.map(process).collect()
+        }
+        Kind::Hosts => {
+            let all = live.backend.hosts().await.map_err(|fault| live.failure(&fault))?;
+            let meant = all.into_iter().filter(|row| on(&row.host.to_string()));
+            meant
+                .map(|row| {
+                    json!({"host": row.host, "agent": row.agent, "version": row.version, "heard": row.heard,
+                           "processes": row.processes})
+                })
+                .collect()
+        }
+        Kind::Tasks => live.backend.tasks().await.map_err(|fault| live.failure(&fault))?,
+    };
+    Ok(rows)
+}
+
+/// The row of the contract.
+fn process(row: Value) -> Value {
+    let mut out = json!({});
+    for field in [
+        "instance",
+        "namespace",
+        "name",
+        "host",
+        "labels",
+        "registered",
+        "hosted",
+        "running",
+        "pid",
+        "owner",
+        "revision",
+        "live_revision",
+        "sync",
+        "health",
+        "hosting",
+        "since",
+        "report_time",
+        "message",
+        "version",
+        "exit",
+        "next",
+    ] {
+        out[field] = row.get(field).cloned().unwrap_or(Value::Null);
+    }
+    // Compared with nothing, nothing is known of how it stands to a wish.
+    out["sync"] = json!("Unknown");
+    if row["agent"] == false {
+        for fact in ["hosted", "running", "pid"] {
+            out[fact] = Value::Null;
+        }
+        out["health"] = json!("Unknown");
+        out["hosting"] = json!("Unknown");
+    }
+    out
+}
+
+fn shown(args: &Get, rows: &[Value]) -> Result<String, Failure> {
+    let failed =
+        |error: &dyn std::fmt::Display| Failure::new(Exit::Failed, format!("cannot be written: {error}"));
+    match args.output {
+        Form::Json => {
+            serde_json::to_string_pretty(rows).map(|text| text + "\n").map_err(|error| failed(&error))
+        }
+        Form::Yaml => serde_yaml::to_string(rows).map_err(|error| failed(&error)),
+        Form::Name => Ok(rows.iter().map(|row| format!("{}\n", name(args.kind, row))).collect()),
+        Form::Text | Form::Wide => Ok(table(args, rows)),
+    }
+}
+
+fn name(kind: Kind, row: &Value) -> String {
+    let field = match kind {
+        Kind::Processes => "instance",
+        Kind::Hosts => "host",
+        Kind::Tasks => "id",
+    };
+    row[field].as_str().unwrap_or_default().to_owned()
+}
+
+fn table(args: &Get, rows: &[Value]) -> String {
+    let wide = args.output == Form::Wide;
+    let fields: &[&str] = match (args.kind, wide) {
+        (Kind::Processes, false) => {
+            &["namespace", "name", "host", "running", "hosting", "health", "pid", "message"]
+        }
+        (Kind::Processes, true) => &[
+            "namespace",
+            "name",
+            "host",
+            "registered",
+            "running",
+            "hosting",
+            "health",
+            "pid",
+            "owner",
+            "version",
+            "since",
+            "exit",
+            "next",
+            "message",
+        ],
+        (Kind::Hosts, _) => &["host", "agent", "version", "processes", "heard"],
+        (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
+    };
+    if rows.is_empty() {
+        return "nothing is there\n".to_owned();
+    }
+    let cell = |value: &Value| match value {
+        Value::Null => "-".to_owned(),
+        Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
+        Value::String(text) if text.is_empty() => "-".to_owned(),
+        Value::String(text) => visible(text.lines().next().unwrap_or_default()),
+        other => other.to_string(),
+    };
+    let cells: Vec<Vec<String>> =
+        rows.iter().map(|row| fields.iter().map(|field| cell(&row[*field])).collect()).collect();
+    let width = |at: usize| {
+        cells.iter().map(|row| row[at].chars().count()).chain([fields[at].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..fields.len()).map(width).collect();
+    let line = |texts: Vec<String>| {
+        let padded = texts.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    let head = line(fields.iter().map(|field| field.to_uppercase()).collect());
+    let mut text = format!("{BOLD}{head}{BOLD:#}\n");
+    text.extend(cells.into_iter().map(|row| line(row) + "\n"));
+    text
+}

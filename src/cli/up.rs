@@ -1,0 +1,212 @@
+//! `abide up` and `abide down`: the local system, gateway and agent in one process.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+use super::apply;
+use super::args::switch;
+use super::local::{APP, Home};
+use super::print::Printer;
+use super::serve::{Signals, Standing, open};
+use super::target::{Start, TargetArgs, runtime};
+use super::{Exit, Failure};
+use crate::agent::{Joining, Table, own_name, run as serve_host, this_host};
+use crate::backend::Backend;
+use crate::gateway::auth::{Apps, Keepers, Tokens};
+use crate::gateway::http::Limits;
+use crate::http::{Calling, Reloaded};
+use crate::model::HostKey;
+
+/// Run the local system in the foreground: a gateway and an agent for this machine
+///
+/// With PATH it makes the manifests there true first, then goes on guarding what runs. Prints `ready URL` on stdout once it
+/// answers. Ctrl-C ends it and leaves the processes running; the next `abide up` takes hold of them again.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide up manifests\n  abide up --as-host 0:127.0.0.1 --as-host 0:127.0.0.2"
+)]
+pub struct Up {
+    /// Manifests to make true: files or directories
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Address to listen on, on this machine
+    #[arg(long, env = "ABIDE_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+    /// Host to answer for, as CLOUD:IP; may be given several times [default: 0:127.0.0.1]
+    #[arg(long, env = "ABIDE_AS_HOST", value_name = "CLOUD:IP", value_delimiter = ',')]
+    pub as_host: Vec<HostKey>,
+    /// Seconds between two looks at a process's health_cmd and configuration files
+    #[arg(long, env = "ABIDE_CHECK_SECS", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub check_secs: u64,
+    /// For whoever starts it on demand
+    #[arg(long, hide = true, value_parser = switch)]
+    pub background: bool,
+}
+
+/// End the local system, leaving processes as they are
+#[derive(Debug, clap::Args)]
+pub struct Down {
+    /// Stop every process first
+    #[arg(long, env = "ABIDE_STOP_PROCESSES", value_parser = switch)]
+    pub stop_processes: bool,
+}
+
+pub fn up(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
+    if !args.listen.ip().is_loopback() {
+        let message = format!("{} is not this machine alone: the local system has no TLS", args.listen);
+        return Err(Failure::new(Exit::Usage, message)
+            .hint("`abide serve` and `abide agent` are for several machines"));
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(64)
+        .build()
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))?;
+    runtime.block_on(stand(args, printer))
+}
+
+async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
+    let failed = |why: String| Failure::new(Exit::Failed, why);
+    let mut signals = Signals::listen()?;
+    let home = Home::find()?;
+    home.make()?;
+    let _served = loop {
+        match home.serve()? {
+            Some(served) => break served,
+            None if args.background => return Ok(Exit::Done),
+            // One in the background is taken over: its processes go on, and are held by us from then on.
+            None => {
+                printer.remark("taking over the local system that runs in the background");
+                home.end()?;
+            }
+        }
+    };
+    let (secret, token) = (home.secret("secret")?, home.secret("token")?);
+    let apps = Apps::parse(&format!("apps: [{{code: {APP}, secret: {secret}}}]"))
+        .map_err(|error| failed(error.to_string()))?;
+    let tokens = Tokens::parse(&format!("* {token}\n")).map_err(|error| failed(error.to_string()))?;
+    let keepers = Keepers::new(Reloaded::fixed(apps), Reloaded::fixed(tokens));
+    let socket = TcpListener::bind(args.listen)
+        .await
+        .map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
+    let store = open(&home.path("gateway"))?;
+    let gateway = Standing::begin(store, socket, None, keepers, Limits::default(), Standing::USUAL).await?;
+    let url = format!("http://{}", gateway.address);
+    let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
+    let agent = Agent::begin(&home, &url, hosts, Duration::from_secs(args.check_secs)).await?;
+    home.write("address", &url)?;
+    printer.data(&format!("ready {url}\n"));
+    let exit = tokio::select! {
+        exit = live(args, printer) => exit?,
+        exit = signals.asked_to_stop() => exit,
+        why = gateway.broken() => return Err(failed(why)),
+    };
+    info!("stopping");
+    let left = running(args).await;
+    home.forget_address();
+    agent.end().await;
+    gateway.end().await;
+    if left > 0 && !args.background {
+        let one = left == 1;
+        let (s, are) = if one { ("", "is") } else { ("es", "are") };
+        printer.remark(&format!(
+            "{left} process{s} {are} left running, and nobody guards {}: `abide up` guards them again, `abide down \
+             --stop-processes` stops them",
+            if one { "it" } else { "them" }
+        ));
+    }
+    Ok(exit)
+}
+
+/// Makes the manifests true, then waits for ever.
+async fn live(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
+    if !args.paths.is_empty() {
+        apply::once(&args.paths, printer).await;
+    }
+    std::future::pending().await
+}
+
+/// How many processes run.
+async fn running(args: &Up) -> usize {
+    let target = TargetArgs { target: "local".to_owned(), config: None };
+    let Ok(Some(live)) = target.connect("default", Start::Never) else { return 0 };
+    let _ = args;
+    let look = tokio::time::timeout(Duration::from_secs(2), live.backend.observe()).await;
+    let Ok(Ok(observed)) = look else { return 0 };
+    observed.instances.values().filter(|seen| seen.running == Some(true)).count()
+}
+
+/// This machine's agent, in this process.
+struct Agent {
+    stop: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Agent {
+    async fn begin(
+        home: &Home,
+        url: &str,
+        hosts: Vec<HostKey>,
+        look_every: Duration,
+    ) -> Result<Agent, Failure> {
+        let failed = |why: String| Failure::new(Exit::Failed, why);
+        let folder = home.path("agent");
+        super::serve::private_folder(&folder)?;
+        let (up, told) = mpsc::unbounded_channel();
+        let table = Table::open(&folder, look_every, up).await.map_err(|error| failed(error.to_string()))?;
+        let joining = Joining {
+            url: url.to_owned(),
+            token_file: home.path("token"),
+            agent: own_name(&folder).map_err(failed)?,
+            hosts,
+            calling: Calling::default(),
+        };
+        let (stop, stopped) = watch::channel(false);
+        let joined = Arc::new(tokio::sync::Notify::new());
+        let ready = {
+            let joined = Arc::clone(&joined);
+            move || joined.notify_one()
+        };
+        let task = tokio::spawn(async move {
+            if let Err(why) = serve_host(joining, table, told, ready, stopped).await {
+                warn!(%why, "the agent ended");
+            }
+        });
+        if tokio::time::timeout(Duration::from_secs(10), joined.notified()).await.is_err() {
+            return Err(failed("the agent cannot join the gateway of its own machine".to_owned()));
+        }
+        Ok(Agent { stop, task })
+    }
+
+    async fn end(self) {
+        let _ = self.stop.send(true);
+        let _ = tokio::time::timeout(Duration::from_secs(5), self.task).await;
+    }
+}
+
+pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
+    let home = Home::find()?;
+    if args.stop_processes && home.path("gateway").is_dir() {
+        home.start()?;
+        let runtime = runtime()?;
+        let target = TargetArgs { target: "local".to_owned(), config: None };
+        if let Some(live) = target.connect("default", Start::Never)? {
+            let left = runtime.block_on(apply::stop_all(&live, printer))?;
+            if left > 0 {
+                let message = format!("{left} processes could not be stopped: the local system stays");
+                return Err(Failure::new(Exit::Failed, message));
+            }
+        }
+    }
+    match home.end()? {
+        true => printer.remark("the local system has ended"),
+        false => printer.remark("there is no local system"),
+    }
+    Ok(Exit::Done)
+}

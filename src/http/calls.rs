@@ -1,0 +1,156 @@
+//! Calls to a gateway or platform that speaks JSON in envelopes, with an app's credentials.
+
+use std::time::Duration;
+
+use reqwest::{Client, Method, StatusCode};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::Calling;
+use crate::fail;
+
+/// Whom to call, and as whom.
+#[derive(Clone)]
+pub struct Access {
+    pub url: String,
+    pub code: String,
+    pub secret: String,
+    pub username: Option<String>,
+    pub calling: Calling,
+}
+
+impl std::fmt::Debug for Access {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Access").field("url", &self.url).field("code", &self.code).finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone)]
+pub struct Calls {
+    client: Client,
+    base: String,
+    /// `X-Bkapi-Authorization`.
+    authorization: String,
+}
+
+/// Why a call came to nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// It never left: nobody was there.
+    Unreachable(String),
+    /// It left, and no whole answer came: it may have been carried out.
+    NoAnswer(String),
+    /// There was an answer, and it says no.
+    Refused { status: u16, code: i64, message: String },
+}
+
+impl std::fmt::Display for Broken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Broken::Unreachable(why) => write!(f, "it cannot be reached: {why}"),
+            Broken::NoAnswer(why) => write!(f, "it did not answer: {why}"),
+            Broken::Refused { status: 200, code, message } => {
+                write!(f, "it refuses: {message} (code {code})")
+            }
+            Broken::Refused { status, message, .. } => write!(f, "it refuses: {message} (HTTP {status})"),
+        }
+    }
+}
+
+/// What every answer stands in.
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    result: Option<bool>,
+    code: Option<i64>,
+    message: Option<String>,
+    #[serde(borrow)]
+    data: Option<&'a RawValue>,
+}
+
+impl Calls {
+    pub fn new(access: &Access) -> Result<Calls, String> {
+        let authorization = serde_json::json!({
+            "bk_app_code": access.code,
+            "bk_app_secret": access.secret,
+            "bk_username": access.username.as_deref().unwrap_or("admin"),
+        });
+        Ok(Calls {
+            client: access.calling.client()?,
+            base: access.url.trim_end_matches('/').to_owned(),
+            authorization: authorization.to_string(),
+        })
+    }
+
+    pub fn url(&self) -> &str {
+        &self.base
+    }
+
+    /// One call: the text of its `data`, if the answer says that all went well.
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+        headers: &[(&str, String)],
+        time: Duration,
+    ) -> Result<String, Broken> {
+        let mut request = self
+            .client
+            .request(method, format!("{}{path}", self.base))
+            .header("X-Bkapi-Authorization", &self.authorization)
+            .header("Content-Type", "application/json")
+            .timeout(time)
+            .body(body);
+        for (name, value) in headers {
+            request = request.header(*name, value);
+        }
+        // How often somebody asks for results is a matter of time.
+        let counts = !path.contains("get_proc_operate_result");
+        if counts {
+            fail::step();
+        }
+        let response =
+            request.send().await.map_err(|error| match error.is_connect() || error.is_builder() {
+                true => Broken::Unreachable(told_of(&error)),
+                false => Broken::NoAnswer(told_of(&error)),
+            })?;
+        let status = response.status();
+        let bytes = response.bytes().await.map_err(|error| Broken::NoAnswer(told_of(&error)))?;
+        if counts {
+            fail::step();
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let Ok(envelope) = serde_json::from_str::<Envelope<'_>>(&text) else {
+            return Err(match status {
+                // Something before the gateway answered for it.
+                status if status.is_success() => Broken::NoAnswer("the answer is no envelope".to_owned()),
+                status => Broken::Refused { status: status.as_u16(), code: 0, message: said(&status) },
+            });
+        };
+        if status == StatusCode::OK && envelope.result == Some(true) && envelope.code.unwrap_or(0) == 0 {
+            return Ok(envelope.data.map_or("null", RawValue::get).to_owned());
+        }
+        let message = envelope.message.filter(|text| !text.is_empty()).unwrap_or_else(|| said(&status));
+        Err(Broken::Refused { status: status.as_u16(), code: envelope.code.unwrap_or(0), message })
+    }
+}
+
+fn said(status: &StatusCode) -> String {
+    status.canonical_reason().unwrap_or("no reason given").to_owned()
+}
+
+/// An error and what caused it, in one line.
+pub fn told_of(error: &reqwest::Error) -> String {
+    let mut text = String::new();
+    let mut cause: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = cause {
+        let said = error.to_string();
+        // Each layer tends to repeat the next one.
+        if !text.ends_with(&said) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&said);
+        }
+        cause = error.source();
+    }
+    text
+}

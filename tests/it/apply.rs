@@ -1,0 +1,404 @@
+//! `apply` and the local system as people use them: real processes, real deaths, and nothing done twice.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::{command, project, stderr, stdout, until};
+use crate::system::{is_alive, kill, lines};
+
+/// A machine of its own: manifests, and a local system that ends with the test, with all its processes.
+struct Machine {
+    folder: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir(folder.path().join("m")).expect("a folder");
+        Machine { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        command(args, self.folder.path())
+    }
+
+    fn run(&self, args: &[&str]) -> (i32, String, String) {
+        let output: Output = self.command(args).stdin(Stdio::null()).output().expect("it runs");
+        (output.status.code().unwrap_or(-1), stdout(&output), stderr(&output))
+    }
+
+    fn apply(&self, more: &[&str]) -> (i32, String, String) {
+        let mut args = vec!["apply", "m", "--yes"];
+        args.extend(more);
+        self.run(&args)
+    }
+
+    /// Everything that happened, as the processes' own commands tell.
+    fn effects(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.path("effects")).unwrap_or_default();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    }
+
+    fn write(&self, name: &str, more: &str) {
+        let here = self.folder.path().display();
+        let text = format!(
+            "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\nhosts: [{{ip: 127.0.0.1, bk_cloud_id: 0}}]\n\
+             spec:\n  identity: {{proc_name: sleep, setup_path: {here}, pid_path: {here}/run/{name}.pid, value_key: {name}, log_path: {here}/log/{name}.log}}\n\
+             \x20 monitor_policy: {{auto_type: 1, start_check_secs: 0}}\n{more}"
+        );
+        std::fs::write(self.path(&format!("m/{name}.yaml")), text).expect("a file");
+    }
+
+    /// A foreground process whose commands leave a line each.
+    fn process(&self, name: &str, version: &str, config: &str) {
+        let control = format!(
+            "  control:\n    start_mode: foreground\n    start_cmd: echo start {name} {version} >> effects; exec sleep 1000\n\
+             \x20   stop_cmd: echo stop {name} >> effects; kill $ABIDE_PID\n    reload_cmd: echo reload {name} >> effects\n"
+        );
+        let config = match config {
+            "" => String::new(),
+            md5 => format!("  configmap: [{{path: /etc/hostname, md5: {md5:0>32}}}]\n"),
+        };
+        self.write(name, &format!("{control}{config}"));
+    }
+
+    fn rows(&self) -> BTreeMap<String, Value> {
+        let (_, out, err) = self.run(&["get", "processes", "-o", "json"]);
+        let rows: Vec<Value> =
+            serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"));
+        rows.into_iter().map(|row| (row["name"].as_str().expect("a name").to_owned(), row)).collect()
+    }
+
+    fn pids(&self) -> BTreeMap<String, u64> {
+        self.rows().into_iter().filter_map(|(name, row)| Some((name, row["pid"].as_u64()?))).collect()
+    }
+
+    /// How often something was written to the gateway's store.
+    fn writes(&self) -> i64 {
+        let file = self.path(".abide-home/gateway/store.db");
+        let store = rusqlite::Connection::open(file).expect("a store");
+        store.query_row("SELECT max(number) FROM log", [], |row| row.get(0)).expect("a number")
+    }
+}
+
+/// It ends with the test.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.run(&["down", "--stop-processes"]);
+    }
+}
+
+#[test]
+fn the_fewest_operations_and_the_rest_keep_their_pids() {
+    let machine = Machine::new();
+    for name in ["a", "b", "c", "d"] {
+        machine.process(name, "1", "a");
+    }
+    let (code, out, err) = machine.apply(&[]);
+    assert!(code == 0 && out.contains("converged"), "{code} {out} {err}");
+    assert_eq!(machine.effects(), ["start a 1", "start b 1", "start c 1", "start d 1"]);
+    let first = machine.pids();
+    // Nothing to do takes no lease and writes nothing.
+    let writes = machine.writes();
+    let (code, out, _) = machine.apply(&[]);
+    assert!(code == 0 && out.contains("Nothing to do"), "{out}");
+    assert_eq!((machine.writes(), machine.run(&["plan", "m", "--detailed-exitcode"]).0), (writes, 0));
+    // A file's sum: one reload, and the pid stays. A command: one restart.
+    machine.process("a", "1", "b");
+    machine.process("b", "2", "a");
+    let (code, out, err) = machine.apply(&["-o", "json"]);
+    let report: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"));
+    assert_eq!(
+        (code, &report["converged"], &report["exit"]["code"]),
+        (0, &true.into(), &0.into()),
+        "{report}"
+    );
+    let outcomes: Vec<String> = report["outcomes"]
+        .as_array()
+        .expect("outcomes")
+        .iter()
+        .map(|one| {
+            format!(
+                "{} {} {}",
+                one["op"].as_str().expect("op"),
+                one["instance"].as_str().expect("key"),
+                one["outcome"].as_str().expect("outcome")
+            )
+        })
+        .collect();
+    assert_eq!(outcomes, ["reload 0:127.0.0.1:web:a Done", "restart 0:127.0.0.1:web:b Done"]);
+    let second = machine.pids();
+    assert_eq!((second["a"], second["c"], second["d"]), (first["a"], first["c"], first["d"]));
+    assert_ne!(second["b"], first["b"]);
+    // What no file wants any more goes with --prune, and only then.
+    std::fs::remove_file(machine.path("m/c.yaml")).expect("it was there");
+    assert!(machine.apply(&[]).1.contains("Nothing to do"));
+    let (code, _, err) = machine.apply(&["--prune"]);
+    assert_eq!(code, 0, "{err}");
+    assert!(!machine.rows().contains_key("c") && !is_alive(first["c"] as u32));
+    let last = machine.pids();
+    assert_eq!((last["a"], last["b"], last["d"]), (second["a"], second["b"], second["d"]));
+    // Guarded: one that dies is back.
+    kill(last["d"] as u32, "KILL");
+    until("d is back", || machine.pids().get("d").is_some_and(|pid| *pid != last["d"]));
+    let (_, out, _) = machine.run(&["get", "hosts", "-o", "json"]);
+    let hosts: Value = serde_json::from_str(&out).expect("rows");
+    assert_eq!(
+        (&hosts[0]["host"], &hosts[0]["agent"], &hosts[0]["processes"]),
+        (&"0:127.0.0.1".into(), &true.into(), &3.into())
+    );
+}
+
+#[test]
+fn without_approval_nothing_happens_and_a_plan_in_a_file_must_still_be_true() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let (code, _, err) = machine.run(&["apply", "m"]);
+    assert!(code == 4 && err.contains("--yes"), "{code} {err}");
+    let (code, out, _) = machine.run(&["apply", "m", "-o", "json"]);
+    assert!(code == 4 && out.contains("NoApproval"), "{code} {out}");
+    assert_eq!(machine.effects(), Vec::<String>::new());
+    assert_eq!(machine.run(&["plan", "m", "--out", "plan.saved"]).0, 0);
+    let (code, _, err) = machine.run(&["apply", "plan.saved"]);
+    assert_eq!((code, machine.effects()), (0, vec!["start a 1".to_owned()]), "{err}");
+    let (code, out, _) = machine.run(&["apply", "plan.saved", "-o", "json"]);
+    assert!(code == 4 && out.contains("StalePlan"), "what was there has changed: {code} {out}");
+    // A tree with an error is refused as a whole.
+    std::fs::write(machine.path("m/b.yaml"), "kind: Process\n").expect("a file");
+    machine.process("a", "2", "");
+    assert_eq!(machine.apply(&[]).0, 65);
+    assert_eq!(machine.effects(), ["start a 1"]);
+}
+
+#[test]
+fn failures_are_told_and_what_depends_on_them_is_not_begun() {
+    let machine = Machine::new();
+    machine.write("bad", "  control: {start_mode: foreground, start_cmd: ./no-such-program}\n");
+    machine.process("good", "1", "");
+    machine.process("needs", "1", "");
+    let text = std::fs::read_to_string(machine.path("m/needs.yaml")).expect("a file");
+    std::fs::write(machine.path("m/needs.yaml"), format!("depends_on: [bad]\n{text}")).expect("a file");
+    let (code, out, err) = machine.apply(&["--junit", "junit.xml"]);
+    assert_eq!(code, 3, "{out} {err}");
+    assert!(out.contains("no-such-program") && out.contains("which it depends on, failed"), "{out}");
+    assert_eq!(machine.effects(), ["start good 1"]);
+    let junit = std::fs::read_to_string(machine.path("junit.xml")).expect("a file");
+    assert!(junit.contains("failures=\"1\"") && junit.contains("skipped=\"1\""), "{junit}");
+}
+
+#[test]
+fn ten_at_once_start_one_system_and_each_process_once() {
+    let machine = Machine::new();
+    (0..5).for_each(|nth| machine.process(&format!("p{nth}"), "1", ""));
+    let mut all: Vec<Child> = (0..10)
+        .map(|_| {
+            let mut command = machine.command(&["apply", "m", "--yes", "--lock-timeout", "60s"]);
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("it starts")
+        })
+        .collect();
+    let codes: Vec<Option<i32>> = all.iter_mut().map(|child| child.wait().expect("it ends").code()).collect();
+    assert!(codes.iter().all(|code| *code == Some(0)), "{codes:?}");
+    assert_eq!(lines(&machine.path("effects")), 5, "{:?}", machine.effects());
+    let log = std::fs::read_to_string(machine.path(".abide-home/system.log")).expect("a log");
+    assert_eq!(log.matches("taken up").count(), 1, "{log}");
+}
+
+#[test]
+fn up_takes_a_background_system_over_and_leaves_processes_running() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    assert_eq!(machine.apply(&[]).0, 0);
+    let before = machine.pids();
+    machine.process("b", "1", "");
+    let mut up = machine
+        .command(&["up", "m"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    until("b runs", || machine.pids().contains_key("b"));
+    assert_eq!(machine.pids()["a"], before["a"]);
+    let all = machine.pids();
+    kill(up.id(), "INT");
+    assert_eq!(up.wait().expect("it ends").code(), Some(0));
+    assert!(all.values().all(|pid| is_alive(*pid as u32)), "they go on");
+    assert_eq!(machine.run(&["get", "processes"]).1, "nothing is there\n", "nobody serves them");
+    // The next one holds them again.
+    assert!(machine.apply(&[]).1.contains("Nothing to do"));
+    assert_eq!(machine.pids(), all);
+    assert_eq!(machine.run(&["down", "--stop-processes"]).0, 0);
+    assert!(all.values().all(|pid| !is_alive(*pid as u32)));
+}
+
+#[test]
+fn logs_are_shown_from_the_end_and_followed() {
+    let machine = Machine::new();
+    machine.write("says", "  control: {start_mode: foreground, start_cmd: \"for n in 1 2 3; do echo line $n; done; exec sleep 1000\"}\n");
+    assert_eq!(machine.apply(&[]).0, 0);
+    until("it has spoken", || lines(&machine.path("log/says.log")) == 3);
+    assert_eq!(machine.run(&["logs", "web/says"]).1, "line 1\nline 2\nline 3\n");
+    assert_eq!(machine.run(&["logs", "web/says", "--tail", "2"]).1, "line 2\nline 3\n");
+    assert_eq!(machine.run(&["logs", "web/says", "--tail", "0"]).1, "");
+    let (code, _, err) = machine.run(&["logs", "web/none"]);
+    assert!(code == 1 && err.contains("web/none"), "{err}");
+    let out = std::fs::File::create(machine.path("followed")).expect("a file");
+    let mut follow = machine.command(&["logs", "web/says", "-f", "--tail", "1"]);
+    let follow = follow.stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).spawn().expect("it starts");
+    let _follow = Ends(follow);
+    let log = || std::fs::File::options().append(true).open(machine.path("log/says.log")).expect("a log");
+    let followed = || std::fs::read_to_string(machine.path("followed")).unwrap_or_default();
+    until("it begins", || followed() == "line 3\n");
+    std::io::Write::write_all(&mut log(), b"line 4\n").expect("a line");
+    until("it follows", || followed() == "line 3\nline 4\n");
+    // A log that was moved away goes on in a new file.
+    std::fs::rename(machine.path("log/says.log"), machine.path("log/old.log")).expect("a log");
+    std::fs::write(machine.path("log/says.log"), "line 5\n").expect("a log");
+    until("it follows the new one", || followed() == "line 3\nline 4\nline 5\n");
+}
+
+/// Killed at any moment, an apply is finished by the next one, and every effect happens as often as without a death.
+#[test]
+fn killed_at_any_step_the_next_one_finishes_and_nothing_happens_twice() {
+    type Scene = (&'static str, fn(&Machine), fn(&Machine), &'static [&'static str]);
+    let scenes: [Scene; 4] = [
+        ("create", |_| {}, |m| ["x", "y"].iter().for_each(|name| m.process(name, "1", "")), &[]),
+        (
+            "change",
+            |m| ["x", "y"].iter().for_each(|name| m.process(name, "1", "a")),
+            |m| {
+                m.process("x", "2", "a");
+                m.process("y", "1", "b");
+            },
+            &[],
+        ),
+        (
+            "replace",
+            |m| m.process("x", "1", ""),
+            |m| {
+                m.process("x", "1", "");
+                let file = m.path("m/x.yaml");
+                let text = std::fs::read_to_string(&file)
+                    .expect("a file")
+                    .replace("value_key: x", "value_key: other");
+                std::fs::write(file, text).expect("a file");
+            },
+            &[],
+        ),
+        (
+            "prune",
+            |m| ["x", "y"].iter().for_each(|name| m.process(name, "1", "")),
+            |m| {
+                std::fs::remove_file(m.path("m/x.yaml")).expect("it was there");
+            },
+            &["--prune"],
+        ),
+    ];
+    let soak = std::env::var("ABIDE_SOAK").is_ok();
+    std::thread::scope(|threads| {
+        for (what, before, after, flags) in scenes {
+            threads.spawn(move || scene(what, before, after, flags, soak));
+        }
+    });
+}
+
+fn scene(what: &str, before: fn(&Machine), after: fn(&Machine), flags: &[&str], soak: bool) {
+    let prepared = || {
+        let machine = Machine::new();
+        before(&machine);
+        // Something of the owner's must be left for prune to be allowed to act.
+        machine.process("stays", "1", "");
+        assert_eq!(machine.apply(&[]).0, 0, "{what}");
+        std::fs::write(machine.path("effects"), "").expect("a file");
+        after(&machine);
+        machine
+    };
+    let machine = prepared();
+    let mut args = vec!["apply", "m", "--yes"];
+    args.extend(flags);
+    let output = machine
+        .command(&args)
+        .env("ABIDE_STEPS_FILE", machine.path("steps"))
+        .stdin(Stdio::null())
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{what}: {}", stderr(&output));
+    let steps: u64 =
+        std::fs::read_to_string(machine.path("steps")).expect("steps").parse().expect("a number");
+    let expected = machine.effects();
+    assert!(steps > 8 && !expected.is_empty(), "{what}: {steps} steps, {expected:?}");
+    drop(machine);
+    let every = if soak { 1 } else { (steps / 5).max(1) };
+    for nth in (1..=steps).filter(|nth| nth % every == 0) {
+        let machine = prepared();
+        let mut child = machine
+            .command(&args)
+            .env("ABIDE_DIE_AFTER", nth.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        let ended = child.wait().expect("it ends");
+        assert!(!ended.success(), "{what}: step {nth} of {steps} was not reached");
+        let (code, out, err) = machine.run(&args);
+        assert_eq!(code, 0, "{what} after death {nth}: {out} {err}");
+        assert_eq!(machine.effects(), expected, "{what} after death {nth} of {steps}: {out}");
+        assert!(machine.apply(flags).1.contains("Nothing to do"), "{what} after death {nth}");
+    }
+}
+
+#[test]
+fn the_sample_fleet_converges_as_the_readme_says() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let machine = Machine { folder };
+    let manifests = project().join("manifests");
+    let path = manifests.display().to_string();
+    let text = |name: &str| std::fs::read_to_string(manifests.join(name)).expect("a manifest");
+    assert!(text("fleet.yaml").contains("/tmp/abide-sample"));
+    // Its own place, so that tests do not meet each other or a fleet that runs here.
+    let own = machine.path("fleet");
+    std::fs::create_dir(&own).expect("a folder");
+    for entry in std::fs::read_dir(&manifests)
+        .expect(&path)
+        .flatten()
+        .filter(|entry| entry.path().extension().is_some_and(|e| e == "yaml"))
+    {
+        let text = std::fs::read_to_string(entry.path()).expect("a file");
+        let text = text
+            .replace("/tmp/abide-sample", &machine.path("run").display().to_string())
+            .replace("soak: 5s", "soak: 1s");
+        std::fs::write(own.join(entry.file_name()), text).expect("a file");
+    }
+    let (code, out, err) = machine.run(&["apply", "fleet", "--yes"]);
+    assert!(code == 0 && out.contains("converged"), "{code} {out} {err}");
+    let rows = machine.rows();
+    assert_eq!(rows.len(), 8);
+    assert!(rows.values().all(|row| row["health"] == "Healthy" || row["name"] == "tick"), "{rows:#?}");
+    std::thread::sleep(Duration::from_millis(10));
+    assert!(machine.run(&["apply", "fleet", "--yes"]).1.contains("Nothing to do"));
+}
