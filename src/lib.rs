@@ -9,18 +9,22 @@
 //! a target ─observe→ Observed{instances, gaps} ─lay_over(expectations)──────┼─reconcile→ Plan{waves, held, notes}
 //! flags, policies, holds: Rules ────────────────────────────────────────────┘
 //! ```
-//! From there a plan will be carried out; those rooms are not built yet.
+//! ```text
+//! Plan ─execute→ calls of a Backend, each in the journal first ─→ outcomes ─observe again→ nothing to do
+//! ```
 //!
 //! # The rooms
 //! - [`model`]: the nouns: keys, spec, desired and observed state, plan. Plain data, knows nobody.
 //! - [`manifest`]: text → [`Desired`](model::Desired), and every problem with its place; rows → [`Observed`](model::Observed).
 //! - [`reconcile`]: the pure core: what to do, in which order, what to leave alone, and why.
 //! - [`gse`]: the wire of GSE and JOB: requests, answers, codes, keys.
-//! - [`backend`]: the window on the world. So far a simulated fleet.
-//! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file.
-//! - [`http`]: how we listen: TLS, limits, files that are read again.
+//! - [`backend`]: the window on the world: our own gateway, and a simulated fleet.
+//! - [`execute`]: from a plan to outcomes, once, whatever breaks on the way.
+//! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file, or a
+//!   gateway's store over HTTP.
+//! - [`http`]: how we listen and call: TLS, limits, credentials, files that are read again.
 //! - [`gateway`]: GSE's and JOB's API over a store, the channel of the agents, and our own API beside it.
-//! - [`agent`]: the processes of a host: started, stopped, guarded, found again.
+//! - [`agent`]: the processes of a host: started, stopped, guarded, limited, found again.
 //! - [`clock`]: what time it is, and what the clocks of a zone show.
 //! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
 //!

@@ -68,6 +68,8 @@ impl Home {
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Ok(None);
         }
+        // Where a former one listened is nobody's address now.
+        self.forget_address();
         let written = lock
             .set_len(0)
             .and_then(|()| lock.rewind())
