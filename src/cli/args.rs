@@ -101,6 +101,24 @@ pub enum Verb {
     Down(super::up::Down),
     Get(super::get::Get),
     Logs(super::logs::Logs),
+    Status(super::status::Status),
+    Describe(super::status::Describe),
+    History(super::status::History),
+    Export(super::status::Export),
+    /// Start processes now, and leave them so: a hold keeps others from undoing it
+    Start(super::by_hand::ByHand),
+    /// Stop processes now, and leave them so: a hold keeps others from undoing it
+    Stop(super::by_hand::ByHand),
+    /// Restart processes now, with what the engine holds
+    Restart(super::by_hand::ByHand),
+    /// Let processes read their configuration again, now
+    Reload(super::by_hand::ByHand),
+    /// Kill processes now, and leave them so: a hold keeps others from undoing it
+    Kill(super::by_hand::ByHand),
+    Release(super::by_hand::Release),
+    Pause(super::by_hand::Stay),
+    Resume(super::by_hand::Resume),
+    Doctor(super::doctor::Doctor),
     Convert(Convert),
     Explain(Explain),
     Serve(Box<super::serve::Serve>),

@@ -40,6 +40,8 @@ pub enum Kind {
     Processes,
     Hosts,
     Tasks,
+    /// What people did by hand and nobody undoes
+    Holds,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -101,6 +103,19 @@ async fn rows(args: &Get, live: &Live) -> Result<Vec<Value>, Failure> {
                 .collect()
         }
         Kind::Tasks => live.backend.tasks().await.map_err(|fault| live.failure(&fault))?,
+        Kind::Holds => {
+            let (holds, pauses) = live.restraints().await?;
+            let time = |until: Option<crate::model::Time>| until.map(|time| time.to_string());
+            let holds = holds.into_iter().map(|hold| {
+                json!({"what": hold.instance, "by": hold.by, "reason": hold.reason, "until": time(hold.until)})
+            });
+            let pauses = pauses.into_iter().map(|pause| {
+                let what =
+                    pause.namespace.map_or("everything".to_owned(), |name| format!("namespace {name}"));
+                json!({"what": what, "by": pause.by, "reason": pause.reason, "until": time(pause.until)})
+            });
+            holds.chain(pauses).collect()
+        }
     };
     Ok(rows)
 }
@@ -163,6 +178,7 @@ fn name(kind: Kind, row: &Value) -> String {
         Kind::Processes => "instance",
         Kind::Hosts => "host",
         Kind::Tasks => "id",
+        Kind::Holds => "what",
     };
     row[field].as_str().unwrap_or_default().to_owned()
 }
@@ -191,6 +207,7 @@ fn table(args: &Get, rows: &[Value]) -> String {
         ],
         (Kind::Hosts, _) => &["host", "agent", "version", "processes", "heard"],
         (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
+        (Kind::Holds, _) => &["what", "by", "until", "reason"],
     };
     if rows.is_empty() {
         return "nothing is there\n".to_owned();

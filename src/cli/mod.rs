@@ -5,8 +5,10 @@
 mod agent;
 mod apply;
 mod args;
+mod by_hand;
 mod convert;
 mod diff;
+mod doctor;
 mod explain;
 mod generate;
 mod get;
@@ -16,6 +18,7 @@ mod logs;
 mod plan;
 mod print;
 mod serve;
+mod status;
 mod target;
 mod up;
 mod validate;
@@ -27,6 +30,7 @@ use clap::error::ErrorKind;
 
 use self::args::{Args, Verb};
 use self::print::Printer;
+use crate::model::Op;
 
 /// Exit codes of the contract that the verbs so far can end with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,6 +123,19 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Down(args) => up::down(&args, printer),
         Verb::Get(args) => get::run(&args, printer),
         Verb::Logs(args) => logs::run(&args, printer),
+        Verb::Status(args) => status::status(&args, printer),
+        Verb::Describe(args) => status::describe(&args, printer),
+        Verb::History(args) => status::history(&args, printer),
+        Verb::Export(args) => status::export(&args, printer),
+        Verb::Start(args) => by_hand::operate(Op::Start, &args, printer),
+        Verb::Stop(args) => by_hand::operate(Op::Stop, &args, printer),
+        Verb::Restart(args) => by_hand::operate(Op::Restart, &args, printer),
+        Verb::Reload(args) => by_hand::operate(Op::Reload, &args, printer),
+        Verb::Kill(args) => by_hand::operate(Op::Kill, &args, printer),
+        Verb::Release(args) => by_hand::release(&args, printer),
+        Verb::Pause(args) => by_hand::pause(&args, printer),
+        Verb::Resume(args) => by_hand::resume(&args, printer),
+        Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),
         Verb::Agent(args) => agent::run(&args, printer),
         Verb::Schema => generate::schema(printer),

@@ -402,3 +402,99 @@ fn the_sample_fleet_converges_as_the_readme_says() {
     std::thread::sleep(Duration::from_millis(10));
     assert!(machine.run(&["apply", "fleet", "--yes"]).1.contains("Nothing to do"));
 }
+
+#[test]
+fn what_is_done_by_hand_is_held_until_it_is_released() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    assert_eq!(machine.apply(&[]).0, 0);
+    let (code, out, err) = machine.run(&["stop", "web/a", "--reason", "maintenance"]);
+    assert!(code == 0 && out.contains("held until it is released"), "{code} {out} {err}");
+    assert_eq!(machine.rows()["a"]["running"], false);
+    // Nobody undoes it.
+    let (code, out, _) = machine.run(&["plan", "m", "-o", "json"]);
+    let plan: Value = serde_json::from_str(&out).expect("a plan");
+    assert_eq!(
+        (code, &plan["held"][0]["reason"], plan["waves"].as_array().map(Vec::len)),
+        (0, &"Hold".into(), Some(0)),
+        "{plan}"
+    );
+    assert!(plan["held"][0]["detail"].as_str().expect("text").contains("maintenance"), "{plan}");
+    machine.apply(&[]);
+    assert_eq!(machine.rows()["a"]["running"], false);
+    assert!(machine.run(&["get", "holds"]).1.contains("maintenance"));
+    assert_eq!(machine.run(&["release", "web/a"]).0, 0);
+    assert_eq!((machine.apply(&[]).0, &machine.rows()["a"]["running"]), (0, &true.into()));
+    // A pause holds a whole namespace.
+    assert_eq!(machine.run(&["pause", "web"]).0, 0);
+    machine.process("b", "2", "");
+    let (_, out, _) = machine.run(&["plan", "m"]);
+    assert!(out.contains("Paused"), "{out}");
+    assert_eq!(machine.run(&["resume", "web"]).0, 0);
+    assert_eq!(machine.apply(&[]).0, 0);
+    assert_eq!(machine.run(&["status", "--check"]).0, 0);
+    let before = machine.pids();
+    assert_eq!(machine.run(&["restart", "web/b@127.0.0.1", "--until", "1s"]).0, 0);
+    assert!(machine.pids()["b"] != before["b"] && machine.pids()["a"] == before["a"]);
+    let (code, _, err) = machine.run(&["stop", "web/none"]);
+    assert!(code == 1 && err.contains("web/none"), "{err}");
+    let (code, out, _) = machine.run(&["describe", "web/b", "-o", "json"]);
+    let told: Value = serde_json::from_str(&out).expect("rows");
+    assert!(code == 0 && told[0]["hold"]["reason"] == "restart by hand", "{told}");
+    let (_, out, _) = machine.run(&["history", "-o", "json"]);
+    assert!(serde_json::from_str::<Vec<Value>>(&out).expect("entries").len() >= 2, "{out}");
+    // What is exported plans to nothing.
+    let (code, out, _) = machine.run(&["export"]);
+    std::fs::write(machine.path("exported.yaml"), &out).expect("a file");
+    assert_eq!((code, machine.run(&["release", "web/b"]).0), (0, 0));
+    let (code, out, err) = machine.run(&["plan", "exported.yaml", "--detailed-exitcode"]);
+    assert_eq!(code, 0, "{out} {err}");
+    assert_eq!(machine.run(&["doctor"]).0, 0);
+}
+
+/// Two runners with empty homes, one gateway: the second does nothing, and a change is still classified rightly.
+#[test]
+fn two_empty_homes_against_one_gateway() {
+    let machine = Machine::new();
+    machine.process("a", "1", "a");
+    assert_eq!(machine.apply(&[]).0, 0);
+    let home = machine.path(".abide-home");
+    let read = |name: &str| std::fs::read_to_string(home.join(name)).expect("a file").trim().to_owned();
+    let config = format!(
+        "targets:\n  prod: {{url: \"{}\", dialect: abide, auth: {{app_code: abide, app_secret: {{env: THE_SECRET}}}}}}\n",
+        read("address")
+    );
+    std::fs::write(machine.path("abide.yaml"), config).expect("a file");
+    let elsewhere = |args: &[&str]| {
+        let output = machine
+            .command(args)
+            .env("ABIDE_HOME", machine.path("empty"))
+            .env("THE_SECRET", read("secret"))
+            .env("HOME", machine.path("empty"))
+            .stdin(Stdio::null())
+            .output()
+            .expect("it runs");
+        (output.status.code().unwrap_or(-1), stdout(&output), stderr(&output))
+    };
+    let user = "user: root";
+    let text = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
+    let (code, _, err) = elsewhere(&["plan", "m", "--target", "prod"]);
+    assert!(
+        code == 65 && err.contains("identity.user"),
+        "another machine must be told whom to run as: {code} {err}"
+    );
+    let me = crate::system::whoami();
+    let named = |text: &str| {
+        text.replace("proc_name: sleep,", &format!("proc_name: sleep, {},", user.replace("root", &me)))
+    };
+    std::fs::write(machine.path("m/a.yaml"), named(&text)).expect("a file");
+    let (code, out, err) = elsewhere(&["apply", "m", "--target", "prod", "--yes"]);
+    assert!(code == 0 && out.contains("Nothing to do"), "{code} {out} {err}");
+    assert!(!machine.path("empty").exists(), "nothing was started or written here");
+    machine.process("a", "1", "b");
+    let text = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
+    std::fs::write(machine.path("m/a.yaml"), named(&text)).expect("a file");
+    let (code, out, err) = elsewhere(&["apply", "m", "--target", "prod", "--yes"]);
+    assert!(code == 0 && out.contains("reload web/a"), "{code} {out} {err}");
+    assert_eq!(machine.effects(), ["reload a", "start a 1"]);
+}

@@ -207,3 +207,63 @@ fn another_user_is_another_user() {
         (vec!["0000000000000000".to_owned()], vec!["0000000000000000".to_owned()])
     );
 }
+
+#[test]
+fn what_takes_its_time_is_still_running_until_it_is_not() {
+    let system = System::new();
+    let mut slow = system.spec("slow", "exec sleep 1000");
+    slow["monitor_policy"]["start_check_secs"] = json!(2);
+    let task = system.begin("slow", 0, &slow);
+    let row = system.server.gse("get_proc_operate_result_v2", json!({"task_id": task}))["data"]["0:127.0.0.1:web:slow"].clone();
+    assert_eq!(row["error_code"], 115, "{row}");
+    assert_eq!(system.row("slow", &task)["error_code"], 0);
+    // A daemon that writes its pid file late is waited for; one that never does has not come up.
+    let mut late =
+        system.spec("sleep", "(sleep 0.5; sleep 1000 & echo $! > run/sleep.pid) >/dev/null 2>&1 &");
+    late["control"]["start_mode"] = json!("daemon");
+    late["monitor_policy"]["start_check_secs"] = json!(5);
+    assert_eq!(system.operate("sleep", 0, &late), (0, "success".to_owned()));
+    let mut never = system.spec("never", "sleep 1000 >/dev/null 2>&1 &");
+    never["control"]["start_mode"] = json!("daemon");
+    never["monitor_policy"]["start_check_secs"] = json!(1);
+    let (code, message) = system.operate("never", 0, &never);
+    assert!(code == 836 && message.contains("never.pid"), "{code} {message}");
+    // One that says very much is not held up, and neither is anybody else.
+    let flood = system.spec(
+        "flood",
+        "while :; do echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done",
+    );
+    assert_eq!(system.operate("flood", 0, &flood).0, 0);
+    until("its log grows", || {
+        std::fs::metadata(system.path("log/flood.log")).is_ok_and(|meta| meta.len() > 1 << 20)
+    });
+    assert_eq!(system.operate("flood", 1, &flood).0, 0);
+}
+
+#[test]
+fn one_agent_answers_for_several_hosts_each_with_its_own_processes() {
+    let mut system = System::new();
+    system.kill_agent();
+    system.start_agent_with(&["--as-host", "0:127.0.0.2", "--as-host", "0:127.0.0.3"], &[]);
+    let hosts = json!([{"ip": "127.0.0.2", "bk_cloud_id": 0}, {"ip": "127.0.0.3", "bk_cloud_id": 0}]);
+    let mut spec = system.spec("twin", "echo up >> twins; exec sleep 1000");
+    spec["identity"]["pid_path"] = json!(system.path("run/twin-$$.pid"));
+    let body =
+        json!({"meta": {"namespace": "web", "name": "twin"}, "hosts": hosts, "op_type": 0, "spec": spec});
+    let task = system.server.gse("operate_proc", body)["data"]["task_id"].clone();
+    until("both are up", || {
+        let rows = system.server.gse("get_proc_operate_result_v2", json!({"task_id": task}))["data"].clone();
+        ["0:127.0.0.2:web:twin", "0:127.0.0.3:web:twin"].iter().all(|key| rows[*key]["error_code"] == 0)
+    });
+    let page = system.server.call("GET", "/api/abide/v1/processes?name=twin", json!({}));
+    let pids: Vec<u64> = page["data"]["items"]
+        .as_array()
+        .expect("rows")
+        .iter()
+        .filter_map(|row| row["pid"].as_u64())
+        .collect();
+    assert!(pids.len() == 2 && pids[0] != pids[1], "{pids:?}");
+    assert_eq!(lines(&system.path("twins")), 2);
+    // A host that nobody answers for is another matter.
+    assert_eq!(system.row("x", &system.begin("x", 0, &system.spec("x", "sleep 1000")))["error_code"], 117);
+}

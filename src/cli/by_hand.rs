@@ -1,0 +1,319 @@
+//! What a person does by hand: `start stop restart reload kill`, each recorded as a hold before it is sent, so that nothing
+//! undoes it; `release`, which ends a hold; `pause` and `resume`.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use super::args::switch;
+use super::print::{BOLD, ERROR, Printer, count, visible};
+use super::target::{Live, Start, TargetArgs, runtime};
+use super::{Exit, Failure};
+use crate::backend::{Answer, Backend, Order, Outcome};
+use crate::clock;
+use crate::model::{
+    Hold, Host, HostKey, InstanceKey, Name, Observed, Op, Pause, ProcessKey, Seen, Selection, Selector, Time,
+    glob, seconds,
+};
+use crate::store::{Store, Txn};
+
+/// Which instances are meant.
+#[derive(Debug, clap::Args)]
+pub struct Whom {
+    /// The process, or one of its instances: NS/NAME or NS/NAME@HOST (repeatable)
+    #[arg(value_name = "NS/NAME[@HOST]", required_unless_present = "selector")]
+    pub processes: Vec<Meant>,
+    /// All instances with these labels: key=v,key!=v,key in (a,b),key,!key
+    #[arg(short = 'l', long, value_name = "LABELS", env = "ABIDE_SELECTOR", conflicts_with = "processes")]
+    pub selector: Option<Selector>,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+/// `web/api`, or `web/api@0:10.0.0.1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meant {
+    process: ProcessKey,
+    host: Option<String>,
+}
+
+impl std::str::FromStr for Meant {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Meant, String> {
+        let (process, host) = match text.split_once('@') {
+            Some((process, host)) => (process, Some(host.to_owned()).filter(|host| !host.is_empty())),
+            None => (text, None),
+        };
+        let process = process.parse().map_err(|error| format!("{error}"))?;
+        Ok(Meant { process, host })
+    }
+}
+
+impl Meant {
+    pub fn is(&self, key: &InstanceKey) -> bool {
+        let on = |pattern: &String| {
+            let host = key.host.to_string();
+            glob(pattern, &host) || host.split_once(':').is_some_and(|(_, address)| glob(pattern, address))
+        };
+        key.process() == self.process && self.host.as_ref().is_none_or(on)
+    }
+}
+
+/// How long, and why.
+#[derive(Debug, clap::Args)]
+pub struct Terms {
+    /// Until when: a duration such as 2h, or a time; left out: until it is released
+    #[arg(long, value_name = "TIME", env = "ABIDE_UNTIL", value_parser = until)]
+    pub until: Option<Until>,
+    /// Why, for whoever finds it
+    #[arg(long, value_name = "TEXT", env = "ABIDE_REASON")]
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    After(u64),
+    At(Time),
+}
+
+fn until(text: &str) -> Result<Until, String> {
+    match (seconds(text), clock::read(text)) {
+        (Some(secs), _) => Ok(Until::After(secs)),
+        (None, Some(time)) => Ok(Until::At(time)),
+        (None, None) => Err("a duration such as 2h, or a time such as 2026-11-16T08:00:00Z".to_owned()),
+    }
+}
+
+impl Until {
+    fn time(self) -> Time {
+        match self {
+            Until::After(secs) => now().after_secs(secs),
+            Until::At(time) => time,
+        }
+    }
+}
+
+/// Do it now, and leave it so: `watch` and `apply` do not undo it until it is released
+#[derive(Debug, clap::Args)]
+pub struct ByHand {
+    #[command(flatten)]
+    pub whom: Whom,
+    #[command(flatten)]
+    pub terms: Terms,
+}
+
+/// End holds: manifests decide again
+#[derive(Debug, clap::Args)]
+pub struct Release {
+    #[command(flatten)]
+    pub whom: Whom,
+}
+
+/// Leave a namespace, or everything, alone until it is resumed
+#[derive(Debug, clap::Args)]
+pub struct Stay {
+    /// The namespace
+    #[arg(value_name = "NAMESPACE", required_unless_present = "all")]
+    pub namespace: Option<Name>,
+    /// Everything
+    #[arg(long, env = "ABIDE_ALL", value_parser = switch, conflicts_with = "namespace")]
+    pub all: bool,
+    #[command(flatten)]
+    pub terms: Terms,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+/// End a pause
+#[derive(Debug, clap::Args)]
+pub struct Resume {
+    /// The namespace; left out: the pause of everything
+    #[arg(value_name = "NAMESPACE")]
+    pub namespace: Option<Name>,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+pub fn operate(op: Op, args: &ByHand, printer: &Printer) -> Result<Exit, Failure> {
+    let live = connect(&args.whom.target)?;
+    runtime()?.block_on(act(op, args, &live, printer))
+}
+
+fn connect(target: &TargetArgs) -> Result<Live, Failure> {
+    let live = target.connect("default", Start::OnDemand)?;
+    live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
+}
+
+async fn look(live: &Live) -> Result<Observed, Failure> {
+    live.backend.observe().await.map_err(|fault| live.failure(&fault))
+}
+
+/// The instances that are meant; a name that means nothing is a mistake.
+fn meant<'a>(whom: &Whom, observed: &'a Observed) -> Result<Vec<(&'a InstanceKey, &'a Seen)>, Failure> {
+    let by_labels = Selection { labels: whom.selector.clone(), ..Selection::default() };
+    let is = |key: &InstanceKey, seen: &Seen| match &whom.selector {
+        Some(_) => by_labels.means(key, None, &seen.labels),
+        None => whom.processes.iter().any(|one| one.is(key)),
+    };
+    for one in &whom.processes {
+        if !observed.instances.keys().any(|key| one.is(key)) {
+            let host = one.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
+            let message = format!("there is no process {}{host}", one.process);
+            return Err(Failure::new(Exit::Failed, message).hint("`abide get processes` lists them"));
+        }
+    }
+    let found: Vec<_> = observed.instances.iter().filter(|(key, seen)| is(key, seen)).collect();
+    if found.is_empty() {
+        return Err(Failure::new(Exit::Failed, "no instance has these labels"));
+    }
+    Ok(found)
+}
+
+async fn act(op: Op, args: &ByHand, live: &Live, printer: &Printer) -> Result<Exit, Failure> {
+    let observed = look(live).await?;
+    let instances = meant(&args.whom, &observed)?;
+    let unknown: BTreeSet<&HostKey> =
+        instances.iter().map(|(key, _)| &key.host).filter(|host| observed.gaps.contains_key(host)).collect();
+    if let Some(host) = unknown.first() {
+        return Err(Failure::new(
+            Exit::Unreachable,
+            format!("host {host}: no agent is connected; nothing was done"),
+        ));
+    }
+    // The hold stands before the operation is sent: nobody undoes it in between.
+    let by = std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned());
+    let mut txn = Txn::default();
+    for (key, _) in &instances {
+        let hold = Hold {
+            instance: (*key).clone(),
+            by: by.clone(),
+            reason: Some(args.terms.reason.clone().unwrap_or_else(|| format!("{op} by hand"))),
+            until: args.terms.until.map(Until::time),
+        };
+        txn = txn.and(Txn::put(format!("hold/{key}"), serde_json::to_vec(&hold).unwrap_or_default()));
+    }
+    live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+    let orders: Vec<Order> =
+        instances.iter().enumerate().map(|(nth, (key, seen))| order(op, nth, key, seen)).collect();
+    let call = format!("by-hand-{}-{}", std::process::id(), now().0);
+    let task = live.backend.submit(&call, &orders).await.map_err(|fault| live.failure(&fault))?;
+    let answers = finish(live, &task).await?;
+    let mut failed = 0;
+    for Answer { instance, result, .. } in &answers {
+        let already = |code: i64| matches!((op, code), (Op::Start, 828) | (Op::Stop | Op::Kill, 829));
+        match result {
+            Outcome::Done => {}
+            Outcome::Failed { code, message } if already(*code) => {
+                printer.remark(&format!("{instance}: {}", visible(message)));
+            }
+            Outcome::Failed { code, message } => {
+                failed += 1;
+                printer.to_stderr(&format!(
+                    "{ERROR}failed{ERROR:#} {op} {instance}: {} (code {code})\n",
+                    visible(message)
+                ));
+            }
+            Outcome::InProgress => {
+                failed += 1;
+                printer.to_stderr(&format!("{ERROR}unknown{ERROR:#} {op} {instance}: no result came\n"));
+            }
+        }
+    }
+    let (held, until) = (count(answers.len(), "instance"), args.terms.until.map(Until::time));
+    let until = until.map_or("until it is released".to_owned(), |time| format!("until {time}"));
+    printer.styled(&format!("{BOLD}{op}{BOLD:#}: {} of {held}; held {until}\n", answers.len() - failed));
+    Ok(if failed == 0 { Exit::Done } else { Exit::Incomplete })
+}
+
+fn order(op: Op, nth: usize, key: &InstanceKey, seen: &Seen) -> Order {
+    let spec = match op {
+        // What runs is brought down as it was started.
+        Op::Stop | Op::Kill => seen.live.spec().or(seen.given.spec()),
+        _ => seen.given.spec(),
+    };
+    Order {
+        id: nth.to_string(),
+        owner: seen.owner.as_deref().unwrap_or("default").to_owned(),
+        instance: key.clone(),
+        host: Host { key: key.host.clone(), supplier: None, agent_id: None },
+        op,
+        spec: spec.cloned(),
+        revision: None,
+        takes: Vec::new(),
+        from: None,
+    }
+}
+
+async fn finish(live: &Live, task: &crate::backend::Task) -> Result<Vec<Answer>, Failure> {
+    let begin = Instant::now();
+    loop {
+        let answers = live.backend.poll(task).await.map_err(|fault| live.failure(&fault))?;
+        let open = answers.iter().any(|answer| answer.result == Outcome::InProgress);
+        if !open || begin.elapsed() > Duration::from_secs(600) {
+            return Ok(answers);
+        }
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+}
+
+pub fn release(args: &Release, printer: &Printer) -> Result<Exit, Failure> {
+    let live = connect(&args.whom.target)?;
+    runtime()?.block_on(async {
+        let (holds, _) = live.restraints().await?;
+        let observed = look(&live).await?;
+        let by_labels = Selection { labels: args.whom.selector.clone(), ..Selection::default() };
+        let is = |hold: &&Hold| match &args.whom.selector {
+            Some(_) => observed
+                .instances
+                .get(&hold.instance)
+                .is_some_and(|seen| by_labels.means(&hold.instance, None, &seen.labels)),
+            None => args.whom.processes.iter().any(|one| one.is(&hold.instance)),
+        };
+        let released: Vec<&Hold> = holds.iter().filter(is).collect();
+        let txn = released
+            .iter()
+            .fold(Txn::default(), |txn, hold| txn.and(Txn::delete(format!("hold/{}", hold.instance))));
+        if !txn.writes.is_empty() {
+            live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+        }
+        printer.styled(&format!("{BOLD}released{BOLD:#}: {}\n", count(released.len(), "hold")));
+        Ok(Exit::Done)
+    })
+}
+
+pub fn pause(args: &Stay, printer: &Printer) -> Result<Exit, Failure> {
+    let live = connect(&args.target)?;
+    let pause = Pause {
+        namespace: args.namespace.clone(),
+        by: std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned()),
+        reason: args.terms.reason.clone(),
+        until: args.terms.until.map(Until::time),
+    };
+    let key = place(args.namespace.as_ref());
+    let value = serde_json::to_vec(&pause).unwrap_or_default();
+    let written = runtime()?.block_on(live.state.txn(Txn::put(key, value)));
+    written.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+    let what = args.namespace.as_ref().map_or("everything".to_owned(), |name| format!("namespace {name}"));
+    let until = pause.until.map_or("until it is resumed".to_owned(), |time| format!("until {time}"));
+    printer.styled(&format!("{BOLD}paused{BOLD:#}: {what}, {until}\n"));
+    Ok(Exit::Done)
+}
+
+pub fn resume(args: &Resume, printer: &Printer) -> Result<Exit, Failure> {
+    let live = connect(&args.target)?;
+    let written = runtime()?.block_on(live.state.txn(Txn::delete(place(args.namespace.as_ref()))));
+    written.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+    let what = args.namespace.as_ref().map_or("everything".to_owned(), |name| format!("namespace {name}"));
+    printer.styled(&format!("{BOLD}resumed{BOLD:#}: {what}\n"));
+    Ok(Exit::Done)
+}
+
+/// A pause of everything has a name that no namespace can have.
+fn place(namespace: Option<&Name>) -> String {
+    namespace.map_or("pause/*".to_owned(), |name| format!("pause/{name}"))
+}
+
+fn now() -> Time {
+    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
+    Time(i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(0))
+}

@@ -1,0 +1,172 @@
+//! `abide doctor`: what may keep Abide from working here, and what to do about it.
+
+use std::time::Duration;
+
+use super::local::Home;
+use super::print::{ERROR, HINT, Printer, WARNING, visible};
+use super::target::{Start, TargetArgs, runtime};
+use super::{Exit, Failure};
+use crate::clock;
+
+/// Check the config, the target, credentials, clocks, agents and limits, and say what to do
+///
+/// Exits with 1 when something keeps Abide from working. Warnings do not count.
+#[derive(Debug, clap::Args)]
+pub struct Doctor {
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+enum Finding {
+    Well(String),
+    Warning(String, String),
+    Bad(String, String),
+}
+
+pub fn run(args: &Doctor, printer: &Printer) -> Result<Exit, Failure> {
+    let mut findings = vec![limits()];
+    if args.target.target == "local" {
+        findings.extend(local());
+    }
+    findings.extend(target(args)?);
+    let mut bad = false;
+    for finding in findings {
+        let text = match finding {
+            Finding::Well(what) => format!("{HINT}ok{HINT:#}       {}\n", visible(&what)),
+            Finding::Warning(what, todo) => {
+                format!("{WARNING}warning{WARNING:#}  {}\n         {}\n", visible(&what), visible(&todo))
+            }
+            Finding::Bad(what, todo) => {
+                bad = true;
+                format!("{ERROR}error{ERROR:#}    {}\n         {}\n", visible(&what), visible(&todo))
+            }
+        };
+        printer.styled(&text);
+    }
+    Ok(if bad { Exit::Failed } else { Exit::Done })
+}
+
+/// An agent holds one descriptor a process.
+fn limits() -> Finding {
+    const FEW: u64 = 4096;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    match limit < FEW {
+        true => Finding::Warning(
+            format!("only {limit} files may be open at once: an agent needs one for each process"),
+            "raise it: ulimit -n 65536, or LimitNOFILE= in the unit".to_owned(),
+        ),
+        false => Finding::Well(format!("{limit} files may be open at once")),
+    }
+}
+
+fn local() -> Vec<Finding> {
+    use std::os::unix::fs::PermissionsExt;
+    let home = match Home::find() {
+        Ok(home) => home,
+        Err(failure) => return vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())],
+    };
+    let folder = home.path("");
+    let shown = folder.display().to_string();
+    let mut findings = Vec::new();
+    match std::fs::metadata(&folder) {
+        Err(_) => {
+            findings.push(Finding::Well(format!("{shown} is not there yet: the first change makes it")))
+        }
+        Ok(meta) if meta.permissions().mode() & 0o077 != 0 => findings.push(Finding::Warning(
+            format!("{shown} can be read by others, and holds what processes are given, secrets too"),
+            format!("chmod 700 {shown}"),
+        )),
+        Ok(_) => findings.push(Finding::Well(format!("{shown} is for this user alone"))),
+    }
+    match home.served_by() {
+        Some(pid) => findings.push(Finding::Well(format!("the local system runs as process {pid}"))),
+        None => findings.push(Finding::Well(
+            "the local system is not running; what changes something starts it".to_owned(),
+        )),
+    }
+    findings
+}
+
+fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
+    let name = &args.target.target;
+    let live = match args.target.connect("default", Start::Never) {
+        Ok(Some(live)) => live,
+        Ok(None) => return Ok(Vec::new()),
+        Err(failure) => return Ok(vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())]),
+    };
+    let begin = std::time::Instant::now();
+    let asked = runtime()?
+        .block_on(async { tokio::time::timeout(Duration::from_secs(10), live.backend.hosts()).await });
+    let url = live.backend.calls().url().to_owned();
+    let hosts = match asked {
+        Ok(Ok(hosts)) => hosts,
+        Ok(Err(fault)) => {
+            let text = fault.to_string();
+            let todo = match text.contains("credentials") || text.contains("401") {
+                true => "check auth.app_code and auth.app_secret of the target, and the gateway's apps file",
+                false => {
+                    "is the address right, and does something listen there? `curl URL/healthz` should say ok"
+                }
+            };
+            return Ok(vec![Finding::Bad(format!("target {name} at {url}: {text}"), todo.to_owned())]);
+        }
+        Err(_) => {
+            let todo = "a firewall that drops, or a gateway that hangs".to_owned();
+            return Ok(vec![Finding::Bad(
+                format!("target {name} at {url} did not answer within 10 s"),
+                todo,
+            )]);
+        }
+    };
+    let mut findings = vec![Finding::Well(format!(
+        "target {name} at {url} answers in {} ms, and knows us",
+        begin.elapsed().as_millis()
+    ))];
+    let alive: Vec<_> = hosts.iter().filter(|host| host.agent).collect();
+    let dead: Vec<String> =
+        hosts.iter().filter(|host| !host.agent).map(|host| host.host.to_string()).collect();
+    match (alive.is_empty(), dead.is_empty()) {
+        (true, _) => findings.push(Finding::Bad(
+            "no agent is connected".to_owned(),
+            "abide agent --join URL --token-file F --data DIR on each host".to_owned(),
+        )),
+        (false, false) => findings.push(Finding::Warning(
+            format!(
+                "{} of {} hosts have no agent: {}",
+                dead.len(),
+                hosts.len(),
+                dead.iter().take(5).cloned().collect::<Vec<_>>().join(", ")
+            ),
+            "start their agents; until then their processes are unknown, and left alone".to_owned(),
+        )),
+        (false, true) => findings.push(Finding::Well(format!("{} hosts, each with an agent", hosts.len()))),
+    }
+    // An agent says something every few seconds: what it was last heard at is what the gateway's clock shows.
+    let newest = alive.iter().filter_map(|host| clock::read(&host.heard)).max();
+    let here = clock::now(&crate::model::Desired::default()).at;
+    if let Some(there) = newest {
+        let skew = (here.0 - there.0) / 1000;
+        if !(-5..=30).contains(&skew) {
+            findings.push(Finding::Warning(
+                format!("the gateway's clock differs from ours by about {skew} s"),
+                "let both follow a time server: freshness of reports is judged by it".to_owned(),
+            ));
+        }
+    }
+    let old: Vec<&str> = alive
+        .iter()
+        .filter_map(|host| host.version.as_deref())
+        .filter(|version| *version != env!("CARGO_PKG_VERSION"))
+        .collect();
+    if let Some(version) = old.first() {
+        findings.push(Finding::Warning(
+            format!(
+                "{} agents have another version than this program ({version}, not {})",
+                old.len(),
+                env!("CARGO_PKG_VERSION")
+            ),
+            "replace them: their processes go on meanwhile".to_owned(),
+        ));
+    }
+    Ok(findings)
+}

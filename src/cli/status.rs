@@ -1,0 +1,288 @@
+//! Looking without changing: `status`, `describe`, `history`, `export`.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::args::{PlainForm, switch};
+use super::by_hand::Meant;
+use super::print::{BOLD, DIM, Printer, WARNING, count, visible};
+use super::target::{Live, Start, TargetArgs, runtime};
+use super::{Exit, Failure};
+use crate::backend::Backend;
+use crate::manifest::print as manifests;
+use crate::model::{Health, Host, HostKey, InstanceKey, Name, ProcessKey, Seen, Spec, State};
+use crate::store::Store;
+
+/// Show how everything stands on one screen
+#[derive(Debug, clap::Args)]
+pub struct Status {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Exit with 3 when anything is not as it was told to be
+    #[arg(long, env = "ABIDE_CHECK", value_parser = switch)]
+    pub check: bool,
+    /// Form of the answer
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_STATUS_OUTPUT", value_name = "FORM")]
+    pub output: PlainForm,
+}
+
+/// Show everything that is known of a process
+#[derive(Debug, clap::Args)]
+pub struct Describe {
+    /// The process, or one of its instances
+    #[arg(value_name = "NS/NAME[@HOST]")]
+    pub process: Meant,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Form of the answer
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_DESCRIBE_OUTPUT", value_name = "FORM")]
+    pub output: PlainForm,
+}
+
+/// Show what was applied when, and how it ended
+#[derive(Debug, clap::Args)]
+pub struct History {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Whose
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", default_value = "default")]
+    pub owner: String,
+    /// Form of the answer
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_HISTORY_OUTPUT", value_name = "FORM")]
+    pub output: PlainForm,
+}
+
+/// Print manifests of what is there: planning them gives nothing to do
+#[derive(Debug, clap::Args)]
+pub struct Export {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Only this namespace (repeatable)
+    #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_NAMESPACE", value_delimiter = ',')]
+    pub namespace: Vec<Name>,
+}
+
+fn connect(target: &TargetArgs) -> Result<Option<Live>, Failure> {
+    target.connect("default", Start::Never)
+}
+
+pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
+    let Some(live) = connect(&args.target)? else {
+        match args.output {
+            PlainForm::Text => printer.styled("the local system is not running: nothing is guarded\n"),
+            PlainForm::Json => printer.data("{\"running\":false}\n"),
+        }
+        return Ok(Exit::Done);
+    };
+    let (observed, hosts, (holds, pauses)) = runtime()?.block_on(async {
+        let observed = live.backend.observe().await.map_err(|fault| live.failure(&fault))?;
+        let hosts = live.backend.hosts().await.map_err(|fault| live.failure(&fault))?;
+        Ok::<_, Failure>((observed, hosts, live.restraints().await?))
+    })?;
+    let wrong: Vec<(&InstanceKey, String)> = observed
+        .instances
+        .iter()
+        .filter_map(|(key, seen)| Some((key, off(key, seen, &observed.gaps)?)))
+        .collect();
+    let running = observed.instances.values().filter(|seen| seen.running == Some(true)).count();
+    let dead = hosts.iter().filter(|host| !host.agent).count();
+    let exit = if args.check && !wrong.is_empty() { Exit::Incomplete } else { Exit::Done };
+    if args.output == PlainForm::Json {
+        let wrong: Vec<Value> = wrong.iter().map(|(key, why)| json!({"instance": key, "why": why})).collect();
+        let whole = json!({"running": true, "url": live.backend.calls().url(), "hosts": hosts.len(), "hosts_without_agent": dead,
+                           "processes": observed.instances.len(), "processes_running": running, "not_as_told": wrong,
+                           "holds": holds.len(), "pauses": pauses.len()});
+        printer.data(&format!("{whole:#}\n"));
+        return Ok(exit);
+    }
+    let mut text = format!("{BOLD}{}{BOLD:#} at {}\n", live.name, live.backend.calls().url());
+    text.push_str(&format!("{}, {dead} without an agent\n", count(hosts.len(), "host")));
+    text.push_str(&format!("{}, {running} running", count(observed.instances.len(), "process")));
+    let restraints = [(holds.len(), "hold"), (pauses.len(), "pause")];
+    text.extend(
+        restraints.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {}", count(n, what))),
+    );
+    text.push('\n');
+    for (key, why) in &wrong {
+        text.push_str(&format!("  {WARNING}!{WARNING:#} {}  {}\n", visible(&key.to_string()), visible(why)));
+    }
+    if wrong.is_empty() {
+        text.push_str("everything is as it was told to be\n");
+    }
+    printer.styled(&text);
+    Ok(exit)
+}
+
+/// Why an instance is not as its engine was told.
+fn off(key: &InstanceKey, seen: &Seen, gaps: &BTreeMap<HostKey, String>) -> Option<String> {
+    use crate::model::{AutoType, Version};
+    if let Some(why) = gaps.get(&key.host) {
+        return Some(why.clone());
+    }
+    let kind = seen.given.spec().map(|spec| spec.monitor.auto_type);
+    match (seen.health, seen.running, &seen.given, &seen.live) {
+        (health @ (Health::Failed | Health::Degraded), _, _, _) => Some(health.word().to_owned()),
+        (_, Some(false), _, _) if seen.hosted == Some(true) && kind == Some(AutoType::Resident) => {
+            Some("guarded, and not running".to_owned())
+        }
+        (_, Some(true), Version::Spec(given), Version::Spec(live)) if !given.means(live) => {
+            Some("it runs with another spec than it was given".to_owned())
+        }
+        _ => None,
+    }
+}
+
+pub fn describe(args: &Describe, printer: &Printer) -> Result<Exit, Failure> {
+    let unknown =
+        || Failure::new(Exit::Failed, "there is no such process").hint("`abide get processes` lists them");
+    let live = connect(&args.target)?.ok_or_else(unknown)?;
+    let (rows, holds) = runtime()?.block_on(async {
+        let rows = live.backend.rows("").await.map_err(|fault| live.failure(&fault))?;
+        Ok::<_, Failure>((rows, live.restraints().await?.0))
+    })?;
+    let key = |row: &Value| row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
+    let rows: Vec<Value> =
+        rows.into_iter().filter(|row| key(row).is_some_and(|key| args.process.is(&key))).collect();
+    if rows.is_empty() {
+        return Err(unknown());
+    }
+    let rows: Vec<Value> = rows
+        .into_iter()
+        .map(|mut row| {
+            let hold = key(&row).and_then(|key| holds.iter().find(|hold| hold.instance == key));
+            row["hold"] = hold.map_or(Value::Null, |hold| json!({"by": hold.by, "reason": hold.reason, "until": hold.until.map(|time| time.to_string())}));
+            hide(&mut row);
+            row
+        })
+        .collect();
+    match args.output {
+        PlainForm::Json => printer.data(&format!("{:#}\n", Value::Array(rows))),
+        PlainForm::Text => {
+            for row in rows {
+                printer.styled(&format!(
+                    "{BOLD}{}{BOLD:#}\n",
+                    visible(row["instance"].as_str().unwrap_or_default())
+                ));
+                for (name, value) in
+                    row.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null())
+                {
+                    let text = match value {
+                        Value::String(text) if text.is_empty() => continue,
+                        Value::String(text) => visible(text),
+                        Value::Object(map) if map.is_empty() => continue,
+                        Value::Object(_) | Value::Array(_) => {
+                            let yaml = serde_yaml::to_string(value).unwrap_or_default();
+                            format!(
+                                "\n{}",
+                                yaml.lines()
+                                    .map(|line| format!("    {}", visible(line)))
+                                    .collect::<Vec<_>>()
+                                    .join("\n")
+                            )
+                        }
+                        other => other.to_string(),
+                    };
+                    printer.styled(&format!("  {DIM}{name:<14}{DIM:#} {text}\n"));
+                }
+            }
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Secrets are shown as such.
+fn hide(row: &mut Value) {
+    for spec in ["spec", "live_spec"] {
+        for value in row[spec]["env"].as_object_mut().into_iter().flat_map(|env| env.values_mut()) {
+            if value["secret"] == true {
+                *value = json!({"secret": true});
+            }
+        }
+    }
+    if let Some(ran) = row.get_mut("ran").and_then(Value::as_object_mut) {
+        ran.remove("spec");
+    }
+}
+
+pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
+    let entries = match connect(&args.target)? {
+        None => Vec::new(),
+        Some(live) => {
+            let page =
+                runtime()?.block_on(live.state.range(&format!("history/{}/", args.owner), None, usize::MAX));
+            let page = page.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+            page.entries
+                .iter()
+                .filter_map(|entry| serde_json::from_slice::<Value>(&entry.value).ok())
+                .collect()
+        }
+    };
+    if args.output == PlainForm::Json {
+        printer.data(&format!("{:#}\n", Value::Array(entries)));
+        return Ok(Exit::Done);
+    }
+    if entries.is_empty() {
+        printer.styled(&format!("nothing was applied as {:?} yet\n", args.owner));
+    }
+    for entry in entries.iter().rev() {
+        let summary = entry["summary"].as_object().into_iter().flatten();
+        let did: Vec<String> = summary
+            .filter(|(name, many)| {
+                many.as_u64().unwrap_or(0) > 0 && !["instances", "held", "unknown"].contains(&name.as_str())
+            })
+            .map(|(name, many)| format!("{many} {name}"))
+            .collect();
+        let end = match entry["exit"].as_u64() {
+            Some(0) => "converged".to_owned(),
+            code => format!("exit {}", code.unwrap_or(0)),
+        };
+        let text = |name: &str| visible(entry[name].as_str().unwrap_or("-"));
+        let revision: String = text("revision").chars().take(12).collect();
+        printer.styled(&format!(
+            "{}  {DIM}{revision}{DIM:#}  {}  {}  {end}\n",
+            text("at"),
+            text("source"),
+            did.join(", ")
+        ));
+    }
+    Ok(Exit::Done)
+}
+
+pub fn export(args: &Export, printer: &Printer) -> Result<Exit, Failure> {
+    let Some(live) = connect(&args.target)? else { return Ok(Exit::Done) };
+    let observed = runtime()?.block_on(live.backend.observe()).map_err(|fault| live.failure(&fault))?;
+    let mut kinds: Vec<(ProcessKey, State, &Spec, Vec<Host>)> = Vec::new();
+    let mut unknown = 0;
+    for (key, seen) in &observed.instances {
+        if !args.namespace.is_empty() && !args.namespace.contains(&key.namespace) {
+            continue;
+        }
+        let Some(spec) = seen.given.spec() else {
+            unknown += 1;
+            continue;
+        };
+        let ends = spec.monitor.auto_type != crate::model::AutoType::Resident;
+        let state = match (seen.running == Some(true) || ends, seen.hosted == Some(true)) {
+            (_, true) => State::Running,
+            (true, false) if !ends => State::Unhosted,
+            _ => State::Stopped,
+        };
+        let host = Host { key: key.host.clone(), supplier: None, agent_id: None };
+        let same = |kind: &&mut (ProcessKey, State, &Spec, Vec<Host>)| {
+            (&kind.0, kind.1, kind.2) == (&key.process(), state, &***spec)
+        };
+        match kinds.iter_mut().find(same) {
+            Some(kind) => kind.3.push(host),
+            None => kinds.push((key.process(), state, spec, vec![host])),
+        }
+    }
+    if unknown > 0 {
+        printer
+            .warning(&format!("{} left out: nobody knows what they were given", count(unknown, "instance")));
+    }
+    let documents: Vec<_> =
+        kinds.iter().map(|(key, state, spec, hosts)| manifests::process(key, hosts, *state, spec)).collect();
+    printer.data(&manifests::yaml(&documents));
+    Ok(Exit::Done)
+}
