@@ -97,6 +97,7 @@ pub enum Verb {
     Plan(Box<super::plan::Plan>),
     Diff(Box<super::plan::args::Diff>),
     Apply(Box<super::apply::Apply>),
+    Watch(Box<super::watch::Watch>),
     Up(super::up::Up),
     Down(super::up::Down),
     Get(super::get::Get),

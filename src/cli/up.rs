@@ -10,11 +10,12 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use super::apply;
-use super::args::switch;
+use super::args::{LimitArgs, switch};
 use super::local::{APP, Home};
 use super::print::Printer;
 use super::serve::{Signals, Standing, open};
 use super::target::{Start, TargetArgs, runtime};
+use super::watch as watch_over;
 use super::{Exit, Failure};
 use crate::agent::{Joining, Table, own_name, run as serve_host, this_host};
 use crate::backend::Backend;
@@ -25,7 +26,7 @@ use crate::model::HostKey;
 
 /// Run the local system in the foreground: a gateway and an agent for this machine
 ///
-/// With PATH it makes the manifests there true first, then goes on guarding what runs. Prints `ready URL` on stdout once it
+/// With PATH it makes the manifests there true and keeps them so: a changed file is taken up, and what drifts is repaired. Prints `ready URL` on stdout once it
 /// answers. Ctrl-C ends it and leaves the processes running; the next `abide up` takes hold of them again.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -44,6 +45,8 @@ pub struct Up {
     /// Seconds between two looks at a process's health_cmd and configuration files
     #[arg(long, env = "ABIDE_CHECK_SECS", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub check_secs: u64,
+    #[command(flatten)]
+    pub limits: LimitArgs,
     /// For whoever starts it on demand
     #[arg(long, hide = true, value_parser = switch)]
     pub background: bool,
@@ -128,6 +131,12 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
 async fn live(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     if !args.paths.is_empty() {
         apply::once(&args.paths, printer).await;
+        let target = TargetArgs { target: "local".to_owned(), config: None };
+        if let Some(live) = target.connect("default", Start::Never)? {
+            let (_stop, stopped) = watch::channel(false);
+            printer.remark("watching: changed files are taken up, and what drifts is repaired");
+            watch_over::usually(&args.paths, &args.limits, &live, stopped, printer).await;
+        }
     }
     std::future::pending().await
 }

@@ -83,6 +83,7 @@ impl<S: Store> Gateway<S> {
         }
         let mut orders = Vec::new();
         let mut taken = HashSet::new();
+        let mut named: HashMap<InstanceKey, String> = HashMap::new();
         for Subject { key, hosts, spec, .. } in subjects {
             if hosts.is_empty() {
                 return Err(Refusal::Wrong(format!("ip_list of {} is missing", spec.identity.proc_name)));
@@ -97,7 +98,7 @@ impl<S: Store> Gateway<S> {
                 }
                 let process = match self.named(&host, &held.spec).await? {
                     Some(process) => process,
-                    None => self.free_name(&key, &host.key, &held, &orders).await?,
+                    None => self.free_name(&key, &host.key, &held, &named).await?,
                 };
                 if !may(process.namespace.as_str()) {
                     let message = format!("app {:?} may not touch the process at {row}", caller.app);
@@ -108,6 +109,7 @@ impl<S: Store> Gateway<S> {
                     Some(_) => None,
                 };
                 let instance = instance(&process, &host.key);
+                named.insert(instance.clone(), held.spec.identity.index_key());
                 let held = Some(held.clone());
                 orders.push(order(op.map(Order::from), instance, host.supplier, held, refused, caller));
             }
@@ -121,14 +123,13 @@ impl<S: Store> Gateway<S> {
         key: &ProcessKey,
         host: &HostKey,
         held: &Held,
-        orders: &[Ordered],
+        named: &HashMap<InstanceKey, String>,
     ) -> Result<ProcessKey, Refusal> {
         let index = held.spec.identity.index_key();
         let of_another = |other: &Held| other.spec.identity.index_key() != index;
         let wanted = instance(key, host);
-        let here = orders.iter().find(|order| order.instance == wanted);
-        let taken = match here.and_then(|order| order.held.as_ref()) {
-            Some(other) => of_another(other),
+        let taken = match named.get(&wanted) {
+            Some(other) => *other != index,
             None => self.record(&wanted).await?.is_some_and(|record| of_another(&record.given)),
         };
         if !taken {

@@ -32,8 +32,9 @@ mod tree;
 mod variables;
 pub mod whence;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use limits::Limits;
@@ -76,11 +77,22 @@ pub struct Declaration {
 
 /// Reads everything below the paths (`-` is standard input).
 pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
+    load_with(paths, limits, &BTreeMap::new())
+}
+
+/// The same with other texts in place of some files'.
+pub fn load_with(paths: &[PathBuf], limits: &Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
     let found = find::find(paths, limits);
     let mut loaded = Loaded { problems: found.problems, files: found.files.len(), ..Loaded::default() };
     let mut homes = Vec::new();
-    for (file, source) in found.files.iter().zip(parallel::map(&found.files, |file| find::read(file, limits)))
-    {
+    let read = |file: &find::Candidate| match stand_ins.get(&*file.name) {
+        Some(text) => {
+            let json = text::is_json(text) && file.name.to_ascii_lowercase().ends_with(".json");
+            Ok(Source::new(file.name.clone(), text.to_string(), json, limits.documents))
+        }
+        None => find::read(file, limits),
+    };
+    for (file, source) in found.files.iter().zip(parallel::map(&found.files, read)) {
         match source {
             Ok(source) => {
                 homes.push(file.home.clone());
@@ -108,6 +120,11 @@ pub(crate) fn load_source(source: Source, limits: &Limits) -> Loaded {
 }
 
 impl Loaded {
+    /// Every file and its text.
+    pub fn texts(&self) -> impl Iterator<Item = (&str, &Arc<str>)> {
+        self.sources.iter().map(|source| (&*source.name, &source.text))
+    }
+
     pub fn errors(&self) -> usize {
         self.problems.iter().filter(|problem| problem.severity == Severity::Error).count()
     }

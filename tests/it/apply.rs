@@ -11,45 +11,45 @@ use crate::support::{command, project, stderr, stdout, until};
 use crate::system::{is_alive, kill, lines};
 
 /// A machine of its own: manifests, and a local system that ends with the test, with all its processes.
-struct Machine {
-    folder: tempfile::TempDir,
+pub struct Machine {
+    pub folder: tempfile::TempDir,
 }
 
 impl Machine {
-    fn new() -> Machine {
+    pub fn new() -> Machine {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::create_dir(folder.path().join("m")).expect("a folder");
         Machine { folder }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub fn command(&self, args: &[&str]) -> Command {
         command(args, self.folder.path())
     }
 
-    fn run(&self, args: &[&str]) -> (i32, String, String) {
+    pub fn run(&self, args: &[&str]) -> (i32, String, String) {
         let output: Output = self.command(args).stdin(Stdio::null()).output().expect("it runs");
         (output.status.code().unwrap_or(-1), stdout(&output), stderr(&output))
     }
 
-    fn apply(&self, more: &[&str]) -> (i32, String, String) {
+    pub fn apply(&self, more: &[&str]) -> (i32, String, String) {
         let mut args = vec!["apply", "m", "--yes"];
         args.extend(more);
         self.run(&args)
     }
 
     /// Everything that happened, as the processes' own commands tell.
-    fn effects(&self) -> Vec<String> {
+    pub fn effects(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.path("effects")).unwrap_or_default();
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         lines.sort();
         lines
     }
 
-    fn write(&self, name: &str, more: &str) {
+    pub fn write(&self, name: &str, more: &str) {
         let here = self.folder.path().display();
         let text = format!(
             "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\nhosts: [{{ip: 127.0.0.1, bk_cloud_id: 0}}]\n\
@@ -60,7 +60,7 @@ impl Machine {
     }
 
     /// A foreground process whose commands leave a line each.
-    fn process(&self, name: &str, version: &str, config: &str) {
+    pub fn process(&self, name: &str, version: &str, config: &str) {
         let control = format!(
             "  control:\n    start_mode: foreground\n    start_cmd: echo start {name} {version} >> effects; exec sleep 1000\n\
              \x20   stop_cmd: echo stop {name} >> effects; kill $ABIDE_PID\n    reload_cmd: echo reload {name} >> effects\n"
@@ -72,19 +72,19 @@ impl Machine {
         self.write(name, &format!("{control}{config}"));
     }
 
-    fn rows(&self) -> BTreeMap<String, Value> {
+    pub fn rows(&self) -> BTreeMap<String, Value> {
         let (_, out, err) = self.run(&["get", "processes", "-o", "json"]);
         let rows: Vec<Value> =
             serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out} {err}"));
         rows.into_iter().map(|row| (row["name"].as_str().expect("a name").to_owned(), row)).collect()
     }
 
-    fn pids(&self) -> BTreeMap<String, u64> {
+    pub fn pids(&self) -> BTreeMap<String, u64> {
         self.rows().into_iter().filter_map(|(name, row)| Some((name, row["pid"].as_u64()?))).collect()
     }
 
     /// How often something was written to the gateway's store.
-    fn writes(&self) -> i64 {
+    pub fn writes(&self) -> i64 {
         let file = self.path(".abide-home/gateway/store.db");
         let store = rusqlite::Connection::open(file).expect("a store");
         store.query_row("SELECT max(number) FROM log", [], |row| row.get(0)).expect("a number")
@@ -92,7 +92,7 @@ impl Machine {
 }
 
 /// It ends with the test.
-struct Ends(Child);
+pub struct Ends(pub Child);
 
 impl Drop for Ends {
     fn drop(&mut self) {

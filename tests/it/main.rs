@@ -25,5 +25,6 @@ mod support;
 mod system;
 mod tending;
 mod verbs;
+mod watch;
 mod wire;
 mod worlds;

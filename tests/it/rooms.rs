@@ -30,6 +30,7 @@ fn each_room_knows_only_those_it_may_know() {
         "gse",
         "backend",
         "execute",
+        "control",
         "store",
         "http",
         "gateway",
@@ -37,13 +38,14 @@ fn each_room_knows_only_those_it_may_know() {
         "clock",
         "cli",
     ];
-    let may_know: [(&str, &[&str]); 10] = [
+    let may_know: [(&str, &[&str]); 11] = [
         ("model", &[]),
         ("manifest", &["model", "clock"]),
         ("reconcile", &["model"]),
         ("gse", &["model"]),
         ("backend", &["model", "gse", "http", "clock"]),
         ("execute", &["model", "store", "backend"]),
+        ("control", &["model", "manifest", "reconcile", "backend", "execute", "control", "store", "clock"]),
         ("store", &["model", "http"]),
         ("http", &[]),
         ("gateway", &["model", "gse", "store", "http"]),
@@ -86,9 +88,19 @@ fn the_core_sees_only_std_serde_and_blake3() {
 
 #[test]
 fn only_the_command_line_prints() {
-    for room in
-        ["model", "manifest", "reconcile", "gse", "backend", "execute", "store", "http", "gateway", "agent"]
-    {
+    for room in [
+        "model",
+        "manifest",
+        "reconcile",
+        "gse",
+        "backend",
+        "execute",
+        "control",
+        "store",
+        "http",
+        "gateway",
+        "agent",
+    ] {
         for (file, code) in sources(&project().join("src").join(room)) {
             assert!(!code.contains("print!") && !code.contains("println!"), "{file} prints");
         }

@@ -1,8 +1,7 @@
 //! Everything that a plan is made from: manifests, what was seen, rules, and the time.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::info;
@@ -12,8 +11,9 @@ use crate::cli::print::{self, Printer, count};
 use crate::cli::target::{Live, Start, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
+use crate::control::source::name_users;
 use crate::manifest::{self, Loaded, Severity, rows};
-use crate::model::{Desired, InstanceKey, Now, Observed, Plan, Stamped, Want};
+use crate::model::{InstanceKey, Now, Observed, Plan, Want};
 use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
 
 pub struct Input {
@@ -50,7 +50,10 @@ impl Wanted {
         }
         users_are_named(&loaded, args)?;
         if is_local(args) && args.offline.observed.is_none() {
-            name_users(&mut loaded.desired);
+            // Whom the local agent runs processes as, where nobody says: us.
+            if let Some(me) = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten() {
+                name_users(&mut loaded.desired, &me.name);
+            }
         }
         let now = match args.offline.now {
             Some(moment) => clock::at(moment, &loaded.desired),
@@ -215,22 +218,6 @@ fn rules(args: &args::Input, loaded: &Loaded) -> Result<Rules, Failure> {
 /// Also a rehearsal is for the kind of target that it rehearses.
 fn is_local(args: &args::Input) -> bool {
     args.target.target == "local" && args.offline.caps == Caps::LOCAL
-}
-
-/// Whom the local agent runs processes as, where nobody says: us.
-fn name_users(desired: &mut Desired) {
-    let Some(me) = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten() else { return };
-    let mut named: HashMap<usize, Arc<Stamped>> = HashMap::new();
-    for want in desired.instances.values_mut().filter(|want| want.spec.identity.user.is_none()) {
-        let address = Arc::as_ptr(&want.spec) as usize;
-        let spec = named.entry(address).or_insert_with(|| {
-            let mut spec = (**want.spec).clone();
-            spec.identity.user = Some(me.name.clone());
-            // Kept, so that no other spec gets its address meanwhile.
-            Arc::new(Stamped::new(spec))
-        });
-        want.spec = Arc::clone(spec);
-    }
 }
 
 /// The local agent has a user of its own; every other target must be told.

@@ -1,0 +1,284 @@
+//! `abide watch`: the standing controller, and what it tells.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::args::{LimitArgs, switch};
+use super::plan::args::{Select, duration};
+use super::print::{self, BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
+use super::serve::Signals;
+use super::target::{Live, Start, TargetArgs, runtime};
+use super::{Exit, Failure};
+use crate::backend::Abide;
+use crate::control::source::{Source, name_users};
+use crate::control::{self, Event, Setting, Target};
+use crate::manifest::Severity;
+use crate::model::{Amount, Desired, Hold, Observed, Pause};
+use crate::reconcile::{Caps, Rules};
+use crate::store::Remote;
+
+/// Keep manifests true, for ever
+///
+/// Reads the directory again whenever it changes, repairs what drifts, and says why. A broken file changes nothing: what it
+/// used to declare stays in force until the next good save. Prints `ready` on stdout once it stands; SIGTERM and Ctrl-C end
+/// it at a safe point, and leave processes as they are.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide watch manifests\n  abide watch manifests --prune --target prod --owner web-team"
+)]
+pub struct Watch {
+    /// Files or directories of manifests
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub how: How,
+    #[command(flatten)]
+    pub select: Select,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct How {
+    /// Whose set this is
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", default_value = "default")]
+    pub owner: String,
+    /// Remove what is ours and in no manifest any more
+    #[arg(long, env = "ABIDE_PRUNE", value_parser = switch)]
+    pub prune: bool,
+    /// Take over existing processes that nobody owns, without a restart
+    #[arg(long, env = "ABIDE_ADOPT", value_parser = switch)]
+    pub adopt: bool,
+    /// Repair what differs though no manifest changed
+    #[arg(long, env = "ABIDE_HEAL", value_name = "YES|NO", default_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
+    pub heal: bool,
+    /// Take changed manifests
+    #[arg(long, env = "ABIDE_FOLLOW_MANIFESTS", value_name = "YES|NO", default_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
+    pub follow: bool,
+    /// How often to look without a reason
+    #[arg(long, value_name = "TIME", env = "ABIDE_INTERVAL", default_value = "30s", value_parser = duration)]
+    pub interval: u64,
+    /// How long it must have been quiet after a change, in milliseconds
+    #[arg(long, value_name = "MS", env = "ABIDE_DEBOUNCE", default_value = "200ms", value_parser = milliseconds)]
+    pub debounce: u64,
+    /// Most instances to remove in one pass: a count, or a share of what is ours [default: the greater of 1 and 10%]
+    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
+    pub max_delete: Option<Amount>,
+    /// Most instances to restart in one pass: a count, or a share of what is ours [default: any number]
+    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_RESTART")]
+    pub max_restart: Option<Amount>,
+}
+
+impl How {
+    /// As without any flag.
+    pub fn usual() -> How {
+        How {
+            owner: "default".to_owned(),
+            prune: false,
+            adopt: false,
+            heal: true,
+            follow: true,
+            interval: 30,
+            debounce: 200,
+            max_delete: None,
+            max_restart: None,
+        }
+    }
+}
+
+fn milliseconds(text: &str) -> Result<u64, String> {
+    let wrong = || "a duration such as 200ms or 2s".to_owned();
+    match text.strip_suffix("ms") {
+        Some(number) => number.trim().parse().map_err(|_| wrong()),
+        None => crate::model::seconds(text).map(|secs| secs.saturating_mul(1000)).ok_or_else(wrong),
+    }
+}
+
+pub fn run(args: &Watch, printer: &Printer) -> Result<Exit, Failure> {
+    if args.how.prune && args.how.owner == "default" && args.target.target != "local" {
+        let message = "--prune removes what belongs to an owner, and `default` may be anybody";
+        return Err(Failure::refused("OwnerNotNamed", message).hint("name the owner: --owner NAME"));
+    }
+    let live = args.target.connect(&args.how.owner, Start::OnDemand)?;
+    let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
+    runtime()?.block_on(async {
+        let mut signals = Signals::listen()?;
+        let (stop, stopped) = watch::channel(false);
+        printer.data(&format!("ready {}\n", live.backend.calls().url()));
+        let mut rules = rules(&args.how);
+        rules.selection = args.select.selection();
+        let watching = stand(&args.paths, &args.limits, &args.how, rules, &live, stopped, printer);
+        tokio::pin!(watching);
+        tokio::select! {
+            () = &mut watching => Ok(Exit::Failed),
+            exit = signals.asked_to_stop() => {
+                let _ = stop.send(true);
+                watching.await;
+                Ok(exit)
+            }
+        }
+    })
+}
+
+fn rules(how: &How) -> Rules {
+    Rules {
+        owner: how.owner.clone(),
+        prune: how.prune,
+        adopt: how.adopt,
+        max_delete: how.max_delete,
+        max_restart: how.max_restart,
+        stale_after_secs: Some(600),
+        ..Rules::new(Caps::LOCAL)
+    }
+}
+
+/// For `up`, with the usual rules.
+pub async fn usually(
+    paths: &[PathBuf],
+    limits: &LimitArgs,
+    live: &Live,
+    stop: watch::Receiver<bool>,
+    printer: &Printer,
+) {
+    let how = How::usual();
+    stand(paths, limits, &how, rules(&how), live, stop, printer).await;
+}
+
+async fn stand(
+    paths: &[PathBuf],
+    limits: &LimitArgs,
+    how: &How,
+    rules: Rules,
+    live: &Live,
+    stop: watch::Receiver<bool>,
+    printer: &Printer,
+) {
+    let setting = Setting {
+        rules,
+        follow: how.follow,
+        heal: how.heal,
+        interval: Duration::from_secs(how.interval.max(1)),
+        timeout: Duration::from_secs(600),
+    };
+    let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
+    let is_local = live.name == "local";
+    let finish = Box::new(move |desired: &mut Desired| {
+        if let (true, Some(me)) = (is_local, &me) {
+            name_users(desired, me);
+        }
+    });
+    let mut source =
+        Source::new(paths.to_vec(), limits.limits(), Duration::from_millis(how.debounce), finish);
+    let mut held = String::new();
+    let mut told = |event: Event<'_>| tell(&event, &mut held, printer);
+    control::run(&setting, &mut source, live, stop, &mut told).await;
+}
+
+fn tell(event: &Event<'_>, held: &mut String, printer: &Printer) {
+    match event {
+        Event::Read { reading, revision } => {
+            let errors =
+                reading.problems.iter().filter(|problem| problem.severity == Severity::Error).count();
+            printer.to_stderr(
+                &reading.problems.iter().map(|problem| print::problem(problem) + "\n").collect::<String>(),
+            );
+            let short: String = revision.chars().take(12).collect();
+            let kept = if reading.is_incomplete { "; what is broken stays as it last was" } else { "" };
+            let errors =
+                if errors > 0 { format!(", {}{kept}", count(errors, "error")) } else { kept.to_owned() };
+            info!(%revision, files = reading.files, "read");
+            printer.styled(&format!(
+                "{BOLD}read{BOLD:#} {} wanted {DIM}{short}{DIM:#}{errors}\n",
+                count(reading.desired.instances.len(), "instance")
+            ));
+        }
+        Event::Waiting { holder } => {
+            printer.styled(&format!(
+                "{WARNING}waiting{WARNING:#}: {} (process {}) leads\n",
+                visible(&holder.host),
+                holder.pid
+            ));
+        }
+        Event::Leading { generation } => info!(generation, "leading"),
+        Event::Planned { plan, .. } => {
+            let text: String = plan
+                .held
+                .iter()
+                .map(|held| {
+                    format!(
+                        "{WARNING}{}{WARNING:#} {}: {}\n",
+                        held.reason.word(),
+                        visible(&held.instance.to_string()),
+                        visible(&held.detail)
+                    )
+                })
+                .collect();
+            // Said when it changes, not at every look.
+            if *held != text {
+                printer.styled(&text);
+                *held = text;
+            }
+        }
+        Event::Did { plan, ended, took } => {
+            for step in plan.steps() {
+                let Some(end) = ended.iter().find(|end| end.step == step.id) else { continue };
+                let why = step.why.first().map(super::plan::groups::reason).unwrap_or_default();
+                let place = step
+                    .why
+                    .first()
+                    .and_then(|why| why.at.as_ref())
+                    .map(|at| format!("  {DIM}{at}{DIM:#}"))
+                    .unwrap_or_default();
+                let (style, word) =
+                    if end.outcome.is_well() { (HINT, "") } else { (ERROR, end.outcome.word()) };
+                let message = if end.message.is_empty() {
+                    String::new()
+                } else {
+                    format!(": {}", visible(&end.message))
+                };
+                printer.styled(&format!(
+                    "{style}{}{style:#} {}  {}{place} {word}{message}\n",
+                    step.op,
+                    visible(&step.instance.to_string()),
+                    visible(&why)
+                ));
+            }
+            info!(steps = ended.len(), ?took, "did");
+        }
+        Event::Trouble { why } => {
+            warn!(%why, "trouble");
+            printer.styled(&format!("{ERROR}trouble{ERROR:#}: {}\n", visible(why)));
+        }
+        Event::Rested { settled, held } => info!(settled, held, "as wanted"),
+    }
+}
+
+impl Target for Live {
+    type Backend = Abide;
+    type State = Remote;
+
+    fn backend(&self) -> &Abide {
+        &self.backend
+    }
+
+    fn state(&self) -> &Remote {
+        &self.state
+    }
+
+    fn act_as(&self, generation: u64) {
+        self.backend.act_as(generation);
+    }
+
+    async fn look(&self, desired: &Desired) -> Result<Observed, String> {
+        Live::look(self, desired).await.map_err(|failure| failure.message)
+    }
+
+    async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), String> {
+        Live::restraints(self).await.map_err(|failure| failure.message)
+    }
+}

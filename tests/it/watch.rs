@@ -1,0 +1,122 @@
+//! `watch` on a directory: changes are taken up, drift is repaired, what is broken changes nothing, and one leads.
+
+use std::process::Stdio;
+
+use serde_json::json;
+
+use crate::apply::{Ends, Machine};
+use crate::server::Server;
+use crate::support::until;
+use crate::system::{is_alive, kill};
+
+fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
+    let mut args = vec!["watch", "m", "--interval", "1s", "--debounce", "50ms"];
+    args.extend(more);
+    let out = std::fs::File::create(machine.path(log)).expect("a file");
+    let both = out.try_clone().expect("a file");
+    let child =
+        machine.command(&args).stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts");
+    until("it is ready", || said(machine, log).contains("ready http://"));
+    Ends(child)
+}
+
+fn said(machine: &Machine, log: &str) -> String {
+    std::fs::read_to_string(machine.path(log)).unwrap_or_default()
+}
+
+fn running(machine: &Machine, names: &[&str]) -> bool {
+    let pids = machine.pids();
+    names.iter().all(|name| pids.get(*name).is_some_and(|pid| is_alive(*pid as u32)))
+}
+
+#[test]
+fn what_is_saved_is_made_true_and_what_is_broken_changes_nothing() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", "a"));
+    let _watch = watch(&machine, "watch.log", &[]);
+    until("both run", || running(&machine, &["a", "b"]));
+    let first = machine.pids();
+    // One restart, and the reason.
+    machine.process("a", "2", "a");
+    until("a was restarted", || machine.pids().get("a").is_some_and(|pid| *pid != first["a"]));
+    assert_eq!(machine.pids()["b"], first["b"]);
+    assert!(said(&machine, "watch.log").contains("control.start_cmd"), "{}", said(&machine, "watch.log"));
+    // A broken edit is shown, and nothing happens; the next good one is taken up.
+    let second = machine.pids();
+    let good = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
+    std::fs::write(machine.path("m/a.yaml"), good.replace("start_cmd", "strat_cmd")).expect("a file");
+    until("it is told", || said(&machine, "watch.log").contains("did you mean \"start_cmd\""));
+    machine.process("b", "1", "b");
+    until("others go on", || machine.effects().contains(&"reload b".to_owned()));
+    assert_eq!(machine.pids(), second);
+    // Moving a process between files does nothing.
+    std::fs::write(machine.path("m/a.yaml"), &good).expect("a file");
+    std::fs::rename(machine.path("m/a.yaml"), machine.path("m/z.yaml")).expect("a file");
+    machine.process("c", "1", "");
+    until("c runs", || running(&machine, &["c"]));
+    assert_eq!((machine.pids()["a"], machine.pids()["b"]), (second["a"], second["b"]));
+    // A death is the agent's business.
+    kill(second["b"] as u32, "KILL");
+    until("b is back", || machine.pids().get("b").is_some_and(|pid| *pid != second["b"]));
+    let starts = machine.effects().iter().filter(|line| line.starts_with("start b")).count();
+    assert_eq!(starts, 2, "{:?}", machine.effects());
+}
+
+#[test]
+fn drift_is_repaired_holds_are_not_and_a_missing_directory_prunes_nothing() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    let _watch = watch(&machine, "watch.log", &["--prune"]);
+    until("both run", || running(&machine, &["a", "b"]));
+    // Somebody goes to the gateway directly.
+    let read = |name: &str| {
+        std::fs::read_to_string(machine.path(".abide-home").join(name)).expect("a file").trim().to_owned()
+    };
+    let address = read("address").trim_start_matches("http://").parse().expect("an address");
+    let auth = format!(
+        "X-Bkapi-Authorization: {}\r\n",
+        json!({"bk_app_code": "abide", "bk_app_secret": read("secret")})
+    );
+    let body = json!({"meta": {"namespace": "web", "name": "a"}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}], "op_type": 1});
+    let before = machine.pids();
+    let (status, text) = Server::at(address).send(
+        "POST",
+        "/api/c/compapi/v2/gse/operate_proc/",
+        &auth,
+        body.to_string().as_bytes(),
+    );
+    assert!(status == 200 && text.contains("task_id"), "{status} {text}");
+    until("it is repaired", || machine.pids().get("a").is_some_and(|pid| *pid != before["a"]));
+    // What a person did stays so.
+    assert_eq!(machine.run(&["stop", "web/b", "--reason", "by hand"]).0, 0);
+    until("it is said", || said(&machine, "watch.log").contains("by hand"));
+    machine.process("c", "1", "");
+    until("c runs", || running(&machine, &["c"]));
+    assert_eq!(machine.rows()["b"]["running"], false);
+    assert_eq!(machine.run(&["release", "web/b"]).0, 0);
+    until("b is back", || running(&machine, &["b"]));
+    // A directory that is gone is no wish.
+    let all = machine.pids();
+    std::fs::rename(machine.path("m"), machine.path("away")).expect("a folder");
+    until("it is told", || said(&machine, "watch.log").contains("what is broken stays as it last was"));
+    std::fs::rename(machine.path("away"), machine.path("m")).expect("a folder");
+    // A file that is gone is one, when it was seen to be gone twice.
+    std::fs::remove_file(machine.path("m/c.yaml")).expect("a file");
+    until("c is gone", || !machine.rows().contains_key("c"));
+    assert_eq!((machine.pids()["a"], machine.pids()["b"]), (all["a"], all["b"]));
+}
+
+#[test]
+fn one_leads_and_the_next_takes_over_without_doing_anything_twice() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let mut first = watch(&machine, "first", &[]);
+    until("a runs", || running(&machine, &["a"]));
+    let _second = watch(&machine, "second", &[]);
+    until("it waits", || said(&machine, "second").contains("waiting"));
+    first.0.kill().expect("it is killed");
+    first.0.wait().expect("it ends");
+    machine.process("b", "1", "");
+    until("the second took over", || running(&machine, &["a", "b"]));
+    assert_eq!(machine.effects(), ["start a 1", "start b 1"]);
+}
