@@ -53,10 +53,11 @@ fn main() {
     std::thread::sleep(Duration::from_secs(2));
     let mut crashes: Vec<Duration> = (0..CRASHES).map(|nth| crash(here, nth * 7 % PROCESSES)).collect();
     crashes.sort();
-    let memory = resident(agent.0.id());
     let before = ticks(agent.0.id());
     std::thread::sleep(IDLE);
     let idle = (ticks(agent.0.id()) - before) as f64 / 100.0 / IDLE.as_secs_f64() * 100.0;
+    // With all of them running, after all that.
+    let memory = resident(agent.0.id());
     let pids: Vec<u32> = (0..PROCESSES).map(|nth| pid(here, nth)).collect();
     drop(agent);
     let begin = Instant::now();

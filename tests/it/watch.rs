@@ -40,7 +40,7 @@ fn what_is_saved_is_made_true_and_what_is_broken_changes_nothing() {
     machine.process("a", "2", "a");
     until("a was restarted", || machine.pids().get("a").is_some_and(|pid| *pid != first["a"]));
     assert_eq!(machine.pids()["b"], first["b"]);
-    assert!(said(&machine, "watch.log").contains("control.start_cmd"), "{}", said(&machine, "watch.log"));
+    until("the reason is told", || said(&machine, "watch.log").contains("control.start_cmd"));
     // A broken edit is shown, and nothing happens; the next good one is taken up.
     let second = machine.pids();
     let good = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
