@@ -77,6 +77,16 @@ async fn ask(key: &InstanceKey, spec: &Spec, pid: u32, command: &str) -> Result<
     }
 }
 
+/// The first of these files that is not what it is said to be, in words.
+pub fn not_there(entries: &[ConfigFile]) -> Option<String> {
+    let (states, _) = compare(entries, Files::new());
+    states.into_iter().find_map(|(path, state)| match state {
+        ConfigState::AsStated => None,
+        ConfigState::Differs => Some(format!("{path} has another md5 than the manifest states")),
+        ConfigState::Missing => Some(format!("{path} is not there, or cannot be read")),
+    })
+}
+
 /// Is each file what it is said to be?
 fn compare(entries: &[ConfigFile], mut known: Files) -> (Vec<(String, ConfigState)>, Files) {
     let mut states = Vec::new();

@@ -241,7 +241,7 @@ pub fn give_memory_back() {
         libc::malloc_trim(0);
     }
     for (from, to) in code() {
-        // SAFETY: these pages are a file's, mapped to be read and run, and nobody can have written to them: dropped,
+        // SAFETY: these pages are a file's, mapped to be read or run, and nobody can have written to them: dropped,
         // they are read from the file again.
         unsafe {
             libc::madvise(from as *mut libc::c_void, to - from, libc::MADV_DONTNEED);
@@ -254,8 +254,11 @@ fn code() -> Vec<(usize, usize)> {
     let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let of_ours = maps.lines().filter(|line| {
-        let mut words = line.split_whitespace().skip(1);
-        words.next() == Some("r-xp") && words.nth(3).is_some_and(|path| Path::new(path) == own)
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let (kind, offset) = (words.get(1).copied(), words.get(2).copied());
+        // What is only read and begins the file was never written to; other such parts hold addresses that were.
+        let never_written = kind == Some("r-xp") || (kind == Some("r--p") && offset == Some("00000000"));
+        never_written && words.get(5).is_some_and(|path| Path::new(path) == own)
     });
     of_ours
         .filter_map(|line| {

@@ -44,6 +44,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tracing::{info, warn};
 
 pub use channel::{Joining, run};
+pub use checks::not_there;
 
 use self::cgroup::Groups;
 use self::keeper::{Ask, Keeper, Shared};

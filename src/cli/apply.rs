@@ -18,7 +18,7 @@ use super::target::{Live, Start, runtime};
 use super::{Exit, Failure};
 use crate::backend::{Backend, Order};
 use crate::execute::{self, Ended, Outcome, Terms, Told, journal};
-use crate::model::{Health, Op, Plan, Time};
+use crate::model::{Health, Op, Plan, Step, Time};
 use crate::store::{Holder, Lease, Store, Taken, Txn};
 
 /// Make the manifests true: plan, ask, carry it out, and look again
@@ -129,15 +129,45 @@ async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result
         return show(args, &planned, &Before::of(&input, &planned)?, &report, printer);
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;
-    let before = Before::of(&input, &planned)?;
     let lease = take_lease(&live, &input.rules.owner, args.lock_timeout).await?;
     let keeping = keep(&live, &lease);
     live.backend.act_as(lease.generation);
+    // Somebody may have been at work until a moment ago: what is done is what is needed now.
+    if let Err(failure) = plan_anew(args, saved.is_some(), &live, &mut input, &mut planned).await {
+        keeping.abort();
+        let _ = live.state.release_lease(&lease).await;
+        return Err(failure);
+    }
+    let before = Before::of(&input, &planned)?;
     let report = carry_out(args, &live, &mut input, &planned, deadline, printer).await;
     keeping.abort();
     let _ = live.state.release_lease(&lease).await;
     remember(&live, &input, &planned, &before, &report).await;
     show(args, &planned, &before, &report, printer)
+}
+
+/// The same plan for the world as it is now. One that a person approved must not have become another.
+async fn plan_anew(
+    args: &Apply,
+    saved: bool,
+    live: &Live,
+    input: &mut Input,
+    planned: &mut Plan,
+) -> Result<(), Failure> {
+    let steps = |plan: &Plan| -> Vec<String> {
+        plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word())).collect()
+    };
+    let approved = steps(planned);
+    input.look_again(live).await?;
+    let mut anew = input.plan();
+    plan::locate(&mut anew, input, &args.input.limits.limits());
+    if steps(&anew) != approved && (saved || !args.yes) {
+        let message = "what is there has changed since the plan was shown: nothing was done";
+        return Err(Failure::refused("StalePlan", message).hint("apply again, and look at the new plan"));
+    }
+    over_budget(&anew)?;
+    *planned = anew;
+    Ok(())
 }
 
 /// The plan as it was made, before anything was done.
@@ -318,18 +348,18 @@ async fn carry_out(
         let executing = execute::execute(planned, &live.backend, &live.state, &terms, &mut told);
         tokio::pin!(executing);
         let mut signals = Signals::listen().ok();
-        let mut asked = false;
+        let mut asked: Option<Exit> = None;
         loop {
             let signalled = async {
                 match &mut signals {
-                    Some(signals) if !asked => drop(signals.asked_to_stop().await),
+                    Some(signals) if asked.is_none() => signals.asked_by().await,
                     _ => std::future::pending().await,
                 }
             };
             tokio::select! {
                 ended = &mut executing => break (ended, asked),
-                () = signalled => {
-                    asked = true;
+                exit = signalled => {
+                    asked = Some(exit);
                     let _ = stop.send(true);
                 }
             }
@@ -355,8 +385,18 @@ fn terms(input: &Input, args: &Apply, deadline: Instant, stop: watch::Receiver<b
         max_parallel: args.max_parallel as usize,
         depends,
         declared,
+        check: if input.target == "local" { config_is_there } else { |_| None },
         stop,
     }
+}
+
+/// A reload or restart for a file that is not there yet would read the old one.
+pub fn config_is_there(step: &Step) -> Option<String> {
+    let for_a_file =
+        |why: &crate::model::Why| why.field.as_deref().is_some_and(|field| field.starts_with("configmap"));
+    let matters = matches!(step.op, Op::Reload | Op::Restart) && step.why.iter().any(for_a_file);
+    let spec = step.spec.as_ref().filter(|_| matters)?;
+    crate::agent::not_there(&spec.configmap).map(|what| format!("ConfigNotThere: {what}"))
 }
 
 async fn report(
@@ -364,14 +404,14 @@ async fn report(
     live: &Live,
     input: &mut Input,
     ended: Vec<Ended>,
-    interrupted: bool,
+    interrupted: Option<Exit>,
     deadline: Instant,
 ) -> Report {
     let any = |outcome: Outcome| ended.iter().any(|ended| ended.outcome == outcome);
     let failed = any(Outcome::Failed) || any(Outcome::Unknown);
     let mut converged = None;
     let mut not_well = Vec::new();
-    if !args.no_wait && !interrupted {
+    if !args.no_wait && interrupted.is_none() {
         // What was just started may need a moment to be well.
         while input.look_again(live).await.is_ok() {
             not_well = ill(input);
@@ -386,7 +426,7 @@ async fn report(
         }
     }
     let (exit, reason) = match () {
-        () if interrupted => (Exit::Interrupted, None),
+        () if let Some(exit) = interrupted => (exit, None),
         () if failed => (Exit::Incomplete, None),
         () if any(Outcome::TimedOut) || Instant::now() >= deadline => (Exit::TimedOut, None),
         () if any(Outcome::Skipped) || converged == Some(false) => (Exit::Incomplete, None),
@@ -397,7 +437,11 @@ async fn report(
 
 /// Wanted, there, and not well.
 fn ill(input: &Input) -> Vec<(String, Health, String)> {
-    let wanted = input.loaded.desired.instances.iter().filter(|(_, want)| want.origin.state.needs_start());
+    let meant = |key: &crate::model::InstanceKey, want: &crate::model::Want| {
+        want.origin.state.needs_start()
+            && input.rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
+    };
+    let wanted = input.loaded.desired.instances.iter().filter(|(key, want)| meant(key, want));
     let seen = wanted.filter_map(|(key, _)| Some((key, input.observed.instances.get(key)?)));
     seen.filter(|(_, seen)| matches!(seen.health, Health::Degraded | Health::Failed))
         .map(|(key, seen)| (key.to_string(), seen.health, String::new()))
@@ -692,6 +736,15 @@ pub async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> 
         let open =
             answers.iter().filter(|answer| answer.result == crate::backend::Outcome::InProgress).count();
         if open == 0 || begin.elapsed() > Duration::from_secs(120) {
+            for answer in &answers {
+                if let crate::backend::Outcome::Failed { code, message } = &answer.result
+                    && *code != 829
+                {
+                    let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
+                    printer
+                        .to_stderr(&format!("{ERROR}failed{ERROR:#} stop {}: {message}\n", answer.instance));
+                }
+            }
             let well = |answer: &&crate::backend::Answer| {
                 !matches!(
                     &answer.result,

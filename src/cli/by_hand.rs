@@ -130,6 +130,9 @@ pub struct Resume {
     /// The namespace; left out: the pause of everything
     #[arg(value_name = "NAMESPACE")]
     pub namespace: Option<Name>,
+    /// The pause of everything
+    #[arg(long, env = "ABIDE_ALL", value_parser = switch, conflicts_with = "namespace")]
+    pub all: bool,
     #[command(flatten)]
     pub target: TargetArgs,
 }
@@ -207,11 +210,10 @@ async fn act(op: Op, args: &ByHand, live: &Live, printer: &Printer) -> Result<Ex
                 printer.remark(&format!("{instance}: {}", visible(message)));
             }
             Outcome::Failed { code, message } => {
+                let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
                 failed += 1;
-                printer.to_stderr(&format!(
-                    "{ERROR}failed{ERROR:#} {op} {instance}: {} (code {code})\n",
-                    visible(message)
-                ));
+                printer
+                    .to_stderr(&format!("{ERROR}failed{ERROR:#} {op} {instance}: {message} (code {code})\n"));
             }
             Outcome::InProgress => {
                 failed += 1;

@@ -55,6 +55,7 @@ pub enum Exit {
     Unreachable = 69,
     /// Stopped at a safe point.
     Interrupted = 130,
+    Terminated = 143,
 }
 
 /// Why a verb could not do its work: a sentence, and a hint on a line of its own.

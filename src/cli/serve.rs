@@ -259,6 +259,14 @@ impl Signals {
         })
     }
 
+    /// The same for what does not end well by being interrupted: which of the two it was.
+    pub async fn asked_by(&mut self) -> Exit {
+        tokio::select! {
+            _ = self.term.recv() => Exit::Terminated,
+            _ = self.interrupt.recv() => Exit::Interrupted,
+        }
+    }
+
     /// Waits for Ctrl-C or SIGTERM. Ending because of them is what was asked for; a terminal that goes away is no reason.
     pub async fn asked_to_stop(&mut self) -> Exit {
         loop {

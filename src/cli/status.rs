@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::args::{PlainForm, switch};
 use super::by_hand::Meant;
+use super::local::Home;
 use super::print::{BOLD, DIM, Printer, WARNING, count, visible};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::{Exit, Failure};
@@ -73,7 +74,9 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
             PlainForm::Text => printer.styled("the local system is not running: nothing is guarded\n"),
             PlainForm::Json => printer.data("{\"running\":false}\n"),
         }
-        return Ok(Exit::Done);
+        // One that was there once left something behind, which nobody guards now.
+        let left = args.target.target == "local" && Home::find()?.path("gateway/store.db").exists();
+        return Ok(if args.check && left { Exit::Incomplete } else { Exit::Done });
     };
     let (observed, hosts, (holds, pauses)) = runtime()?.block_on(async {
         let observed = live.backend.observe().await.map_err(|fault| live.failure(&fault))?;
@@ -218,6 +221,8 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
                 .collect()
         }
     };
+    let mut entries = entries;
+    entries.reverse();
     if args.output == PlainForm::Json {
         printer.data(&format!("{:#}\n", Value::Array(entries)));
         return Ok(Exit::Done);
@@ -225,7 +230,7 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
     if entries.is_empty() {
         printer.styled(&format!("nothing was applied as {:?} yet\n", args.owner));
     }
-    for entry in entries.iter().rev() {
+    for entry in &entries {
         let summary = entry["summary"].as_object().into_iter().flatten();
         let did: Vec<String> = summary
             .filter(|(name, many)| {
@@ -280,6 +285,12 @@ pub fn export(args: &Export, printer: &Printer) -> Result<Exit, Failure> {
     if unknown > 0 {
         printer
             .warning(&format!("{} left out: nobody knows what they were given", count(unknown, "instance")));
+    }
+    let secret = |value: &crate::model::EnvValue| matches!(value, crate::model::EnvValue::Secret(_));
+    if kinds.iter().any(|(_, _, spec, _)| spec.env.values().any(secret)) {
+        printer.warning(
+            "secret values of env are in this output as they are: keep it private, or use {file: PATH}",
+        );
     }
     let documents: Vec<_> =
         kinds.iter().map(|(key, state, spec, hosts)| manifests::process(key, hosts, *state, spec)).collect();

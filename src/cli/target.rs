@@ -104,6 +104,11 @@ impl TargetArgs {
         Ok((config, file))
     }
 
+    /// Is there such a target?
+    pub fn exists(&self) -> Result<(), Failure> {
+        if self.target == "local" { Ok(()) } else { self.named(&self.target).map(|_| ()) }
+    }
+
     /// `None`: the local system was never started, or nobody serves it.
     pub fn connect(&self, owner: &str, start: Start) -> Result<Option<Live>, Failure> {
         let access = match self.target.as_str() {
@@ -164,7 +169,12 @@ impl Live {
 
     /// What people asked to be left alone. What is over is left out.
     pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
-        Ok((self.all("hold/").await?, self.all("pause/").await?))
+        let now = crate::clock::now(&Desired::default()).at;
+        let (mut holds, mut pauses): (Vec<Hold>, Vec<Pause>) =
+            (self.all("hold/").await?, self.all("pause/").await?);
+        holds.retain(|hold| hold.until.is_none_or(|until| until > now));
+        pauses.retain(|pause| pause.until.is_none_or(|until| until > now));
+        Ok((holds, pauses))
     }
 
     async fn all<T: serde::de::DeserializeOwned>(&self, place: &str) -> Result<Vec<T>, Failure> {

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::apply;
 use super::args::{LimitArgs, switch};
 use super::local::{APP, Home};
-use super::print::Printer;
+use super::print::{Printer, count};
 use super::serve::{Signals, Standing, open};
 use super::target::{Start, TargetArgs, runtime};
 use super::watch as watch_over;
@@ -208,8 +208,11 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
         if let Some(live) = target.connect("default", Start::Never)? {
             let left = runtime.block_on(apply::stop_all(&live, printer))?;
             if left > 0 {
-                let message = format!("{left} processes could not be stopped: the local system stays");
-                return Err(Failure::new(Exit::Failed, message));
+                let message =
+                    format!("{} could not be stopped: the local system stays", count(left, "process"));
+                return Err(
+                    Failure::new(Exit::Failed, message).hint("`abide kill NS/NAME` ends one by force")
+                );
             }
         }
     }

@@ -164,6 +164,7 @@ async fn stand(
         heal: how.heal,
         interval: Duration::from_secs(how.interval.max(1)),
         timeout: Duration::from_secs(600),
+        check: if live.name == "local" { super::apply::config_is_there } else { |_| None },
     };
     let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
     let is_local = live.name == "local";

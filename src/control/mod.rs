@@ -20,7 +20,7 @@ use self::patience::Patience;
 use self::source::{Reading, Source};
 use crate::backend::Backend;
 use crate::clock;
-use crate::execute::{self, Ended, Terms};
+use crate::execute::{self, Check, Ended, Terms};
 use crate::model::{Desired, Hold, Observed, Pause, Plan, Time};
 use crate::reconcile::{Rules, of_desired, reconcile};
 use crate::store::{Error, Holder, Lease, Store, Taken, Txn};
@@ -36,6 +36,7 @@ pub struct Setting {
     pub interval: Duration,
     /// How long a pass may take.
     pub timeout: Duration,
+    pub check: Check,
 }
 
 /// What happened, for whoever tells people.
@@ -241,6 +242,7 @@ impl<T: Target> Loop<'_, T> {
             max_parallel: 1000,
             depends,
             declared,
+            check: self.setting.check,
             stop,
         };
         let mut quietly = |_: execute::Told<'_>| {};

@@ -97,9 +97,14 @@ pub struct Terms {
     /// What each process depends on, by declared names, and the name that an instance is declared under.
     pub depends: BTreeMap<ProcessKey, Vec<ProcessKey>>,
     pub declared: BTreeMap<InstanceKey, ProcessKey>,
+    /// Why a step that is ready would fail.
+    pub check: Check,
     /// Somebody wants it to end at the next safe point.
     pub stop: watch::Receiver<bool>,
 }
+
+/// What must be so before a step: `Some` says what is not.
+pub type Check = fn(&Step) -> Option<String>;
 
 /// The most steps in one call.
 const BATCH: usize = 1000;
@@ -107,6 +112,8 @@ const BATCH: usize = 1000;
 const POLL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(1000));
 /// How often a call that cannot have been carried out is made again.
 const TRIES: u32 = 5;
+/// A target that does not answer for this long is gone: what was sent is unknown.
+const SILENCE: Duration = Duration::from_secs(15);
 /// How long what was started may take to be well, before what depends on it begins.
 const WELL: Duration = Duration::from_secs(30);
 
@@ -127,6 +134,7 @@ pub async fn execute<B: Backend, S: Store>(
         failed: BTreeSet::new(),
         failures: HashMap::new(),
         given_up: BTreeSet::new(),
+        silent: None,
     };
     for (nth, wave) in plan.waves.iter().enumerate() {
         (run.told)(Told::Wave { nth: nth + 1, of: plan.waves.len() });
@@ -152,6 +160,8 @@ struct Run<'a, B, S> {
     failures: HashMap<ProcessKey, u64>,
     /// Processes whose rollout was ended.
     given_up: BTreeSet<ProcessKey>,
+    /// Since when the target does not answer.
+    silent: Option<Instant>,
 }
 
 /// Tasks that are under way.
@@ -186,6 +196,10 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                 && let Some(step) = ready.pop_front()
             {
                 match self.why_not(step) {
+                    None if let Some(why) = (self.terms.check)(step) => {
+                        self.end(step, Outcome::Failed, 0, why, Instant::now());
+                        self.skip_rest(&mut chains, step);
+                    }
                     None => batch.push(step),
                     Some(why) => {
                         self.end(step, Outcome::Skipped, 0, why, Instant::now());
@@ -333,9 +347,17 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             Ok(answers) => answers,
             Err(fault) => {
                 info!(%fault, "asked again");
+                let since = *self.silent.get_or_insert_with(Instant::now);
+                if since.elapsed() > SILENCE {
+                    for (_, step) in std::mem::take(&mut flight.steps) {
+                        self.end(step, Outcome::Unknown, 0, fault.to_string(), flight.begun);
+                        self.skip_rest(chains, step);
+                    }
+                }
                 return;
             }
         };
+        self.silent = None;
         for Answer { order, result, .. } in answers {
             let (outcome, code, message) = match result {
                 Said::InProgress => continue,

@@ -244,7 +244,7 @@ fn said(what: &str, by: &str, reason: &Option<String>, until: Option<crate::mode
     let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     match until {
         Some(until) => format!("{what} by {by} until {until}{reason}"),
-        None => format!("{what} by {by} until it is released{reason}"),
+        None => format!("{what} by {by}{reason}"),
     }
 }
 

@@ -54,10 +54,11 @@ impl Remote {
             self.calls.ask(reqwest::Method::POST, path, body, &[], TIME).await.map_err(
                 |broken| match broken {
                     Broken::Refused { status: 410, .. } => Error::Forgotten,
-                    broken => Error::Disk(format!("the state at {}: {broken}", self.calls.url())),
+                    broken => Error::Unreachable(format!("the state at {}: {broken}", self.calls.url())),
                 },
             )?;
-        serde_json::from_str(&text).map_err(|error| Error::Disk(format!("the state's answer: {error}")))
+        serde_json::from_str(&text)
+            .map_err(|error| Error::Unreachable(format!("the state's answer: {error}")))
     }
 
     async fn page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<PageWire, Error> {

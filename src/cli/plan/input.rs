@@ -7,6 +7,7 @@ use std::time::Instant;
 use tracing::info;
 
 use super::args;
+use crate::cli::local::Home;
 use crate::cli::print::{self, Printer, count};
 use crate::cli::target::{Live, Start, runtime};
 use crate::cli::{Exit, Failure};
@@ -47,6 +48,9 @@ impl Wanted {
             let message =
                 format!("{} in the manifests: nothing was planned", count(loaded.errors(), "error"));
             return Err(Failure::new(Exit::InvalidManifest, message));
+        }
+        if args.offline.observed.is_none() {
+            args.target.exists()?;
         }
         users_are_named(&loaded, args)?;
         if is_local(args) && args.offline.observed.is_none() {
@@ -110,6 +114,10 @@ impl Input {
             Some(_) => None,
             None => args.target.connect(wanted.owner(), Start::Never)?,
         };
+        let is_down = live.is_none() && args.offline.observed.is_none();
+        if is_down && Home::find().is_ok_and(|home| home.path("gateway/store.db").exists()) {
+            printer.warning("the local system is not running, so nothing is seen of what it left; `abide up` brings it back");
+        }
         runtime()?.block_on(wanted.beside(args, live.as_ref(), printer))
     }
 
