@@ -7,9 +7,14 @@ use jiff::tz::TimeZone;
 
 use crate::model::{Desired, Now, Time};
 
+/// This moment.
+pub fn moment() -> Time {
+    Time(Timestamp::now().as_millisecond())
+}
+
 /// This moment, with the clocks that the policies ask for.
 pub fn now(desired: &Desired) -> Now {
-    at(Time(Timestamp::now().as_millisecond()), desired)
+    at(moment(), desired)
 }
 
 /// Any moment, in the same way.

@@ -15,7 +15,7 @@ use crate::gse::request::SpecWire;
 use crate::gse::{keys, spec_body};
 use crate::http::{Access, Broken, Calls};
 use crate::model::{
-    Dialect, Health, Host, HostKey, InstanceKey, Observed, Op, Revision, Runs, Seen, Stamped, Time, Version,
+    Dialect, Health, Host, HostKey, InstanceKey, Observed, Op, Revision, Runs, Seen, Stamped, Version,
 };
 
 /// Rows of one page.
@@ -92,7 +92,7 @@ impl Abide {
 
     /// What is registered and running, and which of the hosts that are asked about have nobody to tell of them.
     pub async fn look(&self, hosts: &BTreeSet<HostKey>) -> Result<Observed, Fault> {
-        let at = Time(now_ms());
+        let at = crate::clock::moment();
         let alive: BTreeSet<HostKey> =
             self.hosts().await?.into_iter().filter(|row| row.agent).map(|row| row.host).collect();
         let mut observed = Observed { at, ..Observed::default() };
@@ -425,9 +425,4 @@ fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
     let one = |byte: u8| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(one).collect()
-}
-
-fn now_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
 }

@@ -9,7 +9,7 @@ use super::print::{BOLD, ERROR, Printer, count, visible};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::{Exit, Failure};
 use crate::backend::{Answer, Backend, Order, Outcome};
-use crate::clock;
+use crate::clock::{self, moment};
 use crate::model::{
     Hold, Host, HostKey, InstanceKey, Name, Observed, Op, Pause, ProcessKey, Seen, Selection, Selector, Time,
     glob, seconds,
@@ -87,7 +87,7 @@ fn until(text: &str) -> Result<Until, String> {
 impl Until {
     fn time(self) -> Time {
         match self {
-            Until::After(secs) => now().after_secs(secs),
+            Until::After(secs) => moment().after_secs(secs),
             Until::At(time) => time,
         }
     }
@@ -198,7 +198,7 @@ async fn act(op: Op, args: &ByHand, live: &Live, printer: &Printer) -> Result<Ex
     live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
     let orders: Vec<Order> =
         instances.iter().enumerate().map(|(nth, (key, seen))| order(op, nth, key, seen)).collect();
-    let call = format!("by-hand-{}-{}", std::process::id(), now().0);
+    let call = format!("by-hand-{}-{}", std::process::id(), moment().0);
     let task = live.backend.submit(&call, &orders).await.map_err(|fault| live.failure(&fault))?;
     let answers = finish(live, &task).await?;
     let mut failed = 0;
@@ -313,9 +313,4 @@ pub fn resume(args: &Resume, printer: &Printer) -> Result<Exit, Failure> {
 /// A pause of everything has a name that no namespace can have.
 fn place(namespace: Option<&Name>) -> String {
     namespace.map_or("pause/*".to_owned(), |name| format!("pause/{name}"))
-}
-
-fn now() -> Time {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    Time(i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(0))
 }

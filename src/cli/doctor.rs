@@ -143,7 +143,7 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
     }
     // An agent says something every few seconds: what it was last heard at is what the gateway's clock shows.
     let newest = alive.iter().filter_map(|host| clock::read(&host.heard)).max();
-    let here = clock::now(&crate::model::Desired::default()).at;
+    let here = clock::moment();
     if let Some(there) = newest {
         let skew = (here.0 - there.0) / 1000;
         if !(-5..=30).contains(&skew) {

@@ -169,7 +169,7 @@ impl Live {
 
     /// What people asked to be left alone. What is over is left out.
     pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
-        let now = crate::clock::now(&Desired::default()).at;
+        let now = crate::clock::moment();
         let (mut holds, mut pauses): (Vec<Hold>, Vec<Pause>) =
             (self.all("hold/").await?, self.all("pause/").await?);
         holds.retain(|hold| hold.until.is_none_or(|until| until > now));

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -12,17 +12,18 @@ use tracing::{info, warn};
 use super::apply;
 use super::args::{LimitArgs, switch};
 use super::local::{APP, Home};
-use super::print::{Printer, count};
+use super::print::{ERROR, Printer, count, visible};
 use super::serve::{Signals, Standing, open};
-use super::target::{Start, TargetArgs, runtime};
+use super::target::{Live, Start, TargetArgs, runtime};
 use super::watch as watch_over;
 use super::{Exit, Failure};
 use crate::agent::{Joining, Table, own_name, run as serve_host, this_host};
-use crate::backend::Backend;
+use crate::backend::{Answer, Backend, Order, Outcome};
+use crate::clock::moment;
 use crate::gateway::auth::{Apps, Keepers, Tokens};
 use crate::gateway::http::Limits;
 use crate::http::{Calling, Reloaded};
-use crate::model::HostKey;
+use crate::model::{Host, HostKey, Op};
 
 /// Run the local system in the foreground: a gateway and an agent for this machine
 ///
@@ -206,7 +207,7 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
         let runtime = runtime()?;
         let target = TargetArgs { target: "local".to_owned(), config: None };
         if let Some(live) = target.connect("default", Start::Never)? {
-            let left = runtime.block_on(apply::stop_all(&live, printer))?;
+            let left = runtime.block_on(stop_all(&live, printer))?;
             if left > 0 {
                 let message =
                     format!("{} could not be stopped: the local system stays", count(left, "process"));
@@ -221,4 +222,56 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
         false => printer.remark("there is no local system"),
     }
     Ok(Exit::Done)
+}
+
+/// Stops everything that runs. How many still do.
+async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
+    let observed = live.backend.observe().await.map_err(|fault| live.failure(&fault))?;
+    let there =
+        observed.instances.iter().filter(|(_, seen)| seen.running == Some(true) || seen.hosted == Some(true));
+    let orders: Vec<Order> = there
+        .enumerate()
+        .map(|(nth, (key, seen))| {
+            let runs = seen.running == Some(true);
+            let spec = if runs { seen.live.spec() } else { seen.given.spec() };
+            Order {
+                id: nth.to_string(),
+                owner: seen.owner.as_deref().unwrap_or("default").to_owned(),
+                instance: key.clone(),
+                host: Host { key: key.host.clone(), supplier: None, agent_id: None },
+                op: if runs { Op::Stop } else { Op::Unhost },
+                spec: spec.cloned(),
+                revision: None,
+                takes: Vec::new(),
+                from: None,
+            }
+        })
+        .collect();
+    if orders.is_empty() {
+        return Ok(0);
+    }
+    printer.remark(&format!("stopping {}", count(orders.len(), "process")));
+    let call = format!("down-{}-{}", std::process::id(), moment().0);
+    let task = live.backend.submit(&call, &orders).await.map_err(|fault| live.failure(&fault))?;
+    let begin = Instant::now();
+    loop {
+        let answers = live.backend.poll(&task).await.map_err(|fault| live.failure(&fault))?;
+        let open = answers.iter().filter(|answer| answer.result == Outcome::InProgress).count();
+        if open == 0 || begin.elapsed() > Duration::from_secs(120) {
+            for answer in &answers {
+                if let Outcome::Failed { code, message } = &answer.result
+                    && *code != 829
+                {
+                    let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
+                    printer
+                        .to_stderr(&format!("{ERROR}failed{ERROR:#} stop {}: {message}\n", answer.instance));
+                }
+            }
+            let well = |answer: &&Answer| {
+                !matches!(&answer.result, Outcome::Done | Outcome::Failed { code: 829, .. })
+            };
+            return Ok(answers.iter().filter(well).count());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }

@@ -255,7 +255,7 @@ impl<T: Target> Loop<'_, T> {
     }
 
     async fn remember(&self, plan: &Plan, ended: &[Ended]) {
-        let at = clock::now(&Desired::default()).at;
+        let at = clock::moment();
         let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
         let mut summary = serde_json::Map::new();
         for step in plan.steps() {

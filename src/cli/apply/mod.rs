@@ -1,5 +1,8 @@
 //! `abide apply`: plan, ask, do it, and look again.
 
+mod progress;
+mod report;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
@@ -8,17 +11,20 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use self::progress::Progress;
+use self::report::{Before, Report, show};
 use super::args::switch;
 use super::plan::args::{Input as InputArgs, PlanForm, duration};
-use super::plan::input::{Digests, Input, Wanted};
+use super::plan::input::{Input, Wanted};
 use super::plan::{self, json as plan_json};
-use super::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
+use super::print::{BOLD, Printer, count};
 use super::serve::Signals;
 use super::target::{Live, Start, runtime};
 use super::{Exit, Failure};
-use crate::backend::{Backend, Order};
+use crate::backend::Backend;
+use crate::clock::moment;
 use crate::execute::{self, Ended, Outcome, Terms, Told, journal};
-use crate::model::{Health, Op, Plan, Step, Time};
+use crate::model::{Health, Op, Plan, Step};
 use crate::store::{Holder, Lease, Store, Taken, Txn};
 
 /// Make the manifests true: plan, ask, carry it out, and look again
@@ -54,17 +60,6 @@ pub struct Apply {
     /// Form of the report
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_APPLY_OUTPUT", value_name = "FORM")]
     pub output: PlanForm,
-}
-
-/// What an apply came to.
-struct Report {
-    ended: Vec<Ended>,
-    /// Planning again gives nothing; `None`: nobody looked.
-    converged: Option<bool>,
-    exit: Exit,
-    reason: Option<&'static str>,
-    /// What is not well though it is as it was told to be.
-    ill: Vec<(String, Health, String)>,
 }
 
 pub fn run(args: &mut Apply, printer: &Printer) -> Result<Exit, Failure> {
@@ -168,20 +163,6 @@ async fn plan_anew(
     over_budget(&anew)?;
     *planned = anew;
     Ok(())
-}
-
-/// The plan as it was made, before anything was done.
-struct Before {
-    digests: Digests,
-    json: Value,
-}
-
-impl Before {
-    fn of(input: &Input, planned: &Plan) -> Result<Before, Failure> {
-        let digests = input.digests(planned);
-        let json = serde_json::from_str(&plan_json::plan(input, planned, &digests)?).unwrap_or_default();
-        Ok(Before { digests, json })
-    }
 }
 
 /// What a run that died had begun is waited for, not done again.
@@ -302,7 +283,7 @@ fn approve(
 const LEASE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(1500));
 
 async fn take_lease(live: &Live, owner: &str, patience: u64) -> Result<Lease, Failure> {
-    let holder = Holder::this(format!("apply-{}-{}", std::process::id(), now().0));
+    let holder = Holder::this(format!("apply-{}-{}", std::process::id(), moment().0));
     let begin = Instant::now();
     loop {
         let taken = live.state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await;
@@ -380,7 +361,7 @@ fn terms(input: &Input, args: &Apply, deadline: Instant, stop: watch::Receiver<b
     }
     Terms {
         owner: input.rules.owner.clone(),
-        run: format!("{:013}-{}", now().0, std::process::id()),
+        run: format!("{:013}-{}", moment().0, std::process::id()),
         deadline,
         max_parallel: args.max_parallel as usize,
         depends,
@@ -452,239 +433,12 @@ fn ill(input: &Input) -> Vec<(String, Health, String)> {
 async fn remember(live: &Live, input: &Input, planned: &Plan, before: &Before, report: &Report) {
     let digests = &before.digests;
     let entry = json!({
-        "at": now().to_string(), "revision": digests.wanted, "source": input.paths, "plan": digests.id,
+        "at": moment().to_string(), "revision": digests.wanted, "source": input.paths, "plan": digests.id,
         "summary": plan_json::summary(planned), "exit": report.exit as u8, "converged": report.converged,
         "failed": report.ended.iter().filter(|ended| !ended.outcome.is_well()).count(),
     });
-    let key = format!("history/{}/{:013}", input.rules.owner, now().0);
+    let key = format!("history/{}/{:013}", input.rules.owner, moment().0);
     let _ = live.state.txn(Txn::put(key, entry.to_string())).await;
-}
-
-fn show(
-    args: &Apply,
-    planned: &Plan,
-    before: &Before,
-    report: &Report,
-    printer: &Printer,
-) -> Result<Exit, Failure> {
-    if let Some(file) = &args.junit {
-        std::fs::write(file, junit(report)).map_err(|error| {
-            Failure::new(Exit::Failed, format!("cannot write {}: {error}", file.display()))
-        })?;
-    }
-    match args.output {
-        PlanForm::Json => printer.data(&in_json(before, report)?),
-        PlanForm::Markdown => printer.data(&in_markdown(report)),
-        PlanForm::Text => printer.styled(&in_text(planned, report)),
-    }
-    Ok(report.exit)
-}
-
-fn in_json(before: &Before, report: &Report) -> Result<String, Failure> {
-    let plan = &before.json;
-    let outcomes: Vec<Value> = report
-        .ended
-        .iter()
-        .map(|ended| {
-            json!({"step": ended.step.to_string(), "instance": ended.instance, "op": ended.op.word(),
-                   "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms})
-        })
-        .collect();
-    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "converged": report.converged.unwrap_or(false),
-                       "exit": {"code": report.exit as u8, "reason": report.reason}});
-    let text = serde_json::to_string_pretty(&whole);
-    text.map(|text| text + "\n")
-        .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
-}
-
-/// Failures that say the same, together.
-fn grouped(report: &Report) -> Vec<(Outcome, Op, String, Vec<String>)> {
-    let mut groups: Vec<(Outcome, Op, String, Vec<String>)> = Vec::new();
-    for ended in report.ended.iter().filter(|ended| !ended.outcome.is_well()) {
-        let same = |group: &&mut (Outcome, Op, String, Vec<String>)| {
-            (group.0, group.1, group.2.as_str()) == (ended.outcome, ended.op, ended.message.as_str())
-        };
-        match groups.iter_mut().find(same) {
-            Some(group) => group.3.push(ended.instance.to_string()),
-            None => groups.push((
-                ended.outcome,
-                ended.op,
-                ended.message.clone(),
-                vec![ended.instance.to_string()],
-            )),
-        }
-    }
-    groups
-}
-
-fn in_text(planned: &Plan, report: &Report) -> String {
-    const SHOWN: usize = 5;
-    let mut text = String::new();
-    for (outcome, op, message, instances) in grouped(report) {
-        let more = instances.len().saturating_sub(SHOWN);
-        let names = instances.iter().take(SHOWN).map(|name| visible(name)).collect::<Vec<_>>().join(", ");
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        text.push_str(&format!("{ERROR}{}{ERROR:#} {op} {names}{more}\n", outcome.word()));
-        text.extend(message.lines().map(|line| format!("    {}\n", visible(line))));
-    }
-    for (instance, health, _) in &report.ill {
-        text.push_str(&format!("{WARNING}{}{WARNING:#} {}\n", health.word(), visible(instance)));
-    }
-    if report.ended.is_empty() {
-        let held = planned.held.len();
-        let rest = if held > 0 { format!("; {} held", count(held, "instance")) } else { String::new() };
-        text.push_str(&format!("{BOLD}Nothing to do{BOLD:#}: {} as wanted{rest}\n", is_are(planned.settled)));
-        return text;
-    }
-    let mut words: Vec<String> = Vec::new();
-    for outcome in Outcome::ALL {
-        let many = report.ended.iter().filter(|ended| ended.outcome == outcome).count();
-        if many > 0 {
-            words.push(format!("{many} {}", outcome.word()));
-        }
-    }
-    let slowest =
-        report.ended.iter().filter(|ended| ended.outcome.is_well()).max_by_key(|ended| ended.took_ms);
-    let slowest = slowest.map(|ended| {
-        format!(
-            "  {DIM}slowest: {} {} ({} ms){DIM:#}",
-            ended.op,
-            visible(&ended.instance.to_string()),
-            ended.took_ms
-        )
-    });
-    let end = match report.converged {
-        Some(true) => format!("{HINT}converged{HINT:#}"),
-        Some(false) => format!("{WARNING}not converged{WARNING:#}"),
-        None => "not looked at again".to_owned(),
-    };
-    text.push_str(&format!("{BOLD}{}{BOLD:#}: {end}{}\n", words.join(", "), slowest.unwrap_or_default()));
-    text
-}
-
-fn is_are(n: usize) -> String {
-    format!("{} {}", count(n, "instance"), if n == 1 { "is" } else { "are" })
-}
-
-fn in_markdown(report: &Report) -> String {
-    let well = report.ended.iter().filter(|ended| ended.outcome.is_well()).count();
-    let end = match report.converged {
-        Some(true) => "converged",
-        Some(false) => "**not converged**",
-        None => "not looked at again",
-    };
-    let mut text = format!("### abide apply: {well} of {} steps done, {end}\n\n", report.ended.len());
-    for (outcome, op, message, instances) in grouped(report) {
-        text.push_str(&format!(
-            "- **{}** `{op}` on {}\n",
-            outcome.word(),
-            count(instances.len(), "instance")
-        ));
-        text.push_str(&format!(
-            "  ```text\n  {}\n  ```\n",
-            message.replace('\n', "\n  ").replace("```", "'''")
-        ));
-    }
-    text
-}
-
-fn junit(report: &Report) -> String {
-    let escape = |text: &str| {
-        text.replace('&', "&amp;")
-            .replace('<', "&lt;")
-            .replace('>', "&gt;")
-            .replace('"', "&quot;")
-            .chars()
-            .filter(|c| !c.is_control() || *c == '\n')
-            .collect::<String>()
-    };
-    let failures = report
-        .ended
-        .iter()
-        .filter(|ended| matches!(ended.outcome, Outcome::Failed | Outcome::TimedOut | Outcome::Unknown))
-        .count();
-    let skipped = report.ended.iter().filter(|ended| ended.outcome == Outcome::Skipped).count();
-    let mut text = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"abide apply\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\">\n",
-        report.ended.len()
-    );
-    for ended in &report.ended {
-        let secs = ended.took_ms as f64 / 1000.0;
-        let name = format!("{} {}", ended.op, ended.instance);
-        text.push_str(&format!(
-            "  <testcase classname=\"{}\" name=\"{}\" time=\"{secs:.3}\"",
-            ended.instance.process(),
-            escape(&name)
-        ));
-        let message = escape(&ended.message);
-        match ended.outcome {
-            Outcome::Done | Outcome::AlreadySo => text.push_str("/>\n"),
-            Outcome::Skipped => text.push_str(&format!("><skipped message=\"{message}\"/></testcase>\n")),
-            outcome => text.push_str(&format!(
-                "><failure type=\"{}\" message=\"{message}\"/></testcase>\n",
-                outcome.word()
-            )),
-        }
-    }
-    text + "</testsuite>\n"
-}
-
-/// What people see while they wait: a line that is written over at a terminal, and a line now and then otherwise.
-struct Progress<'a> {
-    all: usize,
-    done: usize,
-    bad: usize,
-    shows: bool,
-    over: bool,
-    last: Instant,
-    printer: &'a Printer,
-}
-
-impl<'a> Progress<'a> {
-    fn new(all: usize, output: PlanForm, printer: &'a Printer) -> Progress<'a> {
-        let over = std::io::stderr().is_terminal();
-        let shows = !printer.is_quiet() && (over || output == PlanForm::Text);
-        Progress { all, done: 0, bad: 0, shows, over, last: Instant::now(), printer }
-    }
-
-    fn told(&mut self, told: &Told<'_>) {
-        let mut waits_for = None;
-        match told {
-            Told::Ended(ended) => {
-                self.done += 1;
-                self.bad += usize::from(!ended.outcome.is_well());
-            }
-            Told::Soaking { process, secs } => {
-                self.line(&format!("{process}: watching for {secs} s before the rest"))
-            }
-            Told::Waiting { longest, .. } => waits_for = *longest,
-            Told::Wave { .. } | Told::Sent { .. } => {}
-        }
-        let (often, seldom) = (Duration::from_millis(80), Duration::from_secs(5));
-        if self.shows && self.last.elapsed() >= if self.over { often } else { seldom } {
-            self.last = Instant::now();
-            let bad = if self.bad > 0 { format!(", {} failed", self.bad) } else { String::new() };
-            let longest = waits_for.map(|key| format!("  waiting for {key}")).unwrap_or_default();
-            let text = format!("{} of {} steps{bad}{longest}", self.done, self.all);
-            match self.over {
-                true => self.printer.to_stderr(&format!("\r\u{1b}[2K{text}")),
-                false => self.printer.remark(&text),
-            }
-        }
-    }
-
-    fn line(&mut self, text: &str) {
-        if self.shows {
-            self.clear();
-            self.printer.remark(text);
-        }
-    }
-
-    fn clear(&mut self) {
-        if self.shows && self.over {
-            self.printer.to_stderr("\r\u{1b}[2K");
-        }
-    }
 }
 
 /// For `up`: the manifests are made true once, and what went wrong is said.
@@ -699,65 +453,4 @@ pub async fn once(paths: &[PathBuf], printer: &Printer) {
     if let Err(failure) = apply(&args, None, printer).await {
         printer.failure(&failure);
     }
-}
-
-/// Stops everything that runs. How many still do.
-pub async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
-    let observed = live.backend.observe().await.map_err(|fault| live.failure(&fault))?;
-    let there =
-        observed.instances.iter().filter(|(_, seen)| seen.running == Some(true) || seen.hosted == Some(true));
-    let orders: Vec<Order> = there
-        .enumerate()
-        .map(|(nth, (key, seen))| {
-            let runs = seen.running == Some(true);
-            let spec = if runs { seen.live.spec() } else { seen.given.spec() };
-            Order {
-                id: nth.to_string(),
-                owner: seen.owner.as_deref().unwrap_or("default").to_owned(),
-                instance: key.clone(),
-                host: crate::model::Host { key: key.host.clone(), supplier: None, agent_id: None },
-                op: if runs { Op::Stop } else { Op::Unhost },
-                spec: spec.cloned(),
-                revision: None,
-                takes: Vec::new(),
-                from: None,
-            }
-        })
-        .collect();
-    if orders.is_empty() {
-        return Ok(0);
-    }
-    printer.remark(&format!("stopping {}", count(orders.len(), "process")));
-    let call = format!("down-{}-{}", std::process::id(), now().0);
-    let task = live.backend.submit(&call, &orders).await.map_err(|fault| live.failure(&fault))?;
-    let begin = Instant::now();
-    loop {
-        let answers = live.backend.poll(&task).await.map_err(|fault| live.failure(&fault))?;
-        let open =
-            answers.iter().filter(|answer| answer.result == crate::backend::Outcome::InProgress).count();
-        if open == 0 || begin.elapsed() > Duration::from_secs(120) {
-            for answer in &answers {
-                if let crate::backend::Outcome::Failed { code, message } = &answer.result
-                    && *code != 829
-                {
-                    let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
-                    printer
-                        .to_stderr(&format!("{ERROR}failed{ERROR:#} stop {}: {message}\n", answer.instance));
-                }
-            }
-            let well = |answer: &&crate::backend::Answer| {
-                !matches!(
-                    &answer.result,
-                    crate::backend::Outcome::Done | crate::backend::Outcome::Failed { code: 829, .. }
-                )
-            };
-            return Ok(answers.iter().filter(well).count());
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
-fn now() -> Time {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    Time(i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(0))
 }

@@ -1,0 +1,111 @@
+//! `abide apply` and `abide plan` as people run them, on the local system.
+//!
+//! `cargo bench --bench apply` prints one JSON object: 1,000 new foreground processes from the command to all running and
+//! verified, beside spawning the same command lines directly; nothing to do on them, and how often that writes; and a plan
+//! over 10,000 instances that are registered, with its memory.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+const PROCESSES: usize = 1000;
+const REGISTERED: usize = 10_000;
+
+fn main() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let here = folder.path();
+    std::fs::write(here.join("fleet.yaml"), fleet(here, PROCESSES, "running")).expect("a file");
+    let mut spawned: Vec<Duration> = (0..3).map(|_| spawn_directly()).collect();
+    spawned.sort();
+    // The system is there; its start is not measured.
+    std::fs::write(here.join("empty.yaml"), fleet(here, 1, "absent")).expect("a file");
+    abide(here, &["apply", "empty.yaml", "--yes"]);
+    let (started, _) = abide(here, &["apply", "fleet.yaml", "--yes"]);
+    let writes = writes(here);
+    let mut nothing: Vec<Duration> =
+        (0..11).map(|_| abide(here, &["apply", "fleet.yaml", "--yes"]).0).collect();
+    nothing.sort();
+    let wrote = self::writes(here) - writes;
+    abide(here, &["down", "--stop-processes"]);
+    std::fs::write(here.join("many.yaml"), fleet(here, REGISTERED, "stopped")).expect("a file");
+    abide(here, &["apply", "many.yaml", "--yes"]);
+    let mut planned: Vec<(Duration, u64)> = (0..5).map(|_| abide(here, &["plan", "many.yaml"])).collect();
+    planned.sort();
+    abide(here, &["down"]);
+    let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
+    println!(
+        "{:#}",
+        json!({
+            "spawned_directly_ms": ms(spawned[1]),
+            "applied_1000_new_ms": ms(started),
+            "applied_over_spawned": (started.as_secs_f64() / spawned[1].as_secs_f64() * 100.0).round() / 100.0,
+            "nothing_to_do_ms": {"median": ms(nothing[5]), "longest": ms(nothing[10]), "writes": wrote},
+            "plan_10000_registered": {"ms": ms(planned[2].0), "peak_mb": planned[2].1 as f64 / 1e6},
+        })
+    );
+}
+
+fn fleet(here: &Path, many: usize, state: &str) -> String {
+    let here = here.display();
+    let mut text = String::new();
+    for nth in 0..many {
+        text.push_str(&format!(
+            "---\napiVersion: abide/v1\nkind: Process\nstate: {state}\nmeta: {{namespace: bench, name: p{nth}}}\n\
+             hosts: [{{ip: 127.0.0.1, bk_cloud_id: 0}}]\nspec:\n  identity: {{proc_name: sleep, setup_path: /, \
+             pid_path: {here}/run/{nth}.pid, value_key: p{nth}}}\n  control: {{start_mode: foreground, start_cmd: /bin/sleep \
+             100000}}\n  monitor_policy: {{auto_type: 1, start_check_secs: 0}}\n"
+        ));
+    }
+    text
+}
+
+fn spawn_directly() -> Duration {
+    let begin = Instant::now();
+    let spawn = |_| {
+        let mut command = Command::new("/bin/sleep");
+        command.arg("100000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().expect("it starts")
+    };
+    let mut children: Vec<_> = (0..PROCESSES).map(spawn).collect();
+    let took = begin.elapsed();
+    for child in &mut children {
+        child.kill().expect("it is killed");
+        child.wait().expect("it ends");
+    }
+    took
+}
+
+/// Runs it to its end: how long that took, and the most memory it had.
+fn abide(here: &Path, args: &[&str]) -> (Duration, u64) {
+    let begin = Instant::now();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_abide"))
+        .args(args)
+        .current_dir(here)
+        .env("ABIDE_HOME", here.join("home"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut peak = 0;
+    let status = loop {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kb = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        peak = kb.map_or(peak, |kb| peak.max(kb * 1024));
+        if let Some(status) = child.try_wait().expect("it is ours") {
+            break status;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let took = begin.elapsed();
+    assert!(status.success(), "{args:?}: {status}");
+    (took, peak)
+}
+
+fn writes(here: &Path) -> i64 {
+    let store = rusqlite::Connection::open(here.join("home/gateway/store.db")).expect("a store");
+    store.query_row("SELECT max(number) FROM log", [], |row| row.get(0)).expect("a number")
+}

@@ -1,0 +1,66 @@
+//! While an apply goes on.
+
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use crate::cli::plan::args::PlanForm;
+use crate::cli::print::Printer;
+use crate::execute::Told;
+
+/// What people see while they wait: a line that is written over at a terminal, and a line now and then otherwise.
+pub struct Progress<'a> {
+    all: usize,
+    done: usize,
+    bad: usize,
+    shows: bool,
+    over: bool,
+    last: Instant,
+    printer: &'a Printer,
+}
+
+impl<'a> Progress<'a> {
+    pub fn new(all: usize, output: PlanForm, printer: &'a Printer) -> Progress<'a> {
+        let over = std::io::stderr().is_terminal();
+        let shows = !printer.is_quiet() && (over || output == PlanForm::Text);
+        Progress { all, done: 0, bad: 0, shows, over, last: Instant::now(), printer }
+    }
+
+    pub fn told(&mut self, told: &Told<'_>) {
+        let mut waits_for = None;
+        match told {
+            Told::Ended(ended) => {
+                self.done += 1;
+                self.bad += usize::from(!ended.outcome.is_well());
+            }
+            Told::Soaking { process, secs } => {
+                self.line(&format!("{process}: watching for {secs} s before the rest"))
+            }
+            Told::Waiting { longest, .. } => waits_for = *longest,
+            Told::Wave { .. } | Told::Sent { .. } => {}
+        }
+        let (often, seldom) = (Duration::from_millis(80), Duration::from_secs(5));
+        if self.shows && self.last.elapsed() >= if self.over { often } else { seldom } {
+            self.last = Instant::now();
+            let bad = if self.bad > 0 { format!(", {} failed", self.bad) } else { String::new() };
+            let longest = waits_for.map(|key| format!("  waiting for {key}")).unwrap_or_default();
+            let text = format!("{} of {} steps{bad}{longest}", self.done, self.all);
+            match self.over {
+                true => self.printer.to_stderr(&format!("\r\u{1b}[2K{text}")),
+                false => self.printer.remark(&text),
+            }
+        }
+    }
+
+    fn line(&mut self, text: &str) {
+        if self.shows {
+            self.clear();
+            self.printer.remark(text);
+        }
+    }
+
+    pub fn clear(&mut self) {
+        if self.shows && self.over {
+            self.printer.to_stderr("\r\u{1b}[2K");
+        }
+    }
+}

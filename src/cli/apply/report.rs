@@ -1,0 +1,206 @@
+//! What an apply came to, for people, scripts, pull requests and CI systems.
+
+use serde_json::{Value, json};
+
+use super::Apply;
+use crate::cli::plan::args::PlanForm;
+use crate::cli::plan::input::{Digests, Input};
+use crate::cli::plan::json as plan_json;
+use crate::cli::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
+use crate::cli::{Exit, Failure};
+use crate::execute::{Ended, Outcome};
+use crate::model::{Health, Op, Plan};
+
+/// What an apply came to.
+pub struct Report {
+    pub ended: Vec<Ended>,
+    /// Planning again gives nothing; `None`: nobody looked.
+    pub converged: Option<bool>,
+    pub exit: Exit,
+    pub reason: Option<&'static str>,
+    /// What is not well though it is as it was told to be.
+    pub ill: Vec<(String, Health, String)>,
+}
+
+/// The plan as it was made, before anything was done.
+pub struct Before {
+    pub digests: Digests,
+    pub json: Value,
+}
+
+impl Before {
+    pub fn of(input: &Input, planned: &Plan) -> Result<Before, Failure> {
+        let digests = input.digests(planned);
+        let json = serde_json::from_str(&plan_json::plan(input, planned, &digests)?).unwrap_or_default();
+        Ok(Before { digests, json })
+    }
+}
+
+pub fn show(
+    args: &Apply,
+    planned: &Plan,
+    before: &Before,
+    report: &Report,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    if let Some(file) = &args.junit {
+        std::fs::write(file, junit(report)).map_err(|error| {
+            Failure::new(Exit::Failed, format!("cannot write {}: {error}", file.display()))
+        })?;
+    }
+    match args.output {
+        PlanForm::Json => printer.data(&in_json(before, report)?),
+        PlanForm::Markdown => printer.data(&in_markdown(report)),
+        PlanForm::Text => printer.styled(&in_text(planned, report)),
+    }
+    Ok(report.exit)
+}
+
+fn in_json(before: &Before, report: &Report) -> Result<String, Failure> {
+    let plan = &before.json;
+    let outcomes: Vec<Value> = report
+        .ended
+        .iter()
+        .map(|ended| {
+            json!({"step": ended.step.to_string(), "instance": ended.instance, "op": ended.op.word(),
+                   "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms})
+        })
+        .collect();
+    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "converged": report.converged.unwrap_or(false),
+                       "exit": {"code": report.exit as u8, "reason": report.reason}});
+    let text = serde_json::to_string_pretty(&whole);
+    text.map(|text| text + "\n")
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
+}
+
+/// Failures that say the same, together.
+fn grouped(report: &Report) -> Vec<(Outcome, Op, String, Vec<String>)> {
+    let mut groups: Vec<(Outcome, Op, String, Vec<String>)> = Vec::new();
+    for ended in report.ended.iter().filter(|ended| !ended.outcome.is_well()) {
+        let same = |group: &&mut (Outcome, Op, String, Vec<String>)| {
+            (group.0, group.1, group.2.as_str()) == (ended.outcome, ended.op, ended.message.as_str())
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => group.3.push(ended.instance.to_string()),
+            None => groups.push((
+                ended.outcome,
+                ended.op,
+                ended.message.clone(),
+                vec![ended.instance.to_string()],
+            )),
+        }
+    }
+    groups
+}
+
+fn in_text(planned: &Plan, report: &Report) -> String {
+    const SHOWN: usize = 5;
+    let mut text = String::new();
+    for (outcome, op, message, instances) in grouped(report) {
+        let more = instances.len().saturating_sub(SHOWN);
+        let names = instances.iter().take(SHOWN).map(|name| visible(name)).collect::<Vec<_>>().join(", ");
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        text.push_str(&format!("{ERROR}{}{ERROR:#} {op} {names}{more}\n", outcome.word()));
+        text.extend(message.lines().map(|line| format!("    {}\n", visible(line))));
+    }
+    for (instance, health, _) in &report.ill {
+        text.push_str(&format!("{WARNING}{}{WARNING:#} {}\n", health.word(), visible(instance)));
+    }
+    if report.ended.is_empty() {
+        let held = planned.held.len();
+        let rest = if held > 0 { format!("; {} held", count(held, "instance")) } else { String::new() };
+        text.push_str(&format!("{BOLD}Nothing to do{BOLD:#}: {} as wanted{rest}\n", is_are(planned.settled)));
+        return text;
+    }
+    let mut words: Vec<String> = Vec::new();
+    for outcome in Outcome::ALL {
+        let many = report.ended.iter().filter(|ended| ended.outcome == outcome).count();
+        if many > 0 {
+            words.push(format!("{many} {}", outcome.word()));
+        }
+    }
+    let slowest =
+        report.ended.iter().filter(|ended| ended.outcome.is_well()).max_by_key(|ended| ended.took_ms);
+    let slowest = slowest.map(|ended| {
+        format!(
+            "  {DIM}slowest: {} {} ({} ms){DIM:#}",
+            ended.op,
+            visible(&ended.instance.to_string()),
+            ended.took_ms
+        )
+    });
+    let end = match report.converged {
+        Some(true) => format!("{HINT}converged{HINT:#}"),
+        Some(false) => format!("{WARNING}not converged{WARNING:#}"),
+        None => "not looked at again".to_owned(),
+    };
+    text.push_str(&format!("{BOLD}{}{BOLD:#}: {end}{}\n", words.join(", "), slowest.unwrap_or_default()));
+    text
+}
+
+fn is_are(n: usize) -> String {
+    format!("{} {}", count(n, "instance"), if n == 1 { "is" } else { "are" })
+}
+
+fn in_markdown(report: &Report) -> String {
+    let well = report.ended.iter().filter(|ended| ended.outcome.is_well()).count();
+    let end = match report.converged {
+        Some(true) => "converged",
+        Some(false) => "**not converged**",
+        None => "not looked at again",
+    };
+    let mut text = format!("### abide apply: {well} of {} steps done, {end}\n\n", report.ended.len());
+    for (outcome, op, message, instances) in grouped(report) {
+        text.push_str(&format!(
+            "- **{}** `{op}` on {}\n",
+            outcome.word(),
+            count(instances.len(), "instance")
+        ));
+        text.push_str(&format!(
+            "  ```text\n  {}\n  ```\n",
+            message.replace('\n', "\n  ").replace("```", "'''")
+        ));
+    }
+    text
+}
+
+fn junit(report: &Report) -> String {
+    let escape = |text: &str| {
+        text.replace('&', "&amp;")
+            .replace('<', "&lt;")
+            .replace('>', "&gt;")
+            .replace('"', "&quot;")
+            .chars()
+            .filter(|c| !c.is_control() || *c == '\n')
+            .collect::<String>()
+    };
+    let failures = report
+        .ended
+        .iter()
+        .filter(|ended| matches!(ended.outcome, Outcome::Failed | Outcome::TimedOut | Outcome::Unknown))
+        .count();
+    let skipped = report.ended.iter().filter(|ended| ended.outcome == Outcome::Skipped).count();
+    let mut text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"abide apply\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\">\n",
+        report.ended.len()
+    );
+    for ended in &report.ended {
+        let secs = ended.took_ms as f64 / 1000.0;
+        let name = format!("{} {}", ended.op, ended.instance);
+        text.push_str(&format!(
+            "  <testcase classname=\"{}\" name=\"{}\" time=\"{secs:.3}\"",
+            ended.instance.process(),
+            escape(&name)
+        ));
+        let message = escape(&ended.message);
+        match ended.outcome {
+            Outcome::Done | Outcome::AlreadySo => text.push_str("/>\n"),
+            Outcome::Skipped => text.push_str(&format!("><skipped message=\"{message}\"/></testcase>\n")),
+            outcome => text.push_str(&format!(
+                "><failure type=\"{}\" message=\"{message}\"/></testcase>\n",
+                outcome.word()
+            )),
+        }
+    }
+    text + "</testsuite>\n"
+}
