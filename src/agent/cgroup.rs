@@ -126,3 +126,25 @@ impl Group {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Percent;
+
+    #[test]
+    fn limits_are_set_where_their_controller_is_there_and_only_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = |name: &str| folder.path().join(name);
+        std::fs::write(file("memory.max"), "max").expect("a file");
+        let limits = Resource { cpu: Percent::new(50.0), mem: Percent::new(10.0), ..Resource::default() };
+        Group(folder.path().to_owned()).limit(&limits);
+        assert!(!file("cpu.max").exists(), "there is no such controller");
+        let bytes: u64 = std::fs::read_to_string(file("memory.max")).expect("a file").parse().expect("bytes");
+        assert_eq!(bytes / 1024, super::super::meter::memory() / 10 / 1024);
+        std::fs::write(file("cpu.max"), "max 100000").expect("a file");
+        Group(folder.path().to_owned()).limit(&limits);
+        let half = (super::super::meter::processors() * 50_000.0) as u64;
+        assert_eq!(std::fs::read_to_string(file("cpu.max")).expect("a file"), format!("{half} 100000"));
+    }
+}
