@@ -563,3 +563,22 @@ fn several_at_once_restart_each_process_once() {
         .collect();
     assert_eq!(starts.len(), 4, "{starts:?}");
 }
+
+#[test]
+fn a_system_that_died_is_not_waited_for_until_the_time_is_over() {
+    let machine = Machine::new();
+    machine.process("slow", "1", "");
+    let file = machine.path("m/slow.yaml");
+    let text = std::fs::read_to_string(&file).expect("a file");
+    std::fs::write(&file, text.replace("start_check_secs: 0", "start_check_secs: 300")).expect("a file");
+    let mut command = machine.command(&["apply", "m", "--yes"]);
+    let child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+    until("it was started", || machine.effects() == ["start slow 1"]);
+    let system = std::fs::read_to_string(machine.path(".abide-home/system.lock")).expect("a lock");
+    kill(system.trim().parse().expect("a pid"), "KILL");
+    let output = child.wait_with_output().expect("it ends long before its ten minutes");
+    assert_eq!(output.status.code(), Some(3), "{}", stdout(&output));
+    assert!(stdout(&output).contains("cannot be reached"), "{}", stdout(&output));
+    assert_eq!(machine.effects(), ["start slow 1"]);
+}
