@@ -187,7 +187,6 @@ fn another_user_is_another_user() {
     let system = System::new();
     let mut spec = system.spec("n", "sleep 1000");
     spec["identity"]["user"] = json!("nobody");
-    spec["identity"]["setup_path"] = json!("/");
     assert_eq!(system.operate("n", 0, &spec).0, 0);
     let pid = system.pid("n").expect("a pid");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
