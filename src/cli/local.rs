@@ -65,8 +65,13 @@ impl Home {
     /// Takes the folder, if nobody serves it.
     pub fn serve(&self) -> Result<Option<Served>, Failure> {
         let mut lock = self.lock_file("system.lock")?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Ok(None);
+        // Whoever only asks whether it is served has it for a moment, and so has what a dead one was just launching.
+        let begin = Instant::now();
+        while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if begin.elapsed() > Duration::from_secs(1) {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
         // Where a former one listened is nobody's address now.
         self.forget_address();

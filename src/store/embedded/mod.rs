@@ -33,6 +33,9 @@ use super::{Change, Entry, Error, Number, Outcome, Page, Store, Txn};
 /// How often a waiting reader asks whether another process wrote.
 const OTHERS: Duration = Duration::from_millis(200);
 
+/// How long whoever wants a file for himself waits for it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 #[derive(Clone)]
 pub struct Embedded {
     shared: Arc<Shared>,
@@ -66,8 +69,14 @@ impl Embedded {
         let shown = path.display();
         let lock = std::fs::File::options().create(true).append(true).open(&path);
         let lock = lock.map_err(|error| Error::Disk(format!("{shown}: {error}")))?;
-        flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .map_err(|_| Error::InUse { file: file.display().to_string() })?;
+        // A process that was just being launched by one that died holds it for another moment.
+        let begin = std::time::Instant::now();
+        while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if begin.elapsed() > PATIENCE {
+                return Err(Error::InUse { file: file.display().to_string() });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
         Embedded::open_as(file, Some(lock))
     }
 
