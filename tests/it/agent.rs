@@ -368,3 +368,31 @@ fn a_rename_leaves_the_process_as_it_is() {
     until("it is back", || system.pid("new").is_some_and(|new| new != pid));
     assert!(system.process("old").is_null());
 }
+
+/// A gateway that lost its store does not know which generation was the last; the agent does.
+#[test]
+fn an_older_generation_is_refused_by_the_agent_too() {
+    let mut system = System::new();
+    let spec = system.spec("s", "sleep 1000");
+    let begin = |system: &System, generation: u64, op: i64| {
+        let body = json!({"meta": {"namespace": "web", "name": "s"}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}],
+                          "op_type": op, "spec": spec});
+        let headers = format!("X-Abide-Owner: team\r\nX-Abide-Generation: {generation}\r\n");
+        let answer = system.server.call_with("POST", "/api/c/compapi/v2/gse/operate_proc/", &headers, body);
+        system.row("s", &answer["data"]["task_id"])["error_code"].as_i64().expect("a code")
+    };
+    assert_eq!(begin(&system, 7, 0), 0);
+    let pid = system.pid("s").expect("a pid");
+    let address = system.server.address;
+    system.server = Server::at(address);
+    until("the port is free again", || std::net::TcpListener::bind(address).is_ok());
+    let other = system.path("other.db");
+    system.server = Server::again(address, &other, APPS, "* token\n");
+    until("the agent is back", || {
+        let hosts = system.server.call("GET", "/api/abide/v1/hosts", json!({}));
+        hosts["data"][0]["agent"] == true
+    });
+    assert_eq!(begin(&system, 6, 1), 1_900_409);
+    assert!(is_alive(pid), "and nothing was done");
+    assert_eq!(begin(&system, 7, 1), 0);
+}
