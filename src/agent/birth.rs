@@ -85,6 +85,9 @@ impl Birth<'_> {
             // A group that cannot take it in is no reason not to be born.
             born = clone(&mut inside, &mut stack, &mut fd, -1);
         }
+        if born.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOSYS)) {
+            born = clone_as_before(&mut inside, &mut stack, &mut fd);
+        }
         let pid = born.map_err(|error| (Stage::Clone, error))?;
         // SAFETY: the kernel gave us this descriptor, and nobody else has it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -134,21 +137,37 @@ fn clone(inside: &mut Inside, stack: &mut [u128], fd: &mut c_int, group: RawFd) 
         set_tid_size: 0,
         cgroup: into.unwrap_or(0),
     };
-    // SAFETY: the signal sets are ours. While the new process runs on our memory no handler of ours may run in it, so
-    // everything is blocked around the clone. The stack is ours until it is gone (CLONE_VFORK: we wait); `inside`
-    // outlives the wait, and nobody else has it. The new process begins on its own stack and calls `become_program`,
-    // which does not return; it never comes back to this function.
-    let result = unsafe {
-        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let result = clone3(&args, become_program, ptr::from_mut(inside).cast());
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
-        result
-    };
+    // SAFETY: the stack is ours until the new process is gone (CLONE_VFORK: we wait); `inside` outlives the wait, and
+    // nobody else has it. The new process begins on its own stack and calls `become_program`, which does not return; it
+    // never comes back to this function.
+    let result = undisturbed(|| unsafe { clone3(&args, become_program, ptr::from_mut(inside).cast()) });
     match u32::try_from(result) {
         Ok(pid) => Ok(pid),
         Err(_) => Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EINVAL))),
+    }
+}
+
+/// The same by the older call, for containers that do not know the new one. It knows no control groups.
+fn clone_as_before(inside: &mut Inside, stack: &mut [u128], fd: &mut c_int) -> io::Result<u32> {
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+    // SAFETY: as above; the stack is passed by its end, which is aligned.
+    let result = undisturbed(|| unsafe {
+        let top = stack.as_mut_ptr().add(stack.len()).cast::<c_void>();
+        libc::clone(become_program, top, flags, ptr::from_mut(inside).cast(), ptr::from_mut(fd))
+    });
+    u32::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// While a new process runs on our memory no handler of ours may run in it: every signal waits.
+fn undisturbed<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: the signal sets are ours.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let done = work();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
+        done
     }
 }
 
@@ -262,5 +281,45 @@ unsafe fn prepare(inside: &Inside) -> Result<(), Stage> {
         let mut none = std::mem::zeroed();
         libc::sigemptyset(&mut none);
         done(libc::sigprocmask(libc::SIG_SETMASK, &none, ptr::null_mut()), Stage::Session)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn both_ways_of_being_born_end_in_the_program() {
+        let null = std::fs::File::options().read(true).write(true).open("/dev/null").expect("a file");
+        let (args, env) =
+            ([c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()], [c"WITH=7".to_owned()]);
+        let pointers = |texts: &[CString]| {
+            texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>()
+        };
+        type Way = fn(&mut Inside, &mut [u128], &mut c_int) -> io::Result<u32>;
+        let ways: [Way; 2] = [|inside, stack, fd| clone(inside, stack, fd, -1), clone_as_before];
+        for way in ways {
+            let mut inside = Inside {
+                programs: vec![c"/no/such/sh".as_ptr(), c"/bin/sh".as_ptr()],
+                args: pointers(&args),
+                env: pointers(&env),
+                folder: c"/".as_ptr(),
+                input: null.as_raw_fd(),
+                output: null.as_raw_fd(),
+                code: -1,
+                ids: None,
+                failed: None,
+            };
+            let (mut stack, mut fd) = (vec![0u128; STACK / 16], -1);
+            way(&mut inside, &mut stack, &mut fd).expect("it is born");
+            assert_eq!(inside.failed, None);
+            // SAFETY: the kernel gave it to us.
+            let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+            use rustix::process::{WaitId, WaitIdOptions, waitid};
+            let status =
+                waitid(WaitId::PidFd(fd.as_fd()), WaitIdOptions::EXITED).expect("a child").expect("its end");
+            assert_eq!(status.exit_status(), Some(7));
+        }
     }
 }

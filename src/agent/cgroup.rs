@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use super::meter::limit;
 use crate::model::Resource;
 
 /// Where groups are made; `None`: nowhere.
@@ -82,13 +83,13 @@ impl Group {
             let path = self.0.join(file);
             path.is_file() && std::fs::write(path, value).is_ok()
         };
-        if let Some(cpu) = limits.cpu {
+        if let Some(cpu) = limit(limits.cpu) {
             const PERIOD_US: f64 = 100_000.0;
-            let quota = (cpu.get() / 100.0 * super::meter::processors() * PERIOD_US).max(1000.0);
+            let quota = (cpu / 100.0 * super::meter::processors() * PERIOD_US).max(1000.0);
             set("cpu.max", format!("{quota:.0} {PERIOD_US:.0}"));
         }
-        if let Some(mem) = limits.mem {
-            let bytes = mem.get() / 100.0 * super::meter::memory() as f64;
+        if let Some(mem) = limit(limits.mem) {
+            let bytes = mem / 100.0 * super::meter::memory() as f64;
             set("memory.max", format!("{bytes:.0}"));
         }
     }
@@ -146,5 +147,8 @@ mod tests {
         Group(folder.path().to_owned()).limit(&limits);
         let half = (super::super::meter::processors() * 50_000.0) as u64;
         assert_eq!(std::fs::read_to_string(file("cpu.max")).expect("a file"), format!("{half} 100000"));
+        std::fs::write(file("memory.max"), "max").expect("a file");
+        Group(folder.path().to_owned()).limit(&Resource { mem: Percent::new(0.0), ..Resource::default() });
+        assert_eq!(std::fs::read_to_string(file("memory.max")).expect("a file"), "max", "0 is no limit");
     }
 }

@@ -18,7 +18,7 @@ use super::cgroup::Groups;
 use super::checks::{self, Files, Note};
 use super::kernel::Hold;
 use super::life::{Effect, Event, Phase, Policy, Series, step};
-use super::meter::{EVERY, Meter, Share, is_limited, judge};
+use super::meter::{EVERY, Meter, Share, is_limited, judge, limit};
 use super::pools::Pools;
 use super::row::{Row, intent_key, row_key, writing};
 use super::schedule::{Moment, Schedule};
@@ -27,7 +27,7 @@ use super::{fresh_id, now_ms};
 use crate::fail;
 use crate::gse::channel::{ConfigState, Held, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
-use crate::model::{AutoType, InstanceKey, Monitor, Percent, Time};
+use crate::model::{AutoType, InstanceKey, Monitor, Time};
 use crate::store::{Embedded, Store, Txn};
 
 /// What all keepers share.
@@ -40,6 +40,8 @@ pub struct Shared {
     /// How many processes are made, and how many commands of specs run, at once.
     pub births: Semaphore,
     pub commands: Semaphore,
+    /// How many looks at health and files: those that hang must not hold operations up.
+    pub looks: Semaphore,
     pub groups: Groups,
     pub pools: Pools,
     /// Between two looks at health and files.
@@ -226,8 +228,6 @@ impl Keeper {
         let (limits, live) = (run.live.spec.resource.clone(), run.live.clone());
         let share = self.tended.meter.look(hold.identity.pid, run.group().as_ref());
         self.tended.share = Some(share);
-        // 0 is no limit: nothing could run within it.
-        let limit = |limit: Option<Percent>| limit.map(Percent::get).filter(|limit| *limit > 0.0);
         let (cpu, mem) = (limit(limits.cpu), limit(limits.mem));
         let excess;
         (self.tended.meter.counts, excess) = judge(self.tended.meter.counts, share, cpu, mem);
@@ -253,7 +253,11 @@ impl Keeper {
         self.tended.looks = self.tended.looks.saturating_add(1);
         let files = std::mem::take(&mut self.tended.files);
         let look = checks::look(self.key.clone(), run.live.clone(), hold.identity.pid, with_version, files);
-        self.tended.looking = Some(tokio::spawn(look));
+        let shared = Arc::clone(&self.shared);
+        self.tended.looking = Some(tokio::spawn(async move {
+            let _room = shared.looks.acquire().await;
+            look.await
+        }));
     }
 
     fn found(&mut self, note: Note) {

@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use super::cgroup::Group;
-use crate::model::Resource;
+use crate::model::{Percent, Resource};
 
 /// Between two samples.
 pub const EVERY: Duration = Duration::from_secs(1);
@@ -62,9 +62,14 @@ pub fn judge(counts: Counts, share: Share, cpu: Option<f64>, mem: Option<f64>) -
     (counts, excess)
 }
 
+/// What is allowed; 0 is no limit: nothing could run within it.
+pub fn limit(share: Option<Percent>) -> Option<f64> {
+    share.map(Percent::get).filter(|limit| *limit > 0.0)
+}
+
 /// Does a spec ask for samples?
 pub fn is_limited(resource: &Resource) -> bool {
-    resource.cpu.is_some() || resource.mem.is_some()
+    limit(resource.cpu).is_some() || limit(resource.mem).is_some()
 }
 
 /// One process's meter: processor time is a difference between two looks.

@@ -60,6 +60,8 @@ use crate::store::{Embedded, Error, Store, Txn};
 const BIRTHS: usize = 8;
 /// Commands of specs that run at once: they may wait for something.
 const COMMANDS: usize = 64;
+/// Looks at health, version and files at once.
+const LOOKS: usize = 32;
 
 /// From a fork to the program: much less than this.
 const A_MOMENT: Duration = Duration::from_millis(50);
@@ -87,13 +89,15 @@ impl Table {
         std::fs::create_dir_all(&exits)
             .map_err(|error| Error::Disk(format!("{}: {error}", exits.display())))?;
         let groups = Groups::below_ours(folder);
-        let (births, commands) = (Semaphore::new(BIRTHS), Semaphore::new(COMMANDS));
+        let (births, commands, looks) =
+            (Semaphore::new(BIRTHS), Semaphore::new(COMMANDS), Semaphore::new(LOOKS));
         let shared = Arc::new(Shared {
             store,
             up,
             exits,
             births,
             commands,
+            looks,
             groups,
             pools: Pools::default(),
             look_every,

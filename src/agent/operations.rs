@@ -45,13 +45,7 @@ impl Keeper {
             return;
         }
         if let Some(hold) = by_pid_file(&held.spec) {
-            self.row.run = Some(Run {
-                identity: hold.identity.clone(),
-                live: held.clone(),
-                by: None,
-                incarnation: String::new(),
-                group: None,
-            });
+            self.row.run = Some(Run::found(&hold, held));
             self.row.since = now_ms();
             self.hold = Some(hold);
         }
@@ -291,10 +285,10 @@ impl Keeper {
         let group = self.row.run.as_ref().and_then(Run::group);
         // By force, its whole tree goes with it.
         let force = || group.as_ref().is_some_and(Group::kill);
-        match signal {
-            Signal::KILL if force() => {}
-            signal => drop(hold.signal(signal)),
+        if signal == Signal::KILL {
+            force();
         }
+        let _ = hold.signal(signal);
         fail::point("signalled");
         let mut ended = tokio::time::timeout(wait, hold.ended()).await;
         if ended.is_err() {
@@ -371,13 +365,7 @@ impl Keeper {
         loop {
             let found = by_pid_file(&held.spec).filter(|hold| Some(&hold.identity) != before.as_ref());
             if let Some(hold) = found {
-                self.row.run = Some(Run {
-                    identity: hold.identity.clone(),
-                    live: held.clone(),
-                    by: None,
-                    incarnation: String::new(),
-                    group: None,
-                });
+                self.row.run = Some(Run::found(&hold, held));
                 (self.row.since, self.row.started) = (now_ms(), now_ms());
                 self.hold = Some(hold);
                 return done();

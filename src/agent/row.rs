@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::Group;
-use super::kernel::Identity;
+use super::kernel::{Hold, Identity};
 use crate::gse::channel::{Held, OpResult};
 use crate::model::InstanceKey;
 use crate::store::{Embedded, Error, Store, Txn};
@@ -53,6 +53,12 @@ pub struct Run {
 }
 
 impl Run {
+    /// One that was not launched here, or by its own command.
+    pub fn found(hold: &Hold, held: &Held) -> Run {
+        let (identity, live) = (hold.identity.clone(), held.clone());
+        Run { identity, live, by: None, incarnation: String::new(), group: None }
+    }
+
     pub fn group(&self) -> Option<Group> {
         self.group.as_deref().map(Group::at)
     }
