@@ -6,6 +6,7 @@ use super::args::switch;
 use super::print::{BOLD, Printer, visible};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::{Exit, Failure};
+use crate::manifest::rows;
 use crate::model::{Name, glob};
 
 /// Show processes, hosts or tasks of a target
@@ -123,29 +124,7 @@ async fn rows(args: &Get, live: &Live) -> Result<Vec<Value>, Failure> {
 /// The row of the contract.
 fn process(row: Value) -> Value {
     let mut out = json!({});
-    for field in [
-        "instance",
-        "namespace",
-        "name",
-        "host",
-        "labels",
-        "registered",
-        "hosted",
-        "running",
-        "pid",
-        "owner",
-        "revision",
-        "live_revision",
-        "sync",
-        "health",
-        "hosting",
-        "since",
-        "report_time",
-        "message",
-        "version",
-        "exit",
-        "next",
-    ] {
+    for field in rows::TOLD.into_iter().chain(["message", "version", "exit", "next"]) {
         out[field] = row.get(field).cloned().unwrap_or(Value::Null);
     }
     // Compared with nothing, nothing is known of how it stands to a wish.

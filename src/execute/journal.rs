@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use crate::backend::{Order, Task};
+use crate::backend::Order;
 use crate::model::InstanceKey;
 use crate::store::{Error, Store, Txn};
 
@@ -16,9 +16,6 @@ use crate::store::{Error, Store, Txn};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Call {
     pub steps: Vec<(InstanceKey, String)>,
-    /// What to ask for its results by, once that is known.
-    #[serde(default)]
-    pub tasks: Vec<String>,
 }
 
 pub struct Journal<'a, S> {
@@ -40,14 +37,11 @@ impl<'a, S: Store> Journal<'a, S> {
     pub async fn begin(&self, orders: &[Order]) -> Result<String, Error> {
         let name = format!("{}{:06}", self.run, self.next.fetch_add(1, Ordering::Relaxed));
         let steps = orders.iter().map(|order| (order.instance.clone(), order.op.word().to_owned())).collect();
-        let call = Call { steps, tasks: Vec::new() };
+        let call = Call { steps };
         self.store.txn(Txn::put(&name, serde_json::to_vec(&call).unwrap_or_default())).await?;
         // A header cannot hold everything that a key can.
         Ok(name.replace('/', "."))
     }
-
-    /// It was taken on.
-    pub async fn sent(&self, _call: &str, _task: &Task) {}
 
     /// Every row of it is final.
     pub async fn ended(&self, call: &str) {

@@ -310,7 +310,6 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             Ok(task) => {
                 let steps = batch.into_iter().map(|step| (step.id.to_string(), step)).collect();
                 let mut flight = Flight { task, steps, begun, call };
-                self.journal.sent(&flight.call, &flight.task).await;
                 if flight.task.ids.is_empty() {
                     self.ask(&mut flight, chains, ready).await;
                 }

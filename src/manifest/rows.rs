@@ -61,7 +61,8 @@ pub type Faults = Vec<String>;
 /// How often a list or map may begin on one line of YAML.
 const MOST_DEEP: usize = 200;
 
-const FIELDS: [&str; 21] = [
+/// What `get processes` tells of a process.
+pub const TOLD: [&str; 17] = [
     "instance",
     "namespace",
     "name",
@@ -79,11 +80,14 @@ const FIELDS: [&str; 21] = [
     "hosting",
     "since",
     "report_time",
-    "spec",
-    "live_spec",
-    "ran",
-    "unknown",
 ];
+
+/// What a row may add to that.
+const ADDED: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
+
+fn fields() -> impl Iterator<Item = &'static str> {
+    TOLD.into_iter().chain(ADDED)
+}
 
 /// The names of a row's fields that no row has; nothing else of it is kept.
 struct Odd(Vec<String>);
@@ -102,7 +106,7 @@ impl<'de> Deserialize<'de> for Odd {
                 let mut odd = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     map.next_value::<serde::de::IgnoredAny>()?;
-                    if !FIELDS.contains(&name.as_str()) {
+                    if !fields().any(|known| known == name) {
                         odd.push(name);
                     }
                 }
@@ -122,7 +126,7 @@ fn unknown_fields(rows: &[&RawValue]) -> Vec<String> {
     names
         .iter()
         .take(MOST)
-        .map(|name| match did_you_mean(name, FIELDS) {
+        .map(|name| match did_you_mean(name, fields()) {
             Some(meant) => format!("rows have no field {name:?}: it is ignored. Did you mean {meant:?}?"),
             None => format!("rows have no field {name:?}: it is ignored"),
         })

@@ -41,6 +41,21 @@ impl Machine {
         self.run(&args)
     }
 
+    /// Several that begin together: their exit codes.
+    pub fn apply_at_once(&self, many: usize) -> Vec<Option<i32>> {
+        let begin = |_| {
+            let mut command = self.command(&["apply", "m", "--yes", "--lock-timeout", "60s"]);
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("it starts")
+        };
+        let mut all: Vec<Child> = (0..many).map(begin).collect();
+        all.iter_mut().map(|child| child.wait().expect("it ends").code()).collect()
+    }
+
     /// Everything that happened, as the processes' own commands tell.
     pub fn effects(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.path("effects")).unwrap_or_default();
@@ -223,18 +238,7 @@ fn failures_are_told_and_what_depends_on_them_is_not_begun() {
 fn ten_at_once_start_one_system_and_each_process_once() {
     let machine = Machine::new();
     (0..5).for_each(|nth| machine.process(&format!("p{nth}"), "1", ""));
-    let mut all: Vec<Child> = (0..10)
-        .map(|_| {
-            let mut command = machine.command(&["apply", "m", "--yes", "--lock-timeout", "60s"]);
-            command
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("it starts")
-        })
-        .collect();
-    let codes: Vec<Option<i32>> = all.iter_mut().map(|child| child.wait().expect("it ends").code()).collect();
+    let codes = machine.apply_at_once(10);
     assert!(codes.iter().all(|code| *code == Some(0)), "{codes:?}");
     assert_eq!(lines(&machine.path("effects")), 5, "{:?}", machine.effects());
     let log = std::fs::read_to_string(machine.path(".abide-home/system.log")).expect("a log");
@@ -544,18 +548,8 @@ fn several_at_once_restart_each_process_once() {
     (0..4).for_each(|nth| machine.process(&format!("p{nth}"), "1", ""));
     assert_eq!(machine.apply(&[]).0, 0);
     (0..4).for_each(|nth| machine.process(&format!("p{nth}"), "2", ""));
-    let mut all: Vec<Child> = (0..5)
-        .map(|_| {
-            let mut command = machine.command(&["apply", "m", "--yes", "--lock-timeout", "60s"]);
-            command
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("it starts")
-        })
-        .collect();
-    assert!(all.iter_mut().all(|child| child.wait().expect("it ends").code() == Some(0)));
+    let codes = machine.apply_at_once(5);
+    assert!(codes.iter().all(|code| *code == Some(0)), "{codes:?}");
     let starts: Vec<String> = machine
         .effects()
         .into_iter()
