@@ -87,13 +87,12 @@ fn wait_for(path: &Path) -> File {
 
 /// The file that the process's registered spec names.
 fn find(args: &Logs) -> Result<PathBuf, Failure> {
-    let target = TargetArgs { target: "local".to_owned(), config: None };
     let process = &args.process;
     let unknown = || {
         Failure::new(Exit::Failed, format!("there is no process {process} here"))
             .hint("`abide get processes` lists them")
     };
-    let live = target.connect("default", Start::Never)?.ok_or_else(unknown)?;
+    let live = TargetArgs::local().connect("default", Start::Never)?.ok_or_else(unknown)?;
     let query = format!("&namespace={}&name={}", process.namespace, process.name);
     let rows = runtime()?.block_on(live.backend.rows(&query)).map_err(|fault| live.failure(&fault))?;
     let row = rows.first().ok_or_else(unknown)?;

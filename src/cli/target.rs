@@ -87,6 +87,11 @@ impl SecretFrom {
 }
 
 impl TargetArgs {
+    /// This machine's system, whatever was typed or exported.
+    pub fn local() -> TargetArgs {
+        TargetArgs { target: "local".to_owned(), config: None }
+    }
+
     fn config(&self) -> Result<(Config, PathBuf), Failure> {
         let usual =
             std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config/abide/config.yaml"));

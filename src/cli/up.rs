@@ -9,7 +9,6 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use super::apply;
 use super::args::{LimitArgs, switch};
 use super::local::{APP, Home};
 use super::print::{ERROR, Printer, count, visible};
@@ -106,13 +105,19 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     let agent = Agent::begin(&home, &url, hosts, Duration::from_secs(args.check_secs)).await?;
     home.write("address", &url)?;
     printer.data(&format!("ready {url}\n"));
+    let (stop, stopped) = watch::channel(false);
+    let living = live(args, stopped, printer);
+    tokio::pin!(living);
     let exit = tokio::select! {
-        exit = live(args, printer) => exit?,
+        ended = &mut living => return ended.map(|()| Exit::Done),
         exit = signals.asked_to_stop() => exit,
         why = gateway.broken() => return Err(failed(why)),
     };
     info!("stopping");
-    let left = running(args).await;
+    // What was sent comes to its end.
+    let _ = stop.send(true);
+    living.await?;
+    let left = running().await;
     home.forget_address();
     agent.end().await;
     gateway.end().await;
@@ -128,25 +133,22 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
-/// Makes the manifests true, then waits for ever.
-async fn live(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
-    if !args.paths.is_empty() {
-        apply::once(&args.paths, printer).await;
-        let target = TargetArgs { target: "local".to_owned(), config: None };
-        if let Some(live) = target.connect("default", Start::Never)? {
-            let (_stop, stopped) = watch::channel(false);
-            printer.remark("watching: changed files are taken up, and what drifts is repaired");
-            watch_over::usually(&args.paths, &args.limits, &live, stopped, printer).await;
-        }
+/// Makes the manifests true and keeps them so, or only waits.
+async fn live(args: &Up, stop: watch::Receiver<bool>, printer: &Printer) -> Result<(), Failure> {
+    if !args.paths.is_empty()
+        && let Some(live) = TargetArgs::local().connect("default", Start::Never)?
+    {
+        watch_over::usually(&args.paths, &args.limits, &live, stop, printer).await;
+        return Ok(());
     }
-    std::future::pending().await
+    let mut stop = stop;
+    let _ = stop.wait_for(|stop| *stop).await;
+    Ok(())
 }
 
 /// How many processes run.
-async fn running(args: &Up) -> usize {
-    let target = TargetArgs { target: "local".to_owned(), config: None };
-    let Ok(Some(live)) = target.connect("default", Start::Never) else { return 0 };
-    let _ = args;
+async fn running() -> usize {
+    let Ok(Some(live)) = TargetArgs::local().connect("default", Start::Never) else { return 0 };
     let look = tokio::time::timeout(Duration::from_secs(2), live.backend.observe()).await;
     let Ok(Ok(observed)) = look else { return 0 };
     observed.instances.values().filter(|seen| seen.running == Some(true)).count()
@@ -205,8 +207,7 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
     if args.stop_processes && home.path("gateway").is_dir() {
         home.start()?;
         let runtime = runtime()?;
-        let target = TargetArgs { target: "local".to_owned(), config: None };
-        if let Some(live) = target.connect("default", Start::Never)? {
+        if let Some(live) = TargetArgs::local().connect("default", Start::Never)? {
             let left = runtime.block_on(stop_all(&live, printer))?;
             if left > 0 {
                 let message =

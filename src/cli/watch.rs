@@ -23,7 +23,7 @@ use crate::store::Remote;
 /// Keep manifests true, for ever
 ///
 /// Reads the directory again whenever it changes, repairs what drifts, and says why. A broken file changes nothing: what it
-/// used to declare stays in force until the next good save. Prints `ready` on stdout once it stands; SIGTERM and Ctrl-C end
+/// used to declare stays in force until the next good save. Prints `ready URL` on stdout, the URL of its target, once it stands; SIGTERM and Ctrl-C end
 /// it at a safe point, and leave processes as they are.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -63,8 +63,8 @@ pub struct How {
     /// How often to look without a reason
     #[arg(long, value_name = "TIME", env = "ABIDE_INTERVAL", default_value = "30s", value_parser = duration)]
     pub interval: u64,
-    /// How long it must have been quiet after a change, in milliseconds
-    #[arg(long, value_name = "MS", env = "ABIDE_DEBOUNCE", default_value = "200ms", value_parser = milliseconds)]
+    /// How long it must have been quiet after a change
+    #[arg(long, value_name = "TIME", env = "ABIDE_DEBOUNCE", default_value = "200ms", value_parser = milliseconds)]
     pub debounce: u64,
     /// Most instances to remove in one pass: a count, or a share of what is ours [default: the greater of 1 and 10%]
     #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
@@ -175,12 +175,20 @@ async fn stand(
     });
     let mut source =
         Source::new(paths.to_vec(), limits.limits(), Duration::from_millis(how.debounce), finish);
-    let mut held = String::new();
-    let mut told = |event: Event<'_>| tell(&event, &mut held, printer);
+    let mut said = Said::default();
+    let mut told = |event: Event<'_>| tell(&event, &mut said, printer);
     control::run(&setting, &mut source, live, stop, &mut told).await;
 }
 
-fn tell(event: &Event<'_>, held: &mut String, printer: &Printer) {
+/// What was said last: things are told when they change, not at every look.
+#[derive(Default)]
+struct Said {
+    held: String,
+    /// Something happened since everything was as wanted.
+    news: bool,
+}
+
+fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
     match event {
         Event::Read { reading, revision } => {
             let errors =
@@ -193,6 +201,7 @@ fn tell(event: &Event<'_>, held: &mut String, printer: &Printer) {
             let errors =
                 if errors > 0 { format!(", {}{kept}", count(errors, "error")) } else { kept.to_owned() };
             info!(%revision, files = reading.files, "read");
+            said.news = true;
             printer.styled(&format!(
                 "{BOLD}read{BOLD:#} {} wanted {DIM}{short}{DIM:#}{errors}\n",
                 count(reading.desired.instances.len(), "instance")
@@ -206,7 +215,7 @@ fn tell(event: &Event<'_>, held: &mut String, printer: &Printer) {
             ));
         }
         Event::Leading { generation } => info!(generation, "leading"),
-        Event::Planned { plan, .. } => {
+        Event::Planned { plan } => {
             let text: String = plan
                 .held
                 .iter()
@@ -219,43 +228,45 @@ fn tell(event: &Event<'_>, held: &mut String, printer: &Printer) {
                     )
                 })
                 .collect();
-            // Said when it changes, not at every look.
-            if *held != text {
+            if said.held != text {
                 printer.styled(&text);
-                *held = text;
+                said.held = text;
             }
         }
-        Event::Did { plan, ended, took } => {
-            for step in plan.steps() {
-                let Some(end) = ended.iter().find(|end| end.step == step.id) else { continue };
-                let why = step.why.first().map(super::plan::groups::reason).unwrap_or_default();
-                let place = step
-                    .why
-                    .first()
-                    .and_then(|why| why.at.as_ref())
-                    .map(|at| format!("  {DIM}{at}{DIM:#}"))
-                    .unwrap_or_default();
-                let (style, word) =
-                    if end.outcome.is_well() { (HINT, "") } else { (ERROR, end.outcome.word()) };
-                let message = if end.message.is_empty() {
-                    String::new()
-                } else {
-                    format!(": {}", visible(&end.message))
-                };
-                printer.styled(&format!(
-                    "{style}{}{style:#} {}  {}{place} {word}{message}\n",
-                    step.op,
-                    visible(&step.instance.to_string()),
-                    visible(&why)
-                ));
+        Event::Ended { step, ended } => {
+            let why = step.why.first().map(super::plan::groups::reason).unwrap_or_default();
+            let at = step.why.first().and_then(|why| why.at.as_ref());
+            let place = at.map(|at| format!("  {DIM}{at}{DIM:#}")).unwrap_or_default();
+            let (style, word) =
+                if ended.outcome.is_well() { (HINT, "") } else { (ERROR, ended.outcome.word()) };
+            let (op, instance) = (step.op, visible(&step.instance.to_string()));
+            let mut text = format!("{style}{op}{style:#} {instance}  {}{place}", visible(&why));
+            if !word.is_empty() {
+                text.push_str(&format!("  {ERROR}{word}{ERROR:#}: {}", visible(&ended.message)));
             }
-            info!(steps = ended.len(), ?took, "did");
+            printer.styled(&format!("{text}\n"));
+        }
+        Event::Soaking { process, secs } => {
+            printer.styled(&format!("{DIM}{process}: watching for {secs} s before the rest{DIM:#}\n"));
+        }
+        Event::Did { steps, took } => {
+            said.news = true;
+            info!(steps, ?took, "did");
         }
         Event::Trouble { why } => {
             warn!(%why, "trouble");
             printer.styled(&format!("{ERROR}trouble{ERROR:#}: {}\n", visible(why)));
         }
-        Event::Rested { settled, held } => info!(settled, held, "as wanted"),
+        Event::Rested { settled, held } => {
+            info!(settled, held, "as wanted");
+            if std::mem::take(&mut said.news) {
+                let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
+                printer.styled(&format!(
+                    "{BOLD}converged{BOLD:#}: {} as wanted{rest}\n",
+                    count(*settled, "instance")
+                ));
+            }
+        }
     }
 }
 

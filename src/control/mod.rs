@@ -20,8 +20,8 @@ use self::patience::Patience;
 use self::source::{Reading, Source};
 use crate::backend::Backend;
 use crate::clock;
-use crate::execute::{self, Check, Ended, Terms};
-use crate::model::{Desired, Hold, Observed, Pause, Plan, Time};
+use crate::execute::{self, Check, Ended, Terms, Told};
+use crate::model::{Desired, Hold, Observed, Pause, Plan, ProcessKey, Step, Time};
 use crate::reconcile::{Rules, of_desired, reconcile};
 use crate::store::{Error, Holder, Lease, Store, Taken, Txn};
 
@@ -57,18 +57,26 @@ pub enum Event<'a> {
     },
     Planned {
         plan: &'a Plan,
-        observed: &'a Observed,
+    },
+    /// One step came to its end.
+    Ended {
+        step: &'a Step,
+        ended: &'a Ended,
+    },
+    /// A rollout waits to see whether what was changed stays well.
+    Soaking {
+        process: &'a ProcessKey,
+        secs: u64,
     },
     Did {
-        plan: &'a Plan,
-        ended: &'a [Ended],
+        steps: usize,
         took: Duration,
     },
     /// It could not be looked at, or written down.
     Trouble {
         why: &'a str,
     },
-    /// A pass is over.
+    /// There is nothing to do.
     Rested {
         settled: usize,
         held: usize,
@@ -100,7 +108,8 @@ pub async fn run<T: Target>(
     told: &mut (dyn FnMut(Event<'_>) + Send),
 ) {
     let holder = Holder::this(format!("watch-{}", std::process::id()));
-    let Some(leader) = lead(target, &setting.rules.owner, &holder, &mut stop, told).await else { return };
+    let owner = &setting.rules.owner;
+    let Some(mut leader) = lead(target, owner, &holder, &mut stop, told).await else { return };
     let mut loop_ = Loop {
         setting,
         target,
@@ -114,16 +123,24 @@ pub async fn run<T: Target>(
     loop {
         if renewed.elapsed() >= LEASE.1 {
             renewed = Instant::now();
+            // It ran out, while the target did not answer, say: whoever has it now leads.
             if matches!(target.state().renew_lease(&leader, LEASE.0).await, Ok(false)) {
-                (loop_.told)(Event::Trouble { why: "another controller leads now: this one ends" });
-                return;
+                match lead(target, owner, &holder, &mut stop, loop_.told).await {
+                    Some(again) => leader = again,
+                    None => return,
+                }
             }
         }
         let changed = source.changed();
         if changed || looked.is_none_or(|last| last.elapsed() >= setting.interval) || loop_.patience.is_due()
         {
             looked = Some(Instant::now());
-            loop_.pass(source, stop.clone()).await;
+            // A rollout may take much longer than a lease lives.
+            let did = keeping(target.state(), &leader, loop_.pass(source, stop.clone())).await;
+            renewed = Instant::now();
+            if did {
+                looked = None;
+            }
         }
         let rest = source.wait().min(Duration::from_millis(500));
         tokio::select! {
@@ -167,13 +184,14 @@ struct Loop<'a, T> {
     target: &'a T,
     told: &'a mut (dyn FnMut(Event<'_>) + Send),
     patience: Patience,
-    /// Of what was read last, and of what was last carried out without a failure.
+    /// Of what was read last, and of what was last begun to be made true: what differs from that is drift.
     revision: String,
     applied: String,
 }
 
 impl<T: Target> Loop<'_, T> {
-    async fn pass(&mut self, source: &mut Source, stop: watch::Receiver<bool>) {
+    /// Was something done? Then it is looked at again at once.
+    async fn pass(&mut self, source: &mut Source, stop: watch::Receiver<bool>) -> bool {
         let reading = source.read();
         let revision = of_desired(&reading.desired);
         let fresh = revision != self.revision || reading.is_news;
@@ -188,45 +206,58 @@ impl<T: Target> Loop<'_, T> {
         let desired = &reading.desired;
         // Nothing was ever read: nothing is wanted, and nothing is known.
         if desired.instances.is_empty() && reading.is_incomplete {
-            return;
+            return false;
         }
         let observed = match self.target.look(desired).await {
             Ok(observed) => observed,
-            Err(why) => return (self.told)(Event::Trouble { why: &why }),
+            Err(why) => return self.trouble(&why),
         };
         let mut rules = self.setting.rules.clone();
         match self.target.restraints().await {
             Ok(restraints) => (rules.holds, rules.pauses) = restraints,
-            Err(why) => return (self.told)(Event::Trouble { why: &why }),
+            Err(why) => return self.trouble(&why),
         }
         rules.source_unreadable |= reading.is_incomplete;
         rules.prune &= reading.may_prune;
         let now = clock::now(desired);
         rules.holds.extend(self.patience.holds(now.at));
         let plan = reconcile(desired, &observed, &rules, &now);
-        (self.told)(Event::Planned { plan: &plan, observed: &observed });
+        (self.told)(Event::Planned { plan: &plan });
         let may = match revision == self.applied {
             true => self.setting.heal,
             false => self.setting.follow,
         };
-        if plan.steps().next().is_some() && may {
-            self.carry_out(&plan, desired, now.at, stop).await;
-        }
-        if plan.steps().next().is_none() || may {
+        let steps = plan.steps().count();
+        let did = steps > 0 && may && self.carry_out(&plan, desired, now.at, stop).await;
+        if steps == 0 || may {
             self.applied = revision;
         }
-        (self.told)(Event::Rested { settled: plan.settled, held: plan.held.len() });
+        if steps == 0 {
+            (self.told)(Event::Rested { settled: plan.settled, held: plan.held.len() });
+        }
+        did
     }
 
-    async fn carry_out(&mut self, plan: &Plan, desired: &Desired, at: Time, stop: watch::Receiver<bool>) {
+    fn trouble(&mut self, why: &str) -> bool {
+        (self.told)(Event::Trouble { why });
+        false
+    }
+
+    async fn carry_out(
+        &mut self,
+        plan: &Plan,
+        desired: &Desired,
+        at: Time,
+        stop: watch::Receiver<bool>,
+    ) -> bool {
         let owner = &self.setting.rules.owner;
         let holder = Holder::this(format!("watch-{}-{}", std::process::id(), at.0));
         let state = self.target.state();
         // Somebody is applying: then there may be something else to do afterwards.
         let lease = match state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await {
             Ok(Taken::Ours(lease)) => lease,
-            Ok(Taken::Theirs { .. }) => return,
-            Err(error) => return (self.told)(Event::Trouble { why: &error.to_string() }),
+            Ok(Taken::Theirs { .. }) => return false,
+            Err(error) => return self.trouble(&error.to_string()),
         };
         self.target.act_as(lease.generation);
         let (mut depends, mut declared) = (BTreeMap::new(), BTreeMap::new());
@@ -245,13 +276,23 @@ impl<T: Target> Loop<'_, T> {
             check: self.setting.check,
             stop,
         };
-        let mut quietly = |_: execute::Told<'_>| {};
-        let executing = execute::execute(plan, self.target.backend(), state, &terms, &mut quietly);
+        let told = &mut *self.told;
+        let mut each = |said: Told<'_>| match said {
+            Told::Ended(ended) => {
+                if let Some(step) = plan.steps().find(|step| step.id == ended.step) {
+                    told(Event::Ended { step, ended });
+                }
+            }
+            Told::Soaking { process, secs } => told(Event::Soaking { process, secs }),
+            Told::Wave { .. } | Told::Sent { .. } | Told::Waiting { .. } => {}
+        };
+        let executing = execute::execute(plan, self.target.backend(), state, &terms, &mut each);
         let ended = keeping(state, &lease, executing).await;
         let _ = state.release_lease(&lease).await;
         self.patience.note(plan, &ended, clock::now(desired).at);
         self.remember(plan, &ended).await;
-        (self.told)(Event::Did { plan, ended: &ended, took: begin.elapsed() });
+        (self.told)(Event::Did { steps: ended.len(), took: begin.elapsed() });
+        true
     }
 
     async fn remember(&self, plan: &Plan, ended: &[Ended]) {

@@ -440,17 +440,3 @@ async fn remember(live: &Live, input: &Input, planned: &Plan, before: &Before, r
     let key = format!("history/{}/{:013}", input.rules.owner, moment().0);
     let _ = live.state.txn(Txn::put(key, entry.to_string())).await;
 }
-
-/// For `up`: the manifests are made true once, and what went wrong is said.
-pub async fn once(paths: &[PathBuf], printer: &Printer) {
-    let parsed = <super::args::Args as clap::Parser>::try_parse_from(
-        ["abide", "apply", "--yes"]
-            .into_iter()
-            .map(std::ffi::OsString::from)
-            .chain(paths.iter().map(|path| path.clone().into())),
-    );
-    let Ok(super::args::Args { verb: super::args::Verb::Apply(args), .. }) = parsed else { return };
-    if let Err(failure) = apply(&args, None, printer).await {
-        printer.failure(&failure);
-    }
-}
