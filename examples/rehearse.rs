@@ -8,6 +8,7 @@ use std::pin::pin;
 use std::process::ExitCode;
 use std::task::{Context, Poll, Waker};
 
+use abide::backend::Scope;
 use abide::backend::sim::{Faults, Fleet, Sim};
 use abide::backend::{Backend, Order, Outcome};
 use abide::manifest::{self, Limits};
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
     let mut expectations = Vec::new();
     let mut quiet = 0;
     for pass in 1..=100 {
-        let look = now(sim.observe()).expect("the simulation always answers a look");
+        let look = now(sim.observe(&Scope::default())).expect("the simulation always answers a look");
         let (observed, open) = lay_over(look, expectations, LAG, sim.now());
         expectations = open;
         let moment = Now { at: sim.now(), ..Now::default() };

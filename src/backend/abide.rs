@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::{Answer, Backend, Fault, Order, Outcome, Task};
+use super::{Answer, Backend, Fault, Order, Outcome, Scope, Task};
 use crate::gse::codes::GseOp;
 use crate::gse::request::SpecWire;
 use crate::gse::{keys, spec_body};
@@ -117,17 +117,6 @@ impl Abide {
         Ok(observed)
     }
 
-    /// What became of a call that somebody made before; `None`: it was never taken on.
-    pub async fn find(&self, call: &str, steps: &[(InstanceKey, String)]) -> Result<Option<Task>, Fault> {
-        #[derive(Deserialize)]
-        struct Found {
-            task: Option<String>,
-        }
-        let found: Found = read(&self.get(&format!("/api/abide/v1/tasks?op={}", escaped(call))).await?)?;
-        let rows = steps.iter().map(|(instance, _)| (instance.clone(), instance.to_string())).collect();
-        Ok(found.task.map(|id| Task { ids: vec![id], answered: Vec::new(), rows }))
-    }
-
     /// One order of each kind of spec makes one item, with all of its hosts.
     fn items(&self, orders: &[&Order]) -> Vec<Value> {
         /// Process, operation, spec and revision.
@@ -192,7 +181,7 @@ impl Abide {
                     answered.extend(orders.iter().map(|order| answer(order, failed.clone())));
                     continue;
                 }
-                Err(Fault::NoAnswer) => return Err(Fault::NoAnswer),
+                Err(fault @ (Fault::NoAnswer | Fault::Busy(_))) => return Err(fault),
             };
             for order in orders {
                 let process = order.instance.process();
@@ -211,8 +200,22 @@ impl Backend for Abide {
         Dialect::Abide
     }
 
-    async fn observe(&self) -> Result<Observed, Fault> {
-        self.look(&BTreeSet::new()).await
+    async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
+        self.look(&scope.hosts()).await
+    }
+
+    fn knows_names(&self) -> bool {
+        true
+    }
+
+    async fn find(&self, call: &str, instances: &[InstanceKey]) -> Result<Option<Task>, Fault> {
+        #[derive(Deserialize)]
+        struct Found {
+            task: Option<String>,
+        }
+        let found: Found = read(&self.get(&format!("/api/abide/v1/tasks?op={}", escaped(call))).await?)?;
+        let rows = instances.iter().map(|instance| (instance.clone(), instance.to_string())).collect();
+        Ok(found.task.map(|id| Task { ids: vec![id], rows, ..Task::default() }))
     }
 
     async fn submit(&self, call: &str, orders: &[Order]) -> Result<Task, Fault> {

@@ -1,24 +1,66 @@
 //! The window on the world: what there is, and operations on it.
 //!
 //! A backend looks and does, and decides nothing. It speaks for one target; what that target can do follows from its
-//! dialect. There are [`Abide`], our own gateway, and [`sim`], a fleet in memory.
+//! dialect. There are [`Abide`], our own gateway, [`Platform`], BlueKing's GSE and JOB, and [`sim`], a fleet in memory;
+//! [`Client`] is one of the first two.
 
 mod abide;
+mod client;
+mod platform;
 pub mod sim;
 
 pub use abide::{Abide, HostRow};
+pub use client::Client;
+pub use platform::{Business, Pace, Platform};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::model::{Dialect, Field, Host, InstanceKey, Observed, Op, Revision, Stamped, Step};
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Dialect, Field, Host, HostKey, InstanceKey, Name, Observed, Op, Revision, Stamped, Step};
 
 pub trait Backend: Send + Sync {
     fn dialect(&self) -> Dialect;
 
-    /// Looks at everything. A host that cannot be seen is a gap, not an error.
-    fn observe(&self) -> impl Future<Output = Result<Observed, Fault>> + Send;
+    /// Looks, at least at what is in scope. A host that cannot be seen is a gap, not an error.
+    fn observe(&self, scope: &Scope) -> impl Future<Output = Result<Observed, Fault>> + Send;
+
+    /// Looks at a few as they are this very moment. The facts count; specs may be missing.
+    fn look_closely(&self, subjects: &[Subject]) -> impl Future<Output = Result<Observed, Fault>> + Send {
+        async move { self.observe(&Scope::of(subjects.to_vec())).await }
+    }
+
+    /// What goes into one call each. An order that is sent is in exactly one of them.
+    fn batches(&self, orders: Vec<Order>) -> Vec<Vec<Order>> {
+        if orders.is_empty() { Vec::new() } else { vec![orders] }
+    }
+
+    /// From the first question about a task to the slowest pace of asking.
+    fn pace(&self) -> (Duration, Duration) {
+        (Duration::from_millis(10), Duration::from_secs(1))
+    }
+
+    /// How many calls may be under way at once.
+    fn at_once(&self) -> usize {
+        8
+    }
+
+    /// Is a call that comes twice under one name carried out once?
+    fn knows_names(&self) -> bool {
+        false
+    }
+
+    /// What became of a call that somebody made before, by its name; `None`: it was never taken on.
+    fn find(
+        &self,
+        _call: &str,
+        _instances: &[InstanceKey],
+    ) -> impl Future<Output = Result<Option<Task>, Fault>> + Send {
+        async { Ok(None) }
+    }
 
     /// Sends operations, each complete in itself, and returns what to ask for their results by.
     /// Under the same name a call is carried out once, where the target knows names.
@@ -43,6 +85,8 @@ pub struct Order {
     pub takes: Vec<Field>,
     /// The name that it was known by.
     pub from: Option<InstanceKey>,
+    /// Is it registered, as far as was seen?
+    pub registered: bool,
 }
 
 impl Order {
@@ -57,18 +101,50 @@ impl Order {
             revision: step.revision,
             takes: step.takes.clone(),
             from: step.from.clone(),
+            registered: false,
         }
     }
 }
 
-/// What to ask for results by.
+/// An instance that somebody wants to know about.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Subject {
+    pub instance: InstanceKey,
+    pub host: Host,
+    /// What it is likely to be, where the target knows processes by what they are.
+    pub spec: Option<Arc<Stamped>>,
+}
+
+/// What is looked at.
 #[derive(Clone, Debug, Default, PartialEq)]
+pub struct Scope {
+    pub subjects: Vec<Subject>,
+    /// Everything in these counts, not only what is named above.
+    pub namespaces: BTreeSet<Name>,
+}
+
+impl Scope {
+    pub fn of(subjects: Vec<Subject>) -> Scope {
+        Scope { subjects, namespaces: BTreeSet::new() }
+    }
+
+    pub fn hosts(&self) -> BTreeSet<HostKey> {
+        self.subjects.iter().map(|subject| subject.host.key.clone()).collect()
+    }
+}
+
+/// What to ask for results by.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Task {
     pub ids: Vec<String>,
     /// What was answered at once.
+    #[serde(skip)]
     pub answered: Vec<Answer>,
     /// Which order each of the others stands for.
     pub rows: BTreeMap<InstanceKey, String>,
+    /// Under which key a result is found, where that does not follow from the instance.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub keys: BTreeMap<InstanceKey, String>,
 }
 
 /// How one operation stands.
@@ -95,6 +171,8 @@ pub enum Fault {
     NoAnswer,
     /// The target answered, and refuses.
     Refused(String),
+    /// The target cannot just now, and did nothing.
+    Busy(String),
 }
 
 impl fmt::Display for Fault {
@@ -103,6 +181,7 @@ impl fmt::Display for Fault {
             Fault::Unreachable(why) => write!(f, "the target cannot be reached: {why}"),
             Fault::NoAnswer => f.write_str("the target did not answer"),
             Fault::Refused(why) => write!(f, "the target refuses: {why}"),
+            Fault::Busy(why) => write!(f, "the target is busy: {why}"),
         }
     }
 }

@@ -67,7 +67,7 @@ async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
         token_file: args.token_file.clone(),
         agent,
         hosts,
-        calling: Calling { ca_file: args.ca_file.clone() },
+        calling: Calling { ca_file: args.ca_file.clone(), ..Calling::default() },
     };
     let (stop, stopped) = watch::channel(false);
     let mut said = false;

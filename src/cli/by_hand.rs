@@ -148,7 +148,7 @@ fn connect(target: &TargetArgs) -> Result<Live, Failure> {
 }
 
 async fn look(live: &Live) -> Result<Observed, Failure> {
-    live.backend.observe().await.map_err(|fault| live.failure(&fault))
+    live.everything().await
 }
 
 /// The instances that are meant; a name that means nothing is a mistake.
@@ -243,6 +243,7 @@ fn order(op: Op, nth: usize, key: &InstanceKey, seen: &Seen) -> Order {
         revision: None,
         takes: Vec::new(),
         from: None,
+        registered: seen.registered == Some(true),
     }
 }
 

@@ -6,6 +6,7 @@ use super::local::Home;
 use super::print::{ERROR, HINT, Printer, WARNING, visible};
 use super::target::{Start, TargetArgs, runtime};
 use super::{Exit, Failure};
+use crate::backend::{Backend, Client, Fault, HostRow};
 use crate::clock;
 
 /// Check the config, the target, credentials, clocks, agents and limits, and say what to do
@@ -87,6 +88,14 @@ fn local() -> Vec<Finding> {
     findings
 }
 
+/// The hosts of our own gateway; a platform is only asked whether it answers.
+async fn hosts(backend: &Client) -> Result<Option<Vec<HostRow>>, Fault> {
+    match backend {
+        Client::Abide(abide) => abide.hosts().await.map(Some),
+        Client::Platform(platform) => platform.answers().await.map(|()| None),
+    }
+}
+
 fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
     let name = &args.target.target;
     let live = match args.target.connect("default", Start::Never) {
@@ -96,8 +105,8 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
     };
     let begin = std::time::Instant::now();
     let asked = runtime()?
-        .block_on(async { tokio::time::timeout(Duration::from_secs(10), live.backend.hosts()).await });
-    let url = live.backend.calls().url().to_owned();
+        .block_on(async { tokio::time::timeout(Duration::from_secs(10), hosts(&live.backend)).await });
+    let url = live.backend.url().to_owned();
     let hosts = match asked {
         Ok(Ok(hosts)) => hosts,
         Ok(Err(fault)) => {
@@ -122,6 +131,17 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
         "target {name} at {url} answers in {} ms, and knows us",
         begin.elapsed().as_millis()
     ))];
+    let Some(hosts) = hosts else {
+        let state = args
+            .target
+            .state
+            .clone()
+            .unwrap_or_else(|| "$ABIDE_HOME/state, or what the config file says".to_owned());
+        let what =
+            format!("it speaks {}; journal and ledger are kept in {state}", live.backend.dialect().name());
+        findings.push(Finding::Well(what));
+        return Ok(findings);
+    };
     let alive: Vec<_> = hosts.iter().filter(|host| host.agent).collect();
     let dead: Vec<String> =
         hosts.iter().filter(|host| !host.agent).map(|host| host.host.to_string()).collect();

@@ -87,14 +87,13 @@ async fn rows(args: &Get, live: &Live) -> Result<Vec<Value>, Failure> {
     let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
     let rows = match args.kind {
         Kind::Processes => {
-            let all = live.backend.rows("&brief=1").await;
-            let all = all.map_err(|fault| live.failure(&fault))?;
+            let all = live.rows("&brief=1").await?;
             let meant =
                 all.into_iter().filter(|row| inside(&text(row, "namespace")) && on(&text(row, "host")));
             meant.map(process).collect()
         }
         Kind::Hosts => {
-            let all = live.backend.hosts().await.map_err(|fault| live.failure(&fault))?;
+            let all = live.hosts(&live.everything().await?).await?;
             let meant = all.into_iter().filter(|row| on(&row.host.to_string()));
             meant
                 .map(|row| {
@@ -103,7 +102,7 @@ async fn rows(args: &Get, live: &Live) -> Result<Vec<Value>, Failure> {
                 })
                 .collect()
         }
-        Kind::Tasks => live.backend.tasks().await.map_err(|fault| live.failure(&fault))?,
+        Kind::Tasks => live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?,
         Kind::Holds => {
             let (holds, pauses) = live.restraints().await?;
             let time = |until: Option<crate::model::Time>| until.map(|time| time.to_string());

@@ -94,7 +94,7 @@ fn find(args: &Logs) -> Result<PathBuf, Failure> {
     };
     let live = TargetArgs::local().connect("default", Start::Never)?.ok_or_else(unknown)?;
     let query = format!("&namespace={}&name={}", process.namespace, process.name);
-    let rows = runtime()?.block_on(live.backend.rows(&query)).map_err(|fault| live.failure(&fault))?;
+    let rows = runtime()?.block_on(live.rows(&query))?;
     let row = rows.first().ok_or_else(unknown)?;
     let path = row["spec"]["identity"]["log_path"].as_str();
     let path = path.ok_or_else(|| {

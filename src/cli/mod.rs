@@ -49,6 +49,8 @@ pub enum Exit {
     TimedOut = 5,
     /// Another holds the lease.
     Locked = 6,
+    /// A rollout failed, and what it changed is as it was.
+    RolledBack = 7,
     Usage = 64,
     InvalidManifest = 65,
     /// The target could not be reached.

@@ -10,7 +10,6 @@ use super::local::Home;
 use super::print::{BOLD, DIM, Printer, WARNING, count, visible};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::{Exit, Failure};
-use crate::backend::Backend;
 use crate::manifest::print as manifests;
 use crate::model::{Health, Host, HostKey, InstanceKey, Name, ProcessKey, Seen, Spec, State};
 use crate::store::Store;
@@ -79,8 +78,8 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         return Ok(if args.check && left { Exit::Incomplete } else { Exit::Done });
     };
     let (observed, hosts, (holds, pauses)) = runtime()?.block_on(async {
-        let observed = live.backend.observe().await.map_err(|fault| live.failure(&fault))?;
-        let hosts = live.backend.hosts().await.map_err(|fault| live.failure(&fault))?;
+        let observed = live.everything().await?;
+        let hosts = live.hosts(&observed).await?;
         Ok::<_, Failure>((observed, hosts, live.restraints().await?))
     })?;
     let wrong: Vec<(&InstanceKey, String)> = observed
@@ -93,13 +92,13 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
     let exit = if args.check && !wrong.is_empty() { Exit::Incomplete } else { Exit::Done };
     if args.output == PlainForm::Json {
         let wrong: Vec<Value> = wrong.iter().map(|(key, why)| json!({"instance": key, "why": why})).collect();
-        let whole = json!({"running": true, "url": live.backend.calls().url(), "hosts": hosts.len(), "hosts_without_agent": dead,
+        let whole = json!({"running": true, "url": live.backend.url(), "hosts": hosts.len(), "hosts_without_agent": dead,
                            "processes": observed.instances.len(), "processes_running": running, "not_as_told": wrong,
                            "holds": holds.len(), "pauses": pauses.len()});
         printer.data(&format!("{whole:#}\n"));
         return Ok(exit);
     }
-    let mut text = format!("{BOLD}{}{BOLD:#} at {}\n", live.name, live.backend.calls().url());
+    let mut text = format!("{BOLD}{}{BOLD:#} at {}\n", live.name, live.backend.url());
     text.push_str(&format!("{}, {dead} without an agent\n", count(hosts.len(), "host")));
     text.push_str(&format!("{}, {running} running", count(observed.instances.len(), "process")));
     let restraints = [(holds.len(), "hold"), (pauses.len(), "pause")];
@@ -141,7 +140,7 @@ pub fn describe(args: &Describe, printer: &Printer) -> Result<Exit, Failure> {
         || Failure::new(Exit::Failed, "there is no such process").hint("`abide get processes` lists them");
     let live = connect(&args.target)?.ok_or_else(unknown)?;
     let (rows, holds) = runtime()?.block_on(async {
-        let rows = live.backend.rows("").await.map_err(|fault| live.failure(&fault))?;
+        let rows = live.rows("").await?;
         Ok::<_, Failure>((rows, live.restraints().await?.0))
     })?;
     let key = |row: &Value| row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
@@ -256,7 +255,7 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
 
 pub fn export(args: &Export, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = connect(&args.target)? else { return Ok(Exit::Done) };
-    let observed = runtime()?.block_on(live.backend.observe()).map_err(|fault| live.failure(&fault))?;
+    let observed = runtime()?.block_on(live.everything())?;
     let mut kinds: Vec<(ProcessKey, State, &Spec, Vec<Host>)> = Vec::new();
     let mut unknown = 0;
     for (key, seen) in &observed.instances {

@@ -4,13 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::local::Home;
+use super::serve::private_folder;
 use super::{Exit, Failure};
-use crate::backend::{Abide, Fault};
-use crate::http::{Access, Calling};
-use crate::model::{Desired, Hold, HostKey, Observed, Pause};
-use crate::store::{Remote, Store};
+use crate::backend::{Abide, Backend, Business, Client, Fault, HostRow, Pace, Platform};
+use crate::execute::world::{Blind, Sight, World};
+use crate::http::{Access, Calling, Calls};
+use crate::model::{
+    Desired, Dialect, Hold, HostKey, InstanceKey, Name, Observed, Pause, Seen, Time, Version,
+};
+use crate::reconcile::Caps;
+use crate::store::{Either, Embedded, Remote, Store};
 
 /// Which target, and where its kind is written.
 #[derive(Debug, Clone, clap::Args)]
@@ -21,6 +27,10 @@ pub struct TargetArgs {
     /// The config file [default: ./abide.yaml, else ~/.config/abide/config.yaml]
     #[arg(long, value_name = "FILE", env = "ABIDE_CONFIG")]
     pub config: Option<PathBuf>,
+    /// Where journal, ledger, holds and history are kept: a folder, or the URL of an Abide gateway that the config file
+    /// names [default: the target itself if it is an Abide gateway, else $ABIDE_HOME/state]
+    #[arg(long, value_name = "DIR|URL", env = "ABIDE_STATE")]
+    pub state: Option<String>,
 }
 
 /// What to do where there is no local system yet.
@@ -33,8 +43,8 @@ pub enum Start {
 /// A target that can be asked.
 pub struct Live {
     pub name: String,
-    pub backend: Abide,
-    pub state: Remote,
+    pub backend: Client,
+    pub state: Either,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -53,11 +63,45 @@ struct Entry {
     auth: Option<Auth>,
     #[serde(default)]
     ca_file: Option<PathBuf>,
-    #[serde(default, flatten)]
-    _more: BTreeMap<String, serde_yaml::Value>,
+    /// A certificate of ours and its key, in one PEM file.
+    #[serde(default)]
+    client_cert: Option<PathBuf>,
+    #[serde(default)]
+    proxy: Option<String>,
+    #[serde(default)]
+    headers: BTreeMap<String, HeaderFrom>,
+    #[serde(default)]
+    supplier_id: Option<u64>,
+    #[serde(default)]
+    biz_id: Option<i64>,
+    #[serde(default)]
+    scope: Option<ScopeEntry>,
+    #[serde(default)]
+    tenant: Option<String>,
+    #[serde(default)]
+    qps: Option<f64>,
+    #[serde(default)]
+    max_in_flight: Option<usize>,
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScopeEntry {
+    #[serde(rename = "type")]
+    kind: String,
+    id: String,
+}
+
+/// A header's value, or where it is kept.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum HeaderFrom {
+    Text(String),
+    Kept(SecretFrom),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Auth {
     app_code: String,
     app_secret: SecretFrom,
@@ -65,15 +109,15 @@ struct Auth {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct SecretFrom {
     env: Option<String>,
     file: Option<PathBuf>,
 }
 
 impl SecretFrom {
-    fn read(&self, target: &str) -> Result<String, Failure> {
-        let failed =
-            |why: String| Failure::new(Exit::Usage, format!("target {target:?}: auth.app_secret: {why}"));
+    fn read(&self, target: &str, what: &str) -> Result<String, Failure> {
+        let failed = |why: String| Failure::new(Exit::Usage, format!("target {target:?}: {what}: {why}"));
         match (&self.env, &self.file) {
             (Some(name), None) => {
                 std::env::var(name).map_err(|_| failed(format!("the variable {name} is not set")))
@@ -89,7 +133,7 @@ impl SecretFrom {
 impl TargetArgs {
     /// This machine's system, whatever was typed or exported.
     pub fn local() -> TargetArgs {
-        TargetArgs { target: "local".to_owned(), config: None }
+        TargetArgs { target: "local".to_owned(), config: None, state: None }
     }
 
     fn config(&self) -> Result<(Config, PathBuf), Failure> {
@@ -109,31 +153,91 @@ impl TargetArgs {
         Ok((config, file))
     }
 
-    /// Is there such a target?
-    pub fn exists(&self) -> Result<(), Failure> {
-        if self.target == "local" { Ok(()) } else { self.named(&self.target).map(|_| ()) }
+    /// What the target can do, and whether there is such a one.
+    pub fn caps(&self) -> Result<Caps, Failure> {
+        match self.target.as_str() {
+            "local" => Ok(Caps::LOCAL),
+            name => self.with_entry(name, |entry, _| dialect(name, entry)).map(Caps::of),
+        }
+    }
+
+    /// Whose set it is, where the config file says so.
+    pub fn owner(&self) -> Option<String> {
+        self.config().ok().and_then(|(config, _)| config.owner)
     }
 
     /// `None`: the local system was never started, or nobody serves it.
     pub fn connect(&self, owner: &str, start: Start) -> Result<Option<Live>, Failure> {
-        let access = match self.target.as_str() {
-            "local" => {
-                let home = Home::find()?;
-                match start {
-                    Start::OnDemand => Some(home.start()?),
-                    Start::Never => home.access(),
-                }
-            }
-            name => Some(self.named(name)?),
+        let name = self.target.clone();
+        let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
+        if name != "local" {
+            let backend = self.named(&name, owner)?;
+            let own = match &backend {
+                Client::Abide(abide) => Some(Remote::new(abide.calls().clone())),
+                Client::Platform(_) => None,
+            };
+            let state = self.state(own)?;
+            return Ok(Some(Live { name, backend, state }));
+        }
+        let home = Home::find()?;
+        let access = match start {
+            Start::OnDemand => Some(home.start()?),
+            Start::Never => home.access(),
         };
         let Some(access) = access else { return Ok(None) };
-        let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {}: {why}", self.target));
-        let backend = Abide::new(&access, owner).map_err(broken)?;
-        let state = Remote::new(backend.calls().clone());
-        Ok(Some(Live { name: self.target.clone(), backend, state }))
+        let abide = Abide::new(&access, owner).map_err(broken)?;
+        let state = self.state(Some(Remote::new(abide.calls().clone())))?;
+        Ok(Some(Live { name, backend: Client::Abide(Box::new(abide)), state }))
     }
 
-    fn named(&self, name: &str) -> Result<Access, Failure> {
+    /// Where what must survive is kept: where somebody says, else at the target, else in a folder here.
+    fn state(&self, own: Option<Remote>) -> Result<Either, Failure> {
+        let said = match (&self.state, &own) {
+            (Some(said), _) => Some(said.clone()),
+            (None, Some(_)) => None,
+            (None, None) => self.config()?.0.state,
+        };
+        if let (None, Some(own)) = (&said, own) {
+            return Ok(Either::There(own));
+        }
+        if let Some(url) = said.as_ref().filter(|said| said.starts_with("http")) {
+            return self.state_at(url).map(Either::There);
+        }
+        let folder = match said {
+            Some(folder) => PathBuf::from(folder),
+            None => Home::find()?.path("state"),
+        };
+        if let Some(above) = folder.parent().filter(|above| !above.as_os_str().is_empty()) {
+            let made = std::fs::create_dir_all(above);
+            made.map_err(|error| Failure::new(Exit::Failed, format!("{}: {error}", above.display())))?;
+        }
+        private_folder(&folder)?;
+        let opened = Embedded::open(&folder.join("state.db"));
+        opened.map(Either::Here).map_err(|error| Failure::new(Exit::Failed, error.to_string()))
+    }
+
+    /// The state of a gateway that the config file names, as the app that it names.
+    fn state_at(&self, url: &str) -> Result<Remote, Failure> {
+        let (config, file) = self.config()?;
+        let same = |entry: &&Entry| entry.url.trim_end_matches('/') == url.trim_end_matches('/');
+        let found = config.targets.iter().find(|(_, entry)| same(entry) && entry.dialect == "abide");
+        let Some((name, entry)) = found else {
+            let message =
+                format!("--state {url}: no target of dialect abide in {} has this URL", file.display());
+            return Err(
+                Failure::new(Exit::Usage, message).hint("add one: its auth is what the state is kept as")
+            );
+        };
+        let calls = Calls::new(&access(name, entry)?);
+        let calls = calls.map_err(|why| Failure::new(Exit::Unreachable, format!("target {name}: {why}")))?;
+        Ok(Remote::new(calls))
+    }
+
+    fn with_entry<T>(
+        &self,
+        name: &str,
+        read: impl FnOnce(&Entry, &Config) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let (config, file) = self.config()?;
         let Some(entry) = config.targets.get(name) else {
             let known: Vec<&str> = config.targets.keys().map(String::as_str).collect();
@@ -141,24 +245,74 @@ impl TargetArgs {
             let message = format!("there is no target {name:?} in {} (it has {known})", file.display());
             return Err(Failure::new(Exit::Usage, message));
         };
-        if entry.dialect != "abide" {
-            let message = format!(
-                "target {name:?}: this version drives dialect `abide` alone, not {:?}",
-                entry.dialect
-            );
-            return Err(Failure::new(Exit::Unreachable, message)
-                .hint("rehearse with --observed FILE --caps DIALECT, or convert --to DIALECT"));
-        }
-        let auth = entry.auth.as_ref();
-        let auth = auth.ok_or_else(|| Failure::new(Exit::Usage, format!("target {name:?} has no auth")))?;
-        Ok(Access {
-            url: entry.url.clone(),
-            code: auth.app_code.clone(),
-            secret: auth.app_secret.read(name)?,
-            username: auth.username.clone(),
-            calling: Calling { ca_file: entry.ca_file.clone() },
+        read(entry, &config)
+    }
+
+    fn named(&self, name: &str, owner: &str) -> Result<Client, Failure> {
+        self.with_entry(name, |entry, _| {
+            let dialect = dialect(name, entry)?;
+            let access = access(name, entry)?;
+            let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
+            if dialect == Dialect::Abide {
+                return Ok(Client::Abide(Box::new(Abide::new(&access, owner).map_err(broken)?)));
+            }
+            let business = match (entry.biz_id, &entry.scope) {
+                (None, None) if dialect == Dialect::Job => {
+                    let message =
+                        format!("target {name:?}: JOB needs a business: biz_id, or scope: {{type, id}}");
+                    return Err(Failure::new(Exit::Usage, message));
+                }
+                (Some(_), Some(_)) => {
+                    let message = format!("target {name:?} has a biz_id and a scope: one of them");
+                    return Err(Failure::new(Exit::Usage, message));
+                }
+                (Some(id), None) => Some(Business::Biz(id)),
+                (None, Some(scope)) => {
+                    Some(Business::Scope { kind: scope.kind.clone(), id: scope.id.clone() })
+                }
+                (None, None) => None,
+            };
+            let usual = Pace::default();
+            let pace = Pace { qps: entry.qps, at_once: entry.max_in_flight.unwrap_or(usual.at_once) };
+            let platform = Platform::new(&access, dialect, business, entry.supplier_id, pace);
+            Ok(Client::Platform(Box::new(platform.map_err(broken)?)))
         })
     }
+}
+
+fn dialect(name: &str, entry: &Entry) -> Result<Dialect, Failure> {
+    let found = Dialect::ALL.into_iter().find(|dialect| dialect.name() == entry.dialect);
+    found.ok_or_else(|| {
+        let known = Dialect::ALL.map(Dialect::name).join(", ");
+        Failure::new(Exit::Usage, format!("target {name:?}: there is no dialect {:?}", entry.dialect))
+            .hint(format!("one of {known}"))
+    })
+}
+
+fn access(name: &str, entry: &Entry) -> Result<Access, Failure> {
+    let auth = entry.auth.as_ref();
+    let auth = auth.ok_or_else(|| Failure::new(Exit::Usage, format!("target {name:?} has no auth")))?;
+    let mut headers = Vec::new();
+    for (header, value) in &entry.headers {
+        let value = match value {
+            HeaderFrom::Text(text) => text.clone(),
+            HeaderFrom::Kept(kept) => kept.read(name, &format!("headers.{header}"))?,
+        };
+        headers.push((header.clone(), value));
+    }
+    headers.extend(entry.tenant.clone().map(|tenant| ("X-Bk-Tenant-Id".to_owned(), tenant)));
+    Ok(Access {
+        url: entry.url.clone(),
+        code: auth.app_code.clone(),
+        secret: auth.app_secret.read(name, "auth.app_secret")?,
+        username: auth.username.clone(),
+        calling: Calling {
+            ca_file: entry.ca_file.clone(),
+            client_cert: entry.client_cert.clone(),
+            proxy: entry.proxy.clone(),
+            headers,
+        },
+    })
 }
 
 impl Live {
@@ -166,10 +320,62 @@ impl Live {
         Failure::new(Exit::Unreachable, format!("target {}: {fault}", self.name))
     }
 
-    /// What is there, for these manifests.
-    pub async fn look(&self, desired: &Desired) -> Result<Observed, Failure> {
-        let hosts: BTreeSet<HostKey> = desired.instances.keys().map(|key| key.host.clone()).collect();
-        self.backend.look(&hosts).await.map_err(|fault| self.failure(&fault))
+    pub fn blind(&self, blind: &Blind) -> Failure {
+        Failure::new(Exit::Unreachable, format!("target {}: {blind}", self.name))
+    }
+
+    pub fn caps(&self) -> Caps {
+        Caps::of(self.backend.dialect())
+    }
+
+    /// Our own gateway, for what no other target can tell.
+    pub fn abide(&self) -> Result<&Abide, Failure> {
+        match &self.backend {
+            Client::Abide(abide) => Ok(abide),
+            Client::Platform(_) => {
+                let message = format!(
+                    "target {} speaks {}, which cannot tell that",
+                    self.name,
+                    self.backend.dialect().name()
+                );
+                Err(Failure::new(Exit::Failed, message))
+            }
+        }
+    }
+
+    /// How the world is for these manifests; `whole`: all of these namespaces, and all that we know of beside.
+    pub async fn world(&self, desired: &Desired, whole: Option<BTreeSet<Name>>) -> Result<World, Failure> {
+        let sight = Sight { target: &self.name, caps: &self.caps(), desired, whole };
+        World::see(&self.backend, &self.state, &sight).await.map_err(|blind| self.blind(&blind))
+    }
+
+    /// Everything that is known there.
+    pub async fn everything(&self) -> Result<Observed, Failure> {
+        let world = self.world(&Desired::default(), Some(BTreeSet::new())).await?;
+        Ok(world.observed)
+    }
+
+    /// Every process that is known there, as rows of the contract. `query` narrows it where the target can.
+    pub async fn rows(&self, query: &str) -> Result<Vec<Value>, Failure> {
+        if let Client::Abide(abide) = &self.backend {
+            return abide.rows(query).await.map_err(|fault| self.failure(&fault));
+        }
+        let observed = self.everything().await?;
+        Ok(observed.instances.iter().map(|(key, seen)| row(key, seen, &observed)).collect())
+    }
+
+    /// The hosts that are known there. Elsewhere than at our own gateway: those of which something was seen.
+    pub async fn hosts(&self, observed: &Observed) -> Result<Vec<HostRow>, Failure> {
+        if let Client::Abide(abide) = &self.backend {
+            return abide.hosts().await.map_err(|fault| self.failure(&fault));
+        }
+        let mut hosts: BTreeMap<HostKey, u64> = observed.gaps.keys().map(|host| (host.clone(), 0)).collect();
+        observed.instances.keys().for_each(|key| *hosts.entry(key.host.clone()).or_default() += 1);
+        let host = |(host, processes): (HostKey, u64)| {
+            let agent = !observed.gaps.contains_key(&host);
+            HostRow { host, agent, version: None, heard: observed.at.to_string(), processes }
+        };
+        Ok(hosts.into_iter().map(host).collect())
     }
 
     /// What people asked to be left alone. What is over is left out.
@@ -190,6 +396,38 @@ impl Live {
             .map_err(|error| Failure::new(Exit::Unreachable, format!("target {}: {error}", self.name)))?;
         Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
     }
+}
+
+/// The namespaces that manifests or their policies speak of.
+pub fn namespaces(desired: &Desired) -> BTreeSet<Name> {
+    desired.instances.keys().map(|key| key.namespace.clone()).collect()
+}
+
+/// An instance of a target that has no such rows of its own.
+fn row(key: &InstanceKey, seen: &Seen, observed: &Observed) -> Value {
+    let revision = |version: &Version| match version {
+        Version::Unknown => None,
+        Version::Digests(revision) => Some(revision.to_string()),
+        Version::Spec(spec) => Some(spec.revision().to_string()),
+    };
+    let blind = seen.unknown || observed.gaps.contains_key(&key.host);
+    let fact = |fact: Option<bool>| fact.filter(|_| !blind);
+    let hosting = match fact(seen.hosted) {
+        Some(true) => "Hosted",
+        Some(false) => "NotHosted",
+        None => "Unknown",
+    };
+    let time = |time: Option<Time>| time.map(|time| time.to_string());
+    let spec = |version: &Version| version.spec().map(|spec| crate::gse::spec_body(spec, Dialect::Abide));
+    json!({
+        "instance": key, "namespace": key.namespace, "name": key.name, "host": key.host.to_string(),
+        "labels": seen.labels, "registered": fact(seen.registered), "hosted": fact(seen.hosted),
+        "running": fact(seen.running), "pid": seen.pid, "owner": seen.owner.as_deref(),
+        "revision": revision(&seen.given), "live_revision": revision(&seen.live), "sync": "Unknown",
+        "health": seen.health.word(), "hosting": hosting, "since": time(seen.since),
+        "report_time": time(seen.report_time), "spec": spec(&seen.given), "live_spec": spec(&seen.live),
+        "message": observed.gaps.get(&key.host),
+    })
 }
 
 /// A runtime for verbs that ask a target.

@@ -149,7 +149,7 @@ async fn live(args: &Up, stop: watch::Receiver<bool>, printer: &Printer) -> Resu
 /// How many processes run.
 async fn running() -> usize {
     let Ok(Some(live)) = TargetArgs::local().connect("default", Start::Never) else { return 0 };
-    let look = tokio::time::timeout(Duration::from_secs(2), live.backend.observe()).await;
+    let look = tokio::time::timeout(Duration::from_secs(2), live.everything()).await;
     let Ok(Ok(observed)) = look else { return 0 };
     observed.instances.values().filter(|seen| seen.running == Some(true)).count()
 }
@@ -227,7 +227,7 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
 
 /// Stops everything that runs. How many still do.
 async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
-    let observed = live.backend.observe().await.map_err(|fault| live.failure(&fault))?;
+    let observed = live.everything().await?;
     let there =
         observed.instances.iter().filter(|(_, seen)| seen.running == Some(true) || seen.hosted == Some(true));
     let orders: Vec<Order> = there
@@ -245,6 +245,7 @@ async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
                 revision: None,
                 takes: Vec::new(),
                 from: None,
+                registered: true,
             }
         })
         .collect();

@@ -10,15 +10,16 @@ use super::args::{LimitArgs, switch};
 use super::plan::args::{Select, duration};
 use super::print::{self, BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use super::serve::Signals;
-use super::target::{Live, Start, TargetArgs, runtime};
+use super::target::{Live, Start, TargetArgs, namespaces, runtime};
 use super::{Exit, Failure};
-use crate::backend::Abide;
+use crate::backend::Client;
 use crate::control::source::{Source, name_users};
 use crate::control::{self, Event, Setting, Target};
+use crate::execute::world::World;
 use crate::manifest::Severity;
-use crate::model::{Amount, Desired, Hold, Observed, Pause};
+use crate::model::{Amount, Desired, Hold, Pause};
 use crate::reconcile::{Caps, Rules};
-use crate::store::Remote;
+use crate::store::Either;
 
 /// Keep manifests true, for ever
 ///
@@ -109,8 +110,8 @@ pub fn run(args: &Watch, printer: &Printer) -> Result<Exit, Failure> {
     runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let (stop, stopped) = watch::channel(false);
-        printer.data(&format!("ready {}\n", live.backend.calls().url()));
-        let mut rules = rules(&args.how);
+        printer.data(&format!("ready {}\n", live.backend.url()));
+        let mut rules = rules(&args.how, live.caps());
         rules.selection = args.select.selection();
         let watching = stand(&args.paths, &args.limits, &args.how, rules, &live, stopped, printer);
         tokio::pin!(watching);
@@ -125,7 +126,7 @@ pub fn run(args: &Watch, printer: &Printer) -> Result<Exit, Failure> {
     })
 }
 
-fn rules(how: &How) -> Rules {
+fn rules(how: &How, caps: Caps) -> Rules {
     Rules {
         owner: how.owner.clone(),
         prune: how.prune,
@@ -133,7 +134,7 @@ fn rules(how: &How) -> Rules {
         max_delete: how.max_delete,
         max_restart: how.max_restart,
         stale_after_secs: Some(600),
-        ..Rules::new(Caps::LOCAL)
+        ..Rules::new(caps)
     }
 }
 
@@ -146,7 +147,7 @@ pub async fn usually(
     printer: &Printer,
 ) {
     let how = How::usual();
-    stand(paths, limits, &how, rules(&how), live, stop, printer).await;
+    stand(paths, limits, &how, rules(&how, live.caps()), live, stop, printer).await;
 }
 
 async fn stand(
@@ -249,6 +250,13 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
         Event::Soaking { process, secs } => {
             printer.styled(&format!("{DIM}{process}: watching for {secs} s before the rest{DIM:#}\n"));
         }
+        Event::RolledBack { processes } => {
+            warn!(%processes, "rolled back");
+            printer.styled(&format!(
+                "{ERROR}rolled back{ERROR:#} {}: too many of it failed; left alone until its manifest changes\n",
+                visible(processes)
+            ));
+        }
         Event::Did { steps, took } => {
             said.news = true;
             info!(steps, ?took, "did");
@@ -271,23 +279,28 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
 }
 
 impl Target for Live {
-    type Backend = Abide;
-    type State = Remote;
+    type Backend = Client;
+    type State = Either;
 
-    fn backend(&self) -> &Abide {
+    fn backend(&self) -> &Client {
         &self.backend
     }
 
-    fn state(&self) -> &Remote {
+    fn state(&self) -> &Either {
         &self.state
+    }
+
+    fn name(&self) -> &str {
+        &self.name
     }
 
     fn act_as(&self, generation: u64) {
         self.backend.act_as(generation);
     }
 
-    async fn look(&self, desired: &Desired) -> Result<Observed, String> {
-        Live::look(self, desired).await.map_err(|failure| failure.message)
+    async fn look(&self, desired: &Desired, prune: bool) -> Result<World, String> {
+        let world = self.world(desired, prune.then(|| namespaces(desired))).await;
+        world.map_err(|failure| failure.message)
     }
 
     async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), String> {

@@ -9,20 +9,23 @@
 //! Only the leader acts: a second controller waits for the lease.
 
 pub mod patience;
+pub mod rollback;
 pub mod source;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use self::patience::Patience;
+use self::rollback::as_before;
 use self::source::{Reading, Source};
 use crate::backend::Backend;
 use crate::clock;
+use crate::execute::world::World;
 use crate::execute::{self, Check, Ended, Terms, Told};
-use crate::model::{Desired, Hold, Observed, Pause, Plan, ProcessKey, Step, Time};
-use crate::reconcile::{Rules, of_desired, reconcile};
+use crate::model::{Desired, Hold, Observed, Pause, Plan, ProcessKey, Step};
+use crate::reconcile::{Caps, Rules, of_desired, reconcile};
 use crate::store::{Error, Holder, Lease, Store, Taken, Txn};
 
 /// What is to be watched over, and how.
@@ -68,6 +71,10 @@ pub enum Event<'a> {
         process: &'a ProcessKey,
         secs: u64,
     },
+    /// A rollout failed, and its processes are put back as they were.
+    RolledBack {
+        processes: &'a str,
+    },
     Did {
         steps: usize,
         took: Duration,
@@ -92,7 +99,8 @@ pub trait Target: Send + Sync {
     fn state(&self) -> &Self::State;
     /// Calls carry this number from here on.
     fn act_as(&self, generation: u64);
-    fn look(&self, desired: &Desired) -> impl Future<Output = Result<Observed, String>> + Send;
+    fn name(&self) -> &str;
+    fn look(&self, desired: &Desired, prune: bool) -> impl Future<Output = Result<World, String>> + Send;
     fn restraints(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), String>> + Send;
 }
 
@@ -208,11 +216,11 @@ impl<T: Target> Loop<'_, T> {
         if desired.instances.is_empty() && reading.is_incomplete {
             return false;
         }
-        let observed = match self.target.look(desired).await {
-            Ok(observed) => observed,
+        let mut rules = self.setting.rules.clone();
+        let mut world = match self.target.look(desired, rules.prune).await {
+            Ok(world) => world,
             Err(why) => return self.trouble(&why),
         };
-        let mut rules = self.setting.rules.clone();
         match self.target.restraints().await {
             Ok(restraints) => (rules.holds, rules.pauses) = restraints,
             Err(why) => return self.trouble(&why),
@@ -221,14 +229,22 @@ impl<T: Target> Loop<'_, T> {
         rules.prune &= reading.may_prune;
         let now = clock::now(desired);
         rules.holds.extend(self.patience.holds(now.at));
-        let plan = reconcile(desired, &observed, &rules, &now);
+        let mut plan = reconcile(desired, &world.observed, &rules, &now);
+        // Nothing is lost on the word of a list.
+        loop {
+            match world.come_closer(self.target.backend(), &rules.caps, &plan).await {
+                Ok(true) => plan = reconcile(desired, &world.observed, &rules, &now),
+                Ok(false) => break,
+                Err(blind) => return self.trouble(&blind.to_string()),
+            }
+        }
         (self.told)(Event::Planned { plan: &plan });
         let may = match revision == self.applied {
             true => self.setting.heal,
             false => self.setting.follow,
         };
         let steps = plan.steps().count();
-        let did = steps > 0 && may && self.carry_out(&plan, desired, now.at, stop).await;
+        let did = steps > 0 && may && self.carry_out(&plan, desired, &world.observed, stop).await;
         if steps == 0 || may {
             self.applied = revision;
         }
@@ -247,10 +263,10 @@ impl<T: Target> Loop<'_, T> {
         &mut self,
         plan: &Plan,
         desired: &Desired,
-        at: Time,
+        observed: &Observed,
         stop: watch::Receiver<bool>,
     ) -> bool {
-        let owner = &self.setting.rules.owner;
+        let (owner, at) = (&self.setting.rules.owner, clock::moment());
         let holder = Holder::this(format!("watch-{}-{}", std::process::id(), at.0));
         let state = self.target.state();
         // Somebody is applying: then there may be something else to do afterwards.
@@ -260,22 +276,18 @@ impl<T: Target> Loop<'_, T> {
             Err(error) => return self.trouble(&error.to_string()),
         };
         self.target.act_as(lease.generation);
-        let (mut depends, mut declared) = (BTreeMap::new(), BTreeMap::new());
-        for (key, want) in &desired.instances {
-            declared.insert(key.clone(), want.origin.declared.clone());
-            depends.entry(want.origin.declared.clone()).or_insert_with(|| want.origin.depends_on.clone());
-        }
         let begin = Instant::now();
-        let terms = Terms {
-            owner: owner.clone(),
-            run: format!("{:013}-{}", at.0, std::process::id()),
-            deadline: begin + self.setting.timeout,
-            max_parallel: 1000,
-            depends,
-            declared,
-            check: self.setting.check,
-            stop,
-        };
+        let caps = self.setting.rules.caps;
+        let deadline = begin + self.setting.timeout;
+        let whom = (self.target.name(), &caps);
+        if let Err(why) = execute::settle(self.target.backend(), state, whom, owner, deadline).await {
+            let _ = state.release_lease(&lease).await;
+            return self.trouble(&why.to_string());
+        }
+        let mut terms = terms(desired, observed, plan, stop);
+        terms.owner.clone_from(owner);
+        (terms.target, terms.caps) = (self.target.name().to_owned(), caps);
+        (terms.deadline, terms.check) = (deadline, self.setting.check);
         let told = &mut *self.told;
         let mut each = |said: Told<'_>| match said {
             Told::Ended(ended) => {
@@ -287,12 +299,51 @@ impl<T: Target> Loop<'_, T> {
             Told::Wave { .. } | Told::Sent { .. } | Told::Waiting { .. } => {}
         };
         let executing = execute::execute(plan, self.target.backend(), state, &terms, &mut each);
-        let ended = keeping(state, &lease, executing).await;
+        let done = keeping(state, &lease, executing).await;
+        self.patience.note(plan, &done.ended, clock::now(desired).at);
+        if !done.to_roll_back.is_empty() {
+            self.roll_back(desired, &terms, &done.to_roll_back, &lease).await;
+        }
         let _ = state.release_lease(&lease).await;
-        self.patience.note(plan, &ended, clock::now(desired).at);
-        self.remember(plan, &ended).await;
-        (self.told)(Event::Did { steps: ended.len(), took: begin.elapsed() });
+        self.remember(plan, &done.ended).await;
+        (self.told)(Event::Did { steps: done.ended.len(), took: begin.elapsed() });
         true
+    }
+
+    /// Puts processes back as they were, and leaves them alone until the manifests change.
+    async fn roll_back(
+        &mut self,
+        desired: &Desired,
+        terms: &Terms,
+        processes: &BTreeSet<ProcessKey>,
+        lease: &Lease,
+    ) {
+        let back = as_before(desired, &terms.before, processes);
+        let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
+        (self.told)(Event::RolledBack { processes: &names.join(", ") });
+        for (key, want) in &desired.instances {
+            if processes.contains(&want.origin.declared) {
+                self.patience.give_up(key, "its rollout failed, and was rolled back");
+            }
+        }
+        let world = match self.target.look(&back, false).await {
+            Ok(world) => world,
+            Err(why) => return (self.told)(Event::Trouble { why: &why }),
+        };
+        let rules = Rules { prune: false, max_restart: None, ..self.setting.rules.clone() };
+        let plan = reconcile(&back, &world.observed, &rules, &clock::now(&back));
+        let mut again = self::terms(&back, &world.observed, &plan, terms.stop.clone());
+        (again.owner, again.target, again.caps) = (terms.owner.clone(), terms.target.clone(), terms.caps);
+        (again.deadline, again.run) = (Instant::now() + self.setting.timeout, format!("{}-back", terms.run));
+        let (backend, state, told) = (self.target.backend(), self.target.state(), &mut *self.told);
+        let mut each = |said: Told<'_>| {
+            if let Told::Ended(ended) = said
+                && let Some(step) = plan.steps().find(|step| step.id == ended.step)
+            {
+                told(Event::Ended { step, ended });
+            }
+        };
+        let _ = keeping(state, lease, execute::execute(&plan, backend, state, &again, &mut each)).await;
     }
 
     async fn remember(&self, plan: &Plan, ended: &[Ended]) {
@@ -309,6 +360,38 @@ impl<T: Target> Loop<'_, T> {
         });
         let key = format!("history/{}/{:013}", self.setting.rules.owner, at.0);
         let _: Result<_, Error> = self.target.state().txn(Txn::put(key, entry.to_string())).await;
+    }
+}
+
+/// What a plan for these manifests is carried out under, as far as they and a look say.
+pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::Receiver<bool>) -> Terms {
+    let (mut depends, mut declared) = (BTreeMap::new(), BTreeMap::new());
+    for (key, want) in &desired.instances {
+        declared.insert(key.clone(), want.origin.declared.clone());
+        depends.entry(want.origin.declared.clone()).or_insert_with(|| want.origin.depends_on.clone());
+    }
+    let row = |step: &Step| Some((step.instance.clone(), observed.instances.get(&step.instance)?.clone()));
+    let mut before: BTreeMap<_, _> = plan.steps().filter_map(row).collect();
+    // A rollback concerns all of a process.
+    let rolled: BTreeSet<&ProcessKey> =
+        plan.waves.iter().flat_map(|wave| &wave.gates).map(|gate| &gate.process).collect();
+    for (key, want) in desired.instances.iter().filter(|(_, want)| rolled.contains(&want.origin.declared)) {
+        if let (false, Some(seen)) = (want.origin.rollout.is_none(), observed.instances.get(key)) {
+            before.entry(key.clone()).or_insert_with(|| seen.clone());
+        }
+    }
+    Terms {
+        owner: String::new(),
+        target: String::new(),
+        caps: Caps::LOCAL,
+        run: format!("{:013}-{}", clock::moment().0, std::process::id()),
+        deadline: Instant::now(),
+        max_parallel: 1000,
+        depends,
+        declared,
+        before,
+        check: |_| None,
+        stop,
     }
 }
 

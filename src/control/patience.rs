@@ -23,6 +23,8 @@ struct Tries {
     well: u32,
     since: Time,
     gave_up: bool,
+    /// Why it is not tried any more, where that is not because it does not stay as it is made.
+    why: Option<&'static str>,
 }
 
 #[derive(Debug, Default)]
@@ -64,11 +66,19 @@ impl Patience {
         }
     }
 
+    /// It is not tried again until the manifests change.
+    pub fn give_up(&mut self, key: &InstanceKey, why: &'static str) {
+        let tries = self.tries.entry(key.clone()).or_default();
+        (tries.gave_up, tries.why) = (true, Some(why));
+    }
+
     /// What is left alone now.
     pub fn holds(&self, now: Time) -> Vec<Hold> {
         let hold = |(key, tries): (&InstanceKey, &Tries)| {
             let (reason, until) = match (tries.gave_up, tries.until) {
-                (true, _) => ("it does not stay as it is made: not converging".to_owned(), None),
+                (true, _) => {
+                    (tries.why.unwrap_or("it does not stay as it is made: not converging").to_owned(), None)
+                }
                 (false, Some(until)) if until > now => (
                     match tries.failures {
                         1 => "it failed once: backing off".to_owned(),

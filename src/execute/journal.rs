@@ -3,19 +3,44 @@
 //! `journal/OWNER/RUN/N` is a call that was or will be made: its name, and what it asks for. The entry goes when every row of
 //! it is final. What a run left behind when it died is settled by the next one, which asks for those calls by name.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use crate::backend::Order;
-use crate::model::InstanceKey;
+use crate::backend::Task;
+use crate::fail;
+use crate::model::{AgentId, InstanceKey, Op, Revision, Spec};
 use crate::store::{Error, Store, Txn};
 
 /// A call, as it stands in the journal.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Call {
-    pub steps: Vec<(InstanceKey, String)>,
+    pub steps: Vec<Began>,
+    /// What to ask for results by, once that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<Task>,
+}
+
+/// One step of it, with what it takes to find out later whether it was carried out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Began {
+    pub instance: InstanceKey,
+    pub op: Op,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<Revision>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<Arc<Spec>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub supplier: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub agent_id: Option<AgentId>,
+    /// How it was: guarded, and which process ran.
+    #[serde(default)]
+    pub hosted: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
 }
 
 pub struct Journal<'a, S> {
@@ -34,21 +59,35 @@ impl<'a, S: Store> Journal<'a, S> {
     }
 
     /// The name of a call that may be made now.
-    pub async fn begin(&self, orders: &[Order]) -> Result<String, Error> {
+    pub async fn begin(&self, call: &Call) -> Result<String, Error> {
         let name = format!("{}{:06}", self.run, self.next.fetch_add(1, Ordering::Relaxed));
-        let steps = orders.iter().map(|order| (order.instance.clone(), order.op.word().to_owned())).collect();
-        let call = Call { steps };
-        self.store.txn(Txn::put(&name, serde_json::to_vec(&call).unwrap_or_default())).await?;
+        fail::step();
+        self.store.txn(Txn::put(&name, serde_json::to_vec(call).unwrap_or_default())).await?;
+        fail::step();
         // A header cannot hold everything that a key can.
         Ok(name.replace('/', "."))
     }
 
-    /// Every row of it is final.
-    pub async fn ended(&self, call: &str) {
-        let key = format!("{}{}", self.run, call.rsplit('.').next().unwrap_or_default());
-        if let Err(error) = self.store.txn(Txn::delete(key)).await {
+    /// It was taken on: this is what to ask for results by.
+    pub async fn taken_on(&self, name: &str, call: &Call) {
+        if let Err(error) =
+            self.store.txn(Txn::put(self.key(name), serde_json::to_vec(call).unwrap_or_default())).await
+        {
+            warn!(%error, "the journal does not know the task of a call");
+        }
+        fail::step();
+    }
+
+    fn key(&self, call: &str) -> String {
+        format!("{}{}", self.run, call.rsplit('.').next().unwrap_or_default())
+    }
+
+    /// Every row of it is final. What is to be known of that is written with it.
+    pub async fn ended(&self, call: &str, known: Txn) {
+        if let Err(error) = self.store.txn(Txn::delete(self.key(call)).and(known)).await {
             warn!(%error, "the journal keeps a call that is over");
         }
+        fail::step();
     }
 }
 
@@ -62,9 +101,11 @@ pub async fn left<S: Store>(store: &S, owner: &str) -> Result<Vec<(String, Call)
     Ok(page.entries.into_iter().filter_map(read).collect())
 }
 
-/// A former run's call is settled.
-pub async fn settle<S: Store>(store: &S, key: &str) -> Result<(), Error> {
-    store.txn(Txn::delete(key)).await.map(|_| ())
+/// A former run's call is settled; what is known by that is written with it.
+pub async fn settle<S: Store>(store: &S, key: &str, known: Txn) -> Result<(), Error> {
+    let written = store.txn(Txn::delete(key).and(known)).await.map(|_| ());
+    fail::step();
+    written
 }
 
 /// The name that a call was made under.

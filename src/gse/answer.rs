@@ -94,6 +94,15 @@ pub struct JobTaskData {
     pub bk_gse_taskid: String,
 }
 
+/// What JOB's get_proc_result answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobResult {
+    /// 0: something is still running; 1: all rows are final.
+    pub status: i64,
+    pub result: Rows,
+}
+
 /// One process as a status query tells of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]

@@ -452,6 +452,11 @@ fn call(subject: &Subject, chosen: Option<Api>) -> (Api, i64) {
     (api, op_type)
 }
 
+/// One entry of a call's process_infos, for whoever knows what JOB cannot say.
+pub fn process_info(subject: &Subject, api: Api) -> JobProcess {
+    process(subject, api, &mut Vec::new())
+}
+
 fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
     let Spec { identity, control, resource, monitor, job, .. } = &subject.spec;
     let index = identity.value_key.as_deref().unwrap_or(&identity.proc_name);

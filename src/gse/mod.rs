@@ -10,7 +10,7 @@ mod proc;
 pub mod request;
 
 pub use crate::model::Dialect;
-pub use job::{Api as JobApi, JobBody, JobProcess};
+pub use job::{Api as JobApi, JobBody, JobProcess, process_info as job_process};
 pub use proc::{bodies, spec_body};
 
 use crate::model::{Field, Host, ProcessKey, Spec, State};

@@ -1,13 +1,21 @@
 //! Calling: one client for everything that we ask others.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 /// How to call.
 #[derive(Clone, Debug, Default)]
 pub struct Calling {
     /// Whom to trust beside those whom this machine trusts, in PEM.
-    pub ca_file: Option<std::path::PathBuf>,
+    pub ca_file: Option<PathBuf>,
+    /// Our own certificate and its key, in one PEM file.
+    pub client_cert: Option<PathBuf>,
+    /// Through whom: `http://proxy:3128`.
+    pub proxy: Option<String>,
+    /// Sent with every call.
+    pub headers: Vec<(String, String)>,
 }
 
 /// How long it may take until a connection stands.
@@ -23,8 +31,37 @@ impl Calling {
                 builder = builder.add_root_certificate(certificate);
             }
         }
+        if let Some(file) = &self.client_cert {
+            builder = builder.identity(identity(file)?);
+        }
+        if let Some(proxy) = &self.proxy {
+            let through = reqwest::Proxy::all(proxy);
+            builder = builder.proxy(through.map_err(|error| format!("the proxy cannot be used: {error}"))?);
+        }
+        builder = builder.default_headers(self.headers()?);
         builder.build().map_err(|error| format!("cannot set up HTTP: {error}"))
     }
+
+    fn headers(&self) -> Result<HeaderMap, String> {
+        let mut all = HeaderMap::new();
+        for (name, value) in &self.headers {
+            let wrong = || format!("the header {name:?} cannot be sent");
+            let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
+            let mut value = HeaderValue::from_str(value).map_err(|_| wrong())?;
+            // It may be a secret.
+            value.set_sensitive(true);
+            all.insert(name, value);
+        }
+        Ok(all)
+    }
+}
+
+fn identity(file: &Path) -> Result<reqwest::Identity, String> {
+    let failed = |error: &dyn std::fmt::Display| {
+        format!("cannot use the client certificate {}: {error}", file.display())
+    };
+    let pem = std::fs::read(file).map_err(|error| failed(&error))?;
+    reqwest::Identity::from_pem(&pem).map_err(|error| failed(&error))
 }
 
 fn certificates(file: &Path) -> Result<Vec<reqwest::Certificate>, String> {

@@ -137,6 +137,22 @@ impl Observed {
         self.sighting(&key.host, self.instances.get(key))
     }
 
+    /// Takes in a closer and newer look at some of it: facts count, specs and owners stay as they are known.
+    pub fn come_closer(&mut self, closer: Observed) {
+        for (key, new) in closer.instances {
+            let nothing = !new.unknown && new.running == Some(false) && new.hosted == Some(false);
+            if nothing && !self.instances.contains_key(&key) {
+                continue;
+            }
+            let row = self.instances.entry(key).or_default();
+            row.unknown = new.unknown;
+            (row.hosted, row.running) = (new.hosted, new.running);
+            row.registered = row.registered.or(new.registered);
+            (row.pid, row.report_time) = (new.pid, new.report_time);
+        }
+        self.gaps.extend(closer.gaps);
+    }
+
     /// How long before this look a row was told, in seconds.
     pub fn age(&self, seen: &Seen) -> u64 {
         seen.report_time.map_or(0, |told| self.at.secs_since(told))

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Field, Host, InstanceKey, Place, ProcessKey, Revision, Stamped};
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -61,7 +63,8 @@ pub struct Gate {
 }
 
 /// In the order that decides between ways of equal length and disturbance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Op {
     Stop,
     Register,

@@ -194,6 +194,12 @@ impl Monitor {
     pub const START_RETRIES: u32 = 4;
     pub const START_INTERVAL: u32 = 10;
     pub const OP_TIMEOUT: u32 = 60;
+    /// The longest wait for an end, where nothing is said: ours, the documents name none.
+    pub const STOP_CHECK_SECS: u32 = 10;
+
+    pub fn is_resident(&self) -> bool {
+        self.auto_type == AutoType::Resident
+    }
 }
 
 /// How a process is kept: 0, 1, 2 on the wire.

@@ -39,7 +39,7 @@ pub use caps::{Caps, Moves};
 pub use choose::{Delta, Goal, Ran, Situation, StopBy, Stops, choose};
 pub use diff::{Change, changes, delta, delta_of_revisions};
 pub use effect::{Classes, effect_of, revision, table};
-pub use expect::{Expectation, Expected, lay_over};
+pub use expect::{Expectation, Expected, after, lay_over};
 pub use fingerprint::{fingerprint, of_desired};
 pub use rules::Rules;
 

@@ -4,6 +4,7 @@
 //! acknowledged is on disk. A change is numbered; a reader who knows a number can ask for everything after it.
 //! [`Embedded`] is SQLite in a file that several processes may open; other engines pass the same tests.
 
+mod either;
 mod embedded;
 mod lease;
 mod remote;
@@ -12,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use either::Either;
 pub use embedded::Embedded;
 pub use lease::{Holder, Lease, Taken};
 pub use remote::Remote;

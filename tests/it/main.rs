@@ -8,6 +8,7 @@ mod channel;
 mod codes;
 mod convert;
 mod deaths;
+mod dialects;
 mod gateway;
 mod laws;
 mod mutations;

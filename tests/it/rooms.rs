@@ -48,7 +48,7 @@ fn each_room_knows_only_those_it_may_know() {
         ("reconcile", &["model"]),
         ("gse", &["model"]),
         ("backend", &["model", "gse", "http", "clock"]),
-        ("execute", &["model", "store", "backend"]),
+        ("execute", &["model", "store", "backend", "reconcile", "clock"]),
         ("control", &["model", "manifest", "reconcile", "backend", "execute", "control", "store", "clock"]),
         ("store", &["model", "http"]),
         ("http", &[]),

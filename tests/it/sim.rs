@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+use abide::backend::Scope;
 use abide::backend::sim::{Faults, Fleet, LATE_SECS, Sim};
 use abide::backend::{Backend, Order, Outcome};
 use abide::manifest::{Limits, load_text};
@@ -57,7 +58,7 @@ impl<'a> Controller<'a> {
     }
 
     fn look(&mut self) -> Observed {
-        let observed = now(self.sim.observe()).expect("a look");
+        let observed = now(self.sim.observe(&Scope::default())).expect("a look");
         let open = std::mem::take(&mut self.expectations);
         let (observed, open) = lay_over(observed, open, self.lag, self.sim.now());
         self.expectations = open;

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 
 pub use fleet::{Fleet, Held, Proc};
 
-use super::{Answer, Backend, Fault, Order, Outcome, Task};
+use super::{Answer, Backend, Fault, Order, Outcome, Scope, Task};
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, Seen, Time};
 
 /// What goes wrong, and how often (0.0 never, 1.0 always).
@@ -225,7 +225,7 @@ impl Backend for Sim {
         self.inner().fleet.dialect()
     }
 
-    async fn observe(&self) -> Result<Observed, Fault> {
+    async fn observe(&self, _scope: &Scope) -> Result<Observed, Fault> {
         Ok(self.inner().look())
     }
 

@@ -3,7 +3,7 @@
 mod progress;
 mod report;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,10 +21,11 @@ use super::print::{BOLD, Printer, count};
 use super::serve::Signals;
 use super::target::{Live, Start, runtime};
 use super::{Exit, Failure};
-use crate::backend::Backend;
-use crate::clock::moment;
-use crate::execute::{self, Ended, Outcome, Terms, Told, journal};
-use crate::model::{Health, Op, Plan, Step};
+use crate::clock::{self, moment};
+use crate::control::{self, rollback::as_before};
+use crate::execute::{self, Ended, Executed, Outcome, Terms, Told, Unsettled, journal};
+use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step};
+use crate::reconcile::{Rules, reconcile};
 use crate::store::{Holder, Lease, Store, Taken, Txn};
 
 /// Make the manifests true: plan, ask, carry it out, and look again
@@ -176,44 +177,23 @@ async fn settle(
     let unreadable = |error: crate::store::Error| {
         Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name))
     };
-    let left = journal::left(&live.state, owner).await.map_err(unreadable)?;
-    if left.is_empty() {
+    if journal::left(&live.state, owner).await.map_err(unreadable)?.is_empty() {
         return Ok(());
     }
     // Whoever is at work now settles his own.
     let lease = take_lease(live, owner, args.lock_timeout).await?;
+    let keeping = keep(live, &lease);
     live.backend.act_as(lease.generation);
-    let left = journal::left(&live.state, owner).await.map_err(unreadable)?;
-    if !left.is_empty() {
-        printer.remark(&format!(
-            "{} of an interrupted run: waiting for what was begun",
-            count(left.len(), "call")
-        ));
-    }
-    for (key, call) in left {
-        let found = live.backend.find(&journal::name_of(&key), &call.steps).await;
-        let Some(task) = found.map_err(|fault| live.failure(&fault))? else {
-            // It was never taken on, and with our generation it never will be.
-            journal::settle(&live.state, &key).await.map_err(unreadable)?;
-            continue;
-        };
-        loop {
-            let answers = live.backend.poll(&task).await.map_err(|fault| live.failure(&fault))?;
-            let open =
-                answers.iter().filter(|answer| answer.result == crate::backend::Outcome::InProgress).count();
-            if open == 0 {
-                break;
-            }
-            if Instant::now() >= deadline {
-                let message = format!("{} of an interrupted run are still under way", count(open, "step"));
-                return Err(Failure::new(Exit::TimedOut, message));
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        journal::settle(&live.state, &key).await.map_err(unreadable)?;
-    }
+    printer.remark("a run was interrupted: finding out what became of what it had begun");
+    let whom = (live.name.as_str(), &live.caps());
+    let settled = execute::settle(&live.backend, &live.state, whom, owner, deadline).await;
+    keeping.abort();
     let _ = live.state.release_lease(&lease).await;
-    Ok(())
+    settled.map_err(|why| match why {
+        Unsettled::Target(fault) => live.failure(&fault),
+        Unsettled::State(error) => unreadable(error),
+        Unsettled::UnderWay(_) => Failure::new(Exit::TimedOut, why.to_string()),
+    })
 }
 
 /// A saved plan is carried out only if it is still what would be done.
@@ -279,6 +259,8 @@ fn approve(
     }
 }
 
+/// How long a rollback may take.
+const BACK: Duration = Duration::from_secs(600);
 /// How long a lease lives, and how often it is renewed.
 const LEASE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(1500));
 
@@ -322,7 +304,8 @@ async fn carry_out(
     printer: &Printer,
 ) -> Report {
     let (stop, stopped) = watch::channel(false);
-    let terms = terms(input, args, deadline, stopped);
+    let terms = terms(input, planned, args, deadline, stopped);
+    let before = input.observed.clone();
     let mut progress = Progress::new(planned.steps().count(), args.output, printer);
     let mut told = |told: Told<'_>| progress.told(&told);
     let interrupted = {
@@ -346,28 +329,87 @@ async fn carry_out(
             }
         }
     };
-    let (ended, asked) = interrupted;
+    let (Executed { mut ended, to_roll_back }, asked) = interrupted;
     progress.clear();
-    report(args, live, input, ended, asked, deadline).await
+    if !to_roll_back.is_empty() {
+        roll_back(live, input, &terms, &to_roll_back, &mut ended, printer).await;
+    }
+    let mut report = report(args, live, input, ended, asked, deadline).await;
+    if report.converged.is_some() {
+        pids_stayed(planned, &before, &input.observed, &mut report.ended);
+        if report.exit == Exit::Done && report.ended.iter().any(|ended| !ended.outcome.is_well()) {
+            report.exit = Exit::Incomplete;
+        }
+    }
+    if !to_roll_back.is_empty() {
+        report.exit = Exit::RolledBack;
+    }
+    report
 }
 
-fn terms(input: &Input, args: &Apply, deadline: Instant, stop: watch::Receiver<bool>) -> Terms {
-    let instances = &input.loaded.desired.instances;
-    let mut depends = BTreeMap::new();
-    let mut declared = BTreeMap::new();
-    for (key, want) in instances {
-        declared.insert(key.clone(), want.origin.declared.clone());
-        depends.entry(want.origin.declared.clone()).or_insert_with(|| want.origin.depends_on.clone());
-    }
+fn terms(
+    input: &Input,
+    planned: &Plan,
+    args: &Apply,
+    deadline: Instant,
+    stop: watch::Receiver<bool>,
+) -> Terms {
+    let check: execute::Check = if input.target == "local" { config_is_there } else { |_| None };
     Terms {
         owner: input.rules.owner.clone(),
-        run: format!("{:013}-{}", moment().0, std::process::id()),
+        target: input.target.clone(),
+        caps: input.rules.caps,
         deadline,
         max_parallel: args.max_parallel as usize,
-        depends,
-        declared,
-        check: if input.target == "local" { config_is_there } else { |_| None },
-        stop,
+        check,
+        ..control::terms(&input.loaded.desired, &input.observed, planned, stop)
+    }
+}
+
+/// Puts processes whose rollout failed back as they were. What is done for that stands behind what was done before.
+async fn roll_back(
+    live: &Live,
+    input: &Input,
+    terms: &Terms,
+    processes: &BTreeSet<ProcessKey>,
+    ended: &mut Vec<Ended>,
+    printer: &Printer,
+) {
+    let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
+    printer.remark(&format!("too many of {} failed: putting it back as it was", names.join(", ")));
+    let back = as_before(&input.loaded.desired, &terms.before, processes);
+    let Ok(world) = live.world(&back, None).await else { return };
+    let rules = Rules { prune: false, max_restart: None, ..input.rules.clone() };
+    let plan = reconcile(&back, &world.observed, &rules, &clock::now(&back));
+    let again = Terms {
+        owner: terms.owner.clone(),
+        target: terms.target.clone(),
+        caps: terms.caps,
+        run: format!("{}-back", terms.run),
+        // It has a time of its own: half-way would be worse than late.
+        deadline: Instant::now() + BACK,
+        max_parallel: terms.max_parallel,
+        ..control::terms(&back, &world.observed, &plan, terms.stop.clone())
+    };
+    let done = execute::execute(&plan, &live.backend, &live.state, &again, &mut |_| {}).await;
+    let first = ended.iter().map(|ended| ended.step).max().unwrap_or(0);
+    ended.extend(done.ended.into_iter().map(|one| Ended { step: first + one.step, ..one }));
+}
+
+/// Where the plan says that a process stays the same, it must have.
+fn pids_stayed(planned: &Plan, before: &Observed, after: &Observed, ended: &mut [Ended]) {
+    let mut stays: BTreeMap<&InstanceKey, bool> = BTreeMap::new();
+    for step in planned.steps() {
+        *stays.entry(&step.instance).or_insert(true) &= step.pid_stays;
+    }
+    let pid = |look: &Observed, key: &InstanceKey| look.instances.get(key).and_then(|seen| seen.pid);
+    for (key, _) in stays.into_iter().filter(|(_, stays)| *stays) {
+        let (Some(then), Some(now)) = (pid(before, key), pid(after, key)) else { continue };
+        let last = ended.iter_mut().rev().find(|ended| ended.instance == *key && ended.outcome.is_well());
+        if let (true, Some(last)) = (then != now, last) {
+            last.outcome = Outcome::Failed;
+            last.message = format!("PidChanged: process {then} was to stay, and it is {now} now");
+        }
     }
 }
 

@@ -9,12 +9,12 @@ use tracing::info;
 use super::args;
 use crate::cli::local::Home;
 use crate::cli::print::{self, Printer, count};
-use crate::cli::target::{Live, Start, runtime};
+use crate::cli::target::{Live, Start, namespaces, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::control::source::name_users;
 use crate::manifest::{self, Loaded, Severity, rows};
-use crate::model::{InstanceKey, Now, Observed, Plan, Want};
+use crate::model::{Desired, InstanceKey, Now, Observed, Plan, Want};
 use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
 
 pub struct Input {
@@ -49,10 +49,11 @@ impl Wanted {
                 format!("{} in the manifests: nothing was planned", count(loaded.errors(), "error"));
             return Err(Failure::new(Exit::InvalidManifest, message));
         }
-        if args.offline.observed.is_none() {
-            args.target.exists()?;
-        }
-        users_are_named(&loaded, args)?;
+        let caps = match args.offline.observed {
+            Some(_) => args.offline.caps,
+            None => args.target.caps()?,
+        };
+        users_are_named(&loaded, args, &caps)?;
         if is_local(args) && args.offline.observed.is_none() {
             // Whom the local agent runs processes as, where nobody says: us.
             if let Some(me) = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten() {
@@ -63,7 +64,7 @@ impl Wanted {
             Some(moment) => clock::at(moment, &loaded.desired),
             None => clock::now(&loaded.desired),
         };
-        let rules = rules(args, &loaded)?;
+        let rules = rules(args, caps, &loaded)?;
         let meant = |key: &InstanceKey, want: &Want| {
             rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
         };
@@ -90,7 +91,7 @@ impl Wanted {
         let observed = match live {
             Some(live) => {
                 (self.rules.holds, self.rules.pauses) = live.restraints().await?;
-                live.look(&self.loaded.desired).await?
+                closely(live, &self.loaded.desired, &self.rules, &self.now).await?
             }
             None => read_rows(args, &self.now, printer)?,
         };
@@ -123,9 +124,9 @@ impl Input {
 
     /// The same with the world as it is by now.
     pub async fn look_again(&mut self, live: &Live) -> Result<(), Failure> {
-        let observed = live.look(&self.loaded.desired).await?;
-        self.observed = observed.under_addresses(&self.loaded.desired).unwrap_or_default();
         self.now = clock::now(&self.loaded.desired);
+        let observed = closely(live, &self.loaded.desired, &self.rules, &self.now).await?;
+        self.observed = observed.under_addresses(&self.loaded.desired).unwrap_or_default();
         Ok(())
     }
 
@@ -164,6 +165,22 @@ pub struct Digests {
     pub id: String,
 }
 
+/// How the world is, with a close look at whatever these manifests would cost.
+async fn closely(live: &Live, desired: &Desired, rules: &Rules, now: &Now) -> Result<Observed, Failure> {
+    let mut world = live.world(desired, rules.prune.then(|| namespaces(desired))).await?;
+    // Where a look is live, there is nothing to come closer to.
+    if rules.caps.lag_secs == 0 {
+        return Ok(world.observed);
+    }
+    loop {
+        let plan = reconcile(desired, &world.observed, rules, now);
+        let closer = world.come_closer(&live.backend, &rules.caps, &plan).await;
+        if !closer.map_err(|blind| live.blind(&blind))? {
+            return Ok(world.observed);
+        }
+    }
+}
+
 /// Rows from a file; without one, nothing was ever started here, so nothing is there.
 fn read_rows(args: &args::Input, now: &Now, printer: &Printer) -> Result<Observed, Failure> {
     let Some(file) = &args.offline.observed else {
@@ -184,8 +201,8 @@ fn read_rows(args: &args::Input, now: &Now, printer: &Printer) -> Result<Observe
     Ok(observed)
 }
 
-fn rules(args: &args::Input, loaded: &Loaded) -> Result<Rules, Failure> {
-    let mut rules = Rules::new(args.offline.caps);
+fn rules(args: &args::Input, caps: Caps, loaded: &Loaded) -> Result<Rules, Failure> {
+    let mut rules = Rules::new(caps);
     let named: BTreeSet<&str> =
         loaded.desired.policies.iter().filter_map(|policy| policy.owner.as_deref()).collect();
     let owner = match (&args.owner, named.first(), named.len()) {
@@ -199,7 +216,8 @@ fn rules(args: &args::Input, loaded: &Loaded) -> Result<Rules, Failure> {
             return Err(Failure::refused("NotOwned", message).hint("leave --owner out, or change the policy"));
         }
         (Some(owner), _, _) => Some(owner.clone()),
-        (None, named, _) => named.map(|owner| (*owner).to_owned()),
+        (None, Some(named), _) => Some((*named).to_owned()),
+        (None, None, _) => args.target.owner(),
     };
     let is_named = owner.as_deref().is_some_and(|owner| owner != "default");
     if args.prune && !is_named && !is_local(args) {
@@ -229,8 +247,7 @@ fn is_local(args: &args::Input) -> bool {
 }
 
 /// The local agent has a user of its own; every other target must be told.
-fn users_are_named(loaded: &Loaded, args: &args::Input) -> Result<(), Failure> {
-    let caps = &args.offline.caps;
+fn users_are_named(loaded: &Loaded, args: &args::Input, caps: &Caps) -> Result<(), Failure> {
     if is_local(args) {
         return Ok(());
     }

@@ -1,0 +1,222 @@
+//! BlueKing's GSE and JOB as targets, in four dialects.
+//!
+//! # Theory of operation
+//! What a dialect calls things ([`wire`]) and how a call gets there ([`line`]) are apart; the rest is the same for all. A
+//! look ([`look`]) is a list, by namespace or by name, which may be old and incomplete: it says which hosts nobody speaks
+//! for, and leaves unknown what it could not read whole. A close look is operation 2, which changes nothing and is the
+//! only thing that is live; JOB has no list at all, so every look is a close one.
+//!
+//! Nothing is sent twice here. Results are found by the key that a call is documented to use, never by position.
+
+mod line;
+mod look;
+mod wire;
+
+pub use line::Pace;
+pub use wire::Business;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::json;
+
+use self::line::{Line, fault};
+use self::wire::{Ask, Item, Say};
+use super::{Answer, Backend, Fault, Order, Outcome, Scope, Subject, Task};
+use crate::gse::answer::{JobResult, JobTaskData, Row, Rows, TaskData};
+use crate::gse::codes::{EnvelopeCode, RowCode};
+use crate::http::{Access, Broken};
+use crate::model::{Dialect, InstanceKey, Observed, Seen};
+
+pub struct Platform {
+    line: Line,
+    wire: wire::Wire,
+    pace: Pace,
+}
+
+impl Platform {
+    /// `business` is JOB's; `supplier` is what hosts without one of their own have.
+    pub fn new(
+        access: &Access,
+        dialect: Dialect,
+        business: Option<Business>,
+        supplier: Option<u64>,
+        pace: Pace,
+    ) -> Result<Platform, String> {
+        let is_third = matches!(business, Some(Business::Scope { .. }));
+        let line = Line::new(access, dialect, is_third, pace)?;
+        Ok(Platform { line, wire: wire::Wire { dialect, business, supplier }, pace })
+    }
+
+    /// Is it there, and does it know us? A question that changes nothing, about something that is not there.
+    pub async fn answers(&self) -> Result<(), Fault> {
+        let nothing = "abide-doctor";
+        let asked: Result<serde_json::Value, Broken> = match self.wire.dialect {
+            Dialect::Job => {
+                let body = self.wire.with_business(json!({"bk_gse_taskid": nothing}));
+                self.ask("get_proc_result", body).await
+            }
+            Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide => {
+                let page = json!({"start": 0, "limit": 1});
+                self.ask("sync_proc_status", json!({"meta": {"namespace": nothing}, "page": page})).await
+            }
+        };
+        match asked {
+            // It knows of no such task: so it understood us.
+            Err(Broken::Refused { status: 200, code, .. })
+                if self.wire.dialect == Dialect::Job && code != EnvelopeCode::NOT_ALLOWED.0 =>
+            {
+                Ok(())
+            }
+            asked => asked.map(|_| ()).map_err(fault),
+        }
+    }
+
+    pub fn url(&self) -> &str {
+        self.line.url()
+    }
+
+    async fn ask<T: serde::de::DeserializeOwned>(
+        &self,
+        name: &str,
+        body: serde_json::Value,
+    ) -> Result<T, Broken> {
+        let text = self.line.ask(name, body).await?;
+        // An answer that cannot be read may stand for something that was done.
+        serde_json::from_str(&text)
+            .map_err(|error| Broken::NoAnswer(format!("its answer cannot be read: {error}")))
+    }
+
+    /// Makes a call, and says by what its results are found.
+    async fn send(&self, ask: Ask) -> Result<Sent, Broken> {
+        match ask.say {
+            Say::Registry(_) => Ok(Sent::Rows(self.ask(ask.name, ask.body).await?)),
+            Say::Task => Ok(Sent::Task(self.ask::<TaskData>(ask.name, ask.body).await?.task_id)),
+            Say::JobTask => Ok(Sent::Task(self.ask::<JobTaskData>(ask.name, ask.body).await?.bk_gse_taskid)),
+        }
+    }
+
+    /// The rows of a task so far; a task that is not queued yet has none.
+    async fn results(&self, id: &str) -> Result<Rows, Broken> {
+        let asked = match self.wire.dialect {
+            Dialect::Job => {
+                let body = self.wire.with_business(json!({"bk_gse_taskid": id}));
+                self.ask::<JobResult>("get_proc_result", body).await.map(|answer| answer.result)
+            }
+            Dialect::GseV1 => self.ask("get_proc_operate_result", json!({"task_id": id})).await,
+            Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide => {
+                self.ask("get_proc_operate_result_v2", json!({"task_id": id})).await
+            }
+        };
+        match asked {
+            Err(Broken::Refused { code, .. }) if code == EnvelopeCode::NOT_QUEUED.0 => Ok(Rows::new()),
+            asked => asked,
+        }
+    }
+}
+
+/// What a call answered.
+enum Sent {
+    Rows(Rows),
+    Task(String),
+}
+
+fn outcome(row: &Row) -> Outcome {
+    match row.code() {
+        RowCode::DONE => Outcome::Done,
+        RowCode::RUNNING | RowCode::STOPPING => Outcome::InProgress,
+        RowCode(code) => Outcome::Failed { code, message: row.error_msg.clone() },
+    }
+}
+
+impl Backend for Platform {
+    fn dialect(&self) -> Dialect {
+        self.wire.dialect
+    }
+
+    async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
+        match self.wire.dialect {
+            // It has no lists.
+            Dialect::Job => {
+                let mut observed = self.close_look(&scope.subjects).await?;
+                let is_there =
+                    |seen: &Seen| seen.unknown || seen.running != Some(false) || seen.hosted != Some(false);
+                observed.instances.retain(|_, seen| is_there(seen));
+                Ok(observed)
+            }
+            Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide => self.look(scope).await,
+        }
+    }
+
+    async fn look_closely(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
+        self.close_look(subjects).await
+    }
+
+    fn batches(&self, orders: Vec<Order>) -> Vec<Vec<Order>> {
+        let items: Vec<Item> = orders.iter().map(Item::of).collect();
+        let calls = self.wire.calls(&items);
+        let mut orders: Vec<Option<Order>> = orders.into_iter().map(Some).collect();
+        let call = |places: Vec<usize>| places.into_iter().filter_map(|at| orders[at].take()).collect();
+        calls.into_iter().map(call).collect()
+    }
+
+    fn pace(&self) -> (Duration, Duration) {
+        (Duration::from_millis(200), Duration::from_millis(1500))
+    }
+
+    fn at_once(&self) -> usize {
+        self.pace.at_once.max(1)
+    }
+
+    async fn submit(&self, _call: &str, orders: &[Order]) -> Result<Task, Fault> {
+        let items: Vec<Item> = orders.iter().map(Item::of).collect();
+        let keys: BTreeMap<InstanceKey, String> =
+            items.iter().map(|item| (item.instance.clone(), self.wire.key(item))).collect();
+        let mut task = Task::default();
+        let ask = self.wire.ask(&items);
+        match self.send(ask).await.map_err(fault)? {
+            Sent::Task(id) => {
+                task.ids.push(id);
+                task.rows = orders.iter().map(|order| (order.instance.clone(), order.id.clone())).collect();
+                task.keys = keys;
+            }
+            Sent::Rows(rows) => {
+                let found = |item: &Item| rows.get(&keys[&item.instance]);
+                let exists = |item: &&Item| found(item).is_some_and(|row| row.code() == RowCode::EXISTS);
+                // Somebody registered it meanwhile: then it is brought up to date.
+                let known: Vec<Item> = items.iter().filter(exists).map(Item::as_known).collect();
+                let updated = match known.is_empty() {
+                    true => Rows::new(),
+                    false => match self.send(self.wire.ask(&known)).await.map_err(fault)? {
+                        Sent::Rows(rows) => rows,
+                        Sent::Task(_) => Rows::new(),
+                    },
+                };
+                for (order, item) in orders.iter().zip(&items) {
+                    let row = match exists(&item) {
+                        true => updated.get(&keys[&item.instance]),
+                        false => found(item),
+                    };
+                    // No row, no answer: whoever waits for it looks in the end.
+                    let result = row.map_or(Outcome::InProgress, outcome);
+                    let (order, instance) = (order.id.clone(), order.instance.clone());
+                    task.answered.push(Answer { order, instance, result });
+                }
+            }
+        }
+        Ok(task)
+    }
+
+    async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
+        let mut all = task.answered.clone();
+        for id in &task.ids {
+            let rows = self.results(id).await.map_err(fault)?;
+            for (instance, order) in &task.rows {
+                let row = task.keys.get(instance).and_then(|key| rows.get(key));
+                let result = row.map_or(Outcome::InProgress, outcome);
+                all.push(Answer { order: order.clone(), instance: instance.clone(), result });
+            }
+        }
+        Ok(all)
+    }
+}

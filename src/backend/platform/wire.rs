@@ -1,0 +1,333 @@
+//! What each dialect calls things: calls, bodies, and the keys of their results. Pure.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::backend::{Order, Subject};
+use crate::gse::codes::{GseOp, ManageOp};
+use crate::gse::{self, JobApi, JobProcess, keys, spec_body};
+use crate::model::{Dialect, Host, HostKey, InstanceKey, Op, ProcessKey, Revision, Spec, Stamped, State};
+
+/// The most instances in one call.
+const BATCH: usize = 1000;
+
+/// Whose JOB's calls are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Business {
+    Biz(i64),
+    Scope { kind: String, id: String },
+}
+
+/// A dialect, and what a target's entry says for all of its calls.
+pub struct Wire {
+    pub dialect: Dialect,
+    pub business: Option<Business>,
+    pub supplier: Option<u64>,
+}
+
+/// What is asked of one instance.
+#[derive(Clone, Debug)]
+pub struct Item {
+    pub instance: InstanceKey,
+    host: Host,
+    does: Does,
+    spec: Option<Arc<Stamped>>,
+    owner: Option<String>,
+    revision: Option<Revision>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Does {
+    Register,
+    Update,
+    Unregister,
+    Operate(GseOp),
+}
+
+/// One call.
+pub struct Ask {
+    pub name: &'static str,
+    pub body: Value,
+    pub say: Say,
+}
+
+/// What a call answers with.
+pub enum Say {
+    /// Rows, at once.
+    Registry(()),
+    Task,
+    JobTask,
+}
+
+impl Item {
+    pub fn of(order: &Order) -> Item {
+        let does = match (GseOp::of(order.op), order.op) {
+            (Some(op), _) => Does::Operate(op),
+            (None, Op::Unregister) => Does::Unregister,
+            (None, _) if order.registered => Does::Update,
+            (None, _) => Does::Register,
+        };
+        Item {
+            instance: order.instance.clone(),
+            host: order.host.clone(),
+            does,
+            spec: order.spec.clone(),
+            owner: Some(order.owner.clone()),
+            revision: order.revision,
+        }
+    }
+
+    /// A close look, which changes nothing.
+    pub fn look(subject: &Subject) -> Item {
+        Item {
+            instance: subject.instance.clone(),
+            host: subject.host.clone(),
+            does: Does::Operate(GseOp::Status),
+            spec: subject.spec.clone(),
+            owner: None,
+            revision: None,
+        }
+    }
+
+    /// The same for what turned out to be registered.
+    pub fn as_known(item: &Item) -> Item {
+        Item { does: Does::Update, ..item.clone() }
+    }
+
+    fn process(&self) -> ProcessKey {
+        self.instance.process()
+    }
+
+    /// Items of one kind differ in their hosts alone.
+    fn kind(&self) -> (ProcessKey, Does, usize, Option<Revision>) {
+        let spec = self.spec.as_ref().map_or(0, |spec| Arc::as_ptr(spec) as usize);
+        (self.process(), self.does, spec, self.revision)
+    }
+}
+
+impl Wire {
+    /// Which items go into one call each, by their places.
+    pub fn calls(&self, items: &[Item]) -> Vec<Vec<usize>> {
+        let mut calls: Vec<Vec<usize>> = Vec::new();
+        match self.dialect {
+            // One operation, process and spec a call.
+            Dialect::GseV1 => {
+                let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+                for (at, item) in items.iter().enumerate() {
+                    kinds.entry(item.kind()).or_default().push(at);
+                }
+                for places in kinds.into_values() {
+                    calls.extend(places.chunks(BATCH).map(<[usize]>::to_vec));
+                }
+            }
+            // Anything beside anything.
+            Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide => {
+                let all: Vec<usize> = (0..items.len()).collect();
+                calls.extend(all.chunks(BATCH).map(<[usize]>::to_vec));
+            }
+            // One operation a call, and no two instances with one result key.
+            Dialect::Job => {
+                let mut open: HashMap<_, (Vec<usize>, HashSet<String>)> = HashMap::new();
+                for (at, item) in items.iter().enumerate() {
+                    let key = self.key(item);
+                    let (places, taken) = open.entry((job_call(item), item.does)).or_default();
+                    if places.len() == BATCH || taken.contains(&key) {
+                        calls.push(std::mem::take(places));
+                        taken.clear();
+                    }
+                    places.push(at);
+                    taken.insert(key);
+                }
+                let mut rest: Vec<Vec<usize>> = open.into_values().map(|(places, _)| places).collect();
+                rest.sort();
+                calls.extend(rest);
+            }
+        }
+        calls
+    }
+
+    /// The call that says all of these. They are of one call.
+    pub fn ask(&self, items: &[Item]) -> Ask {
+        let first = items.first().map(|item| item.does);
+        match (self.dialect, first) {
+            (Dialect::Job, _) => self.job(items),
+            (_, Some(Does::Register)) => self.registry("register_proc_info", items, true),
+            (_, Some(Does::Update)) => self.registry("update_proc_info", items, true),
+            (_, Some(Does::Unregister)) => self.registry("unregister_proc_info", items, false),
+            (Dialect::GseV1, _) => {
+                let body = items.first().map_or(Value::Null, |first| {
+                    let mut body = json!({"meta": self.meta(first), "hosts": self.hosts(items)});
+                    body["op_type"] = json!(op_code(first));
+                    body
+                });
+                Ask { name: "operate_proc", body, say: Say::Task }
+            }
+            (Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide, _) => {
+                let body = json!({"proc_operate_req": self.requests(items)});
+                Ask { name: "operate_proc_multi", body, say: Say::Task }
+            }
+        }
+    }
+
+    /// Under what an item's result is found.
+    pub fn key(&self, item: &Item) -> String {
+        let process = item.process();
+        match self.dialect {
+            Dialect::GseV1 => {
+                let supplier = item.host.supplier.or(self.supplier);
+                let host = Host { supplier, ..item.host.clone() };
+                keys::v1(&host, &process).unwrap_or_else(|| keys::v2(&host.key, &process))
+            }
+            Dialect::GseV2 | Dialect::Abide => keys::v2(&item.host.key, &process),
+            Dialect::GseApigw => {
+                format!("{}:{}:{}", agent_id(&item.host), process.namespace, process.name)
+            }
+            Dialect::Job => match &item.spec {
+                Some(spec) => keys::job(&item.host.key, spec),
+                None => String::new(),
+            },
+        }
+    }
+
+    /// What a question about hosts, or about a process on hosts, says of them.
+    pub fn where_(&self, hosts: &[Host]) -> (&'static str, Value) {
+        match self.dialect {
+            Dialect::GseApigw => ("agent_id_list", hosts.iter().map(agent_id).collect()),
+            Dialect::GseV1 | Dialect::GseV2 | Dialect::Job | Dialect::Abide => {
+                ("hosts", hosts.iter().map(|host| self.host(host)).collect())
+            }
+        }
+    }
+
+    pub fn with_business(&self, mut body: Value) -> Value {
+        match &self.business {
+            Some(Business::Biz(id)) => body["bk_biz_id"] = json!(id),
+            Some(Business::Scope { kind, id }) => {
+                body["bk_scope_type"] = json!(kind);
+                body["bk_scope_id"] = json!(id);
+            }
+            None => {}
+        }
+        body
+    }
+
+    fn registry(&self, name: &'static str, items: &[Item], with_spec: bool) -> Ask {
+        let body = items.first().map_or(Value::Null, |first| {
+            let mut body = json!({"meta": self.meta(first), "hosts": self.hosts(items)});
+            if let (true, Some(spec)) = (with_spec, &first.spec) {
+                body["spec"] = spec_body(spec, self.dialect);
+            }
+            body
+        });
+        Ask { name, body, say: Say::Registry(()) }
+    }
+
+    /// Items of one kind are one request, with all of their hosts.
+    fn requests(&self, items: &[Item]) -> Vec<Value> {
+        let mut kinds: BTreeMap<_, Vec<Item>> = BTreeMap::new();
+        for item in items {
+            kinds.entry(item.kind()).or_default().push(item.clone());
+        }
+        let request = |items: Vec<Item>| {
+            let first = &items[0];
+            let hosts: Vec<Host> = items.iter().map(|item| item.host.clone()).collect();
+            let (field, hosts) = self.where_(&hosts);
+            let mut body = json!({"meta": self.meta(first), "op_type": op_code(first)});
+            body[field] = hosts;
+            if let Some(spec) = &first.spec {
+                body["spec"] = spec_body(spec, self.dialect);
+            }
+            body
+        };
+        kinds.into_values().map(request).collect()
+    }
+
+    fn meta(&self, item: &Item) -> Value {
+        let mut meta = json!({"namespace": item.instance.namespace, "name": item.instance.name});
+        let mut labels = BTreeMap::new();
+        for (name, value) in item.spec.iter().flat_map(|spec| &spec.labels) {
+            labels.insert(name.clone(), value.clone());
+        }
+        labels.extend(item.owner.clone().map(|owner| ("abide_owner".to_owned(), owner)));
+        labels.extend(item.revision.map(|revision| ("abide_rev".to_owned(), revision.to_string())));
+        if !labels.is_empty() {
+            meta["labels"] = json!(labels);
+        }
+        meta
+    }
+
+    fn hosts(&self, items: &[Item]) -> Value {
+        items.iter().map(|item| self.host(&item.host)).collect()
+    }
+
+    fn host(&self, host: &Host) -> Value {
+        let HostKey::Address { cloud, ip } = &host.key else { return json!({"bk_agent_id": agent_id(host)}) };
+        let mut value = json!({"ip": ip.to_string(), "bk_cloud_id": cloud});
+        if self.dialect == Dialect::GseV1
+            && let Some(supplier) = host.supplier.or(self.supplier)
+        {
+            value["bk_supplier_id"] = json!(supplier);
+        }
+        value
+    }
+
+    fn job(&self, items: &[Item]) -> Ask {
+        let first = items.first();
+        let api = first.map_or(JobApi::OperateProcess, job_call);
+        let op_type = first.map_or(GseOp::Status.code(), |first| match (api, first.does) {
+            (JobApi::ManageProc, Does::Operate(GseOp::Unhost)) => ManageOp::Unhost.code(),
+            (JobApi::ManageProc, _) => ManageOp::Host.code(),
+            (JobApi::OperateProcess, _) => op_code(first),
+        });
+        // Items of one kind are one entry, with all of their hosts.
+        let mut kinds: BTreeMap<_, Vec<&Item>> = BTreeMap::new();
+        items.iter().for_each(|item| kinds.entry(item.kind()).or_default().push(item));
+        let infos: Vec<JobProcess> =
+            kinds.into_values().filter_map(|items| job_process(&items, api)).collect();
+        let body = self.with_business(json!({"op_type": op_type, "process_infos": infos}));
+        let name = match api {
+            JobApi::ManageProc => "manage_proc",
+            JobApi::OperateProcess => "operate_process",
+        };
+        Ask { name, body, say: Say::JobTask }
+    }
+}
+
+fn op_code(item: &Item) -> i64 {
+    match item.does {
+        Does::Operate(op) => op.code(),
+        Does::Register | Does::Update | Does::Unregister => GseOp::Status.code(),
+    }
+}
+
+/// Guarding has a call of its own, which knows no account but root and needs an owner; else the other one says it.
+fn job_call(item: &Item) -> JobApi {
+    let managed =
+        |spec: &Spec| spec.identity.user.as_deref() == Some("root") && spec.job.proc_owner.is_some();
+    match item.does {
+        Does::Operate(GseOp::Host | GseOp::Unhost)
+            if item.spec.as_ref().is_some_and(|spec| managed(spec)) =>
+        {
+            JobApi::ManageProc
+        }
+        _ => JobApi::OperateProcess,
+    }
+}
+
+fn job_process(items: &[&Item], api: JobApi) -> Option<JobProcess> {
+    let first = items.first()?;
+    let subject = gse::Subject {
+        key: first.process(),
+        hosts: items.iter().map(|item| item.host.clone()).collect(),
+        state: State::Running,
+        spec: Spec::clone(first.spec.as_ref()?),
+    };
+    Some(gse::job_process(&subject, api))
+}
+
+/// Who knows no id of a host's agent says where it is.
+fn agent_id(host: &Host) -> String {
+    host.agent().map_or_else(|| host.key.to_string(), ToString::to_string)
+}

@@ -1,0 +1,83 @@
+//! A call whose answer was lost: was it carried out? Decided by looking, never by sending it again.
+
+use crate::model::{Op, Seen};
+
+/// What a close look says of a step that may have been carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Done,
+    /// It was not, as far as can be seen: it may still come.
+    NotYet,
+    /// Looking cannot tell. Doing it again does no harm.
+    Again,
+    Unknown,
+}
+
+/// `before`: how it was when it was sent. `runs_once`: another run would be one too many.
+pub fn judge(op: Op, before: Option<&Seen>, now: Option<&Seen>, runs_once: bool) -> Verdict {
+    if now.is_some_and(|seen| seen.unknown) {
+        return Verdict::Unknown;
+    }
+    let fact = |fact: fn(&Seen) -> Option<bool>| match now {
+        None => Some(false),
+        Some(seen) => fact(seen),
+    };
+    let (Some(running), Some(hosted)) = (fact(|seen| seen.running), fact(|seen| seen.hosted)) else {
+        return Verdict::Unknown;
+    };
+    let was = |fact: fn(&Seen) -> Option<bool>| before.and_then(fact) == Some(true);
+    let pids = (before.and_then(|seen| seen.pid), now.and_then(|seen| seen.pid));
+    let so = |is: bool| if is { Verdict::Done } else { Verdict::NotYet };
+    match op {
+        // It may have run and ended.
+        Op::Start if runs_once && !running => Verdict::Unknown,
+        Op::Start => so(running),
+        Op::Stop | Op::Kill => so(!running),
+        Op::Restart => match pids {
+            (Some(then), Some(now)) => so(then != now),
+            (None, _) | (_, None) => Verdict::Unknown,
+        },
+        Op::Host if was(|seen| seen.hosted) => Verdict::Again,
+        Op::Host => so(hosted),
+        Op::Unhost => so(!hosted),
+        Op::Reload | Op::Register | Op::Unregister => Verdict::Again,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(running: bool, hosted: bool, pid: u32) -> Seen {
+        let pid = running.then_some(pid);
+        Seen { registered: Some(true), hosted: Some(hosted), running: Some(running), pid, ..Seen::default() }
+    }
+
+    #[test]
+    fn what_can_be_seen_decides_and_the_rest_may_be_done_again_or_is_unknown() {
+        let (up, down) = (seen(true, true, 7), seen(false, false, 0));
+        let judge = |op, before: &Seen, now: &Seen| judge(op, Some(before), Some(now), false);
+        assert_eq!(judge(Op::Start, &down, &up), Verdict::Done);
+        assert_eq!(judge(Op::Start, &down, &down), Verdict::NotYet);
+        assert_eq!(judge(Op::Stop, &up, &down), Verdict::Done);
+        assert_eq!(judge(Op::Kill, &up, &up), Verdict::NotYet);
+        assert_eq!(judge(Op::Restart, &up, &seen(true, true, 8)), Verdict::Done);
+        assert_eq!(judge(Op::Restart, &up, &up), Verdict::NotYet);
+        assert_eq!(judge(Op::Restart, &up, &down), Verdict::Unknown);
+        assert_eq!(judge(Op::Host, &seen(true, false, 7), &up), Verdict::Done);
+        assert_eq!(judge(Op::Host, &up, &up), Verdict::Again, "it may be guarded by the old spec");
+        assert_eq!(judge(Op::Unhost, &up, &seen(true, false, 7)), Verdict::Done);
+        assert_eq!(judge(Op::Reload, &up, &up), Verdict::Again);
+        let lost = Seen { unknown: true, ..up.clone() };
+        assert_eq!(judge(Op::Start, &down, &lost), Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_run_that_may_have_ended_is_not_begun_again() {
+        let down = seen(false, false, 0);
+        assert_eq!(judge(Op::Start, None, Some(&down), true), Verdict::Unknown);
+        assert_eq!(judge(Op::Start, None, None, true), Verdict::Unknown);
+        assert_eq!(judge(Op::Start, None, Some(&seen(true, true, 5)), true), Verdict::Done);
+        assert_eq!(judge(Op::Start, None, None, false), Verdict::NotYet);
+    }
+}

@@ -1,0 +1,221 @@
+//! What we last gave each instance of a target that does not read specs back, and how it should be since.
+//!
+//! `ledger/TARGET/INSTANCE` is written when a step has ended, before the journal forgets it. It serves two purposes. It
+//! holds the old specs: what a process runs with and what the engine would relaunch it with, where a list shows digests at
+//! best. And it is an expectation: until a newer look tells otherwise, or the target's lag is over, the instance is as the
+//! step left it. What a target does read back wins.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{
+    AgentId, AutoType, Host, InstanceKey, Observed, Op, Revision, Runs, Seen, Spec, Stamped, Step, Time,
+    Version,
+};
+use crate::reconcile::{Caps, Expectation, Expected};
+use crate::store::{Error, Store, Txn};
+
+/// A spec, and the digests that it was given under.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    pub revision: Option<Revision>,
+    pub spec: Spec,
+}
+
+/// What the ledger says of one instance.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Entry {
+    pub owner: String,
+    /// When the last step ended.
+    pub at: Time,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub supplier: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub agent_id: Option<AgentId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub given: Option<Kept>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub live: Option<Kept>,
+    /// The run part of the last run's revision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ran: Option<u32>,
+    pub registered: bool,
+    pub hosted: bool,
+    pub running: bool,
+    /// Of the process that `live` is in effect in, where it was seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// It is gone.
+    pub gone: bool,
+    /// Something was sent, and nobody knows what came of it.
+    pub unsure: bool,
+    /// Of that: it may have been a run, and another one would be one too many.
+    pub once: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    pub entries: BTreeMap<InstanceKey, Entry>,
+}
+
+fn place(target: &str) -> String {
+    format!("ledger/{target}/")
+}
+
+pub async fn read<S: Store>(store: &S, target: &str) -> Result<Ledger, Error> {
+    let place = place(target);
+    let page = store.range(&place, None, usize::MAX).await?;
+    let entry = |entry: crate::store::Entry| {
+        let key = entry.key.strip_prefix(&place)?.parse().ok()?;
+        Some((key, serde_json::from_slice(&entry.value).ok()?))
+    };
+    Ok(Ledger { entries: page.entries.into_iter().filter_map(entry).collect() })
+}
+
+/// What is to be written, all at once.
+pub fn noted(target: &str, entries: &BTreeMap<InstanceKey, Entry>) -> Txn {
+    let place = place(target);
+    entries.iter().fold(Txn::default(), |txn, (key, entry)| {
+        let value = serde_json::to_vec(entry).unwrap_or_default();
+        txn.and(Txn::put(format!("{place}{key}"), value))
+    })
+}
+
+impl Kept {
+    fn version(&self) -> Version {
+        Version::Spec(Arc::new(Stamped::new(self.spec.clone())))
+    }
+}
+
+impl Entry {
+    /// How an instance is after a step, from what was known of it before.
+    pub fn after(step: &Step, expected: &Expected, owner: &str, before: Option<&Entry>, at: Time) -> Entry {
+        let base = Entry {
+            owner: owner.to_owned(),
+            at,
+            supplier: step.host.supplier,
+            agent_id: step.host.agent_id.clone(),
+            ..Entry::default()
+        };
+        let once = step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot);
+        let seen = match expected {
+            Expected::Gone => return Entry { gone: true, ..base },
+            Expected::Unsure => {
+                let once = once && step.op == Op::Start;
+                return Entry { at, unsure: true, once, gone: false, ..before.cloned().unwrap_or(base) };
+            }
+            Expected::So(seen) => seen,
+        };
+        // The digests that come back as a label are those that it was given under.
+        let under = |version: &Version, known: Option<&Kept>| {
+            let spec = version.spec()?;
+            let just_sent = step.spec.as_ref().is_some_and(|sent| Arc::ptr_eq(sent, spec));
+            let known = known.filter(|known| known.spec == ***spec).and_then(|known| known.revision);
+            let revision = if just_sent { step.revision } else { known };
+            Some(Kept { revision: revision.or(Some(*spec.revision())), spec: Spec::clone(spec) })
+        };
+        Entry {
+            given: under(&seen.given, before.and_then(|entry| entry.given.as_ref())),
+            live: under(&seen.live, None).filter(|_| seen.running == Some(true)),
+            ran: match seen.ran {
+                Runs::Digest(run) => Some(run),
+                Runs::Given | Runs::Never | Runs::Unknown => None,
+            },
+            registered: seen.registered == Some(true),
+            hosted: seen.hosted == Some(true),
+            running: seen.running == Some(true),
+            pid: seen.pid.filter(|_| step.op.pid_stays()),
+            ..base
+        }
+    }
+
+    pub fn host(&self, instance: &InstanceKey) -> Host {
+        Host { key: instance.host.clone(), supplier: self.supplier, agent_id: self.agent_id.clone() }
+    }
+
+    /// What it is likely to be.
+    pub fn spec(&self) -> Option<Arc<Stamped>> {
+        let kept = self.live.as_ref().or(self.given.as_ref())?;
+        Some(Arc::new(Stamped::new(kept.spec.clone())))
+    }
+
+    pub fn seen(&self) -> Seen {
+        let version = |kept: &Option<Kept>| kept.as_ref().map_or(Version::Unknown, Kept::version);
+        Seen {
+            registered: Some(self.registered),
+            hosted: Some(self.hosted),
+            running: Some(self.running),
+            labels: self.given.as_ref().map(|kept| kept.spec.labels.clone()).unwrap_or_default(),
+            owner: Some(self.owner.as_str().into()),
+            given: version(&self.given),
+            live: version(&self.live),
+            ran: self.ran.map_or(Runs::Unknown, Runs::Digest),
+            pid: self.pid,
+            ..Seen::default()
+        }
+    }
+}
+
+impl Ledger {
+    /// How things should be by what we did, until something newer tells.
+    pub fn expectations(&self, caps: &Caps) -> Vec<Expectation> {
+        let expectation = |(key, entry): (&InstanceKey, &Entry)| {
+            let expected = match (entry.gone, entry.unsure) {
+                (true, _) => Expected::Gone,
+                (false, true) => Expected::Unsure,
+                (false, false) => Expected::So(Box::new(entry.seen())),
+            };
+            Expectation::new(key.clone(), expected, entry.at, caps.lag_secs)
+        };
+        self.entries.iter().map(expectation).collect()
+    }
+
+    /// Puts what we know of specs and runs under what was seen.
+    pub fn lay_under(&self, observed: &mut Observed, caps: &Caps) {
+        for (key, seen) in &mut observed.instances {
+            let Some(entry) = self.entries.get(key).filter(|entry| !entry.gone) else { continue };
+            if seen.owner.is_none() {
+                seen.owner = Some(entry.owner.as_str().into());
+            }
+            lay_under(seen, entry, caps);
+        }
+        // A run that may have been: there is a row, so that nobody takes it for one that never was.
+        for (key, entry) in self.entries.iter().filter(|(_, entry)| entry.unsure && entry.once) {
+            let row = observed.instances.entry(key.clone()).or_insert_with(|| {
+                let no = Some(false);
+                let owner = Some(entry.owner.as_str().into());
+                Seen { registered: no, hosted: no, running: no, owner, ..Seen::default() }
+            });
+            row.ran = Runs::Unknown;
+        }
+    }
+}
+
+fn lay_under(seen: &mut Seen, entry: &Entry, caps: &Caps) {
+    let told = match &seen.given {
+        Version::Digests(revision) => Some(*revision),
+        Version::Unknown | Version::Spec(_) => None,
+    };
+    if let Some(kept) = &entry.given
+        && (told.is_none() || told == kept.revision || !caps.reads_labels)
+    {
+        seen.given = kept.version();
+    }
+    if seen.running == Some(true) {
+        // Another process than the one we knew: the engine relaunched it, with what it was given.
+        let another = entry.pid.zip(seen.pid).is_some_and(|(then, now)| then != now);
+        seen.live = match &entry.live {
+            Some(kept) if !another && entry.running => kept.version(),
+            Some(_) | None => seen.given.clone(),
+        };
+    }
+    if let Some(run) = entry.ran {
+        seen.ran = Runs::Digest(run);
+    }
+    if !caps.reads_labels {
+        seen.labels = entry.given.as_ref().map(|kept| kept.spec.labels.clone()).unwrap_or_default();
+    }
+}

@@ -1,0 +1,188 @@
+//! What a run that died had begun is found out, not done again.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::doubt::{Verdict, judge};
+use super::journal::{self, Began, Call};
+use super::ledger;
+use super::run::patience;
+use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task};
+use crate::clock;
+use crate::model::{AutoType, Host, InstanceKey, Observed, Seen, Stamped, Step, Which};
+use crate::reconcile::{Caps, Expected, after};
+use crate::store::{Error, Store};
+
+/// Why it is not settled.
+#[derive(Clone, Debug)]
+pub enum Unsettled {
+    Target(Fault),
+    State(Error),
+    /// So many steps are still under way.
+    UnderWay(usize),
+}
+
+impl fmt::Display for Unsettled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unsettled::Target(fault) => write!(f, "{fault}"),
+            Unsettled::State(error) => write!(f, "{error}"),
+            Unsettled::UnderWay(many) => {
+                write!(f, "{many} steps of an interrupted run are still under way")
+            }
+        }
+    }
+}
+
+/// How often it is asked.
+const PACE: Duration = Duration::from_millis(100);
+
+/// Settles what former runs of this owner left. Whoever calls this holds the writer's lease.
+pub async fn settle<B: Backend, S: Store>(
+    backend: &B,
+    store: &S,
+    (target, caps): (&str, &Caps),
+    owner: &str,
+    deadline: Instant,
+) -> Result<(), Unsettled> {
+    for (key, call) in journal::left(store, owner).await.map_err(Unsettled::State)? {
+        let instances: Vec<InstanceKey> = call.steps.iter().map(|step| step.instance.clone()).collect();
+        let task = match backend.knows_names() {
+            true => backend.find(&journal::name_of(&key), &instances).await.map_err(Unsettled::Target)?,
+            false => call.task.clone(),
+        };
+        let answers = match &task {
+            Some(task) => wait_for(backend, task, &call, deadline).await?,
+            None => Vec::new(),
+        };
+        if caps.reads_specs {
+            // Never taken on: with our generation it never will be.
+            journal::settle(store, &key, crate::store::Txn::default()).await.map_err(Unsettled::State)?;
+            continue;
+        }
+        let known = ledger::read(store, target).await.map_err(Unsettled::State)?;
+        let notes = find_out(backend, &call, &answers, &known, caps, owner).await;
+        journal::settle(store, &key, ledger::noted(target, &notes)).await.map_err(Unsettled::State)?;
+    }
+    Ok(())
+}
+
+/// Until every row is final, or cannot be any more.
+async fn wait_for<B: Backend>(
+    backend: &B,
+    task: &Task,
+    call: &Call,
+    deadline: Instant,
+) -> Result<Vec<Answer>, Unsettled> {
+    let longest = call.steps.iter().map(|began| patience(&step_of(began), PACE)).max().unwrap_or_default();
+    let until = Instant::now() + longest;
+    loop {
+        let asked = backend.poll(task).await;
+        let answers = match asked {
+            Ok(answers) => answers,
+            // It may have forgotten the task: then looking tells.
+            Err(Fault::Refused(_)) if !backend.knows_names() => return Ok(Vec::new()),
+            Err(fault) if backend.knows_names() => return Err(Unsettled::Target(fault)),
+            Err(_) => Vec::new(),
+        };
+        let open = answers.iter().filter(|answer| answer.result == Outcome::InProgress).count();
+        if open == 0 && !answers.is_empty() {
+            return Ok(answers);
+        }
+        if Instant::now() >= deadline {
+            return Err(Unsettled::UnderWay(open.max(1)));
+        }
+        if !backend.knows_names() && Instant::now() >= until {
+            return Ok(answers);
+        }
+        tokio::time::sleep(PACE).await;
+    }
+}
+
+/// What is known of each instance now: by its row, else by a close look.
+async fn find_out<B: Backend>(
+    backend: &B,
+    call: &Call,
+    answers: &[Answer],
+    known: &ledger::Ledger,
+    caps: &Caps,
+    owner: &str,
+) -> std::collections::BTreeMap<InstanceKey, ledger::Entry> {
+    let steps: Vec<(&Began, Step)> = call.steps.iter().map(|began| (began, step_of(began))).collect();
+    let subjects: Vec<Subject> = steps
+        .iter()
+        .map(|(_, step)| Subject {
+            instance: step.instance.clone(),
+            host: step.host.clone(),
+            spec: step.spec.clone(),
+        })
+        .collect();
+    let look: Option<Observed> = backend.look_closely(&subjects).await.ok();
+    let mut notes = std::collections::BTreeMap::new();
+    for (began, step) in &steps {
+        let entry = known.entries.get(&step.instance);
+        let before = Seen {
+            hosted: Some(began.hosted),
+            pid: began.pid,
+            running: Some(began.pid.is_some()),
+            ..Seen::default()
+        };
+        let told =
+            answers.iter().find(|answer| answer.instance == step.instance).map(|answer| &answer.result);
+        let once = step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot);
+        let is_done = match (told, &look) {
+            (Some(Outcome::Done), _) => Some(true),
+            (Some(Outcome::Failed { .. }), _) => Some(false),
+            (Some(Outcome::InProgress) | None, None) => None,
+            (Some(Outcome::InProgress) | None, Some(look)) => {
+                match look.gaps.contains_key(&step.instance.host) {
+                    true => None,
+                    false => match judge(step.op, Some(&before), look.instances.get(&step.instance), once) {
+                        Verdict::Done => Some(true),
+                        // What can be done again without harm is taken as not done.
+                        Verdict::NotYet | Verdict::Again => Some(false),
+                        Verdict::Unknown => None,
+                    },
+                }
+            }
+        };
+        let expected = match is_done {
+            Some(true) => after(step, Some(&as_known(entry, &before)), owner, caps),
+            Some(false) if entry.is_some() => continue,
+            Some(false) | None => Expected::Unsure,
+        };
+        let mut noted = ledger::Entry::after(step, &expected, owner, entry, clock::moment());
+        noted.once &= is_done.is_none();
+        notes.insert(step.instance.clone(), noted);
+    }
+    notes
+}
+
+/// How it was before the step, as far as the ledger and the journal know.
+fn as_known(entry: Option<&ledger::Entry>, before: &Seen) -> Seen {
+    match entry {
+        Some(entry) => Seen { pid: before.pid, ..entry.seen() },
+        None => before.clone(),
+    }
+}
+
+/// A step as far as the journal tells of it.
+fn step_of(began: &Began) -> Step {
+    let host =
+        Host { key: began.instance.host.clone(), supplier: began.supplier, agent_id: began.agent_id.clone() };
+    Step {
+        id: 0,
+        instance: began.instance.clone(),
+        host,
+        op: began.op,
+        which: Which::New,
+        spec: began.spec.as_ref().map(|spec| Arc::new(Stamped::new((**spec).clone()))),
+        revision: began.revision,
+        takes: Vec::new(),
+        pid_stays: began.op.pid_stays(),
+        looks_first: false,
+        from: None,
+        why: Vec::new(),
+    }
+}

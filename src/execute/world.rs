@@ -1,0 +1,149 @@
+//! How the world is, as well as it can be known: a look, what we know of specs, and what we did that no list shows yet.
+//!
+//! A list decides nothing destructive. Whatever a plan would stop, restart or remove, and whatever a recent step of ours
+//! should have changed, is looked at closely before it is planned on.
+
+use std::collections::BTreeSet;
+
+use tracing::info;
+
+use super::ledger::{self, Ledger};
+use crate::backend::{Backend, Fault, Scope, Subject};
+use crate::clock;
+use crate::model::{Desired, InstanceKey, Name, Observed, Plan};
+use crate::reconcile::{Caps, lay_over};
+use crate::store::{Error, Store};
+
+/// What is to be seen.
+pub struct Sight<'a> {
+    /// The target's name.
+    pub target: &'a str,
+    pub caps: &'a Caps,
+    pub desired: &'a Desired,
+    /// Everything in these namespaces, and in all that the ledger knows, counts: wanted or not.
+    pub whole: Option<BTreeSet<Name>>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct World {
+    pub observed: Observed,
+    ledger: Ledger,
+    closely: BTreeSet<InstanceKey>,
+}
+
+/// Why nothing could be seen.
+#[derive(Clone, Debug)]
+pub enum Blind {
+    Target(Fault),
+    State(Error),
+}
+
+impl std::fmt::Display for Blind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Blind::Target(fault) => write!(f, "{fault}"),
+            Blind::State(error) => write!(f, "its state: {error}"),
+        }
+    }
+}
+
+impl World {
+    pub async fn see<B: Backend, S: Store>(
+        backend: &B,
+        store: &S,
+        sight: &Sight<'_>,
+    ) -> Result<World, Blind> {
+        let wants = sight.desired.instances.iter().map(|(key, want)| Subject {
+            instance: key.clone(),
+            host: want.host.clone(),
+            spec: Some(want.spec.clone()),
+        });
+        if sight.caps.reads_specs {
+            let namespaces = sight.whole.clone().unwrap_or_default();
+            let scope = Scope { subjects: wants.collect(), namespaces };
+            let observed = backend.observe(&scope).await.map_err(Blind::Target)?;
+            return Ok(World { observed, ..World::default() });
+        }
+        let ledger = ledger::read(store, sight.target).await.map_err(Blind::State)?;
+        let mut subjects: Vec<Subject> = wants.collect();
+        for subject in &mut subjects {
+            // What is there may still be what we last gave it.
+            if let Some(spec) = ledger.entries.get(&subject.instance).and_then(ledger::Entry::spec) {
+                subject.spec = Some(spec);
+            }
+        }
+        let wanted = &sight.desired.instances;
+        let others = ledger.entries.iter().filter(|(key, entry)| !entry.gone && !wanted.contains_key(*key));
+        subjects.extend(others.map(|(key, entry)| Subject {
+            instance: key.clone(),
+            host: entry.host(key),
+            spec: entry.spec(),
+        }));
+        let mut namespaces = sight.whole.clone().unwrap_or_default();
+        if sight.whole.is_some() {
+            namespaces.extend(ledger.entries.keys().map(|key| key.namespace.clone()));
+        }
+        let scope = Scope { subjects, namespaces };
+        let mut observed = backend.observe(&scope).await.map_err(Blind::Target)?;
+        let mut world = World::default();
+        // What we did of late is looked at, not believed.
+        let now = clock::moment();
+        let covered: Vec<Subject> = {
+            let open =
+                lay_over(observed.clone(), ledger.expectations(sight.caps), sight.caps.lag_secs, now).1;
+            let open: BTreeSet<InstanceKey> = open.into_iter().map(|one| one.instance).collect();
+            scope.subjects.iter().filter(|subject| open.contains(&subject.instance)).cloned().collect()
+        };
+        if !covered.is_empty() && sight.caps.lag_secs > 0 {
+            match backend.look_closely(&covered).await {
+                Ok(closer) => {
+                    world.closely.extend(covered.into_iter().map(|subject| subject.instance));
+                    observed.come_closer(closer);
+                }
+                Err(fault) => info!(%fault, "no close look at what was done of late"),
+            }
+        }
+        ledger.lay_under(&mut observed, sight.caps);
+        let open: Vec<_> = ledger
+            .expectations(sight.caps)
+            .into_iter()
+            .filter(|one| !world.closely.contains(&one.instance))
+            .collect();
+        world.observed = lay_over(observed, open, sight.caps.lag_secs, now).0;
+        world.ledger = ledger;
+        Ok(world)
+    }
+
+    /// Looks closely at what the plan may cost. Was there something to look at? Then it is planned again.
+    pub async fn come_closer<B: Backend>(
+        &mut self,
+        backend: &B,
+        caps: &Caps,
+        plan: &Plan,
+    ) -> Result<bool, Blind> {
+        if caps.lag_secs == 0 {
+            return Ok(false);
+        }
+        let mut subjects: Vec<Subject> = Vec::new();
+        for step in plan.steps().filter(|step| step.looks_first) {
+            if !self.closely.insert(step.instance.clone()) {
+                continue;
+            }
+            let row = self.observed.instances.get(&step.instance);
+            let known = row.and_then(|row| row.live.spec().or(row.given.spec())).cloned();
+            let kept = self.ledger.entries.get(&step.instance).and_then(ledger::Entry::spec);
+            subjects.push(Subject {
+                instance: step.instance.clone(),
+                host: step.host.clone(),
+                spec: known.or(kept).or_else(|| step.spec.clone()),
+            });
+        }
+        if subjects.is_empty() {
+            return Ok(false);
+        }
+        let closer = backend.look_closely(&subjects).await.map_err(Blind::Target)?;
+        self.observed.come_closer(closer);
+        self.ledger.lay_under(&mut self.observed, caps);
+        Ok(true)
+    }
+}
