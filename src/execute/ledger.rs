@@ -52,6 +52,9 @@ pub struct Entry {
     pub gone: bool,
     /// Something was sent, and nobody knows what came of it.
     pub unsure: bool,
+    /// Of that: what it may be since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent: Option<Kept>,
     /// Of that: it may have been a run, and another one would be one too many.
     pub once: bool,
 }
@@ -105,7 +108,12 @@ impl Entry {
             Expected::Gone => return Entry { gone: true, ..base },
             Expected::Unsure => {
                 let once = once && step.op == Op::Start;
-                return Entry { at, unsure: true, once, gone: false, ..before.cloned().unwrap_or(base) };
+                let gives = matches!(step.op, Op::Start | Op::Restart | Op::Host | Op::Register);
+                let sent = step.spec.as_ref().filter(|_| gives);
+                let sent = sent.map(|spec| Kept { revision: step.revision, spec: Spec::clone(spec) });
+                let before = before.cloned().unwrap_or(base);
+                let sent = sent.or(before.sent.clone());
+                return Entry { at, unsure: true, once, sent, gone: false, ..before };
             }
             Expected::So(seen) => seen,
         };
@@ -138,7 +146,7 @@ impl Entry {
 
     /// What it is likely to be.
     pub fn spec(&self) -> Option<Arc<Stamped>> {
-        let kept = self.live.as_ref().or(self.given.as_ref())?;
+        let kept = self.live.as_ref().or(self.given.as_ref()).or(self.sent.as_ref())?;
         Some(Arc::new(Stamped::new(kept.spec.clone())))
     }
 
@@ -199,9 +207,15 @@ fn lay_under(seen: &mut Seen, entry: &Entry, caps: &Caps) {
         Version::Digests(revision) => Some(*revision),
         Version::Unknown | Version::Spec(_) => None,
     };
-    if let Some(kept) = &entry.given
-        && (told.is_none() || told == kept.revision || !caps.reads_labels)
-    {
+    // Where a label tells, it says which of the two it is; else what runs though it did not run is what was sent.
+    let came_up = entry.unsure && !entry.running && seen.running == Some(true);
+    let is = |kept: &&Kept| told.is_some() && told == kept.revision;
+    let kept = match told {
+        Some(_) => [&entry.given, &entry.sent].into_iter().flatten().find(is),
+        None if came_up => entry.sent.as_ref().or(entry.given.as_ref()),
+        None => entry.given.as_ref(),
+    };
+    if let Some(kept) = kept {
         seen.given = kept.version();
     }
     if seen.running == Some(true) {

@@ -10,6 +10,7 @@ mod convert;
 mod deaths;
 mod dialects;
 mod gateway;
+mod hostile;
 mod laws;
 mod mutations;
 mod plan;

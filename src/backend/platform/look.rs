@@ -26,7 +26,7 @@ const BATCH: usize = 1000;
 /// Up to so many questions by name are cheaper than the pages of a namespace.
 const FEW: usize = 4;
 /// How long a close look may take.
-const CLOSE: Duration = Duration::from_secs(30);
+const CLOSE: Duration = Duration::from_secs(10);
 /// GSE 2.0's word for an agent that runs.
 const AGENT_RUNS: i64 = 2;
 /// What `status` says of a process that runs, and `flag` of one that should.
@@ -84,7 +84,7 @@ impl Platform {
         loop {
             let page = json!({"start": all.len(), "limit": BATCH});
             let body = json!({"meta": {"namespace": namespace}, "page": page});
-            let data: StatusData = self.ask("sync_proc_status", body).await.map_err(fault)?;
+            let data: StatusData = self.question("sync_proc_status", body).await.map_err(fault)?;
             let (many, count) = (data.proc_infos.len(), data.count.unwrap_or(0));
             all.extend(data.proc_infos);
             let so_far = u64::try_from(all.len()).unwrap_or(u64::MAX);
@@ -120,7 +120,7 @@ impl Platform {
                 questions.push(body);
             }
         }
-        let ask = |body: Value| async move { self.ask::<StatusData>(name, body).await.map_err(fault) };
+        let ask = |body: Value| async move { self.question::<StatusData>(name, body).await.map_err(fault) };
         let answers: Vec<Result<StatusData, Fault>> =
             stream::iter(questions).map(ask).buffer_unordered(self.pace.at_once.max(1)).collect().await;
         let mut all = Vec::new();
@@ -160,7 +160,7 @@ impl Platform {
         body[field] = value;
         let is_apigw = self.wire.dialect == Dialect::GseApigw;
         let name = if is_apigw { "list_agent_state" } else { "get_agent_status" };
-        let answer: Value = match self.ask(name, body).await {
+        let answer: Value = match self.question(name, body).await {
             Err(Broken::Refused { code, .. }) if code == EnvelopeCode::NO_AGENTS.0 => json!([]),
             asked => asked?,
         };
@@ -234,7 +234,12 @@ impl Platform {
     }
 
     async fn look_once(&self, items: &[Item]) -> Result<BTreeMap<String, Row>, Fault> {
-        let id = match self.send(self.wire.ask(items)).await.map_err(fault)? {
+        // Looking twice changes nothing either.
+        let mut sent = self.send(self.wire.ask(items)).await;
+        if sent.as_ref().is_err_and(|broken| fault(broken.clone()) == Fault::NoAnswer) {
+            sent = self.send(self.wire.ask(items)).await;
+        }
+        let id = match sent.map_err(fault)? {
             Sent::Task(id) => id,
             Sent::Rows(rows) => return Ok(rows),
         };

@@ -28,6 +28,10 @@ use crate::gse::codes::{EnvelopeCode, RowCode};
 use crate::http::{Access, Broken};
 use crate::model::{Dialect, InstanceKey, Observed, Seen};
 
+/// How often a question is put, and how long after the first time it is put again.
+const QUESTIONS: usize = 4;
+const FIRST_WAIT: Duration = Duration::from_millis(100);
+
 pub struct Platform {
     line: Line,
     wire: wire::Wire,
@@ -85,6 +89,26 @@ impl Platform {
         // An answer that cannot be read may stand for something that was done.
         serde_json::from_str(&text)
             .map_err(|error| Broken::NoAnswer(format!("its answer cannot be read: {error}")))
+    }
+
+    /// A question: it changes nothing, so it is put again if no answer came.
+    async fn question<T: serde::de::DeserializeOwned>(
+        &self,
+        name: &str,
+        body: serde_json::Value,
+    ) -> Result<T, Broken> {
+        let mut wait = FIRST_WAIT;
+        for _ in 1..QUESTIONS {
+            match self.ask(name, body.clone()).await {
+                Err(broken) if matches!(fault(broken.clone()), Fault::NoAnswer | Fault::Unreachable(_)) => {
+                    tracing::info!(%name, %broken, "asked again");
+                    tokio::time::sleep(wait).await;
+                    wait *= 3;
+                }
+                asked => return asked,
+            }
+        }
+        self.ask(name, body).await
     }
 
     /// Makes a call, and says by what its results are found.

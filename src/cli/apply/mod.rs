@@ -259,6 +259,8 @@ fn approve(
     }
 }
 
+/// How long the look at the end may take, though the time is over.
+const LAST_LOOK: Duration = Duration::from_secs(5);
 /// How long a rollback may take.
 const BACK: Duration = Duration::from_secs(600);
 /// How long a lease lives, and how often it is renewed.
@@ -436,7 +438,12 @@ async fn report(
     let mut not_well = Vec::new();
     if !args.no_wait && interrupted.is_none() {
         // What was just started may need a moment to be well.
-        while input.look_again(live).await.is_ok() {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now()).max(LAST_LOOK);
+            let looked = tokio::time::timeout(left, input.look_again(live)).await;
+            if !looked.is_ok_and(|looked| looked.is_ok()) {
+                break;
+            }
             not_well = ill(input);
             converged = Some(input.plan().is_empty() && not_well.is_empty());
             let wanted = |key: &crate::model::InstanceKey| input.loaded.desired.instances.contains_key(key);

@@ -1,0 +1,369 @@
+//! A platform that lags, loses, cuts and lies: nothing is started twice, nothing wrong is stopped, what is reported is true,
+//! and a run ends by its deadline.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::dialects::{Daemon, Fleet};
+use crate::system::is_alive;
+
+/// What goes wrong between a controller and its platform.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Evil {
+    None,
+    /// Every answer comes late.
+    Lags,
+    /// The first results lack rows.
+    DropsRows,
+    /// Results never come to an end.
+    Says115,
+    /// No result has any row, ever.
+    NoRows,
+    /// The same for everything, looks too: nothing can be known.
+    Mute,
+    /// A task is not queued when it is first asked about.
+    NotQueued,
+    /// No agent is there, for a while.
+    Says117,
+    /// An operation is refused by the server before it has an effect.
+    BreaksBefore,
+    /// The same after it had one.
+    BreaksAfter,
+    /// The platform has lost GSE, after the effect.
+    Says50001,
+    /// Too many requests.
+    Busy,
+    BusyByCode,
+    ResetsBefore,
+    ResetsAfter,
+    /// Every first answer of its kind is cut in two.
+    Truncates,
+    /// Rows of others stand among ours, in another order.
+    Swaps,
+    /// Lists stay as they were when they were first asked for.
+    Stale,
+}
+
+struct Proxy {
+    address: SocketAddr,
+    evil: Arc<Mutex<Evil>>,
+    ends: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct Memory {
+    /// How often each call came.
+    seen: HashMap<String, usize>,
+    /// The first answer to each question.
+    first: HashMap<(String, Vec<u8>), Vec<u8>>,
+}
+
+impl Proxy {
+    fn before(platform: SocketAddr) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (evil, ends) = (Arc::new(Mutex::new(Evil::None)), Arc::new(AtomicBool::new(false)));
+        let (way, over) = (Arc::clone(&evil), Arc::clone(&ends));
+        let memory = Arc::new(Mutex::new(Memory::default()));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+                let (Ok(stream), way, memory) = (stream, Arc::clone(&way), Arc::clone(&memory)) else {
+                    continue;
+                };
+                std::thread::spawn(move || serve(stream, platform, &way, &memory));
+            }
+        });
+        Proxy { address, evil, ends }
+    }
+
+    fn be(&self, evil: Evil) {
+        *self.evil.lock().expect("a lock") = evil;
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(self.address);
+    }
+}
+
+/// One request, whole: its path and all of its bytes.
+fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>, Vec<u8>)> {
+    stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
+    let mut bytes = Vec::new();
+    let mut part = [0; 8192];
+    let end = loop {
+        if let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+            break at + 4;
+        }
+        match stream.read(&mut part).ok()? {
+            0 => return None,
+            n => bytes.extend(&part[..n]),
+        }
+    };
+    let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+    let length: usize = length.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    while bytes.len() < end + length {
+        match stream.read(&mut part).ok()? {
+            0 => return None,
+            n => bytes.extend(&part[..n]),
+        }
+    }
+    let path = head.lines().next()?.split(' ').nth(1)?.to_owned();
+    let body = bytes[end..].to_vec();
+    // One request a connection.
+    let original = String::from_utf8_lossy(&bytes[..end]).into_owned();
+    let whole = format!("{}\r\nConnection: close\r\n\r\n", original.trim_end());
+    Some((path, body.clone(), [whole.into_bytes(), body].concat()))
+}
+
+fn forward(platform: SocketAddr, bytes: &[u8]) -> Option<Vec<u8>> {
+    let mut stream = TcpStream::connect(platform).ok()?;
+    stream.write_all(bytes).ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok()?;
+    Some(answer)
+}
+
+fn with_body(status: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
+        .into_bytes()
+}
+
+fn serve(mut stream: TcpStream, platform: SocketAddr, evil: &Mutex<Evil>, memory: &Mutex<Memory>) {
+    let Some((path, body, bytes)) = request(&mut stream) else { return };
+    let evil = *evil.lock().expect("a lock");
+    let is_result = path.contains("result");
+    let operates = path.contains("operate_proc") && !is_result
+        || path.contains("manage_proc")
+        || path.contains("proc_info");
+    let is_list = path.contains("status") || path.contains("sync");
+    let asks = body_of(&body).pointer("/op_type") == Some(&json!(2))
+        || String::from_utf8_lossy(&body).contains("\"op_type\":2");
+    let nth = {
+        let mut memory = memory.lock().expect("a lock");
+        let nth = memory.seen.entry(format!("{evil:?}{path}")).or_default();
+        *nth += 1;
+        *nth
+    };
+    let acts = operates && !asks;
+    let failed =
+        |code: i64| json!({"result": false, "code": code, "message": "no", "data": null}).to_string();
+    match evil {
+        Evil::Lags => std::thread::sleep(Duration::from_millis(150)),
+        Evil::NotQueued if is_result && nth <= 2 => {
+            let _ = stream.write_all(&with_body("200 OK", &failed(1_000_115)));
+            return;
+        }
+        Evil::BreaksBefore if acts && nth == 1 => {
+            let _ = stream.write_all(&with_body("502 Bad Gateway", "<html>no</html>"));
+            return;
+        }
+        Evil::Busy if nth <= 2 => {
+            let _ = stream.write_all(&with_body("429 Too Many Requests", ""));
+            return;
+        }
+        Evil::BusyByCode if nth <= 2 => {
+            let _ = stream.write_all(&with_body("200 OK", &failed(1_642_902)));
+            return;
+        }
+        Evil::ResetsBefore if acts && nth == 1 => return,
+        _ => {}
+    }
+    let Some(answer) = forward(platform, &bytes) else { return };
+    let answer = match evil {
+        Evil::BreaksAfter if acts && nth == 1 => with_body("504 Gateway Timeout", "<html>late</html>"),
+        Evil::Says50001 if acts && nth == 1 => with_body("200 OK", &failed(50_001)),
+        Evil::ResetsAfter if acts && nth == 1 => return,
+        Evil::Truncates if nth == 1 => answer[..answer.len() - answer.len() / 4].to_vec(),
+        Evil::DropsRows if is_result && nth <= 2 => altered(&answer, |_| None),
+        Evil::NoRows if is_result => altered(&answer, |row| is_look(row).then(|| row.clone())),
+        Evil::Mute if is_result => altered(&answer, |_| None),
+        Evil::Says115 if is_result => altered(&answer, |row| match is_look(row) {
+            true => Some(row.clone()),
+            false => Some(json!({"error_code": 115, "error_msg": "", "content": ""})),
+        }),
+        Evil::Says117 if is_result => altered(&answer, |_| {
+            Some(json!({"error_code": 117, "error_msg": "agent missing", "content": ""}))
+        }),
+        Evil::Swaps if is_result => swapped(&answer),
+        Evil::Stale if is_list => {
+            let mut memory = memory.lock().expect("a lock");
+            memory.first.entry((path, body)).or_insert(answer).clone()
+        }
+        _ => answer,
+    };
+    let _ = stream.write_all(&answer);
+}
+
+fn body_of(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap_or_default()
+}
+
+/// Only a look has something to tell.
+fn is_look(row: &Value) -> bool {
+    row["content"].as_str().is_none_or(|text| !text.is_empty()) && !row["content"].is_null()
+}
+
+/// An answer with each row changed, or left out.
+fn altered(answer: &[u8], change: impl Fn(&Value) -> Option<Value>) -> Vec<u8> {
+    rows(answer, |rows| {
+        let old = std::mem::take(rows);
+        rows.extend(old.into_iter().filter_map(|(key, row)| Some((key, change(&row)?))));
+    })
+}
+
+fn swapped(answer: &[u8]) -> Vec<u8> {
+    rows(answer, |rows| {
+        let failed = json!({"error_code": 65535, "error_msg": "another's", "content": ""});
+        let others: Vec<String> = rows.keys().map(|key| format!("9:{key}")).collect();
+        rows.extend(others.into_iter().map(|key| (key, failed.clone())));
+    })
+}
+
+fn rows(answer: &[u8], change: impl Fn(&mut serde_json::Map<String, Value>)) -> Vec<u8> {
+    let text = String::from_utf8_lossy(answer);
+    let Some((_, body)) = text.split_once("\r\n\r\n") else { return answer.to_vec() };
+    let mut envelope: Value = serde_json::from_str(body).unwrap_or_default();
+    let data = match envelope.pointer("/data/result").is_some() {
+        true => envelope.pointer_mut("/data/result"),
+        false => envelope.get_mut("data"),
+    };
+    if let Some(rows) = data.and_then(Value::as_object_mut) {
+        change(rows);
+    }
+    with_body("200 OK", &envelope.to_string())
+}
+
+fn starts(fleet: &Fleet, name: &str) -> usize {
+    let started = |line: &&String| line.starts_with(&format!("start {name} "));
+    fleet.effects().iter().filter(started).count()
+}
+
+const EVILS: [Evil; 17] = [
+    Evil::Lags,
+    Evil::DropsRows,
+    Evil::Says115,
+    Evil::NoRows,
+    Evil::Mute,
+    Evil::NotQueued,
+    Evil::Says117,
+    Evil::BreaksBefore,
+    Evil::BreaksAfter,
+    Evil::Says50001,
+    Evil::Busy,
+    Evil::BusyByCode,
+    Evil::ResetsBefore,
+    Evil::ResetsAfter,
+    Evil::Truncates,
+    Evil::Swaps,
+    Evil::Stale,
+];
+
+fn endures(dialect: &'static str, evils: &[Evil]) {
+    let fleet = Fleet::new(dialect);
+    let proxy = Proxy::before(fleet.system.server.address);
+    fleet.target(&format!("http://{}", proxy.address), "");
+    let names = [
+        "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "p9", "p10", "p11", "p12", "p13", "p14", "p15", "p16",
+    ];
+    // One that nothing is ever asked of.
+    fleet.write(&Daemon::new("calm"));
+    fleet.well("in peace", &[]);
+    let calm = fleet.pid("calm");
+    for (evil, name) in evils.iter().zip(names) {
+        let told = |what: &str, (code, out, err): &(i32, String, String)| {
+            format!("{dialect} {evil:?} {what}: exit {code}\n{out}{err}\n{:?}", fleet.effects())
+        };
+        // Something new.
+        let mut one = Daemon::new(name);
+        fleet.write(&one);
+        proxy.be(*evil);
+        let begin = Instant::now();
+        let ended = fleet.apply(&["--timeout", "40s"]);
+        assert!(begin.elapsed() < Duration::from_secs(60), "{}", told("too long", &ended));
+        assert!([0, 3, 5].contains(&ended.0), "{}", told("new", &ended));
+        assert!(starts(&fleet, name) <= 1, "{}", told("new", &ended));
+        if ended.0 == 0 {
+            assert!(fleet.pid(name).is_some_and(is_alive), "{}", told("it says that all is well", &ended));
+        }
+        proxy.be(Evil::None);
+        let ended = fleet.apply(&[]);
+        assert_eq!((ended.0, starts(&fleet, name)), (0, 1), "{}", told("afterwards", &ended));
+        let first = fleet.pid(name);
+        assert!(first.is_some_and(is_alive), "{}", told("it runs", &ended));
+        // Another identity: stopped once, started once.
+        one.pid_file = "second";
+        fleet.write(&one);
+        proxy.be(*evil);
+        let ended = fleet.apply(&["--timeout", "40s"]);
+        assert!([0, 3, 5].contains(&ended.0), "{}", told("replaced", &ended));
+        proxy.be(Evil::None);
+        let ended = fleet.apply(&[]);
+        assert_eq!((ended.0, starts(&fleet, name)), (0, 2), "{}", told("replaced, afterwards", &ended));
+        let stopped = fleet.effects().iter().filter(|line| **line == format!("stop {name}")).count();
+        assert_eq!(stopped, 1, "{}", told("replaced, afterwards", &ended));
+        assert!(!first.is_some_and(is_alive), "{}", told("the old one is gone", &ended));
+        assert_eq!(fleet.pid("calm"), calm, "{}", told("nobody asked for it", &ended));
+    }
+    assert_eq!(starts(&fleet, "calm"), 1);
+}
+
+fn some(dialect: &'static str) {
+    // What takes its time to be found out stands apart.
+    let slow = [Evil::Says115, Evil::NoRows, Evil::Mute];
+    let quick: Vec<Evil> = EVILS.into_iter().filter(|evil| !slow.contains(evil)).collect();
+    endures(dialect, &quick);
+}
+
+#[test]
+fn gse_v1_endures_a_hostile_platform() {
+    endures(
+        "gse-v1",
+        &[
+            Evil::DropsRows,
+            Evil::BreaksBefore,
+            Evil::BreaksAfter,
+            Evil::ResetsAfter,
+            Evil::Truncates,
+            Evil::Stale,
+        ],
+    );
+}
+
+#[test]
+fn gse_v2_endures_a_hostile_platform() {
+    some("gse-v2");
+}
+
+#[test]
+fn gse_apigw_endures_a_hostile_platform() {
+    endures("gse-apigw", &[Evil::Busy, Evil::ResetsBefore, Evil::ResetsAfter, Evil::Truncates, Evil::Swaps]);
+}
+
+#[test]
+fn job_endures_a_hostile_platform() {
+    endures("job", &[Evil::NotQueued, Evil::ResetsAfter, Evil::Truncates, Evil::Swaps]);
+}
+
+#[test]
+fn results_that_never_come_are_found_out_by_looking() {
+    endures("gse-v2", &[Evil::Says115, Evil::NoRows]);
+}
+
+#[test]
+fn where_nothing_can_be_known_nothing_is_claimed() {
+    endures("gse-v2", &[Evil::Mute]);
+}
