@@ -17,16 +17,35 @@ use super::text::{self, Source};
 pub struct Candidate {
     /// As people write it.
     pub name: Arc<str>,
-    path: Option<PathBuf>,
+    at: Where,
     /// The directory that Defaults and policies reach it by.
     pub home: PathBuf,
     bytes: u64,
 }
 
+#[derive(Debug)]
+enum Where {
+    Stdin,
+    File(PathBuf),
+    Given(Arc<[u8]>),
+}
+
+/// A file that somebody else has read, out of a commit, say.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// As people know it.
+    pub name: String,
+    /// The directory that Defaults and policies reach it by.
+    pub home: PathBuf,
+    /// How large it is; one that is too large need not have been read.
+    pub bytes: u64,
+    pub content: Arc<[u8]>,
+}
+
 /// What `-` is called in problems.
 pub const STDIN: &str = "<stdin>";
 /// The configuration of Abide itself, where people keep it beside their manifests.
-const CONFIG: &str = "abide.yaml";
+pub const CONFIG: &str = "abide.yaml";
 
 #[derive(Debug, Default)]
 pub struct Found {
@@ -42,17 +61,37 @@ pub fn find(paths: &[PathBuf], limits: &Limits) -> Found {
     }
     let mut found = walk.found;
     found.files.sort_by(|a, b| a.name.cmp(&b.name));
-    // A file that is too large by itself is refused by itself, when it comes to be read.
-    let readable = found.files.iter().map(|file| file.bytes).filter(|bytes| *bytes <= limits.file_bytes);
-    let total: u64 = readable.sum();
-    if total > limits.tree_bytes {
-        let name = paths.first().map(|path| shown(path)).unwrap_or_default();
-        let message = format!("the manifests hold {total} bytes, more than {} in all", limits.tree_bytes);
-        let hint = Some("if that is meant, raise --max-tree-bytes".to_owned());
-        found.problems.push(Problem::of_file(name.into(), Code::TooLarge, message, hint));
+    let name = paths.first().map(|path| shown(path)).unwrap_or_default();
+    if let Some(problem) = too_large(&name, found.files.iter().map(|file| file.bytes), limits) {
+        found.problems.push(problem);
         found.files.clear();
     }
     found
+}
+
+/// Files of these sizes are too much together: nothing of it is read.
+pub fn too_large(name: &str, sizes: impl Iterator<Item = u64>, limits: &Limits) -> Option<Problem> {
+    // A file that is too large by itself is refused by itself, when it comes to be read.
+    let total = sizes.filter(|bytes| *bytes <= limits.file_bytes).fold(0, u64::saturating_add);
+    if total <= limits.tree_bytes {
+        return None;
+    }
+    let message = format!("the manifests hold {total} bytes, more than {} in all", limits.tree_bytes);
+    let hint = Some("if that is meant, raise --max-tree-bytes".to_owned());
+    Some(Problem::of_file(name.into(), Code::TooLarge, message, hint))
+}
+
+/// What somebody else has found and read, in the order of the names.
+pub fn given(files: Vec<Given>, problems: Vec<Problem>) -> Found {
+    let candidate = |file: Given| Candidate {
+        name: shown(Path::new(&file.name)).into(),
+        at: Where::Given(file.content),
+        home: file.home,
+        bytes: file.bytes,
+    };
+    let mut files: Vec<Candidate> = files.into_iter().map(candidate).collect();
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Found { files, problems }
 }
 
 struct Walk {
@@ -72,7 +111,7 @@ impl Walk {
         if path.as_os_str() == "-" {
             if self.seen.insert(PathBuf::from(STDIN)) {
                 let home = PathBuf::from(STDIN);
-                self.found.files.push(Candidate { name: STDIN.into(), path: None, home, bytes: 0 });
+                self.found.files.push(Candidate { name: STDIN.into(), at: Where::Stdin, home, bytes: 0 });
             }
             return;
         }
@@ -179,7 +218,7 @@ impl Walk {
                 let name = shown(path).into();
                 self.found.files.push(Candidate {
                     name,
-                    path: Some(path.to_path_buf()),
+                    at: Where::File(path.to_path_buf()),
                     home,
                     bytes: meta.len(),
                 });
@@ -190,7 +229,7 @@ impl Walk {
     }
 }
 
-const LEADS_OUT: &str = "the link leads out of the tree, and is not followed";
+pub const LEADS_OUT: &str = "the link leads out of the tree, and is not followed";
 const NOT_A_FILE: &str =
     "it is neither a file nor a directory (a FIFO, a socket or a device), and is not opened";
 
@@ -215,11 +254,12 @@ pub fn read(file: &Candidate, limits: &Limits) -> Result<Source, Problem> {
     let mut bytes = Vec::with_capacity(file.bytes as usize);
     // One byte more than allowed tells a file that grew, or that lies about its size.
     let most = limits.file_bytes.saturating_add(1);
-    match &file.path {
-        None => io::stdin().lock().take(most).read_to_end(&mut bytes).map_err(unreadable)?,
-        Some(path) => {
+    match &file.at {
+        Where::Stdin => io::stdin().lock().take(most).read_to_end(&mut bytes).map_err(unreadable)?,
+        Where::File(path) => {
             open(path).map_err(unreadable)?.take(most).read_to_end(&mut bytes).map_err(unreadable)?
         }
+        Where::Given(content) => content[..].take(most).read_to_end(&mut bytes).map_err(unreadable)?,
     };
     if bytes.len() as u64 > limits.file_bytes {
         return Err(too_large());
@@ -248,12 +288,12 @@ fn open(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other(NOT_A_FILE)) }
 }
 
-fn is_manifest(path: &Path) -> bool {
+pub fn is_manifest(path: &Path) -> bool {
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
     ["yaml", "yml", "json"].iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-fn shown(path: &Path) -> String {
+pub fn shown(path: &Path) -> String {
     let text = path.strip_prefix("./").unwrap_or(path).to_string_lossy();
     // A name may hold anything but `/` and NUL; a terminal must not be told to do things by it.
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()

@@ -37,6 +37,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+pub use find::{CONFIG, Given, LEADS_OUT, is_manifest, shown, too_large};
 pub use limits::Limits;
 pub use problem::{Code, Path, Problem, Severity, did_you_mean, is_hidden};
 
@@ -82,7 +83,20 @@ pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
 
 /// The same with other texts in place of some files'.
 pub fn load_with(paths: &[PathBuf], limits: &Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
-    let found = find::find(paths, limits);
+    load_found(find::find(paths, limits), limits, stand_ins)
+}
+
+/// The same for files that somebody else has found and read, with the problems he met.
+pub fn load_given(
+    files: Vec<Given>,
+    problems: Vec<Problem>,
+    limits: &Limits,
+    stand_ins: &BTreeMap<String, Arc<str>>,
+) -> Loaded {
+    load_found(find::given(files, problems), limits, stand_ins)
+}
+
+fn load_found(found: find::Found, limits: &Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
     let mut loaded = Loaded { problems: found.problems, files: found.files.len(), ..Loaded::default() };
     let mut homes = Vec::new();
     let read = |file: &find::Candidate| match stand_ins.get(&*file.name) {
