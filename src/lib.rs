@@ -20,7 +20,7 @@
 //! - [`gse`]: the wire of GSE and JOB: requests, answers, codes, keys.
 //! - [`backend`]: the window on the world: our own gateway, and a simulated fleet.
 //! - [`execute`]: from a plan to outcomes, once, whatever breaks on the way.
-//! - [`control`]: the standing loop: a directory of manifests, kept true.
+//! - [`control`]: the standing loop: a directory of manifests, or a branch of a git repository, kept true.
 //! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file, or a
 //!   gateway's store over HTTP.
 //! - [`http`]: how we listen and call: TLS, limits, credentials, files that are read again.

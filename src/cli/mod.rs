@@ -23,6 +23,7 @@ mod target;
 mod up;
 mod validate;
 mod watch;
+mod watch_source;
 
 use std::process::ExitCode;
 

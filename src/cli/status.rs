@@ -9,6 +9,7 @@ use super::by_hand::Meant;
 use super::local::Home;
 use super::print::{BOLD, DIM, Printer, WARNING, count, visible};
 use super::target::{Live, Start, TargetArgs, runtime};
+use super::watch_source::short;
 use super::{Exit, Failure};
 use crate::manifest::print as manifests;
 use crate::model::{Health, Host, HostKey, InstanceKey, Name, ProcessKey, Seen, Spec, State};
@@ -243,8 +244,9 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
         };
         let text = |name: &str| visible(entry[name].as_str().unwrap_or("-"));
         let revision: String = text("revision").chars().take(12).collect();
+        let commit = entry["commit"].as_str().map(|commit| format!(" {}", short(commit))).unwrap_or_default();
         printer.styled(&format!(
-            "{}  {DIM}{revision}{DIM:#}  {}  {}  {end}\n",
+            "{}  {DIM}{revision}{DIM:#}  {}{commit}  {}  {end}\n",
             text("at"),
             text("source"),
             did.join(", ")

@@ -11,9 +11,10 @@ use super::plan::args::{Select, duration};
 use super::print::{self, BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use super::serve::Signals;
 use super::target::{Live, Start, TargetArgs, namespaces, runtime};
+use super::watch_source::{SourceArgs, Watched, short};
 use super::{Exit, Failure};
 use crate::backend::Client;
-use crate::control::source::{Source, name_users};
+use crate::control::source::name_users;
 use crate::control::{self, Event, Setting, Target};
 use crate::execute::world::World;
 use crate::manifest::Severity;
@@ -23,17 +24,19 @@ use crate::store::Either;
 
 /// Keep manifests true, for ever
 ///
-/// Reads the directory again whenever it changes, repairs what drifts, and says why. A broken file changes nothing: what it
-/// used to declare stays in force until the next good save. Prints `ready URL` on stdout, the URL of its target, once it stands; SIGTERM and Ctrl-C end
-/// it at a safe point, and leave processes as they are.
+/// Reads the directory again whenever it changes, or takes each new commit of a branch, repairs what drifts, and says why. A
+/// broken file changes nothing: what it used to declare stays in force until the next good save. Prints `ready URL` on stdout,
+/// the URL of its target, once it stands; SIGTERM and Ctrl-C end it at a safe point, and leave processes as they are.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  abide watch manifests\n  abide watch manifests --prune --target prod --owner web-team"
+    after_help = "Examples:\n  abide watch manifests\n  abide watch manifests --prune --target prod --owner web-team\n  abide watch --git https://git.example.org/fleet.git --ref main --path manifests"
 )]
 pub struct Watch {
     /// Files or directories of manifests
-    #[arg(required = true, value_name = "PATH")]
+    #[arg(required_unless_present = "git", conflicts_with = "git", value_name = "PATH")]
     pub paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub source: SourceArgs,
     #[command(flatten)]
     pub target: TargetArgs,
     #[command(flatten)]
@@ -105,6 +108,7 @@ pub fn run(args: &Watch, printer: &Printer) -> Result<Exit, Failure> {
         let message = "--prune removes what belongs to an owner, and `default` may be anybody";
         return Err(Failure::refused("OwnerNotNamed", message).hint("name the owner: --owner NAME"));
     }
+    let from = args.source.from(&args.paths, &args.limits, &args.how)?;
     let live = args.target.connect(&args.how.owner, Start::OnDemand)?;
     let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
     runtime()?.block_on(async {
@@ -113,7 +117,7 @@ pub fn run(args: &Watch, printer: &Printer) -> Result<Exit, Failure> {
         printer.data(&format!("ready {}\n", live.backend.url()));
         let mut rules = rules(&args.how, live.caps());
         rules.selection = args.select.selection();
-        let watching = stand(&args.paths, &args.limits, &args.how, rules, &live, stopped, printer);
+        let watching = stand(from, &args.limits, &args.how, rules, &live, stopped, printer);
         tokio::pin!(watching);
         tokio::select! {
             () = &mut watching => Ok(Exit::Failed),
@@ -147,11 +151,12 @@ pub async fn usually(
     printer: &Printer,
 ) {
     let how = How::usual();
-    stand(paths, limits, &how, rules(&how, live.caps()), live, stop, printer).await;
+    let from = Watched::Paths { paths: paths.to_vec(), only_poll: false };
+    stand(from, limits, &how, rules(&how, live.caps()), live, stop, printer).await;
 }
 
 async fn stand(
-    paths: &[PathBuf],
+    from: Watched,
     limits: &LimitArgs,
     how: &How,
     rules: Rules,
@@ -174,8 +179,7 @@ async fn stand(
             name_users(desired, me);
         }
     });
-    let mut source =
-        Source::new(paths.to_vec(), limits.limits(), Duration::from_millis(how.debounce), finish);
+    let mut source = from.open(limits.limits(), Duration::from_millis(how.debounce), finish);
     let mut said = Said::default();
     let mut told = |event: Event<'_>| tell(&event, &mut said, printer);
     control::run(&setting, &mut source, live, stop, &mut told).await;
@@ -197,15 +201,30 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             printer.to_stderr(
                 &reading.problems.iter().map(|problem| print::problem(problem) + "\n").collect::<String>(),
             );
-            let short: String = revision.chars().take(12).collect();
+            let short_revision = short(revision);
             let kept = if reading.is_incomplete { "; what is broken stays as it last was" } else { "" };
             let errors =
                 if errors > 0 { format!(", {}{kept}", count(errors, "error")) } else { kept.to_owned() };
-            info!(%revision, files = reading.files, "read");
+            let commit = reading.commit.as_deref().unwrap_or_default();
+            info!(%revision, files = reading.files, commit, "read");
+            let at = if commit.is_empty() { String::new() } else { format!(" at commit {}", short(commit)) };
             said.news = true;
             printer.styled(&format!(
-                "{BOLD}read{BOLD:#} {} wanted {DIM}{short}{DIM:#}{errors}\n",
+                "{BOLD}read{BOLD:#} {} wanted {DIM}{short_revision}{DIM:#}{at}{errors}\n",
                 count(reading.desired.instances.len(), "instance")
+            ));
+        }
+        Event::Source { trouble: None } => {
+            said.news = true;
+            printer.styled(&format!("{BOLD}source{BOLD:#}: it is followed again\n"));
+        }
+        Event::Source { trouble: Some(trouble) } => {
+            let word = trouble.word();
+            info!(%trouble, word, "the source is not followed");
+            let hint = trouble.hint().map(|hint| format!("{HINT}hint{HINT:#}: {hint}\n")).unwrap_or_default();
+            printer.styled(&format!(
+                "{ERROR}source{ERROR:#}: {word}: {}; what was last taken stays\n{hint}",
+                visible(&trouble.to_string())
             ));
         }
         Event::Waiting { holder } => {

@@ -1,9 +1,9 @@
 //! The standing loop: look, plan, do, wait for a reason to look again.
 //!
 //! # Theory of operation
-//! Level-triggered: a trigger (a file that changed, the interval) only says "look". Every pass reads the manifests
-//! ([`source`]: what is broken stays as it last was), looks at the target, plans with the pure core, carries the plan out
-//! like `apply`, and tells what it left alone and why. One pass at a time.
+//! Level-triggered: a trigger (a file that changed, a new commit, the interval) only says "look". Every pass reads the
+//! manifests ([`source`]: what is broken stays as it last was), looks at the target, plans with the pure core, carries the
+//! plan out like `apply`, and tells what it left alone and why. One pass at a time.
 //!
 //! What failed is left alone for a while, longer each time ([`patience`]); a new revision of the manifests begins anew.
 //! Only the leader acts: a second controller waits for the lease.
@@ -19,7 +19,7 @@ use tokio::sync::watch;
 
 use self::patience::Patience;
 use self::rollback::as_before;
-use self::source::{Reading, Source};
+use self::source::{Reading, Source, Trouble};
 use crate::backend::Backend;
 use crate::clock;
 use crate::execute::world::World;
@@ -50,6 +50,10 @@ pub enum Event<'a> {
     Read {
         reading: &'a Reading,
         revision: &'a str,
+    },
+    /// The source is not followed, and why; `None`: it is again.
+    Source {
+        trouble: Option<&'a Trouble>,
     },
     /// Somebody else leads.
     Waiting {
@@ -124,6 +128,7 @@ pub async fn run<T: Target>(
         told,
         patience: Patience::default(),
         revision: String::new(),
+        commit: None,
         applied: String::new(),
     };
     let mut renewed = Instant::now();
@@ -137,6 +142,7 @@ pub async fn run<T: Target>(
                     Some(again) => leader = again,
                     None => return,
                 }
+                source.forget();
             }
         }
         let changed = source.changed();
@@ -194,18 +200,28 @@ struct Loop<'a, T> {
     patience: Patience,
     /// Of what was read last, and of what was last begun to be made true: what differs from that is drift.
     revision: String,
+    /// What was read last is this commit.
+    commit: Option<String>,
     applied: String,
 }
 
 impl<T: Target> Loop<'_, T> {
     /// Was something done? Then it is looked at again at once.
     async fn pass(&mut self, source: &mut Source, stop: watch::Receiver<bool>) -> bool {
-        let reading = source.read();
+        if let Some(trouble) = source.news() {
+            (self.told)(Event::Source { trouble });
+        }
+        let reading = match source.read(self.target.state()).await {
+            Ok(Some(reading)) => reading,
+            Ok(None) => return false,
+            Err(error) => return self.trouble(&error.to_string()),
+        };
         let revision = of_desired(&reading.desired);
         let fresh = revision != self.revision || reading.is_news;
         if fresh {
             (self.told)(Event::Read { reading, revision: &revision });
         }
+        self.commit.clone_from(&reading.commit);
         if revision != self.revision {
             self.revision.clone_from(&revision);
             // What failed before may work now.
@@ -354,10 +370,13 @@ impl<T: Target> Loop<'_, T> {
             let many = summary.get(step.op.word()).and_then(serde_json::Value::as_u64).unwrap_or(0);
             summary.insert(step.op.word().to_owned(), (many + 1).into());
         }
-        let entry = serde_json::json!({
+        let mut entry = serde_json::json!({
             "at": at.to_string(), "revision": self.revision, "source": "watch", "summary": summary,
             "exit": if failed == 0 { 0 } else { 3 }, "failed": failed,
         });
+        if let Some(commit) = &self.commit {
+            entry["commit"] = commit.as_str().into();
+        }
         let key = format!("history/{}/{:013}", self.setting.rules.owner, at.0);
         let _: Result<_, Error> = self.target.state().txn(Txn::put(key, entry.to_string())).await;
     }

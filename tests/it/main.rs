@@ -11,6 +11,7 @@ mod deaths;
 mod dialects;
 mod gateway;
 mod hostile;
+mod git;
 mod laws;
 mod mutations;
 mod plan;

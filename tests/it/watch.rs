@@ -10,7 +10,10 @@ use crate::support::until;
 use crate::system::{is_alive, kill};
 
 fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
-    let mut args = vec!["watch", "m", "--interval", "1s", "--debounce", "50ms"];
+    let mut args = vec!["watch", "m", "--debounce", "50ms"];
+    if !more.contains(&"--interval") {
+        args.extend(["--interval", "1s"]);
+    }
     args.extend(more);
     let out = std::fs::File::create(machine.path(log)).expect("a file");
     let both = out.try_clone().expect("a file");
@@ -140,4 +143,47 @@ fn a_long_rollout_does_not_cost_the_lead() {
     machine.process("later", "1", "");
     until("it still leads", || running(&machine, &["later"]));
     assert_eq!(machine.effects(), ["start later 1", "start many 1", "start many 1"]);
+}
+
+/// Editors write a file beside and rename it; git-sync and config maps swap a link.
+#[test]
+fn a_file_that_is_renamed_into_place_and_a_tree_that_is_swapped_by_a_link_are_taken_up() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    std::fs::create_dir_all(machine.path("sync/rev-1")).expect("a folder");
+    std::fs::rename(machine.path("m"), machine.path("sync/rev-1/m")).expect("a folder");
+    std::os::unix::fs::symlink("rev-1", machine.path("sync/current")).expect("a link");
+    std::os::unix::fs::symlink("sync/current/m", machine.path("m")).expect("a link");
+    let slow = ["--interval", "10m"];
+    let _watch = watch(&machine, "watch.log", &slow);
+    until("a runs", || running(&machine, &["a"]));
+    let swap = |to: &str| {
+        std::os::unix::fs::symlink(to, machine.path("sync/next")).expect("a link");
+        std::fs::rename(machine.path("sync/next"), machine.path("sync/current")).expect("it is swapped");
+    };
+    let a = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
+    let version = |number: &str| a.replace("start a 1", &format!("start a {number}"));
+    std::fs::create_dir_all(machine.path("sync/rev-2/m")).expect("a folder");
+    std::fs::write(machine.path("sync/rev-2/m/a.yaml"), version("2")).expect("a file");
+    swap("rev-2");
+    until("the second tree is taken", || machine.effects().contains(&"start a 2".to_owned()));
+    // The new tree is watched now.
+    std::fs::write(machine.path("m/.a.yaml.new"), version("3")).expect("a file");
+    std::fs::rename(machine.path("m/.a.yaml.new"), machine.path("m/a.yaml")).expect("it is renamed");
+    until("the third is taken", || machine.effects().contains(&"start a 3".to_owned()));
+    swap("rev-1");
+    until("the first is back", || machine.effects().iter().filter(|line| *line == "start a 1").count() == 2);
+}
+
+#[test]
+fn where_nobody_tells_files_are_compared() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let _watch = watch(&machine, "watch.log", &["--interval", "10m", "--poll"]);
+    until("a runs", || running(&machine, &["a"]));
+    machine.process("a", "2", "");
+    machine.process("b", "1", "");
+    until("both are taken", || {
+        running(&machine, &["b"]) && machine.effects().contains(&"start a 2".to_owned())
+    });
 }

@@ -1,0 +1,98 @@
+//! What `abide watch` watches: paths, or a branch of a git repository.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::args::{LimitArgs, switch};
+use super::local::Home;
+use super::plan::args::duration;
+use super::watch::How;
+use super::{Exit, Failure};
+use crate::control::source::directory::Directory;
+use crate::control::source::git::{Git, Setting};
+use crate::control::source::{Finish, Source};
+use crate::manifest::Limits;
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Source")]
+pub struct SourceArgs {
+    /// Follow a git repository instead of a PATH: https, ssh, git, file, or a path
+    ///
+    /// Credentials come from git's own helpers and ssh's keys; nothing is ever asked.
+    #[arg(long, value_name = "URL", env = "ABIDE_GIT")]
+    pub git: Option<String>,
+    /// With --git: the branch or tag to follow [default: the repository's HEAD]
+    #[arg(long = "ref", value_name = "REF", env = "ABIDE_GIT_REF")]
+    pub reference: Option<String>,
+    /// With --git: the directory or file of manifests in the repository [default: all of it]
+    #[arg(long, value_name = "P", env = "ABIDE_GIT_PATH")]
+    pub path: Option<PathBuf>,
+    /// With --git: take only tips that are signed by somebody in FILE, an ssh allowed-signers file or gpg public keys
+    #[arg(long, value_name = "FILE", env = "ABIDE_VERIFY_SIGNATURES")]
+    pub verify_signatures: Option<PathBuf>,
+    /// With --git: take this tip though it does not follow from the commit taken last
+    #[arg(long, value_name = "COMMIT", env = "ABIDE_ACCEPT_REWIND")]
+    pub accept_rewind: Option<String>,
+    /// With --git: how long a fetch may take
+    #[arg(long, value_name = "TIME", env = "ABIDE_GIT_TIMEOUT", default_value = "5m", value_parser = duration)]
+    pub git_timeout: u64,
+    /// Compare the files' metadata every 2 s instead of being told by the kernel (done anyway on network file systems)
+    #[arg(long, env = "ABIDE_POLL", value_parser = switch, conflicts_with = "git")]
+    pub poll: bool,
+}
+
+/// What is watched, checked.
+pub enum Watched {
+    Paths { paths: Vec<PathBuf>, only_poll: bool },
+    Git(Box<Setting>),
+}
+
+impl SourceArgs {
+    pub fn from(&self, paths: &[PathBuf], limits: &LimitArgs, how: &How) -> Result<Watched, Failure> {
+        let Some(url) = &self.git else {
+            let only_git = [
+                ("--ref", self.reference.is_some()),
+                ("--path", self.path.is_some()),
+                ("--verify-signatures", self.verify_signatures.is_some()),
+                ("--accept-rewind", self.accept_rewind.is_some()),
+            ];
+            if let Some((flag, _)) = only_git.into_iter().find(|(_, is_there)| *is_there) {
+                let message = format!("{flag} is about a git repository, and a PATH is watched");
+                return Err(Failure::new(Exit::Usage, message).hint("name the repository: --git URL"));
+            }
+            return Ok(Watched::Paths { paths: paths.to_vec(), only_poll: self.poll });
+        };
+        let setting = Setting {
+            url: url.clone(),
+            reference: self.reference.clone().unwrap_or_else(|| "HEAD".to_owned()),
+            path: self.path.clone().unwrap_or_default(),
+            signers: self.verify_signatures.clone(),
+            accept_rewind: self.accept_rewind.clone(),
+            interval: Duration::from_secs(how.interval.max(1)),
+            patience: Duration::from_secs(self.git_timeout.max(1)),
+            folder: Home::find()?.path("git"),
+            owner: how.owner.clone(),
+            limits: limits.limits(),
+        };
+        let checked = setting.checked();
+        checked
+            .map(|setting| Watched::Git(Box::new(setting)))
+            .map_err(|(message, hint)| Failure::new(Exit::Usage, message).hint(hint))
+    }
+}
+
+impl Watched {
+    pub fn open(self, limits: Limits, debounce: Duration, finish: Finish) -> Source {
+        match self {
+            Watched::Paths { paths, only_poll } => {
+                Source::Directory(Directory::new(paths, limits, debounce, only_poll, finish))
+            }
+            Watched::Git(setting) => Source::Git(Git::new(*setting, finish)),
+        }
+    }
+}
+
+/// As much of an id as people compare.
+pub fn short(id: &str) -> String {
+    super::print::visible(id).chars().take(12).collect()
+}

@@ -1,0 +1,321 @@
+//! One look at the repository: fetch, judge the tip, read its files. Runs on a thread of its own, and may take minutes.
+//!
+//! A tip is taken only if it follows from the commit taken last (or was accepted by name), is signed by somebody who may,
+//! where that is asked for, and declares something. Otherwise what was taken last stays, and there is a [`Trouble`].
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File};
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::super::kept::Kept;
+use super::super::{Finish, Reading, Trouble};
+use super::program::Program;
+use super::setting::Setting;
+use super::signature;
+use super::tree::{Chosen, Tree};
+use crate::manifest::{self, Given, Loaded, Problem};
+
+/// The longest listing of a commit: some two million files.
+const LISTING: u64 = 256 << 20;
+/// The longest way that a link may name.
+const LONGEST_LINK: u64 = 4096;
+
+/// The commit taken last, and the last one that was without an error: broken files stay as they were there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    pub commit: String,
+    #[serde(default)]
+    pub good: Option<String>,
+}
+
+/// What came of a look.
+pub struct Looked {
+    /// If it is another commit than the one in force.
+    pub taken: Option<(Reading, Pin)>,
+    pub trouble: Option<Trouble>,
+}
+
+pub struct Looker {
+    setting: Arc<Setting>,
+    program: Program,
+    kept: Kept,
+    /// The commit whose texts are kept: the last good one.
+    good: Option<String>,
+    /// Something new came in since things were last put in order.
+    is_untidy: bool,
+}
+
+/// The files of a commit, whatever may be wrong with them.
+struct Files {
+    files: Vec<Given>,
+    problems: Vec<Problem>,
+}
+
+impl Looker {
+    pub fn new(setting: Arc<Setting>, finish: Finish, stop: Arc<AtomicBool>) -> Looker {
+        // Two watches of one repository share what they fetched, whatever branches they follow.
+        let mirror = setting.folder.join(digest(&setting.shown_url()));
+        let program = Program { mirror, patience: setting.patience, stop };
+        Looker { setting, program, kept: Kept::new(finish), good: None, is_untidy: false }
+    }
+
+    /// `pin` is the commit taken last, `have` the one in force here.
+    pub fn look(&mut self, pin: Option<&Pin>, have: Option<&str>) -> Looked {
+        // Nobody else works on the mirror until this is over.
+        let lock = self.lock();
+        let tip = lock.as_ref().map_err(String::clone).and_then(|lock| self.fetch(lock));
+        let judged = tip.map_err(|why| Trouble::Unreachable { why }).and_then(|tip| {
+            self.judge(&tip, pin)?;
+            match have == Some(&tip) {
+                true => Ok(None),
+                false => self.take(&tip, pin).map(Some),
+            }
+        });
+        match judged {
+            Ok(taken) => Looked { taken, trouble: None },
+            // We have just been started: what was taken last is in the mirror, and in force again.
+            Err(trouble) => Looked {
+                taken: pin.filter(|_| have.is_none()).and_then(|pin| self.take_again(pin)),
+                trouble: Some(trouble),
+            },
+        }
+    }
+
+    /// Now and then, when nobody waits for it.
+    pub fn tidy(&mut self) {
+        if std::mem::take(&mut self.is_untidy)
+            && let Ok(_lock) = self.lock()
+        {
+            let _ = self.program.local(&["-c", "gc.auto=6700", "gc", "--auto", "--quiet"], &[], 1 << 16);
+        }
+    }
+
+    /// One at a time works on a mirror. Whoever has it knows that lock files there are left by the dead.
+    fn lock(&self) -> Result<File, String> {
+        let (folder, mirror) = (&self.setting.folder, &self.program.mirror);
+        let failed = |what: &Path, error: std::io::Error| format!("cannot use {}: {error}", what.display());
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(|error| failed(folder, error))?;
+        let path = mirror.with_extension("lock");
+        let file =
+            File::options().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let file = file.map_err(|error| failed(&path, error))?;
+        let begin = Instant::now();
+        while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            if begin.elapsed() > self.setting.patience || self.program.stop.load(Ordering::SeqCst) {
+                return Err(format!("another program works on {} and does not end", mirror.display()));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        for folder in ["", "objects", "refs/abide/seen", "refs/abide/taken"] {
+            for entry in fs::read_dir(mirror.join(folder)).into_iter().flatten().flatten() {
+                let name = entry.file_name();
+                if name.as_encoded_bytes().ends_with(b".lock") || name == "gc.pid" {
+                    let _ = fs::remove_file(entry.path());
+                }
+            }
+        }
+        Ok(file)
+    }
+
+    /// The tip of what is followed, as it is now.
+    fn fetch(&self, lock: &File) -> Result<String, String> {
+        let (url, name) = (&self.setting.url, &self.setting.reference);
+        let shown = self.setting.shown_url();
+        if !self.program.mirror.join("HEAD").is_file() {
+            let mirror = self.program.mirror.display().to_string();
+            let made = self.program.local(&["init", "--quiet", "--bare", "--template=", &mirror], &[], 0)?;
+            if !made.is_well() {
+                return Err(format!("cannot make the mirror {mirror}: {}", made.said));
+            }
+        }
+        let seen = format!("refs/abide/seen/{}", digest(name));
+        let what = format!("+{name}:{seen}");
+        let flags = ["fetch", "--quiet", "--no-tags", "--no-prune", "--no-write-fetch-head"];
+        let more = ["--no-recurse-submodules", "--update-shallow", "--", url, &what];
+        let args: Vec<&str> = flags.into_iter().chain(more).collect();
+        let cannot = |why: &str| format!("cannot fetch {name} from {shown}: {why}");
+        let fetched = self.program.remote(&args, lock).map_err(|why| cannot(&why))?;
+        if !fetched.is_well() {
+            return Err(cannot(&fetched.said));
+        }
+        let commit = format!("{seen}^{{commit}}");
+        let tip = self.program.local(&["rev-parse", "--verify", &commit], &[], 1000)?;
+        match (tip.is_well(), String::from_utf8(tip.out)) {
+            (true, Ok(tip)) => Ok(tip.trim().to_owned()),
+            (true, Err(_)) | (false, _) => Err(cannot(&tip.said)),
+        }
+    }
+
+    fn judge(&self, tip: &str, pin: Option<&Pin>) -> Result<(), Trouble> {
+        let broken = |why: String| Trouble::Unreachable { why };
+        let Some(pin) = pin.filter(|pin| pin.commit != tip) else { return self.verify(tip) };
+        let args = ["merge-base", "--is-ancestor", &pin.commit, tip];
+        // Not even known any more: that is no reason to follow either.
+        let follows = self.program.local(&args, &[], 1000).map_err(broken)?.is_well();
+        let accepted = self.setting.accept_rewind.as_deref().is_some_and(|commit| tip.starts_with(commit));
+        if !follows && !accepted {
+            let what = format!("{} of {}", self.setting.reference, self.setting.shown_url());
+            return Err(Trouble::Rewound { taken: pin.commit.clone(), tip: tip.to_owned(), what });
+        }
+        self.verify(tip)
+    }
+
+    fn verify(&self, commit: &str) -> Result<(), Trouble> {
+        let Some(signers) = &self.setting.signers else { return Ok(()) };
+        let refused = |why| Trouble::NotSigned { tip: commit.to_owned(), why };
+        signature::verify(&self.program, commit, signers).map_err(refused)
+    }
+
+    fn take(&mut self, commit: &str, pin: Option<&Pin>) -> Result<(Reading, Pin), Trouble> {
+        let mut good = pin.and_then(|pin| pin.good.clone());
+        // From before we were started, or from somebody who led meanwhile.
+        if good != self.good
+            && let Some(good) = &good
+            && let Ok(files) = self.files(good)
+        {
+            self.kept.prime(&load(&files, &self.setting.limits, &BTreeMap::new()));
+        }
+        let files = self.files(commit)?;
+        let limits = &self.setting.limits;
+        let mut reading = self.kept.take(|stand_ins| load(&files, limits, stand_ins));
+        if reading.desired.instances.is_empty() && !reading.is_incomplete {
+            let why = format!("no process is declared {}", self.below());
+            return Err(Trouble::Empty { tip: commit.to_owned(), why });
+        }
+        // A commit is whole: nothing in it is only unread, unless it is broken.
+        reading.may_prune = !reading.is_incomplete;
+        reading.commit = Some(commit.to_owned());
+        if !reading.is_incomplete {
+            good = Some(commit.to_owned());
+        }
+        self.good.clone_from(&good);
+        // Kept from being collected, should the branch be rewound.
+        let taken = format!(
+            "refs/abide/taken/{}",
+            digest(&format!("{}\n{}", self.setting.owner, self.setting.reference))
+        );
+        let kept = self.program.local(&["update-ref", &taken, commit], &[], 1000);
+        match kept {
+            Ok(kept) if kept.is_well() => {}
+            Ok(kept) => {
+                return Err(Trouble::Unreachable { why: format!("cannot keep {commit}: {}", kept.said) });
+            }
+            Err(why) => return Err(Trouble::Unreachable { why }),
+        }
+        self.is_untidy = true;
+        Ok((reading, Pin { commit: commit.to_owned(), good }))
+    }
+
+    /// The commit that was in force before we were started, if it is still known here, and may still be.
+    fn take_again(&mut self, pin: &Pin) -> Option<(Reading, Pin)> {
+        self.verify(&pin.commit).and_then(|()| self.take(&pin.commit, Some(pin))).ok()
+    }
+
+    fn below(&self) -> String {
+        match self.setting.path.as_os_str().is_empty() {
+            true => "in it".to_owned(),
+            false => format!("below {}", self.setting.path.display()),
+        }
+    }
+
+    fn files(&self, commit: &str) -> Result<Files, Trouble> {
+        let cannot = |why: String| Trouble::Unreachable {
+            why: format!(
+                "cannot read commit {commit}: {why}; the mirror {} can be deleted, it is made anew",
+                self.program.mirror.display()
+            ),
+        };
+        let path = self.setting.path.to_string_lossy().into_owned();
+        let mut args = vec!["ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit];
+        args.extend((!path.is_empty()).then_some(path.as_str()));
+        let listed = self.program.local(&args, &[], LISTING).map_err(cannot)?;
+        if !listed.is_well() {
+            return Err(cannot(listed.said));
+        }
+        let mut tree = Tree::parse(&listed.out).map_err(cannot)?;
+        let empty = |why: String| Trouble::Empty { tip: commit.to_owned(), why };
+        if tree.is_empty() {
+            return Err(empty(match path.is_empty() {
+                true => "it holds nothing".to_owned(),
+                false => format!("it has no {path}"),
+            }));
+        }
+        let links = tree.links().into_iter().filter(|(_, bytes)| *bytes <= LONGEST_LINK);
+        let links: Vec<(String, u64)> = links.map(|(object, bytes)| (object.to_owned(), bytes)).collect();
+        let targets = self.contents(&links).map_err(cannot)?;
+        let targets = targets.into_iter().map(|target| OsString::from_vec(target.to_vec()));
+        tree.targets = links.into_iter().map(|(object, _)| object).zip(targets).collect();
+        let (chosen, mut problems) = tree.choose(&self.setting.path);
+        if chosen.is_empty() && problems.is_empty() {
+            return Err(empty(format!("there is no *.yaml, *.yml or *.json {}", self.below())));
+        }
+        let limits = &self.setting.limits;
+        if let Some(problem) = manifest::too_large(&path, chosen.iter().map(|file| file.bytes), limits) {
+            problems.push(problem);
+            return Ok(Files { files: Vec::new(), problems });
+        }
+        // What is too large is not even asked for.
+        let (small, large): (Vec<Chosen>, Vec<Chosen>) =
+            chosen.into_iter().partition(|file| file.bytes <= limits.file_bytes);
+        let objects: Vec<(String, u64)> =
+            small.iter().map(|file| (file.object.clone(), file.bytes)).collect();
+        let contents = self.contents(&objects).map_err(cannot)?;
+        let none = large.iter().map(|_| Arc::from([]));
+        let files =
+            small.iter().chain(&large).zip(contents.into_iter().chain(none)).map(|(file, content)| Given {
+                name: file.path.to_string_lossy().into_owned(),
+                home: file.home(),
+                bytes: file.bytes,
+                content,
+            });
+        Ok(Files { files: files.collect(), problems })
+    }
+
+    /// The contents of objects, in the same order.
+    fn contents(&self, objects: &[(String, u64)]) -> Result<Vec<Arc<[u8]>>, String> {
+        if objects.is_empty() {
+            return Ok(Vec::new());
+        }
+        let asked: String = objects.iter().map(|(object, _)| format!("{object}\n")).collect();
+        // Each with a line before it and a line's end after it.
+        let most = objects.iter().map(|(_, bytes)| bytes + 200).sum();
+        let ended = self.program.local(&["cat-file", "--batch", "--buffer"], asked.as_bytes(), most)?;
+        if !ended.is_well() {
+            return Err(ended.said);
+        }
+        let mut rest = &ended.out[..];
+        let mut contents = Vec::with_capacity(objects.len());
+        for (object, bytes) in objects {
+            let head = format!("{object} blob {bytes}\n");
+            let (content, after) = rest
+                .strip_prefix(head.as_bytes())
+                .and_then(|rest| rest.split_at_checked(usize::try_from(*bytes).ok()?))
+                .ok_or_else(|| format!("object {object} is missing or damaged"))?;
+            contents.push(Arc::from(content));
+            rest = after.strip_prefix(b"\n").unwrap_or(after);
+        }
+        Ok(contents)
+    }
+}
+
+fn load(files: &Files, limits: &manifest::Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
+    manifest::load_given(files.files.clone(), files.problems.clone(), limits, stand_ins)
+}
+
+/// A name for a folder or a ref.
+fn digest(text: &str) -> String {
+    blake3::hash(text.as_bytes()).to_hex()[..32].to_owned()
+}

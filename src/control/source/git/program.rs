@@ -1,0 +1,297 @@
+//! Running `git`, so that it asks nobody, runs nobody's code, and ends.
+//!
+//! Two ways. [`Program::remote`] speaks with the other side: it has the user's configuration, for credentials and keys. All
+//! else is [`Program::local`]: it sees no configuration but ours. Neither prompts, runs hooks, collects garbage by itself
+//! or speaks protocols that start programs. What is not done in time is ended, with everything it started.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// For commands that only look at our own mirror.
+const LOCAL: Duration = Duration::from_secs(60);
+/// One that was asked to end removes its lock files; then it is made to.
+const GRACE: Duration = Duration::from_secs(2);
+/// The most of what git says that is worth repeating.
+const MOST_SAID: usize = 600;
+/// What may be spoken. `ext` and `fd` and whatever else is installed run programs or use our descriptors.
+pub const PROTOCOLS: [&str; 5] = ["file", "git", "http", "https", "ssh"];
+/// What the user says in the environment about reaching the other side; every other `GIT_…` is not meant for us.
+const KEPT: [&str; 4] = ["GIT_CONFIG_", "GIT_SSH", "GIT_SSL_", "GIT_HTTP_"];
+const KEPT_WHOLE: [&str; 2] = ["GIT_EXEC_PATH", "GIT_PROXY_COMMAND"];
+
+/// For every command, whatever the user's configuration says.
+const CONFIG: [&str; 15] = [
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.pager=cat",
+    "credential.interactive=false",
+    "fetch.recurseSubmodules=false",
+    "fetch.writeCommitGraph=false",
+    "gc.auto=0",
+    "gc.autoDetach=false",
+    "init.defaultBranch=none",
+    "maintenance.auto=false",
+    "protocol.ext.allow=never",
+    "protocol.fd.allow=never",
+    "submodule.recurse=false",
+    // A connection over which nothing comes is given up before the time is over.
+    "http.lowSpeedLimit=1",
+    "http.lowSpeedTime=60",
+];
+
+pub struct Program {
+    /// The bare repository that it works on.
+    pub mirror: PathBuf,
+    /// How long the other side may take.
+    pub patience: Duration,
+    pub stop: Arc<AtomicBool>,
+}
+
+/// How a command ended: its code, and what it wrote.
+pub struct Ended {
+    pub code: i32,
+    pub out: Vec<u8>,
+    pub said: String,
+}
+
+impl Ended {
+    pub fn is_well(&self) -> bool {
+        self.code == 0
+    }
+}
+
+impl Program {
+    /// A command that speaks with the other side. `lock` is held open by it, so that others wait for its end, even if we
+    /// do not live to see it.
+    pub fn remote(&self, args: &[&str], lock: &File) -> Result<Ended, String> {
+        let mut command = self.command(args);
+        let own = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        if !own("GIT_SSH_COMMAND") && !own("GIT_SSH") && !self.has_ssh_command() {
+            command.env("GIT_SSH_COMMAND", "ssh -o BatchMode=yes");
+        }
+        let lock = lock.try_clone().map_err(|error| format!("cannot share a lock: {error}"))?;
+        command.stdin(lock);
+        self.run(command, &[], 0, self.patience)
+    }
+
+    /// A command on our own mirror, with an input and at most so many bytes of output.
+    pub fn local(&self, args: &[&str], input: &[u8], most: u64) -> Result<Ended, String> {
+        self.local_with(args, input, most, &[])
+    }
+
+    /// The same with more variables.
+    pub fn local_with(
+        &self,
+        args: &[&str],
+        input: &[u8],
+        most: u64,
+        variables: &[(&str, &Path)],
+    ) -> Result<Ended, String> {
+        let mut command = self.command(args);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| starts(name, "GIT_CONFIG_")) {
+            command.env_remove(name);
+        }
+        command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");
+        command.envs(variables.iter().copied());
+        command.stdin(if input.is_empty() { Stdio::null() } else { Stdio::piped() });
+        self.run(command, input, most, LOCAL)
+    }
+
+    /// Any other program, to the same terms.
+    pub fn other(&self, command: Command) -> Result<Ended, String> {
+        self.run(command, &[], 1 << 20, LOCAL)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("git");
+        for (name, _) in std::env::vars_os().filter(|(name, _)| starts(name, "GIT_")) {
+            if !KEPT.iter().any(|kept| starts(&name, kept)) && !KEPT_WHOLE.iter().any(|kept| name == *kept) {
+                command.env_remove(name);
+            }
+        }
+        command
+            .arg("--git-dir")
+            .arg(&self.mirror)
+            .args(CONFIG.iter().flat_map(|setting| ["-c", setting]))
+            .args(args)
+            .current_dir(self.mirror.parent().unwrap_or(Path::new("/")))
+            .env("GIT_ALLOW_PROTOCOL", PROTOCOLS.join(":"))
+            // Set and empty: nobody is asked. Left out, other programs would be looked for.
+            .env("GIT_ASKPASS", "")
+            .env("GIT_TERMINAL_PROMPT", "0")
+            .env("GCM_INTERACTIVE", "never")
+            .env("SSH_ASKPASS_REQUIRE", "never")
+            .env("GIT_LITERAL_PATHSPECS", "1")
+            .env("GIT_NO_LAZY_FETCH", "1")
+            .env("GIT_NO_REPLACE_OBJECTS", "1")
+            .env("GIT_LFS_SKIP_SMUDGE", "1")
+            .env_remove("GIT_CONFIG_PARAMETERS")
+            .env_remove("SSH_ASKPASS")
+            .env("LC_ALL", "C");
+        command
+    }
+
+    /// The user's configuration names a program for ssh: his, then, to keep from asking.
+    fn has_ssh_command(&self) -> bool {
+        let mut command = self.command(&["config", "--get", "core.sshCommand"]);
+        command.stdin(Stdio::null());
+        self.run(command, &[], 1 << 16, LOCAL).is_ok_and(|ended| ended.is_well())
+    }
+
+    fn run(&self, mut command: Command, input: &[u8], most: u64, limit: Duration) -> Result<Ended, String> {
+        // A file, not a pipe: what stays behind in the background (a shared ssh connection) keeps it open.
+        let mut said = rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC)
+            .map(File::from)
+            .map_err(|error| format!("cannot run git: {error}"))?;
+        let stderr = said.try_clone().map_err(|error| format!("cannot run git: {error}"))?;
+        command.stdout(if most > 0 { Stdio::piped() } else { Stdio::null() }).stderr(stderr).process_group(0);
+        let name = command.get_program().to_string_lossy().into_owned();
+        let mut child = command.spawn().map_err(|error| format!("cannot run {name}: {error}"))?;
+        let (to, from) = (child.stdin.take(), child.stdout.take());
+        let (status, out) = std::thread::scope(|threads| {
+            if let Some(mut to) = to {
+                // One that does not read all of it says why.
+                threads.spawn(move || drop(to.write_all(input)));
+            }
+            let reader = from.map(|from| {
+                threads.spawn(move || {
+                    let mut out = Vec::new();
+                    from.take(most.saturating_add(1)).read_to_end(&mut out).map(|_| out)
+                })
+            });
+            let status = self.wait(&mut child, &name, limit);
+            let out = reader.map(|reader| reader.join().unwrap_or_else(|_| Ok(Vec::new())));
+            (status, out.unwrap_or_else(|| Ok(Vec::new())))
+        });
+        let status = status?;
+        let out = out.map_err(|error| format!("cannot read what {name} writes: {error}"))?;
+        if out.len() as u64 > most {
+            return Err(format!("{name} writes more than {most} bytes"));
+        }
+        let mut bytes = Vec::new();
+        let read = said.seek(SeekFrom::Start(0)).and_then(|_| (&said).take(1 << 16).read_to_end(&mut bytes));
+        read.map_err(|error| format!("cannot read what {name} says: {error}"))?;
+        Ok(Ended { code: status.code().unwrap_or(-1), out, said: sentence(&bytes) })
+    }
+
+    /// Until it ended, or its time is over, or we are to stop.
+    fn wait(&self, child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus, String> {
+        let begin = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if let Some(status) =
+                child.try_wait().map_err(|error| format!("cannot wait for {name}: {error}"))?
+            {
+                return Ok(status);
+            }
+            let stopped = self.stop.load(Ordering::SeqCst);
+            if stopped || begin.elapsed() >= limit {
+                end(child);
+                let why =
+                    if stopped { "was stopped".to_owned() } else { format!("took longer than {limit:?}") };
+                return Err(format!("{name} {why}, and was ended"));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Ends a child with all of its group.
+fn end(child: &mut Child) {
+    let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else { return };
+    let _ = kill_process_group(group, Signal::TERM);
+    let begin = Instant::now();
+    while begin.elapsed() < GRACE && matches!(child.try_wait(), Ok(None)) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Those it started may be there still.
+    let _ = kill_process_group(group, Signal::KILL);
+    let _ = child.wait();
+}
+
+fn starts(name: &std::ffi::OsStr, with: &str) -> bool {
+    name.as_encoded_bytes().starts_with(with.as_bytes())
+}
+
+/// What git said, on one line, without credentials.
+fn sentence(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    // What it says after every failure of the other side.
+    let advice =
+        |line: &&str| line.starts_with("Please make sure you have") || line.starts_with("and the repository");
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !advice(line));
+    let lines: Vec<&str> = lines.map(|line| line.trim_end_matches('.')).collect();
+    let text = masked(&lines.join("; "));
+    match text.char_indices().nth(MOST_SAID) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
+}
+
+/// A text in which no URL tells a password.
+pub fn masked(text: &str) -> String {
+    let mut masked = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let scheme = rest[..at].rsplit(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
+        // Names alone are secrets in https (tokens are given so), but not in ssh.
+        let secret = |user: &str| user.contains(':') || scheme.starts_with("http");
+        let (before, after) = rest.split_at(at + 3);
+        masked.push_str(before);
+        let end = after.find(|c: char| matches!(c, '/' | '?' | '#' | '\'' | '"') || c.is_whitespace());
+        let (authority, more) = after.split_at(end.unwrap_or(after.len()));
+        match authority.rsplit_once('@') {
+            Some((user, host)) if secret(user) => {
+                masked.push_str("***@");
+                masked.push_str(host);
+            }
+            Some(_) | None => masked.push_str(authority),
+        }
+        rest = more;
+    }
+    masked + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_url_tells_a_password() {
+        for (text, shown) in [
+            (
+                "fatal: unable to access 'https://u:p@h/x.git/': no",
+                "fatal: unable to access 'https://***@h/x.git/': no",
+            ),
+            ("https://token@h", "https://***@h"),
+            ("ssh://git@h/x and http://a:b@c/d", "ssh://git@h/x and http://***@c/d"),
+            ("ssh://git:p@ss@h/x", "ssh://***@h/x"),
+            ("git@h:x", "git@h:x"),
+            ("https://h/a@b", "https://h/a@b"),
+        ] {
+            assert_eq!(masked(text), shown);
+        }
+    }
+
+    #[test]
+    fn what_takes_too_long_is_ended_with_everything_it_started() {
+        let stop = Arc::new(AtomicBool::new(false));
+        let program = Program { mirror: "/".into(), patience: Duration::from_secs(1), stop };
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 1000 & echo $!; wait"]).stdin(Stdio::null());
+        // Its output stays open as long as the other one lives.
+        let begin = Instant::now();
+        let ended = program.run(command, &[], 100, Duration::from_millis(200));
+        assert_eq!(ended.err().as_deref(), Some("sh took longer than 200ms, and was ended"));
+        assert!(begin.elapsed() < Duration::from_secs(20));
+    }
+}

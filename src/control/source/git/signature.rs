@@ -1,0 +1,204 @@
+//! Is a commit signed by somebody that a file names? The file alone decides, never the user's own keys.
+//!
+//! The file is an ssh allowed-signers file, or OpenPGP public keys (exported, armoured or not, or a keyring); which of the
+//! two, its content tells. A signature of the other kind is not good, whoever made it.
+
+use std::fs::{self, DirBuilder};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::program::Program;
+
+/// The largest file of keys.
+const MOST: u64 = 16 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// Lines of an allowed-signers file.
+    Ssh,
+    /// Exported keys.
+    Pgp,
+    /// A keyring of gpg's own form.
+    Keybox,
+}
+
+/// Reads a file of keys, and tells what kind it is.
+pub fn keys(file: &Path) -> Result<(Keys, Vec<u8>), String> {
+    let mut bytes = Vec::new();
+    let read = fs::File::open(file).and_then(|open| open.take(MOST + 1).read_to_end(&mut bytes));
+    read.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => format!("{}: no such file", file.display()),
+        _ => format!("cannot read {}: {error}", file.display()),
+    })?;
+    if bytes.len() as u64 > MOST {
+        return Err(format!("{} is larger than {MOST} bytes", file.display()));
+    }
+    let kind = kind(&bytes).ok_or_else(|| {
+        format!("{} holds neither allowed signers of ssh nor public keys of gpg", file.display())
+    })?;
+    Ok((kind, bytes))
+}
+
+fn kind(bytes: &[u8]) -> Option<Keys> {
+    if bytes.get(8..12) == Some(b"KBXf") {
+        return Some(Keys::Keybox);
+    }
+    // Every OpenPGP packet begins with this bit, and no text does.
+    if bytes.first().is_some_and(|first| first & 0x80 != 0) {
+        return Some(Keys::Pgp);
+    }
+    let text = std::str::from_utf8(bytes).ok()?;
+    if text.contains("-----BEGIN PGP PUBLIC KEY BLOCK-----") {
+        return Some(Keys::Pgp);
+    }
+    let is_key =
+        |word: &str| ["ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-"].iter().any(|kind| word.starts_with(kind));
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    // Who, perhaps options, then the key: a bare public key names nobody.
+    lines.any(|line| line.split_ascii_whitespace().skip(1).any(is_key)).then_some(Keys::Ssh)
+}
+
+/// `Err`: why it is not good.
+pub fn verify(program: &Program, commit: &str, file: &Path) -> Result<(), String> {
+    let (keys, bytes) = keys(file)?;
+    let shown = file.display();
+    let ended = program.local(&["cat-file", "commit", commit], &[], 1 << 24)?;
+    let signed = ended.is_well().then(|| scheme(&ended.out)).flatten();
+    match (signed, keys) {
+        (None, _) => return Err("it is not signed".to_owned()),
+        (Some(Scheme::Ssh), Keys::Ssh) | (Some(Scheme::Pgp), Keys::Pgp | Keys::Keybox) => {}
+        (Some(Scheme::Ssh), _) => {
+            return Err(format!("it is signed with ssh, and {shown} holds keys of gpg"));
+        }
+        (Some(Scheme::Pgp), _) => {
+            return Err(format!("it is signed with gpg, and {shown} holds keys of ssh"));
+        }
+        (Some(Scheme::Other), _) => return Err("it is signed in a way that is not known here".to_owned()),
+    }
+    let home = Home::make(program)?;
+    match keys {
+        Keys::Ssh => {}
+        Keys::Pgp => import(program, &home.0, &bytes)?,
+        Keys::Keybox => fs::write(home.0.join("pubring.kbx"), &bytes)
+            .map_err(|error| format!("cannot copy the keys: {error}"))?,
+    }
+    let signers = home.0.join("signers");
+    let text: &[u8] = if keys == Keys::Ssh { &bytes } else { &[] };
+    fs::write(&signers, text).map_err(|error| format!("cannot copy the keys: {error}"))?;
+    // git chooses the program by the signature: those of other kinds are none.
+    // For ssh a good signature of nobody in particular is none; gpg knows nobody but those in the file.
+    let (ssh, pgp, trust) = match keys {
+        Keys::Ssh => ("ssh-keygen", "false", "fully"),
+        Keys::Pgp | Keys::Keybox => ("false", "gpg", "undefined"),
+    };
+    let settings = [
+        format!("gpg.ssh.program={ssh}"),
+        format!("gpg.openpgp.program={pgp}"),
+        format!("gpg.program={pgp}"),
+        "gpg.x509.program=false".to_owned(),
+        format!("gpg.ssh.allowedSignersFile={}", signers.display()),
+        format!("gpg.minTrustLevel={trust}"),
+    ];
+    let mut args: Vec<&str> = settings.iter().flat_map(|setting| ["-c", setting.as_str()]).collect();
+    args.extend(["verify-commit", "--raw", commit]);
+    let ended = program.local_with(&args, &[], 1 << 20, &[("GNUPGHOME", &home.0)])?;
+    match ended.is_well() {
+        true => Ok(()),
+        false => Err(format!("its signature is not good by {shown}: {}", reason(&ended.said))),
+    }
+}
+
+/// What stands in a commit about who signed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scheme {
+    Ssh,
+    Pgp,
+    Other,
+}
+
+fn scheme(commit: &[u8]) -> Option<Scheme> {
+    let head = commit.split(|byte| *byte == b'\n').take_while(|line| !line.is_empty());
+    let signature = head
+        .filter_map(|line| line.strip_prefix(b"gpgsig ").or_else(|| line.strip_prefix(b"gpgsig-sha256 ")));
+    signature.last().map(|begin| match begin {
+        b"-----BEGIN SSH SIGNATURE-----" => Scheme::Ssh,
+        b"-----BEGIN PGP SIGNATURE-----" | b"-----BEGIN PGP MESSAGE-----" => Scheme::Pgp,
+        _ => Scheme::Other,
+    })
+}
+
+/// What gpg tells programs is not for people.
+fn reason(said: &str) -> String {
+    let parts: Vec<&str> = said.split("; ").filter(|part| !part.starts_with("[GNUPG:]")).collect();
+    match parts.is_empty() {
+        true => {
+            "it is by nobody who is named there, or the key or the signature is over or revoked".to_owned()
+        }
+        false => parts.join("; "),
+    }
+}
+
+/// A home for gpg that nobody else may read, and that is gone afterwards.
+struct Home(PathBuf);
+
+impl Home {
+    fn make(program: &Program) -> Result<Home, String> {
+        let home = Home(program.mirror.with_extension(format!("keys-{}", std::process::id())));
+        let _ = fs::remove_dir_all(&home.0);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&home.0);
+        // Nobody is asked, nothing is fetched, nothing stays behind; whoever is in the file is trusted.
+        let conf =
+            "batch\nno-tty\nno-autostart\nno-auto-key-retrieve\nno-auto-check-trustdb\ntrust-model always\n";
+        made.and_then(|()| fs::write(home.0.join("gpg.conf"), conf))
+            .map_err(|error| format!("cannot make a folder for keys: {error}"))?;
+        Ok(home)
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn import(program: &Program, home: &Path, bytes: &[u8]) -> Result<(), String> {
+    let file = home.join("import");
+    fs::write(&file, bytes).map_err(|error| format!("cannot copy the keys: {error}"))?;
+    let mut command = Command::new("gpg");
+    command.args(["--quiet", "--import"]).arg(&file).env("GNUPGHOME", home).stdin(Stdio::null());
+    let ended = program.other(command)?;
+    match ended.is_well() {
+        true => Ok(()),
+        false => Err(format!("the keys cannot be read: {}", ended.said)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_content_tells_what_kind_of_keys_a_file_holds() {
+        for (text, kind) in [
+            ("# who may\nann@example.org ssh-ed25519 AAAA", Some(Keys::Ssh)),
+            ("ann namespaces=\"git\" ecdsa-sha2-nistp256 AAAA", Some(Keys::Ssh)),
+            ("ssh-ed25519 AAAA ann", None),
+            ("-----BEGIN PGP PUBLIC KEY BLOCK-----\n", Some(Keys::Pgp)),
+            ("", None),
+            ("hello", None),
+        ] {
+            assert_eq!(super::kind(text.as_bytes()), kind, "{text}");
+        }
+        assert_eq!(super::kind(&[0x99, 0x01, 0x0d]), Some(Keys::Pgp));
+        assert_eq!(super::kind(b"\0\0\0\x20\x01\x01\0\x02KBXf"), Some(Keys::Keybox));
+    }
+
+    #[test]
+    fn a_signature_in_the_message_is_none() {
+        let text = b"tree x\n\ngpgsig -----BEGIN SSH SIGNATURE-----\n";
+        assert_eq!(scheme(text), None);
+        assert_eq!(scheme(b"tree x\ngpgsig -----BEGIN SSH SIGNATURE-----\n x\n\nhi"), Some(Scheme::Ssh));
+    }
+}

@@ -1,0 +1,333 @@
+//! The files of a commit below a path, by the rules that hold for directories. Pure: a listing goes in, a choice comes out.
+//!
+//! Names that begin with a dot, what is no manifest by its name, Abide's own configuration and other repositories are passed
+//! over. A link is followed inside of the path and not out of it; each file is read once, by its own name rather than by a
+//! link's.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Component, Path, PathBuf};
+
+use crate::manifest::{self, Code, Problem};
+
+/// Links beyond this many lead nowhere, as in a file system.
+const MOST_LINKS: usize = 40;
+
+/// A commit's entries below (and with) the path that is meant, each by its path in the repository.
+#[derive(Debug, Default)]
+pub struct Tree {
+    entries: BTreeMap<PathBuf, Entry>,
+    /// Where links lead, by their objects' names.
+    pub targets: BTreeMap<String, OsString>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    kind: Kind,
+    pub object: String,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Link,
+    Folder,
+}
+
+/// A file to be read.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Chosen {
+    pub path: PathBuf,
+    pub object: String,
+    pub bytes: u64,
+}
+
+impl Chosen {
+    /// The directory that Defaults and policies reach it by.
+    pub fn home(&self) -> PathBuf {
+        Path::new("/").join(self.path.parent().unwrap_or(Path::new("")))
+    }
+}
+
+impl Tree {
+    /// What `ls-tree -r -t -l -z` tells.
+    pub fn parse(listing: &[u8]) -> Result<Tree, String> {
+        let mut tree = Tree::default();
+        for line in listing.split(|byte| *byte == 0).filter(|line| !line.is_empty()) {
+            let wrong = || format!("git lists {:?}", String::from_utf8_lossy(line));
+            let tab = line.iter().position(|byte| *byte == b'\t').ok_or_else(wrong)?;
+            let head = std::str::from_utf8(&line[..tab]).map_err(|_| wrong())?;
+            let words: Vec<&str> = head.split_ascii_whitespace().collect();
+            let [mode, _, object, size] = words[..] else { return Err(wrong()) };
+            let kind = match mode {
+                "120000" => Kind::Link,
+                "040000" => Kind::Folder,
+                // A commit of another repository: nothing of it is here.
+                "160000" => continue,
+                _ => Kind::File,
+            };
+            let bytes = if kind == Kind::Folder { 0 } else { size.parse().map_err(|_| wrong())? };
+            let path = PathBuf::from(OsStr::from_bytes(&line[tab + 1..]));
+            tree.entries.insert(path, Entry { kind, object: object.to_owned(), bytes });
+        }
+        Ok(tree)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The objects that tell where links lead.
+    pub fn links(&self) -> BTreeMap<&str, u64> {
+        let links = self.entries.values().filter(|entry| entry.kind == Kind::Link);
+        links.map(|entry| (entry.object.as_str(), entry.bytes)).collect()
+    }
+
+    /// The manifests below a path of the repository, or the one that it is.
+    pub fn choose(&self, root: &Path) -> (Vec<Chosen>, Vec<Problem>) {
+        let mut walk = Walk {
+            tree: self,
+            root,
+            inside: BTreeMap::new(),
+            seen: BTreeSet::new(),
+            chosen: Vec::new(),
+            problems: Vec::new(),
+        };
+        for path in self.entries.keys() {
+            walk.inside.entry(path.parent().unwrap_or(Path::new(""))).or_default().push(path);
+        }
+        match self.entries.get(root).map(|entry| entry.kind) {
+            Some(Kind::File) => walk.file(root, root),
+            Some(Kind::Link) => {
+                let message = "it is a link".to_owned();
+                walk.problem(root, message, "name what it leads to");
+            }
+            Some(Kind::Folder) | None => walk.directory(),
+        }
+        (walk.chosen, walk.problems)
+    }
+}
+
+struct Walk<'a> {
+    tree: &'a Tree,
+    root: &'a Path,
+    /// What stands in each folder.
+    inside: BTreeMap<&'a Path, Vec<&'a Path>>,
+    /// Real paths, so that a link and its target are read once.
+    seen: BTreeSet<PathBuf>,
+    chosen: Vec<Chosen>,
+    problems: Vec<Problem>,
+}
+
+/// Where a link leads.
+enum Leads {
+    To(PathBuf),
+    Out,
+    Nowhere,
+}
+
+impl Walk<'_> {
+    fn problem(&mut self, path: &Path, message: String, hint: &str) {
+        let name = manifest::shown(path).into();
+        self.problems.push(Problem::of_file(name, Code::Unreadable, message, Some(hint.to_owned())));
+    }
+
+    fn directory(&mut self) {
+        // Links come last: a file is known by its own name rather than by a link's.
+        let mut links = BTreeSet::new();
+        self.below(self.root.to_path_buf(), self.root.to_path_buf(), &mut links);
+        while let Some((link, real)) = links.pop_first() {
+            self.link(&link, &real, &mut links);
+        }
+    }
+
+    /// `path` is how people see it, by the names of links; `real` where it is.
+    fn below(&mut self, path: PathBuf, real: PathBuf, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
+        let mut pending = vec![(path, real)];
+        while let Some((path, real)) = pending.pop() {
+            if !self.seen.insert(real.clone()) {
+                continue;
+            }
+            let is_root = path == self.root;
+            for real in self.inside.get(real.as_path()).cloned().unwrap_or_default() {
+                let (Some(name), Some(entry)) = (real.file_name(), self.tree.entries.get(real)) else {
+                    continue;
+                };
+                if name.as_encoded_bytes().starts_with(b".") {
+                    continue;
+                }
+                let path = path.join(name);
+                match entry.kind {
+                    Kind::Folder => pending.push((path, real.to_path_buf())),
+                    Kind::Link => {
+                        links.insert((path, real.to_path_buf()));
+                    }
+                    Kind::File if !manifest::is_manifest(&path) || (is_root && name == manifest::CONFIG) => {}
+                    Kind::File => self.file(&path, real),
+                }
+            }
+        }
+    }
+
+    fn link(&mut self, path: &Path, link: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
+        let real = match self.follow(link) {
+            Leads::To(real) => real,
+            // What is no manifest by its name, and no folder, is nobody's business.
+            Leads::Nowhere | Leads::Out if !manifest::is_manifest(path) => return,
+            Leads::Nowhere => {
+                return self.problem(
+                    path,
+                    "the link leads nowhere".to_owned(),
+                    "put the file into the repository",
+                );
+            }
+            Leads::Out => {
+                let hint = "put a copy into the tree, or let --path name a directory around both";
+                return self.problem(path, manifest::LEADS_OUT.to_owned(), hint);
+            }
+        };
+        match self.tree.entries.get(&real).map(|entry| entry.kind) {
+            Some(Kind::File) if manifest::is_manifest(path) => self.file(path, &real),
+            Some(Kind::File) => {}
+            Some(Kind::Folder | Kind::Link) | None => self.below(path.to_path_buf(), real, links),
+        }
+    }
+
+    /// Step by step, as a file system does; nothing but the way to the path itself is known of what is outside.
+    fn follow(&self, link: &Path) -> Leads {
+        let mut pending: VecDeque<OsString> = parts(link);
+        let (mut here, mut links) = (PathBuf::new(), 0);
+        while let Some(part) = pending.pop_front() {
+            match part.as_bytes() {
+                b"." => continue,
+                b"/" => return Leads::Out,
+                b".." => {
+                    if !here.pop() {
+                        return Leads::Out;
+                    }
+                    continue;
+                }
+                _ => here.push(&part),
+            }
+            if !here.starts_with(self.root) {
+                match self.root.starts_with(&here) {
+                    true => continue,
+                    false => return Leads::Out,
+                }
+            }
+            match self.tree.entries.get(&here) {
+                Some(Entry { kind: Kind::Link, object, .. }) => {
+                    links += 1;
+                    let Some(target) = self.tree.targets.get(object) else { return Leads::Nowhere };
+                    if links > MOST_LINKS || target.is_empty() {
+                        return Leads::Nowhere;
+                    }
+                    here.pop();
+                    parts(Path::new(target)).into_iter().rev().for_each(|part| pending.push_front(part));
+                }
+                Some(Entry { kind: Kind::File, .. }) if !pending.is_empty() => return Leads::Nowhere,
+                Some(_) => {}
+                None if here == self.root => {}
+                None => return Leads::Nowhere,
+            }
+        }
+        if here.starts_with(self.root) { Leads::To(here) } else { Leads::Out }
+    }
+
+    fn file(&mut self, path: &Path, real: &Path) {
+        let Some(Entry { object, bytes, .. }) = self.tree.entries.get(real) else { return };
+        if self.seen.insert(real.to_path_buf()) {
+            self.chosen.push(Chosen { path: path.to_path_buf(), object: object.clone(), bytes: *bytes });
+        }
+    }
+}
+
+fn parts(path: &Path) -> VecDeque<OsString> {
+    path.components()
+        .map(|part| match part {
+            Component::RootDir | Component::Prefix(_) => OsString::from("/"),
+            Component::CurDir => OsString::from("."),
+            Component::ParentDir => OsString::from(".."),
+            Component::Normal(name) => OsString::from_vec(name.as_bytes().to_vec()),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(entries: &[(&str, &str)]) -> Tree {
+        let mut listing = Vec::new();
+        let mut targets = BTreeMap::new();
+        for (at, (path, target)) in entries.iter().enumerate() {
+            let (mode, size) = match *target {
+                "" => ("100644 blob", "5"),
+                "/" => ("040000 tree", "-"),
+                _ => ("120000 blob", "9"),
+            };
+            listing.extend(format!("{mode} o{at} {size}\t{path}\0").into_bytes());
+            targets.insert(format!("o{at}"), OsString::from(target));
+        }
+        Tree { targets, ..Tree::parse(&listing).expect("a listing") }
+    }
+
+    fn chosen(tree: &Tree, root: &str) -> (Vec<String>, Vec<String>) {
+        let (chosen, problems) = tree.choose(Path::new(root));
+        let mut files: Vec<String> = chosen.iter().map(|file| file.path.display().to_string()).collect();
+        files.sort();
+        (files, problems.iter().map(|problem| format!("{}: {}", problem.file, problem.message)).collect())
+    }
+
+    #[test]
+    fn the_rules_are_those_of_directories() {
+        let all = tree(&[
+            ("m", "/"),
+            ("m/a.yaml", ""),
+            ("m/abide.yaml", ""),
+            ("m/.hidden.yaml", ""),
+            ("m/read.me", ""),
+            ("m/sub", "/"),
+            ("m/sub/b.JSON", ""),
+            ("m/sub/abide.yaml", ""),
+            ("m/.data", "/"),
+            ("m/.data/c.yml", ""),
+        ]);
+        let (files, problems) = chosen(&all, "m");
+        assert_eq!(files, ["m/a.yaml", "m/sub/abide.yaml", "m/sub/b.JSON"]);
+        assert!(problems.is_empty());
+        assert_eq!(chosen(&all, "m/sub/b.JSON").0, ["m/sub/b.JSON"]);
+    }
+
+    #[test]
+    fn links_are_followed_inside_and_not_out() {
+        let all = tree(&[
+            ("m", "/"),
+            ("m/.data", "/"),
+            ("m/.data/c.yaml", ""),
+            ("m/c.yaml", ".data/c.yaml"),
+            ("m/again.yaml", "../m/./c.yaml"),
+            ("m/data", ".data"),
+            ("m/out.yaml", "../other/x.yaml"),
+            ("m/passwd.yaml", "/etc/passwd"),
+            ("m/gone.yaml", "nothing.yaml"),
+            ("m/loop.yaml", "loop.yaml"),
+            ("m/loops", "loops"),
+        ]);
+        let (files, problems) = chosen(&all, "m");
+        assert_eq!(files, ["m/again.yaml"], "the file behind three names is read once");
+        let out = "the link leads out of the tree, and is not followed";
+        let nowhere = "the link leads nowhere";
+        assert_eq!(
+            problems,
+            [
+                format!("m/gone.yaml: {nowhere}"),
+                format!("m/loop.yaml: {nowhere}"),
+                format!("m/out.yaml: {out}"),
+                format!("m/passwd.yaml: {out}")
+            ]
+        );
+    }
+}

@@ -1,0 +1,79 @@
+//! What is broken stays as it last was: the rule that all sources share.
+//!
+//! A file that cannot be read or has an error is replaced by the last text of it that was good; what suddenly declares
+//! nothing at all is no wish. The texts are kept here, the last reading by the source.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::{Finish, Reading};
+use crate::manifest::{Loaded, Problem, Severity};
+
+pub struct Kept {
+    finish: Finish,
+    /// The last good text of each file.
+    good: BTreeMap<String, Arc<str>>,
+    /// The problems of the last reading.
+    told: Vec<String>,
+}
+
+impl Kept {
+    pub fn new(finish: Finish) -> Kept {
+        Kept { finish, good: BTreeMap::new(), told: Vec::new() }
+    }
+
+    /// Texts that are known to have been good.
+    pub fn prime(&mut self, loaded: &Loaded) {
+        self.keep(loaded, &bad_files(&loaded.problems));
+    }
+
+    /// A reading of what `load` finds, which is asked a second time with the good texts of what is bad.
+    pub fn take(&mut self, load: impl Fn(&BTreeMap<String, Arc<str>>) -> Loaded) -> Reading {
+        let mut loaded = load(&BTreeMap::new());
+        let bad = bad_files(&loaded.problems);
+        self.keep(&loaded, &bad);
+        let problems = std::mem::take(&mut loaded.problems);
+        let is_incomplete = !bad.is_empty();
+        let stand_ins: BTreeMap<String, Arc<str>> = bad
+            .iter()
+            .filter_map(|file| Some((file.to_string(), Arc::clone(self.good.get(&**file)?))))
+            .collect();
+        if !stand_ins.is_empty() {
+            loaded = load(&stand_ins);
+        }
+        (self.finish)(&mut loaded.desired);
+        let told: Vec<String> = problems
+            .iter()
+            .map(|problem| {
+                format!("{}:{}:{} {}", problem.file, problem.line, problem.column, problem.message)
+            })
+            .collect();
+        let is_news = told != self.told;
+        self.told = told;
+        let (files, desired) = (loaded.files, loaded.desired);
+        Reading { desired, problems, is_incomplete, may_prune: false, is_news, files, commit: None }
+    }
+
+    /// A reading without a single instance, after one with some: a directory that is not there, more often than a wish.
+    pub fn unless_gone(mut reading: Reading, last: &mut Reading) -> Reading {
+        if reading.desired.instances.is_empty() && !last.desired.instances.is_empty() {
+            reading.is_incomplete = true;
+            reading.desired = std::mem::take(&mut last.desired);
+        }
+        reading
+    }
+
+    fn keep(&mut self, loaded: &Loaded, bad: &BTreeSet<Arc<str>>) {
+        // What is gone is kept only while something is broken: it may only be out of sight.
+        if bad.is_empty() {
+            self.good.clear();
+        }
+        let good = loaded.texts().filter(|(name, _)| !bad.contains(*name));
+        self.good.extend(good.map(|(name, text)| (name.to_owned(), Arc::clone(text))));
+    }
+}
+
+fn bad_files(problems: &[Problem]) -> BTreeSet<Arc<str>> {
+    let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
+    errors.map(|problem| Arc::clone(&problem.file)).collect()
+}

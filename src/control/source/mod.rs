@@ -1,0 +1,212 @@
+//! Where manifests come from: directories that are watched, or a branch of a git repository.
+//!
+//! Both give the same value, a [`Reading`], and promise the same: what cannot be read, is suddenly empty or has an error
+//! changes nothing ([`kept`]), and nothing is pruned on such a reading. What is wrong with a source as a whole, rather
+//! than with a file, is its [`Trouble`].
+
+pub mod directory;
+pub mod git;
+mod kept;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use self::directory::Directory;
+use self::git::Git;
+use crate::manifest::{Limits, Problem};
+use crate::model::{Desired, Stamped};
+use crate::store::{Error, Store};
+
+/// One reading of the manifests.
+#[derive(Debug, Default)]
+pub struct Reading {
+    pub desired: Desired,
+    pub problems: Vec<Problem>,
+    /// Something could not be read as it is now: what is missing may only be unread.
+    pub is_incomplete: bool,
+    /// What is not in it is wanted no more: two readings agree, or it is a commit, which is whole.
+    pub may_prune: bool,
+    /// Its problems, or its commit, are not those of the last reading.
+    pub is_news: bool,
+    pub files: usize,
+    /// The commit that it is, where it is one.
+    pub commit: Option<String>,
+}
+
+/// How a want is changed on its way: the local agent's user, say.
+pub type Finish = Box<dyn Fn(&mut Desired) + Send>;
+
+/// Why a source is not followed. What was last taken stays in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The repository could not be fetched or read.
+    Unreachable { why: String },
+    /// The branch no longer holds the commit that was taken last.
+    Rewound { taken: String, tip: String, what: String },
+    /// The tip is not signed by anybody who is to be trusted.
+    NotSigned { tip: String, why: String },
+    /// The tip declares nothing at all.
+    Empty { tip: String, why: String },
+}
+
+impl Trouble {
+    /// One word for scripts and counters.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Trouble::Unreachable { .. } => "Unreachable",
+            Trouble::Rewound { .. } => "Rewound",
+            Trouble::NotSigned { .. } => "NotSigned",
+            Trouble::Empty { .. } => "Empty",
+        }
+    }
+
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Trouble::Rewound { tip, .. } => Some(format!(
+                "find out who rewrote the branch; if it was meant, start again with --accept-rewind {tip}"
+            )),
+            Trouble::Unreachable { .. } | Trouble::NotSigned { .. } | Trouble::Empty { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trouble::Unreachable { why } => f.write_str(why),
+            Trouble::Rewound { taken, tip, what } => {
+                write!(
+                    f,
+                    "{what} was rewound: its tip {tip} does not follow from {taken}, the commit last taken"
+                )
+            }
+            Trouble::NotSigned { tip, why } => write!(f, "commit {tip} is refused: {why}"),
+            Trouble::Empty { tip, why } => write!(f, "commit {tip} is not followed: {why}"),
+        }
+    }
+}
+
+pub enum Source {
+    Directory(Directory),
+    Git(Git),
+}
+
+impl Source {
+    /// Directories and files, watched.
+    pub fn new(paths: Vec<PathBuf>, limits: Limits, debounce: Duration, finish: Finish) -> Source {
+        Source::Directory(Directory::new(paths, limits, debounce, false, finish))
+    }
+
+    /// Something changed, and it is time to read.
+    pub fn changed(&mut self) -> bool {
+        match self {
+            Source::Directory(directory) => directory.changed(),
+            Source::Git(git) => git.changed(),
+        }
+    }
+
+    /// How long until it is worth asking again, should nothing happen.
+    pub fn wait(&self) -> Duration {
+        match self {
+            Source::Directory(directory) => directory.wait(),
+            Source::Git(git) => git.wait(),
+        }
+    }
+
+    /// Something happened just now.
+    pub async fn woken(&self) {
+        self.seen().wake.notified().await;
+    }
+
+    /// Lets others say that it is worth looking.
+    pub fn nudge(&self) -> Nudge {
+        Nudge(Arc::clone(self.seen()))
+    }
+
+    /// The manifests as they are, or as they last were where they are broken; nothing before anything was read. What must
+    /// be remembered of it is in the store before this comes back.
+    pub async fn read<S: Store>(&mut self, state: &S) -> Result<Option<&Reading>, Error> {
+        match self {
+            Source::Directory(directory) => Ok(Some(directory.read())),
+            Source::Git(git) => git.read(state).await,
+        }
+    }
+
+    /// What is wrong with the source, if that is not what was last told.
+    pub fn news(&mut self) -> Option<Option<&Trouble>> {
+        match self {
+            Source::Directory(_) => None,
+            Source::Git(git) => git.news(),
+        }
+    }
+
+    /// Somebody else may have led meanwhile: what he took is to be asked for.
+    pub fn forget(&mut self) {
+        match self {
+            Source::Directory(_) => {}
+            Source::Git(git) => git.forget(),
+        }
+    }
+
+    fn seen(&self) -> &Arc<Seen> {
+        match self {
+            Source::Directory(directory) => directory.seen(),
+            Source::Git(git) => git.seen(),
+        }
+    }
+}
+
+/// Says "look now", from anywhere. What is said during a look leads to another one.
+#[derive(Clone)]
+pub struct Nudge(Arc<Seen>);
+
+impl Nudge {
+    pub fn now(&self) {
+        self.0.asked.store(true, Ordering::SeqCst);
+        self.0.wake.notify_one();
+    }
+}
+
+/// What happened since it was last asked.
+#[derive(Default)]
+struct Seen {
+    /// When something last changed.
+    at: Mutex<Option<Instant>>,
+    /// Something may have been missed: what is watched is to be set up anew.
+    missed: AtomicBool,
+    /// Somebody wants it to be looked at.
+    asked: AtomicBool,
+    wake: Notify,
+}
+
+impl Seen {
+    fn at(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed_now(&self) {
+        *self.at() = Some(Instant::now());
+        self.wake.notify_one();
+    }
+}
+
+/// Gives every want a user where none is named, each shared spec once.
+pub fn name_users(desired: &mut Desired, user: &str) {
+    let mut named: BTreeMap<usize, (Arc<Stamped>, Arc<Stamped>)> = BTreeMap::new();
+    for want in desired.instances.values_mut().filter(|want| want.spec.identity.user.is_none()) {
+        let old = Arc::clone(&want.spec);
+        // The old one is kept, so that no other spec gets its address meanwhile.
+        let (_, new) = named.entry(Arc::as_ptr(&old) as usize).or_insert_with(|| {
+            let mut spec = (**old).clone();
+            spec.identity.user = Some(user.to_owned());
+            (old, Arc::new(Stamped::new(spec)))
+        });
+        want.spec = Arc::clone(new);
+    }
+}

@@ -1,0 +1,527 @@
+//! `abide watch --git` on real repositories: commits are made true, rewinds and strangers' commits are not, and nothing that a
+//! repository holds is ever run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use abide::control::source::Source;
+use abide::control::source::git::{Git, Setting};
+use abide::manifest::Limits;
+use abide::store::Embedded;
+use serde_json::Value;
+
+use crate::apply::{Ends, Machine};
+use crate::support::until;
+use crate::system::{is_alive, kill};
+
+/// A machine with a repository `origin.git`, whose work tree is its folder of manifests.
+struct Repo {
+    machine: Machine,
+}
+
+impl Repo {
+    fn new() -> Repo {
+        let repo = Repo { machine: Machine::new() };
+        repo.git(&["init", "--quiet", "--initial-branch=main"]);
+        let (origin, folder) = (repo.machine.path("origin.git"), repo.machine.path("m"));
+        run(&folder, &["init", "--quiet", "--bare", "--initial-branch=main", &origin.display().to_string()]);
+        repo.git(&["remote", "add", "origin", &origin.display().to_string()]);
+        repo
+    }
+
+    fn git(&self, args: &[&str]) -> String {
+        run(&self.machine.path("m"), args)
+    }
+
+    /// Commits everything, and pushes it.
+    fn commit(&self, message: &str) -> String {
+        self.commit_with(message, &[])
+    }
+
+    fn commit_with(&self, message: &str, more: &[&str]) -> String {
+        self.git(&["add", "--all"]);
+        let mut args = more.to_vec();
+        args.extend(["commit", "--quiet", "--allow-empty", "-m", message]);
+        self.git(&args);
+        self.push(&[])
+    }
+
+    fn push(&self, more: &[&str]) -> String {
+        let mut args = vec!["push", "--quiet"];
+        args.extend(more);
+        args.extend(["origin", "HEAD:main"]);
+        self.git(&args);
+        self.git(&["rev-parse", "HEAD"])
+    }
+
+    fn watch(&self, log: &str, more: &[&str]) -> Ends {
+        let url = self.machine.path("origin.git").display().to_string();
+        let mut args = vec!["watch", "--git", &url, "--interval", "1s"];
+        args.extend(more);
+        let out = std::fs::File::create(self.machine.path(log)).expect("a file");
+        let both = out.try_clone().expect("a file");
+        let mut command = self.machine.command(&args);
+        command.env("HOME", self.machine.path(".")).env("GIT_CONFIG_NOSYSTEM", "1");
+        let child = command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts");
+        until("it is ready", || self.said(log).contains("ready http://"));
+        Ends(child)
+    }
+
+    fn said(&self, log: &str) -> String {
+        std::fs::read_to_string(self.machine.path(log)).unwrap_or_default()
+    }
+
+    fn until_said(&self, log: &str, what: &str) {
+        until(what, || self.said(log).contains(what));
+    }
+
+    fn runs(&self, names: &[&str]) -> bool {
+        let pids = self.machine.pids();
+        names.iter().all(|name| pids.get(*name).is_some_and(|pid| is_alive(*pid as u32)))
+    }
+}
+
+fn run(here: &Path, args: &[&str]) -> String {
+    let mut command = Command::new("git");
+    command
+        .args(args)
+        .current_dir(here)
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null");
+    for who in ["AUTHOR", "COMMITTER"] {
+        command.env(format!("GIT_{who}_NAME"), "Ann").env(format!("GIT_{who}_EMAIL"), "ann@example.org");
+    }
+    let output = command.stdin(Stdio::null()).output().expect("git runs");
+    assert!(output.status.success(), "git {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+#[test]
+fn each_commit_is_made_true_and_known_by_its_name() {
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    let first = repo.commit("both");
+    let mut watch = repo.watch("watch.log", &["--prune"]);
+    until("both run", || repo.runs(&["a", "b"]));
+    repo.until_said("watch.log", &format!("at commit {}", &first[..12]));
+    let before = machine.pids();
+    // A change, and its revert: what was is again.
+    machine.process("a", "2", "");
+    let second = repo.commit("another a");
+    until("a is another", || machine.pids().get("a").is_some_and(|pid| *pid != before["a"]));
+    repo.git(&["revert", "--no-edit", "HEAD"]);
+    repo.push(&[]);
+    until("a is as it was", || machine.effects().iter().filter(|line| *line == "start a 1").count() == 2);
+    assert_eq!(machine.pids()["b"], before["b"]);
+    until("it is written down", || {
+        let entries: Vec<Value> =
+            serde_json::from_str(&machine.run(&["history", "-o", "json"]).1).expect("entries");
+        entries.iter().any(|entry| entry["commit"] == second.as_str())
+    });
+    assert!(machine.run(&["history"]).1.contains(&second[..12]));
+    // One broken file: told with its place in the repository; the others go on, and nothing is pruned.
+    let good = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
+    std::fs::write(machine.path("m/a.yaml"), good.replace("start_cmd", "strat_cmd")).expect("a file");
+    std::fs::remove_file(machine.path("m/b.yaml")).expect("a file");
+    machine.process("c", "1", "");
+    let calm = machine.pids();
+    repo.commit("broken");
+    until("the others go on", || repo.runs(&["c"]));
+    assert!(repo.said("watch.log").contains("a.yaml:10:5"), "{}", repo.said("watch.log"));
+    assert_eq!((machine.pids()["a"], machine.pids()["b"]), (calm["a"], calm["b"]));
+    // One that is started now knows how the broken file was.
+    watch.0.kill().expect("it is killed");
+    watch.0.wait().expect("it ends");
+    let _again = repo.watch("again", &["--prune"]);
+    repo.until_said("again", "read 2 instances wanted");
+    // Whole again: what no file declares any more goes at once.
+    std::fs::write(machine.path("m/a.yaml"), &good).expect("a file");
+    repo.commit("whole");
+    until("b is gone", || !machine.rows().contains_key("b"));
+    assert_eq!(machine.pids()["a"], calm["a"]);
+    // A commit without anything is no wish.
+    repo.git(&["rm", "--quiet", "-r", "."]);
+    std::fs::create_dir_all(machine.path("m")).expect("a folder");
+    repo.commit("nothing");
+    repo.until_said("again", "Empty");
+    assert!(repo.runs(&["a", "c"]));
+}
+
+#[test]
+fn a_rewound_branch_is_an_alarm_also_after_a_death() {
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    machine.process("a", "1", "");
+    let first = repo.commit("first");
+    machine.process("a", "2", "");
+    let second = repo.commit("second");
+    let mut watch = repo.watch("watch.log", &[]);
+    until("a runs", || repo.runs(&["a"]));
+    repo.until_said("watch.log", "converged");
+    let before = machine.pids();
+    // Somebody forces the branch back, while it is watched.
+    repo.git(&["reset", "--quiet", "--hard", &first]);
+    repo.push(&["--force"]);
+    repo.until_said("watch.log", "Rewound");
+    let said = repo.said("watch.log");
+    assert!(said.contains(&first) && said.contains(&second), "{said}");
+    assert!(said.contains(&format!("--accept-rewind {first}")), "{said}");
+    // Killed, and started again: it stays at the last one, does nothing twice, and says so again.
+    watch.0.kill().expect("it is killed");
+    watch.0.wait().expect("it ends");
+    let mut again = repo.watch("again", &[]);
+    repo.until_said("again", "Rewound");
+    repo.until_said("again", &format!("at commit {}", &second[..12]));
+    repo.until_said("again", "converged");
+    assert_eq!((machine.pids(), machine.effects()), (before.clone(), vec!["start a 2".to_owned()]));
+    // Forward again: over.
+    repo.git(&["reset", "--quiet", "--hard", &second]);
+    repo.push(&["--force"]);
+    repo.until_said("again", "it is followed again");
+    again.0.kill().expect("it is killed");
+    again.0.wait().expect("it ends");
+    // Rewound while nobody looks.
+    repo.git(&["reset", "--quiet", "--hard", &first]);
+    machine.process("b", "1", "");
+    let other = repo.commit_forced("other");
+    let mut third = repo.watch("third", &[]);
+    repo.until_said("third", "Rewound");
+    repo.until_said("third", "converged");
+    assert_eq!((machine.pids(), machine.effects()), (before, vec!["start a 2".to_owned()]));
+    third.0.kill().expect("it is killed");
+    third.0.wait().expect("it ends");
+    // By name it is taken.
+    let _last = repo.watch("last", &["--accept-rewind", &other]);
+    until("the other is taken", || {
+        machine.effects().contains(&"start b 1".to_owned()) && repo.runs(&["a", "b"])
+    });
+    assert!(!repo.said("last").contains("Rewound"));
+}
+
+impl Repo {
+    fn commit_forced(&self, message: &str) -> String {
+        self.git(&["add", "--all"]);
+        self.git(&["commit", "--quiet", "-m", message]);
+        self.push(&["--force"])
+    }
+}
+
+#[test]
+fn a_repository_that_cannot_be_reached_changes_nothing() {
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    machine.process("a", "1", "");
+    repo.commit("first");
+    let mut watch = repo.watch("watch.log", &["--prune"]);
+    until("a runs", || repo.runs(&["a"]));
+    let before = machine.pids();
+    std::fs::rename(machine.path("origin.git"), machine.path("away")).expect("a folder");
+    repo.until_said("watch.log", "cannot fetch HEAD");
+    // Drift is repaired all the same, also by one that was started meanwhile.
+    watch.0.kill().expect("it is killed");
+    watch.0.wait().expect("it ends");
+    let _again = repo.watch("again", &["--prune"]);
+    repo.until_said("again", "cannot fetch HEAD");
+    repo.until_said("again", "converged: 1 instance");
+    assert_eq!(machine.pids(), before);
+    std::fs::rename(machine.path("away"), machine.path("origin.git")).expect("a folder");
+    repo.until_said("again", "it is followed again");
+    machine.process("b", "1", "");
+    repo.commit("second");
+    until("b runs", || repo.runs(&["b"]));
+    assert_eq!(machine.pids()["a"], before["a"]);
+    assert_eq!(repo.said("again").matches("cannot fetch").count(), 1, "{}", repo.said("again"));
+}
+
+#[test]
+fn only_what_the_right_people_signed_is_taken() {
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    let key = |name: &str| {
+        let file = machine.path(name);
+        let made = Command::new("ssh-keygen")
+            .args(["-q", "-t", "ed25519", "-N", "", "-C", name, "-f"])
+            .arg(&file)
+            .stdin(Stdio::null())
+            .status()
+            .expect("ssh-keygen runs");
+        assert!(made.success());
+        let public = std::fs::read_to_string(machine.path(&format!("{name}.pub"))).expect("a key");
+        (format!("user.signingKey={}", file.display()), public)
+    };
+    let ((ann, public), (eve, _)) = (key("ann"), key("eve"));
+    std::fs::write(machine.path("signers"), format!("ann@example.org {public}")).expect("a file");
+    let signed = |message: &str, key: &str| {
+        repo.commit_with(message, &["-c", "gpg.format=ssh", "-c", key, "-c", "commit.gpgSign=true"])
+    };
+    machine.process("a", "1", "");
+    let unsigned = repo.commit("unsigned");
+    let _watch = repo.watch("watch.log", &["--verify-signatures", "signers"]);
+    repo.until_said("watch.log", &format!("commit {unsigned} is refused: it is not signed"));
+    machine.process("a", "2", "");
+    let stranger = signed("by a stranger", &eve);
+    repo.until_said("watch.log", &format!("commit {stranger} is refused: its signature is not good"));
+    assert!(machine.effects().is_empty() && machine.rows().is_empty());
+    machine.process("a", "3", "");
+    signed("by ann", &ann);
+    until("a runs", || repo.runs(&["a"]));
+    machine.process("a", "4", "");
+    let unsigned = repo.commit("unsigned again");
+    repo.until_said("watch.log", &format!("commit {unsigned} is refused"));
+    machine.process("a", "5", "");
+    signed("by ann again", &ann);
+    until("the fifth runs", || machine.effects().contains(&"start a 5".to_owned()));
+    let starts: Vec<String> =
+        machine.effects().into_iter().filter(|line| line.starts_with("start")).collect();
+    assert_eq!(starts, ["start a 3", "start a 5"]);
+}
+
+#[test]
+fn keys_of_gpg_are_those_of_the_file_and_never_the_users_own() {
+    if Command::new("gpg").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("skipped: gpg is not installed");
+        return;
+    }
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    // Ann's keys are in the user's own home; the file names Bob alone.
+    let home = machine.path(".gnupg");
+    std::fs::create_dir(&home).expect("a folder");
+    std::fs::set_permissions(&home, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("a mode");
+    let gpg = |args: &[&str]| {
+        let output =
+            Command::new("gpg").args(["--batch", "--quiet"]).args(args).env("GNUPGHOME", &home).output();
+        let output = output.expect("gpg runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    for who in ["ann@example.org", "bob@example.org"] {
+        gpg(&["--passphrase", "", "--quick-generate-key", who, "ed25519", "sign", "never"]);
+    }
+    std::fs::write(machine.path("keys"), gpg(&["--export", "bob@example.org"])).expect("a file");
+    let wrapper = machine.path("gpg-here");
+    std::fs::write(&wrapper, format!("#!/bin/sh\nGNUPGHOME={} exec gpg \"$@\"\n", home.display()))
+        .expect("a file");
+    std::fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+    let (program, sign) = (format!("gpg.program={}", wrapper.display()), "commit.gpgSign=true");
+    let signed = |message: &str, who: &str| {
+        let key = format!("user.signingKey={who}");
+        repo.commit_with(message, &["-c", &program, "-c", sign, "-c", &key])
+    };
+    machine.process("a", "1", "");
+    let ann = signed("by ann", "ann@example.org");
+    let _watch = repo.watch("watch.log", &["--verify-signatures", "keys"]);
+    repo.until_said("watch.log", &format!("commit {ann} is refused: its signature is not good"));
+    assert!(machine.effects().is_empty());
+    signed("by bob", "bob@example.org");
+    until("a runs", || repo.runs(&["a"]));
+    let _ = Command::new("gpgconf").args(["--kill", "all"]).env("GNUPGHOME", &home).status();
+}
+
+#[test]
+fn a_path_of_a_branch_is_read_by_the_rules_of_directories() {
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    std::fs::create_dir_all(machine.path("m/fleet/.data")).expect("a folder");
+    for name in ["a", "b", "outside"] {
+        machine.process(name, "1", "");
+    }
+    std::fs::rename(machine.path("m/a.yaml"), machine.path("m/fleet/a.yaml")).expect("a file");
+    std::fs::rename(machine.path("m/b.yaml"), machine.path("m/fleet/.data/b.yaml")).expect("a file");
+    std::os::unix::fs::symlink(".data/b.yaml", machine.path("m/fleet/b.yaml")).expect("a link");
+    std::fs::write(machine.path("m/fleet/notes.txt"), "no manifest").expect("a file");
+    repo.git(&["checkout", "--quiet", "-b", "prod"]);
+    repo.commit("first");
+    repo.git(&["push", "--quiet", "origin", "HEAD:prod"]);
+    let _watch = repo.watch("watch.log", &["--ref", "prod", "--path", "./fleet/"]);
+    until("both run", || repo.runs(&["a", "b"]));
+    repo.until_said("watch.log", "converged: 2 instances");
+    // A link out of it is a problem with its place, and spoils nothing.
+    std::os::unix::fs::symlink("/etc/hostname", machine.path("m/fleet/z.yaml")).expect("a link");
+    repo.commit("a link");
+    repo.git(&["push", "--quiet", "origin", "HEAD:prod"]);
+    repo.until_said("watch.log", "fleet/z.yaml:1:1");
+    assert!(repo.said("watch.log").contains("leads out of the tree"));
+    assert!(!machine.rows().contains_key("outside"));
+    assert!(!machine.path(".abide-home/git").join("fleet").exists());
+}
+
+#[test]
+fn what_git_could_take_for_an_option_or_a_program_is_refused() {
+    let machine = Machine::new();
+    let touched = machine.path("touched");
+    let ext = format!("--git=ext::sh -c touch% {}", touched.display());
+    std::fs::write(machine.path("nokeys"), "hello").expect("a file");
+    for (args, what) in [
+        (&["--git=-x"][..], "begins with a dash"),
+        (&["--git=--upload-pack=x"], "begins with a dash"),
+        (&["--git=/r", "--ref=-x"], "begins with a dash"),
+        (&["--git=/r", "--path=-x"], "begins with a dash"),
+        (&["--git=/r", "--path=../x"], "leads out of the repository"),
+        (&["--git=/r", "--ref=a:b"], "no name of a branch"),
+        (&[ext.as_str()], "names a program to run"),
+        (&["--git=fd::3"], "names a program to run"),
+        (&["--git=https://u:secret@h/x", "--ref=-x"], "begins with a dash"),
+        (&["--git=/r", "--verify-signatures=nokeys"], "neither allowed signers"),
+        (&["--git=/r", "--verify-signatures=none"], "no such file"),
+        (&["--git=/r", "--accept-rewind=zz"], "no commit's id"),
+        (&["--git=/r", "m"], "cannot be used with"),
+        (&["m", "--ref=main"], "--git"),
+        (&[], "required"),
+    ] {
+        let mut all = vec!["watch"];
+        all.extend(args);
+        let (code, _, err) = machine.run(&all);
+        assert!(code == 64 && err.contains(what) && !err.contains("secret"), "{args:?}: {code} {err}");
+    }
+    assert!(!touched.exists() && !machine.path(".abide-home").exists());
+}
+
+#[test]
+fn nothing_that_belongs_to_a_repository_or_a_configuration_is_run() {
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    let touched = machine.path("touched");
+    let script = format!("#!/bin/sh\necho $0 >> {}\n", touched.display());
+    let program = |path: &Path| {
+        std::fs::write(path, &script).expect("a file");
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+    };
+    machine.process("a", "1", "");
+    repo.commit("first");
+    for folder in ["hooks", "origin.git/hooks"] {
+        std::fs::create_dir_all(machine.path(folder)).expect("a folder");
+        for hook in ["post-checkout", "post-merge", "reference-transaction", "pre-auto-gc", "post-rewrite"] {
+            program(&machine.path(folder).join(hook));
+        }
+    }
+    program(&machine.path("askpass"));
+    // The user's own configuration, gone wrong.
+    let config = format!(
+        "[core]\n\thooksPath = {0}/hooks\n\tfsmonitor = {0}/askpass\n\taskPass = {0}/askpass\n[protocol \"ext\"]\n\tallow = always\n",
+        machine.path("").display()
+    );
+    std::fs::write(machine.path(".gitconfig"), config).expect("a file");
+    let _watch = repo.watch("watch.log", &[]);
+    until("a runs", || repo.runs(&["a"]));
+    machine.process("b", "1", "");
+    repo.commit_quietly("second");
+    until("b runs", || repo.runs(&["b"]));
+    assert!(!touched.exists(), "{}", std::fs::read_to_string(&touched).unwrap_or_default());
+}
+
+impl Repo {
+    /// A push whose receiver runs no hooks either: only what watches is looked at.
+    fn commit_quietly(&self, message: &str) {
+        let hooks = self.machine.path("origin.git/hooks");
+        let away = self.machine.path("hooks-away");
+        std::fs::rename(&hooks, &away).expect("a folder");
+        self.commit(message);
+        std::fs::rename(&away, &hooks).expect("a folder");
+    }
+}
+
+/// A program that never ends in place of the other side's.
+#[test]
+fn a_fetch_that_takes_too_long_is_ended_and_told_and_does_not_keep_from_stopping() {
+    let machine = Machine::new();
+    let (ssh, pid) = (machine.path("ssh"), machine.path("pid"));
+    std::fs::write(&ssh, format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", pid.display()))
+        .expect("a file");
+    std::fs::set_permissions(&ssh, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+    let watch = |log: &str, patience: &str| {
+        let out = std::fs::File::create(machine.path(log)).expect("a file");
+        let both = out.try_clone().expect("a file");
+        let args = ["watch", "--git", "ssh://git:secret@h/x", "--git-timeout", patience];
+        let mut command = machine.command(&args);
+        command.env("GIT_SSH_COMMAND", &ssh).env("HOME", machine.path("."));
+        Ends(command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts"))
+    };
+    let asked = || std::fs::read_to_string(&pid).ok()?.trim().parse::<u32>().ok();
+    let first = watch("first", "1s");
+    let said = || std::fs::read_to_string(machine.path("first")).unwrap_or_default();
+    until("it is told", || said().contains("git took longer than 1s"));
+    assert!(said().contains("ssh://***@h/x") && !said().contains("secret"), "{}", said());
+    let other = asked().expect("it ran");
+    until("it was ended", || !is_alive(other));
+    drop(first);
+    std::fs::remove_file(&pid).expect("it was there");
+    let mut second = watch("second", "5m");
+    until("it asks", || asked().is_some_and(is_alive));
+    let other = asked().expect("it ran");
+    kill(second.0.id(), "TERM");
+    let begin = std::time::Instant::now();
+    assert!(second.0.wait().expect("it ends").code().is_some() && begin.elapsed() < Duration::from_secs(20));
+    until("the other was ended", || !is_alive(other));
+}
+
+/// What a webhook does: it is looked at now, not at the next interval.
+#[test]
+fn a_nudge_is_followed_at_once() {
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    machine.process("a", "1", "");
+    repo.commit("first");
+    let setting = Setting {
+        url: machine.path("origin.git").display().to_string(),
+        reference: "main".to_owned(),
+        path: PathBuf::new(),
+        signers: None,
+        accept_rewind: None,
+        interval: Duration::from_secs(3600),
+        patience: Duration::from_secs(60),
+        folder: machine.path("git"),
+        owner: "default".to_owned(),
+        limits: Limits::default(),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let store = Embedded::open(&machine.path("store.db")).expect("a store");
+        let mut git = Source::Git(Git::new(setting.checked().expect("it is well"), Box::new(|_| {})));
+        assert!(git.read(&store).await.expect("it reads").is_none());
+        until("the first is there", || git.changed());
+        machine.process("b", "1", "");
+        let second = repo.commit("second");
+        let nudge = git.nudge();
+        std::thread::spawn(move || nudge.now());
+        git.woken().await;
+        until("the second is there", || git.changed());
+        let reading = git.read(&store).await.expect("it reads").expect("a reading");
+        assert_eq!((reading.commit.as_deref(), reading.may_prune), (Some(second.as_str()), true));
+        // A directory's too.
+        let mut directory = Source::new(
+            vec![machine.path("m")],
+            Limits::default(),
+            Duration::from_secs(3600),
+            Box::new(|_| {}),
+        );
+        directory.nudge().now();
+        assert!(directory.changed() && !directory.changed());
+    });
+}
+
+#[test]
+fn two_watches_share_what_they_fetched() {
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    machine.process("a", "1", "");
+    repo.commit("first");
+    repo.git(&["push", "--quiet", "origin", "HEAD:other"]);
+    let _first = repo.watch("first", &[]);
+    let _second = repo.watch("second", &["--ref", "other", "--owner", "others"]);
+    until("a runs", || repo.runs(&["a"]));
+    repo.until_said("second", "read 1 instance");
+    // Neither is disturbed by the other.
+    machine.process("b", "1", "");
+    repo.commit("second");
+    repo.git(&["push", "--quiet", "origin", "HEAD:other"]);
+    until("b runs", || repo.runs(&["b"]));
+    repo.until_said("second", "read 2 instances");
+    for log in ["first", "second"] {
+        assert!(!repo.said(log).contains("source"), "{}", repo.said(log));
+    }
+    let mirrors = std::fs::read_dir(machine.path(".abide-home/git")).expect("mirrors").flatten();
+    assert_eq!(mirrors.filter(|entry| entry.path().is_dir()).count(), 1);
+}
