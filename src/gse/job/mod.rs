@@ -1,12 +1,13 @@
 //! JOB's bodies: manage_proc (1 host, 2 unhost) and operate_process (GSE's operations), which share a shape and
 //! not the meaning of their numbers.
 
+mod check;
+
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::request::Wrong;
 use super::{Dialect, Loss, Subject};
 use crate::model::{
     AutoType, Control, Field, Host, HostKey, Identity, Job, Monitor, Name, Percent, ProcessKey, Resource,
@@ -114,23 +115,6 @@ impl JobBody {
         let operates = any(|p| p.contact.is_some() || p.account.is_some());
         let manages = any(|p| p.proc_owner.is_some()) && matches!(self.op_type, None | Some(1 | 2));
         if manages && !operates { Api::ManageProc } else { Api::OperateProcess }
-    }
-
-    /// What the call's document requires of a body, and what cannot be meant: the field, and what is wrong with it.
-    pub fn check(&self, api: Api) -> Result<(), Wrong> {
-        let scope = self.bk_scope_type.as_deref().is_some_and(|scope| matches!(scope, "biz" | "biz_set"));
-        if self.bk_biz_id.is_none() && (self.bk_scope_id.is_none() || !scope) {
-            return Err(Wrong::new("bk_biz_id", "is missing, and so is a scope of type biz or biz_set"));
-        }
-        if self.process_infos.is_empty() {
-            return Err(Wrong::missing("process_infos"));
-        }
-        for (at, process) in self.process_infos.iter().enumerate() {
-            process
-                .check(api, self.op_type)
-                .map_err(|wrong| Wrong::new(format!("process_infos[{at}].{}", wrong.field), wrong.why))?;
-        }
-        Ok(())
     }
 
     /// What the body asks for, as wishes. The second list is what a reader should know about.
@@ -241,66 +225,7 @@ fn state(api: Api, op_type: Option<i64>, auto_type: AutoType, note: &mut impl Fn
     })
 }
 
-/// Does it matter to an operation how a process is kept? Left out, its type is 0.
-fn runs_by_its_kind(api: Api, op_type: Option<i64>) -> bool {
-    match api {
-        Api::ManageProc => op_type == Some(1),
-        Api::OperateProcess => matches!(op_type, Some(0 | 3 | 7 | 8)),
-    }
-}
-
 impl JobProcess {
-    fn check(&self, api: Api, op_type: Option<i64>) -> Result<(), Wrong> {
-        let required: &[(&str, &Option<String>)] = match api {
-            Api::ManageProc => &[("proc_name", &self.proc_name), ("proc_owner", &self.proc_owner)],
-            Api::OperateProcess => &[
-                ("proc_name", &self.proc_name),
-                ("setup_path", &self.setup_path),
-                ("pid_path", &self.pid_path),
-            ],
-        };
-        for (field, value) in required {
-            if value.as_ref().is_none_or(String::is_empty) {
-                return Err(Wrong::missing(field));
-            }
-        }
-        if self.ip_list.is_empty() {
-            return Err(Wrong::missing("ip_list"));
-        }
-        for (at, host) in self.ip_list.iter().enumerate() {
-            if host.ip.parse::<std::net::IpAddr>().is_err() {
-                return Err(Wrong::new(format!("ip_list[{at}].ip"), "is no IP address"));
-            }
-        }
-        match self.r#type {
-            Some(0) | None if self.cycle_time.is_none() && runs_by_its_kind(api, op_type) => {
-                return Err(Wrong::new("cycle_time", "is missing, which type 0 needs"));
-            }
-            Some(code) if AutoType::try_from(code).is_err() => {
-                return Err(Wrong::new("type", "is neither 0, 1 nor 2"));
-            }
-            Some(_) | None => {}
-        }
-        for (field, share) in [("cpu_lmt", self.cpu_lmt), ("mem_lmt", self.mem_lmt)] {
-            if share.is_some_and(|Limit(share)| Percent::new(share).is_none()) {
-                return Err(Wrong::new(field, "is no percentage between 0 and 100"));
-            }
-        }
-        let numbers = [
-            ("cycle_time", self.cycle_time),
-            ("instance_num", self.instance_num),
-            ("op_timeout", self.op_timeout),
-            ("start_check_begin_time", self.start_check_begin_time),
-            ("start_check_end_time", self.start_check_end_time),
-        ];
-        for (field, number) in numbers {
-            if number.is_some_and(|number| u32::try_from(number).is_err()) {
-                return Err(Wrong::new(field, "is out of range"));
-            }
-        }
-        Ok(())
-    }
-
     /// An instance of JOB is known by its value_key, else by its program.
     fn name(&self, note: &mut impl FnMut(String)) -> Option<Name> {
         let own = [&self.value_key, &self.proc_name].into_iter().flatten().find(|text| !text.is_empty());
