@@ -304,10 +304,17 @@ pub fn pause(args: &Stay, printer: &Printer) -> Result<Exit, Failure> {
 
 pub fn resume(args: &Resume, printer: &Printer) -> Result<Exit, Failure> {
     let live = connect(&args.target)?;
-    let written = runtime()?.block_on(live.state.txn(Txn::delete(place(args.namespace.as_ref()))));
-    written.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+    let paused = runtime()?.block_on(async {
+        let (_, pauses) = live.restraints().await?;
+        let deleted = live.state.txn(Txn::delete(place(args.namespace.as_ref()))).await;
+        deleted.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+        Ok::<_, Failure>(pauses.iter().any(|pause| pause.namespace == args.namespace))
+    })?;
     let what = args.namespace.as_ref().map_or("everything".to_owned(), |name| format!("namespace {name}"));
-    printer.styled(&format!("{BOLD}resumed{BOLD:#}: {what}\n"));
+    printer.styled(&match paused {
+        true => format!("{BOLD}resumed{BOLD:#}: {what}\n"),
+        false => format!("nothing was paused: {what}\n"),
+    });
     Ok(Exit::Done)
 }
 

@@ -1,27 +1,37 @@
 //! `abide get`: what a target knows, as tables or for scripts.
 
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
 use serde_json::{Value, json};
 
 use super::args::switch;
-use super::print::{BOLD, Printer, visible};
+use super::print::{BOLD, Printer, problem, visible};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::{Exit, Failure};
-use crate::manifest::rows;
+use crate::manifest::{self, Limits, rows};
 use crate::model::{Name, glob};
 
 /// Show processes, hosts or tasks of a target
 ///
-/// `-o json` prints rows that `plan --observed` takes.
+/// `-o json` prints rows that `plan --observed` takes. `orphans` are processes that nobody owns; with manifests also
+/// those of the owner that they do not declare any more.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Examples:\n  abide get processes\n  abide get hosts -o json\n  abide get processes -n web --watch"
+    after_help = "Examples:\n  abide get processes\n  abide get hosts -o json\n  abide get processes -n web --watch\n  abide get orphans manifests --owner web-team"
 )]
 pub struct Get {
     /// What to show
     #[arg(value_enum, value_name = "KIND")]
     pub kind: Kind,
+    /// With `orphans`: the manifests of the owner, as files or directories, or - for standard input
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
     #[command(flatten)]
     pub target: TargetArgs,
+    /// With `orphans PATH…`: whose manifests they are [default: the owner that a Policy names, else `default`]
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
+    pub owner: Option<String>,
     /// Only this namespace (repeatable)
     #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_NAMESPACE", value_delimiter = ',')]
     pub namespace: Vec<Name>,
@@ -43,6 +53,8 @@ pub enum Kind {
     Tasks,
     /// What people did by hand and nobody undoes
     Holds,
+    /// Processes that nobody owns, and those that the given manifests do not declare any more
+    Orphans,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -56,6 +68,7 @@ pub enum Form {
 }
 
 pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
+    let declared = Declared::read(args, printer)?;
     let runtime = runtime()?;
     let live = args.target.connect("default", Start::Never)?;
     let mut last = None;
@@ -63,7 +76,7 @@ pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
         let rows = match &live {
             // Nothing was ever started here.
             None => Vec::new(),
-            Some(live) => runtime.block_on(rows(args, live))?,
+            Some(live) => runtime.block_on(rows(args, &declared, live))?,
         };
         let text = shown(args, &rows)?;
         if last.as_ref() != Some(&text) {
@@ -80,17 +93,20 @@ pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
     }
 }
 
-async fn rows(args: &Get, live: &Live) -> Result<Vec<Value>, Failure> {
+async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>, Failure> {
     let on = |host: &str| args.host.as_ref().is_none_or(|pattern| glob(pattern, host));
     let inside =
         |name: &str| args.namespace.is_empty() || args.namespace.iter().any(|one| one.as_str() == name);
     let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
     let rows = match args.kind {
-        Kind::Processes => {
+        Kind::Processes | Kind::Orphans => {
             let all = live.rows("&brief=1").await?;
             let meant =
                 all.into_iter().filter(|row| inside(&text(row, "namespace")) && on(&text(row, "host")));
-            meant.map(process).collect()
+            match args.kind {
+                Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).collect(),
+                _ => meant.map(process).collect(),
+            }
         }
         Kind::Hosts => {
             let all = live.hosts(&live.everything().await?).await?;
@@ -118,6 +134,52 @@ async fn rows(args: &Get, live: &Live) -> Result<Vec<Value>, Failure> {
         }
     };
     Ok(rows)
+}
+
+/// What the given manifests declare, and for whom.
+#[derive(Default)]
+struct Declared {
+    /// `None`: no manifests were given.
+    owner: Option<String>,
+    instances: BTreeSet<String>,
+}
+
+impl Declared {
+    /// A tree with any error is refused: what a bad file declares would look like an orphan.
+    fn read(args: &Get, printer: &Printer) -> Result<Declared, Failure> {
+        if args.paths.is_empty() {
+            return Ok(Declared::default());
+        }
+        if args.kind != Kind::Orphans {
+            return Err(Failure::new(Exit::Usage, "only `get orphans` takes manifests"));
+        }
+        let loaded = manifest::load(&args.paths, &Limits::default());
+        if loaded.errors() > 0 {
+            printer.to_stderr(&loaded.problems.iter().map(|one| problem(one) + "\n").collect::<String>());
+            let message = "with errors in the manifests nobody can tell what they declare";
+            return Err(Failure::new(Exit::InvalidManifest, message));
+        }
+        let named = loaded.desired.policies.iter().find_map(|policy| policy.owner.as_deref());
+        let owner = args.owner.as_deref().or(named).unwrap_or("default");
+        let instances = loaded.desired.instances.keys().map(ToString::to_string).collect();
+        Ok(Declared { owner: Some(owner.to_owned()), instances })
+    }
+
+    /// The row of an orphan, and why it is one; `None`: somebody claims it.
+    fn orphan(&self, row: Value) -> Option<Value> {
+        if row["instance"].as_str().is_some_and(|instance| self.instances.contains(instance)) {
+            return None;
+        }
+        let why = match (row["owner"].as_str().filter(|owner| !owner.is_empty()), &self.owner) {
+            (None, _) => "nobody owns it".to_owned(),
+            (Some(owner), Some(ours)) if owner == ours => format!("no manifest of {ours} declares it"),
+            (Some(_), _) => return None,
+        };
+        let mut row = process(row);
+        row["sync"] = json!("Orphan");
+        row["why"] = json!(why);
+        Some(row)
+    }
 }
 
 /// The row of the contract.
@@ -153,7 +215,7 @@ fn shown(args: &Get, rows: &[Value]) -> Result<String, Failure> {
 
 fn name(kind: Kind, row: &Value) -> String {
     let field = match kind {
-        Kind::Processes => "instance",
+        Kind::Processes | Kind::Orphans => "instance",
         Kind::Hosts => "host",
         Kind::Tasks => "id",
         Kind::Holds => "what",
@@ -185,6 +247,7 @@ fn table(args: &Get, rows: &[Value]) -> String {
         ],
         (Kind::Hosts, _) => &["host", "agent", "version", "processes", "heard"],
         (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
+        (Kind::Orphans, _) => &["namespace", "name", "host", "running", "hosting", "pid", "owner", "why"],
         (Kind::Holds, _) => &["what", "by", "until", "reason"],
     };
     if rows.is_empty() {

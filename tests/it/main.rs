@@ -13,6 +13,7 @@ mod gateway;
 mod hostile;
 mod git;
 mod laws;
+mod looks;
 mod mutations;
 mod plan;
 mod planner;

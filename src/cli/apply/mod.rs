@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use self::progress::Progress;
-use self::report::{Before, Report, show};
+use self::report::{Before, Report, reasons, show};
 use super::args::switch;
 use super::plan::args::{Input as InputArgs, PlanForm, duration};
 use super::plan::input::{Input, Wanted};
@@ -118,7 +118,8 @@ async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result
     over_budget(&planned)?;
     if planned.steps().next().is_none() {
         let exit = if planned.held.is_empty() { Exit::Done } else { Exit::Incomplete };
-        let ill = ill(&input);
+        let mut ill = ill(&input);
+        reasons(&live, &mut ill).await;
         let exit = if ill.is_empty() { exit } else { Exit::Incomplete };
         let report =
             Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason: None, ill };
@@ -455,6 +456,7 @@ async fn report(
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
+    reasons(live, &mut not_well).await;
     let (exit, reason) = match () {
         () if let Some(exit) = interrupted => (exit, None),
         () if failed => (Exit::Incomplete, None),

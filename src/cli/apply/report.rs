@@ -1,5 +1,7 @@
 //! What an apply came to, for people, scripts, pull requests and CI systems.
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 
 use super::Apply;
@@ -7,6 +9,7 @@ use crate::cli::plan::args::PlanForm;
 use crate::cli::plan::input::{Digests, Input};
 use crate::cli::plan::json as plan_json;
 use crate::cli::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
+use crate::cli::target::Live;
 use crate::cli::{Exit, Failure};
 use crate::execute::{Ended, Outcome};
 use crate::model::{Health, Op, Plan};
@@ -66,7 +69,12 @@ fn in_json(before: &Before, report: &Report) -> Result<String, Failure> {
                    "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms})
         })
         .collect();
-    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "converged": report.converged.unwrap_or(false),
+    let ill = report
+        .ill
+        .iter()
+        .map(|(instance, health, why)| json!({"instance": instance, "health": health.word(), "why": why}));
+    let ill: Vec<Value> = ill.collect();
+    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "not_well": ill, "converged": report.converged.unwrap_or(false),
                        "exit": {"code": report.exit as u8, "reason": report.reason}});
     let text = serde_json::to_string_pretty(&whole);
     text.map(|text| text + "\n")
@@ -93,6 +101,27 @@ fn grouped(report: &Report) -> Vec<(Outcome, Op, String, Vec<String>)> {
     groups
 }
 
+/// Why each of these is not well: what its agent says, else what that health means.
+pub async fn reasons(live: &Live, ill: &mut [(String, Health, String)]) {
+    if ill.is_empty() {
+        return;
+    }
+    let rows = live.backend.rows("&brief=1").await.unwrap_or_default();
+    let said: HashMap<&str, &Value> =
+        rows.iter().filter_map(|row| Some((row["instance"].as_str()?, row))).collect();
+    for (instance, health, why) in ill {
+        let row = said.get(instance.as_str());
+        let message = row.and_then(|row| row["message"].as_str()).filter(|message| !message.is_empty());
+        let exit = row.and_then(|row| row["exit"].as_i64());
+        *why = match (message, exit, *health) {
+            (Some(message), _, _) => message.to_owned(),
+            (None, Some(code), _) => format!("it ended with code {code}"),
+            (None, None, Health::Degraded) => "its health_cmd does not succeed".to_owned(),
+            (None, None, _) => "it does not stay up; `abide logs` shows what it says".to_owned(),
+        };
+    }
+}
+
 fn in_text(planned: &Plan, report: &Report) -> String {
     const SHOWN: usize = 5;
     let mut text = String::new();
@@ -103,8 +132,9 @@ fn in_text(planned: &Plan, report: &Report) -> String {
         text.push_str(&format!("{ERROR}{}{ERROR:#} {op} {names}{more}\n", outcome.word()));
         text.extend(message.lines().map(|line| format!("    {}\n", visible(line))));
     }
-    for (instance, health, _) in &report.ill {
+    for (instance, health, why) in &report.ill {
         text.push_str(&format!("{WARNING}{}{WARNING:#} {}\n", health.word(), visible(instance)));
+        text.extend(why.lines().map(|line| format!("    {}\n", visible(line))));
     }
     if report.ended.is_empty() {
         let held = planned.held.len();
