@@ -106,6 +106,7 @@ pub enum Verb {
     Describe(super::status::Describe),
     History(super::status::History),
     Export(super::status::Export),
+    Import(super::import::Import),
     /// Start processes now, and leave them so: a hold keeps others from undoing it
     Start(super::by_hand::ByHand),
     /// Stop processes now, and leave them so: a hold keeps others from undoing it

@@ -12,6 +12,7 @@ mod doctor;
 mod explain;
 mod generate;
 mod get;
+mod import;
 mod init;
 mod local;
 mod logs;
@@ -133,6 +134,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Describe(args) => status::describe(&args, printer),
         Verb::History(args) => status::history(&args, printer),
         Verb::Export(args) => status::export(&args, printer),
+        Verb::Import(args) => import::run(&args, printer),
         Verb::Start(args) => by_hand::operate(Op::Start, &args, printer),
         Verb::Stop(args) => by_hand::operate(Op::Stop, &args, printer),
         Verb::Restart(args) => by_hand::operate(Op::Restart, &args, printer),

@@ -235,6 +235,20 @@ const NOT_A_FILE: &str =
 
 /// Reads one file into text, cut into documents.
 pub fn read(file: &Candidate, limits: &Limits) -> Result<Source, Problem> {
+    let bytes = bytes(file, limits)?;
+    let text = text::decode(bytes)
+        .map_err(|(fault, text)| Source::new(file.name.clone(), text, false, 0).problem(fault))?;
+    let json = match Path::new(&*file.name).extension().and_then(|e| e.to_str()) {
+        Some("yaml" | "yml" | "YAML" | "YML") => false,
+        Some("json" | "JSON") => true,
+        // Standard input and files of other names: what looks like JSON and is.
+        _ => text.trim_start().starts_with('{') && text::is_json(&text),
+    };
+    Ok(Source::new(file.name.clone(), text, json, limits.documents))
+}
+
+/// What a file holds, within the limit.
+pub fn bytes(file: &Candidate, limits: &Limits) -> Result<Vec<u8>, Problem> {
     let unreadable = |error: io::Error| {
         Problem::of_file(
             file.name.clone(),
@@ -264,15 +278,7 @@ pub fn read(file: &Candidate, limits: &Limits) -> Result<Source, Problem> {
     if bytes.len() as u64 > limits.file_bytes {
         return Err(too_large());
     }
-    let text = text::decode(bytes)
-        .map_err(|(fault, text)| Source::new(file.name.clone(), text, false, 0).problem(fault))?;
-    let json = match Path::new(&*file.name).extension().and_then(|e| e.to_str()) {
-        Some("yaml" | "yml" | "YAML" | "YML") => false,
-        Some("json" | "JSON") => true,
-        // Standard input and files of other names: what looks like JSON and is.
-        _ => text.trim_start().starts_with('{') && text::is_json(&text),
-    };
-    Ok(Source::new(file.name.clone(), text, json, limits.documents))
+    Ok(bytes)
 }
 
 /// Is it a link to something outside of the directory that it stands in?

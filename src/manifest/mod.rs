@@ -16,6 +16,7 @@ mod expand;
 pub mod explain;
 mod find;
 pub mod grammar;
+pub mod import;
 pub mod init;
 mod limits;
 mod node;

@@ -1,0 +1,298 @@
+//! A process on its way to a manifest: what its file says, before names are settled and what every process needs is
+//! filled in.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::Reader;
+use super::words::{in_setup, join_path};
+use crate::manifest::document::{
+    ControlEntry, Document, EnvEntry, HostEntry, IdentityEntry, JobEntry, Loose, Map, Meta, MonitorEntry,
+    ResourceEntry, SpecEntry, Text,
+};
+use crate::manifest::grammar::{API_VERSION, RETRIES, SECONDS};
+use crate::model::{HostKey, State};
+
+/// Texts are as a manifest has them: a `${` of somebody else's is escaped.
+#[derive(Debug)]
+pub struct Draft {
+    pub file: Arc<str>,
+    pub line: u32,
+    /// As its file calls it; names of manifests are narrower.
+    pub name: String,
+    /// What other files call it, such as `db.service`.
+    pub alias: String,
+    pub labels: BTreeMap<String, String>,
+    pub state: State,
+    pub instances: Option<u32>,
+    /// Others that come first, by their aliases: the setting's line and name, and whose.
+    pub after: Vec<(u32, String, String)>,
+    /// Others that come later.
+    pub before: Vec<(u32, String, String)>,
+    pub identity: IdentityEntry,
+    pub control: ControlEntry,
+    pub resource: ResourceEntry,
+    pub monitor: MonitorEntry,
+    pub env: BTreeMap<String, String>,
+    pub cycle_time: Option<i64>,
+    pub log: Log,
+}
+
+/// Where its output goes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Log {
+    /// Its file leaves it to its supervisor: here it gets a file of its own.
+    #[default]
+    Unsaid,
+    Nowhere,
+    File(String),
+}
+
+impl Draft {
+    pub fn new(file: Arc<str>, line: u32, name: String) -> Draft {
+        Draft {
+            file,
+            line,
+            alias: name.clone(),
+            name,
+            labels: BTreeMap::new(),
+            state: State::Running,
+            instances: None,
+            after: Vec::new(),
+            before: Vec::new(),
+            identity: IdentityEntry::default(),
+            control: ControlEntry::default(),
+            resource: ResourceEntry::default(),
+            monitor: MonitorEntry { auto_type: Some(1), ..MonitorEntry::default() },
+            env: BTreeMap::new(),
+            cycle_time: None,
+            log: Log::Unsaid,
+        }
+    }
+
+    /// `start_cmd` is the process.
+    pub fn foreground(&mut self, command: String) {
+        self.control.start_mode = Some("foreground".into());
+        self.control.start_cmd = Some(Text(command));
+    }
+
+    /// Ends it by another signal than TERM, which the agent sends by itself.
+    pub fn stop_by(&mut self, signal: &str) {
+        self.control.stop_cmd = Some(Text(format!("kill -{signal} $ABIDE_PID")));
+    }
+}
+
+/// What a stop by another signal loses, told wherever there is one.
+pub const NOT_KILLED: &str =
+    "it becomes a stop_cmd, and after a stop_cmd nothing is killed by force: a stop then fails";
+
+/// A signal's name without `SIG`, if it is one: it becomes part of a command.
+pub fn signal(text: &str) -> Option<String> {
+    let upper = text.trim().to_ascii_uppercase();
+    let bare = upper.strip_prefix("SIG").unwrap_or(&upper);
+    let fits = !bare.is_empty() && bare.len() <= 12;
+    let number = bare.parse::<u8>().is_ok_and(|number| (1..=64).contains(&number));
+    let name = bare.starts_with(|c: char| c.is_ascii_uppercase())
+        && bare.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || "+-".contains(c));
+    (fits && (number || name)).then(|| bare.to_owned())
+}
+
+/// Seconds that a manifest can say.
+pub fn seconds(value: i64) -> Option<i64> {
+    SECONDS.contains(&value).then_some(value)
+}
+
+pub fn retries(value: i64) -> Option<i64> {
+    RETRIES.contains(&value).then_some(value)
+}
+
+/// Drafts → documents, in their order, under names that are good and each used once.
+pub fn documents(drafts: Vec<Draft>, reader: &mut Reader<'_>) -> Vec<Document> {
+    let names = names(&drafts, reader);
+    let waits = order(&drafts, reader);
+    let all = drafts.into_iter().zip(names).collect::<Vec<_>>();
+    let called: Vec<String> = all.iter().map(|(_, name)| name.clone()).collect();
+    all.into_iter()
+        .zip(waits)
+        .map(|((draft, name), waits)| {
+            let depends_on = waits.into_iter().map(|at| Text(called[at].clone())).collect();
+            document(draft, name, depends_on, reader)
+        })
+        .collect()
+}
+
+fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &Reader<'_>) -> Document {
+    let Draft { labels, state, instances, mut identity, control, resource, monitor, env, .. } = draft;
+    let terms = reader.terms;
+    let own = if instances.is_some() { "${name}" } else { name.as_str() };
+    let under = |folder: &str, end: &str| {
+        Text(join_path(&super::words::escaped(folder), &format!("{}/{own}.{end}", terms.namespace)))
+    };
+    identity.pid_path.get_or_insert_with(|| under(&terms.run_dir, "pid"));
+    identity.setup_path.get_or_insert_with(|| "/".into());
+    identity.value_key = Some(Text(format!("{}/{own}", terms.namespace)));
+    identity.log_path = match draft.log {
+        Log::Unsaid => Some(under(&terms.log_dir, "log")),
+        Log::Nowhere => None,
+        Log::File(path) => Some(Text(in_setup(&path, identity.setup_path.as_deref().unwrap_or("/")))),
+    };
+    let env: BTreeMap<String, EnvEntry> =
+        env.into_iter().map(|(name, value)| (name, EnvEntry::Plain(Loose::Text(value)))).collect();
+    let labels: BTreeMap<String, Loose> =
+        labels.into_iter().map(|(name, value)| (name, Loose::Text(value))).collect();
+    Document {
+        api_version: Some(API_VERSION.into()),
+        kind: Some("Process".into()),
+        meta: Some(Meta {
+            namespace: Some(terms.namespace.as_str().into()),
+            name: Some(Text(name)),
+            labels: (!labels.is_empty()).then_some(Map(labels)),
+        }),
+        hosts: Some(terms.hosts.iter().map(host).collect()),
+        state: (state != State::Running).then(|| state.word().into()),
+        instances: instances.map(i64::from),
+        depends_on: (!depends_on.is_empty()).then_some(depends_on),
+        spec: Some(SpecEntry {
+            identity: Some(identity),
+            control: Some(control),
+            resource: (resource != ResourceEntry::default()).then_some(resource),
+            monitor_policy: Some(monitor),
+            env: (!env.is_empty()).then_some(Map(env)),
+            job: draft.cycle_time.map(|secs| JobEntry { cycle_time: Some(secs), ..JobEntry::default() }),
+            ..SpecEntry::default()
+        }),
+        ..Document::default()
+    }
+}
+
+pub fn host(key: &HostKey) -> HostEntry {
+    match key {
+        HostKey::Address { cloud, ip } => HostEntry {
+            ip: Some(Text(ip.to_string())),
+            bk_cloud_id: i64::try_from(*cloud).ok(),
+            ..HostEntry::default()
+        },
+        HostKey::Agent(id) => HostEntry { bk_agent_id: Some(id.as_str().into()), ..HostEntry::default() },
+    }
+}
+
+/// A text as a name: narrow enough for keys, for file names, and for `NS/NAME@HOST`.
+pub fn speakable(text: &str) -> String {
+    // Room for a number behind it.
+    const MOST: usize = 100;
+    let fits = |c: char| c.is_alphanumeric() || "-_.".contains(c);
+    let name: String = text.chars().map(|c| if fits(c) { c } else { '-' }).take(MOST).collect();
+    match name.trim_matches(['-', '.']) {
+        "" => "unnamed".to_owned(),
+        trimmed => trimmed.to_owned(),
+    }
+}
+
+/// A name for each draft.
+fn names(drafts: &[Draft], reader: &mut Reader<'_>) -> Vec<String> {
+    let mut taken = Taken::default();
+    let mut names = Vec::new();
+    for draft in drafts {
+        let wanted = speakable(&draft.name);
+        let mut name = wanted.clone();
+        let mut nth = 2;
+        while !taken.is_free(&name, draft.instances) {
+            name = format!("{wanted}-{nth}");
+            nth += 1;
+        }
+        if wanted != draft.name {
+            let message = format!("a manifest cannot call it so; it is called {name}");
+            reader.note(&draft.file, draft.line, &draft.name, message);
+        } else if name != wanted {
+            let message = format!("another one has this name; it is called {name}");
+            reader.note(&draft.file, draft.line, &draft.name, message);
+        }
+        taken.0.insert(name.clone(), draft.instances);
+        names.push(name);
+    }
+    names
+}
+
+/// Names, and how many numbered ones each stands for.
+#[derive(Default)]
+struct Taken(BTreeMap<String, Option<u32>>);
+
+impl Taken {
+    fn is_free(&self, name: &str, instances: Option<u32>) -> bool {
+        let number = |text: &str| text.parse::<u32>().ok().filter(|n| n.to_string() == text);
+        let among = |base: &str, n: u32| self.0.get(base).copied().flatten().is_some_and(|many| n <= many);
+        let numbered = name.rsplit_once('_').and_then(|(base, end)| Some((base, number(end)?)));
+        let meets = || {
+            let many = instances.unwrap_or(0);
+            let prefix = format!("{name}_");
+            let others = self.0.range(prefix.clone()..).take_while(|(other, _)| other.starts_with(&prefix));
+            others.filter_map(|(other, _)| number(&other[prefix.len()..])).any(|n| n <= many)
+        };
+        !self.0.contains_key(name) && !numbered.is_some_and(|(base, n)| among(base, n)) && !meets()
+    }
+}
+
+/// For each draft the numbers of those that it waits for. What would wait for itself does not wait.
+fn order(drafts: &[Draft], reader: &mut Reader<'_>) -> Vec<Vec<usize>> {
+    let by_alias: HashMap<&str, usize> =
+        drafts.iter().enumerate().rev().map(|(at, draft)| (draft.alias.as_str(), at)).collect();
+    let mut waits: Vec<Vec<(usize, usize, u32, &str)>> = vec![Vec::new(); drafts.len()];
+    for (at, draft) in drafts.iter().enumerate() {
+        let after = draft.after.iter().map(|wait| (wait, true));
+        for ((line, setting, alias), waits_itself) in after.chain(draft.before.iter().map(|w| (w, false))) {
+            let Some(other) = by_alias.get(alias.as_str()).copied() else {
+                let message = format!("{alias} is not imported with it; manifests wait only for processes");
+                reader.note(&draft.file, *line, setting, message);
+                continue;
+            };
+            let (who, whom) = if waits_itself { (at, other) } else { (other, at) };
+            if !waits[who].iter().any(|(already, ..)| *already == whom) {
+                waits[who].push((whom, at, *line, setting));
+            }
+        }
+    }
+    acyclic(waits, drafts, reader)
+}
+
+/// Leaves out what closes a circle. Without recursion: a chain may be as long as a file.
+fn acyclic(
+    waits: Vec<Vec<(usize, usize, u32, &str)>>,
+    drafts: &[Draft],
+    reader: &mut Reader<'_>,
+) -> Vec<Vec<usize>> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Mark {
+        New,
+        Open,
+        Done,
+    }
+    let mut marks = vec![Mark::New; waits.len()];
+    let mut kept: Vec<Vec<usize>> = vec![Vec::new(); waits.len()];
+    for begin in 0..waits.len() {
+        if marks[begin] != Mark::New {
+            continue;
+        }
+        marks[begin] = Mark::Open;
+        let mut path = vec![(begin, 0)];
+        while let Some((at, next)) = path.last_mut() {
+            let (at, nth) = (*at, *next);
+            *next += 1;
+            let Some((whom, said_by, line, setting)) = waits[at].get(nth).copied() else {
+                marks[at] = Mark::Done;
+                path.pop();
+                continue;
+            };
+            if marks[whom] == Mark::Open {
+                let message = format!("{} is left out: they wait for each other", drafts[whom].alias);
+                reader.note(&drafts[said_by].file, line, setting, message);
+                continue;
+            }
+            kept[at].push(whom);
+            if marks[whom] == Mark::New {
+                marks[whom] = Mark::Open;
+                path.push((whom, 0));
+            }
+        }
+    }
+    kept
+}

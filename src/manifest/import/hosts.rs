@@ -1,0 +1,271 @@
+//! A CSV of hosts → HostGroups: a header names the columns, a line is a host, other columns are its labels.
+
+use std::collections::{BTreeMap, HashSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::draft::{host, speakable};
+use super::{File, Reader};
+use crate::manifest::document::{Document, HostEntry, HostLabels, Loose, Map, Meta, Text};
+use crate::manifest::grammar::API_VERSION;
+use crate::model::{AgentId, HostKey};
+
+/// A line: a host, and the group that it is in.
+pub struct Listed {
+    file: Arc<str>,
+    line: u32,
+    group: String,
+    key: HostKey,
+    entry: HostEntry,
+}
+
+/// What a column is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Column {
+    Ip,
+    Cloud,
+    Supplier,
+    Agent,
+    Group,
+    /// `a=1;b=2`
+    Labels,
+    Label(String),
+}
+
+impl Column {
+    fn of(title: &str) -> Column {
+        match title.to_ascii_lowercase().replace([' ', '-'], "_").as_str() {
+            "ip" | "address" | "inner_ip" | "bk_host_innerip" | "host_ip" | "ip_address" => Column::Ip,
+            "cloud" | "cloud_id" | "bk_cloud_id" => Column::Cloud,
+            "supplier" | "supplier_id" | "bk_supplier_id" => Column::Supplier,
+            "agent" | "agent_id" | "bk_agent_id" => Column::Agent,
+            "group" | "host_group" | "hostgroup" => Column::Group,
+            "labels" => Column::Labels,
+            _ => Column::Label(title.to_owned()),
+        }
+    }
+}
+
+/// Does a line look like the header of such a file?
+pub fn is_header(line: &str) -> bool {
+    let mut titles = line.split(separator(line)).map(|title| title.trim().trim_matches('"'));
+    titles.any(|title| matches!(Column::of(title), Column::Ip | Column::Agent))
+}
+
+fn separator(line: &str) -> char {
+    [',', ';', '\t'].into_iter().find(|c| line.contains(*c)).unwrap_or(',')
+}
+
+pub fn read(file: &mut File<'_, '_>) -> Vec<Listed> {
+    let text = file.source.text.clone();
+    let header = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+    let records = match records(&text, separator(header)) {
+        Ok(records) => records,
+        Err(line) => {
+            file.wrong(line, "a quote is not closed", "\"such as this\"");
+            return Vec::new();
+        }
+    };
+    let mut records = records.into_iter();
+    let Some((line, titles)) = records.next() else { return Vec::new() };
+    let columns: Vec<Column> = titles.iter().map(|title| Column::of(title)).collect();
+    if !columns.contains(&Column::Ip) && !columns.contains(&Column::Agent) {
+        file.wrong(
+            line,
+            "no column names the hosts",
+            "the first line names the columns: ip,cloud,group,rack",
+        );
+        return Vec::new();
+    }
+    if columns.contains(&Column::Ip) && !columns.contains(&Column::Cloud) {
+        file.note(line, "cloud", "there is no such column: all hosts are taken to be in cloud area 0");
+    }
+    for (at, title) in titles.iter().enumerate() {
+        if columns[..at].contains(&columns[at]) {
+            file.wrong(line, format!("column {title:?} stands twice"), "keep one of them");
+            return Vec::new();
+        }
+        if matches!(&columns[at], Column::Label(name) if name.is_empty() || name.starts_with("abide_") || name.len() > 253)
+        {
+            file.note(line, title, "no label can be called so; the column is left out");
+        }
+    }
+    let own = file.base().map_or("hosts", |name| name.split('.').next().unwrap_or(name)).to_owned();
+    let mut listed = Vec::new();
+    for (line, cells) in records {
+        if cells.len() > columns.len() {
+            let hint = "put what contains the separator into quotes";
+            file.wrong(line, "this line has more columns than the first", hint);
+            continue;
+        }
+        if let Some((group, key, entry)) = one(&columns, &cells, line, file) {
+            let group = group.unwrap_or_else(|| own.clone());
+            listed.push(Listed { file: file.source.name.clone(), line, group, key, entry });
+        }
+    }
+    if listed.is_empty() && file.reader.problems.is_empty() {
+        file.wrong(line, "no host is in it", "a line a host below the names of the columns");
+    }
+    listed
+}
+
+/// A line: its group, its key, and what a manifest says of it.
+fn one(
+    columns: &[Column],
+    cells: &[String],
+    line: u32,
+    file: &mut File<'_, '_>,
+) -> Option<(Option<String>, HostKey, HostEntry)> {
+    let cell = |column: &Column| {
+        let at = columns.iter().position(|one| one == column)?;
+        cells.get(at).map(|text| text.trim()).filter(|text| !text.is_empty())
+    };
+    let mut id = |column: &Column, what: &str| match cell(column).map(str::parse::<u32>) {
+        None => Some(None),
+        Some(Ok(id)) => Some(Some(i64::from(id))),
+        Some(Err(_)) => {
+            file.wrong(line, format!("the {what} is no number"), "a whole number from 0");
+            None
+        }
+    };
+    let (cloud, supplier) = (id(&Column::Cloud, "cloud area")?, id(&Column::Supplier, "supplier")?);
+    let agent = match cell(&Column::Agent).map(str::parse::<AgentId>) {
+        None => None,
+        Some(Ok(agent)) => Some(agent),
+        Some(Err(error)) => {
+            file.wrong(line, format!("the agent id cannot be used: {error}"), "as the agent reports it");
+            return None;
+        }
+    };
+    let key = match (cell(&Column::Ip).map(str::parse::<IpAddr>), &agent) {
+        (Some(Ok(ip)), _) => HostKey::Address { cloud: u64::try_from(cloud.unwrap_or(0)).unwrap_or(0), ip },
+        (Some(Err(_)), _) => {
+            file.wrong(line, "this is no IP address", "such as 10.0.0.1; host names are not looked up");
+            return None;
+        }
+        (None, Some(agent)) => HostKey::Agent(agent.clone()),
+        (None, None) => {
+            file.wrong(line, "this line names no host", "an address, or the id of an agent");
+            return None;
+        }
+    };
+    let mut labels = BTreeMap::new();
+    for (column, value) in columns.iter().zip(cells) {
+        let value = value.trim();
+        match column {
+            Column::Label(name) if !value.is_empty() => {
+                labels.insert(name.clone(), value.to_owned());
+            }
+            Column::Labels => {
+                for pair in value.split([';', ',']).map(str::trim).filter(|pair| !pair.is_empty()) {
+                    match pair.split_once('=') {
+                        Some((name, value)) => labels.insert(name.trim().to_owned(), value.trim().to_owned()),
+                        None => labels.insert(pair.to_owned(), String::new()),
+                    };
+                }
+            }
+            Column::Ip
+            | Column::Cloud
+            | Column::Supplier
+            | Column::Agent
+            | Column::Group
+            | Column::Label(_) => {}
+        }
+    }
+    labels.retain(|name, _| !name.is_empty() && !name.starts_with("abide_") && name.len() <= 253);
+    let labels: BTreeMap<String, Loose> =
+        labels.into_iter().map(|(name, value)| (name, Loose::Text(value))).collect();
+    let entry = HostEntry {
+        bk_supplier_id: supplier,
+        bk_agent_id: agent.map(|agent| agent.as_str().into()),
+        labels: (!labels.is_empty()).then_some(HostLabels::Have(Map(labels))),
+        ..host(&key)
+    };
+    Some((cell(&Column::Group).map(str::to_owned), key, entry))
+}
+
+/// Lines → groups, each host once; two files may speak of one group.
+pub fn documents(listed: Vec<Listed>, reader: &mut Reader<'_>) -> Vec<Document> {
+    let mut groups: BTreeMap<String, (HashSet<HostKey>, Vec<HostEntry>)> = BTreeMap::new();
+    for Listed { file, line, group, key, entry } in listed {
+        let name = speakable(&group);
+        if name != group {
+            reader.note(&file, line, &group, format!("a manifest cannot call it so; it is called {name}"));
+        }
+        let (known, hosts) = groups.entry(name.clone()).or_default();
+        if known.insert(key.clone()) {
+            hosts.push(entry);
+        } else {
+            let message = format!("it stands in group {name} already; the first is taken");
+            reader.note(&file, line, &key.to_string(), message);
+        }
+    }
+    let document = |(name, (_, hosts)): (String, (HashSet<HostKey>, Vec<HostEntry>))| Document {
+        api_version: Some(API_VERSION.into()),
+        kind: Some("HostGroup".into()),
+        meta: Some(Meta { name: Some(Text(name)), ..Meta::default() }),
+        hosts: Some(hosts),
+        ..Document::default()
+    };
+    groups.into_iter().map(document).collect()
+}
+
+/// The cells of each line that has any, with its number; `Err`: the line of a quote that is not closed.
+fn records(text: &str, separator: char) -> Result<Vec<(u32, Vec<String>)>, u32> {
+    let (mut records, mut cells, mut cell) = (Vec::new(), Vec::new(), String::new());
+    let (mut line, mut begun) = (1, 1);
+    let mut chars = text.chars().peekable();
+    let mut quoted = false;
+    while let Some(c) = chars.next() {
+        match c {
+            '\n' if quoted => {
+                line += 1;
+                cell.push(c);
+            }
+            '"' if quoted && chars.next_if_eq(&'"').is_some() => cell.push('"'),
+            '"' if quoted => quoted = false,
+            c if quoted => cell.push(c),
+            '"' if cell.trim().is_empty() => {
+                cell.clear();
+                quoted = true;
+            }
+            '\n' => {
+                cells.push(std::mem::take(&mut cell).trim().to_owned());
+                let record: Vec<String> = std::mem::take(&mut cells);
+                if record.iter().any(|cell| !cell.is_empty()) && !record[0].starts_with('#') {
+                    records.push((begun, record));
+                }
+                line += 1;
+                begun = line;
+            }
+            c if c == separator => cells.push(std::mem::take(&mut cell).trim().to_owned()),
+            c => cell.push(c),
+        }
+    }
+    if quoted {
+        return Err(begun);
+    }
+    cells.push(cell.trim().to_owned());
+    if cells.iter().any(|cell| !cell.is_empty()) && !cells[0].starts_with('#') {
+        records.push((begun, cells));
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_are_read_with_their_quotes() {
+        let read = |text: &str| records(text, ',').unwrap();
+        assert_eq!(
+            read("a,\"b,\n\"\"c\"\"\", d\r\n\n# x,y\n1,,3"),
+            [
+                (1, vec!["a".to_owned(), "b,\n\"c\"".to_owned(), "d".to_owned()]),
+                (5, vec!["1".to_owned(), String::new(), "3".to_owned()])
+            ]
+        );
+        assert_eq!(records("a\nb,\"c", ','), Err(2));
+    }
+}

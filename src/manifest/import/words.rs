@@ -1,0 +1,209 @@
+//! Command lines of others, word by word, and how a shell is to be told the same.
+//!
+//! None of these supervisors runs a shell: `$`, `*` and `;` mean themselves there. So a command is taken apart by its
+//! owner's rules, and put together again with quotes.
+
+use crate::manifest::variables;
+
+/// Stands for the number of an instance while a text is taken apart. No file may contain it.
+pub const INSTANCE: char = '\u{e000}';
+/// Stands before the name of a variable of the environment, [`END`] behind it.
+pub const VARIABLE: char = '\u{e001}';
+/// The same for one that becomes as many words as its value has.
+pub const SPLIT_VARIABLE: char = '\u{e003}';
+pub const END: char = '\u{e002}';
+pub const MARKS: [char; 4] = [INSTANCE, VARIABLE, END, SPLIT_VARIABLE];
+
+/// Whose rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Python's shlex: as a shell, without variables.
+    Shlex,
+    /// systemd: escapes as in C, inside and outside of quotes.
+    Systemd,
+}
+
+/// The words of a command line; `Err`: why it has none.
+pub fn split(text: &str, style: Style) -> Result<Vec<String>, &'static str> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            c if c.is_whitespace() => words.extend(word.take()),
+            '\'' | '"' => {
+                let word = word.get_or_insert_default();
+                loop {
+                    match chars.next().ok_or("a quote is not closed")? {
+                        end if end == c => break,
+                        '\\' if style == Style::Systemd => word.push(c_escape(&mut chars)?),
+                        '\\' if c == '"' => match chars.next().ok_or("it ends with a backslash")? {
+                            plain @ ('"' | '\\') => word.push(plain),
+                            other => word.extend(['\\', other]),
+                        },
+                        other => word.push(other),
+                    }
+                }
+            }
+            '\\' if style == Style::Systemd => word.get_or_insert_default().push(c_escape(&mut chars)?),
+            '\\' => word.get_or_insert_default().push(chars.next().ok_or("it ends with a backslash")?),
+            c => word.get_or_insert_default().push(c),
+        }
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+/// What stands after a backslash of systemd's.
+fn c_escape(chars: &mut std::str::Chars<'_>) -> Result<char, &'static str> {
+    let first = chars.next().ok_or("it ends with a backslash")?;
+    let (radix, digits, begin) = match first {
+        'x' => (16, 2, None),
+        'u' => (16, 4, None),
+        'U' => (16, 8, None),
+        '0'..='7' => (8, 3, Some(first)),
+        'n' => return Ok('\n'),
+        't' => return Ok('\t'),
+        'r' => return Ok('\r'),
+        's' => return Ok(' '),
+        'a' => return Ok('\u{7}'),
+        'b' => return Ok('\u{8}'),
+        'f' => return Ok('\u{c}'),
+        'v' => return Ok('\u{b}'),
+        other => return Ok(other),
+    };
+    let text: String = begin.into_iter().chain(chars).take(digits).collect();
+    let code = u32::from_str_radix(&text, radix).ok().filter(|_| text.len() == digits);
+    code.and_then(char::from_u32).filter(|c| *c != '\0').ok_or("an escape is no character")
+}
+
+/// Words as a command of a manifest: quoted for the shell, with Abide's own variables in it.
+pub fn command(words: &[String]) -> String {
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    if word.is_empty() {
+        return "''".to_owned();
+    }
+    let mut out = String::new();
+    let mut rest = word;
+    while let Some(at) = rest.find(MARKS) {
+        out.push_str(&plain(&rest[..at]));
+        let mut inner = rest[at..].chars();
+        let mark = inner.next();
+        rest = inner.as_str();
+        if mark == Some(INSTANCE) {
+            out.push_str("${instance}");
+            continue;
+        }
+        let (name, after) = rest.split_once(END).unwrap_or((rest, ""));
+        rest = after;
+        match mark {
+            Some(SPLIT_VARIABLE) => out.push_str(&format!("${name}")),
+            _ => out.push_str(&format!("\"${name}\"")),
+        }
+    }
+    out.push_str(&plain(rest));
+    out
+}
+
+fn plain(text: &str) -> String {
+    // An option with a value reads better bare; any other `=` might be taken for an assignment.
+    let option =
+        text.starts_with('-') && text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-=:,@".contains(c));
+    match text {
+        "" => String::new(),
+        text if option => text.to_owned(),
+        text => variables::escape(&shell_words::quote(text)),
+    }
+}
+
+/// A text that is no command, as a manifest has it. `None`: it has a variable that only a shell could replace.
+pub fn template(text: &str) -> Option<String> {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(MARKS) {
+        out.push_str(&variables::escape(&rest[..at]));
+        // A `$` before a variable would make it no variable.
+        if !rest[at..].starts_with(INSTANCE) || out.ends_with('$') {
+            return None;
+        }
+        out.push_str("${instance}");
+        rest = &rest[at + INSTANCE.len_utf8()..];
+    }
+    out.push_str(&variables::escape(rest));
+    Some(out)
+}
+
+/// A text in which nothing stands for anything.
+pub fn escaped(text: &str) -> String {
+    variables::escape(text)
+}
+
+/// The name of the program that a command runs, as /proc/PID/exe or the first argument shows it.
+pub fn program(words: &[String]) -> String {
+    let first = words.first().map(String::as_str).unwrap_or_default();
+    let name = first.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let clear: String = name.chars().filter(|c| !MARKS.contains(c)).collect();
+    match clear.replace("${", "-") {
+        name if name.is_empty() => "sh".to_owned(),
+        name => name,
+    }
+}
+
+pub fn join_path(folder: &str, name: &str) -> String {
+    format!("{}/{name}", folder.trim_end_matches('/'))
+}
+
+/// A path from the root: a relative one begins in a folder.
+pub fn in_setup(path: &str, folder: &str) -> String {
+    if path.starts_with('/') {
+        path.to_owned()
+    } else {
+        join_path(folder, path.strip_prefix("./").unwrap_or(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_their_owner() {
+        for (text, style, words) in [
+            ("a  b\tc", Style::Shlex, vec!["a", "b", "c"]),
+            (r#"sh -c "echo \"x\" '$Y' \n""#, Style::Shlex, vec!["sh", "-c", r#"echo "x" '$Y' \n"#]),
+            (r"a\ b 'c d'e # f", Style::Shlex, vec!["a b", "c de", "#", "f"]),
+            (r#"echo "a\tb" \x41 \101 ''"#, Style::Systemd, vec!["echo", "a\tb", "A", "A", ""]),
+        ] {
+            assert_eq!(split(text, style).unwrap(), words, "{text}");
+        }
+        for (text, style) in [
+            ("'a", Style::Shlex),
+            ("a\\", Style::Shlex),
+            (r"\xZZ", Style::Systemd),
+            (r"\x00", Style::Systemd),
+        ] {
+            assert!(split(text, style).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_shell_is_told_the_same_words() {
+        let words = ["./run", "a b", "$HOME", "it's", "${X}", ""].map(str::to_owned);
+        let told = command(&words);
+        assert_eq!(told, "./run 'a b' '$HOME' 'it'\\''s' '$${X}' ''");
+        assert_eq!(shell_words::split(&told.replace("$${", "${")).unwrap(), words);
+        assert_eq!(command(&[format!("--port=80{INSTANCE}")]), "--port=80${instance}");
+        assert_eq!(command(&[format!("{VARIABLE}X{END}/bin y")]), "\"$X\"'/bin y'");
+    }
+
+    #[test]
+    fn other_texts_keep_what_they_mean() {
+        assert_eq!(template("a${b}"), Some("a$${b}".to_owned()));
+        assert_eq!(template(&format!("/x/{INSTANCE}.log")), Some("/x/${instance}.log".to_owned()));
+        assert_eq!(template(&format!("${INSTANCE}")), None);
+        assert_eq!(template(&format!("{VARIABLE}X{END}")), None);
+    }
+}
