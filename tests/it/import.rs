@@ -274,6 +274,10 @@ fn bad_input_is_refused_at_its_place() {
         assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(65), ""), "{name}: {text}");
         assert!(stderr(&output).contains(place), "{place}: {}", stderr(&output));
     }
+    // What may be a secret is not repeated.
+    let tree = Tree::new(&[("a.conf", "[program:a]\ncommand=x\nenvironment=KEY=\"hunter2\n")]);
+    let told = stderr(&abide(&["import", "a.conf"], tree.path(), b""));
+    assert!(told.contains("a.conf:3:1: environment cannot be read") && !told.contains("hunter2"), "{told}");
     let tree = Tree::new(&[("a.conf", &b"\x7fELF\x00\x01[program:a]\ncommand=x"[..])]);
     for (args, code) in [
         (&["import", "a.conf"][..], 65),

@@ -202,8 +202,17 @@ impl File<'_, '_> {
 
     /// There is no manifest for this.
     fn wrong(&mut self, line: u32, message: impl Into<String>, hint: &str) {
-        let fault = Fault::new(Code::Syntax, Span::at(line, 1), message.into(), Some(hint.to_owned()));
-        self.reader.problems.push(self.source.problem(fault));
+        self.refuse(line, message.into(), hint, false);
+    }
+
+    /// The same for a line that may hold a secret, and is not shown.
+    fn wrong_privately(&mut self, line: u32, message: impl Into<String>, hint: &str) {
+        self.refuse(line, message.into(), hint, true);
+    }
+
+    fn refuse(&mut self, line: u32, message: String, hint: &str, private: bool) {
+        let fault = Fault::new(Code::Syntax, Span::at(line, 1), message, Some(hint.to_owned()));
+        self.reader.problems.push(self.source.problem(Fault { private, ..fault }));
     }
 
     fn draft(&self, line: u32, name: impl Into<String>) -> Draft {

@@ -1,136 +1,26 @@
-//! systemd's units: a `.service` is a process, and a `.timer` makes the service beside it periodic.
+//! A service: its settings one by one, then those that only together say something.
 
-use std::sync::Arc;
-
-use super::calendar::{crontab, seconds as whole_seconds, span_ms};
-use super::draft::{Draft, Log, NOT_KILLED, retries, seconds, signal};
-use super::ini::{self, Entry, Section};
-use super::words::{self, END, MARKS, SPLIT_VARIABLE, Style, VARIABLE};
-use super::{File, Reader};
 use crate::manifest::document::{Real, Text};
+use crate::manifest::import::File;
+use crate::manifest::import::calendar::{seconds as whole_seconds, span_ms};
+use crate::manifest::import::draft::{Draft, Log, NOT_KILLED, retries, seconds, signal};
+use crate::manifest::import::ini::{Entry, Section};
+use crate::manifest::import::words::{self, Style};
 use crate::model::{Percent, State};
 
-pub enum Read {
-    Service(Box<Draft>),
-    Timer(Timer),
-}
-
-/// When a service runs.
-pub struct Timer {
-    file: Arc<str>,
-    line: u32,
-    /// The service.
-    unit: String,
-    rule: Option<String>,
-    cycle_time: Option<i64>,
-}
-
-pub fn read(file: &mut File<'_, '_>) -> Option<Read> {
-    let sections = ini::systemd(file);
-    let name = file.base().map(str::to_owned);
-    for section in &sections {
-        let known = ["Unit", "Service", "Timer", "Install"].contains(&section.name.as_str());
-        if !known && !section.name.starts_with("X-") {
-            file.note(section.line, &format!("[{}]", section.name), "manifests have nothing like it");
-        }
-    }
-    let section = |name: &str| sections.iter().find(|section| section.name == name);
-    match (section("Service"), section("Timer")) {
-        (Some(service), _) => Service::new(name, service, section("Unit"))
-            .read(file)
-            .map(|draft| Read::Service(Box::new(draft))),
-        (None, Some(section)) => timer(name.unwrap_or_default(), section, file).map(Read::Timer),
-        (None, None) => {
-            file.wrong(
-                1,
-                "it has neither [Service] nor [Timer]",
-                "only services and timers become manifests",
-            );
-            None
-        }
-    }
-}
-
-/// Timers of services that were imported with them.
-pub fn schedule(drafts: &mut [Draft], timers: Vec<Timer>, reader: &mut Reader<'_>) {
-    for Timer { file, line, unit, rule, cycle_time } in timers {
-        let Some(draft) = drafts.iter_mut().find(|draft| draft.alias == unit) else {
-            let message = format!("{unit} is not imported with it, so there is nothing to run");
-            reader.note(&file, line, "[Timer]", message);
-            continue;
-        };
-        if rule.is_none() && cycle_time.is_none() {
-            continue;
-        }
-        draft.monitor.auto_type = Some(0);
-        draft.state = State::Running;
-        draft.monitor.crontab_rule = rule.map(Text);
-        draft.cycle_time = cycle_time;
-    }
-}
-
-fn timer(name: String, section: &Section, file: &mut File<'_, '_>) -> Option<Timer> {
-    let stem = name.strip_suffix(".timer").unwrap_or(&name);
-    let mut timer = Timer {
-        file: file.source.name.clone(),
-        line: section.line,
-        unit: format!("{stem}.service"),
-        rule: None,
-        cycle_time: None,
-    };
-    for Entry { key, value, line } in &section.entries {
-        match key.as_str() {
-            "Unit" => timer.unit.clone_from(value),
-            "OnCalendar" if value.is_empty() => timer.rule = None,
-            "OnCalendar" if timer.rule.is_some() => {
-                file.note(*line, key, "a manifest has one crontab_rule: the first");
-            }
-            "OnCalendar" => {
-                timer.rule = crontab(value);
-                if timer.rule.is_none() {
-                    file.note(*line, key, format!("no crontab says {value:?}: choose a crontab_rule"));
-                }
-            }
-            "OnUnitActiveSec" if let Some(ms) = span_ms(value).filter(|ms| *ms > 0) => {
-                timer.cycle_time = Some(whole_seconds(ms).min(366 * 86_400));
-            }
-            // A run whose time passed while nobody could run it takes place once.
-            "Persistent" if yes(value) => {}
-            _ => file.note(*line, key, "manifests have nothing like it"),
-        }
-    }
-    if timer.rule.is_some() && timer.cycle_time.take().is_some() {
-        file.note(section.line, "OnUnitActiveSec", "the crontab_rule of OnCalendar stands alone");
-    }
-    Some(timer)
-}
-
-struct Service<'a> {
+pub struct Service<'a> {
     /// Such as `web@1.service`; standard input has no name.
-    unit: Option<String>,
+    pub unit: Option<String>,
     section: &'a Section,
     about: Option<&'a Section>,
 }
 
-/// What stands before a program.
-#[derive(Default)]
-struct Prefix {
-    /// `-`
-    may_fail: bool,
-    /// `@`
-    first_argument: bool,
-    /// `+`, `!`, `!!`
-    privileged: bool,
-    /// `:`
-    literal: bool,
-}
-
 impl<'a> Service<'a> {
-    fn new(unit: Option<String>, section: &'a Section, about: Option<&'a Section>) -> Service<'a> {
+    pub fn new(unit: Option<String>, section: &'a Section, about: Option<&'a Section>) -> Service<'a> {
         Service { unit, section, about }
     }
 
-    fn read(&self, file: &mut File<'_, '_>) -> Option<Draft> {
+    pub fn read(&self, file: &mut File<'_, '_>) -> Option<Draft> {
         let kind = self.last("Type").map_or("simple", |entry| entry.value.as_str());
         let oneshot = kind == "oneshot";
         let starts = self.all("ExecStart");
@@ -180,145 +70,6 @@ impl<'a> Service<'a> {
             }
         }
         all
-    }
-
-    fn start(
-        &self,
-        starts: &[&Entry],
-        oneshot: bool,
-        draft: &mut Draft,
-        file: &mut File<'_, '_>,
-    ) -> Option<()> {
-        if starts.len() > 1 && !oneshot {
-            file.wrong(starts[1].line, "only a oneshot service has several ExecStart", "keep one of them");
-            return None;
-        }
-        let (_, first) = self.words(starts[0], file)?;
-        draft.identity.proc_name = Some(Text(words::program(&first)));
-        let command = match starts {
-            [start] => {
-                let (prefix, words) = self.words(start, file)?;
-                if prefix.may_fail {
-                    file.note(
-                        start.line,
-                        "ExecStart",
-                        "`-` before the program: a bad exit code stays a bad one",
-                    );
-                }
-                format!("exec {}", words::command(&words))
-            }
-            _ => self.sequence(starts, file)?,
-        };
-        draft.foreground(command);
-        Some(())
-    }
-
-    /// Commands one after the other, as long as they go well.
-    fn sequence(&self, entries: &[&Entry], file: &mut File<'_, '_>) -> Option<String> {
-        let mut all = Vec::new();
-        for entry in entries {
-            let (prefix, words) = self.words(entry, file)?;
-            let command = words::command(&words);
-            all.push(match prefix.may_fail {
-                true if entries.len() > 1 => format!("{{ {command} || :; }}"),
-                true => format!("{command} || :"),
-                false => command,
-            });
-        }
-        Some(all.join(" && "))
-    }
-
-    /// A command line of systemd's: its prefixes, and its words with their variables marked.
-    fn words(&self, entry: &Entry, file: &mut File<'_, '_>) -> Option<(Prefix, Vec<String>)> {
-        let words = match words::split(&entry.value, Style::Systemd) {
-            Ok(words) => words,
-            Err(why) => {
-                file.wrong(entry.line, format!("{} cannot be read: {why}", entry.key), "close it");
-                return None;
-            }
-        };
-        let mut words: Vec<String> =
-            words.into_iter().map(|word| self.specified(&word, entry, file)).collect();
-        let mut prefix = Prefix::default();
-        let first = words.first().cloned().unwrap_or_default();
-        let program = first.trim_start_matches(|c: char| "-@+!:|".contains(c)).to_owned();
-        for c in first[..first.len() - program.len()].chars() {
-            match c {
-                '-' => prefix.may_fail = true,
-                '@' => prefix.first_argument = true,
-                ':' => prefix.literal = true,
-                _ => prefix.privileged = true,
-            }
-        }
-        if program.is_empty() {
-            file.wrong(entry.line, format!("{} names no program", entry.key), "the path of a program");
-            return None;
-        }
-        if prefix.privileged {
-            file.note(
-                entry.line,
-                &entry.key,
-                "`+`, `!` or `|` before the program: it runs as user, like the others",
-            );
-        }
-        words[0] = program;
-        if prefix.first_argument && words.len() > 1 {
-            file.note(
-                entry.line,
-                &entry.key,
-                format!("`@`: it is not called {:?} in its first argument", words[1]),
-            );
-            words.remove(1);
-        }
-        if !prefix.literal {
-            words.iter_mut().for_each(|word| *word = variables(word));
-        }
-        Some((prefix, words))
-    }
-
-    /// `%i` and the like, as far as the unit's name and the usual places of a system say what they are.
-    fn specified(&self, text: &str, entry: &Entry, file: &mut File<'_, '_>) -> String {
-        let unit = self.unit.as_deref().unwrap_or_default();
-        let bare = unit.strip_suffix(".service").unwrap_or(unit);
-        let (prefix, instance) = bare.split_once('@').unwrap_or((bare, ""));
-        let (mut out, mut chars) = (String::new(), text.chars());
-        while let Some(c) = chars.next() {
-            if c != '%' {
-                out.push(c);
-                continue;
-            }
-            let letter = chars.next();
-            match letter {
-                Some('%') => out.push('%'),
-                Some('n') if !unit.is_empty() => out.push_str(unit),
-                Some('N') if !unit.is_empty() => out.push_str(bare),
-                Some('p') if !unit.is_empty() => out.push_str(prefix),
-                Some('i') if !instance.is_empty() => out.push_str(instance),
-                Some('I') if !instance.is_empty() && !instance.contains('\\') => {
-                    out.push_str(&instance.replace('-', "/"));
-                }
-                Some('t') => out.push_str("/run"),
-                Some('S') => out.push_str("/var/lib"),
-                Some('C') => out.push_str("/var/cache"),
-                Some('L') => out.push_str("/var/log"),
-                Some('E') => out.push_str("/etc"),
-                Some('T') => out.push_str("/tmp"),
-                Some('V') => out.push_str("/var/tmp"),
-                other => {
-                    let shown: String = other.into_iter().collect();
-                    let message = format!("%{shown} is known only to a running systemd; it stays as it is");
-                    file.note(entry.line, &entry.key, message);
-                    out.push('%');
-                    out.push_str(&shown);
-                }
-            }
-        }
-        out
-    }
-
-    /// A text that no shell sees.
-    fn text(&self, entry: &Entry, file: &mut File<'_, '_>) -> String {
-        words::escaped(&self.specified(&entry.value, entry, file))
     }
 
     fn setting(&self, entry: &Entry, kind: &str, draft: &mut Draft, file: &mut File<'_, '_>) {
@@ -442,7 +193,11 @@ impl<'a> Service<'a> {
         let words = match words::split(&entry.value, Style::Systemd) {
             Ok(words) => words,
             Err(why) => {
-                return file.wrong(entry.line, format!("Environment cannot be read: {why}"), "close it");
+                return file.wrong_privately(
+                    entry.line,
+                    format!("Environment cannot be read: {why}"),
+                    "close it",
+                );
             }
         };
         for word in words {
@@ -582,40 +337,6 @@ impl<'a> Service<'a> {
     }
 }
 
-/// `$NAME` as a word is as many words as its value has; `${NAME}` is one; `$$` is `$`.
-fn variables(word: &str) -> String {
-    let name_of = |text: &str| {
-        let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
-        (end > 0 && !text.starts_with(|c: char| c.is_ascii_digit())).then(|| text[..end].to_owned())
-    };
-    let told = |name: String| if name == "MAINPID" { "ABIDE_PID".to_owned() } else { name };
-    if let Some(name) = word.strip_prefix('$').and_then(name_of)
-        && name.len() + 1 == word.len()
-    {
-        return format!("{SPLIT_VARIABLE}{}{END}", told(name));
-    }
-    let (mut out, mut rest) = (String::new(), word);
-    while let Some(at) = rest.find('$') {
-        out.push_str(&rest[..at]);
-        rest = &rest[at + 1..];
-        let braced = rest.strip_prefix('{').and_then(|inner| Some((name_of(inner)?, inner)));
-        if let Some(after) = rest.strip_prefix('$') {
-            out.push('$');
-            rest = after;
-        } else if let Some((name, after)) =
-            braced.and_then(|(name, inner)| Some((name.clone(), inner[name.len()..].strip_prefix('}')?)))
-        {
-            out.push_str(&format!("{VARIABLE}{}{END}", told(name)));
-            rest = after;
-        } else {
-            out.push('$');
-        }
-    }
-    out.push_str(rest);
-    debug_assert!(!word.contains(MARKS), "whoever reads a file has looked");
-    out
-}
-
 fn output(entry: &Entry, draft: &mut Draft, file: &mut File<'_, '_>) {
     let path = ["append:", "file:", "truncate:"].iter().find_map(|kind| entry.value.strip_prefix(kind));
     match (entry.value.as_str(), path) {
@@ -630,7 +351,7 @@ fn output(entry: &Entry, draft: &mut Draft, file: &mut File<'_, '_>) {
     }
 }
 
-fn yes(value: &str) -> bool {
+pub fn yes(value: &str) -> bool {
     matches!(value.to_ascii_lowercase().as_str(), "yes" | "true" | "on" | "1")
 }
 

@@ -1,0 +1,190 @@
+//! Texts of supervisord's: `%(name)s` expansions, and environments with their quotes.
+
+use crate::manifest::import::File;
+use crate::manifest::import::ini::Entry;
+use crate::manifest::import::words::{self, END, INSTANCE, VARIABLE};
+
+/// What `%(process_num)d` is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Number {
+    /// `${instance}`.
+    Variable,
+    Is(u32),
+}
+
+/// One program, or one of its numbers.
+pub struct Program<'a> {
+    pub name: &'a str,
+    /// As its group calls it; only known once its own name is expanded.
+    pub process_name: Option<String>,
+    pub group: &'a str,
+    pub number: Number,
+    pub numprocs: u32,
+}
+
+impl Program<'_> {
+    /// A path from the root. One from nowhere is told.
+    pub fn path(&self, entry: &Entry, file: &mut File<'_, '_>) -> Option<String> {
+        let path = self.template(entry, file)?;
+        if path.starts_with('/') {
+            return Some(path);
+        }
+        file.note(
+            entry.line,
+            &entry.key,
+            "it begins where supervisord was started, which the file does not say",
+        );
+        None
+    }
+
+    /// A text that no shell sees.
+    pub fn template(&self, entry: &Entry, file: &mut File<'_, '_>) -> Option<String> {
+        let expanded = self.expand(entry, file)?;
+        let text = words::template(&expanded);
+        if text.is_none() {
+            let message = "it is left out: %(ENV_…)s is known only where supervisord runs";
+            file.note(entry.line, &entry.key, message);
+        }
+        text
+    }
+
+    /// `%(name)s` and the like. What only a running supervisord knows becomes a variable of the environment.
+    pub fn expand(&self, entry: &Entry, file: &mut File<'_, '_>) -> Option<String> {
+        let (mut out, mut rest) = (String::new(), entry.value.as_str());
+        while let Some(at) = rest.find('%') {
+            out.push_str(&rest[..at]);
+            rest = &rest[at + 1..];
+            if let Some(after) = rest.strip_prefix('%') {
+                out.push('%');
+                rest = after;
+                continue;
+            }
+            let Some((name, form, after)) = expansion(rest) else {
+                file.wrong(
+                    entry.line,
+                    format!("{}: a % that is none of supervisord's", entry.key),
+                    "write %%",
+                );
+                return None;
+            };
+            rest = after;
+            match (name, name.strip_prefix("ENV_")) {
+                ("process_num", _) => match self.number {
+                    Number::Variable => out.push(INSTANCE),
+                    Number::Is(n) => out.push_str(&padded(n, form)),
+                },
+                ("program_name", _) => out.push_str(self.name),
+                ("group_name", _) => out.push_str(self.group),
+                ("numprocs", _) => out.push_str(&padded(self.numprocs, form)),
+                ("process_name", _) if self.number == Number::Variable => {
+                    out.push_str(&format!("{}_{INSTANCE}", self.name));
+                }
+                ("process_name", _) => out.push_str(self.process_name.as_deref().unwrap_or(self.name)),
+                ("here", _) if let Some(here) = file.here => out.push_str(here),
+                (_, Some(variable)) if is_variable(variable) => {
+                    let message = format!(
+                        "{variable} is set where supervisord runs; add it to env, or write its value"
+                    );
+                    file.note(entry.line, &entry.key, message);
+                    out.extend([VARIABLE].into_iter().chain(variable.chars()).chain([END]));
+                }
+                _ => {
+                    let message =
+                        format!("%({name}) is known only where supervisord runs; it stays as it is");
+                    file.note(entry.line, &entry.key, message);
+                    out.push_str(&format!("%({name}){form}"));
+                }
+            }
+        }
+        out.push_str(rest);
+        Some(out)
+    }
+}
+
+fn is_variable(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+/// `(name)02d…` → name, form, what follows.
+fn expansion(text: &str) -> Option<(&str, &str, &str)> {
+    let (name, rest) = text.strip_prefix('(')?.split_once(')')?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+    let end = digits + rest[digits..].chars().next().filter(|c| matches!(c, 's' | 'd'))?.len_utf8();
+    // Wider than any number, and than any screen: nobody means it.
+    (digits <= 2).then_some((name, &rest[..end], &rest[end..]))
+}
+
+fn padded(number: u32, form: &str) -> String {
+    let digits = form.trim_end_matches(['s', 'd']);
+    let width = digits.parse::<usize>().unwrap_or(0);
+    match digits.starts_with('0') {
+        true => format!("{number:0width$}"),
+        false => format!("{number:width$}"),
+    }
+}
+
+/// `KEY="a,b",K2='x',K3=y`. Quotes keep everything as it is.
+pub fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
+    let mut pairs = Vec::new();
+    let mut rest = text.trim_start_matches([',', ' ', '\t', '\n', '\r']);
+    while !rest.is_empty() {
+        let (name, after) = rest.split_once('=').ok_or_else(|| "an entry has no `=`".to_owned())?;
+        let name = name.trim();
+        if name.is_empty() || name.contains(['"', '\'', ',', '\n', '\0']) {
+            return Err("an entry has no name".to_owned());
+        }
+        let after = after.trim_start();
+        let (value, after) = match after.chars().next() {
+            Some(quote @ ('"' | '\'')) => {
+                let inner = &after[1..];
+                let end = inner.find(quote).ok_or_else(|| format!("the quote of {name} is not closed"))?;
+                (inner[..end].to_owned(), &inner[end + 1..])
+            }
+            _ => {
+                let end = after.find([',', '\n']).unwrap_or(after.len());
+                (after[..end].trim().to_owned(), &after[end..])
+            }
+        };
+        pairs.push((name.to_owned(), value));
+        let next = after.trim_start();
+        if !next.is_empty() && !next.starts_with(',') && !after.starts_with(['\n', '\r']) {
+            return Err(format!("something stands behind the value of {name}"));
+        }
+        rest = next.trim_start_matches([',', ' ', '\t', '\n', '\r']);
+    }
+    Ok(pairs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_environment_is_read_with_its_quotes() {
+        let read = |text: &str| pairs(text).unwrap();
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(
+            read(r#"A="x,y",B='it "is"', C=plain ,D="",E=1"#),
+            [pair("A", "x,y"), pair("B", "it \"is\""), pair("C", "plain"), pair("D", ""), pair("E", "1")]
+        );
+        assert_eq!(read("A=1,\nB=2\nC=3,"), [pair("A", "1"), pair("B", "2"), pair("C", "3")]);
+        assert_eq!(read(""), []);
+        for bad in ["A", "A=\"x", "=x", "A=\"x\"y"] {
+            assert!(pairs(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_padded_as_python_pads() {
+        assert_eq!(expansion("(process_num)02d rest"), Some(("process_num", "02d", " rest")));
+        assert_eq!(expansion("(here)s/x"), Some(("here", "s", "/x")));
+        assert_eq!(expansion("(x)999999999d"), None);
+        assert_eq!(expansion("d"), None);
+        assert_eq!(
+            (padded(3, "02d"), padded(3, "d"), padded(3, "3d")),
+            ("03".into(), "3".into(), "  3".into())
+        );
+    }
+}

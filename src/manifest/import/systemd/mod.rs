@@ -1,0 +1,42 @@
+//! systemd's units: a `.service` is a process, and a `.timer` makes the service beside it periodic.
+
+mod exec;
+mod service;
+mod timer;
+
+pub use self::timer::{Timer, schedule};
+
+use self::service::Service;
+use super::draft::Draft;
+use super::{File, ini};
+
+pub enum Read {
+    Service(Box<Draft>),
+    Timer(Timer),
+}
+
+pub fn read(file: &mut File<'_, '_>) -> Option<Read> {
+    let sections = ini::systemd(file);
+    let name = file.base().map(str::to_owned);
+    for section in &sections {
+        let known = ["Unit", "Service", "Timer", "Install"].contains(&section.name.as_str());
+        if !known && !section.name.starts_with("X-") {
+            file.note(section.line, &format!("[{}]", section.name), "manifests have nothing like it");
+        }
+    }
+    let section = |name: &str| sections.iter().find(|section| section.name == name);
+    match (section("Service"), section("Timer")) {
+        (Some(service), _) => Service::new(name, service, section("Unit"))
+            .read(file)
+            .map(|draft| Read::Service(Box::new(draft))),
+        (None, Some(section)) => timer::read(name.unwrap_or_default(), section, file).map(Read::Timer),
+        (None, None) => {
+            file.wrong(
+                1,
+                "it has neither [Service] nor [Timer]",
+                "only services and timers become manifests",
+            );
+            None
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! A timer: when a service runs.
+
+use std::sync::Arc;
+
+use super::service::yes;
+use crate::manifest::document::Text;
+use crate::manifest::import::calendar::{crontab, seconds, span_ms};
+use crate::manifest::import::draft::Draft;
+use crate::manifest::import::ini::{Entry, Section};
+use crate::manifest::import::{File, Reader};
+use crate::model::State;
+
+/// When a service runs.
+pub struct Timer {
+    file: Arc<str>,
+    line: u32,
+    /// The service.
+    unit: String,
+    rule: Option<String>,
+    cycle_time: Option<i64>,
+}
+
+/// Timers of services that were imported with them.
+pub fn schedule(drafts: &mut [Draft], timers: Vec<Timer>, reader: &mut Reader<'_>) {
+    for Timer { file, line, unit, rule, cycle_time } in timers {
+        let Some(draft) = drafts.iter_mut().find(|draft| draft.alias == unit) else {
+            let message = format!("{unit} is not imported with it, so there is nothing to run");
+            reader.note(&file, line, "[Timer]", message);
+            continue;
+        };
+        if rule.is_none() && cycle_time.is_none() {
+            continue;
+        }
+        draft.monitor.auto_type = Some(0);
+        draft.state = State::Running;
+        draft.monitor.crontab_rule = rule.map(Text);
+        draft.cycle_time = cycle_time;
+    }
+}
+
+pub fn read(name: String, section: &Section, file: &mut File<'_, '_>) -> Option<Timer> {
+    let stem = name.strip_suffix(".timer").unwrap_or(&name);
+    let mut timer = Timer {
+        file: file.source.name.clone(),
+        line: section.line,
+        unit: format!("{stem}.service"),
+        rule: None,
+        cycle_time: None,
+    };
+    for Entry { key, value, line } in &section.entries {
+        match key.as_str() {
+            "Unit" => timer.unit.clone_from(value),
+            "OnCalendar" if value.is_empty() => timer.rule = None,
+            "OnCalendar" if timer.rule.is_some() => {
+                file.note(*line, key, "a manifest has one crontab_rule: the first");
+            }
+            "OnCalendar" => {
+                timer.rule = crontab(value);
+                if timer.rule.is_none() {
+                    file.note(*line, key, format!("no crontab says {value:?}: choose a crontab_rule"));
+                }
+            }
+            "OnUnitActiveSec" if let Some(ms) = span_ms(value).filter(|ms| *ms > 0) => {
+                timer.cycle_time = Some(seconds(ms).min(366 * 86_400));
+            }
+            // A run whose time passed while nobody could run it takes place once.
+            "Persistent" if yes(value) => {}
+            _ => file.note(*line, key, "manifests have nothing like it"),
+        }
+    }
+    if timer.rule.is_some() && timer.cycle_time.take().is_some() {
+        file.note(section.line, "OnUnitActiveSec", "the crontab_rule of OnCalendar stands alone");
+    }
+    Some(timer)
+}
