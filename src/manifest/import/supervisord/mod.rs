@@ -235,7 +235,6 @@ impl Program<'_> {
                 );
             }
             "umask" if matches!(entry.value.as_str(), "022" | "0022" | "22") => {}
-            _ if section.name == "supervisord" => {}
             _ => file.note(line, key, "manifests have nothing like it"),
         }
     }
