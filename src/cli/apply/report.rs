@@ -106,7 +106,7 @@ pub async fn reasons(live: &Live, ill: &mut [(String, Health, String)]) {
     if ill.is_empty() {
         return;
     }
-    let rows = live.backend.rows("&brief=1").await.unwrap_or_default();
+    let rows = live.rows("&brief=1").await.unwrap_or_default();
     let said: HashMap<&str, &Value> =
         rows.iter().filter_map(|row| Some((row["instance"].as_str()?, row))).collect();
     for (instance, health, why) in ill {
