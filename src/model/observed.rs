@@ -141,7 +141,8 @@ impl Observed {
     pub fn come_closer(&mut self, closer: Observed) {
         for (key, new) in closer.instances {
             let nothing = !new.unknown && new.running == Some(false) && new.hosted == Some(false);
-            if nothing && !self.instances.contains_key(&key) {
+            let unheard = new.unknown && new.registered == Some(false);
+            if (nothing || unheard) && !self.instances.contains_key(&key) {
                 continue;
             }
             let row = self.instances.entry(key).or_default();

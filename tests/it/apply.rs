@@ -97,6 +97,19 @@ impl Machine {
         self.write(name, &format!("{control}{config}"));
     }
 
+    /// Two of a kind, one after the other.
+    pub fn several(&self, name: &str, version: &str) {
+        self.process(name, version, "");
+        let file = self.path(&format!("m/{name}.yaml"));
+        let text = std::fs::read_to_string(&file).expect("a file");
+        let pid = format!("{}/run/{name}.pid", self.folder.path().display());
+        // Each instance has its own files.
+        let text = text
+            .replace(&pid, &format!("\"{}\"", pid.replace(&format!("{name}.pid"), "${name}.pid")))
+            .replace(&format!("value_key: {name}"), "value_key: \"${name}\"");
+        std::fs::write(&file, format!("instances: 2\nrollout: {{batch: 1}}\n{text}")).expect("a file");
+    }
+
     pub fn rows(&self) -> BTreeMap<String, Value> {
         let (code, out, err) = self.run(&["get", "processes", "-o", "json"]);
         // One that was just ending when it was asked: nothing is known for a moment.
@@ -303,7 +316,7 @@ fn logs_are_shown_from_the_end_and_followed() {
 #[test]
 fn killed_at_any_step_the_next_one_finishes_and_nothing_happens_twice() {
     type Scene = (&'static str, fn(&Machine), fn(&Machine), &'static [&'static str]);
-    let scenes: [Scene; 4] = [
+    let scenes: [Scene; 5] = [
         ("create", |_| {}, |m| ["x", "y"].iter().for_each(|name| m.process(name, "1", "")), &[]),
         (
             "change",
@@ -327,6 +340,7 @@ fn killed_at_any_step_the_next_one_finishes_and_nothing_happens_twice() {
             },
             &[],
         ),
+        ("rollout", |m| m.several("x", "1"), |m| m.several("x", "2"), &[]),
         (
             "prune",
             |m| ["x", "y"].iter().for_each(|name| m.process(name, "1", "")),

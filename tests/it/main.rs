@@ -9,6 +9,7 @@ mod codes;
 mod convert;
 mod deaths;
 mod dialects;
+mod foreign;
 mod gateway;
 mod git;
 mod hostile;

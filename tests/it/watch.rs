@@ -128,15 +128,10 @@ fn one_leads_and_the_next_takes_over_without_doing_anything_twice() {
 #[test]
 fn a_long_rollout_does_not_cost_the_lead() {
     let machine = Machine::new();
-    machine.process("many", "1", "");
+    machine.several("many", "1");
     let file = machine.path("m/many.yaml");
     let text = std::fs::read_to_string(&file).expect("a file");
-    // Each instance has its own files.
-    let here = machine.path("run");
-    let text = text
-        .replace(&format!("{}/many.pid", here.display()), &format!("\"{}/${{name}}.pid\"", here.display()))
-        .replace("value_key: many", "value_key: \"${name}\"");
-    std::fs::write(&file, format!("instances: 2\nrollout: {{batch: 1, soak: 7s}}\n{text}")).expect("a file");
+    std::fs::write(&file, text.replace("batch: 1", "batch: 1, soak: 7s")).expect("a file");
     let _watch = watch(&machine, "watch.log", &[]);
     until("both run", || running(&machine, &["many_1", "many_2"]));
     until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));

@@ -225,7 +225,13 @@ impl Platform {
                 Some((RowCode::NOT_RUNNING, _)) => {
                     observed.instances.insert(key, facts(None, false, observed.at));
                 }
-                Some(_) | None => {
+                Some((code, _)) => {
+                    // Looked at by its name alone, it is most likely not registered: then no list has it either.
+                    let unheard = self.wire.dialect == Dialect::GseV1 && code != RowCode::RUNNING;
+                    let registered = unheard.then_some(false);
+                    observed.instances.insert(key, Seen { unknown: true, registered, ..Seen::default() });
+                }
+                None => {
                     observed.instances.insert(key, Seen { unknown: true, ..Seen::default() });
                 }
             }

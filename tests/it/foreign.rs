@@ -1,0 +1,215 @@
+//! Platforms that read nothing back and know no names of calls: deaths at any step, rollouts that are put back, and what
+//! their bodies look like on the wire.
+
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::dialects::{Daemon, Fleet};
+use crate::support::{command, stderr};
+use crate::system::is_alive;
+
+type Scene = (&'static str, fn(&Fleet), fn(&Fleet), &'static [&'static str]);
+
+const SCENES: [Scene; 4] = [
+    ("create", |_| {}, |fleet| ["x", "y"].iter().for_each(|name| fleet.write(&Daemon::new(name))), &[]),
+    (
+        "change",
+        |fleet| ["x", "y"].iter().for_each(|name| fleet.write(&Daemon::new(name))),
+        |fleet| {
+            fleet.write(&Daemon { version: "2", ..Daemon::new("x") });
+            fleet.write(&Daemon { config: "b.conf", ..Daemon::new("y") });
+        },
+        &[],
+    ),
+    (
+        "replace",
+        |fleet| fleet.write(&Daemon::new("x")),
+        |fleet| fleet.write(&Daemon { pid_file: "second", ..Daemon::new("x") }),
+        &[],
+    ),
+    (
+        "prune",
+        |fleet| ["x", "y"].iter().for_each(|name| fleet.write(&Daemon::new(name))),
+        |fleet| std::fs::remove_file(fleet.path("m/x.yaml")).expect("it was there"),
+        &["--prune"],
+    ),
+];
+
+fn died(fleet: &Fleet, args: &[&str], variable: &str, value: &str) -> bool {
+    let ended = command(args, fleet.system.folder.path())
+        .env("IT_SECRET", "s3cret")
+        .env(variable, value)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    !ended.expect("it ends").success()
+}
+
+/// Killed at any step, the next one finishes. A reload may happen twice where calls have no names, never not at all.
+fn survives(dialect: &'static str, (what, before, after, flags): Scene) {
+    let prepared = || {
+        let fleet = Fleet::new(dialect);
+        before(&fleet);
+        fleet.write(&Daemon::new("stays"));
+        fleet.well(what, &[]);
+        std::fs::write(fleet.path("effects"), "").expect("a file");
+        after(&fleet);
+        fleet
+    };
+    let told = |fleet: &Fleet| {
+        let mut effects = fleet.effects();
+        effects.sort();
+        effects.dedup_by(|one, other| one == other && one.starts_with("reload"));
+        effects
+    };
+    let fleet = prepared();
+    let mut args = vec!["apply", "m", "--yes", "--owner", "team", "--target", "it"];
+    args.extend(flags);
+    let steps = fleet.path("steps");
+    assert!(!died(&fleet, &args, "ABIDE_STEPS_FILE", &steps.display().to_string()), "{dialect} {what}");
+    let steps: u64 = std::fs::read_to_string(steps).expect("steps").parse().expect("a number");
+    let expected = told(&fleet);
+    assert!(steps > 5 && !expected.is_empty(), "{dialect} {what}: {steps} steps, {expected:?}");
+    drop(fleet);
+    let every = if std::env::var("ABIDE_SOAK").is_ok() { 1 } else { (steps / 3).max(1) };
+    for nth in (1..=steps).filter(|nth| nth % every == 0) {
+        let fleet = prepared();
+        assert!(
+            died(&fleet, &args, "ABIDE_DIE_AFTER", &nth.to_string()),
+            "{dialect} {what}: step {nth} of {steps} was not reached"
+        );
+        let (code, out, err) = fleet.apply(flags);
+        assert_eq!(
+            code,
+            0,
+            "{dialect} {what} after death {nth} of {steps}: {out}{err}\n{:?}",
+            fleet.effects()
+        );
+        assert_eq!(told(&fleet), expected, "{dialect} {what} after death {nth} of {steps}: {out}{err}");
+        let (code, out, err) = fleet.apply(flags);
+        assert!(code == 0 && out.contains("Nothing to do"), "{dialect} {what} after death {nth}: {out}{err}");
+    }
+}
+
+fn all_scenes(dialect: &'static str) {
+    SCENES.into_iter().for_each(|scene| survives(dialect, scene));
+}
+
+#[test]
+fn gse_v1_survives_deaths() {
+    all_scenes("gse-v1");
+}
+
+#[test]
+fn gse_v2_survives_deaths() {
+    all_scenes("gse-v2");
+}
+
+/// Its starts are checked for five seconds, which no field of it can change: one scene by default.
+#[test]
+fn job_survives_deaths() {
+    match std::env::var("ABIDE_SOAK") {
+        Ok(_) => all_scenes("job"),
+        Err(_) => survives("job", SCENES[2]),
+    }
+}
+
+#[test]
+fn a_rollout_that_fails_is_put_back_as_it_was() {
+    for dialect in ["abide", "gse-v2"] {
+        let fleet = Fleet::new(dialect);
+        let several = "instances: 3\nrollout: {batch: 1, auto_rollback: true}\n";
+        let mut daemon = Daemon { more: several.to_owned(), ..Daemon::new("x") };
+        let write = |daemon: &Daemon| {
+            fleet.write(daemon);
+            let file = fleet.path("m/x.yaml");
+            let text = std::fs::read_to_string(&file).expect("a file");
+            // Each instance has its own files.
+            let pid = format!("{}/run/x.first.pid", fleet.system.folder.path().display());
+            let text = text
+                .replace(
+                    &format!("pid_path: {pid}"),
+                    &format!("pid_path: \"{}\"", pid.replace("x.first", "${name}")),
+                )
+                .replace(&pid, &pid.replace("x.first", "${name}"))
+                .replace("value_key: x", "value_key: \"${name}\"");
+            std::fs::write(&file, text).expect("a file");
+        };
+        write(&daemon);
+        fleet.well("three of a kind", &[]);
+        let pids = || ["x_1", "x_2", "x_3"].map(|name| fleet.pid(name));
+        let first = pids();
+        assert!(first.iter().all(|pid| pid.is_some_and(is_alive)), "{dialect}");
+        // The next version does not come up.
+        daemon.version = "2; exit 1";
+        write(&daemon);
+        let (code, out, err) = fleet.apply(&[]);
+        assert_eq!(code, 7, "{dialect}: {out}{err}");
+        assert!(err.contains("putting it back as it was"), "{dialect}: {err}");
+        // Two were never touched, and the first runs as before.
+        let now = pids();
+        assert!(now.iter().all(|pid| pid.is_some_and(is_alive)), "{dialect}: {now:?} {out}{err}");
+        assert_eq!(now[1..], first[1..], "{dialect}: {out}{err}");
+        daemon.version = "1";
+        write(&daemon);
+        let (code, out, err) = fleet.apply(&[]);
+        assert!(code == 0 && out.contains("Nothing to do"), "{dialect}: {out}{err}");
+    }
+}
+
+/// Holds, pauses and history are kept beside what a platform cannot keep; another folder is another memory.
+#[test]
+fn state_is_kept_where_it_is_said_to_be() {
+    let fleet = Fleet::new("gse-v2");
+    fleet.write(&Daemon::new("x"));
+    let state = fleet.path("elsewhere");
+    let at = ["--state", state.to_str().expect("a path")];
+    fleet.well("new", &at);
+    assert!(state.join("state.db").exists() && !fleet.path(".abide-home/state").exists());
+    let (code, out, err) = fleet.run(&["stop", "web/x", at[0], at[1]]);
+    assert_eq!(code, 0, "{out}{err}");
+    assert_eq!(fleet.pid("x"), None);
+    let (code, out, _) = fleet.apply(&at);
+    assert!(out.contains("held"), "{code} {out}");
+    assert_eq!(fleet.pid("x"), None, "held by hand");
+    let (code, out, err) = fleet.run(&["history", "--owner", "team", "-o", "json", at[0], at[1]]);
+    let entries: Value = serde_json::from_str(&out).unwrap_or_default();
+    assert!(code == 0 && entries.as_array().is_some_and(|all| !all.is_empty()), "{out}{err}");
+    let (code, out, err) = fleet.run(&["get", "processes", "-o", "json", at[0], at[1]]);
+    let rows: Value = serde_json::from_str(&out).unwrap_or_default();
+    assert_eq!((code, &rows[0]["name"], &rows[0]["running"]), (0, &"x".into(), &false.into()), "{out}{err}");
+}
+
+#[test]
+fn a_target_that_is_not_there_or_not_whole_is_told() {
+    let fleet = Fleet::new("job");
+    fleet.write(&Daemon::new("x"));
+    let config = |text: &str| std::fs::write(fleet.path("abide.yaml"), text).expect("a file");
+    let auth = "auth: {app_code: all, app_secret: {env: IT_SECRET}}";
+    let url = format!("http://{}", fleet.system.server.address);
+    for (text, exit, message) in [
+        (format!("targets: {{it: {{url: \"{url}\", dialect: job, {auth}}}}}"), 64, "JOB needs a business"),
+        (format!("targets: {{it: {{url: \"{url}\", dialect: gse-v9, {auth}}}}}"), 64, "there is no dialect"),
+        (format!("targets: {{it: {{url: \"{url}\", dialect: gse-v2}}}}"), 64, "has no auth"),
+        (format!("targets: {{it: {{url: \"{url}\", dialect: gse-v2, colour: red, {auth}}}}}"), 64, "colour"),
+        (
+            format!("targets: {{it: {{url: \"http://127.0.0.1:1\", dialect: gse-v2, {auth}}}}}"),
+            69,
+            "cannot be reached",
+        ),
+        (
+            format!("targets: {{other: {{url: \"{url}\", dialect: gse-v2, {auth}}}}}"),
+            64,
+            "there is no target \"it\"",
+        ),
+    ] {
+        config(&text);
+        let (code, out, err) = fleet.apply(&[]);
+        assert!(code == exit && err.contains(message), "{text}: {code} {out}{err}");
+    }
+    let output =
+        command(&["doctor", "--target", "it"], fleet.system.folder.path()).output().expect("it runs");
+    assert!(!output.status.success(), "{}", stderr(&output));
+}
