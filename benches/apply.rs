@@ -1,9 +1,10 @@
 //! `abide apply` and `abide plan` as people run them, on the local system.
 //!
 //! `cargo bench --bench apply` prints one JSON object: 1,000 new foreground processes from the command to all running and
-//! verified, beside spawning the same command lines directly; nothing to do on them, and how often that writes; and a plan
+//! verified, beside spawning the same command lines directly, and in how many calls; nothing to do on them, and how often that writes; and a plan
 //! over 10,000 instances that are registered, with its memory.
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -22,7 +23,10 @@ fn main() {
     // The system is there; its start is not measured.
     std::fs::write(here.join("empty.yaml"), fleet(here, 1, "absent")).expect("a file");
     abide(here, &["apply", "empty.yaml", "--yes"]);
+    let before = operates(here);
     let (started, _) = abide(here, &["apply", "fleet.yaml", "--yes"]);
+    let calls = operates(here) - before;
+    assert_eq!(calls, PROCESSES.div_ceil(1000), "as few calls as there can be");
     let writes = writes(here);
     let mut nothing: Vec<Duration> =
         (0..11).map(|_| abide(here, &["apply", "fleet.yaml", "--yes"]).0).collect();
@@ -40,6 +44,7 @@ fn main() {
         json!({
             "spawned_directly_ms": ms(spawned[1]),
             "applied_1000_new_ms": ms(started),
+            "operate_calls": calls,
             "applied_over_spawned": (started.as_secs_f64() / spawned[1].as_secs_f64() * 100.0).round() / 100.0,
             "nothing_to_do_ms": {"median": ms(nothing[5]), "longest": ms(nothing[10]), "writes": wrote},
             "plan_10000_registered": {"ms": ms(planned[2].0), "peak_mb": planned[2].1 as f64 / 1e6},
@@ -103,6 +108,25 @@ fn abide(here: &Path, args: &[&str]) -> (Duration, u64) {
     let took = begin.elapsed();
     assert!(status.success(), "{args:?}: {status}");
     (took, peak)
+}
+
+/// How many calls asked for operations so far, as the gateway counts them.
+fn operates(here: &Path) -> usize {
+    let read = |name: &str| std::fs::read_to_string(here.join("home").join(name)).expect("a file");
+    let (address, secret) = (read("address"), read("secret"));
+    let authorization =
+        json!({"bk_app_code": "abide", "bk_app_secret": secret.trim(), "bk_username": "admin"});
+    let mut stream =
+        std::net::TcpStream::connect(address.trim().trim_start_matches("http://")).expect("a gateway");
+    write!(
+        stream,
+        "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX-Bkapi-Authorization: {authorization}\r\n\r\n"
+    )
+    .expect("a request");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("an answer");
+    let calls = text.lines().filter(|line| line.contains("requests_total{call=\"operate_multi\""));
+    calls.filter_map(|line| line.rsplit(' ').next()?.parse::<usize>().ok()).sum()
 }
 
 fn writes(here: &Path) -> i64 {

@@ -1,8 +1,8 @@
 //! Our own gateway as a target: everything can be said and read back, and a call that is sent twice is carried out once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -28,11 +28,14 @@ pub struct Abide {
     owner: String,
     /// Of the writer lease; 0: none is held.
     generation: AtomicU64,
+    /// A look that was taken before somebody asked for it.
+    early: Mutex<Option<(Observed, BTreeSet<HostKey>)>>,
 }
 
 impl Abide {
     pub fn new(access: &Access, owner: &str) -> Result<Abide, String> {
-        Ok(Abide { calls: Calls::new(access)?, owner: owner.to_owned(), generation: AtomicU64::new(0) })
+        let (owner, generation) = (owner.to_owned(), AtomicU64::new(0));
+        Ok(Abide { calls: Calls::new(access)?, owner, generation, early: Mutex::new(None) })
     }
 
     pub fn calls(&self) -> &Calls {
@@ -92,6 +95,27 @@ impl Abide {
 
     /// What is registered and running, and which of the hosts that are asked about have nobody to tell of them.
     pub async fn look(&self, hosts: &BTreeSet<HostKey>) -> Result<Observed, Fault> {
+        let early = self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let (mut observed, alive) = match early {
+            Some(early) => early,
+            None => self.whole().await?,
+        };
+        let mut asked: BTreeSet<&HostKey> = hosts.iter().collect();
+        asked.extend(observed.instances.keys().map(|key| &key.host));
+        let gone: Vec<HostKey> = asked.into_iter().filter(|host| !alive.contains(*host)).cloned().collect();
+        observed.gaps.extend(gone.into_iter().map(|host| (host, "no agent is connected".to_owned())));
+        Ok(observed)
+    }
+
+    /// Looks ahead: the next look is this one.
+    pub async fn look_early(&self) {
+        if let Ok(whole) = self.whole().await {
+            *self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(whole);
+        }
+    }
+
+    /// Everything there, and the hosts that somebody speaks for.
+    async fn whole(&self) -> Result<(Observed, BTreeSet<HostKey>), Fault> {
         let at = crate::clock::moment();
         let alive: BTreeSet<HostKey> =
             self.hosts().await?.into_iter().filter(|row| row.agent).map(|row| row.host).collect();
@@ -107,14 +131,9 @@ impl Abide {
             }
             match page.more {
                 Some(more) => after = format!("&after={}", escaped(&more)),
-                None => break,
+                None => return Ok((observed, alive)),
             }
         }
-        let mut asked: BTreeSet<&HostKey> = hosts.iter().collect();
-        asked.extend(observed.instances.keys().map(|key| &key.host));
-        let gone: Vec<HostKey> = asked.into_iter().filter(|host| !alive.contains(*host)).cloned().collect();
-        observed.gaps.extend(gone.into_iter().map(|host| (host, "no agent is connected".to_owned())));
-        Ok(observed)
     }
 
     /// One order of each kind of spec makes one item, with all of its hosts.

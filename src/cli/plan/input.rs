@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Instant;
 
 use tracing::info;
@@ -110,16 +112,21 @@ impl Wanted {
 impl Input {
     /// Reads it all, without starting anything.
     pub fn read(args: &args::Input, printer: &Printer) -> Result<Input, Failure> {
+        let early = early(args);
         let wanted = Wanted::read(args, printer)?;
-        let live = match args.offline.observed {
-            Some(_) => None,
-            None => args.target.connect(wanted.owner(), Start::Never)?,
+        let live = match (args.offline.observed.as_ref(), early) {
+            (Some(_), _) => None,
+            (None, Some((live, looking))) => {
+                let _ = looking.join();
+                Some(live)
+            }
+            (None, None) => args.target.connect(wanted.owner(), Start::Never)?.map(Arc::new),
         };
         let is_down = live.is_none() && args.offline.observed.is_none();
         if is_down && Home::find().is_ok_and(|home| home.path("gateway/store.db").exists()) {
             printer.warning("the local system is not running, so nothing is seen of what it left; `abide up` brings it back");
         }
-        runtime()?.block_on(wanted.beside(args, live.as_ref(), printer))
+        runtime()?.block_on(wanted.beside(args, live.as_deref(), printer))
     }
 
     /// The same with the world as it is by now.
@@ -163,6 +170,22 @@ pub struct Digests {
     pub all: String,
     /// Of that and of the steps.
     pub id: String,
+}
+
+/// Our own gateway tells everything whatever is wanted: it is asked while the manifests are read.
+fn early(args: &args::Input) -> Option<(Arc<Live>, JoinHandle<()>)> {
+    if args.offline.observed.is_some() {
+        return None;
+    }
+    let live = Arc::new(args.target.connect("default", Start::Never).ok()??);
+    let looker = Arc::clone(&live);
+    looker.abide().ok()?;
+    let look = move || {
+        if let (Ok(abide), Ok(runtime)) = (looker.abide(), runtime()) {
+            runtime.block_on(abide.look_early());
+        }
+    };
+    Some((live, std::thread::Builder::new().name("look".to_owned()).spawn(look).ok()?))
 }
 
 /// How the world is, with a close look at whatever these manifests would cost.
