@@ -14,6 +14,9 @@ pub struct Holder {
     pub pid: u32,
     /// When the process began, in ticks of the kernel: a pid alone may be somebody else's by now.
     pub started: u64,
+    /// When it first asked, in milliseconds since 1970, for whoever waits for it.
+    #[serde(default)]
+    pub since: i64,
 }
 
 impl Holder {
@@ -26,6 +29,7 @@ impl Holder {
             boot_id: boot_id(),
             pid,
             started: started(pid).unwrap_or(0),
+            since: now_ms(),
         }
     }
 
@@ -85,6 +89,11 @@ impl Record {
             Some(_) | None => Ok(next(record.generation.saturating_add(1))),
         }
     }
+}
+
+pub(super) fn now_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
 fn host_name() -> String {

@@ -24,7 +24,7 @@ use super::{Exit, Failure};
 use crate::clock::{self, moment};
 use crate::control::{self, rollback::as_before};
 use crate::execute::{self, Ended, Executed, Outcome, Terms, Told, Unsettled, journal};
-use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step};
+use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step, Time};
 use crate::reconcile::{Rules, reconcile};
 use crate::store::{Holder, Lease, Store, Taken, Txn};
 
@@ -277,8 +277,12 @@ async fn take_lease(live: &Live, owner: &str, patience: u64) -> Result<Lease, Fa
         match taken {
             Taken::Ours(lease) => return Ok(lease),
             Taken::Theirs { holder, .. } if begin.elapsed() >= Duration::from_secs(patience) => {
-                let message =
-                    format!("{} (process {}) is changing this owner's processes", holder.host, holder.pid);
+                let message = format!(
+                    "{} (process {}) has been changing this owner's processes since {}",
+                    holder.host,
+                    holder.pid,
+                    Time(holder.since)
+                );
                 return Err(
                     Failure::new(Exit::Locked, message).hint("wait for it, or give --lock-timeout more time")
                 );

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::mpsc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, params};
 use tokio::sync::oneshot;
@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::Shared;
 use super::file::{KEPT, gone, last_number, number, signed, sum, understand};
 use super::mark::Mark;
-use crate::store::lease::{Holder, Lease, Record, Taken};
+use crate::store::lease::{Holder, Lease, Record, Taken, now_ms};
 use crate::store::{Change, Compare, Error, Number, Outcome, Txn, Write};
 
 /// The most transactions that share a commit: more would only make the first of them wait.
@@ -261,9 +261,4 @@ fn lease(
         apply(file, &Txn::put(key, value), last, changes)?;
     }
     Ok(granted)
-}
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
