@@ -292,7 +292,7 @@ pub fn pause(args: &Stay, printer: &Printer) -> Result<Exit, Failure> {
         reason: args.terms.reason.clone(),
         until: args.terms.until.map(Until::time),
     };
-    let key = place(args.namespace.as_ref());
+    let key = Pause::place(args.namespace.as_ref());
     let value = serde_json::to_vec(&pause).unwrap_or_default();
     let written = runtime()?.block_on(live.state.txn(Txn::put(key, value)));
     written.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
@@ -306,7 +306,7 @@ pub fn resume(args: &Resume, printer: &Printer) -> Result<Exit, Failure> {
     let live = connect(&args.target)?;
     let paused = runtime()?.block_on(async {
         let (_, pauses) = live.restraints().await?;
-        let deleted = live.state.txn(Txn::delete(place(args.namespace.as_ref()))).await;
+        let deleted = live.state.txn(Txn::delete(Pause::place(args.namespace.as_ref()))).await;
         deleted.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
         Ok::<_, Failure>(pauses.iter().any(|pause| pause.namespace == args.namespace))
     })?;
@@ -316,9 +316,4 @@ pub fn resume(args: &Resume, printer: &Printer) -> Result<Exit, Failure> {
         false => format!("nothing was paused: {what}\n"),
     });
     Ok(Exit::Done)
-}
-
-/// A pause of everything has a name that no namespace can have.
-fn place(namespace: Option<&Name>) -> String {
-    namespace.map_or("pause/*".to_owned(), |name| format!("pause/{name}"))
 }

@@ -23,3 +23,10 @@ pub struct Pause {
     pub reason: Option<String>,
     pub until: Option<Time>,
 }
+
+impl Pause {
+    /// Where a pause is kept. One of everything has a name that no namespace can have.
+    pub fn place(namespace: Option<&Name>) -> String {
+        namespace.map_or("pause/*".to_owned(), |name| format!("pause/{name}"))
+    }
+}

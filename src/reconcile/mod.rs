@@ -9,7 +9,8 @@
 //! ```
 //! Start reading at [`reconcile`], then [`choose`](choose::choose), where the fewest operations for one instance are
 //! decided. [`effect`] is the one table that says what changing a field does; [`caps`] says what a target can do;
-//! [`expect`] lays what was done just now over a look that cannot know it yet.
+//! [`expect`] lays what was done just now over a look that cannot know it yet; [`standing`] says in a word how each
+//! instance stands to its wish.
 //!
 //! Synchronous, total, deterministic: time comes in as a value, and the same input gives the same plan.
 //! Invariants: nothing is done to what was not seen, to what is not ours, or to what somebody holds; every step
@@ -32,6 +33,7 @@ mod rollout;
 mod rules;
 mod situate;
 mod story;
+mod sync;
 mod walk;
 pub mod why;
 
@@ -42,6 +44,7 @@ pub use effect::{Classes, effect_of, revision, table};
 pub use expect::{Expectation, Expected, after, lay_over};
 pub use fingerprint::{fingerprint, of_desired};
 pub use rules::Rules;
+pub use sync::{Sync, standing};
 
 use crate::model::{Desired, Now, Observed, Plan};
 use chain::Found;
