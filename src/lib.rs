@@ -21,6 +21,7 @@
 //! - [`backend`]: the window on the world: our own gateway, and a simulated fleet.
 //! - [`execute`]: from a plan to outcomes, once, whatever breaks on the way.
 //! - [`control`]: the standing loop: a directory of manifests, or a branch of a git repository, kept true.
+//! - [`dashboard`]: what the loop tells: page, JSON, events, metrics, messages; and what can be asked of it.
 //! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file, or a
 //!   gateway's store over HTTP.
 //! - [`http`]: how we listen and call: TLS, limits, credentials, files that are read again.
@@ -41,6 +42,7 @@ pub mod backend;
 pub mod cli;
 pub mod clock;
 pub mod control;
+pub mod dashboard;
 pub mod execute;
 mod fail;
 pub mod gateway;

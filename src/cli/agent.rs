@@ -7,6 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::print::Printer;
 use super::serve::{Signals, private_folder};
+use super::systemd::Systemd;
 use super::{Exit, Failure};
 use crate::agent::{Joining, Table, own_name, run as serve, this_host};
 use crate::http::Calling;
@@ -70,15 +71,18 @@ async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
         calling: Calling { ca_file: args.ca_file.clone(), ..Calling::default() },
     };
     let (stop, stopped) = watch::channel(false);
+    let systemd = Systemd::here();
     let mut said = false;
     let ready = || {
         if !std::mem::replace(&mut said, true) {
             printer.data(&format!("ready {}\n", args.join));
+            systemd.ready();
         }
     };
     tokio::select! {
         ended = serve(joining, table, told, ready, stopped) => ended.map_err(failed)?,
         exit = signals.asked_to_stop() => {
+            systemd.stopping();
             let _ = stop.send(true);
             return Ok(exit);
         }

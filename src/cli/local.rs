@@ -164,8 +164,12 @@ impl Home {
         let log = log.map_err(|error| failed("cannot write", &path, &error))?;
         use std::os::unix::process::CommandExt;
         let mut child = Command::new(program)
-            .args(["up", "--background"])
+            // Where others listen, and who waits to hear from them, is not its business.
+            .args(["up", "--background", "--listen", "127.0.0.1:0"])
             .env("ABIDE_HOME", &self.0)
+            .env_remove("NOTIFY_SOCKET")
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_PID")
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null())

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -12,6 +13,7 @@ use tracing::info;
 
 use super::args::switch;
 use super::print::Printer;
+use super::systemd::Systemd;
 use super::{Exit, Failure};
 use crate::gateway::auth::{Apps, Keepers, Tokens};
 use crate::gateway::{Gateway, http};
@@ -126,13 +128,18 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
         .map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let connections = max_connections.clamp(1, 1 << 20);
     let keepers = Keepers::new(apps, tokens);
-    let standing = Standing::begin(store, socket, tls, keepers, limits, (connections, time)).await?;
+    let standing =
+        Standing::begin(store, socket, tls, keepers, limits, (connections, time), |_, _| Router::new())
+            .await?;
     printer.data(&format!("ready {scheme}://{}\n", standing.address));
+    let systemd = Systemd::here();
+    systemd.ready();
     let exit = tokio::select! {
         exit = signals.asked_to_stop() => exit,
         why = standing.broken() => return Err(failed(why)),
     };
     info!("stopping");
+    systemd.stopping();
     standing.end().await;
     Ok(exit)
 }
@@ -151,7 +158,7 @@ impl Standing {
     /// Connections, and the time for a header.
     pub const USUAL: (usize, Duration) = (4096, Duration::from_secs(30));
 
-    /// Returns when it is ready.
+    /// Returns when it is ready. What is `beside` it has its own routes at the same address.
     pub async fn begin(
         store: Embedded,
         socket: TcpListener,
@@ -159,11 +166,13 @@ impl Standing {
         keepers: Keepers,
         limits: http::Limits,
         (connections, header_time): (usize, Duration),
+        beside: impl FnOnce(&Arc<Gateway<Embedded>>, SocketAddr) -> Router,
     ) -> Result<Standing, Failure> {
         let gateway = Arc::new(Gateway::new(store.clone()));
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let listener = Listener { socket, tls, connections, header_time };
         let router = http::router(Arc::clone(&gateway), Arc::new(keepers), limits);
+        let router = beside(&gateway, address).merge(router);
         let (stop, stopped) = watch::channel(false);
         let (broke, broken) = watch::channel(None);
         let house = tokio::spawn({
@@ -264,6 +273,15 @@ impl Signals {
         tokio::select! {
             _ = self.term.recv() => Exit::Terminated,
             _ = self.interrupt.recv() => Exit::Interrupted,
+        }
+    }
+
+    /// The same for what can begin anew: `None` asks for that.
+    pub async fn asked(&mut self) -> Option<Exit> {
+        tokio::select! {
+            _ = self.term.recv() => Some(Exit::Done),
+            _ = self.interrupt.recv() => Some(Exit::Done),
+            _ = self.hangup.recv() => None,
         }
     }
 

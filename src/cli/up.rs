@@ -5,28 +5,35 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use super::args::{LimitArgs, switch};
+use super::listen::{TellArgs, Telling, own_access};
 use super::local::{APP, Home};
 use super::print::{ERROR, Printer, count, visible};
 use super::serve::{Signals, Standing, open};
+use super::systemd::Systemd;
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::watch as watch_over;
+use super::watch_source::Watched;
 use super::{Exit, Failure};
 use crate::agent::{Joining, Table, own_name, run as serve_host, this_host};
 use crate::backend::{Answer, Backend, Order, Outcome};
 use crate::clock::moment;
+use crate::dashboard;
+use crate::gateway::Gateway;
 use crate::gateway::auth::{Apps, Keepers, Tokens};
 use crate::gateway::http::Limits;
 use crate::http::{Calling, Reloaded};
 use crate::model::{Host, HostKey, Op};
+use crate::store::Embedded;
 
 /// Run the local system in the foreground: a gateway and an agent for this machine
 ///
-/// With PATH it makes the manifests there true and keeps them so: a changed file is taken up, and what drifts is repaired. Prints `ready URL` on stdout once it
+/// With PATH it makes the manifests there true and keeps them so: a changed file is taken up, and what drifts is repaired; a status page is at the URL. Prints `ready URL` on stdout once it
 /// answers. Ctrl-C ends it and leaves the processes running; the next `abide up` takes hold of them again.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -47,6 +54,8 @@ pub struct Up {
     pub check_secs: u64,
     #[command(flatten)]
     pub limits: LimitArgs,
+    #[command(flatten)]
+    pub tell: TellArgs,
     /// For whoever starts it on demand
     #[arg(long, hide = true, value_parser = switch)]
     pub background: bool,
@@ -99,26 +108,54 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
         .await
         .map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let store = open(&home.path("gateway"))?;
-    let gateway = Standing::begin(store, socket, None, keepers, Limits::default(), Standing::USUAL).await?;
+    let usual = watch_over::How::usual();
+    let from = Watched::Paths { paths: args.paths.clone(), only_poll: false };
+    let telling = match args.paths.is_empty() {
+        true => None,
+        false => Some(Telling::begin(&args.tell, watch_over::subject(&from, &usual, "local"))?),
+    };
+    let state = Reloaded::fixed(store.clone());
+    let beside = |gateway: &Arc<Gateway<Embedded>>, address| match &telling {
+        None => Router::new(),
+        Some(telling) => {
+            let gateway = Arc::clone(gateway);
+            let more: dashboard::More = Box::new(move || {
+                let gateway = Arc::clone(&gateway);
+                Box::pin(async move { gateway.metrics_text().await })
+            });
+            dashboard::routes(telling.dashboard(own_access(address, printer), state, Some(more)))
+        }
+    };
+    let gateway =
+        Standing::begin(store, socket, None, keepers, Limits::default(), Standing::USUAL, beside).await?;
     let url = format!("http://{}", gateway.address);
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
     let agent = Agent::begin(&home, &url, hosts, Duration::from_secs(args.check_secs)).await?;
     home.write("address", &url)?;
     printer.data(&format!("ready {url}\n"));
+    let systemd = Systemd::here();
+    systemd.ready();
     let (stop, stopped) = watch::channel(false);
-    let living = live(args, stopped, printer);
-    tokio::pin!(living);
-    let exit = tokio::select! {
-        ended = &mut living => return ended.map(|()| Exit::Done),
-        exit = signals.asked_to_stop() => exit,
-        why = gateway.broken() => return Err(failed(why)),
+    let exit = {
+        let living = live(args, stopped, printer, telling.as_ref());
+        tokio::pin!(living);
+        let exit = tokio::select! {
+            ended = &mut living => return ended.map(|()| Exit::Done),
+            exit = signals.asked_to_stop() => exit,
+            why = gateway.broken() => return Err(failed(why)),
+        };
+        info!("stopping");
+        systemd.stopping();
+        // What was sent comes to its end.
+        let _ = stop.send(true);
+        living.await?;
+        exit
     };
-    info!("stopping");
-    // What was sent comes to its end.
-    let _ = stop.send(true);
-    living.await?;
     let left = running().await;
     home.forget_address();
+    if let Some(telling) = telling {
+        telling.end().await;
+    }
     agent.end().await;
     gateway.end().await;
     if left > 0 && !args.background {
@@ -134,11 +171,16 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// Makes the manifests true and keeps them so, or only waits.
-async fn live(args: &Up, stop: watch::Receiver<bool>, printer: &Printer) -> Result<(), Failure> {
-    if !args.paths.is_empty()
+async fn live(
+    args: &Up,
+    stop: watch::Receiver<bool>,
+    printer: &Printer,
+    telling: Option<&Telling>,
+) -> Result<(), Failure> {
+    if let Some(telling) = telling
         && let Some(live) = TargetArgs::local().connect("default", Start::Never)?
     {
-        watch_over::usually(&args.paths, &args.limits, &live, stop, printer).await;
+        watch_over::usually(&args.paths, &args.limits, &live, stop, printer, telling).await;
         return Ok(());
     }
     let mut stop = stop;

@@ -1,12 +1,14 @@
 //! `abide watch`: the standing controller, and what it tells.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::args::{LimitArgs, switch};
+use super::listen::{ListenArgs, Listening, TellArgs, Telling};
 use super::plan::args::{Select, duration};
 use super::print::{self, BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use super::serve::Signals;
@@ -14,9 +16,12 @@ use super::target::{Live, Start, TargetArgs, namespaces, runtime};
 use super::watch_source::{SourceArgs, Watched, short};
 use super::{Exit, Failure};
 use crate::backend::Client;
+use crate::control::board::Subject;
 use crate::control::source::name_users;
 use crate::control::{self, Event, Setting, Target};
+use crate::dashboard;
 use crate::execute::world::World;
+use crate::http::Reloaded;
 use crate::manifest::Severity;
 use crate::model::{Amount, Desired, Hold, Pause};
 use crate::reconcile::{Caps, Rules};
@@ -25,8 +30,9 @@ use crate::store::Either;
 /// Keep manifests true, for ever
 ///
 /// Reads the directory again whenever it changes, or takes each new commit of a branch, repairs what drifts, and says why. A
-/// broken file changes nothing: what it used to declare stays in force until the next good save. Prints `ready URL` on stdout,
-/// the URL of its target, once it stands; SIGTERM and Ctrl-C end it at a safe point, and leave processes as they are.
+/// broken file changes nothing: what it used to declare stays in force until the next good save. Prints `ready URL` on stdout
+/// when it answers requests there: a status page, an API, events, metrics. SIGTERM and Ctrl-C end it at a safe point, and leave
+/// processes as they are; SIGHUP reads the config file again.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  abide watch manifests\n  abide watch manifests --prune --target prod --owner web-team\n  abide watch --git https://git.example.org/fleet.git --ref main --path manifests"
@@ -45,6 +51,10 @@ pub struct Watch {
     pub select: Select,
     #[command(flatten)]
     pub limits: LimitArgs,
+    #[command(flatten)]
+    pub listen: ListenArgs,
+    #[command(flatten)]
+    pub tell: TellArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -108,26 +118,96 @@ pub fn run(args: &Watch, printer: &Printer) -> Result<Exit, Failure> {
         let message = "--prune removes what belongs to an owner, and `default` may be anybody";
         return Err(Failure::refused("OwnerNotNamed", message).hint("name the owner: --owner NAME"));
     }
-    let from = args.source.from(&args.paths, &args.limits, &args.how)?;
-    let live = args.target.connect(&args.how.owner, Start::OnDemand)?;
-    let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
+    let mut from = args.source.from(&args.paths, &args.limits, &args.how)?;
     runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
-        let (stop, stopped) = watch::channel(false);
-        printer.data(&format!("ready {}\n", live.backend.url()));
+        let socket = args.listen.bind().await?;
+        let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+        let connect = || {
+            let live = args.target.connect(&args.how.owner, Start::OnDemand)?;
+            live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
+        };
+        let mut live = connect()?;
+        let telling = Telling::begin(&args.tell, subject(&from, &args.how, &live.name))?;
+        let state = Reloaded::fixed(live.state.clone());
+        let access = args.listen.access(address, printer)?;
+        let router = dashboard::router(telling.dashboard(access, state.clone(), None));
+        let listening = Listening::begin(socket, address, router);
+        printer.data(&format!("ready {}\n", listening.url));
+        telling.systemd.ready();
         let mut rules = rules(&args.how, live.caps());
         rules.selection = args.select.selection();
-        let watching = stand(from, &args.limits, &args.how, rules, &live, stopped, printer);
-        tokio::pin!(watching);
-        tokio::select! {
-            () = &mut watching => Ok(Exit::Failed),
-            exit = signals.asked_to_stop() => {
-                let _ = stop.send(true);
-                watching.await;
-                Ok(exit)
+        let exit = loop {
+            match watch_with(from, args, &rules, &live, &telling, &mut signals, &connect, printer).await {
+                Next::End(exit) => break exit,
+                Next::Anew(new, again) => {
+                    info!("the config file was read again");
+                    state.set(new.state.clone());
+                    (live, from) = (*new, again);
+                }
             }
-        }
+        };
+        telling.end().await;
+        listening.end().await;
+        Ok(exit)
     })
+}
+
+/// What comes after the loop.
+enum Next {
+    End(Exit),
+    /// The same with what the config file says now.
+    Anew(Box<Live>, Watched),
+}
+
+/// Goes on until somebody asks for an end, or for another beginning.
+#[allow(clippy::too_many_arguments)] // each is somebody else's
+async fn watch_with(
+    from: Watched,
+    args: &Watch,
+    rules: &Rules,
+    live: &Live,
+    telling: &Telling,
+    signals: &mut Signals,
+    connect: &impl Fn() -> Result<Live, Failure>,
+    printer: &Printer,
+) -> Next {
+    let (stop, stopped) = watch::channel(false);
+    let watching = stand(from, &args.limits, &args.how, rules.clone(), live, stopped, printer, telling);
+    tokio::pin!(watching);
+    let again = || Ok::<_, Failure>((connect()?, args.source.from(&args.paths, &args.limits, &args.how)?));
+    let next = loop {
+        let asked = tokio::select! {
+            () = &mut watching => return Next::End(Exit::Failed),
+            asked = signals.asked() => asked,
+        };
+        match asked {
+            Some(exit) => break Next::End(exit),
+            None => match again() {
+                Ok((new, from)) => break Next::Anew(Box::new(new), from),
+                Err(failure) => printer.warning(&format!("all stays as it is: {}", failure.message)),
+            },
+        }
+    };
+    if matches!(next, Next::End(_)) {
+        telling.systemd.stopping();
+    }
+    let _ = stop.send(true);
+    watching.await;
+    next
+}
+
+/// What is watched over, for whoever asks.
+pub fn subject(from: &Watched, how: &How, target: &str) -> Subject {
+    Subject {
+        target: target.to_owned(),
+        owner: how.owner.clone(),
+        sources: from.shown(),
+        follow: how.follow,
+        heal: how.heal,
+        prune: how.prune,
+        interval: Duration::from_secs(how.interval.max(1)),
+    }
 }
 
 fn rules(how: &How, caps: Caps) -> Rules {
@@ -149,12 +229,14 @@ pub async fn usually(
     live: &Live,
     stop: watch::Receiver<bool>,
     printer: &Printer,
+    telling: &Telling,
 ) {
     let how = How::usual();
     let from = Watched::Paths { paths: paths.to_vec(), only_poll: false };
-    stand(from, limits, &how, rules(&how, live.caps()), live, stop, printer).await;
+    stand(from, limits, &how, rules(&how, live.caps()), live, stop, printer, telling).await;
 }
 
+#[allow(clippy::too_many_arguments)] // each is somebody else's
 async fn stand(
     from: Watched,
     limits: &LimitArgs,
@@ -163,6 +245,7 @@ async fn stand(
     live: &Live,
     stop: watch::Receiver<bool>,
     printer: &Printer,
+    telling: &Telling,
 ) {
     let setting = Setting {
         rules,
@@ -171,6 +254,7 @@ async fn stand(
         interval: Duration::from_secs(how.interval.max(1)),
         timeout: Duration::from_secs(600),
         check: if live.name == "local" { super::apply::config_is_there } else { |_| None },
+        look_now: Arc::clone(&telling.look_now),
     };
     let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
     let is_local = live.name == "local";
@@ -181,7 +265,10 @@ async fn stand(
     });
     let mut source = from.open(limits.limits(), Duration::from_millis(how.debounce), finish);
     let mut said = Said::default();
-    let mut told = |event: Event<'_>| tell(&event, &mut said, printer);
+    let mut told = |event: Event<'_>| {
+        telling.board.note(&event);
+        tell(&event, &mut said, printer);
+    };
     control::run(&setting, &mut source, live, stop, &mut told).await;
 }
 
@@ -235,8 +322,9 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             ));
         }
         Event::Leading { generation } => info!(generation, "leading"),
-        Event::Planned { plan } => {
-            let text: String = plan
+        Event::Planned { look, .. } => {
+            let text: String = look
+                .plan
                 .held
                 .iter()
                 .map(|held| {
@@ -253,6 +341,7 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
                 said.held = text;
             }
         }
+        Event::Doing { .. } | Event::Passing | Event::Passed { .. } | Event::Turned => {}
         Event::Ended { step, ended } => {
             let why = step.why.first().map(super::plan::groups::reason).unwrap_or_default();
             let at = step.why.first().and_then(|why| why.at.as_ref());

@@ -82,6 +82,18 @@ impl SourceArgs {
 }
 
 impl Watched {
+    /// What it is, as people may see it.
+    pub fn shown(&self) -> Vec<String> {
+        match self {
+            Watched::Paths { paths, .. } => paths.iter().map(|path| path.display().to_string()).collect(),
+            Watched::Git(setting) => {
+                let path = setting.path.display().to_string();
+                let path = if path.is_empty() { path } else { format!(", {path}") };
+                vec![format!("{} of {}{path}", setting.reference, setting.shown_url())]
+            }
+        }
+    }
+
     pub fn open(self, limits: Limits, debounce: Duration, finish: Finish) -> Source {
         match self {
             Watched::Paths { paths, only_poll } => {

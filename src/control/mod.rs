@@ -7,15 +7,19 @@
 //!
 //! What failed is left alone for a while, longer each time ([`patience`]); a new revision of the manifests begins anew.
 //! Only the leader acts: a second controller waits for the lease.
+//!
+//! Every [`Event`] is told to a closure; [`board`] keeps from them what is known now, for whoever asks.
 
+pub mod board;
 pub mod patience;
 pub mod rollback;
 pub mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use self::patience::Patience;
 use self::rollback::as_before;
@@ -40,6 +44,20 @@ pub struct Setting {
     /// How long a pass may take.
     pub timeout: Duration,
     pub check: Check,
+    /// Whoever wants a look at once says so here.
+    pub look_now: Arc<Notify>,
+}
+
+/// One look at the target, and what follows from it.
+#[derive(Debug)]
+pub struct Look {
+    pub revision: String,
+    pub observed: Observed,
+    /// As they held at this look: with holds, pauses and back-off.
+    pub rules: Rules,
+    /// What is left alone because it failed, or does not stay as it is made.
+    pub backing_off: Vec<Hold>,
+    pub plan: Plan,
 }
 
 /// What happened, for whoever tells people.
@@ -63,7 +81,12 @@ pub enum Event<'a> {
         generation: u64,
     },
     Planned {
-        plan: &'a Plan,
+        look: &'a Arc<Look>,
+        desired: &'a Desired,
+    },
+    /// A plan is carried out from here on.
+    Doing {
+        steps: usize,
     },
     /// One step came to its end.
     Ended {
@@ -92,6 +115,13 @@ pub enum Event<'a> {
         settled: usize,
         held: usize,
     },
+    /// A pass begins.
+    Passing,
+    Passed {
+        took: Duration,
+    },
+    /// The loop goes round.
+    Turned,
 }
 
 /// A target, as the loop needs it.
@@ -149,17 +179,25 @@ pub async fn run<T: Target>(
         if changed || looked.is_none_or(|last| last.elapsed() >= setting.interval) || loop_.patience.is_due()
         {
             looked = Some(Instant::now());
+            (loop_.told)(Event::Passing);
             // A rollout may take much longer than a lease lives.
             let did = keeping(target.state(), &leader, loop_.pass(source, stop.clone())).await;
             renewed = Instant::now();
+            (loop_.told)(Event::Passed { took: looked.map(|began| began.elapsed()).unwrap_or_default() });
             if did {
                 looked = None;
             }
         }
+        (loop_.told)(Event::Turned);
         let rest = source.wait().min(Duration::from_millis(500));
         tokio::select! {
             () = tokio::time::sleep(rest) => {}
             () = source.woken() => {}
+            () = setting.look_now.notified() => {
+                // Wherever the manifests come from, too.
+                source.nudge().now();
+                looked = None;
+            }
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => break,
         }
     }
@@ -186,6 +224,7 @@ async fn lead<T: Target>(
             Ok(Taken::Theirs { .. }) => {}
             Err(error) => told(Event::Trouble { why: &error.to_string() }),
         }
+        told(Event::Turned);
         tokio::select! {
             () = tokio::time::sleep(Duration::from_millis(500)) => {}
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return None,
@@ -244,7 +283,8 @@ impl<T: Target> Loop<'_, T> {
         rules.source_unreadable |= reading.is_incomplete;
         rules.prune &= reading.may_prune;
         let now = clock::now(desired);
-        rules.holds.extend(self.patience.holds(now.at));
+        let backing_off = self.patience.holds(now.at);
+        rules.holds.extend(backing_off.iter().cloned());
         let mut plan = reconcile(desired, &world.observed, &rules, &now);
         // Nothing is lost on the word of a list.
         loop {
@@ -254,13 +294,16 @@ impl<T: Target> Loop<'_, T> {
                 Err(blind) => return self.trouble(&blind.to_string()),
             }
         }
-        (self.told)(Event::Planned { plan: &plan });
+        let observed = world.observed;
+        let look = Arc::new(Look { revision: revision.clone(), observed, rules, backing_off, plan });
+        (self.told)(Event::Planned { look: &look, desired });
+        let plan = &look.plan;
         let may = match revision == self.applied {
             true => self.setting.heal,
             false => self.setting.follow,
         };
         let steps = plan.steps().count();
-        let did = steps > 0 && may && self.carry_out(&plan, desired, &world.observed, stop).await;
+        let did = steps > 0 && may && self.carry_out(plan, desired, &look.observed, stop).await;
         if steps == 0 || may {
             self.applied = revision;
         }
@@ -292,6 +335,7 @@ impl<T: Target> Loop<'_, T> {
             Err(error) => return self.trouble(&error.to_string()),
         };
         self.target.act_as(lease.generation);
+        (self.told)(Event::Doing { steps: plan.steps().count() });
         let begin = Instant::now();
         let caps = self.setting.rules.caps;
         let deadline = begin + self.setting.timeout;

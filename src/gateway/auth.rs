@@ -15,7 +15,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::http::Reloaded;
+use crate::http::{Reloaded, base64};
 use crate::model::{HostKey, glob};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -238,28 +238,6 @@ pub fn credentials(headers: &HeaderMap, body: &Said) -> Option<(String, String)>
         decoded.split_once(':').map(|(code, secret)| (code.to_owned(), secret.to_owned()))
     };
     header.as_ref().and_then(from).or_else(basic).or_else(|| from(body))
-}
-
-/// HTTP's Basic credentials are written so; nothing else here is.
-fn base64(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let (mut bits, mut held) = (0u32, 0u32);
-    for c in text.trim_end_matches('=').bytes() {
-        let value = match c {
-            b'A'..=b'Z' => c - b'A',
-            b'a'..=b'z' => c - b'a' + 26,
-            b'0'..=b'9' => c - b'0' + 52,
-            b'+' | b'-' => 62,
-            b'/' | b'_' => 63,
-            _ => return None,
-        };
-        (bits, held) = (bits << 6 | u32::from(value), held + 6);
-        if held >= 8 {
-            held -= 8;
-            bytes.push((bits >> held & 0xff) as u8);
-        }
-    }
-    Some(bytes)
 }
 
 /// A few digits that stand for a text.

@@ -230,14 +230,21 @@ async fn rename<S: Store>(
     Ok(serde_json::to_value(TaskData { task_id })?)
 }
 
+impl<S: Store> Gateway<S> {
+    /// What is counted, for whoever tells of it.
+    pub async fn metrics_text(&self) -> String {
+        let gauges = Gauges {
+            registered: self.registered().await.unwrap_or(0),
+            sessions: self.sessions(),
+            open_tasks: self.open_tasks(),
+            ready: self.not_ready().is_none(),
+        };
+        self.metrics.text(&gauges)
+    }
+}
+
 async fn metrics<S: Store>(gateway: &Gateway<S>) -> Response {
-    let gauges = Gauges {
-        registered: gateway.registered().await.unwrap_or(0),
-        sessions: gateway.sessions(),
-        open_tasks: gateway.open_tasks(),
-        ready: gateway.not_ready().is_none(),
-    };
-    let mut response = Response::new(Body::from(gateway.metrics.text(&gauges)));
+    let mut response = Response::new(Body::from(gateway.metrics_text().await));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response

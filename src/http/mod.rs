@@ -3,12 +3,17 @@
 
 mod calls;
 mod client;
+mod hook;
+mod patient;
 mod reload;
+mod secret;
 mod server;
 mod tls;
 
 pub use calls::{Access, Broken, Calls, told_of};
 pub use client::Calling;
+pub use hook::Hook;
 pub use reload::{Reloaded, follow};
+pub use secret::{base64, is_signed, same};
 pub use server::{Listener, Peer, serve};
 pub use tls::Tls;

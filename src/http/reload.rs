@@ -28,7 +28,7 @@ impl<T> Reloaded<T> {
         Arc::clone(&self.0.read().unwrap_or_else(|poisoned| poisoned.into_inner()))
     }
 
-    fn set(&self, value: T) {
+    pub fn set(&self, value: T) {
         *self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(value);
     }
 }

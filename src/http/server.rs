@@ -1,4 +1,5 @@
-//! Serving: connections are limited in number, and each has a time for its handshake and for every header.
+//! Serving: connections are limited in number, and each has a time for its handshake, for every header, and for its peer
+//! to read what it is sent.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
+use super::patient::Patient;
 use super::tls::Tls;
 
 /// The other end of a connection: every request carries it.
@@ -32,6 +34,8 @@ pub struct Listener {
 
 /// The largest header.
 const HEADER_BYTES: usize = 64 << 10;
+/// How long what was sent may stay unread.
+const UNREAD: Duration = Duration::from_secs(60);
 /// How long open requests may take to end when we are told to.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -87,7 +91,8 @@ async fn connection(
     let router = router.layer(axum::Extension(Peer(peer)));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(header_time).max_buf_size(HEADER_BYTES);
-    let serving = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let serving =
+        http.serve_connection(TokioIo::new(Patient::new(stream, UNREAD)), TowerToHyperService::new(router));
     tokio::pin!(serving);
     let ended = tokio::select! {
         ended = serving.as_mut() => ended,

@@ -57,7 +57,7 @@ impl Repo {
 
     fn watch(&self, log: &str, more: &[&str]) -> Ends {
         let url = self.machine.path("origin.git").display().to_string();
-        let mut args = vec!["watch", "--git", &url, "--interval", "1s"];
+        let mut args = vec!["watch", "--git", &url, "--interval", "1s", "--listen", "127.0.0.1:0"];
         args.extend(more);
         let out = std::fs::File::create(self.machine.path(log)).expect("a file");
         let both = out.try_clone().expect("a file");
@@ -434,7 +434,8 @@ fn a_fetch_that_takes_too_long_is_ended_and_told_and_does_not_keep_from_stopping
     let watch = |log: &str, patience: &str| {
         let out = std::fs::File::create(machine.path(log)).expect("a file");
         let both = out.try_clone().expect("a file");
-        let args = ["watch", "--git", "ssh://git:secret@h/x", "--git-timeout", patience];
+        let args =
+            ["watch", "--git", "ssh://git:secret@h/x", "--git-timeout", patience, "--listen", "127.0.0.1:0"];
         let mut command = machine.command(&args);
         command.env("GIT_SSH_COMMAND", &ssh).env("HOME", machine.path("."));
         Ends(command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts"))

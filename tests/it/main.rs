@@ -15,6 +15,7 @@ mod git;
 mod hostile;
 mod import;
 mod laws;
+mod listen;
 mod literal;
 mod looks;
 mod mutations;

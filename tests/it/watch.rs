@@ -9,8 +9,8 @@ use crate::server::Server;
 use crate::support::until;
 use crate::system::{is_alive, kill};
 
-fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
-    let mut args = vec!["watch", "m", "--debounce", "50ms"];
+pub fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
+    let mut args = vec!["watch", "m", "--debounce", "50ms", "--listen", "127.0.0.1:0"];
     if !more.contains(&"--interval") {
         args.extend(["--interval", "1s"]);
     }
@@ -23,11 +23,11 @@ fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
     Ends(child)
 }
 
-fn said(machine: &Machine, log: &str) -> String {
+pub fn said(machine: &Machine, log: &str) -> String {
     std::fs::read_to_string(machine.path(log)).unwrap_or_default()
 }
 
-fn running(machine: &Machine, names: &[&str]) -> bool {
+pub fn running(machine: &Machine, names: &[&str]) -> bool {
     let pids = machine.pids();
     names.iter().all(|name| pids.get(*name).is_some_and(|pid| is_alive(*pid as u32)))
 }

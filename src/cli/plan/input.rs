@@ -154,10 +154,7 @@ impl Input {
 
     pub fn digests(&self, plan: &Plan) -> Digests {
         let wanted = of_desired(&self.loaded.desired);
-        let all = fingerprint(&wanted, &self.observed, &self.rules, &self.target, plan);
-        let steps = plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word()));
-        let id = blake3::hash(format!("{all}\n{}", steps.collect::<Vec<_>>().join("\n")).as_bytes());
-        Digests { wanted, all, id: id.to_hex()[..16].to_owned() }
+        Digests::of(wanted, &self.observed, &self.rules, &self.target, plan)
     }
 }
 
@@ -201,6 +198,15 @@ async fn closely(live: &Live, desired: &Desired, rules: &Rules, now: &Now) -> Re
         if !closer.map_err(|blind| live.blind(&blind))? {
             return Ok(world.observed);
         }
+    }
+}
+
+impl Digests {
+    pub fn of(wanted: String, observed: &Observed, rules: &Rules, target: &str, plan: &Plan) -> Digests {
+        let all = fingerprint(&wanted, observed, rules, target, plan);
+        let steps = plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word()));
+        let id = blake3::hash(format!("{all}\n{}", steps.collect::<Vec<_>>().join("\n")).as_bytes());
+        Digests { wanted, all, id: id.to_hex()[..16].to_owned() }
     }
 }
 

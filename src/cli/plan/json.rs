@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::args;
 use super::input::{Digests, Input};
 use crate::cli::{Exit, Failure};
-use crate::model::{Gate, Held, InstanceKey, Op, Plan, Step, Why};
+use crate::model::{Gate, Held, InstanceKey, Op, Plan, Step, Time, Why};
 
 #[derive(Serialize)]
 struct PlanJson<'a> {
@@ -102,14 +102,37 @@ pub fn saved(input: &Input, plan: &Plan, digests: &Digests, args: &args::Input) 
 }
 
 fn whole<'a>(input: &'a Input, plan: &'a Plan, digests: &Digests, inputs: Option<Value>) -> PlanJson<'a> {
+    let about = About {
+        target: &input.target,
+        owner: &input.rules.owner,
+        paths: &input.paths,
+        observed_at: input.observed.at,
+    };
+    made(&about, plan, digests, inputs)
+}
+
+/// What a plan is about.
+pub struct About<'a> {
+    pub target: &'a str,
+    pub owner: &'a str,
+    pub paths: &'a str,
+    pub observed_at: Time,
+}
+
+/// A plan of the standing loop, in the same form.
+pub fn of_loop(about: &About<'_>, plan: &Plan, digests: &Digests) -> Value {
+    serde_json::to_value(made(about, plan, digests, None)).unwrap_or_default()
+}
+
+fn made<'a>(about: &About<'a>, plan: &'a Plan, digests: &Digests, inputs: Option<Value>) -> PlanJson<'a> {
     let Digests { wanted: revision, all: fingerprint, id } = digests.clone();
     PlanJson {
         version: 1,
         id,
-        target: &input.target,
-        owner: &input.rules.owner,
-        source: json!({"path": input.paths, "revision": revision}),
-        observed_at: input.observed.at.to_string(),
+        target: about.target,
+        owner: about.owner,
+        source: json!({"path": about.paths, "revision": revision}),
+        observed_at: about.observed_at.to_string(),
         fingerprint,
         summary: summary(plan),
         waves: plan.waves.iter().map(|wave| wave.steps.iter().map(step).collect()).collect(),

@@ -1,0 +1,91 @@
+//! What systemd wants to hear from a service: that it is ready, how it is, that it is alive. Without systemd, nobody is told.
+
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::print::count;
+use crate::control::board::{Board, Role, Sync};
+
+pub struct Systemd {
+    to: Option<(UnixDatagram, SocketAddr)>,
+    /// So often it wants to hear that we are alive.
+    watchdog: Option<Duration>,
+}
+
+impl Systemd {
+    pub fn here() -> Systemd {
+        let to = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()).and_then(|name| {
+            // `@` stands for a socket that is in no folder.
+            let address = match name.as_bytes() {
+                [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
+                _ => SocketAddr::from_pathname(Path::new(&name)),
+            };
+            Some((UnixDatagram::unbound().ok()?, address.ok()?))
+        });
+        let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+        // What is meant for another process is not for us.
+        let ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
+        let watchdog =
+            number("WATCHDOG_USEC").filter(|micros| ours && *micros > 0).map(Duration::from_micros);
+        Systemd { to, watchdog }
+    }
+
+    pub fn say(&self, text: &str) {
+        let Some((socket, address)) = &self.to else { return };
+        // A full queue must not hold us up.
+        let said = socket.set_nonblocking(true).and_then(|()| socket.send_to_addr(text.as_bytes(), address));
+        if let Err(error) = said {
+            warn!(%error, "systemd cannot be told");
+        }
+    }
+
+    pub fn ready(&self) {
+        self.say("READY=1");
+    }
+
+    pub fn stopping(&self) {
+        self.say("STOPPING=1");
+    }
+
+    /// Tells how the loop is, and that it is alive, for as long as it is.
+    pub async fn tend(self: Arc<Self>, board: Arc<Board>) {
+        const STATUS: Duration = Duration::from_secs(5);
+        if self.to.is_none() {
+            return;
+        }
+        let every = self.watchdog.map_or(STATUS, |most| (most / 2).min(STATUS));
+        let mut said = String::new();
+        loop {
+            if self.watchdog.is_some() && board.is_alive() {
+                self.say("WATCHDOG=1");
+            }
+            let status = status(&board);
+            if status != said {
+                self.say(&format!("STATUS={status}"));
+                said = status;
+            }
+            tokio::time::sleep(every).await;
+        }
+    }
+}
+
+/// One line.
+fn status(board: &Board) -> String {
+    let known = board.known();
+    if let Some(trouble) = &known.trouble {
+        return format!("trouble: {}", trouble.lines().next().unwrap_or_default());
+    }
+    let role = match &known.role {
+        Role::Starting => return "starting".to_owned(),
+        Role::Waiting { host, pid } => return format!("waiting: {host} (process {pid}) leads"),
+        Role::Leading { .. } => "leading",
+    };
+    let settled = known.rows.iter().filter(|row| row.sync == Sync::InSync).count();
+    format!("{role}: {settled} of {} in sync", count(known.rows.len(), "instance"))
+}

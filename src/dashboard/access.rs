@@ -1,0 +1,143 @@
+//! Who is let in: by the name he calls us, by a token, by a signature.
+
+use std::net::{IpAddr, SocketAddr};
+
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+
+use super::{Refused, refusal};
+use crate::http::{Reloaded, base64, is_signed, same};
+
+pub struct Access {
+    /// Where we listen.
+    pub listen: SocketAddr,
+    /// Reading needs the token, too.
+    pub guarded: bool,
+    /// `None`: nobody may change anything.
+    pub token: Option<Reloaded<String>>,
+}
+
+impl Access {
+    /// A name in the Host header that leads here only by a trick would let any web page read us through its visitor's
+    /// browser. Where a token is asked for, a page cannot have it.
+    pub(super) fn right_name(&self, parts: &Parts) -> Result<(), Refused> {
+        let host = text(&parts.headers, "host").or_else(|| parts.uri.authority().map(|name| name.as_str()));
+        match host {
+            Some(host) if self.guarded || self.is_ours(host) => Ok(()),
+            None if self.guarded => Ok(()),
+            _ => Err(refusal(
+                StatusCode::FORBIDDEN,
+                "this name is not ours: call the listener by its address, or as localhost",
+            )),
+        }
+    }
+
+    fn is_ours(&self, host: &str) -> bool {
+        let name = match host.strip_prefix('[') {
+            Some(rest) => rest.split(']').next().unwrap_or_default(),
+            None => host.split(':').next().unwrap_or_default(),
+        };
+        let name = name.trim_end_matches('.');
+        let address = |ip: IpAddr| ip.is_loopback() || ip == self.listen.ip();
+        name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(address)
+    }
+
+    /// The token as a browser sends a password is good for reading: it is sent by itself, so never for more.
+    pub(super) fn may_read(&self, parts: &Parts) -> Result<(), Refused> {
+        if !self.guarded || self.knows(bearer(&parts.headers).or_else(|| password(&parts.headers))) {
+            return Ok(());
+        }
+        let mut response = refusal(
+            StatusCode::UNAUTHORIZED,
+            "a token is needed: Authorization: Bearer, or as the password of any user in a browser",
+        );
+        response
+            .headers_mut()
+            .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"abide\", Bearer"));
+        Err(response)
+    }
+
+    pub(super) fn may_change(&self, parts: &Parts) -> Result<(), Refused> {
+        match (&self.token, self.knows(bearer(&parts.headers))) {
+            (_, true) => Ok(()),
+            (Some(_), false) => {
+                let mut response = refusal(
+                    StatusCode::UNAUTHORIZED,
+                    "whoever changes something needs the token: Authorization: Bearer TOKEN",
+                );
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+                Err(response)
+            }
+            (None, false) => {
+                Err(refusal(StatusCode::FORBIDDEN, "there is no token, so nothing can be changed here"))
+            }
+        }
+    }
+
+    fn knows(&self, said: Option<String>) -> bool {
+        let token = self.token.as_ref().map(Reloaded::get);
+        said.zip(token).is_some_and(|(said, token)| !token.is_empty() && same(&said, &token))
+    }
+
+    /// As GitHub and Gitea sign a body, or as GitLab tells that it knows the secret.
+    pub(super) fn is_signed(
+        &self,
+        parts: &Parts,
+        body: &[u8],
+        secret: Option<&Reloaded<String>>,
+    ) -> Result<(), Refused> {
+        let Some(secret) = secret.map(Reloaded::get).filter(|secret| !secret.is_empty()) else {
+            return Err(refusal(StatusCode::UNAUTHORIZED, "there is no secret"));
+        };
+        let hex = text(&parts.headers, "x-hub-signature-256").and_then(|text| text.strip_prefix("sha256="));
+        let told = text(&parts.headers, "x-gitlab-token");
+        match hex.is_some_and(|hex| is_signed(&secret, body, hex))
+            || told.is_some_and(|told| same(told, &secret))
+        {
+            true => Ok(()),
+            false => Err(refusal(
+                StatusCode::UNAUTHORIZED,
+                "X-Hub-Signature-256 does not sign this body, nor is X-Gitlab-Token the secret",
+            )),
+        }
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+fn bearer(headers: &HeaderMap) -> Option<String> {
+    text(headers, "authorization")?.strip_prefix("Bearer ").map(|token| token.trim().to_owned())
+}
+
+fn password(headers: &HeaderMap) -> Option<String> {
+    let encoded = text(headers, "authorization")?.strip_prefix("Basic ")?;
+    let decoded = String::from_utf8(base64(encoded.trim())?).ok()?;
+    decoded.split_once(':').map(|(_, password)| password.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_lead_here_honestly() {
+        let access = Access { listen: SocketAddr::from(([127, 0, 0, 1], 7466)), guarded: false, token: None };
+        for good in ["localhost", "LocalHost:7466", "127.0.0.1:7466", "127.0.0.2", "[::1]:7466", "localhost."]
+        {
+            assert!(access.is_ours(good), "{good}");
+        }
+        for bad in [
+            "evil.example",
+            "evil.example:7466",
+            "127.0.0.1.evil.example",
+            "10.0.0.1",
+            "",
+            "[evil]",
+            "localhost.evil",
+        ] {
+            assert!(!access.is_ours(bad), "{bad}");
+        }
+    }
+}

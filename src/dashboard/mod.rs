@@ -1,0 +1,252 @@
+//! The controller tells: a page, JSON, a stream of events, metrics; and it takes webhooks, pauses and the wish to look now.
+//!
+//! # Theory of operation
+//! Everything is read off the [`Board`] that the loop writes on: no request asks the target, and none can make the loop
+//! wait. [`api`] is the JSON, [`page`] the page, [`events`] the stream, [`metrics`] the numbers, [`messages`] what is sent
+//! to people by itself.
+//!
+//! A request is let in by [`access`]: on a loopback address anybody may read, with a token file only who knows the token;
+//! whoever wants to change something needs the token always. A browser that was talked into calling us under another
+//! name is refused, and no other site may read what we answer.
+
+mod access;
+mod api;
+mod events;
+pub mod messages;
+mod metrics;
+mod page;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::response::Response;
+use axum::routing::any;
+use serde_json::{Value, json};
+use tokio::sync::{Notify, Semaphore};
+
+pub use self::access::Access;
+use crate::control::Look;
+use crate::control::board::Board;
+use crate::http::Reloaded;
+use crate::store::Store;
+
+/// The largest body.
+const BODY_BYTES: usize = 1 << 20;
+/// How long a body may take to arrive, and how long the state may take to answer.
+const TIME: Duration = Duration::from_secs(10);
+/// Readers of events at once.
+const READERS: usize = 64;
+
+/// A text that somebody else adds to the metrics.
+pub type More = Box<dyn Fn() -> Pin<Box<dyn Future<Output = String> + Send>> + Send + Sync>;
+
+/// What the routes work with.
+pub struct Dashboard<S> {
+    pub board: Arc<Board>,
+    /// Where history and pauses are.
+    pub state: Reloaded<S>,
+    pub look_now: Arc<Notify>,
+    /// A plan in the form that `abide plan -o json` has.
+    pub plan: Box<dyn Fn(&Look) -> Value + Send + Sync>,
+    pub access: Access,
+    /// The secret of webhooks; `None`: there are none.
+    pub webhook: Option<Reloaded<String>>,
+    pub more_metrics: Option<More>,
+}
+
+struct Shared<S> {
+    dashboard: Dashboard<S>,
+    readers: Arc<Semaphore>,
+}
+
+/// A listener of its own.
+pub fn router<S: Store>(dashboard: Dashboard<S>) -> Router {
+    Router::new().fallback(serve::<S>).with_state(share(dashboard))
+}
+
+/// The same beside others: without health, which is theirs.
+pub fn routes<S: Store>(dashboard: Dashboard<S>) -> Router {
+    let paths = ["/", "/metrics", "/api/v1/{*rest}"];
+    let add = |router: Router<Arc<Shared<S>>>, path: &str| router.route(path, any(serve::<S>));
+    paths.into_iter().fold(Router::new(), add).with_state(share(dashboard))
+}
+
+fn share<S>(dashboard: Dashboard<S>) -> Arc<Shared<S>> {
+    Arc::new(Shared { dashboard, readers: Arc::new(Semaphore::new(READERS)) })
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    Page,
+    Status,
+    Processes,
+    Events,
+    Plan,
+    History,
+    Metrics,
+    Health,
+    Ready,
+    Pause,
+    Resume,
+    Look,
+    Webhook,
+}
+
+/// What a route needs of whoever asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Nothing,
+    Reading,
+    Changing,
+    /// A signature of the body.
+    Signed,
+}
+
+impl Route {
+    fn find(path: &str) -> Option<Route> {
+        Some(match path {
+            "/" => Route::Page,
+            "/metrics" => Route::Metrics,
+            "/healthz" => Route::Health,
+            "/readyz" => Route::Ready,
+            path => match path.strip_prefix("/api/v1/")?.trim_end_matches('/') {
+                "status" => Route::Status,
+                "processes" => Route::Processes,
+                "events" => Route::Events,
+                "plan" => Route::Plan,
+                "history" => Route::History,
+                "pause" => Route::Pause,
+                "resume" => Route::Resume,
+                "look" => Route::Look,
+                "webhook" => Route::Webhook,
+                _ => return None,
+            },
+        })
+    }
+
+    fn need(self) -> Need {
+        match self {
+            Route::Health | Route::Ready => Need::Nothing,
+            Route::Page | Route::Status | Route::Processes | Route::Events => Need::Reading,
+            Route::Plan | Route::History | Route::Metrics => Need::Reading,
+            Route::Pause | Route::Resume | Route::Look => Need::Changing,
+            Route::Webhook => Need::Signed,
+        }
+    }
+}
+
+async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let mut response = match answer(&shared, &parts, body).await {
+        Ok(response) => response,
+        Err(refused) => *refused,
+    };
+    // No other site reads, frames or guesses at what we answer.
+    for (name, value) in [
+        (header::CACHE_CONTROL, "no-store"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) -> Result<Response, Refused> {
+    let Shared { dashboard, readers } = &**shared;
+    let board = &dashboard.board;
+    dashboard.access.right_name(parts)?;
+    let unknown = || refusal(StatusCode::NOT_FOUND, "there is no such path");
+    let route = Route::find(parts.uri.path()).ok_or_else(unknown)?;
+    if route == Route::Webhook && dashboard.webhook.is_none() {
+        return Err(unknown());
+    }
+    let need = route.need();
+    let allowed = match need {
+        Need::Nothing | Need::Reading => "GET",
+        Need::Changing | Need::Signed => "POST",
+    };
+    // A question for the head alone is answered like one for all of it; hyper leaves the body out.
+    let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
+    if method != allowed {
+        let message = "this path is there, but not for this method";
+        let mut response = refusal(StatusCode::METHOD_NOT_ALLOWED, message);
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+        return Err(response);
+    }
+    match need {
+        Need::Nothing | Need::Signed => {}
+        Need::Reading => dashboard.access.may_read(parts)?,
+        Need::Changing => dashboard.access.may_change(parts)?,
+    }
+    Ok(match route {
+        Route::Page => page::page(board),
+        Route::Status => json_answer(StatusCode::OK, &api::status(board)),
+        Route::Processes => json_answer(StatusCode::OK, &api::processes(&board.known())),
+        Route::Events => events::stream(board, readers, parts)?,
+        Route::Plan => api::plan(dashboard)?,
+        Route::History => json_answer(StatusCode::OK, &api::history(dashboard, parts).await?),
+        Route::Metrics => {
+            let mut text = metrics::text(board, READERS - readers.available_permits());
+            if let Some(more) = &dashboard.more_metrics {
+                text.push_str(&more().await);
+            }
+            typed(Body::from(text), "text/plain; version=0.0.4; charset=utf-8")
+        }
+        Route::Health => api::health(board),
+        Route::Ready => api::ready(board),
+        Route::Pause => api::pause(dashboard, parts, &whole(body).await?).await?,
+        Route::Resume => api::resume(dashboard, parts, &whole(body).await?).await?,
+        Route::Look => {
+            whole(body).await?;
+            api::look(dashboard, parts, "asked to look now")
+        }
+        Route::Webhook => {
+            let bytes = whole(body).await?;
+            dashboard.access.is_signed(parts, &bytes, dashboard.webhook.as_ref())?;
+            api::look(dashboard, parts, "a webhook came: looking now")
+        }
+    })
+}
+
+async fn whole(body: Body) -> Result<Bytes, Refused> {
+    match tokio::time::timeout(TIME, to_bytes(body, BODY_BYTES)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(_)) => {
+            Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB, or ended early"))
+        }
+        Err(_) => Err(refusal(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive")),
+    }
+}
+
+/// The answer to whom something is refused.
+type Refused = Box<Response>;
+
+fn refusal(status: StatusCode, message: &str) -> Refused {
+    Box::new(json_answer(status, &json!({"error": message})))
+}
+
+fn json_answer(status: StatusCode, value: &Value) -> Response {
+    let mut response = typed(Body::from(format!("{value}\n")), "application/json");
+    *response.status_mut() = status;
+    response
+}
+
+fn typed(body: Body, kind: &'static str) -> Response {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+/// One of the parameters of an address; only plain values are asked for here.
+fn parameter<'a>(parts: &'a Parts, name: &str) -> Option<&'a str> {
+    let pairs = parts.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+}

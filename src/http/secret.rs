@@ -1,0 +1,66 @@
+//! Comparing what was sent with a secret, in a time that tells nothing of it.
+
+use ring::hmac;
+
+/// Are these two the same text? How long it takes says nothing about where they differ.
+pub fn same(one: &str, other: &str) -> bool {
+    // Of two digests under a key nobody can choose the place where they differ.
+    let key = hmac::Key::new(hmac::HMAC_SHA256, b"abide");
+    hmac::verify(&key, one.as_bytes(), hmac::sign(&key, other.as_bytes()).as_ref()).is_ok()
+}
+
+/// Is `hex` the HMAC-SHA256 of these bytes under the secret?
+pub fn is_signed(secret: &str, bytes: &[u8], hex: &str) -> bool {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+    from_hex(hex).is_some_and(|tag| hmac::verify(&key, bytes, &tag).is_ok())
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    if !text.is_ascii() || text.len() % 2 == 1 {
+        return None;
+    }
+    (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()).collect()
+}
+
+/// HTTP's Basic credentials are written so; nothing else here is.
+pub fn base64(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let (mut bits, mut held) = (0u32, 0u32);
+    for c in text.trim_end_matches('=').bytes() {
+        let value = match c {
+            b'A'..=b'Z' => c - b'A',
+            b'a'..=b'z' => c - b'a' + 26,
+            b'0'..=b'9' => c - b'0' + 52,
+            b'+' | b'-' => 62,
+            b'/' | b'_' => 63,
+            _ => return None,
+        };
+        (bits, held) = (bits << 6 | u32::from(value), held + 6);
+        if held >= 8 {
+            held -= 8;
+            bytes.push((bits >> held & 0xff) as u8);
+        }
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_is_of_its_secret_and_its_bytes() {
+        // From the documentation of GitHub's webhooks.
+        let (secret, body) = ("It's a Secret to Everybody", b"Hello, World!");
+        let hex = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17";
+        assert!(is_signed(secret, body, hex));
+        assert!(!is_signed(secret, b"Hello, World?", hex) && !is_signed("other", body, hex));
+        assert!(
+            !is_signed(secret, body, &hex[..62])
+                && !is_signed(secret, body, "")
+                && !is_signed(secret, body, "+1")
+        );
+        assert!(same("a", "a") && !same("a", "a\0") && !same("a", "b") && !same("", "a"));
+        assert_eq!(base64("YTpi").as_deref(), Some(b"a:b".as_slice()));
+    }
+}
