@@ -16,11 +16,11 @@ use tracing::{info, warn};
 
 use super::cgroup::Groups;
 use super::checks::{self, Files, Note};
-use super::kernel::Hold;
+use super::kernel::{Hold, Identity};
 use super::life::{Effect, Event, Phase, Policy, Series, step};
 use super::meter::{EVERY, Meter, Share, is_limited, judge, limit};
 use super::pools::Pools;
-use super::row::{Row, intent_key, row_key, writing};
+use super::row::{Row, Run, intent_key, row_key, writing};
 use super::schedule::{Moment, Schedule};
 use super::spawn::Output;
 use super::{fresh_id, now_ms};
@@ -56,6 +56,8 @@ pub enum Ask {
     /// It is known by another name now; its old name is forgotten.
     Rename(Box<(InstanceKey, OpRequest)>),
     Report,
+    /// A process with its mark runs, of which nothing is known: its launch, and its pid.
+    Found(String, u32),
     /// Something that concerns it may have changed.
     Wake,
 }
@@ -317,6 +319,7 @@ impl Keeper {
     async fn asked(&mut self, ask: Ask) {
         match ask {
             Ask::Report => self.report(),
+            Ask::Found(incarnation, pid) => self.take_back(incarnation, pid).await,
             Ask::Wake => {}
             Ask::Give(given) => {
                 let (given, changed) = *given;
@@ -344,6 +347,25 @@ impl Keeper {
                 self.finish(&request, code, message, None).await;
             }
         }
+    }
+
+    /// A process with our mark, from before this folder: it is what was given, as far as anybody knows, and unguarded
+    /// until somebody says otherwise.
+    async fn take_back(&mut self, incarnation: String, pid: u32) {
+        let Some(live) = self.row.given.clone().filter(|_| self.hold.is_none()) else { return };
+        // Another system on this machine may have an instance of the same name, in another place.
+        let here = std::fs::read_link(format!("/proc/{pid}/cwd")).ok();
+        let there = std::fs::canonicalize(&live.spec.identity.setup_path).ok();
+        let Some(hold) = Identity::of(pid).and_then(|identity| Hold::take(&identity)) else { return };
+        if here.is_none() || here != there {
+            return;
+        }
+        info!(instance = %self.key, pid, "found again by its mark");
+        let group = self.shared.groups.of(&incarnation).map(|group| group.path());
+        self.row.run = Some(Run { identity: hold.identity.clone(), live, by: None, incarnation, group });
+        (self.row.since, self.row.started) = (now_ms(), now_ms());
+        self.hold = Some(hold);
+        self.write(None).await;
     }
 
     async fn operate(&mut self, request: &OpRequest) -> (RowCode, String, Option<Value>) {

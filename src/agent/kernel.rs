@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
 use super::reaper;
+use crate::model::InstanceKey;
 
 /// Which process, of all that ever were.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -194,18 +195,34 @@ pub fn cmdline(pid: u32) -> Vec<String> {
 
 /// The launches that processes belong to, by their mark; the oldest process of each.
 pub fn incarnations() -> HashMap<String, u32> {
+    oldest().into_iter().map(|(mark, (_, pid))| (mark, pid)).collect()
+}
+
+/// The same by instance: its launch, and the oldest process of it.
+pub fn marked() -> HashMap<InstanceKey, (String, u32)> {
+    let instance =
+        |(mark, (instance, pid)): (String, (String, u32))| Some((instance.parse().ok()?, (mark, pid)));
+    oldest().into_iter().filter_map(instance).collect()
+}
+
+/// By launch: the instance that its oldest process says it is of, and that process.
+fn oldest() -> HashMap<String, (String, u32)> {
     let Ok(folder) = std::fs::read_dir("/proc") else { return HashMap::new() };
     let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut all: HashMap<String, Stat> = HashMap::new();
-    let mut found: HashMap<String, u32> = HashMap::new();
+    let mut found: HashMap<String, (String, u32)> = HashMap::new();
     for pid in pids {
         let bytes = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let mark = bytes.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(b"ABIDE_INCARNATION="));
-        let Some(mark) = mark.and_then(|mark| std::str::from_utf8(mark).ok()) else { continue };
+        let value = |name: &[u8]| {
+            let found = bytes.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(name))?;
+            std::str::from_utf8(found).ok()
+        };
+        let Some(mark) = value(b"ABIDE_INCARNATION=") else { continue };
         let Some(stat) = stat(pid).filter(|stat| !matches!(stat.state, 'Z' | 'X')) else { continue };
         if all.get(mark).is_none_or(|oldest| stat.started < oldest.started) {
             all.insert(mark.to_owned(), stat);
-            found.insert(mark.to_owned(), pid);
+            let instance = value(b"ABIDE_INSTANCE=").unwrap_or_default().to_owned();
+            found.insert(mark.to_owned(), (instance, pid));
         }
     }
     found

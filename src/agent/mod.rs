@@ -48,7 +48,7 @@ pub use checks::not_there;
 
 use self::cgroup::Groups;
 use self::keeper::{Ask, Keeper, Shared};
-use self::kernel::{Hold, Identity, incarnations};
+use self::kernel::{Hold, Identity, incarnations, marked};
 use self::pools::Pools;
 use self::row::{Intent, Row, Run, all, intent_key, row_key};
 use crate::gse::channel::{Down, OpRequest, OpResult, Order, Told};
@@ -72,6 +72,9 @@ pub struct Table {
     /// Operations that are under way: the gateway may ask for them again.
     under_way: HashSet<String>,
     fences: HashMap<String, u64>,
+    /// Nothing was known when this folder was opened, and not everything has been given since: whatever is running with
+    /// our marks, by instance.
+    strays: Option<HashMap<InstanceKey, (String, u32)>>,
     shared: Arc<Shared>,
 }
 
@@ -104,7 +107,8 @@ impl Table {
         });
         tokio::spawn(reaper::reap());
         let fences = all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
-        let mut table = Table { keepers: HashMap::new(), under_way: HashSet::new(), fences, shared };
+        let (keepers, under_way) = (HashMap::new(), HashSet::new());
+        let mut table = Table { keepers, under_way, fences, strays: None, shared };
         let mut rows: HashMap<InstanceKey, Row> = HashMap::new();
         for (name, row) in all::<Row>(&table.shared.store, "proc/").await? {
             if let Ok(instance) = name.parse() {
@@ -122,6 +126,13 @@ impl Table {
             table.under_way.insert(result.op_id);
         }
         let held = rows.len();
+        if rows.is_empty() && table.fences.is_empty() {
+            let found = marked();
+            if !found.is_empty() {
+                warn!(processes = found.len(), "running with our marks, and not in this folder");
+            }
+            table.strays = Some(found);
+        }
         for (instance, row) in rows {
             let hold = row.run.as_ref().and_then(|run| Hold::take(&run.identity));
             table.keep(instance, row, hold);
@@ -231,10 +242,18 @@ impl Table {
     pub async fn take(&mut self, down: Down, now: i64) {
         match down {
             Down::Give { instance, given, changed } => {
-                self.ask(&instance, Ask::Give(Box::new((given, changed))))
+                let stray = self.strays.as_mut().map(|strays| strays.remove(&instance));
+                self.ask(&instance, Ask::Give(Box::new((given, changed))));
+                // The gateway may know a state of it from before this folder.
+                if let Some(stray) = stray {
+                    if let Some((incarnation, pid)) = stray {
+                        self.ask(&instance, Ask::Found(incarnation, pid));
+                    }
+                    self.ask(&instance, Ask::Report);
+                }
             }
             // Only what is registered has rows at the gateway; what else runs here tells of itself.
-            Down::Synced { .. } => {}
+            Down::Synced { .. } => self.strays = None,
             Down::Groups { host, namespace, groups } => match namespace.parse() {
                 Ok(namespace) => {
                     self.shared.pools.set(host, namespace, &groups);
@@ -258,7 +277,8 @@ impl Table {
                     op_id: request.op_id,
                     code: RowCode::OLD_GENERATION.0,
                     message,
-                    content: None,
+                    // A gateway that lost its store counts on from here.
+                    content: Some(serde_json::json!({"generation": last})),
                 };
                 let _ = self.shared.up.send(Told::Result(result));
                 return;

@@ -24,7 +24,7 @@ pub fn run(args: &Diff, printer: &Printer) -> Result<Exit, Failure> {
     });
     let input = input.inspect_err(|failure| {
         if let (true, Some(reason)) = (args.output == PlainForm::Json, failure.reason) {
-            printer.data(&refusal(failure.exit, reason));
+            printer.data(&refusal(failure.exit, Some(reason)));
         }
     })?;
     let differences = differences(&input);

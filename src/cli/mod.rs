@@ -127,7 +127,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Convert(args) => convert::run(&args, printer),
         Verb::Explain(args) => explain::run(&args, printer),
         Verb::Apply(mut args) => apply::run(&mut args, printer),
-        Verb::Watch(args) => watch::run(&args, printer),
+        Verb::Watch(mut args) => watch::run(&mut args, printer),
         Verb::Up(args) => up::up(&args, printer),
         Verb::Down(args) => up::down(&args, printer),
         Verb::Get(args) => get::run(&args, printer),

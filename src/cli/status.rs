@@ -209,11 +209,11 @@ fn hide(row: &mut Value) {
 }
 
 pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
+    let owner = args.target.owner_or(&args.owner);
     let entries = match connect(&args.target)? {
         None => Vec::new(),
         Some(live) => {
-            let page =
-                runtime()?.block_on(live.state.range(&format!("history/{}/", args.owner), None, usize::MAX));
+            let page = runtime()?.block_on(live.state.range(&format!("history/{owner}/"), None, usize::MAX));
             let page = page.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
             page.entries
                 .iter()
@@ -228,7 +228,7 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     if entries.is_empty() {
-        printer.styled(&format!("nothing was applied as {:?} yet\n", args.owner));
+        printer.styled(&format!("nothing was applied as {owner:?} yet\n"));
     }
     for entry in &entries {
         let summary = entry["summary"].as_object().into_iter().flatten();

@@ -161,6 +161,12 @@ impl TargetArgs {
         }
     }
 
+    /// The owner that was typed, else the config file's.
+    pub fn owner_or(&self, typed: &str) -> String {
+        let said = if typed == "default" { self.owner() } else { None };
+        said.unwrap_or_else(|| typed.to_owned())
+    }
+
     /// Whose set it is, where the config file says so.
     pub fn owner(&self) -> Option<String> {
         self.config().ok().and_then(|(config, _)| config.owner)
@@ -198,10 +204,10 @@ impl TargetArgs {
             (None, None) => self.config()?.0.state,
         };
         if let (None, Some(own)) = (&said, own) {
-            return Ok(Either::There(own));
+            return Ok(Either::own(own));
         }
         if let Some(url) = said.as_ref().filter(|said| said.starts_with("http")) {
-            return self.state_at(url).map(Either::There);
+            return self.state_at(url).map(|state| Either::there(state, &self.target));
         }
         let folder = match said {
             Some(folder) => PathBuf::from(folder),
@@ -213,7 +219,9 @@ impl TargetArgs {
         }
         private_folder(&folder)?;
         let opened = Embedded::open(&folder.join("state.db"));
-        opened.map(Either::Here).map_err(|error| Failure::new(Exit::Failed, error.to_string()))
+        opened
+            .map(|state| Either::here(state, &self.target))
+            .map_err(|error| Failure::new(Exit::Failed, error.to_string()))
     }
 
     /// The state of a gateway that the config file names, as the app that it names.
@@ -326,6 +334,13 @@ impl Live {
 
     pub fn caps(&self) -> Caps {
         Caps::of(self.backend.dialect())
+    }
+
+    /// Calls carry this number from here on, if it is one of the target's own.
+    pub fn act_as(&self, generation: u64) {
+        if self.state.is_own() {
+            self.backend.act_as(generation);
+        }
     }
 
     /// Our own gateway, for what no other target can tell.

@@ -113,7 +113,9 @@ fn milliseconds(text: &str) -> Result<u64, String> {
     }
 }
 
-pub fn run(args: &Watch, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
+    args.how.owner = args.target.owner_or(&args.how.owner);
+    let args = &*args;
     if args.how.prune && args.how.owner == "default" && args.target.target != "local" {
         let message = "--prune removes what belongs to an owner, and `default` may be anybody";
         return Err(Failure::refused("OwnerNotNamed", message).hint("name the owner: --owner NAME"));
@@ -278,6 +280,8 @@ struct Said {
     held: String,
     /// Something happened since everything was as wanted.
     news: bool,
+    /// Why nothing could be done, as long as that is so.
+    trouble: String,
 }
 
 fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
@@ -323,6 +327,7 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
         }
         Event::Leading { generation } => info!(generation, "leading"),
         Event::Planned { look, .. } => {
+            said.trouble.clear();
             let text: String = look
                 .plan
                 .held
@@ -369,10 +374,13 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             said.news = true;
             info!(steps, ?took, "did");
         }
-        Event::Trouble { why } => {
-            warn!(%why, "trouble");
+        // Told once, not as often as it is tried.
+        Event::Trouble { why } if said.trouble != *why => {
+            info!(%why, "trouble");
             printer.styled(&format!("{ERROR}trouble{ERROR:#}: {}\n", visible(why)));
+            (*why).clone_into(&mut said.trouble);
         }
+        Event::Trouble { why } => info!(%why, "trouble"),
         Event::Rested { settled, held } => {
             info!(settled, held, "as wanted");
             if std::mem::take(&mut said.news) {
@@ -403,7 +411,7 @@ impl Target for Live {
     }
 
     fn act_as(&self, generation: u64) {
-        self.backend.act_as(generation);
+        Live::act_as(self, generation);
     }
 
     async fn look(&self, desired: &Desired, prune: bool) -> Result<World, String> {

@@ -190,14 +190,19 @@ impl Ledger {
             }
             lay_under(seen, entry, caps);
         }
-        // A run that may have been: there is a row, so that nobody takes it for one that never was.
-        for (key, entry) in self.entries.iter().filter(|(_, entry)| entry.unsure && entry.once) {
+        // A run that was or may have been: there is a row, so that nobody takes it for one that never was.
+        let ran = |entry: &Entry| entry.ran.is_some() && !entry.gone && !caps.registry;
+        let may_have = |entry: &Entry| entry.unsure && entry.once;
+        for (key, entry) in self.entries.iter().filter(|(_, entry)| ran(entry) || may_have(entry)) {
             let row = observed.instances.entry(key.clone()).or_insert_with(|| {
                 let no = Some(false);
                 let owner = Some(entry.owner.as_str().into());
                 Seen { registered: no, hosted: no, running: no, owner, ..Seen::default() }
             });
-            row.ran = Runs::Unknown;
+            row.ran = match (may_have(entry), entry.ran) {
+                (false, Some(run)) => Runs::Digest(run),
+                (true, _) | (false, None) => Runs::Unknown,
+            };
         }
     }
 }
@@ -215,6 +220,7 @@ fn lay_under(seen: &mut Seen, entry: &Entry, caps: &Caps) {
         None if came_up => entry.sent.as_ref().or(entry.given.as_ref()),
         None => entry.given.as_ref(),
     };
+    let is_strange = told.is_some() && kept.is_none();
     if let Some(kept) = kept {
         seen.given = kept.version();
     }
@@ -222,7 +228,8 @@ fn lay_under(seen: &mut Seen, entry: &Entry, caps: &Caps) {
         // Another process than the one we knew: the engine relaunched it, with what it was given.
         let another = entry.pid.zip(seen.pid).is_some_and(|(then, now)| then != now);
         seen.live = match &entry.live {
-            Some(kept) if !another && entry.running => kept.version(),
+            // A label that tells of neither was written by somebody who knows better.
+            Some(kept) if !another && entry.running && !is_strange => kept.version(),
             Some(_) | None => seen.given.clone(),
         };
     }

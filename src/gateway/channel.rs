@@ -162,6 +162,12 @@ impl<S: Store> Gateway<S> {
                         )
                         .await?;
                     }
+                    if result.code == RowCode::OLD_GENERATION.0 {
+                        let newest = result.content.as_ref().and_then(|told| told["generation"].as_u64());
+                        if let (Some(owner), Some(newest)) = (&order.owner, newest) {
+                            taking.add(self.count_on(owner, newest).await?);
+                        }
+                    }
                     let id = task.id.clone();
                     finals.entry(id).or_insert_with(|| (task, Vec::new())).1.push((nth, done));
                 }
@@ -177,6 +183,22 @@ impl<S: Store> Gateway<S> {
             self.reported(instance, report, &mut taking).await?;
         }
         Ok(taking)
+    }
+
+    /// An agent has seen a newer generation than we ever gave out: our store is another one than it was. The next lease
+    /// has a number beyond it.
+    async fn count_on(&self, owner: &str, newest: u64) -> Result<Txn, Refusal> {
+        let key = format!("lease/writer/{owner}");
+        let entry = self.store.get(&key).await?;
+        let mut record: serde_json::Value = entry
+            .as_ref()
+            .and_then(|entry| serde_json::from_slice(&entry.value).ok())
+            .unwrap_or_else(|| serde_json::json!({"generation": 0, "holder": null, "expires": 0}));
+        if record["generation"].as_u64().unwrap_or(0) >= newest {
+            return Ok(Txn::default());
+        }
+        record["generation"] = newest.into();
+        Ok(Txn::put(key, record.to_string()))
     }
 
     /// An operation that succeeded: what it came with is what the engine holds now.

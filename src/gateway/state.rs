@@ -11,8 +11,10 @@ use super::{Gateway, Refusal};
 use crate::store::{Change, Compare, Entry, Holder, Lease, Number, Outcome, Store, Taken, Txn, Write};
 
 /// Where controllers keep things.
-pub const PLACES: [&str; 10] =
-    ["expect/", "history/", "hold/", "journal/", "lease/", "ledger/", "pause/", "pin/", "snap/", "source/"];
+pub const PLACES: [&str; 11] = [
+    "at/", "expect/", "history/", "hold/", "journal/", "lease/", "ledger/", "pause/", "pin/", "snap/",
+    "source/",
+];
 /// The most entries of an answer.
 const MOST: usize = 10_000;
 /// The longest that a question for changes waits.

@@ -292,6 +292,9 @@ impl<S: Store> Gateway<S> {
     }
 
     fn remember(&self, orders: Vec<Ordered>) -> Arc<Task> {
+        // As with operations: what an agent is still looking at for a former gateway has another number.
+        let now = u64::try_from(now_ms()).unwrap_or(0);
+        let _ = self.tasks.looks.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         let number = self.tasks.looks.fetch_add(1, Ordering::Relaxed) + 1;
         let id = |number: u64| format!("GSETASK:LOOK:{number:012}");
         self.tasks.known().remove(&id(number.saturating_sub(LOOKS)));
@@ -304,7 +307,9 @@ impl<S: Store> Gateway<S> {
         loop {
             let last = self.store.get("task-number").await?;
             let text = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
-            kept.number = text.and_then(|text| text.parse().ok()).unwrap_or(0) + 1;
+            // Never one that was given before, though the store be an older copy: agents remember what they did.
+            let now = u64::try_from(now_ms()).unwrap_or(0);
+            kept.number = (text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) + 1).max(now);
             let id = format!("GSETASK:{:012}", kept.number);
             let value = serde_json::to_vec(&kept)?;
             let mut txn = Txn::put("task-number", kept.number.to_string())

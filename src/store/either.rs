@@ -1,12 +1,23 @@
 //! A store of either kind: whoever keeps state does not care where.
+//!
+//! A target's own store holds what concerns that target, and nothing else. Elsewhere several targets may keep their state
+//! side by side, each in a place of its own.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::lease::{Holder, Lease, Taken};
-use super::{Change, Embedded, Entry, Error, Number, Outcome, Page, Remote, Store, Txn};
+use super::{Change, Embedded, Entry, Error, Number, Outcome, Page, Remote, Store, Txn, Write};
 
 #[derive(Clone)]
-pub enum Either {
+pub struct Either {
+    kind: Kind,
+    /// What every key begins with there.
+    place: String,
+}
+
+#[derive(Clone)]
+enum Kind {
     /// A file of this machine.
     Here(Embedded),
     /// A gateway's.
@@ -15,36 +26,95 @@ pub enum Either {
 
 macro_rules! whichever {
     ($self:ident.$($call:tt)*) => {
-        match $self {
-            Either::Here(store) => store.$($call)*.await,
-            Either::There(store) => store.$($call)*.await,
+        match &$self.kind {
+            Kind::Here(store) => store.$($call)*.await,
+            Kind::There(store) => store.$($call)*.await,
         }
     };
 }
 
+impl Either {
+    /// The target's own.
+    pub fn own(store: Remote) -> Either {
+        Either { kind: Kind::There(store), place: String::new() }
+    }
+
+    /// A gateway's, for another target.
+    pub fn there(store: Remote, target: &str) -> Either {
+        Either { kind: Kind::There(store), place: place(target) }
+    }
+
+    /// A file of this machine.
+    pub fn here(store: Embedded, target: &str) -> Either {
+        Either { kind: Kind::Here(store), place: place(target) }
+    }
+
+    /// Is it the target itself that keeps it? Then its numbers of leases are the target's.
+    pub fn is_own(&self) -> bool {
+        self.place.is_empty()
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}{key}", self.place)
+    }
+
+    fn short(&self, key: &Arc<str>) -> Arc<str> {
+        key.strip_prefix(&self.place).map_or_else(|| Arc::clone(key), Arc::from)
+    }
+
+    fn entry(&self, entry: Entry) -> Entry {
+        Entry { key: self.short(&entry.key), ..entry }
+    }
+}
+
+fn place(target: &str) -> String {
+    format!("at/{target}/")
+}
+
 impl Store for Either {
     async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
-        whichever!(self.get(key))
+        let key = self.key(key);
+        Ok(whichever!(self.get(&key))?.map(|entry| self.entry(entry)))
     }
 
     async fn range(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, Error> {
-        whichever!(self.range(prefix, after, limit))
+        let (prefix, after) = (self.key(prefix), after.map(|after| self.key(after)));
+        let page = whichever!(self.range(&prefix, after.as_deref(), limit))?;
+        Ok(Page {
+            entries: page.entries.into_iter().map(|entry| self.entry(entry)).collect(),
+            more: page.more.map(|more| self.short(&more)),
+            as_of: page.as_of,
+        })
     }
 
     async fn slice(&self, prefix: &str, skip: usize, limit: usize) -> Result<(Vec<Entry>, usize), Error> {
-        whichever!(self.slice(prefix, skip, limit))
+        let prefix = self.key(prefix);
+        let (entries, count) = whichever!(self.slice(&prefix, skip, limit))?;
+        Ok((entries.into_iter().map(|entry| self.entry(entry)).collect(), count))
     }
 
-    async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
-        whichever!(self.txn(txn))
+    async fn txn(&self, mut txn: Txn) -> Result<Outcome, Error> {
+        txn.compares.iter_mut().for_each(|compare| compare.key = self.key(&compare.key));
+        for write in &mut txn.writes {
+            match write {
+                Write::Put(key, _) | Write::Delete(key) => *key = self.key(key),
+            }
+        }
+        Ok(match whichever!(self.txn(txn))? {
+            Outcome::Conflict(key) => Outcome::Conflict(self.short(&key.into()).to_string()),
+            written @ Outcome::Written(_) => written,
+        })
     }
 
     async fn changes(&self, prefix: &str, after: Number) -> Result<Vec<Change>, Error> {
-        whichever!(self.changes(prefix, after))
+        let prefix = self.key(prefix);
+        let changes = whichever!(self.changes(&prefix, after))?;
+        Ok(changes.into_iter().map(|change| Change { key: self.short(&change.key), ..change }).collect())
     }
 
     async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<Taken, Error> {
-        whichever!(self.take_lease(name, holder, lives))
+        let name = self.key(name);
+        whichever!(self.take_lease(&name, holder, lives))
     }
 
     async fn renew_lease(&self, lease: &Lease, lives: Duration) -> Result<bool, Error> {

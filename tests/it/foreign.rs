@@ -213,3 +213,63 @@ fn a_target_that_is_not_there_or_not_whole_is_told() {
         command(&["doctor", "--target", "it"], fleet.system.folder.path()).output().expect("it runs");
     assert!(!output.status.success(), "{}", stderr(&output));
 }
+
+/// A one-shot that has run, and that nothing on its host tells of any more, is not run again.
+#[test]
+fn a_run_is_remembered_where_nobody_tells_of_it() {
+    let fleet = Fleet::new("job");
+    fleet.write(&Daemon::new("once"));
+    let file = fleet.path("m/once.yaml");
+    let text = std::fs::read_to_string(&file).expect("a file");
+    let command = "    start_cmd: echo start once >> effects\n";
+    let text: String = text
+        .lines()
+        .map(|line| match line.trim_start().starts_with("start_cmd") {
+            true => command.to_owned(),
+            false => format!("{line}\n"),
+        })
+        .collect();
+    std::fs::write(&file, text.replace("auto_type: 1", "auto_type: 2")).expect("a file");
+    fleet.well("it runs", &[]);
+    for nth in 0..2 {
+        let (code, out, err) = fleet.apply(&[]);
+        assert!(code == 0 && out.contains("Nothing to do"), "{nth}: {out}{err}");
+    }
+    assert_eq!(fleet.effects(), ["start once"]);
+}
+
+/// Two targets keep their state side by side, and one's journal is not the other's.
+#[test]
+fn targets_that_share_a_folder_do_not_meet() {
+    let (one, other) = (Fleet::new("gse-v2"), Fleet::new("gse-v2"));
+    let state = one.path("state");
+    let at = ["--state", state.to_str().expect("a path")];
+    let config = |fleet: &Fleet, name: &str| {
+        let text = std::fs::read_to_string(fleet.path("abide.yaml")).expect("a file");
+        std::fs::write(fleet.path("abide.yaml"), text.replace("  it:", &format!("  {name}:")))
+            .expect("a file");
+    };
+    config(&one, "one");
+    config(&other, "other");
+    let apply = |fleet: &Fleet, target: &str, dies: &str| {
+        let args = ["apply", "m", "--yes", "--owner", "team", "--target", target, at[0], at[1]];
+        let mut command = command(&args, fleet.system.folder.path());
+        command.env("IT_SECRET", "s3cret").stdin(Stdio::null());
+        if !dies.is_empty() {
+            command.env("ABIDE_DIE_AFTER", dies);
+        }
+        let output = command.output().expect("it runs");
+        (output.status.success(), stderr(&output))
+    };
+    one.write(&Daemon::new("x"));
+    other.write(&Daemon::new("x"));
+    // It dies with a call in its journal.
+    let died = (4..20).map(|nth| apply(&one, "one", &nth.to_string())).find(|(well, _)| *well);
+    assert!(died.is_none() || one.effects() == ["start x 1"]);
+    let (well, told) = apply(&other, "other", "");
+    assert!(well && !told.contains("interrupted"), "{told}");
+    assert_eq!(other.effects(), ["start x 1"]);
+    let (well, told) = apply(&one, "one", "");
+    assert!(well, "{told}");
+    assert_eq!(one.effects(), ["start x 1"], "{told}");
+}

@@ -266,3 +266,24 @@ fn one_agent_answers_for_several_hosts_each_with_its_own_processes() {
     // A host that nobody answers for is another matter.
     assert_eq!(system.row("x", &system.begin("x", 0, &system.spec("x", "sleep 1000")))["error_code"], 117);
 }
+
+/// An agent whose folder is lost tells the truth about what it does not have, and finds by its marks what still runs.
+#[test]
+fn an_agent_that_lost_its_folder_finds_what_runs_and_claims_nothing() {
+    let mut system = System::new();
+    let spec = |name: &str| system.spec(name, "exec sleep 1000");
+    let specs = [spec("kept"), spec("dead")];
+    assert_eq!(system.operate("kept", 0, &specs[0]).0, 0);
+    assert_eq!(system.operate("dead", 0, &specs[1]).0, 0);
+    let (kept, dead) = (system.pid("kept").expect("a pid"), system.pid("dead").expect("a pid"));
+    system.kill_agent();
+    kill(dead, "KILL");
+    until("it is gone", || !is_alive(dead));
+    std::fs::rename(system.path("agent"), system.path("agent.old")).expect("a folder");
+    system.start_agent();
+    until("what is gone is told", || system.facts("dead") == (true, false, false));
+    until("what runs is found", || system.pid("kept") == Some(kept) && system.facts("kept").2);
+    assert_eq!(system.operate("kept", 0, &specs[0]).0, 828, "nothing is started beside it");
+    assert_eq!(system.operate("kept", 1, &specs[0]).0, 0);
+    until("it is stopped", || !is_alive(kept));
+}

@@ -71,8 +71,8 @@ pub fn run(args: &mut Apply, printer: &Printer) -> Result<Exit, Failure> {
         runtime.block_on(apply(args, saved.as_ref(), printer))
     })();
     done.inspect_err(|failure| {
-        if let (true, Some(reason)) = (in_json, failure.reason) {
-            printer.data(&plan_json::refusal(failure.exit, reason));
+        if in_json {
+            printer.data(&plan_json::refusal(failure.exit, failure.reason));
         }
     })
 }
@@ -96,7 +96,12 @@ fn saved_plan(args: &mut Apply) -> Result<Option<Value>, Failure> {
     if !plan["inputs"]["offline"].is_null() {
         return Err(wrong("this plan is a rehearsal (--observed): there is nothing to carry out"));
     }
+    let typed = std::mem::replace(&mut args.input.target.target, "local".to_owned());
     args.input.saved(&plan["inputs"]).map_err(|what| wrong(&what))?;
+    if typed != "local" && typed != args.input.target.target {
+        let what = format!("this plan is for target {}, not {typed}", args.input.target.target);
+        return Err(wrong(&what));
+    }
     Ok(Some(plan))
 }
 
@@ -108,7 +113,7 @@ async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result
     let wanted = Wanted::read(&args.input, printer)?;
     let live = args.input.target.connect(wanted.owner(), Start::OnDemand)?;
     let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
-    settle(&live, wanted.owner(), args, deadline, printer).await?;
+    settle(&live, wanted.owner(), deadline, printer).await?;
     let mut input = wanted.beside(&args.input, Some(&live), printer).await?;
     let mut planned = input.plan();
     plan::locate(&mut planned, &input, &args.input.limits.limits());
@@ -127,16 +132,21 @@ async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;
     let lease = take_lease(&live, &input.rules.owner, args.lock_timeout).await?;
-    let keeping = keep(&live, &lease);
-    live.backend.act_as(lease.generation);
-    // Somebody may have been at work until a moment ago: what is done is what is needed now.
-    if let Err(failure) = plan_anew(args, saved.is_some(), &live, &mut input, &mut planned).await {
+    let (keeping, lost) = keep(&live, &lease);
+    live.act_as(lease.generation);
+    // Somebody may have been at work until a moment ago, or died in it: what is done is what is needed now.
+    let settled = settle_held(&live, &input.rules.owner, deadline).await;
+    let anew = match settled {
+        Ok(()) => plan_anew(args, saved.is_some(), &live, &mut input, &mut planned).await,
+        Err(failure) => Err(failure),
+    };
+    if let Err(failure) = anew {
         keeping.abort();
         let _ = live.state.release_lease(&lease).await;
         return Err(failure);
     }
     let before = Before::of(&input, &planned)?;
-    let report = carry_out(args, &live, &mut input, &planned, deadline, printer).await;
+    let report = carry_out(args, &live, &mut input, &planned, deadline, lost, printer).await;
     keeping.abort();
     let _ = live.state.release_lease(&lease).await;
     remember(&live, &input, &planned, &before, &report).await;
@@ -168,31 +178,34 @@ async fn plan_anew(
 }
 
 /// What a run that died had begun is waited for, not done again.
-async fn settle(
-    live: &Live,
-    owner: &str,
-    args: &Apply,
-    deadline: Instant,
-    printer: &Printer,
-) -> Result<(), Failure> {
+async fn settle(live: &Live, owner: &str, deadline: Instant, printer: &Printer) -> Result<(), Failure> {
     let unreadable = |error: crate::store::Error| {
         Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name))
     };
     if journal::left(&live.state, owner).await.map_err(unreadable)?.is_empty() {
         return Ok(());
     }
-    // Whoever is at work now settles his own.
-    let lease = take_lease(live, owner, args.lock_timeout).await?;
-    let keeping = keep(live, &lease);
-    live.backend.act_as(lease.generation);
+    // Whoever is at work now settles his own: these are his.
+    let lease = match take_lease(live, owner, 0).await {
+        Err(failure) if failure.exit == Exit::Locked => return Ok(()),
+        lease => lease?,
+    };
+    let (keeping, _) = keep(live, &lease);
+    live.act_as(lease.generation);
     printer.remark("a run was interrupted: finding out what became of what it had begun");
-    let whom = (live.name.as_str(), &live.caps());
-    let settled = execute::settle(&live.backend, &live.state, whom, owner, deadline).await;
+    let settled = settle_held(live, owner, deadline).await;
     keeping.abort();
     let _ = live.state.release_lease(&lease).await;
+    settled
+}
+
+/// The same for whoever holds the lease.
+async fn settle_held(live: &Live, owner: &str, deadline: Instant) -> Result<(), Failure> {
+    let whom = (live.name.as_str(), &live.caps());
+    let settled = execute::settle(&live.backend, &live.state, whom, owner, deadline).await;
     settled.map_err(|why| match why {
         Unsettled::Target(fault) => live.failure(&fault),
-        Unsettled::State(error) => unreadable(error),
+        Unsettled::State(error) => Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name)),
         Unsettled::UnderWay(_) => Failure::new(Exit::TimedOut, why.to_string()),
     })
 }
@@ -292,14 +305,20 @@ async fn take_lease(live: &Live, owner: &str, patience: u64) -> Result<Lease, Fa
     }
 }
 
-fn keep(live: &Live, lease: &Lease) -> tokio::task::JoinHandle<()> {
+/// Renews a lease until it is told not to; says when it was lost.
+fn keep(live: &Live, lease: &Lease) -> (tokio::task::JoinHandle<()>, watch::Receiver<bool>) {
     let (state, lease) = (live.state.clone(), lease.clone());
-    tokio::spawn(async move {
+    let (lost, is_lost) = watch::channel(false);
+    let keeping = tokio::spawn(async move {
         loop {
             tokio::time::sleep(LEASE.1).await;
-            let _ = state.renew_lease(&lease, LEASE.0).await;
+            if matches!(state.renew_lease(&lease, LEASE.0).await, Ok(false)) {
+                let _ = lost.send(true);
+                return std::future::pending().await;
+            }
         }
-    })
+    });
+    (keeping, is_lost)
 }
 
 async fn carry_out(
@@ -308,6 +327,7 @@ async fn carry_out(
     input: &mut Input,
     planned: &Plan,
     deadline: Instant,
+    mut lost: watch::Receiver<bool>,
     printer: &Printer,
 ) -> Report {
     let (stop, stopped) = watch::channel(false);
@@ -331,6 +351,11 @@ async fn carry_out(
                 ended = &mut executing => break (ended, asked),
                 exit = signalled => {
                     asked = Some(exit);
+                    let _ = stop.send(true);
+                }
+                // Somebody else is at work now: nothing more is begun.
+                Ok(_) = lost.wait_for(|lost| *lost), if asked.is_none() => {
+                    asked = Some(Exit::Locked);
                     let _ = stop.send(true);
                 }
             }

@@ -197,7 +197,7 @@ pub fn summary(plan: &Plan) -> Value {
 }
 
 /// A guard said no.
-pub fn refusal(exit: Exit, reason: &str) -> String {
+pub fn refusal(exit: Exit, reason: Option<&str>) -> String {
     format!("{}\n", json!({"exit": {"code": exit as u8, "reason": reason}}))
 }
 

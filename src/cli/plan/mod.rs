@@ -28,7 +28,7 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
     let in_json = args.output == PlanForm::Json;
     let input = Input::read(&args.input, printer).inspect_err(|failure| {
         if let (true, Some(reason)) = (in_json, failure.reason) {
-            printer.data(&json::refusal(failure.exit, reason));
+            printer.data(&json::refusal(failure.exit, Some(reason)));
         }
     })?;
     let mut plan = input.plan();

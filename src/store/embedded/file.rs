@@ -1,5 +1,6 @@
 //! The file: its tables, what is read from it, and SQLite's errors in our words.
 
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,9 @@ const BUSY: Duration = Duration::from_secs(10);
 pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // It holds what processes are given, secrets too. Its companions take its mode.
+    let mut private = std::fs::File::options();
+    let _ = private.write(true).create_new(true).mode(0o600).open(file);
     let open = || {
         let connection = Connection::open_with_flags(file, flags)?;
         connection.busy_timeout(BUSY)?;
