@@ -105,6 +105,7 @@ pub enum Verb {
     Status(super::status::Status),
     Describe(super::status::Describe),
     History(super::status::History),
+    Rollback(Box<super::rollback::Rollback>),
     Export(super::status::Export),
     Import(super::import::Import),
     /// Start processes now, and leave them so: a hold keeps others from undoing it
@@ -167,7 +168,7 @@ pub enum ProblemForm {
 }
 
 /// Limits, as MANIFEST's; past one is a problem, not a crash.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
     /// Most bytes in one file

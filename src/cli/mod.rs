@@ -19,6 +19,7 @@ mod local;
 mod logs;
 mod plan;
 mod print;
+mod rollback;
 mod serve;
 mod status;
 mod systemd;
@@ -135,6 +136,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Status(args) => status::status(&args, printer),
         Verb::Describe(args) => status::describe(&args, printer),
         Verb::History(args) => status::history(&args, printer),
+        Verb::Rollback(args) => rollback::run(*args, printer),
         Verb::Export(args) => status::export(&args, printer),
         Verb::Import(args) => import::run(&args, printer),
         Verb::Start(args) => by_hand::operate(Op::Start, &args, printer),

@@ -8,12 +8,14 @@ use super::args::{PlainForm, switch};
 use super::by_hand::Meant;
 use super::local::Home;
 use super::print::{BOLD, DIM, Printer, WARNING, count, visible};
+use super::rollback::words;
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::watch_source::short;
 use super::{Exit, Failure};
+use crate::control::pin::{self, Pin};
 use crate::manifest::print as manifests;
 use crate::model::{Health, Host, HostKey, InstanceKey, Name, ProcessKey, Seen, Spec, State};
-use crate::store::Store;
+use crate::store::{Entry, Error, Store};
 
 /// Show how everything stands on one screen
 #[derive(Debug, clap::Args)]
@@ -78,10 +80,10 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         let left = args.target.target == "local" && Home::find()?.path("gateway/store.db").exists();
         return Ok(if args.check && left { Exit::Incomplete } else { Exit::Done });
     };
-    let (observed, hosts, (holds, pauses)) = runtime()?.block_on(async {
+    let (observed, hosts, (holds, pauses), pins) = runtime()?.block_on(async {
         let observed = live.everything().await?;
         let hosts = live.hosts(&observed).await?;
-        Ok::<_, Failure>((observed, hosts, live.restraints().await?))
+        Ok::<_, Failure>((observed, hosts, live.restraints().await?, live.pins().await?))
     })?;
     let wrong: Vec<(&InstanceKey, String)> = observed
         .instances
@@ -95,7 +97,7 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         let wrong: Vec<Value> = wrong.iter().map(|(key, why)| json!({"instance": key, "why": why})).collect();
         let whole = json!({"running": true, "url": live.backend.url(), "hosts": hosts.len(), "hosts_without_agent": dead,
                            "processes": observed.instances.len(), "processes_running": running, "not_as_told": wrong,
-                           "holds": holds.len(), "pauses": pauses.len()});
+                           "holds": holds.len(), "pauses": pauses.len(), "pins": pins.iter().map(shown_pin).collect::<Vec<_>>()});
         printer.data(&format!("{whole:#}\n"));
         return Ok(exit);
     }
@@ -107,6 +109,9 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         restraints.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {}", count(n, what))),
     );
     text.push('\n');
+    for (owner, pin) in &pins {
+        text.push_str(&format!("{:?} is {WARNING}pinned{WARNING:#} to {}\n", visible(owner), words(pin)));
+    }
     for (key, why) in &wrong {
         text.push_str(&format!("  {WARNING}!{WARNING:#} {}  {}\n", visible(&key.to_string()), visible(why)));
     }
@@ -115,6 +120,11 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
     }
     printer.styled(&text);
     Ok(exit)
+}
+
+fn shown_pin((owner, pin): &(String, Pin)) -> Value {
+    json!({"owner": owner, "revision": pin.revision, "commit": pin.commit, "since": pin.since.to_string(),
+           "by": pin.by, "reason": pin.reason})
 }
 
 /// Why an instance is not as its engine was told.
@@ -210,25 +220,37 @@ fn hide(row: &mut Value) {
 
 pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
     let owner = args.target.owner_or(&args.owner);
-    let entries = match connect(&args.target)? {
-        None => Vec::new(),
+    let (mut entries, pinned) = match connect(&args.target)? {
+        None => (Vec::new(), None),
         Some(live) => {
-            let page = runtime()?.block_on(live.state.range(&format!("history/{owner}/"), None, usize::MAX));
-            let page = page.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
-            page.entries
-                .iter()
-                .filter_map(|entry| serde_json::from_slice::<Value>(&entry.value).ok())
-                .collect()
+            let read = runtime()?.block_on(async {
+                let page = live.state.range(&format!("history/{owner}/"), None, usize::MAX).await?;
+                Ok((page, pin::read(&live.state, &owner).await?))
+            });
+            let (page, pinned) =
+                read.map_err(|error: Error| Failure::new(Exit::Unreachable, error.to_string()))?;
+            let read = |entry: &Entry| serde_json::from_slice::<Value>(&entry.value).ok();
+            (page.entries.iter().filter_map(read).collect(), pinned.map(|(pin, _)| pin))
         }
     };
-    let mut entries = entries;
     entries.reverse();
+    for entry in entries.iter_mut() {
+        if pinned.as_ref().is_some_and(|pin| entry["revision"] == pin.revision.as_str()) {
+            entry["pinned"] = true.into();
+        }
+    }
     if args.output == PlainForm::Json {
         printer.data(&format!("{:#}\n", Value::Array(entries)));
         return Ok(Exit::Done);
     }
     if entries.is_empty() {
         printer.styled(&format!("nothing was applied as {owner:?} yet\n"));
+    }
+    if let Some(pin) = &pinned {
+        printer.styled(&format!(
+            "{WARNING}pinned{WARNING:#} to {}; `abide rollback --unpin` ends it\n",
+            words(pin)
+        ));
     }
     for entry in &entries {
         let summary = entry["summary"].as_object().into_iter().flatten();

@@ -10,6 +10,7 @@ use super::local::Home;
 use super::serve::private_folder;
 use super::{Exit, Failure};
 use crate::backend::{Abide, Backend, Business, Client, Fault, HostRow, Pace, Platform};
+use crate::control::pin::{self, Pin};
 use crate::execute::world::{Blind, Sight, World};
 use crate::http::{Access, Calling, Calls};
 use crate::model::{
@@ -401,6 +402,18 @@ impl Live {
         holds.retain(|hold| hold.until.is_none_or(|until| until > now));
         pauses.retain(|pause| pause.until.is_none_or(|until| until > now));
         Ok((holds, pauses))
+    }
+
+    /// What is pinned, with its owner.
+    pub async fn pins(&self) -> Result<Vec<(String, Pin)>, Failure> {
+        let page = self.state.range(pin::PLACE, None, usize::MAX).await;
+        let page =
+            page.map_err(|error| Failure::new(Exit::Unreachable, format!("target {}: {error}", self.name)))?;
+        let pin = |entry: &crate::store::Entry| {
+            let owner = entry.key.strip_prefix(pin::PLACE)?.to_owned();
+            Some((owner, serde_json::from_slice(&entry.value).ok()?))
+        };
+        Ok(page.entries.iter().filter_map(pin).collect())
     }
 
     async fn all<T: serde::de::DeserializeOwned>(&self, place: &str) -> Result<Vec<T>, Failure> {

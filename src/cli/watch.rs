@@ -68,6 +68,9 @@ pub struct How {
     /// Take over existing processes that nobody owns, without a restart
     #[arg(long, env = "ABIDE_ADOPT", value_parser = switch)]
     pub adopt: bool,
+    /// With --prune: take manifests from another source than the owner's last ones
+    #[arg(long, env = "ABIDE_ACCEPT_SOURCE", value_parser = switch)]
+    pub accept_source: bool,
     /// Repair what differs though no manifest changed
     #[arg(long, env = "ABIDE_HEAL", value_name = "YES|NO", default_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub heal: bool,
@@ -95,6 +98,7 @@ impl How {
             owner: "default".to_owned(),
             prune: false,
             adopt: false,
+            accept_source: false,
             heal: true,
             follow: true,
             interval: 30,
@@ -130,6 +134,13 @@ pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
             live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
         };
         let mut live = connect()?;
+        if args.how.prune && !args.how.accept_source {
+            let source = from.source();
+            tokio::select! {
+                same = super::plan::source::same_soon(&live, &args.how.owner, &source, printer) => same?,
+                exit = signals.asked_to_stop() => return Ok(exit),
+            }
+        }
         let telling = Telling::begin(&args.tell, subject(&from, &args.how, &live.name))?;
         let state = Reloaded::fixed(live.state.clone());
         let access = args.listen.access(address, printer)?;
@@ -249,6 +260,9 @@ async fn stand(
     printer: &Printer,
     telling: &Telling,
 ) {
+    // Whom the local agent runs processes as, where nobody says: us.
+    let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
+    let me = me.filter(|_| live.name == "local");
     let setting = Setting {
         rules,
         follow: how.follow,
@@ -257,11 +271,12 @@ async fn stand(
         timeout: Duration::from_secs(600),
         check: if live.name == "local" { super::apply::config_is_there } else { |_| None },
         look_now: Arc::clone(&telling.look_now),
+        source: from.source(),
+        user: me.clone(),
+        limits: limits.limits(),
     };
-    let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
-    let is_local = live.name == "local";
     let finish = Box::new(move |desired: &mut Desired| {
-        if let (true, Some(me)) = (is_local, &me) {
+        if let Some(me) = &me {
             name_users(desired, me);
         }
     });
@@ -317,6 +332,15 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
                 "{ERROR}source{ERROR:#}: {word}: {}; what was last taken stays\n{hint}",
                 visible(&trouble.to_string())
             ));
+        }
+        Event::Pinned { pin } => {
+            said.news = true;
+            printer.styled(&format!("{WARNING}pinned{WARNING:#} to {}\n", super::rollback::words(pin)));
+        }
+        Event::Unpinned { pin, newer } => {
+            said.news = true;
+            let why = if *newer { ": the source has something newer" } else { "" };
+            printer.styled(&format!("{BOLD}no longer pinned{BOLD:#} to {}{why}\n", short(&pin.revision)));
         }
         Event::Waiting { holder } => {
             printer.styled(&format!(

@@ -9,7 +9,7 @@ use super::plan::args::duration;
 use super::watch::How;
 use super::{Exit, Failure};
 use crate::control::source::directory::Directory;
-use crate::control::source::git::{Git, Setting};
+use crate::control::source::git::{Git, Setting, work_tree};
 use crate::control::source::{Finish, Source};
 use crate::manifest::Limits;
 
@@ -91,6 +91,14 @@ impl Watched {
                 let path = if path.is_empty() { path } else { format!(", {path}") };
                 vec![format!("{} of {}{path}", setting.reference, setting.shown_url())]
             }
+        }
+    }
+
+    /// Where manifests come from, as it is remembered.
+    pub fn source(&self) -> String {
+        match self {
+            Watched::Paths { paths, .. } => work_tree::of_paths(paths),
+            Watched::Git(setting) => work_tree::source(&setting.url, &setting.path.to_string_lossy()),
         }
     }
 

@@ -381,6 +381,16 @@ impl Inner {
                 let more = json!({"trouble": trouble.word()});
                 self.note(Kind::Source, Level::Error, title, trouble.hint().unwrap_or_default(), more);
             }
+            Event::Pinned { pin } => {
+                let title = format!("pinned to {} by {}", pin.revision, pin.by);
+                let more = json!({"pinned": pin.revision, "by": pin.by, "reason": pin.reason});
+                self.note(Kind::Source, Level::Info, title, pin.reason.clone().unwrap_or_default(), more);
+            }
+            Event::Unpinned { pin, newer } => {
+                let why = if *newer { ": the source has something newer" } else { "" };
+                let title = format!("no longer pinned to {}{why}", pin.revision);
+                self.note(Kind::Source, Level::Info, title, plain(), json!({"pinned": null}));
+            }
             Event::Waiting { holder } => {
                 let (host, pid) = (holder.host.clone(), holder.pid);
                 let title = format!("waiting: {host} (process {pid}) leads");

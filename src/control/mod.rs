@@ -8,11 +8,17 @@
 //! What failed is left alone for a while, longer each time ([`patience`]); a new revision of the manifests begins anew.
 //! Only the leader acts: a second controller waits for the lease.
 //!
+//! What is taken is kept ([`snapshot`]), so that it can be gone back to; a revision that a person pinned ([`pin`]) stands in
+//! for what the source says ([`back`]).
+//!
 //! Every [`Event`] is told to a closure; [`board`] keeps from them what is known now, for whoever asks.
 
+mod back;
 pub mod board;
 pub mod patience;
+pub mod pin;
 pub mod rollback;
+pub mod snapshot;
 pub mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,13 +27,17 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
+use self::back::Back;
 use self::patience::Patience;
+use self::pin::Pin;
 use self::rollback::as_before;
+use self::snapshot::Word;
 use self::source::{Reading, Source, Trouble};
 use crate::backend::Backend;
 use crate::clock;
 use crate::execute::world::World;
 use crate::execute::{self, Check, Ended, Terms, Told};
+use crate::manifest::Limits;
 use crate::model::{Desired, Hold, Observed, Pause, Plan, ProcessKey, Step};
 use crate::reconcile::{Caps, Rules, of_desired, reconcile};
 use crate::store::{Error, Holder, Lease, Store, Taken, Txn};
@@ -46,6 +56,11 @@ pub struct Setting {
     pub check: Check,
     /// Whoever wants a look at once says so here.
     pub look_now: Arc<Notify>,
+    /// Where the manifests come from, as it is remembered.
+    pub source: String,
+    /// Whom processes run as where nobody says.
+    pub user: Option<String>,
+    pub limits: Limits,
 }
 
 /// One look at the target, and what follows from it.
@@ -72,6 +87,15 @@ pub enum Event<'a> {
     /// The source is not followed, and why; `None`: it is again.
     Source {
         trouble: Option<&'a Trouble>,
+    },
+    /// A person pinned this revision: it is kept true, whatever the source says.
+    Pinned {
+        pin: &'a Pin,
+    },
+    /// The pin is over; `newer`: because the source has something newer.
+    Unpinned {
+        pin: &'a Pin,
+        newer: bool,
     },
     /// Somebody else leads.
     Waiting {
@@ -160,6 +184,8 @@ pub async fn run<T: Target>(
         revision: String::new(),
         commit: None,
         applied: String::new(),
+        taken: (String::new(), None),
+        back: Back::default(),
     };
     let mut renewed = Instant::now();
     let mut looked: Option<Instant> = None;
@@ -173,6 +199,7 @@ pub async fn run<T: Target>(
                     None => return,
                 }
                 source.forget();
+                loop_.taken = (String::new(), None);
             }
         }
         let changed = source.changed();
@@ -242,6 +269,9 @@ struct Loop<'a, T> {
     /// What was read last is this commit.
     commit: Option<String>,
     applied: String,
+    /// The revision and the commit that are known to be kept.
+    taken: (String, Option<String>),
+    back: Back,
 }
 
 impl<T: Target> Loop<'_, T> {
@@ -251,11 +281,22 @@ impl<T: Target> Loop<'_, T> {
             (self.told)(Event::Source { trouble });
         }
         let reading = match source.read(self.target.state()).await {
-            Ok(Some(reading)) => reading,
-            Ok(None) => return false,
+            Ok(reading) => reading,
             Err(error) => return self.trouble(&error.to_string()),
         };
-        let revision = of_desired(&reading.desired);
+        // A pin is kept true also before the source has said anything.
+        let (is_silent, nothing) = (reading.is_none(), Reading { is_incomplete: true, ..Reading::default() });
+        let reading = reading.unwrap_or(&nothing);
+        let (found, state) = (of_desired(&reading.desired), self.target.state());
+        let pinned = match self.back.instead_of(reading, &found, state, self.setting, self.told).await {
+            Ok(pinned) => pinned,
+            Err(error) => return self.trouble(&error.to_string()),
+        };
+        let (reading, revision) = match &pinned {
+            Some((pinned, revision)) => (&**pinned, revision.clone()),
+            None if is_silent => return false,
+            None => (reading, found),
+        };
         let fresh = revision != self.revision || reading.is_news;
         if fresh {
             (self.told)(Event::Read { reading, revision: &revision });
@@ -300,9 +341,16 @@ impl<T: Target> Loop<'_, T> {
         let plan = &look.plan;
         let may = match revision == self.applied {
             true => self.setting.heal,
-            false => self.setting.follow,
+            // What is pinned is a person's word, not the source's.
+            false => self.setting.follow || pinned.is_some(),
         };
         let steps = plan.steps().count();
+        if pinned.is_none()
+            && (steps == 0 || may)
+            && let Err(error) = self.take(reading, &revision).await
+        {
+            return self.trouble(&error.to_string());
+        }
         let did = steps > 0 && may && self.carry_out(plan, desired, &look.observed, stop).await;
         if steps == 0 || may {
             self.applied = revision;
@@ -311,6 +359,25 @@ impl<T: Target> Loop<'_, T> {
             (self.told)(Event::Rested { settled: plan.settled, held: plan.held.len() });
         }
         did
+    }
+
+    /// What is about to be made true is kept, if it is not what was kept last.
+    async fn take(&mut self, reading: &Reading, revision: &str) -> Result<(), Error> {
+        let (owner, source) = (&self.setting.rules.owner, &self.setting.source);
+        let commit = reading.commit.as_deref();
+        if (self.taken.0.as_str(), self.taken.1.as_deref()) == (revision, commit) {
+            return Ok(());
+        }
+        let state = self.target.state();
+        let known = snapshot::taken(state, owner).await?.0;
+        let is_known = known.is_some_and(|known| {
+            (known.revision.as_str(), known.commit.as_deref(), &known.source) == (revision, commit, source)
+        });
+        if !is_known {
+            snapshot::take(state, &Word { owner, source, revision, commit, texts: &reading.texts }).await?;
+        }
+        self.taken = (revision.to_owned(), reading.commit.clone());
+        Ok(())
     }
 
     fn trouble(&mut self, why: &str) -> bool {
@@ -334,6 +401,11 @@ impl<T: Target> Loop<'_, T> {
             Ok(Taken::Theirs { .. }) => return false,
             Err(error) => return self.trouble(&error.to_string()),
         };
+        // Somebody pinned a revision, or ended a pin, since this was planned.
+        if !self.back.is_current(state, owner).await.unwrap_or(false) {
+            let _ = state.release_lease(&lease).await;
+            return false;
+        }
         self.target.act_as(lease.generation);
         (self.told)(Event::Doing { steps: plan.steps().count() });
         let begin = Instant::now();

@@ -58,6 +58,8 @@ pub struct Loaded {
     pub files: usize,
     pub documents: Vec<Declaration>,
     sources: Vec<Source>,
+    /// The directory of each source that Defaults and policies reach it by.
+    homes: Vec<PathBuf>,
 }
 
 /// One document, and where it stands.
@@ -117,6 +119,7 @@ fn load_found(found: find::Found, limits: &Limits, stand_ins: &BTreeMap<String, 
         }
     }
     let (findings, told) = loaded.parse(&homes, limits);
+    loaded.homes = homes;
     loaded.judge(findings, told, limits);
     loaded
 }
@@ -129,7 +132,8 @@ pub fn load_text(name: &str, text: String, limits: &Limits) -> Loaded {
 pub(crate) fn load_source(source: Source, limits: &Limits) -> Loaded {
     let name = source.name.to_string();
     let mut loaded = Loaded { files: 1, sources: vec![source], ..Loaded::default() };
-    let (findings, told) = loaded.parse(&[PathBuf::from(name)], limits);
+    loaded.homes = vec![PathBuf::from(name)];
+    let (findings, told) = loaded.parse(&loaded.homes.clone(), limits);
     loaded.judge(findings, told, limits);
     loaded
 }
@@ -138,6 +142,17 @@ impl Loaded {
     /// Every file and its text.
     pub fn texts(&self) -> impl Iterator<Item = (&str, &Arc<str>)> {
         self.sources.iter().map(|source| (&*source.name, &source.text))
+    }
+
+    /// Every file as it was read, for [`load_given`] to read it again another day. Texts are shared, not copied.
+    pub fn given(&self) -> Vec<Given> {
+        let given = |(source, home): (&Source, &PathBuf)| Given {
+            name: source.name.to_string(),
+            home: home.clone(),
+            bytes: source.text.len() as u64,
+            content: Arc::from(Arc::clone(&source.text)),
+        };
+        self.sources.iter().zip(&self.homes).map(given).collect()
     }
 
     pub fn errors(&self) -> usize {

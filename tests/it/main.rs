@@ -22,6 +22,7 @@ mod mutations;
 mod plan;
 mod planner;
 mod reading;
+mod rollback;
 mod rooms;
 mod samples;
 mod schema;

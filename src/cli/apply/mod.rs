@@ -2,6 +2,7 @@
 
 mod progress;
 mod report;
+mod said;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, IsTerminal, Write};
@@ -13,6 +14,7 @@ use tokio::sync::watch;
 
 use self::progress::Progress;
 use self::report::{Before, Report, reasons, show};
+use self::said::Said;
 use super::args::switch;
 use super::plan::args::{Input as InputArgs, PlanForm, duration};
 use super::plan::input::{Input, Wanted};
@@ -22,6 +24,7 @@ use super::serve::Signals;
 use super::target::{Live, Start, runtime};
 use super::{Exit, Failure};
 use crate::clock::{self, moment};
+use crate::control::pin::Pin;
 use crate::control::{self, rollback::as_before};
 use crate::execute::{self, Ended, Executed, Outcome, Terms, Told, Unsettled, journal};
 use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step, Time};
@@ -113,8 +116,35 @@ async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result
     let wanted = Wanted::read(&args.input, printer)?;
     let live = args.input.target.connect(wanted.owner(), Start::OnDemand)?;
     let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
-    settle(&live, wanted.owner(), deadline, printer).await?;
-    let mut input = wanted.beside(&args.input, Some(&live), printer).await?;
+    reach(args, saved, wanted, &live, &Said::New, deadline, printer).await
+}
+
+/// An earlier revision, like any other, and then it is pinned.
+pub async fn go_back(
+    args: &Apply,
+    wanted: Wanted,
+    live: &Live,
+    pin: Pin,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let deadline = Instant::now() + Duration::from_secs(args.timeout);
+    reach(args, None, wanted, live, &Said::Before(pin), deadline, printer).await
+}
+
+async fn reach(
+    args: &Apply,
+    saved: Option<&Value>,
+    wanted: Wanted,
+    live: &Live,
+    said: &Said,
+    deadline: Instant,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    settle(live, wanted.owner(), deadline, printer).await?;
+    let mut input = wanted.beside(&args.input, Some(live), printer).await?;
+    if let Said::Before(pin) = said {
+        input.paths = format!("rollback to {}", pin.revision);
+    }
     let mut planned = input.plan();
     plan::locate(&mut planned, &input, &args.input.limits.limits());
     if let Some(saved) = saved {
@@ -123,33 +153,37 @@ async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result
     over_budget(&planned)?;
     if planned.steps().next().is_none() {
         let exit = if planned.held.is_empty() { Exit::Done } else { Exit::Incomplete };
+        if let Said::Before(_) = said {
+            approve(args, saved.is_some(), &input, &planned, printer)?;
+        }
+        said.unless_so(args, live, &input, printer).await?;
         let mut ill = ill(&input);
-        reasons(&live, &mut ill).await;
+        reasons(live, &mut ill).await;
         let exit = if ill.is_empty() { exit } else { Exit::Incomplete };
         let report =
             Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason: None, ill };
         return show(args, &planned, &Before::of(&input, &planned)?, &report, printer);
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;
-    let lease = take_lease(&live, &input.rules.owner, args.lock_timeout).await?;
-    let (keeping, lost) = keep(&live, &lease);
+    let lease = take_lease(live, &input.rules.owner, args.lock_timeout).await?;
+    let (keeping, lost) = keep(live, &lease);
     live.act_as(lease.generation);
     // Somebody may have been at work until a moment ago, or died in it: what is done is what is needed now.
-    let settled = settle_held(&live, &input.rules.owner, deadline).await;
-    let anew = match settled {
-        Ok(()) => plan_anew(args, saved.is_some(), &live, &mut input, &mut planned).await,
-        Err(failure) => Err(failure),
+    let ready = async {
+        settle_held(live, &input.rules.owner, deadline).await?;
+        plan_anew(args, saved.is_some(), live, &mut input, &mut planned).await?;
+        said.in_force(args, live, &input, printer).await
     };
-    if let Err(failure) = anew {
+    if let Err(failure) = ready.await {
         keeping.abort();
         let _ = live.state.release_lease(&lease).await;
         return Err(failure);
     }
     let before = Before::of(&input, &planned)?;
-    let report = carry_out(args, &live, &mut input, &planned, deadline, lost, printer).await;
+    let report = carry_out(args, live, &mut input, &planned, deadline, lost, printer).await;
     keeping.abort();
     let _ = live.state.release_lease(&lease).await;
-    remember(&live, &input, &planned, &before, &report).await;
+    remember(live, &input, &planned, &before, &report, said.commit()).await;
     show(args, &planned, &before, &report, printer)
 }
 
@@ -510,13 +544,23 @@ fn ill(input: &Input) -> Vec<(String, Health, String)> {
 }
 
 /// A line in the history of this owner.
-async fn remember(live: &Live, input: &Input, planned: &Plan, before: &Before, report: &Report) {
+async fn remember(
+    live: &Live,
+    input: &Input,
+    planned: &Plan,
+    before: &Before,
+    report: &Report,
+    commit: Option<&str>,
+) {
     let digests = &before.digests;
-    let entry = json!({
+    let mut entry = json!({
         "at": moment().to_string(), "revision": digests.wanted, "source": input.paths, "plan": digests.id,
         "summary": plan_json::summary(planned), "exit": report.exit as u8, "converged": report.converged,
         "failed": report.ended.iter().filter(|ended| !ended.outcome.is_well()).count(),
     });
+    if let Some(commit) = commit {
+        entry["commit"] = commit.into();
+    }
     let key = format!("history/{}/{:013}", input.rules.owner, moment().0);
     let _ = live.state.txn(Txn::put(key, entry.to_string())).await;
 }

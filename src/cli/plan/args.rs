@@ -77,6 +77,9 @@ pub struct Input {
     /// Take over existing processes that nobody owns, without a restart
     #[arg(long, env = "ABIDE_ADOPT", value_parser = switch)]
     pub adopt: bool,
+    /// With --prune: take manifests from another source than the owner's last ones
+    #[arg(long, env = "ABIDE_ACCEPT_SOURCE", value_parser = switch)]
+    pub accept_source: bool,
     /// Most instances to remove: a count, or a share of what is ours [default: the greater of 1 and 10%]
     #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
     pub max_delete: Option<Amount>,
@@ -119,6 +122,7 @@ impl Input {
         self.owner = text(&flags["owner"]);
         let is = |name: &str| flags[name].as_bool().unwrap_or(false);
         (self.prune, self.adopt, self.override_holds) = (is("prune"), is("adopt"), is("override_holds"));
+        self.accept_source = is("accept_source");
         (self.max_delete, self.max_restart) = (amount("max_delete")?, amount("max_restart")?);
         self.stale_after = flags["stale_after_secs"].as_u64().unwrap_or(self.stale_after);
         self.select.namespace = parsed(list(&flags["namespace"]), "namespace")?;

@@ -14,6 +14,7 @@ use crate::cli::print::{self, Printer, count};
 use crate::cli::target::{Live, Start, namespaces, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
+use crate::control::source::git::work_tree;
 use crate::control::source::name_users;
 use crate::manifest::{self, Loaded, Severity, rows};
 use crate::model::{Desired, InstanceKey, Now, Observed, Plan, Want};
@@ -42,8 +43,13 @@ impl Wanted {
     /// A tree with any error is refused: a plan of the rest would leave out what nobody sees.
     pub fn read(args: &args::Input, printer: &Printer) -> Result<Wanted, Failure> {
         let begin = Instant::now();
-        let mut loaded = manifest::load(&args.paths, &args.limits.limits());
+        let loaded = manifest::load(&args.paths, &args.limits.limits());
         info!(files = loaded.files, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
+        Wanted::of(loaded, args, printer)
+    }
+
+    /// The same for manifests that somebody else has read.
+    pub fn of(mut loaded: Loaded, args: &args::Input, printer: &Printer) -> Result<Wanted, Failure> {
         let told = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
         printer.to_stderr(&told.map(|problem| print::problem(problem) + "\n").collect::<String>());
         if loaded.errors() > 0 {
@@ -82,6 +88,10 @@ impl Wanted {
         &self.rules.owner
     }
 
+    pub fn desired(&self) -> &Desired {
+        &self.loaded.desired
+    }
+
     /// With the world as it is now. `None`: nothing was ever started there.
     pub async fn beside(
         mut self,
@@ -92,6 +102,11 @@ impl Wanted {
         let begin = Instant::now();
         let observed = match live {
             Some(live) => {
+                // What is gone back to is nobody's new source.
+                if self.rules.prune && !args.accept_source && !args.paths.is_empty() {
+                    let source = work_tree::of_paths(&args.paths);
+                    super::source::same(live, &self.rules.owner, &source).await?;
+                }
                 (self.rules.holds, self.rules.pauses) = live.restraints().await?;
                 closely(live, &self.loaded.desired, &self.rules, &self.now).await?
             }

@@ -82,6 +82,7 @@ pub fn saved(input: &Input, plan: &Plan, digests: &Digests, args: &args::Input) 
             "owner": args.owner,
             "prune": args.prune,
             "adopt": args.adopt,
+            "accept_source": args.accept_source,
             "max_delete": amount(args.max_delete),
             "max_restart": amount(args.max_restart),
             "override_holds": args.override_holds,

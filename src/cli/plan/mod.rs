@@ -5,6 +5,7 @@ pub mod groups;
 pub mod input;
 pub mod json;
 mod markdown;
+pub mod source;
 pub mod text;
 
 use std::io::Write;

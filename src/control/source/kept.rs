@@ -50,8 +50,9 @@ impl Kept {
             .collect();
         let is_news = told != self.told;
         self.told = told;
+        let texts = loaded.given();
         let (files, desired) = (loaded.files, loaded.desired);
-        Reading { desired, problems, is_incomplete, may_prune: false, is_news, files, commit: None }
+        Reading { desired, problems, is_incomplete, may_prune: false, is_news, files, commit: None, texts }
     }
 
     /// A reading without a single instance, after one with some: a directory that is not there, more often than a wish.
@@ -59,6 +60,7 @@ impl Kept {
         if reading.desired.instances.is_empty() && !last.desired.instances.is_empty() {
             reading.is_incomplete = true;
             reading.desired = std::mem::take(&mut last.desired);
+            reading.texts = std::mem::take(&mut last.texts);
         }
         reading
     }

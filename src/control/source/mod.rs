@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use self::directory::Directory;
 use self::git::Git;
-use crate::manifest::{Limits, Problem};
+use crate::manifest::{Given, Limits, Problem};
 use crate::model::{Desired, Stamped};
 use crate::store::{Error, Store};
 
@@ -37,6 +37,8 @@ pub struct Reading {
     pub files: usize,
     /// The commit that it is, where it is one.
     pub commit: Option<String>,
+    /// The texts that it was read from.
+    pub texts: Vec<Given>,
 }
 
 /// How a want is changed on its way: the local agent's user, say.

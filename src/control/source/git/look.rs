@@ -22,7 +22,7 @@ use super::program::Program;
 use super::setting::Setting;
 use super::signature;
 use super::tree::{Chosen, Tree};
-use crate::manifest::{self, Given, Loaded, Problem};
+use crate::manifest::{self, Given, Limits, Loaded, Problem};
 
 /// The longest listing of a commit: some two million files.
 const LISTING: u64 = 256 << 20;
@@ -55,9 +55,9 @@ pub struct Looker {
 }
 
 /// The files of a commit, whatever may be wrong with them.
-struct Files {
-    files: Vec<Given>,
-    problems: Vec<Problem>,
+pub struct Files {
+    pub files: Vec<Given>,
+    pub problems: Vec<Problem>,
 }
 
 impl Looker {
@@ -192,7 +192,7 @@ impl Looker {
         let limits = &self.setting.limits;
         let mut reading = self.kept.take(|stand_ins| load(&files, limits, stand_ins));
         if reading.desired.instances.is_empty() && !reading.is_incomplete {
-            let why = format!("no process is declared {}", self.below());
+            let why = format!("no process is declared {}", below(&self.setting.path));
             return Err(Trouble::Empty { tip: commit.to_owned(), why });
         }
         // A commit is whole: nothing in it is only unread, unless it is broken.
@@ -224,95 +224,99 @@ impl Looker {
         self.verify(&pin.commit).and_then(|()| self.take(&pin.commit, Some(pin))).ok()
     }
 
-    fn below(&self) -> String {
-        match self.setting.path.as_os_str().is_empty() {
-            true => "in it".to_owned(),
-            false => format!("below {}", self.setting.path.display()),
-        }
-    }
-
     fn files(&self, commit: &str) -> Result<Files, Trouble> {
-        let cannot = |why: String| Trouble::Unreachable {
-            why: format!(
-                "cannot read commit {commit}: {why}; the mirror {} can be deleted, it is made anew",
-                self.program.mirror.display()
-            ),
-        };
-        let path = self.setting.path.to_string_lossy().into_owned();
-        let mut args = vec!["ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit];
-        args.extend((!path.is_empty()).then_some(path.as_str()));
-        let listed = self.program.local(&args, &[], LISTING).map_err(cannot)?;
-        if !listed.is_well() {
-            return Err(cannot(listed.said));
-        }
-        let mut tree = Tree::parse(&listed.out).map_err(cannot)?;
-        let empty = |why: String| Trouble::Empty { tip: commit.to_owned(), why };
-        if tree.is_empty() {
-            return Err(empty(match path.is_empty() {
-                true => "it holds nothing".to_owned(),
-                false => format!("it has no {path}"),
-            }));
-        }
-        let links = tree.links().into_iter().filter(|(_, bytes)| *bytes <= LONGEST_LINK);
-        let links: Vec<(String, u64)> = links.map(|(object, bytes)| (object.to_owned(), bytes)).collect();
-        let targets = self.contents(&links).map_err(cannot)?;
-        let targets = targets.into_iter().map(|target| OsString::from_vec(target.to_vec()));
-        tree.targets = links.into_iter().map(|(object, _)| object).zip(targets).collect();
-        let (chosen, mut problems) = tree.choose(&self.setting.path);
-        if chosen.is_empty() && problems.is_empty() {
-            return Err(empty(format!("there is no *.yaml, *.yml or *.json {}", self.below())));
-        }
-        let limits = &self.setting.limits;
-        if let Some(problem) = manifest::too_large(&path, chosen.iter().map(|file| file.bytes), limits) {
-            problems.push(problem);
-            return Ok(Files { files: Vec::new(), problems });
-        }
-        // What is too large is not even asked for.
-        let (small, large): (Vec<Chosen>, Vec<Chosen>) =
-            chosen.into_iter().partition(|file| file.bytes <= limits.file_bytes);
-        let objects: Vec<(String, u64)> =
-            small.iter().map(|file| (file.object.clone(), file.bytes)).collect();
-        let contents = self.contents(&objects).map_err(cannot)?;
-        let none = large.iter().map(|_| Arc::from([]));
-        let files =
-            small.iter().chain(&large).zip(contents.into_iter().chain(none)).map(|(file, content)| Given {
-                name: file.path.to_string_lossy().into_owned(),
-                home: file.home(),
-                bytes: file.bytes,
-                content,
-            });
-        Ok(Files { files: files.collect(), problems })
-    }
-
-    /// The contents of objects, in the same order.
-    fn contents(&self, objects: &[(String, u64)]) -> Result<Vec<Arc<[u8]>>, String> {
-        if objects.is_empty() {
-            return Ok(Vec::new());
-        }
-        let asked: String = objects.iter().map(|(object, _)| format!("{object}\n")).collect();
-        // Each with a line before it and a line's end after it.
-        let most = objects.iter().map(|(_, bytes)| bytes + 200).sum();
-        let ended = self.program.local(&["cat-file", "--batch", "--buffer"], asked.as_bytes(), most)?;
-        if !ended.is_well() {
-            return Err(ended.said);
-        }
-        let mut rest = &ended.out[..];
-        let mut contents = Vec::with_capacity(objects.len());
-        for (object, bytes) in objects {
-            let head = format!("{object} blob {bytes}\n");
-            let (content, after) = rest
-                .strip_prefix(head.as_bytes())
-                .and_then(|rest| rest.split_at_checked(usize::try_from(*bytes).ok()?))
-                .ok_or_else(|| format!("object {object} is missing or damaged"))?;
-            contents.push(Arc::from(content));
-            rest = after.strip_prefix(b"\n").unwrap_or(after);
-        }
-        Ok(contents)
+        files(&self.program, commit, &self.setting.path, &self.setting.limits)
     }
 }
 
-fn load(files: &Files, limits: &manifest::Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
+/// The manifests of a commit below a path.
+pub fn files(program: &Program, commit: &str, path: &Path, limits: &Limits) -> Result<Files, Trouble> {
+    let cannot = |why: String| Trouble::Unreachable {
+        why: format!(
+            "cannot read commit {commit}: {why}; the mirror {} can be deleted, it is made anew",
+            program.mirror.display()
+        ),
+    };
+    let root = path;
+    let path = path.to_string_lossy().into_owned();
+    let mut args = vec!["ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit];
+    args.extend((!path.is_empty()).then_some(path.as_str()));
+    let listed = program.local(&args, &[], LISTING).map_err(cannot)?;
+    if !listed.is_well() {
+        return Err(cannot(listed.said));
+    }
+    let mut tree = Tree::parse(&listed.out).map_err(cannot)?;
+    let empty = |why: String| Trouble::Empty { tip: commit.to_owned(), why };
+    if tree.is_empty() {
+        return Err(empty(match path.is_empty() {
+            true => "it holds nothing".to_owned(),
+            false => format!("it has no {path}"),
+        }));
+    }
+    let links = tree.links().into_iter().filter(|(_, bytes)| *bytes <= LONGEST_LINK);
+    let links: Vec<(String, u64)> = links.map(|(object, bytes)| (object.to_owned(), bytes)).collect();
+    let targets = contents(program, &links).map_err(cannot)?;
+    let targets = targets.into_iter().map(|target| OsString::from_vec(target.to_vec()));
+    tree.targets = links.into_iter().map(|(object, _)| object).zip(targets).collect();
+    let (chosen, mut problems) = tree.choose(root);
+    if chosen.is_empty() && problems.is_empty() {
+        return Err(empty(format!("there is no *.yaml, *.yml or *.json {}", below(root))));
+    }
+    if let Some(problem) = manifest::too_large(&path, chosen.iter().map(|file| file.bytes), limits) {
+        problems.push(problem);
+        return Ok(Files { files: Vec::new(), problems });
+    }
+    // What is too large is not even asked for.
+    let (small, large): (Vec<Chosen>, Vec<Chosen>) =
+        chosen.into_iter().partition(|file| file.bytes <= limits.file_bytes);
+    let objects: Vec<(String, u64)> = small.iter().map(|file| (file.object.clone(), file.bytes)).collect();
+    let contents = contents(program, &objects).map_err(cannot)?;
+    let none = large.iter().map(|_| Arc::from([]));
+    let files =
+        small.iter().chain(&large).zip(contents.into_iter().chain(none)).map(|(file, content)| Given {
+            name: file.path.to_string_lossy().into_owned(),
+            home: file.home(),
+            bytes: file.bytes,
+            content,
+        });
+    Ok(Files { files: files.collect(), problems })
+}
+
+/// The contents of objects, in the same order.
+fn contents(program: &Program, objects: &[(String, u64)]) -> Result<Vec<Arc<[u8]>>, String> {
+    if objects.is_empty() {
+        return Ok(Vec::new());
+    }
+    let asked: String = objects.iter().map(|(object, _)| format!("{object}\n")).collect();
+    // Each with a line before it and a line's end after it.
+    let most = objects.iter().map(|(_, bytes)| bytes + 200).sum();
+    let ended = program.local(&["cat-file", "--batch", "--buffer"], asked.as_bytes(), most)?;
+    if !ended.is_well() {
+        return Err(ended.said);
+    }
+    let mut rest = &ended.out[..];
+    let mut contents = Vec::with_capacity(objects.len());
+    for (object, bytes) in objects {
+        let head = format!("{object} blob {bytes}\n");
+        let (content, after) = rest
+            .strip_prefix(head.as_bytes())
+            .and_then(|rest| rest.split_at_checked(usize::try_from(*bytes).ok()?))
+            .ok_or_else(|| format!("object {object} is missing or damaged"))?;
+        contents.push(Arc::from(content));
+        rest = after.strip_prefix(b"\n").unwrap_or(after);
+    }
+    Ok(contents)
+}
+
+pub fn load(files: &Files, limits: &Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
     manifest::load_given(files.files.clone(), files.problems.clone(), limits, stand_ins)
+}
+
+fn below(path: &Path) -> String {
+    match path.as_os_str().is_empty() {
+        true => "in it".to_owned(),
+        false => format!("below {}", path.display()),
+    }
 }
 
 /// A name for a folder or a ref.

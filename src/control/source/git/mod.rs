@@ -14,6 +14,7 @@ mod program;
 mod setting;
 mod signature;
 mod tree;
+pub mod work_tree;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};

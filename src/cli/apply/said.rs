@@ -1,0 +1,82 @@
+//! Whose word it is that is carried out, and how it is remembered.
+
+use super::Apply;
+use crate::cli::plan::input::Input;
+use crate::cli::print::Printer;
+use crate::cli::rollback;
+use crate::cli::target::Live;
+use crate::cli::{Exit, Failure};
+use crate::control::pin::{self, Pin};
+use crate::control::snapshot::{self, Word};
+use crate::control::source::git::work_tree;
+use crate::reconcile::of_desired;
+use crate::store::{Error, Store};
+
+pub enum Said {
+    /// Manifests: what they say is kept, and ends a pin.
+    New,
+    /// An earlier revision: it is pinned.
+    Before(Pin),
+}
+
+impl Said {
+    /// The commit that it is known to be.
+    pub fn commit(&self) -> Option<&str> {
+        match self {
+            Said::New => None,
+            Said::Before(pin) => pin.commit.as_deref(),
+        }
+    }
+
+    /// From here on this is what is wanted. It is written before anything is done, so that nobody undoes it.
+    pub async fn in_force(
+        &self,
+        args: &Apply,
+        live: &Live,
+        input: &Input,
+        printer: &Printer,
+    ) -> Result<(), Failure> {
+        let owner = &input.rules.owner;
+        let ended = match self {
+            Said::Before(pin) => live.state.txn(pin::put(owner, pin)).await.map(|_| None),
+            Said::New => {
+                let (source, desired) = (work_tree::of_paths(&args.input.paths), &input.loaded.desired);
+                let (revision, texts) = (of_desired(desired), input.loaded.given());
+                let word = Word { owner, source: &source, revision: &revision, commit: None, texts: &texts };
+                snapshot::take(&live.state, &word).await
+            }
+        };
+        if let Some(pin) = ended.map_err(|error| broken(live, &error))? {
+            printer.remark(&format!("these manifests end the pin to {}", rollback::words(&pin)));
+        }
+        Ok(())
+    }
+
+    /// The same where there is nothing to do: nothing is written unless it has to be.
+    pub async fn unless_so(
+        &self,
+        args: &Apply,
+        live: &Live,
+        input: &Input,
+        printer: &Printer,
+    ) -> Result<(), Failure> {
+        let owner = &input.rules.owner;
+        let is_so = match self {
+            Said::Before(_) => false,
+            Said::New => {
+                let pinned = pin::read(&live.state, owner).await.map_err(|error| broken(live, &error))?;
+                let taken =
+                    snapshot::taken(&live.state, owner).await.map_err(|error| broken(live, &error))?.0;
+                let same = |source: &str| {
+                    !args.input.accept_source || source == work_tree::of_paths(&args.input.paths)
+                };
+                pinned.is_none() && taken.is_none_or(|taken| same(&taken.source))
+            }
+        };
+        if is_so { Ok(()) } else { self.in_force(args, live, input, printer).await }
+    }
+}
+
+fn broken(live: &Live, error: &Error) -> Failure {
+    Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name))
+}

@@ -1,0 +1,44 @@
+//! Is it still the same source? What is pruned by manifests from elsewhere was, more often than not, never theirs.
+
+use std::time::Duration;
+
+use crate::cli::print::{Printer, visible};
+use crate::cli::target::Live;
+use crate::cli::{Exit, Failure};
+use crate::control::snapshot;
+use crate::store::Error;
+
+/// Refuses another source than the one that the owner's processes were last taken from.
+pub async fn same(live: &Live, owner: &str, source: &str) -> Result<(), Failure> {
+    match compare(live, owner, source).await {
+        Ok(same) => same,
+        Err(error) => Err(Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name))),
+    }
+}
+
+/// The same for somebody who stands by until it can be asked.
+pub async fn same_soon(live: &Live, owner: &str, source: &str, printer: &Printer) -> Result<(), Failure> {
+    let mut told = false;
+    loop {
+        match compare(live, owner, source).await {
+            Ok(same) => return same,
+            Err(error) if !std::mem::replace(&mut told, true) => {
+                printer.warning(&format!("target {}: {error}; trying again", live.name));
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}
+
+async fn compare(live: &Live, owner: &str, source: &str) -> Result<Result<(), Failure>, Error> {
+    let last = snapshot::taken(&live.state, owner).await?.0;
+    let Some(last) = last.filter(|last| last.source != source) else { return Ok(Ok(())) };
+    let message = format!(
+        "{owner:?} was last applied from {}, and these manifests are from {}: --prune could remove what they never knew",
+        visible(&last.source),
+        visible(source)
+    );
+    Ok(Err(Failure::refused("SourceChanged", message)
+        .hint("if that is meant, --accept-source takes the new one")))
+}

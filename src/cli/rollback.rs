@@ -1,0 +1,252 @@
+//! `abide rollback`: an earlier revision is wanted again, and stays so until there is a newer one.
+
+use std::collections::BTreeMap;
+
+use clap::builder::NonEmptyStringValueParser;
+use serde_json::Value;
+
+use super::apply::{self, Apply};
+use super::args::{LimitArgs, switch};
+use super::plan::args::{Input, Offline, PlanForm, Select, duration};
+use super::plan::input::Wanted;
+use super::plan::json as plan_json;
+use super::print::{Printer, visible};
+use super::target::{Live, Start, TargetArgs, runtime};
+use super::watch_source::short;
+use super::{Exit, Failure};
+use crate::clock::moment;
+use crate::control::pin::{self, Pin};
+use crate::control::snapshot::{self, Snapshot};
+use crate::manifest;
+use crate::model::Amount;
+use crate::reconcile::{Caps, of_desired};
+use crate::store::{Error, Store, Txn};
+
+/// Go back to an earlier revision, and stay there until there is a newer one
+///
+/// REV is a revision or a commit that `abide history` shows, or the beginning of one (6 characters at least), or `previous`: the
+/// last one before this that converged. It is pinned, and carried out like `abide apply`. `abide watch` keeps it true until its
+/// source has something newer; `abide apply` of manifests ends the pin. The last 20 revisions of an owner are kept.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide rollback --to previous\n  abide rollback --to 3f2a91c04d7e --yes --reason 'v2 leaks'\n  abide rollback --unpin"
+)]
+pub struct Rollback {
+    /// Where to: a revision, a commit, or `previous`
+    #[arg(long, value_name = "REV", env = "ABIDE_TO_REVISION", required_unless_present = "unpin")]
+    pub to: Option<String>,
+    /// End the pin instead: what the source says is wanted again
+    #[arg(long, env = "ABIDE_UNPIN", value_parser = switch, conflicts_with = "to")]
+    pub unpin: bool,
+    /// Why, for whoever asks
+    #[arg(long, value_name = "TEXT", env = "ABIDE_REASON")]
+    pub reason: Option<String>,
+    /// Do not ask
+    #[arg(short, long, env = "ABIDE_YES", value_parser = switch)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Whose set it is; left out: the owner that the config file names, else `default`
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
+    pub owner: Option<String>,
+    /// Remove what is ours and was not there then
+    #[arg(long, env = "ABIDE_PRUNE", value_parser = switch)]
+    pub prune: bool,
+    /// Most instances to remove: a count, or a share of what is ours [default: the greater of 1 and 10%]
+    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
+    pub max_delete: Option<Amount>,
+    /// Most instances to restart: a count, or a share of what is ours [default: any number]
+    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_RESTART")]
+    pub max_restart: Option<Amount>,
+    /// Act on instances that a person holds, too
+    #[arg(long, env = "ABIDE_OVERRIDE_HOLDS", value_parser = switch)]
+    pub override_holds: bool,
+    /// Leave alone what was reported longer than this before the look
+    #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
+    pub stale_after: u64,
+    /// Do not look again after everything was carried out
+    #[arg(long, env = "ABIDE_NO_WAIT", value_parser = switch)]
+    pub no_wait: bool,
+    /// The longest that it may take
+    #[arg(long, value_name = "TIME", env = "ABIDE_TIMEOUT", default_value = "10m", value_parser = duration)]
+    pub timeout: u64,
+    /// Most steps under way at once
+    #[arg(long, value_name = "N", env = "ABIDE_MAX_PARALLEL", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_parallel: u32,
+    /// How long to wait for another who is applying
+    #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = duration)]
+    pub lock_timeout: u64,
+    /// Form of the report
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_APPLY_OUTPUT", value_name = "FORM")]
+    pub output: PlanForm,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+/// The shortest beginning of a revision that means one.
+const SHORTEST: usize = 6;
+
+pub fn run(args: Rollback, printer: &Printer) -> Result<Exit, Failure> {
+    let in_json = args.output == PlanForm::Json;
+    let owner = args.owner.clone().or_else(|| args.target.owner()).unwrap_or_else(|| "default".to_owned());
+    let done = (|| {
+        let live = args.target.connect(&owner, Start::OnDemand)?;
+        let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
+        runtime()?.block_on(async {
+            match &args.to {
+                Some(to) => back(&args, to, &owner, &live, printer).await,
+                None => unpin(&owner, &live, printer).await,
+            }
+        })
+    })();
+    done.inspect_err(|failure| {
+        if let (true, Some(reason)) = (in_json, failure.reason) {
+            printer.data(&plan_json::refusal(failure.exit, reason));
+        }
+    })
+}
+
+async fn back(
+    args: &Rollback,
+    to: &str,
+    owner: &str,
+    live: &Live,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let broken = |error: Error| Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name));
+    let known = snapshot::list(&live.state, owner).await.map_err(broken)?;
+    let pinned = pin::read(&live.state, owner).await.map_err(broken)?.map(|(pin, _)| pin);
+    let taken = snapshot::taken(&live.state, owner).await.map_err(broken)?.0;
+    let history = entries(live, owner).await.map_err(broken)?;
+    let now = pinned.as_ref().map(|pin| &pin.revision).or(taken.as_ref().map(|taken| &taken.revision));
+    let snapshot = meant(to, &known, &history, now.map(String::as_str))?;
+    let texts = snapshot::texts(&live.state, owner, snapshot).await.map_err(broken)?;
+    let limits = args.limits.limits();
+    let loaded = manifest::load_given(texts, Vec::new(), &limits, &BTreeMap::new());
+    let apply = as_apply(args, owner);
+    let wanted = Wanted::of(loaded, &apply.input, printer)?;
+    if of_desired(wanted.desired()) != snapshot.revision {
+        let message = format!("what is kept of {} does not read as it did", snapshot.revision);
+        return Err(Failure::new(Exit::Failed, message).hint("it may be from another version of abide"));
+    }
+    let pin = Pin {
+        revision: snapshot.revision.clone(),
+        commit: snapshot.commit.clone(),
+        since: moment(),
+        by: std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned()),
+        reason: args.reason.clone(),
+        // Whatever is pinned meanwhile, it is the source's revision that is left behind.
+        over: pinned.and_then(|pin| pin.over).or(taken.map(|taken| taken.revision)),
+    };
+    apply::go_back(&apply, wanted, live, pin, printer).await
+}
+
+/// The snapshot that somebody means.
+fn meant<'a>(
+    to: &str,
+    known: &'a [Snapshot],
+    history: &[Value],
+    now: Option<&str>,
+) -> Result<&'a Snapshot, Failure> {
+    let by_revision = |revision: &str| known.iter().find(|snapshot| snapshot.revision == revision);
+    if to == "previous" {
+        let well = history.iter().rev().filter(|entry| entry["exit"] == 0);
+        let mut before = well.filter_map(|entry| entry["revision"].as_str()).filter(|one| Some(*one) != now);
+        return before
+            .find_map(by_revision)
+            .ok_or_else(|| unknown("there is no revision before this one", known));
+    }
+    let to = to.to_ascii_lowercase();
+    if to.len() < SHORTEST {
+        let message = format!("{to:?} is too short for a revision: say {SHORTEST} characters at least");
+        return Err(Failure::new(Exit::Usage, message).hint("`abide history` shows them"));
+    }
+    // A revision may have been several commits.
+    let commits =
+        history.iter().filter(|entry| entry["commit"].as_str().is_some_and(|one| one.starts_with(&to)));
+    let by_commit = commits.filter_map(|entry| by_revision(entry["revision"].as_str()?));
+    let direct = known.iter().filter(|snapshot| {
+        let is = |id: &str| id.starts_with(&to);
+        is(&snapshot.revision) || snapshot.commit.as_deref().is_some_and(is)
+    });
+    let mut found: Vec<&Snapshot> = direct.chain(by_commit).collect();
+    found.sort_by(|a, b| a.revision.cmp(&b.revision));
+    found.dedup_by(|a, b| a.revision == b.revision);
+    match found[..] {
+        [one] => Ok(one),
+        [] => Err(unknown(&format!("no revision {to:?} is kept"), known)),
+        _ => Err(unknown(&format!("{to:?} means several revisions"), known)),
+    }
+}
+
+fn unknown(what: &str, known: &[Snapshot]) -> Failure {
+    let line = |snapshot: &Snapshot| {
+        let commit =
+            snapshot.commit.as_deref().map(|id| format!("  commit {}", short(id))).unwrap_or_default();
+        format!("\n  {}  {}{commit}  {}", short(&snapshot.revision), snapshot.at, visible(&snapshot.source))
+    };
+    let list: String = known.iter().map(line).collect();
+    let list = if list.is_empty() { "\n  none".to_owned() } else { list };
+    Failure::new(Exit::Failed, format!("{what}; these are kept:{list}"))
+}
+
+async fn unpin(owner: &str, live: &Live, printer: &Printer) -> Result<Exit, Failure> {
+    let broken = |error: Error| Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name));
+    let Some((pin, _)) = pin::read(&live.state, owner).await.map_err(broken)? else {
+        printer.remark(&format!("nothing is pinned for {owner:?}"));
+        return Ok(Exit::Done);
+    };
+    live.state.txn(Txn::delete(pin::place(owner))).await.map_err(broken)?;
+    printer.remark(&format!("no longer pinned to {}", short(&pin.revision)));
+    Ok(Exit::Done)
+}
+
+/// Everything that was ever done for an owner, the oldest first.
+async fn entries(live: &Live, owner: &str) -> Result<Vec<Value>, Error> {
+    let page = live.state.range(&format!("history/{owner}/"), None, usize::MAX).await?;
+    Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
+}
+
+/// The same flags mean the same as for `apply`.
+fn as_apply(args: &Rollback, owner: &str) -> Apply {
+    let Rollback { yes, no_wait, timeout, max_parallel, lock_timeout, output, limits, .. } = args;
+    let select = Select {
+        namespace: Vec::new(),
+        selector: None,
+        host: Vec::new(),
+        include: Vec::new(),
+        exclude: Vec::new(),
+    };
+    let input = Input {
+        paths: Vec::new(),
+        target: args.target.clone(),
+        owner: Some(owner.to_owned()),
+        prune: args.prune,
+        adopt: false,
+        accept_source: false,
+        max_delete: args.max_delete,
+        max_restart: args.max_restart,
+        override_holds: args.override_holds,
+        stale_after: args.stale_after,
+        select,
+        offline: Offline { observed: None, caps: Caps::LOCAL, now: None },
+        limits: limits.clone(),
+    };
+    Apply {
+        input,
+        yes: *yes,
+        no_wait: *no_wait,
+        timeout: *timeout,
+        max_parallel: *max_parallel,
+        lock_timeout: *lock_timeout,
+        junit: None,
+        output: *output,
+    }
+}
+
+/// A pin, as people read it.
+pub fn words(pin: &Pin) -> String {
+    let commit = pin.commit.as_deref().map(|id| format!(" (commit {})", short(id))).unwrap_or_default();
+    let why = pin.reason.as_deref().map(|why| format!(": {}", visible(why))).unwrap_or_default();
+    format!("{}{commit} since {} by {}{why}", short(&pin.revision), pin.since, visible(&pin.by))
+}

@@ -1,0 +1,91 @@
+//! What stands in for the source while a revision is pinned.
+
+use std::sync::Arc;
+
+use super::pin::{self, Pin};
+use super::source::{Reading, name_users};
+use super::{Event, Setting, snapshot};
+use crate::manifest;
+use crate::reconcile::of_desired;
+use crate::store::{Error, Number, Outcome, Store, Txn};
+
+/// The pin that was seen last, and what it means.
+#[derive(Default)]
+pub struct Back {
+    /// The change that made the pin so; 0: there is none.
+    changed: Number,
+    pin: Option<Pin>,
+    /// The pinned revision, read from what is kept of it.
+    reading: Option<Arc<Reading>>,
+}
+
+impl Back {
+    /// What is wanted instead of what the source says, with its revision; `None`: nothing is pinned, or the source is newer.
+    pub async fn instead_of<S: Store>(
+        &mut self,
+        source: &Reading,
+        found: &str,
+        state: &S,
+        setting: &Setting,
+        told: &mut (dyn FnMut(Event<'_>) + Send),
+    ) -> Result<Option<(Arc<Reading>, String)>, Error> {
+        let owner = &setting.rules.owner;
+        let (pin, changed) = loop {
+            let Some((pin, changed)) = pin::read(state, owner).await? else {
+                if let Some(pin) = std::mem::take(self).pin {
+                    told(Event::Unpinned { pin: &pin, newer: false });
+                }
+                return Ok(None);
+            };
+            if source.is_incomplete || !setting.follow || !pin.is_older_than(found) {
+                break (pin, changed);
+            }
+            let place = pin::place(owner);
+            // If somebody pins something just now, that is what counts.
+            if let Outcome::Written(_) = state.txn(Txn::delete(&place).only_if(&place, changed)).await? {
+                *self = Back::default();
+                told(Event::Unpinned { pin: &pin, newer: true });
+                return Ok(None);
+            }
+        };
+        if changed != self.changed {
+            // What is kept of it is read once; until that works, nothing is done.
+            let reading = read(state, owner, &pin, setting).await?;
+            *self = Back { changed, pin: Some(pin.clone()), reading: Some(Arc::new(reading)) };
+            told(Event::Pinned { pin: &pin });
+        }
+        // What is wrong in the source meanwhile is worth knowing all the same.
+        if source.is_news && !source.problems.is_empty() {
+            told(Event::Read { reading: source, revision: found });
+        }
+        Ok(self.reading.clone().map(|reading| (reading, pin.revision)))
+    }
+
+    /// Is the pin still what it was when it was last asked for?
+    pub async fn is_current<S: Store>(&self, state: &S, owner: &str) -> Result<bool, Error> {
+        let changed = state.get(&pin::place(owner)).await?.map_or(0, |entry| entry.changed);
+        Ok(changed == self.changed)
+    }
+}
+
+/// The pinned revision, as it was: whole, and therefore enough to prune by.
+async fn read<S: Store>(state: &S, owner: &str, pin: &Pin, setting: &Setting) -> Result<Reading, Error> {
+    let broken = |what: &str| Error::Corrupt { file: pin::place(owner), what: what.to_owned() };
+    let all = snapshot::list(state, owner).await?;
+    let found = all.into_iter().find(|snapshot| snapshot.revision == pin.revision);
+    let found = found.ok_or_else(|| broken("the pinned revision is not kept any more"))?;
+    let texts = snapshot::texts(state, owner, &found).await?;
+    let mut loaded =
+        manifest::load_given(texts.clone(), Vec::new(), &setting.limits, &std::collections::BTreeMap::new());
+    if let Some(user) = &setting.user {
+        name_users(&mut loaded.desired, user);
+    }
+    if of_desired(&loaded.desired) != pin.revision {
+        return Err(broken("what is kept of the pinned revision does not read as it did"));
+    }
+    let is_incomplete = loaded.errors() > 0;
+    let (files, desired) = (loaded.files, loaded.desired);
+    let (commit, problems) = (found.commit, Vec::new());
+    let (may_prune, is_news) = (!is_incomplete, false);
+    Ok(Reading { desired, problems, is_incomplete, may_prune, is_news, files, commit, texts })
+}

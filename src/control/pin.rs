@@ -1,0 +1,71 @@
+//! A revision that a person pinned: it is what is wanted, until the source has something newer.
+//!
+//! `pin/OWNER` is written by `rollback` and goes when somebody says something newer: `apply`, a source with a good revision
+//! that is neither the pinned one nor the one that was in force when it was pinned, or `rollback --unpin`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::Time;
+use crate::store::{Error, Number, Store, Txn};
+
+/// The pinned revision, and who pinned it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pin {
+    pub revision: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    pub since: Time,
+    pub by: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// What was in force then: no reason to end the pin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over: Option<String>,
+}
+
+impl Pin {
+    /// Is this revision of the source a newer word than the pin?
+    pub fn is_older_than(&self, revision: &str) -> bool {
+        revision != self.revision && self.over.as_deref().is_some_and(|over| revision != over)
+    }
+}
+
+pub const PLACE: &str = "pin/";
+
+pub fn place(owner: &str) -> String {
+    format!("{PLACE}{owner}")
+}
+
+/// The pin of an owner, and the change that made it so.
+pub async fn read<S: Store>(state: &S, owner: &str) -> Result<Option<(Pin, Number)>, Error> {
+    let key = place(owner);
+    let Some(entry) = state.get(&key).await? else { return Ok(None) };
+    let pin = serde_json::from_slice(&entry.value);
+    let pin = pin.map_err(|error| Error::Corrupt { file: key, what: error.to_string() })?;
+    Ok(Some((pin, entry.changed)))
+}
+
+pub fn put(owner: &str, pin: &Pin) -> Txn {
+    Txn::put(place(owner), serde_json::to_vec(pin).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_neither_pinned_nor_left_behind_is_newer() {
+        let mut pin = Pin {
+            revision: "1".to_owned(),
+            commit: None,
+            since: Time(0),
+            by: "ann".to_owned(),
+            reason: None,
+            over: Some("2".to_owned()),
+        };
+        assert_eq!(["1", "2", "3"].map(|revision| pin.is_older_than(revision)), [false, false, true]);
+        // Nobody knows what was in force: the pin stays until somebody ends it.
+        pin.over = None;
+        assert!(!pin.is_older_than("3"));
+    }
+}

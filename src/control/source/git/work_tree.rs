@@ -1,0 +1,151 @@
+//! Paths that lie in somebody's git work tree: where they come from, and what stood there before.
+//!
+//! Nothing of the work tree itself is asked, run or changed: its repository is found by hand (so that it need not belong to
+//! us, as on many CI runners), and read like our own mirrors, with no configuration but its own and ours.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use super::look::{files, load};
+use super::program::Program;
+use crate::manifest::{Limits, Loaded};
+
+/// So many commits are looked through.
+const COMMITS: &str = "-200";
+
+/// A path in a work tree.
+pub struct Inside {
+    program: Program,
+    /// From the root of the repository; empty for all of it.
+    path: PathBuf,
+}
+
+/// Where a path lies; `None`: in no work tree.
+pub fn find(path: &Path) -> Option<Inside> {
+    let real = path.canonicalize().ok()?;
+    let root = real.ancestors().find(|folder| folder.join(".git").exists())?;
+    let program = Program {
+        mirror: repository(root)?,
+        patience: Duration::from_secs(10),
+        stop: Arc::new(AtomicBool::new(false)),
+    };
+    Some(Inside { program, path: real.strip_prefix(root).ok()?.to_path_buf() })
+}
+
+/// The repository of a work tree: in it, or where a file says.
+fn repository(root: &Path) -> Option<PathBuf> {
+    let there = root.join(".git");
+    if there.is_dir() {
+        return Some(there);
+    }
+    let text = std::fs::read_to_string(&there).ok()?;
+    root.join(text.strip_prefix("gitdir:")?.trim()).canonicalize().ok()
+}
+
+impl Inside {
+    /// The remote's URL, else the first commit, and the path below it. `None`: there is neither.
+    pub fn source(&self) -> Option<String> {
+        let below = self.path.to_string_lossy();
+        let named = self.url().or_else(|| self.first_commit())?;
+        Some(source(&named, &below))
+    }
+
+    fn url(&self) -> Option<String> {
+        let url = |name: &str| self.said(&["config", "--get", &format!("remote.{name}.url")]);
+        url("origin").or_else(|| {
+            let remotes = self.said(&["config", "--name-only", "--get-regexp", r"^remote\..*\.url$"])?;
+            let mut names: Vec<&str> = remotes.lines().collect();
+            names.sort_unstable();
+            self.said(&["config", "--get", names.first()?])
+        })
+    }
+
+    fn first_commit(&self) -> Option<String> {
+        let roots = self.said(&["rev-list", "--max-parents=0", "HEAD"])?;
+        roots.lines().min().map(str::to_owned)
+    }
+
+    fn said(&self, args: &[&str]) -> Option<String> {
+        let ended = self.program.local(args, &[], 1 << 20).ok().filter(|ended| ended.is_well())?;
+        let text = String::from_utf8(ended.out).ok()?.trim().to_owned();
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// What was declared there, commit by commit, the newest first, until `seen` has seen enough or the time is over.
+    pub fn history(&self, limits: &Limits, deadline: Instant, mut seen: impl FnMut(&Loaded) -> bool) {
+        let path = self.path.to_string_lossy();
+        let mut args = vec!["rev-list", COMMITS, "HEAD", "--"];
+        args.extend((!path.is_empty()).then_some(&*path));
+        let commits = self.said(&args).unwrap_or_default();
+        for commit in commits.lines() {
+            if Instant::now() >= deadline {
+                return;
+            }
+            let Ok(files) = files(&self.program, commit, &self.path, limits) else { continue };
+            if seen(&load(&files, limits, &BTreeMap::new())) {
+                return;
+            }
+        }
+    }
+}
+
+/// The same source under one name, whoever reads it: no credentials, no ending that may be left out.
+pub fn source(url: &str, path: &str) -> String {
+    let url = without_credentials(url);
+    let url = url.trim_end_matches('/');
+    let url = url.strip_suffix(".git").unwrap_or(url).trim_end_matches('/');
+    match path.is_empty() {
+        true => url.to_owned(),
+        false => format!("{url}//{path}"),
+    }
+}
+
+/// A user alone says nothing secret in ssh, and belongs to the address there.
+fn without_credentials(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let kept = match authority.rsplit_once('@') {
+        Some((_, host)) if scheme.starts_with("http") => host.to_owned(),
+        Some((user, host)) => format!("{}@{host}", user.split(':').next().unwrap_or_default()),
+        None => authority.to_owned(),
+    };
+    format!("{scheme}://{kept}{path}")
+}
+
+/// Where manifests come from: for each path its place in a repository, else its place on this machine.
+pub fn of_paths(paths: &[PathBuf]) -> String {
+    let of = |path: &PathBuf| {
+        if path.as_os_str() == "-" {
+            return "standard input".to_owned();
+        }
+        find(path).and_then(|inside| inside.source()).unwrap_or_else(|| {
+            let real = path.canonicalize().or_else(|_| std::path::absolute(path));
+            real.unwrap_or_else(|_| path.clone()).to_string_lossy().into_owned()
+        })
+    };
+    let mut all: Vec<String> = paths.iter().map(of).collect();
+    all.sort();
+    all.dedup();
+    all.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_source_has_one_name() {
+        for (url, path, name) in [
+            ("https://u:p@h/x.git", "", "https://h/x"),
+            ("https://token@h/x/", "m/a", "https://h/x//m/a"),
+            ("ssh://git:p@h/x.git", "", "ssh://git@h/x"),
+            ("git@h:x.git", "m", "git@h:x//m"),
+            ("/srv/x.git", "m", "/srv/x//m"),
+        ] {
+            assert_eq!(source(url, path), name);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Going back: an earlier revision is wanted again, with real processes, until somebody says something newer.
+
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::apply::{Ends, Machine};
+use crate::support::until;
+
+fn history(machine: &Machine) -> Vec<Value> {
+    let (code, out, err) = machine.run(&["history", "-o", "json"]);
+    assert_eq!(code, 0, "{err}");
+    serde_json::from_str(&out).expect("entries")
+}
+
+/// Of the newest entry.
+fn revision(machine: &Machine) -> String {
+    history(machine)[0]["revision"].as_str().expect("a revision").to_owned()
+}
+
+fn last(machine: &Machine) -> Option<String> {
+    let text = std::fs::read_to_string(machine.path("effects")).unwrap_or_default();
+    text.lines().rfind(|line| line.starts_with("start a")).map(str::to_owned)
+}
+
+fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
+    let mut args = vec!["watch", "m", "--debounce", "50ms", "--interval", "1s"];
+    args.extend(more);
+    let out = std::fs::File::create(machine.path(log)).expect("a file");
+    let both = out.try_clone().expect("a file");
+    let child = machine.command(&args).stdin(Stdio::null()).stdout(out).stderr(both).spawn();
+    let ends = Ends(child.expect("it starts"));
+    until("it is ready", || said(machine, log).contains("ready http://"));
+    ends
+}
+
+fn said(machine: &Machine, log: &str) -> String {
+    std::fs::read_to_string(machine.path(log)).unwrap_or_default()
+}
+
+#[test]
+fn an_earlier_revision_is_made_true_again_and_stays_pinned_until_the_next_apply() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    assert_eq!(machine.apply(&[]).0, 0);
+    let first = revision(&machine);
+    machine.process("a", "2", "");
+    machine.process("b", "1", "");
+    assert_eq!(machine.apply(&[]).0, 0);
+    let second = revision(&machine);
+    assert_ne!(first, second);
+    // Nobody is there to approve it, and nothing happens.
+    let (code, out, _) = machine.run(&["rollback", "--to", &first[..6], "-o", "json"]);
+    assert!(code == 4 && out.contains("NoApproval"), "{code} {out}");
+    assert!(!machine.run(&["status"]).1.contains("pinned"));
+    // What is not known is said, with what is.
+    let (code, _, err) = machine.run(&["rollback", "--to", "000000000000", "--yes"]);
+    assert!(code == 1 && err.contains(&first[..12]) && err.contains(&second[..12]), "{code} {err}");
+    assert_eq!(machine.run(&["rollback", "--to", "0000", "--yes"]).0, 64);
+    assert_eq!(last(&machine).as_deref(), Some("start a 2"));
+
+    let (code, out, err) = machine.run(&["rollback", "--to", &first[..6], "--yes", "--reason", "2 leaks"]);
+    assert!(code == 0 && out.contains("converged"), "{code} {out} {err}");
+    assert_eq!(last(&machine).as_deref(), Some("start a 1"));
+    assert!(machine.pids().contains_key("b"), "what was not there then goes with --prune only");
+    let entries = history(&machine);
+    assert_eq!((&entries[0]["revision"], &entries[0]["pinned"]), (&first.as_str().into(), &true.into()));
+    for verb in ["status", "history"] {
+        let (_, out, _) = machine.run(&[verb]);
+        assert!(
+            out.contains(&format!("pinned to {}", &first[..12])) && out.contains("2 leaks"),
+            "{verb}: {out}"
+        );
+    }
+    // Once more changes nothing; `previous` is what came before.
+    let effects = machine.effects();
+    assert_eq!(machine.run(&["rollback", "--to", &first, "--yes"]).0, 0);
+    assert_eq!(machine.effects(), effects);
+    assert_eq!(machine.run(&["rollback", "--to", "previous", "--yes"]).0, 0);
+    assert_eq!(last(&machine).as_deref(), Some("start a 2"));
+    assert_eq!(machine.run(&["rollback", "--to", "previous", "--yes", "--prune"]).0, 0);
+    assert_eq!(last(&machine).as_deref(), Some("start a 1"));
+    assert!(!machine.pids().contains_key("b"), "it was not there then");
+
+    // A person's new word ends it.
+    let (code, _, err) = machine.apply(&[]);
+    assert!(code == 0 && err.contains("end the pin"), "{code} {err}");
+    assert_eq!(last(&machine).as_deref(), Some("start a 2"));
+    assert!(!machine.run(&["history"]).1.contains("pinned"));
+    let (code, _, err) = machine.run(&["rollback", "--unpin"]);
+    assert!(code == 0 && err.contains("nothing is pinned"), "{code} {err}");
+}
+
+#[test]
+fn watch_keeps_the_pinned_revision_true_until_its_source_has_something_newer() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let watching = watch(&machine, "watch.log", &["--prune"]);
+    until("the first runs", || history_is(&machine, 1));
+    let first = revision(&machine);
+    machine.process("a", "2", "");
+    until("the second runs", || history_is(&machine, 2));
+    let (code, _, err) = machine.run(&["rollback", "--to", &first, "--yes"]);
+    assert_eq!((code, last(&machine).as_deref()), (0, Some("start a 1")), "{err}");
+    until("it is told", || said(&machine, "watch.log").contains("pinned to"));
+    // Drift from the pinned revision is repaired; what the source said before is no reason.
+    assert_eq!(machine.run(&["stop", "web/a"]).0, 0);
+    assert_eq!(machine.run(&["release", "web/a"]).0, 0);
+    let starts = |what: &str| machine.effects().iter().filter(|line| *line == what).count();
+    until("it is repaired", || starts("start a 1") == 3);
+    let text = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
+    std::fs::write(machine.path("m/a.yaml"), format!("# as it was\n{text}")).expect("a file");
+    // Another one that takes over does the same.
+    drop(watching);
+    let _watch = watch(&machine, "second.log", &["--prune"]);
+    until("it is told again", || said(&machine, "second.log").contains("pinned to"));
+    until("it is at rest", || said(&machine, "second.log").contains("converged"));
+    assert_eq!((starts("start a 1"), starts("start a 2")), (3, 1));
+    // A broken file is no newer word; a good one is.
+    std::fs::write(machine.path("m/a.yaml"), text.replace("start_cmd", "strat_cmd")).expect("a file");
+    until("it is shown", || said(&machine, "second.log").contains("did you mean \"start_cmd\""));
+    machine.process("a", "3", "");
+    until("the third runs", || last(&machine).as_deref() == Some("start a 3"));
+    assert!(said(&machine, "second.log").contains("no longer pinned"), "{}", said(&machine, "second.log"));
+    assert_eq!((starts("start a 1"), starts("start a 2")), (3, 1));
+    assert!(!machine.run(&["status"]).1.contains("pinned"));
+}
+
+fn history_is(machine: &Machine, many: usize) -> bool {
+    history(machine).len() == many
+}
+
+#[test]
+fn a_pin_that_is_ended_by_hand_gives_the_source_its_say_again() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let _watch = watch(&machine, "watch.log", &[]);
+    until("the first runs", || history_is(&machine, 1));
+    machine.process("a", "2", "");
+    until("the second runs", || history_is(&machine, 2));
+    assert_eq!(machine.run(&["rollback", "--to", "previous", "--yes"]).0, 0);
+    assert_eq!(last(&machine).as_deref(), Some("start a 1"));
+    let (code, _, err) = machine.run(&["rollback", "--unpin"]);
+    assert!(code == 0 && err.contains("no longer pinned"), "{code} {err}");
+    until("the source is followed", || last(&machine).as_deref() == Some("start a 2"));
+}
