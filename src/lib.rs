@@ -20,7 +20,8 @@
 //! - [`gse`]: the wire of GSE and JOB: requests, answers, codes, keys.
 //! - [`backend`]: the window on the world: our own gateway, and a simulated fleet.
 //! - [`execute`]: from a plan to outcomes, once, whatever breaks on the way.
-//! - [`control`]: the standing loop: a directory of manifests, or a branch of a git repository, kept true.
+//! - [`control`]: the standing loop: a directory of manifests, or a branch of a git repository, kept true; what was taken
+//!   before, and can be gone back to.
 //! - [`dashboard`]: what the loop tells: page, JSON, events, metrics, messages; and what can be asked of it.
 //! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file, or a
 //!   gateway's store over HTTP.

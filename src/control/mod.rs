@@ -15,6 +15,7 @@
 
 mod back;
 pub mod board;
+pub mod old_specs;
 pub mod patience;
 pub mod pin;
 pub mod rollback;

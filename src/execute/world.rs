@@ -11,6 +11,7 @@ use super::ledger::{self, Ledger};
 use crate::backend::{Backend, Fault, Scope, Subject};
 use crate::clock;
 use crate::model::{Desired, InstanceKey, Name, Observed, Plan};
+use crate::reconcile::old::{OldSpecs, lay_in};
 use crate::reconcile::{Caps, lay_over};
 use crate::store::{Error, Store};
 
@@ -29,6 +30,8 @@ pub struct World {
     pub observed: Observed,
     ledger: Ledger,
     closely: BTreeSet<InstanceKey>,
+    /// What somebody found out about specs of which only digests are told.
+    old: OldSpecs,
 }
 
 /// Why nothing could be seen.
@@ -114,6 +117,12 @@ impl World {
         Ok(world)
     }
 
+    /// Takes specs that were found elsewhere.
+    pub fn learn(&mut self, old: OldSpecs) {
+        self.old.extend(old);
+        lay_in(&mut self.observed, &self.old);
+    }
+
     /// Looks closely at what the plan may cost. Was there something to look at? Then it is planned again.
     pub async fn come_closer<B: Backend>(
         &mut self,
@@ -144,6 +153,7 @@ impl World {
         let closer = backend.look_closely(&subjects).await.map_err(Blind::Target)?;
         self.observed.come_closer(closer);
         self.ledger.lay_under(&mut self.observed, caps);
+        lay_in(&mut self.observed, &self.old);
         Ok(true)
     }
 }

@@ -25,6 +25,7 @@ pub mod expect;
 pub mod fingerprint;
 mod moves;
 mod names;
+pub mod old;
 mod order;
 mod orphans;
 mod places;

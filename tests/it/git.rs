@@ -82,7 +82,7 @@ impl Repo {
     }
 }
 
-fn run(here: &Path, args: &[&str]) -> String {
+pub fn run(here: &Path, args: &[&str]) -> String {
     let mut command = Command::new("git");
     command
         .args(args)

@@ -29,6 +29,7 @@ mod schema;
 mod serve;
 mod server;
 mod sim;
+mod sources;
 mod store;
 mod support;
 mod system;

@@ -1,7 +1,7 @@
 //! Everything that a plan is made from: manifests, what was seen, rules, and the time.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -14,10 +14,12 @@ use crate::cli::print::{self, Printer, count};
 use crate::cli::target::{Live, Start, namespaces, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
+use crate::control::old_specs::search;
 use crate::control::source::git::work_tree;
 use crate::control::source::name_users;
-use crate::manifest::{self, Loaded, Severity, rows};
+use crate::manifest::{self, Limits, Loaded, Severity, rows};
 use crate::model::{Desired, InstanceKey, Now, Observed, Plan, Want};
+use crate::reconcile::old::{OldSpecs, missing};
 use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
 
 pub struct Input {
@@ -30,6 +32,15 @@ pub struct Input {
     pub paths: String,
     /// There was no target, only rows.
     pub offline: bool,
+    old: Old,
+}
+
+/// Where old specs can be looked up, and what came of it.
+struct Old {
+    paths: Vec<PathBuf>,
+    limits: Limits,
+    /// `None`: nobody has needed them yet.
+    found: Option<OldSpecs>,
 }
 
 /// What is wanted, and by which rules: everything but the world.
@@ -100,6 +111,7 @@ impl Wanted {
         printer: &Printer,
     ) -> Result<Input, Failure> {
         let begin = Instant::now();
+        let mut old = Old { paths: args.paths.clone(), limits: args.limits.limits(), found: None };
         let observed = match live {
             Some(live) => {
                 // What is gone back to is nobody's new source.
@@ -108,7 +120,7 @@ impl Wanted {
                     super::source::same(live, &self.rules.owner, &source).await?;
                 }
                 (self.rules.holds, self.rules.pauses) = live.restraints().await?;
-                closely(live, &self.loaded.desired, &self.rules, &self.now).await?
+                closely(live, &self.loaded.desired, &self.rules, &self.now, &mut old).await?
             }
             None => read_rows(args, &self.now, printer)?,
         };
@@ -120,7 +132,7 @@ impl Wanted {
         let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
         let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());
         let Wanted { loaded, rules, now } = self;
-        Ok(Input { loaded, observed, rules, now, target, paths: paths.join(" "), offline })
+        Ok(Input { loaded, observed, rules, now, target, paths: paths.join(" "), offline, old })
     }
 }
 
@@ -147,7 +159,7 @@ impl Input {
     /// The same with the world as it is by now.
     pub async fn look_again(&mut self, live: &Live) -> Result<(), Failure> {
         self.now = clock::now(&self.loaded.desired);
-        let observed = closely(live, &self.loaded.desired, &self.rules, &self.now).await?;
+        let observed = closely(live, &self.loaded.desired, &self.rules, &self.now, &mut self.old).await?;
         self.observed = observed.under_addresses(&self.loaded.desired).unwrap_or_default();
         Ok(())
     }
@@ -201,18 +213,32 @@ fn early(args: &args::Input) -> Option<(Arc<Live>, JoinHandle<()>)> {
 }
 
 /// How the world is, with a close look at whatever these manifests would cost.
-async fn closely(live: &Live, desired: &Desired, rules: &Rules, now: &Now) -> Result<Observed, Failure> {
+async fn closely(
+    live: &Live,
+    desired: &Desired,
+    rules: &Rules,
+    now: &Now,
+    old: &mut Old,
+) -> Result<Observed, Failure> {
     let mut world = live.world(desired, rules.prune.then(|| namespaces(desired))).await?;
     // Where a look is live, there is nothing to come closer to.
     if rules.caps.lag_secs == 0 {
         return Ok(world.observed);
     }
+    let mut plan = reconcile(desired, &world.observed, rules, now);
+    let missing = missing(&plan, desired, &world.observed, &rules.caps);
+    if !missing.is_empty() {
+        // Once: what is not in the history now will not be there in a moment.
+        let found = old.found.get_or_insert_with(|| search(&old.paths, &old.limits, missing, &rules.caps));
+        world.learn(found.clone());
+        plan = reconcile(desired, &world.observed, rules, now);
+    }
     loop {
-        let plan = reconcile(desired, &world.observed, rules, now);
         let closer = world.come_closer(&live.backend, &rules.caps, &plan).await;
         if !closer.map_err(|blind| live.blind(&blind))? {
             return Ok(world.observed);
         }
+        plan = reconcile(desired, &world.observed, rules, now);
     }
 }
 

@@ -1,0 +1,63 @@
+//! Old specs of which only digests came back: which ones a plan would be better with, and whether a spec is one of them.
+//!
+//! Who holds older manifests (a git history, say) can be asked for exactly these. Nothing is guessed: a spec is taken for
+//! what was given only if its digests on this target are those that the target tells.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::caps::Caps;
+use super::situate::Wish;
+use crate::model::{Desired, InstanceKey, Observed, OnChange, Plan, Revision, Seen, Stamped, Version, Want};
+
+/// Specs by the instances that they were given to and the digests that they were given under.
+pub type OldSpecs = BTreeMap<(InstanceKey, Revision), Arc<Stamped>>;
+
+/// What a plan works on, or holds, without knowing more than digests of it. What is as wanted is known.
+pub fn missing(
+    plan: &Plan,
+    desired: &Desired,
+    observed: &Observed,
+    caps: &Caps,
+) -> BTreeSet<(InstanceKey, Revision)> {
+    let steps = plan.steps().flat_map(|step| [Some(&step.instance), step.from.as_ref()]).flatten();
+    let touched = steps.chain(plan.held.iter().map(|held| &held.instance));
+    let rows = touched.filter_map(|key| Some((key, observed.instances.get(key)?)));
+    let digests = |seen: &Seen| [&seen.given, &seen.live].map(digests_alone);
+    let all = rows.flat_map(|(key, seen)| digests(seen).into_iter().flatten().map(move |old| (key, old)));
+    let as_wanted = |key: &InstanceKey, old: &Revision| {
+        desired.instances.get(key).is_some_and(|want| is_of(want, old, caps))
+    };
+    all.filter(|(key, old)| !as_wanted(key, old)).map(|(key, old)| (key.clone(), old)).collect()
+}
+
+/// Is it this that was given under these digests? With or without the process's own word on its fields.
+pub fn is_of(want: &Want, revision: &Revision, caps: &Caps) -> bool {
+    let under = |on_change: &OnChange| {
+        *Wish::new(&want.spec, want.origin.state, on_change, caps).revision() == *revision
+    };
+    under(&want.origin.on_change) || under(&OnChange::new())
+}
+
+/// Puts what was found in the place of digests.
+pub fn lay_in(observed: &mut Observed, found: &OldSpecs) {
+    if found.is_empty() {
+        return;
+    }
+    for (key, seen) in &mut observed.instances {
+        for version in [&mut seen.given, &mut seen.live] {
+            if let Some(old) = digests_alone(version)
+                && let Some(spec) = found.get(&(key.clone(), old))
+            {
+                *version = Version::Spec(Arc::clone(spec));
+            }
+        }
+    }
+}
+
+fn digests_alone(version: &Version) -> Option<Revision> {
+    match version {
+        Version::Digests(revision) => Some(*revision),
+        Version::Unknown | Version::Spec(_) => None,
+    }
+}
