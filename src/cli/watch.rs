@@ -272,6 +272,7 @@ async fn stand(
         check: if live.name == "local" { super::apply::config_is_there } else { |_| None },
         look_now: Arc::clone(&telling.look_now),
         source: from.source(),
+        past: from.past(),
         user: me.clone(),
         limits: limits.limits(),
     };

@@ -8,6 +8,7 @@ use super::local::Home;
 use super::plan::args::duration;
 use super::watch::How;
 use super::{Exit, Failure};
+use crate::control::old_specs::Past;
 use crate::control::source::directory::Directory;
 use crate::control::source::git::{Git, Setting, work_tree};
 use crate::control::source::{Finish, Source};
@@ -99,6 +100,14 @@ impl Watched {
         match self {
             Watched::Paths { paths, .. } => work_tree::of_paths(paths),
             Watched::Git(setting) => work_tree::source(&setting.url, &setting.path.to_string_lossy()),
+        }
+    }
+
+    /// Where older manifests are.
+    pub fn past(&self) -> Past {
+        match self {
+            Watched::Paths { paths, .. } => Past::Paths(paths.clone()),
+            Watched::Git(setting) => Past::Git(setting.clone()),
         }
     }
 

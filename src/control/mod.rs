@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
 use self::back::Back;
+use self::old_specs::{Known, Past};
 use self::patience::Patience;
 use self::pin::Pin;
 use self::rollback::as_before;
@@ -40,6 +41,7 @@ use crate::execute::world::World;
 use crate::execute::{self, Check, Ended, Terms, Told};
 use crate::manifest::Limits;
 use crate::model::{Desired, Hold, Observed, Pause, Plan, ProcessKey, Step};
+use crate::reconcile::old::missing;
 use crate::reconcile::{Caps, Rules, of_desired, reconcile};
 use crate::store::{Error, Holder, Lease, Store, Taken, Txn};
 
@@ -62,6 +64,8 @@ pub struct Setting {
     /// Whom processes run as where nobody says.
     pub user: Option<String>,
     pub limits: Limits,
+    /// Where older manifests are.
+    pub past: Past,
 }
 
 /// One look at the target, and what follows from it.
@@ -187,6 +191,7 @@ pub async fn run<T: Target>(
         applied: String::new(),
         taken: (String::new(), None),
         back: Back::default(),
+        old: Known::default(),
     };
     let mut renewed = Instant::now();
     let mut looked: Option<Instant> = None;
@@ -273,6 +278,7 @@ struct Loop<'a, T> {
     /// The revision and the commit that are known to be kept.
     taken: (String, Option<String>),
     back: Back,
+    old: Known,
 }
 
 impl<T: Target> Loop<'_, T> {
@@ -328,6 +334,12 @@ impl<T: Target> Loop<'_, T> {
         let backing_off = self.patience.holds(now.at);
         rules.holds.extend(backing_off.iter().cloned());
         let mut plan = reconcile(desired, &world.observed, &rules, &now);
+        let missing = missing(&plan, desired, &world.observed, &rules.caps);
+        if !missing.is_empty() {
+            let Setting { past, limits, .. } = self.setting;
+            world.learn(self.old.of(past, reading.commit.as_deref(), limits, missing, &rules.caps).await);
+            plan = reconcile(desired, &world.observed, &rules, &now);
+        }
         // Nothing is lost on the word of a list.
         loop {
             match world.come_closer(self.target.backend(), &rules.caps, &plan).await {

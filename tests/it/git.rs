@@ -16,12 +16,12 @@ use crate::support::until;
 use crate::system::{is_alive, kill};
 
 /// A machine with a repository `origin.git`, whose work tree is its folder of manifests.
-struct Repo {
-    machine: Machine,
+pub struct Repo {
+    pub machine: Machine,
 }
 
 impl Repo {
-    fn new() -> Repo {
+    pub fn new() -> Repo {
         let repo = Repo { machine: Machine::new() };
         repo.git(&["init", "--quiet", "--initial-branch=main"]);
         let (origin, folder) = (repo.machine.path("origin.git"), repo.machine.path("m"));
@@ -35,7 +35,7 @@ impl Repo {
     }
 
     /// Commits everything, and pushes it.
-    fn commit(&self, message: &str) -> String {
+    pub fn commit(&self, message: &str) -> String {
         self.commit_with(message, &[])
     }
 
@@ -55,7 +55,7 @@ impl Repo {
         self.git(&["rev-parse", "HEAD"])
     }
 
-    fn watch(&self, log: &str, more: &[&str]) -> Ends {
+    pub fn watch(&self, log: &str, more: &[&str]) -> Ends {
         let url = self.machine.path("origin.git").display().to_string();
         let mut args = vec!["watch", "--git", &url, "--interval", "1s", "--listen", "127.0.0.1:0"];
         args.extend(more);

@@ -1,11 +1,14 @@
 //! Going back: an earlier revision is wanted again, with real processes, until somebody says something newer.
 
-use std::process::Stdio;
-
+use abide::control::snapshot::{self, MOST, Word};
+use abide::manifest::{self, Limits};
+use abide::store::{Embedded, Store};
 use serde_json::Value;
 
-use crate::apply::{Ends, Machine};
-use crate::support::until;
+use crate::apply::Machine;
+use crate::git::Repo;
+use crate::support::{GOOD, until};
+use crate::watch::{said, watch};
 
 fn history(machine: &Machine) -> Vec<Value> {
     let (code, out, err) = machine.run(&["history", "-o", "json"]);
@@ -21,21 +24,6 @@ fn revision(machine: &Machine) -> String {
 fn last(machine: &Machine) -> Option<String> {
     let text = std::fs::read_to_string(machine.path("effects")).unwrap_or_default();
     text.lines().rfind(|line| line.starts_with("start a")).map(str::to_owned)
-}
-
-fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
-    let mut args = vec!["watch", "m", "--debounce", "50ms", "--interval", "1s"];
-    args.extend(more);
-    let out = std::fs::File::create(machine.path(log)).expect("a file");
-    let both = out.try_clone().expect("a file");
-    let child = machine.command(&args).stdin(Stdio::null()).stdout(out).stderr(both).spawn();
-    let ends = Ends(child.expect("it starts"));
-    until("it is ready", || said(machine, log).contains("ready http://"));
-    ends
-}
-
-fn said(machine: &Machine, log: &str) -> String {
-    std::fs::read_to_string(machine.path(log)).unwrap_or_default()
 }
 
 #[test]
@@ -143,4 +131,60 @@ fn a_pin_that_is_ended_by_hand_gives_the_source_its_say_again() {
     let (code, _, err) = machine.run(&["rollback", "--unpin"]);
     assert!(code == 0 && err.contains("no longer pinned"), "{code} {err}");
     until("the source is followed", || last(&machine).as_deref() == Some("start a 2"));
+}
+
+/// By its commit, though other commits with the same meaning came after it.
+#[test]
+fn a_commit_is_gone_back_to_by_its_name() {
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    machine.process("a", "1", "");
+    let first = repo.commit("the first");
+    let _watch = repo.watch("watch.log", &[]);
+    until("the first runs", || history_is(machine, 1));
+    machine.process("a", "2", "");
+    repo.commit("the second");
+    until("the second runs", || history_is(machine, 2));
+    let (code, _, err) = machine.run(&["rollback", "--to", &first[..8], "--yes"]);
+    assert_eq!((code, last(machine).as_deref()), (0, Some("start a 1")), "{err}");
+    assert_eq!(history(machine)[0]["commit"], first.as_str());
+    // Nothing new in it.
+    std::fs::write(machine.path("m/read.me"), "hello").expect("a file");
+    repo.commit("a word on it");
+    machine.process("a", "3", "");
+    repo.commit("the third");
+    until("the third runs", || last(machine).as_deref() == Some("start a 3"));
+    assert_eq!(machine.effects().iter().filter(|line| *line == "start a 2").count(), 1);
+}
+
+#[test]
+fn the_last_twenty_revisions_are_kept_whole_and_nothing_else() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = Embedded::open(&folder.path().join("state.db")).expect("a store");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let load = |version: usize| {
+        std::fs::write(folder.path().join("same.yaml"), GOOD).expect("a file");
+        let other = GOOD.replace("name: api", "name: other").replace("./api", &format!("./api {version}"));
+        std::fs::write(folder.path().join("other.yaml"), other).expect("a file");
+        manifest::load(&[folder.path().to_path_buf()], &Limits::default())
+    };
+    runtime.block_on(async {
+        for version in 0..MOST + 5 {
+            let (revision, texts) = (format!("{version:032}"), load(version).given());
+            let word =
+                Word { owner: "team", source: "here", revision: &revision, commit: None, texts: &texts };
+            assert_eq!(snapshot::take(&store, &word).await.expect("it is kept"), None);
+        }
+        let kept = snapshot::list(&store, "team").await.expect("a list");
+        assert_eq!(kept.len(), MOST);
+        // What they share is there once.
+        let texts = store.range("snap/team/text/", None, usize::MAX).await.expect("texts").entries;
+        assert_eq!(texts.len(), MOST + 1);
+        for snapshot in &kept {
+            let version = snapshot.revision.parse().expect("a number");
+            let texts = snapshot::texts(&store, "team", snapshot).await.expect("its texts");
+            let again = manifest::load_given(texts, Vec::new(), &Limits::default(), &Default::default());
+            assert_eq!(again.desired, load(version).desired);
+        }
+    });
 }

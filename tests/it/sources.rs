@@ -1,10 +1,12 @@
 //! Where manifests come from: another source is not pruned by unasked, and the history of a repository knows old specs.
 
 use std::path::Path;
+use std::process::Stdio;
 
-use crate::apply::Machine;
+use crate::apply::{Ends, Machine};
 use crate::dialects::{Daemon, Fleet};
 use crate::git;
+use crate::support::{command, until};
 use crate::system::is_alive;
 
 fn repository(at: &Path, origin: Option<&str>) {
@@ -109,4 +111,17 @@ fn old_specs_are_found_in_the_history_of_the_manifests() {
     fleet.well("with one it is replaced", &[]);
     assert_eq!(fleet.effects(), ["start a 1", "stop a", "start a 1"]);
     assert!(!is_alive(first) && fleet.pid("a").is_some_and(is_alive));
+    // A controller that stands on such a disk knows it, too.
+    a.pid_file = "third";
+    fleet.write(&a);
+    commit(&m, "a third pid file");
+    forget();
+    let args =
+        ["watch", "m", "--owner", "team", "--target", "it", "--interval", "1s", "--listen", "127.0.0.1:0"];
+    let log = std::fs::File::create(fleet.path("watch.log")).expect("a file");
+    let mut watch = command(&args, fleet.system.folder.path());
+    watch.env("IT_SECRET", "s3cret").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    let _watch = Ends(watch.spawn().expect("it starts"));
+    until("it is replaced", || fleet.effects().len() == 5);
+    assert_eq!(fleet.effects()[3..], ["stop a", "start a 1"]);
 }

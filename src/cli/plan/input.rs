@@ -1,7 +1,7 @@
 //! Everything that a plan is made from: manifests, what was seen, rules, and the time.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -14,12 +14,12 @@ use crate::cli::print::{self, Printer, count};
 use crate::cli::target::{Live, Start, namespaces, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
-use crate::control::old_specs::search;
+use crate::control::old_specs::{Known, Past};
 use crate::control::source::git::work_tree;
 use crate::control::source::name_users;
 use crate::manifest::{self, Limits, Loaded, Severity, rows};
 use crate::model::{Desired, InstanceKey, Now, Observed, Plan, Want};
-use crate::reconcile::old::{OldSpecs, missing};
+use crate::reconcile::old::missing;
 use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
 
 pub struct Input {
@@ -37,10 +37,9 @@ pub struct Input {
 
 /// Where old specs can be looked up, and what came of it.
 struct Old {
-    paths: Vec<PathBuf>,
+    past: Past,
     limits: Limits,
-    /// `None`: nobody has needed them yet.
-    found: Option<OldSpecs>,
+    known: Known,
 }
 
 /// What is wanted, and by which rules: everything but the world.
@@ -111,7 +110,8 @@ impl Wanted {
         printer: &Printer,
     ) -> Result<Input, Failure> {
         let begin = Instant::now();
-        let mut old = Old { paths: args.paths.clone(), limits: args.limits.limits(), found: None };
+        let past = Past::Paths(args.paths.clone());
+        let mut old = Old { past, limits: args.limits.limits(), known: Known::default() };
         let observed = match live {
             Some(live) => {
                 // What is gone back to is nobody's new source.
@@ -228,9 +228,7 @@ async fn closely(
     let mut plan = reconcile(desired, &world.observed, rules, now);
     let missing = missing(&plan, desired, &world.observed, &rules.caps);
     if !missing.is_empty() {
-        // Once: what is not in the history now will not be there in a moment.
-        let found = old.found.get_or_insert_with(|| search(&old.paths, &old.limits, missing, &rules.caps));
-        world.learn(found.clone());
+        world.learn(old.known.of(&old.past, None, &old.limits, missing, &rules.caps).await);
         plan = reconcile(desired, &world.observed, rules, now);
     }
     loop {

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -62,8 +62,7 @@ pub struct Files {
 
 impl Looker {
     pub fn new(setting: Arc<Setting>, finish: Finish, stop: Arc<AtomicBool>) -> Looker {
-        // Two watches of one repository share what they fetched, whatever branches they follow.
-        let mirror = setting.folder.join(digest(&setting.shown_url()));
+        let mirror = mirror(&setting);
         let program = Program { mirror, patience: setting.patience, stop };
         Looker { setting, program, kept: Kept::new(finish), good: None, is_untidy: false }
     }
@@ -227,6 +226,11 @@ impl Looker {
     fn files(&self, commit: &str) -> Result<Files, Trouble> {
         files(&self.program, commit, &self.setting.path, &self.setting.limits)
     }
+}
+
+/// Two watches of one repository share what they fetched, whatever branches they follow.
+pub fn mirror(setting: &Setting) -> PathBuf {
+    setting.folder.join(digest(&setting.shown_url()))
 }
 
 /// The manifests of a commit below a path.

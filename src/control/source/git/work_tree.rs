@@ -9,16 +9,19 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::look::{files, load};
+use super::look::{files, load, mirror};
 use super::program::Program;
+use super::setting::Setting;
 use crate::manifest::{Limits, Loaded};
 
 /// So many commits are looked through.
 const COMMITS: &str = "-200";
 
-/// A path in a work tree.
+/// A path in a work tree, or in a mirror of ours.
 pub struct Inside {
     program: Program,
+    /// What is looked at, and before.
+    tip: String,
     /// From the root of the repository; empty for all of it.
     path: PathBuf,
 }
@@ -27,12 +30,18 @@ pub struct Inside {
 pub fn find(path: &Path) -> Option<Inside> {
     let real = path.canonicalize().ok()?;
     let root = real.ancestors().find(|folder| folder.join(".git").exists())?;
-    let program = Program {
-        mirror: repository(root)?,
-        patience: Duration::from_secs(10),
-        stop: Arc::new(AtomicBool::new(false)),
-    };
-    Some(Inside { program, path: real.strip_prefix(root).ok()?.to_path_buf() })
+    let path = real.strip_prefix(root).ok()?.to_path_buf();
+    Some(Inside { program: program(repository(root)?), tip: "HEAD".to_owned(), path })
+}
+
+/// The same in the mirror of what is followed, from a commit on.
+pub fn in_mirror(setting: &Setting, commit: &str) -> Inside {
+    let path = setting.path.clone();
+    Inside { program: program(mirror(setting)), tip: commit.to_owned(), path }
+}
+
+fn program(mirror: PathBuf) -> Program {
+    Program { mirror, patience: Duration::from_secs(10), stop: Arc::new(AtomicBool::new(false)) }
 }
 
 /// The repository of a work tree: in it, or where a file says.
@@ -77,7 +86,7 @@ impl Inside {
     /// What was declared there, commit by commit, the newest first, until `seen` has seen enough or the time is over.
     pub fn history(&self, limits: &Limits, deadline: Instant, mut seen: impl FnMut(&Loaded) -> bool) {
         let path = self.path.to_string_lossy();
-        let mut args = vec!["rev-list", COMMITS, "HEAD", "--"];
+        let mut args = vec!["rev-list", COMMITS, &self.tip, "--"];
         args.extend((!path.is_empty()).then_some(&*path));
         let commits = self.said(&args).unwrap_or_default();
         for commit in commits.lines() {
