@@ -22,6 +22,7 @@ use super::plan::{self, json as plan_json};
 use super::print::{BOLD, Printer, count};
 use super::serve::Signals;
 use super::target::{Live, Start, runtime};
+use super::watch_source::short;
 use super::{Exit, Failure};
 use crate::clock::{self, moment};
 use crate::control::pin::Pin;
@@ -143,7 +144,7 @@ async fn reach(
     settle(live, wanted.owner(), deadline, printer).await?;
     let mut input = wanted.beside(&args.input, Some(live), printer).await?;
     if let Said::Before(pin) = said {
-        input.paths = format!("rollback to {}", pin.revision);
+        input.paths = format!("rollback to {}", short(&pin.revision));
     }
     let mut planned = input.plan();
     plan::locate(&mut planned, &input, &args.input.limits.limits());
@@ -293,9 +294,12 @@ fn approve(
     }
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
         let message = "nobody is here to approve this";
-        return Err(
-            Failure::refused("NoApproval", message).hint("pass --yes, or approve a saved plan: apply FILE")
-        );
+        // What is gone back to has no paths, and no saved plans.
+        let hint = match args.input.paths.is_empty() {
+            true => "pass --yes",
+            false => "pass --yes, or approve a saved plan: apply FILE",
+        };
+        return Err(Failure::refused("NoApproval", message).hint(hint));
     }
     printer.to_stderr(&format!("{BOLD}Do this?{BOLD:#} [y/N] "));
     let _ = std::io::stderr().flush();
