@@ -101,7 +101,7 @@ pub fn run(args: Rollback, printer: &Printer) -> Result<Exit, Failure> {
     })();
     done.inspect_err(|failure| {
         if let (true, Some(reason)) = (in_json, failure.reason) {
-            printer.data(&plan_json::refusal(failure.exit, reason));
+            printer.data(&plan_json::refusal(failure.exit, Some(reason)));
         }
     })
 }
