@@ -8,8 +8,9 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use tokio::sync::mpsc::Sender;
 
-use super::{Answer, Backend, Fault, Order, Outcome, Scope, Task};
+use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Task, Told};
 use crate::gse::codes::GseOp;
 use crate::gse::request::SpecWire;
 use crate::gse::{keys, spec_body};
@@ -29,7 +30,16 @@ pub struct Abide {
     /// Of the writer lease; 0: none is held.
     generation: AtomicU64,
     /// A look that was taken before somebody asked for it.
-    early: Mutex<Option<(Observed, BTreeSet<HostKey>)>>,
+    early: Mutex<Option<Whole>>,
+}
+
+/// A look at everything.
+struct Whole {
+    observed: Observed,
+    /// Hosts that somebody speaks for.
+    alive: BTreeSet<HostKey>,
+    /// The number that changes are to be followed from.
+    as_of: u64,
 }
 
 impl Abide {
@@ -93,45 +103,64 @@ impl Abide {
         read(&self.get("/api/abide/v1/tasks").await?)
     }
 
-    /// What is registered and running, and which of the hosts that are asked about have nobody to tell of them.
-    pub async fn look(&self, hosts: &BTreeSet<HostKey>) -> Result<Observed, Fault> {
+    /// Hosts of which an agent tells.
+    async fn alive(&self) -> Result<BTreeSet<HostKey>, Fault> {
+        let hosts: Vec<HostRow> = read(&self.get("/api/abide/v1/hosts?brief=1").await?)?;
+        Ok(hosts.into_iter().filter(|row| row.agent).map(|row| row.host).collect())
+    }
+
+    /// What is registered and running, and which of the hosts that are asked about have nobody to tell of them; and the
+    /// number that changes are to be followed from.
+    pub async fn look(&self, scope: &Scope) -> Result<(Observed, u64), Fault> {
         let early = self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        let (mut observed, alive) = match early {
+        let Whole { mut observed, alive, as_of } = match early {
             Some(early) => early,
-            None => self.whole().await?,
+            None => self.whole(scope).await?,
         };
-        let mut asked: BTreeSet<&HostKey> = hosts.iter().collect();
+        let mut asked: BTreeSet<&HostKey> = scope.subjects.iter().map(|one| &one.host.key).collect();
         asked.extend(observed.instances.keys().map(|key| &key.host));
-        let gone: Vec<HostKey> = asked.into_iter().filter(|host| !alive.contains(*host)).cloned().collect();
-        observed.gaps.extend(gone.into_iter().map(|host| (host, "no agent is connected".to_owned())));
-        Ok(observed)
+        observed.gaps = gaps(asked.into_iter(), &alive);
+        Ok((observed, as_of))
     }
 
     /// Looks ahead: the next look is this one.
     pub async fn look_early(&self) {
-        if let Ok(whole) = self.whole().await {
+        if let Ok(whole) = self.whole(&Scope::default()).await {
             *self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(whole);
         }
     }
 
-    /// Everything there, and the hosts that somebody speaks for.
-    async fn whole(&self) -> Result<(Observed, BTreeSet<HostKey>), Fault> {
+    async fn whole(&self, scope: &Scope) -> Result<Whole, Fault> {
         let at = crate::clock::moment();
-        let alive: BTreeSet<HostKey> =
-            self.hosts().await?.into_iter().filter(|row| row.agent).map(|row| row.host).collect();
+        let alive = self.alive().await?;
+        let mut as_of = None;
         let mut observed = Observed { at, ..Observed::default() };
         let mut specs: HashMap<String, Arc<Stamped>> = HashMap::new();
+        let likely: HashMap<&InstanceKey, &Arc<Stamped>> =
+            scope.subjects.iter().filter_map(|one| Some((&one.instance, one.spec.as_ref()?))).collect();
         let mut after = String::new();
         loop {
             let text = self.get(&format!("/api/abide/v1/processes?limit={PAGE}{after}")).await?;
             let page: Page<'_> = read(&text)?;
+            as_of.get_or_insert(page.as_of);
+            // Those that are wanted are known without it; it must not hold on to all others.
+            specs.clear();
             for row in page.items {
                 let key = row.instance.clone();
-                observed.instances.insert(key, row.seen(&mut specs)?);
+                let mut seen = row.seen(&mut specs)?;
+                // Most of it is as wanted: then one spec in memory is enough.
+                if let Some(likely) = likely.get(&key) {
+                    for version in [&mut seen.given, &mut seen.live] {
+                        if version.spec().is_some_and(|spec| spec == *likely) {
+                            *version = Version::Spec(Arc::clone(likely));
+                        }
+                    }
+                }
+                observed.instances.insert(key, seen);
             }
             match page.more {
                 Some(more) => after = format!("&after={}", escaped(&more)),
-                None => return Ok((observed, alive)),
+                None => return Ok(Whole { observed, alive, as_of: as_of.unwrap_or_default() }),
             }
         }
     }
@@ -220,7 +249,24 @@ impl Backend for Abide {
     }
 
     async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
-        self.look(&scope.hosts()).await
+        Ok(self.look(scope).await?.0)
+    }
+
+    async fn follow(&self, scope: &Scope) -> Result<(Observed, Option<Changes>), Fault> {
+        let (observed, as_of) = self.look(scope).await?;
+        let (tell, changes) = Changes::new(as_of);
+        tokio::spawn(feed(self.calls.clone(), as_of, tell));
+        Ok((observed, Some(changes)))
+    }
+
+    async fn mark(&self, hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
+        #[derive(Deserialize)]
+        struct AsOf {
+            as_of: u64,
+        }
+        // No namespace has this name: an empty page.
+        let page: AsOf = read(&self.get("/api/abide/v1/processes?namespace=%20&limit=1&brief=1").await?)?;
+        Ok(Mark { number: page.as_of, gaps: gaps(hosts.iter(), &self.alive().await?) })
     }
 
     fn knows_names(&self) -> bool {
@@ -281,6 +327,77 @@ impl Backend for Abide {
     }
 }
 
+fn gaps<'a>(
+    hosts: impl Iterator<Item = &'a HostKey>,
+    alive: &BTreeSet<HostKey>,
+) -> BTreeMap<HostKey, String> {
+    let silent = hosts.filter(|host| !alive.contains(*host));
+    silent.map(|host| (host.clone(), "no agent is connected".to_owned())).collect()
+}
+
+/// Reads what the gateway pushes, until nobody wants to know.
+async fn feed(calls: Calls, after: u64, tell: Sender<Told>) {
+    let over = tokio::select! {
+        over = pushed(&calls, after, &tell) => over,
+        () = tell.closed() => return,
+    };
+    let _ = tell.send(Told::Over(over)).await;
+}
+
+/// Why it is over.
+async fn pushed(calls: &Calls, after: u64, tell: &Sender<Told>) -> String {
+    let path = format!("/api/abide/v1/processes/watch?numbers=1&after={after}");
+    let mut lines = match calls.lines(&path, TIME).await {
+        Ok(lines) => lines,
+        Err(broken) => return Fault::from(broken).to_string(),
+    };
+    // There is a line at every beat, if only an empty one.
+    let silence = Duration::from_secs(3 * crate::gse::channel::BEAT_SECS);
+    loop {
+        let text = match tokio::time::timeout(silence, lines.next()).await {
+            Ok(Ok(text)) if text.is_empty() => return "the gateway ended it".to_owned(),
+            Ok(Ok(text)) => text,
+            Ok(Err(broken)) => return Fault::from(broken).to_string(),
+            Err(_) => return "the gateway is silent".to_owned(),
+        };
+        let told = match understood(&text) {
+            Ok(told) => told,
+            Err(why) => return why,
+        };
+        if let Some(told) = told
+            && tell.send(told).await.is_err()
+        {
+            return String::new();
+        }
+    }
+}
+
+/// What some lines say together. `Err`: from here on nothing is certain.
+fn understood(text: &[u8]) -> Result<Option<Told>, String> {
+    #[derive(Deserialize)]
+    struct Line<'a> {
+        number: Option<u64>,
+        instance: Option<InstanceKey>,
+        #[serde(borrow)]
+        process: Option<ProcessWire<'a>>,
+        error: Option<String>,
+    }
+    let text = std::str::from_utf8(text).map_err(|_| "what it tells is no text".to_owned())?;
+    let (mut last, mut rows, mut specs) = (None, Vec::new(), HashMap::new());
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        let line: Line<'_> = read(line).map_err(|fault| fault.to_string())?;
+        let Some(number) = line.number else {
+            return Err(line.error.unwrap_or_else(|| "the gateway has forgotten older changes".to_owned()));
+        };
+        last = Some(number);
+        if let Some(key) = line.instance {
+            let seen = line.process.map(|row| row.seen(&mut specs)).transpose();
+            rows.push((key, seen.map_err(|fault| fault.to_string())?));
+        }
+    }
+    Ok(last.map(|number| Told::Rows { number, rows }))
+}
+
 /// One host as the gateway tells of it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct HostRow {
@@ -288,6 +405,7 @@ pub struct HostRow {
     pub agent: bool,
     pub version: Option<String>,
     pub heard: String,
+    #[serde(default)]
     pub processes: u64,
 }
 
@@ -322,6 +440,7 @@ struct Page<'a> {
     #[serde(borrow)]
     items: Vec<ProcessWire<'a>>,
     more: Option<String>,
+    as_of: u64,
 }
 
 /// A process as the gateway tells of it.

@@ -1,9 +1,10 @@
 //! A target of either kind, chosen by its dialect.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{Abide, Answer, Backend, Fault, Order, Platform, Scope, Subject, Task};
-use crate::model::{Dialect, Observed};
+use super::{Abide, Answer, Backend, Changes, Fault, Mark, Order, Platform, Scope, Subject, Task};
+use crate::model::{Dialect, HostKey, Observed};
 
 pub enum Client {
     Abide(Box<Abide>),
@@ -44,6 +45,14 @@ impl Backend for Client {
 
     async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
         whichever!(self.observe(scope).await)
+    }
+
+    async fn follow(&self, scope: &Scope) -> Result<(Observed, Option<Changes>), Fault> {
+        whichever!(self.follow(scope).await)
+    }
+
+    async fn mark(&self, hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
+        whichever!(self.mark(hosts).await)
     }
 
     async fn look_closely(&self, subjects: &[Subject]) -> Result<Observed, Fault> {

@@ -5,11 +5,13 @@
 //! [`Client`] is one of the first two.
 
 mod abide;
+mod changes;
 mod client;
 mod platform;
 pub mod sim;
 
 pub use abide::{Abide, HostRow};
+pub use changes::{Changes, Told};
 pub use client::Client;
 pub use platform::{Business, Pace, Platform};
 
@@ -27,6 +29,20 @@ pub trait Backend: Send + Sync {
 
     /// Looks, at least at what is in scope. A host that cannot be seen is a gap, not an error.
     fn observe(&self, scope: &Scope) -> impl Future<Output = Result<Observed, Fault>> + Send;
+
+    /// Looks, and tells of every change from there on, where the target can.
+    fn follow(
+        &self,
+        scope: &Scope,
+    ) -> impl Future<Output = Result<(Observed, Option<Changes>), Fault>> + Send {
+        async { Ok((self.observe(scope).await?, None)) }
+    }
+
+    /// What changes do not tell: the number that they have reached at the target, and of these hosts, and all that were
+    /// seen, those that cannot be looked at.
+    fn mark(&self, _hosts: &BTreeSet<HostKey>) -> impl Future<Output = Result<Mark, Fault>> + Send {
+        async { Ok(Mark::default()) }
+    }
 
     /// Looks at a few as they are this very moment. The facts count; specs may be missing.
     fn look_closely(&self, subjects: &[Subject]) -> impl Future<Output = Result<Observed, Fault>> + Send {
@@ -68,6 +84,13 @@ pub trait Backend: Send + Sync {
 
     /// What is known of them now. A row may be missing, or stay in progress for ever; each stands for itself.
     fn poll(&self, task: &Task) -> impl Future<Output = Result<Vec<Answer>, Fault>> + Send;
+}
+
+/// How far a target has come; see [`Backend::mark`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    pub number: u64,
+    pub gaps: BTreeMap<HostKey, String>,
 }
 
 /// One operation on its way out.

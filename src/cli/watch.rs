@@ -15,15 +15,15 @@ use super::serve::Signals;
 use super::target::{Live, Start, TargetArgs, namespaces, runtime};
 use super::watch_source::{SourceArgs, Watched, short};
 use super::{Exit, Failure};
-use crate::backend::Client;
+use crate::backend::{self, Backend, Changes, Client, Scope};
 use crate::control::board::Subject;
-use crate::control::source::name_users;
+use crate::control::source::Named;
 use crate::control::{self, Event, Setting, Target};
 use crate::dashboard;
 use crate::execute::world::World;
 use crate::http::Reloaded;
 use crate::manifest::Severity;
-use crate::model::{Amount, Desired, Hold, Pause};
+use crate::model::{Amount, Desired, Hold, InstanceKey, Pause, Want};
 use crate::reconcile::{Caps, Rules};
 use crate::store::Either;
 
@@ -276,9 +276,10 @@ async fn stand(
         user: me.clone(),
         limits: limits.limits(),
     };
+    let mut named = Named::default();
     let finish = Box::new(move |desired: &mut Desired| {
         if let Some(me) = &me {
-            name_users(desired, me);
+            named.name(desired, me);
         }
     });
     let mut source = from.open(limits.limits(), Duration::from_millis(how.debounce), finish);
@@ -388,6 +389,13 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
         Event::Soaking { process, secs } => {
             printer.styled(&format!("{DIM}{process}: watching for {secs} s before the rest{DIM:#}\n"));
         }
+        Event::Relaunched { instance, pid } => {
+            info!(%instance, pid, "relaunched");
+            printer.styled(&format!(
+                "{DIM}relaunched{DIM:#} {}: it ended, and is back as process {pid}\n",
+                visible(&instance.to_string())
+            ));
+        }
         Event::RolledBack { processes } => {
             warn!(%processes, "rolled back");
             printer.styled(&format!(
@@ -442,6 +450,21 @@ impl Target for Live {
     async fn look(&self, desired: &Desired, prune: bool) -> Result<World, String> {
         let world = self.world(desired, prune.then(|| namespaces(desired))).await;
         world.map_err(|failure| failure.message)
+    }
+
+    async fn follow(&self, desired: &Desired, prune: bool) -> Result<(World, Option<Changes>), String> {
+        if !self.caps().reads_specs {
+            return Ok((self.look(desired, prune).await?, None));
+        }
+        let subject = |(key, want): (&InstanceKey, &Want)| backend::Subject {
+            instance: key.clone(),
+            host: want.host.clone(),
+            spec: Some(want.spec.clone()),
+        };
+        let scope = Scope::of(desired.instances.iter().map(subject).collect());
+        let (observed, changes) =
+            self.backend.follow(&scope).await.map_err(|fault| self.failure(&fault).message)?;
+        Ok((World::of(observed), changes))
     }
 
     async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), String> {

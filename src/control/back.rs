@@ -20,7 +20,7 @@ pub struct Back {
 }
 
 impl Back {
-    /// What is wanted instead of what the source says, with its revision; `None`: nothing is pinned, or the source is newer.
+    /// What is wanted instead of what the source says; `None`: nothing is pinned, or the source is newer.
     pub async fn instead_of<S: Store>(
         &mut self,
         source: &Reading,
@@ -28,7 +28,7 @@ impl Back {
         state: &S,
         setting: &Setting,
         told: &mut (dyn FnMut(Event<'_>) + Send),
-    ) -> Result<Option<(Arc<Reading>, String)>, Error> {
+    ) -> Result<Option<Arc<Reading>>, Error> {
         let owner = &setting.rules.owner;
         let (pin, changed) = loop {
             let Some((pin, changed)) = pin::read(state, owner).await? else {
@@ -58,7 +58,7 @@ impl Back {
         if source.is_news && !source.problems.is_empty() {
             told(Event::Read { reading: source, revision: found });
         }
-        Ok(self.reading.clone().map(|reading| (reading, pin.revision)))
+        Ok(self.reading.clone())
     }
 
     /// Is the pin still what it was when it was last asked for?
@@ -87,5 +87,6 @@ async fn read<S: Store>(state: &S, owner: &str, pin: &Pin, setting: &Setting) ->
     let (files, desired) = (loaded.files, loaded.desired);
     let (commit, problems) = (found.commit, Vec::new());
     let (may_prune, is_news) = (!is_incomplete, false);
-    Ok(Reading { desired, problems, is_incomplete, may_prune, is_news, files, commit, texts })
+    let revision = pin.revision.clone();
+    Ok(Reading { desired, revision, problems, is_incomplete, may_prune, is_news, files, commit, texts })
 }

@@ -147,6 +147,7 @@ pub enum Kind {
     Doing,
     Step,
     Soaking,
+    Relaunched,
     RolledBack,
     Done,
     Trouble,
@@ -171,6 +172,7 @@ impl Kind {
             Kind::Doing => "doing",
             Kind::Step => "step",
             Kind::Soaking => "soaking",
+            Kind::Relaunched => "relaunched",
             Kind::RolledBack => "rolled_back",
             Kind::Done => "done",
             Kind::Trouble => "trouble",
@@ -415,6 +417,11 @@ impl Inner {
                 let more = json!({"process": process.to_string(), "secs": secs});
                 self.note(Kind::Soaking, Level::Info, title, plain(), more);
             }
+            Event::Relaunched { instance, pid } => {
+                let title = format!("{instance}: it ended, and is back as process {pid}");
+                let more = json!({"instance": instance, "pid": pid});
+                self.note(Kind::Relaunched, Level::Info, title, plain(), more);
+            }
             Event::RolledBack { processes } => {
                 let title = format!("{processes}: the rollout failed, and is rolled back");
                 let more = json!({"processes": processes});
@@ -490,10 +497,11 @@ impl Inner {
             self.note(Kind::Held, level, title, list(&now), json!({"held": now.len()}));
         }
         let stuck: BTreeSet<InstanceKey> = look
-            .backing_off
+            .rules
+            .left_alone
             .iter()
-            .filter(|hold| hold.reason.as_deref().is_some_and(|why| why.contains("not converging")))
-            .map(|hold| hold.instance.clone())
+            .filter(|(_, (reason, _))| *reason == Reason::NotConverging)
+            .map(|(key, _)| key.clone())
             .collect();
         let new: Vec<String> = stuck.difference(&self.not_converging).map(ToString::to_string).collect();
         if !new.is_empty() {

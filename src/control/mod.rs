@@ -1,9 +1,10 @@
 //! The standing loop: look, plan, do, wait for a reason to look again.
 //!
 //! # Theory of operation
-//! Level-triggered: a trigger (a file that changed, a new commit, the interval) only says "look". Every pass reads the
-//! manifests ([`source`]: what is broken stays as it last was), looks at the target, plans with the pure core, carries the
-//! plan out like `apply`, and tells what it left alone and why. One pass at a time.
+//! Level-triggered: a trigger (a file that changed, a new commit, something that the target tells, the interval) only says
+//! "look". Every [`pass`] reads the manifests ([`source`]: what is broken stays as it last was), looks at the target
+//! ([`sight`]: at what changed, where the target tells), plans with the pure core, carries the plan out like `apply`,
+//! and tells what it left alone and why. One pass at a time.
 //!
 //! What failed is left alone for a while, longer each time ([`patience`]); a new revision of the manifests begins anew.
 //! Only the leader acts: a second controller waits for the lease.
@@ -16,34 +17,33 @@
 mod back;
 pub mod board;
 pub mod old_specs;
+mod pass;
 pub mod patience;
 pub mod pin;
 pub mod rollback;
+mod sight;
 pub mod snapshot;
 pub mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 
-use self::back::Back;
-use self::old_specs::{Known, Past};
-use self::patience::Patience;
+use self::old_specs::Past;
+use self::pass::Pass;
 use self::pin::Pin;
-use self::rollback::as_before;
-use self::snapshot::Word;
 use self::source::{Reading, Source, Trouble};
-use crate::backend::Backend;
+use crate::backend::{Backend, Changes};
 use crate::clock;
 use crate::execute::world::World;
-use crate::execute::{self, Check, Ended, Terms, Told};
+use crate::execute::{Check, Ended, Terms};
 use crate::manifest::Limits;
-use crate::model::{Desired, Hold, Observed, Pause, Plan, ProcessKey, Step};
-use crate::reconcile::old::missing;
-use crate::reconcile::{Caps, Rules, of_desired, reconcile};
-use crate::store::{Error, Holder, Lease, Store, Taken, Txn};
+use crate::model::{Desired, Hold, InstanceKey, Observed, Pause, Plan, ProcessKey, Seen, Step, Time};
+use crate::reconcile::{Caps, Rules};
+use crate::store::{Holder, Lease, Store, Taken};
 
 /// What is to be watched over, and how.
 pub struct Setting {
@@ -72,7 +72,7 @@ pub struct Setting {
 #[derive(Debug)]
 pub struct Look {
     pub revision: String,
-    pub observed: Observed,
+    pub observed: Arc<Observed>,
     /// As they held at this look: with holds, pauses and back-off.
     pub rules: Rules,
     /// What is left alone because it failed, or does not stay as it is made.
@@ -127,6 +127,11 @@ pub enum Event<'a> {
         process: &'a ProcessKey,
         secs: u64,
     },
+    /// It ended, and is back as another process, without our doing: its agent's, most often.
+    Relaunched {
+        instance: &'a InstanceKey,
+        pid: u32,
+    },
     /// A rollout failed, and its processes are put back as they were.
     RolledBack {
         processes: &'a str,
@@ -164,11 +169,26 @@ pub trait Target: Send + Sync {
     fn act_as(&self, generation: u64);
     fn name(&self) -> &str;
     fn look(&self, desired: &Desired, prune: bool) -> impl Future<Output = Result<World, String>> + Send;
+    /// The same, and from there on what changes, where the target tells.
+    fn follow(
+        &self,
+        desired: &Desired,
+        prune: bool,
+    ) -> impl Future<Output = Result<(World, Option<Changes>), String>> + Send {
+        async move { Ok((self.look(desired, prune).await?, None)) }
+    }
+    /// This moment.
+    fn now(&self) -> Time {
+        clock::moment()
+    }
     fn restraints(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), String>> + Send;
 }
 
 /// How long a lease lives, and how often it is renewed.
 const LEASE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(1500));
+
+/// What is told one after the other is looked at together.
+const TOGETHER: Duration = Duration::from_millis(30);
 
 /// Goes on until told to stop.
 pub async fn run<T: Target>(
@@ -181,51 +201,49 @@ pub async fn run<T: Target>(
     let holder = Holder::this(format!("watch-{}", std::process::id()));
     let owner = &setting.rules.owner;
     let Some(mut leader) = lead(target, owner, &holder, &mut stop, told).await else { return };
-    let mut loop_ = Loop {
-        setting,
-        target,
-        told,
-        patience: Patience::default(),
-        revision: String::new(),
-        commit: None,
-        applied: String::new(),
-        taken: (String::new(), None),
-        back: Back::default(),
-        old: Known::default(),
-    };
+    let mut pass = Pass::new(setting, target, told);
     let mut renewed = Instant::now();
     let mut looked: Option<Instant> = None;
+    // Something was told: when to look.
+    let mut due: Option<Instant> = None;
     loop {
         if renewed.elapsed() >= LEASE.1 {
             renewed = Instant::now();
             // It ran out, while the target did not answer, say: whoever has it now leads.
             if matches!(target.state().renew_lease(&leader, LEASE.0).await, Ok(false)) {
-                match lead(target, owner, &holder, &mut stop, loop_.told).await {
+                match lead(target, owner, &holder, &mut stop, pass.told).await {
                     Some(again) => leader = again,
                     None => return,
                 }
                 source.forget();
-                loop_.taken = (String::new(), None);
+                pass.forget();
             }
         }
         let changed = source.changed();
-        if changed || looked.is_none_or(|last| last.elapsed() >= setting.interval) || loop_.patience.is_due()
-        {
+        let is_told = due.take_if(|due| *due <= Instant::now()).is_some();
+        let is_time = looked.is_none_or(|last| last.elapsed() >= setting.interval);
+        if changed || is_told || is_time || pass.is_due() {
             looked = Some(Instant::now());
-            (loop_.told)(Event::Passing);
+            (pass.told)(Event::Passing);
             // A rollout may take much longer than a lease lives.
-            let did = keeping(target.state(), &leader, loop_.pass(source, stop.clone())).await;
+            let did = keeping(target.state(), &leader, pass.run(source, stop.clone())).await;
             renewed = Instant::now();
-            (loop_.told)(Event::Passed { took: looked.map(|began| began.elapsed()).unwrap_or_default() });
+            (pass.told)(Event::Passed { took: looked.map(|began| began.elapsed()).unwrap_or_default() });
             if did {
                 looked = None;
             }
         }
-        (loop_.told)(Event::Turned);
-        let rest = source.wait().min(Duration::from_millis(500));
+        (pass.told)(Event::Turned);
+        let now = Instant::now();
+        let left = |then: Instant| then.saturating_duration_since(now);
+        let rest = source.wait().min(Duration::from_millis(500)).min(due.map_or(LEASE.1, left));
+        let cares = |key: &InstanceKey, seen: Option<&Seen>| {
+            source.wants(key) || seen.is_some_and(|seen| seen.owner.as_deref() == Some(owner))
+        };
         tokio::select! {
             () = tokio::time::sleep(rest) => {}
             () = source.woken() => {}
+            () = pass.sight.told(cares) => due = due.or(Some(Instant::now() + TOGETHER)),
             () = setting.look_now.notified() => {
                 // Wherever the manifests come from, too.
                 source.nudge().now();
@@ -233,6 +251,7 @@ pub async fn run<T: Target>(
             }
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => break,
         }
+        pass.tell_relaunched();
     }
     let _ = target.state().release_lease(&leader).await;
 }
@@ -262,252 +281,6 @@ async fn lead<T: Target>(
             () = tokio::time::sleep(Duration::from_millis(500)) => {}
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return None,
         }
-    }
-}
-
-struct Loop<'a, T> {
-    setting: &'a Setting,
-    target: &'a T,
-    told: &'a mut (dyn FnMut(Event<'_>) + Send),
-    patience: Patience,
-    /// Of what was read last, and of what was last begun to be made true: what differs from that is drift.
-    revision: String,
-    /// What was read last is this commit.
-    commit: Option<String>,
-    applied: String,
-    /// The revision and the commit that are known to be kept.
-    taken: (String, Option<String>),
-    back: Back,
-    old: Known,
-}
-
-impl<T: Target> Loop<'_, T> {
-    /// Was something done? Then it is looked at again at once.
-    async fn pass(&mut self, source: &mut Source, stop: watch::Receiver<bool>) -> bool {
-        if let Some(trouble) = source.news() {
-            (self.told)(Event::Source { trouble });
-        }
-        let reading = match source.read(self.target.state()).await {
-            Ok(reading) => reading,
-            Err(error) => return self.trouble(&error.to_string()),
-        };
-        // A pin is kept true also before the source has said anything.
-        let (is_silent, nothing) = (reading.is_none(), Reading { is_incomplete: true, ..Reading::default() });
-        let reading = reading.unwrap_or(&nothing);
-        let (found, state) = (of_desired(&reading.desired), self.target.state());
-        let pinned = match self.back.instead_of(reading, &found, state, self.setting, self.told).await {
-            Ok(pinned) => pinned,
-            Err(error) => return self.trouble(&error.to_string()),
-        };
-        let (reading, revision) = match &pinned {
-            Some((pinned, revision)) => (&**pinned, revision.clone()),
-            None if is_silent => return false,
-            None => (reading, found),
-        };
-        let fresh = revision != self.revision || reading.is_news;
-        if fresh {
-            (self.told)(Event::Read { reading, revision: &revision });
-        }
-        self.commit.clone_from(&reading.commit);
-        if revision != self.revision {
-            self.revision.clone_from(&revision);
-            // What failed before may work now.
-            self.patience = Patience::default();
-        }
-        let desired = &reading.desired;
-        // Nothing was ever read: nothing is wanted, and nothing is known.
-        if desired.instances.is_empty() && reading.is_incomplete {
-            return false;
-        }
-        let mut rules = self.setting.rules.clone();
-        let mut world = match self.target.look(desired, rules.prune).await {
-            Ok(world) => world,
-            Err(why) => return self.trouble(&why),
-        };
-        match self.target.restraints().await {
-            Ok(restraints) => (rules.holds, rules.pauses) = restraints,
-            Err(why) => return self.trouble(&why),
-        }
-        rules.source_unreadable |= reading.is_incomplete;
-        rules.prune &= reading.may_prune;
-        let now = clock::now(desired);
-        let backing_off = self.patience.holds(now.at);
-        rules.holds.extend(backing_off.iter().cloned());
-        let mut plan = reconcile(desired, &world.observed, &rules, &now);
-        let missing = missing(&plan, desired, &world.observed, &rules.caps);
-        if !missing.is_empty() {
-            let Setting { past, limits, .. } = self.setting;
-            world.learn(self.old.of(past, reading.commit.as_deref(), limits, missing, &rules.caps).await);
-            plan = reconcile(desired, &world.observed, &rules, &now);
-        }
-        // Nothing is lost on the word of a list.
-        loop {
-            match world.come_closer(self.target.backend(), &rules.caps, &plan).await {
-                Ok(true) => plan = reconcile(desired, &world.observed, &rules, &now),
-                Ok(false) => break,
-                Err(blind) => return self.trouble(&blind.to_string()),
-            }
-        }
-        let observed = world.observed;
-        let look = Arc::new(Look { revision: revision.clone(), observed, rules, backing_off, plan });
-        (self.told)(Event::Planned { look: &look, desired });
-        let plan = &look.plan;
-        let may = match revision == self.applied {
-            true => self.setting.heal,
-            // What is pinned is a person's word, not the source's.
-            false => self.setting.follow || pinned.is_some(),
-        };
-        let steps = plan.steps().count();
-        if pinned.is_none()
-            && (steps == 0 || may)
-            && let Err(error) = self.take(reading, &revision).await
-        {
-            return self.trouble(&error.to_string());
-        }
-        let did = steps > 0 && may && self.carry_out(plan, desired, &look.observed, stop).await;
-        if steps == 0 || may {
-            self.applied = revision;
-        }
-        if steps == 0 {
-            (self.told)(Event::Rested { settled: plan.settled, held: plan.held.len() });
-        }
-        did
-    }
-
-    /// What is about to be made true is kept, if it is not what was kept last.
-    async fn take(&mut self, reading: &Reading, revision: &str) -> Result<(), Error> {
-        let (owner, source) = (&self.setting.rules.owner, &self.setting.source);
-        let commit = reading.commit.as_deref();
-        if (self.taken.0.as_str(), self.taken.1.as_deref()) == (revision, commit) {
-            return Ok(());
-        }
-        let state = self.target.state();
-        let known = snapshot::taken(state, owner).await?.0;
-        let is_known = known.is_some_and(|known| {
-            (known.revision.as_str(), known.commit.as_deref(), &known.source) == (revision, commit, source)
-        });
-        if !is_known {
-            snapshot::take(state, &Word { owner, source, revision, commit, texts: &reading.texts }).await?;
-        }
-        self.taken = (revision.to_owned(), reading.commit.clone());
-        Ok(())
-    }
-
-    fn trouble(&mut self, why: &str) -> bool {
-        (self.told)(Event::Trouble { why });
-        false
-    }
-
-    async fn carry_out(
-        &mut self,
-        plan: &Plan,
-        desired: &Desired,
-        observed: &Observed,
-        stop: watch::Receiver<bool>,
-    ) -> bool {
-        let (owner, at) = (&self.setting.rules.owner, clock::moment());
-        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), at.0));
-        let state = self.target.state();
-        // Somebody is applying: then there may be something else to do afterwards.
-        let lease = match state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await {
-            Ok(Taken::Ours(lease)) => lease,
-            Ok(Taken::Theirs { .. }) => return false,
-            Err(error) => return self.trouble(&error.to_string()),
-        };
-        // Somebody pinned a revision, or ended a pin, since this was planned.
-        if !self.back.is_current(state, owner).await.unwrap_or(false) {
-            let _ = state.release_lease(&lease).await;
-            return false;
-        }
-        self.target.act_as(lease.generation);
-        (self.told)(Event::Doing { steps: plan.steps().count() });
-        let begin = Instant::now();
-        let caps = self.setting.rules.caps;
-        let deadline = begin + self.setting.timeout;
-        let whom = (self.target.name(), &caps);
-        if let Err(why) = execute::settle(self.target.backend(), state, whom, owner, deadline).await {
-            let _ = state.release_lease(&lease).await;
-            return self.trouble(&why.to_string());
-        }
-        let mut terms = terms(desired, observed, plan, stop);
-        terms.owner.clone_from(owner);
-        (terms.target, terms.caps) = (self.target.name().to_owned(), caps);
-        (terms.deadline, terms.check) = (deadline, self.setting.check);
-        let told = &mut *self.told;
-        let mut each = |said: Told<'_>| match said {
-            Told::Ended(ended) => {
-                if let Some(step) = plan.steps().find(|step| step.id == ended.step) {
-                    told(Event::Ended { step, ended });
-                }
-            }
-            Told::Soaking { process, secs } => told(Event::Soaking { process, secs }),
-            Told::Wave { .. } | Told::Sent { .. } | Told::Waiting { .. } => {}
-        };
-        let executing = execute::execute(plan, self.target.backend(), state, &terms, &mut each);
-        let done = keeping(state, &lease, executing).await;
-        self.patience.note(plan, &done.ended, clock::now(desired).at);
-        if !done.to_roll_back.is_empty() {
-            self.roll_back(desired, &terms, &done.to_roll_back, &lease).await;
-        }
-        let _ = state.release_lease(&lease).await;
-        self.remember(plan, &done.ended).await;
-        (self.told)(Event::Did { steps: done.ended.len(), took: begin.elapsed() });
-        true
-    }
-
-    /// Puts processes back as they were, and leaves them alone until the manifests change.
-    async fn roll_back(
-        &mut self,
-        desired: &Desired,
-        terms: &Terms,
-        processes: &BTreeSet<ProcessKey>,
-        lease: &Lease,
-    ) {
-        let back = as_before(desired, &terms.before, processes);
-        let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
-        (self.told)(Event::RolledBack { processes: &names.join(", ") });
-        for (key, want) in &desired.instances {
-            if processes.contains(&want.origin.declared) {
-                self.patience.give_up(key, "its rollout failed, and was rolled back");
-            }
-        }
-        let world = match self.target.look(&back, false).await {
-            Ok(world) => world,
-            Err(why) => return (self.told)(Event::Trouble { why: &why }),
-        };
-        let rules = Rules { prune: false, max_restart: None, ..self.setting.rules.clone() };
-        let plan = reconcile(&back, &world.observed, &rules, &clock::now(&back));
-        let mut again = self::terms(&back, &world.observed, &plan, terms.stop.clone());
-        (again.owner, again.target, again.caps) = (terms.owner.clone(), terms.target.clone(), terms.caps);
-        (again.deadline, again.run) = (Instant::now() + self.setting.timeout, format!("{}-back", terms.run));
-        let (backend, state, told) = (self.target.backend(), self.target.state(), &mut *self.told);
-        let mut each = |said: Told<'_>| {
-            if let Told::Ended(ended) = said
-                && let Some(step) = plan.steps().find(|step| step.id == ended.step)
-            {
-                told(Event::Ended { step, ended });
-            }
-        };
-        let _ = keeping(state, lease, execute::execute(&plan, backend, state, &again, &mut each)).await;
-    }
-
-    async fn remember(&self, plan: &Plan, ended: &[Ended]) {
-        let at = clock::moment();
-        let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
-        let mut summary = serde_json::Map::new();
-        for step in plan.steps() {
-            let many = summary.get(step.op.word()).and_then(serde_json::Value::as_u64).unwrap_or(0);
-            summary.insert(step.op.word().to_owned(), (many + 1).into());
-        }
-        let mut entry = serde_json::json!({
-            "at": at.to_string(), "revision": self.revision, "source": "watch", "summary": summary,
-            "exit": if failed == 0 { 0 } else { 3 }, "failed": failed,
-        });
-        if let Some(commit) = &self.commit {
-            entry["commit"] = commit.as_str().into();
-        }
-        let key = format!("history/{}/{:013}", self.setting.rules.owner, at.0);
-        let _: Result<_, Error> = self.target.state().txn(Txn::put(key, entry.to_string())).await;
     }
 }
 

@@ -166,7 +166,7 @@ fn is_for_people(note: &Note) -> bool {
         Kind::Done | Kind::Problems | Kind::Mended | Kind::NotConverging => true,
         Kind::Leading | Kind::Trouble | Kind::Recovered | Kind::RolledBack | Kind::Source => true,
         Kind::Read | Kind::Waiting | Kind::Changed | Kind::Held | Kind::Doing => false,
-        Kind::Step | Kind::Soaking | Kind::Converged | Kind::Asked => false,
+        Kind::Step | Kind::Soaking | Kind::Relaunched | Kind::Converged | Kind::Asked => false,
     }
 }
 

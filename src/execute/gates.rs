@@ -4,7 +4,9 @@
 //! check after a start or the soak, whichever is longer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::run::Run;
 use super::{Outcome, Told};

@@ -23,9 +23,9 @@ mod settle;
 pub mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub use self::settle::{Unsettled, settle};
 use crate::backend::Backend;

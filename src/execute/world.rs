@@ -51,6 +51,11 @@ impl std::fmt::Display for Blind {
 }
 
 impl World {
+    /// A look at a target that tells everything.
+    pub fn of(observed: Observed) -> World {
+        World { observed, ..World::default() }
+    }
+
     pub async fn see<B: Backend, S: Store>(
         backend: &B,
         store: &S,

@@ -94,7 +94,7 @@ pub(super) async fn carry_out<S: Store>(
             return Ok(lines(gateway.watch(query(parts)?, after, may).await));
         }
         Call::Rename => rename(gateway, app, asked, body, &caller).await?,
-        Call::Hosts => gateway.list_hosts().await?,
+        Call::Hosts => gateway.list_hosts(parameter(parts, "brief").is_some()).await?,
         Call::Tasks => match parameter(parts, "op") {
             Some(op) => gateway.task_of(&Caller { op: Some(op), ..caller }).await?,
             None => gateway.list_tasks(&may).await?,
@@ -261,5 +261,6 @@ fn query(parts: &Parts) -> Result<Query, Refusal> {
         after: get("after"),
         limit: get("limit"),
         brief: get("brief"),
+        numbers: get("numbers"),
     })
 }

@@ -119,9 +119,11 @@ fn parameters(call: Call) -> &'static [(&'static str, &'static str)] {
         ("brief", "set: without specs"),
         ("after", "processes: the last page's `more`; watch: a number"),
         ("limit", "1 to 10000"),
+        ("numbers", "watch, set: also the numbers of other changes"),
     ];
     match call {
         Call::Processes | Call::Watch => FILTERS,
+        Call::Hosts => &[("brief", "set: without the number of processes")],
         Call::Stream => &[("session", "from join"), ("after", "the last seq that is known")],
         Call::Tell => &[("session", "from join")],
         _ => &[],

@@ -33,6 +33,8 @@ pub struct Query {
     pub limit: Option<String>,
     /// Without their specs, which are most of a row.
     pub brief: Option<String>,
+    /// Of a watch: also the numbers of changes that are none of the above.
+    pub numbers: Option<String>,
 }
 
 impl Query {
@@ -141,7 +143,7 @@ impl<S: Store> Gateway<S> {
     }
 
     /// Changes from a number on, a line each: the number and the row as it is now, or nothing, where it went. An empty
-    /// line now and then. A line `{"forgotten": true}` ends it: look at everything anew.
+    /// line now and then; where that is asked for, a number alone: up to there nothing else changed. A line `{"forgotten": true}` ends it: look at everything anew.
     pub async fn watch(self: &Arc<Self>, query: Query, after: Number, apps: Watcher) -> Body {
         let state = (Arc::clone(self), query, after, apps, false);
         Body::from_stream(stream::unfold(state, |(gateway, query, after, apps, ended)| async move {
@@ -194,21 +196,26 @@ impl<S: Store> Gateway<S> {
             lines.push_str(&json!({"number": last, "instance": key, "process": row}).to_string());
             lines.push('\n');
         }
-        if lines.is_empty() {
+        if lines.is_empty() && query.numbers.is_some() {
+            lines.push_str(&json!({"number": last}).to_string());
+        }
+        if !lines.ends_with('\n') {
             lines.push('\n');
         }
         (lines.into_bytes(), last, false)
     }
 
-    /// All hosts that have, or had, an agent since this gateway began, and how many processes each has.
-    pub async fn list_hosts(&self) -> Result<Value, Refusal> {
+    /// All hosts that have, or had, an agent since this gateway began, and, unless it is to be brief, how many processes
+    /// each has.
+    pub async fn list_hosts(&self, brief: bool) -> Result<Value, Refusal> {
         let mut hosts = Vec::new();
         for (host, alive, version, heard) in self.hosts.all() {
-            let registered = self.store.slice(&format!("identity/{host}/"), 0, 0).await?.1;
-            hosts.push(
-                json!({"host": host, "agent": alive, "version": version, "heard": Time(heard).to_string(),
-                              "processes": registered}),
-            );
+            let mut row =
+                json!({"host": host, "agent": alive, "version": version, "heard": Time(heard).to_string()});
+            if !brief {
+                row["processes"] = json!(self.store.slice(&format!("identity/{host}/"), 0, 0).await?.1);
+            }
+            hosts.push(row);
         }
         Ok(Value::Array(hosts))
     }

@@ -135,6 +135,47 @@ impl Calls {
     }
 }
 
+/// An answer that goes on and on, line by line.
+pub struct Lines {
+    response: reqwest::Response,
+    /// What came after the last whole line.
+    rest: Vec<u8>,
+}
+
+impl Calls {
+    /// A call whose answer is lines, for as long as somebody reads them.
+    pub async fn lines(&self, path: &str, time: Duration) -> Result<Lines, Broken> {
+        let request = self
+            .client
+            .get(format!("{}{path}", self.base))
+            .header("X-Bkapi-Authorization", &self.authorization);
+        let asked = tokio::time::timeout(time, request.send()).await;
+        let response = asked
+            .map_err(|_| Broken::NoAnswer("no answer came in time".to_owned()))?
+            .map_err(|error| Broken::Unreachable(told_of(&error)))?;
+        let status = response.status();
+        match status {
+            StatusCode::OK => Ok(Lines { response, rest: Vec::new() }),
+            status => Err(Broken::Refused { status: status.as_u16(), code: 0, message: said(&status) }),
+        }
+    }
+}
+
+impl Lines {
+    /// The next whole lines, all that are there, each with its end; nothing when it is over.
+    pub async fn next(&mut self) -> Result<Vec<u8>, Broken> {
+        loop {
+            let piece = self.response.chunk().await.map_err(|error| Broken::NoAnswer(told_of(&error)))?;
+            let Some(piece) = piece else { return Ok(Vec::new()) };
+            self.rest.extend_from_slice(&piece);
+            if let Some(end) = self.rest.iter().rposition(|byte| *byte == b'\n') {
+                let more = self.rest.split_off(end + 1);
+                return Ok(std::mem::replace(&mut self.rest, more));
+            }
+        }
+    }
+}
+
 fn said(status: &StatusCode) -> String {
     status.canonical_reason().unwrap_or("no reason given").to_owned()
 }

@@ -10,7 +10,7 @@ mod secret;
 mod server;
 mod tls;
 
-pub use calls::{Access, Broken, Calls, told_of};
+pub use calls::{Access, Broken, Calls, Lines, told_of};
 pub use client::Calling;
 pub use hook::Hook;
 pub use reload::{Reloaded, follow};

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +21,26 @@ pub struct Candidate {
     /// The directory that Defaults and policies reach it by.
     pub home: PathBuf,
     bytes: u64,
+    /// What its metadata said before it was read; of what is no file, nothing.
+    pub facts: Option<Facts>,
+}
+
+/// What tells that a file is the same as before without reading it: device, number, size, mode, and both times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts([u64; 4], [i64; 4]);
+
+impl Facts {
+    fn of(meta: &fs::Metadata) -> Facts {
+        Facts(
+            [meta.dev(), meta.ino(), meta.len(), u64::from(meta.mode())],
+            [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()],
+        )
+    }
+
+    /// The second in which it last changed, by the file system's clock.
+    pub fn changed_secs(&self) -> i64 {
+        self.1[0].max(self.1[2])
+    }
 }
 
 #[derive(Debug)]
@@ -88,6 +108,7 @@ pub fn given(files: Vec<Given>, problems: Vec<Problem>) -> Found {
         at: Where::Given(file.content),
         home: file.home,
         bytes: file.bytes,
+        facts: None,
     };
     let mut files: Vec<Candidate> = files.into_iter().map(candidate).collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));
@@ -111,7 +132,8 @@ impl Walk {
         if path.as_os_str() == "-" {
             if self.seen.insert(PathBuf::from(STDIN)) {
                 let home = PathBuf::from(STDIN);
-                self.found.files.push(Candidate { name: STDIN.into(), at: Where::Stdin, home, bytes: 0 });
+                let (name, at) = (STDIN.into(), Where::Stdin);
+                self.found.files.push(Candidate { name, at, home, bytes: 0, facts: None });
             }
             return;
         }
@@ -147,14 +169,14 @@ impl Walk {
     fn below(&mut self, path: PathBuf, home: PathBuf, root: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
         let mut pending = vec![(path, home)];
         while let Some((path, home)) = pending.pop() {
-            match path.canonicalize() {
-                Ok(real) if self.seen.insert(real.clone()) => {}
+            let folder = match path.canonicalize() {
+                Ok(real) if self.seen.insert(real.clone()) => real,
                 Ok(_) => continue,
                 Err(error) => {
                     self.problem(&path, format!("cannot read the directory: {}", reason(&error)), None);
                     continue;
                 }
-            }
+            };
             let entries =
                 match fs::read_dir(&path).and_then(|entries| entries.collect::<io::Result<Vec<_>>>()) {
                     Ok(entries) => entries,
@@ -175,8 +197,8 @@ impl Walk {
                     }
                     Ok(_) if !is_manifest(&path) || (home == *root && name == CONFIG) => {}
                     Ok(kind) if kind.is_file() => {
-                        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
-                        self.file(&path, real, home.clone());
+                        // No link: its real place needs no asking.
+                        self.file(&path, folder.join(&name), home.clone());
                     }
                     Ok(_) => self.problem(&path, NOT_A_FILE.to_owned(), None),
                     Err(error) => self.problem(&path, format!("cannot read it: {}", reason(&error)), None),
@@ -221,6 +243,7 @@ impl Walk {
                     at: Where::File(path.to_path_buf()),
                     home,
                     bytes: meta.len(),
+                    facts: Some(Facts::of(&meta)),
                 });
             }
             Ok(_) => self.problem(path, NOT_A_FILE.to_owned(), Some("`-` reads standard input")),

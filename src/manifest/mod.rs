@@ -9,6 +9,7 @@
 //! Places are found last, by an event parser, and only in documents that have a problem (or are another kind than
 //! Process, or items of a YAML list: few, and checked by the same tree).
 
+mod again;
 pub mod check;
 pub mod convert;
 pub mod document;
@@ -38,6 +39,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+pub use again::Again;
 pub use find::{CONFIG, Given, LEADS_OUT, is_manifest, shown, too_large};
 pub use limits::Limits;
 pub use problem::{Code, Path, Problem, Severity, did_you_mean, is_hidden};
@@ -86,7 +88,7 @@ pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
 
 /// The same with other texts in place of some files'.
 pub fn load_with(paths: &[PathBuf], limits: &Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
-    load_found(find::find(paths, limits), limits, stand_ins)
+    load_found(&find::find(paths, limits), limits, stand_ins, None)
 }
 
 /// The same for files that somebody else has found and read, with the problems he met.
@@ -96,29 +98,55 @@ pub fn load_given(
     limits: &Limits,
     stand_ins: &BTreeMap<String, Arc<str>>,
 ) -> Loaded {
-    load_found(find::given(files, problems), limits, stand_ins)
+    load_found(&find::given(files, problems), limits, stand_ins, None)
 }
 
-fn load_found(found: find::Found, limits: &Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
-    let mut loaded = Loaded { problems: found.problems, files: found.files.len(), ..Loaded::default() };
-    let mut homes = Vec::new();
+/// `again`: what is known from an earlier reading, and will be known to the next one.
+fn load_found(
+    found: &find::Found,
+    limits: &Limits,
+    stand_ins: &BTreeMap<String, Arc<str>>,
+    again: Option<&mut Again>,
+) -> Loaded {
+    let mut loaded =
+        Loaded { problems: found.problems.clone(), files: found.files.len(), ..Loaded::default() };
+    let earlier = again.as_deref();
     let read = |file: &find::Candidate| match stand_ins.get(&*file.name) {
         Some(text) => {
             let json = text::is_json(text) && file.name.to_ascii_lowercase().ends_with(".json");
-            Ok(Source::new(file.name.clone(), text.to_string(), json, limits.documents))
+            Ok((Source::new(file.name.clone(), text.to_string(), json, limits.documents), None))
         }
-        None => find::read(file, limits),
+        None => match earlier.and_then(|earlier| earlier.known(file)) {
+            Some((source, parts)) => Ok((source, Some(parts))),
+            None => find::read(file, limits).map(|source| {
+                let parts = earlier.and_then(|earlier| earlier.parsed(&source));
+                (source, parts)
+            }),
+        },
     };
-    for (file, source) in found.files.iter().zip(parallel::map(&found.files, read)) {
-        match source {
-            Ok(source) => {
-                homes.push(file.home.clone());
+    let (mut files, mut known) = (Vec::new(), Vec::new());
+    for (file, read) in found.files.iter().zip(parallel::map(&found.files, read)) {
+        match read {
+            Ok((source, parts)) => {
+                files.push(file);
+                known.push(parts);
                 loaded.sources.push(source);
             }
             Err(problem) => loaded.problems.push(problem),
         }
     }
-    let (findings, told) = loaded.parse(&homes, limits);
+    let homes: Vec<PathBuf> = files.iter().map(|file| file.home.clone()).collect();
+    let (findings, told) = match again {
+        None => loaded.parse(&homes, limits),
+        Some(again) => {
+            let parts = loaded.parts_again(known, limits);
+            // A stand-in is what the file used to be, not what it is.
+            let own = |(file, _): &(&&find::Candidate, _)| !stand_ins.contains_key(&*file.name);
+            let read = files.iter().zip(loaded.sources.iter().zip(&parts)).filter(own);
+            again.keep(read.map(|(file, (source, parts))| (*file, source, Arc::clone(parts))));
+            loaded.gather(&homes, parts.iter().map(|parts| parts.iter().cloned()), limits)
+        }
+    };
     loaded.homes = homes;
     loaded.judge(findings, told, limits);
     loaded
@@ -132,8 +160,9 @@ pub fn load_text(name: &str, text: String, limits: &Limits) -> Loaded {
 pub(crate) fn load_source(source: Source, limits: &Limits) -> Loaded {
     let name = source.name.to_string();
     let mut loaded = Loaded { files: 1, sources: vec![source], ..Loaded::default() };
-    loaded.homes = vec![PathBuf::from(name)];
-    let (findings, told) = loaded.parse(&loaded.homes.clone(), limits);
+    let homes = vec![PathBuf::from(name)];
+    let (findings, told) = loaded.parse(&homes, limits);
+    loaded.homes = homes;
     loaded.judge(findings, told, limits);
     loaded
 }
@@ -161,36 +190,63 @@ impl Loaded {
 
     /// Texts → declarations, on all cores, and what is wrong with each by itself.
     fn parse(&mut self, homes: &[PathBuf], limits: &Limits) -> (Vec<(usize, Finding)>, Told) {
+        let parts = self.parts(|_| true, limits);
+        self.gather(homes, parts.into_iter().map(Vec::into_iter), limits)
+    }
+
+    /// What each slice of each text says; nothing of a text that is left out, or has too many.
+    fn parts(&self, means: impl Fn(usize) -> bool, limits: &Limits) -> Vec<Parts> {
         let mut jobs = Vec::new();
         for (at, source) in self.sources.iter().enumerate() {
-            if source.slices.len() > limits.documents {
-                let beyond = &source.slices[limits.documents];
-                let span = Span::at(beyond.line, beyond.skipped + 1);
-                self.problems.push(source.problem(Fault::too_many_documents(limits.documents, span)));
-                continue;
+            if source.slices.len() <= limits.documents && means(at) {
+                jobs.extend((0..source.slices.len()).map(|slice| (at, slice)));
             }
-            jobs.extend((0..source.slices.len()).map(|slice| (at, slice)));
         }
         let sources = &self.sources;
         let counts: Vec<AtomicUsize> = sources.iter().map(|_| AtomicUsize::new(0)).collect();
         let read = parallel::map(&jobs, |&(at, slice)| look(&sources[at], slice, &counts[at], limits));
+        let mut parts: Vec<Parts> = sources.iter().map(|_| Parts::new()).collect();
+        jobs.into_iter().zip(read).for_each(|((at, _), part)| parts[at].push(part));
+        parts
+    }
+
+    /// The same, without parsing what is known.
+    fn parts_again(&self, known: Vec<Option<Arc<Parts>>>, limits: &Limits) -> Vec<Arc<Parts>> {
+        let fresh = self.parts(|at| known[at].is_none(), limits);
+        known.into_iter().zip(fresh).map(|(known, fresh)| known.unwrap_or_else(|| Arc::new(fresh))).collect()
+    }
+
+    fn gather(
+        &mut self,
+        homes: &[PathBuf],
+        parts: impl Iterator<Item = impl Iterator<Item = Part>>,
+        limits: &Limits,
+    ) -> (Vec<(usize, Finding)>, Told) {
         let mut told = Told::new(&self.sources);
         let mut findings = Vec::new();
-        for ((source, slice), result) in jobs.into_iter().zip(read) {
+        for (source, parts) in parts.enumerate() {
             let text = &self.sources[source];
-            let checked = match result {
-                Ok(checked) => checked,
-                Err(fault) => {
-                    told.tell(source, text, fault, &mut self.problems);
-                    continue;
+            if let Some(beyond) = text.slices.get(limits.documents) {
+                let span = Span::at(beyond.line, beyond.skipped + 1);
+                self.problems.push(text.problem(Fault::too_many_documents(limits.documents, span)));
+                continue;
+            }
+            for (slice, part) in parts.enumerate() {
+                let checked = match part {
+                    Ok(checked) => checked,
+                    Err(fault) => {
+                        told.tell(source, text, fault, &mut self.problems);
+                        continue;
+                    }
+                };
+                for Checked { nth, begin, declared, faults, dropped, findings: found, bad, more } in checked {
+                    told.skip(source, more);
+                    faults.into_iter().for_each(|fault| told.tell(source, text, fault, &mut self.problems));
+                    findings.extend(found.into_iter().map(|finding| (self.documents.len(), finding)));
+                    let home = homes[source].clone();
+                    let declaration = Declaration { source, slice, nth, begin, home, declared, dropped, bad };
+                    self.documents.push(declaration);
                 }
-            };
-            for Checked { nth, begin, declared, faults, dropped, findings: found, bad, more } in checked {
-                told.skip(source, more);
-                faults.into_iter().for_each(|fault| told.tell(source, text, fault, &mut self.problems));
-                findings.extend(found.into_iter().map(|finding| (self.documents.len(), finding)));
-                let home = homes[source].clone();
-                self.documents.push(Declaration { source, slice, nth, begin, home, declared, dropped, bad });
             }
         }
         (findings, told)
@@ -293,7 +349,13 @@ fn look(source: &Source, slice: usize, count: &AtomicUsize, limits: &Limits) -> 
     Ok(reads.into_iter().map(checked).collect())
 }
 
+/// A slice of a file after it was looked at by itself: its documents, or why there are none.
+type Part = Result<Vec<Checked>, Fault>;
+/// All of a file.
+type Parts = Vec<Part>;
+
 /// A document after it was looked at by itself.
+#[derive(Clone)]
 struct Checked {
     nth: usize,
     begin: (u32, u32),

@@ -241,7 +241,9 @@ pub enum Reason {
     AgentRelaunching,
     OldSpecUnknown,
     MoveUnsupported,
+    BackingOff,
     NotConverging,
+    RolledBack,
     SourceUnreadable,
 }
 
@@ -271,7 +273,9 @@ impl Reason {
             Reason::AgentRelaunching => "AgentRelaunching",
             Reason::OldSpecUnknown => "OldSpecUnknown",
             Reason::MoveUnsupported => "MoveUnsupported",
+            Reason::BackingOff => "BackingOff",
             Reason::NotConverging => "NotConverging",
+            Reason::RolledBack => "RolledBack",
             Reason::SourceUnreadable => "SourceUnreadable",
         }
     }

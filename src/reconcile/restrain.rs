@@ -94,6 +94,7 @@ impl<'a> Law<'a> {
         let kinds = Kinds::of(chain);
         self.paused(chain)
             .or_else(|| self.by_hand(chain))
+            .or_else(|| self.rules.left_alone.get(chain.key).cloned())
             .or_else(|| protected(chain, kinds))
             .or_else(|| self.outside_window(chain, kinds))
     }

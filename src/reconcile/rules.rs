@@ -1,9 +1,9 @@
 //! What decides beside the manifests and the world: the target's abilities, whose set this is, what was allowed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::caps::Caps;
-use crate::model::{Amount, Hold, Name, Pause, Selection};
+use crate::model::{Amount, Hold, InstanceKey, Name, Pause, Reason, Selection};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
@@ -23,6 +23,8 @@ pub struct Rules {
     pub stale_after_secs: Option<u64>,
     pub holds: Vec<Hold>,
     pub pauses: Vec<Pause>,
+    /// What whoever carries plans out leaves alone for now, and why.
+    pub left_alone: BTreeMap<InstanceKey, (Reason, String)>,
     pub selection: Selection,
     /// Namespaces in which there may be orphans though no manifest speaks of them any more.
     pub known_namespaces: BTreeSet<Name>,
@@ -44,6 +46,7 @@ impl Rules {
             stale_after_secs: None,
             holds: Vec::new(),
             pauses: Vec::new(),
+            left_alone: BTreeMap::new(),
             selection: Selection::default(),
             known_namespaces: BTreeSet::new(),
             source_unreadable: false,

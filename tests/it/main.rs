@@ -7,6 +7,7 @@ mod cases;
 mod channel;
 mod codes;
 mod convert;
+mod day;
 mod deaths;
 mod dialects;
 mod foreign;

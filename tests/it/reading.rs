@@ -1,11 +1,13 @@
 //! What is read, what is not, and what becomes of it.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 
-use abide::manifest::{self, Limits};
+use abide::manifest::{self, Again, Limits, Loaded};
 use abide::model::{EnvValue, State};
 
 use crate::support::{GOOD, Tree, abide, stdout, with};
@@ -428,4 +430,51 @@ fn a_long_key_of_json_hides_nothing() {
     let codes: Vec<_> = problems.iter().map(|line| line.split(' ').nth(1).unwrap_or_default()).collect();
     assert_eq!(codes.len(), 2, "{problems:?}");
     assert!(codes.contains(&"E0102") && codes.contains(&"E0208"), "{problems:?}");
+}
+
+/// What did not change is not parsed again; what changed is noticed, though size and time may be the same.
+#[test]
+fn a_tree_that_is_read_again_costs_what_changed() {
+    let body = |name: &str, start: &str| {
+        format!(
+            "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\nhosts: [{{ip: 10.0.0.1, bk_cloud_id: 0}}]\n\
+             spec:\n  identity: {{proc_name: {name}, setup_path: /opt, pid_path: /run/{name}.pid}}\n  control: {{start_cmd: {start}}}\n"
+        )
+    };
+    let tree = Tree::new(&[("a.yaml", body("a", "./1")), ("b.yaml", body("b", "./1"))]);
+    let (paths, limits) = ([tree.path().to_path_buf()], Limits::default());
+    let mut again = Again::default();
+    let mut read = || {
+        again.is_unchanged(&paths, &limits);
+        again.load(&limits, &BTreeMap::new())
+    };
+    let spec = |loaded: &Loaded, name: &str| {
+        let mut all = loaded.desired.instances.iter().filter(|(key, _)| key.name.as_str() == name);
+        Arc::clone(&all.next().expect("it is wanted").1.spec)
+    };
+    let first = read();
+    assert_eq!((&first.desired, &first.problems), (&tree.load().desired, &Vec::new()));
+    // As long as before, and as old as the clock of the file system can tell.
+    for number in 2..9 {
+        let before = read();
+        tree.write("a.yaml", body("a", &format!("./{number}")));
+        let after = read();
+        assert_eq!(spec(&after, "a").control.start_cmd.as_deref(), Some(format!("./{number}").as_str()));
+        assert!(Arc::ptr_eq(&spec(&before, "b"), &spec(&after, "b")), "b was parsed again");
+        assert_eq!(after.desired, tree.load().desired);
+    }
+    // Broken, then gone.
+    tree.write("b.yaml", "apiVersion: abide/v1\nkind: Process\nmeta: [\n");
+    let broken = read();
+    assert_eq!((broken.problems.len(), broken.desired.instances.len()), (tree.load().problems.len(), 1));
+    assert!(!broken.problems.is_empty());
+    std::fs::remove_file(tree.path().join("b.yaml")).expect("a file");
+    let gone = read();
+    assert_eq!((gone.problems.len(), gone.files), (0, 1));
+    // Nothing is certain of what is young.
+    assert!(!again.is_unchanged(&paths, &limits));
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(60);
+    let file = std::fs::File::options().write(true).open(tree.path().join("a.yaml")).expect("a file");
+    file.set_modified(old).expect("a time");
+    assert!(!again.is_unchanged(&paths, &limits), "its other time is young");
 }

@@ -32,6 +32,47 @@ pub fn running(machine: &Machine, names: &[&str]) -> bool {
     names.iter().all(|name| pids.get(*name).is_some_and(|pid| is_alive(*pid as u32)))
 }
 
+/// As somebody who does not know of manifests would.
+fn stop_directly(machine: &Machine, name: &str) {
+    let read = |name: &str| {
+        std::fs::read_to_string(machine.path(".abide-home").join(name)).expect("a file").trim().to_owned()
+    };
+    let address = read("address").trim_start_matches("http://").parse().expect("an address");
+    let auth = format!(
+        "X-Bkapi-Authorization: {}\r\n",
+        json!({"bk_app_code": "abide", "bk_app_secret": read("secret")})
+    );
+    let body = json!({"meta": {"namespace": "web", "name": name}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}], "op_type": 1});
+    let (status, text) = Server::at(address).send(
+        "POST",
+        "/api/c/compapi/v2/gse/operate_proc/",
+        &auth,
+        body.to_string().as_bytes(),
+    );
+    assert!(status == 200 && text.contains("task_id"), "{status} {text}");
+}
+
+/// The gateway tells: nobody waits for the next look.
+#[test]
+fn what_somebody_stops_is_started_at_once_and_what_the_agent_repairs_is_only_told() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
+    until("both run", || running(&machine, &["a", "b"]));
+    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    let before = machine.pids();
+    stop_directly(&machine, "a");
+    until("it is repaired", || machine.pids().get("a").is_some_and(|pid| *pid != before["a"]));
+    let starts =
+        |name: &str| said(&machine, "watch.log").matches(&format!("start 0:127.0.0.1:web:{name}  ")).count();
+    until("it is told", || starts("a") == 2);
+    kill(before["b"] as u32, "KILL");
+    until("it is told", || said(&machine, "watch.log").contains("it ended, and is back as process"));
+    until("b is back", || running(&machine, &["b"]));
+    assert_eq!(starts("b"), 1, "{}", said(&machine, "watch.log"));
+    assert_eq!(machine.effects(), ["start a 1", "start a 1", "start b 1", "start b 1", "stop a"]);
+}
+
 #[test]
 fn what_is_saved_is_made_true_and_what_is_broken_changes_nothing() {
     let machine = Machine::new();
@@ -72,23 +113,8 @@ fn drift_is_repaired_holds_are_not_and_a_missing_directory_prunes_nothing() {
     let _watch = watch(&machine, "watch.log", &["--prune"]);
     until("both run", || running(&machine, &["a", "b"]));
     // Somebody goes to the gateway directly.
-    let read = |name: &str| {
-        std::fs::read_to_string(machine.path(".abide-home").join(name)).expect("a file").trim().to_owned()
-    };
-    let address = read("address").trim_start_matches("http://").parse().expect("an address");
-    let auth = format!(
-        "X-Bkapi-Authorization: {}\r\n",
-        json!({"bk_app_code": "abide", "bk_app_secret": read("secret")})
-    );
-    let body = json!({"meta": {"namespace": "web", "name": "a"}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}], "op_type": 1});
     let before = machine.pids();
-    let (status, text) = Server::at(address).send(
-        "POST",
-        "/api/c/compapi/v2/gse/operate_proc/",
-        &auth,
-        body.to_string().as_bytes(),
-    );
-    assert!(status == 200 && text.contains("task_id"), "{status} {text}");
+    stop_directly(&machine, "a");
     until("it is repaired", || machine.pids().get("a").is_some_and(|pid| *pid != before["a"]));
     // What a person did stays so.
     assert_eq!(machine.run(&["stop", "web/b", "--reason", "by hand"]).0, 0);

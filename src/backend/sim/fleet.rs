@@ -15,6 +15,8 @@ pub struct Fleet {
     shows_specs: bool,
     procs: BTreeMap<InstanceKey, Proc>,
     next_pid: u32,
+    /// How often each was started or restarted.
+    launches: BTreeMap<InstanceKey, usize>,
 }
 
 /// One instance as it really is.
@@ -74,7 +76,7 @@ fn habits(dialect: Dialect) -> Habits {
 
 impl Fleet {
     pub fn new(dialect: Dialect) -> Fleet {
-        Fleet { dialect, shows_specs: true, procs: BTreeMap::new(), next_pid: 100 }
+        Fleet { dialect, shows_specs: true, procs: BTreeMap::new(), next_pid: 100, launches: BTreeMap::new() }
     }
 
     /// Only digests are shown from now on.
@@ -89,6 +91,10 @@ impl Fleet {
 
     pub fn procs(&self) -> &BTreeMap<InstanceKey, Proc> {
         &self.procs
+    }
+
+    pub fn launches(&self) -> &BTreeMap<InstanceKey, usize> {
+        &self.launches
     }
 
     /// Puts an instance there as it is said to be.
@@ -113,13 +119,16 @@ impl Fleet {
         }
     }
 
-    /// What is not kept running comes to its end.
-    pub fn runs_end(&mut self) {
+    /// What is not kept running comes to its end. Was there something?
+    pub fn runs_end(&mut self) -> bool {
+        let mut ended = false;
         let kept = |live: &Held| live.spec.monitor.auto_type == AutoType::Resident;
         for proc in self.procs.values_mut().filter(|proc| proc.live.as_ref().is_some_and(|live| !kept(live)))
         {
             (proc.live, proc.pid) = (None, None);
+            ended = true;
         }
+        ended
     }
 
     /// What a look shows. An instance of which nothing is left is not there.
@@ -247,6 +256,9 @@ impl Fleet {
         }
         if !habits.registry && !proc.hosted {
             proc.given = None;
+        }
+        if matches!(order.op, Op::Start | Op::Restart) {
+            *self.launches.entry(order.instance.clone()).or_default() += 1;
         }
         // Whoever gives it a spec puts a name on it.
         let gives = match order.op {

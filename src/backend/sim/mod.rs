@@ -14,7 +14,9 @@ use std::sync::{Mutex, MutexGuard};
 
 pub use fleet::{Fleet, Held, Proc};
 
-use super::{Answer, Backend, Fault, Order, Outcome, Scope, Task};
+use tokio::sync::mpsc::Sender;
+
+use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Task, Told};
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, Seen, Time};
 
 /// What goes wrong, and how often (0.0 never, 1.0 always).
@@ -56,6 +58,10 @@ struct Inner {
     /// Operations on their way, by the time of their effect.
     pending: Vec<(Time, u64, Order)>,
     tasks: BTreeMap<u64, Vec<Row>>,
+    /// Whoever follows, and how many changes there were.
+    followers: Vec<Sender<Told>>,
+    number: u64,
+    tells: bool,
 }
 
 struct Row {
@@ -81,6 +87,9 @@ impl Sim {
             history,
             pending: Vec::new(),
             tasks: BTreeMap::new(),
+            followers: Vec::new(),
+            number: 0,
+            tells: false,
         };
         Sim { inner: Mutex::new(inner) }
     }
@@ -88,6 +97,17 @@ impl Sim {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // A panic elsewhere leaves a fleet that is still whole: it is changed one operation at a time.
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// From here on it tells of changes, as our own gateway does.
+    pub fn tell_changes(self) -> Sim {
+        self.inner().tells = true;
+        self
+    }
+
+    /// Whoever follows is told no more, as if the connection had broken.
+    pub fn break_off(&self) {
+        self.inner().followers.clear();
     }
 
     pub fn now(&self) -> Time {
@@ -107,6 +127,11 @@ impl Sim {
         self.inner().fleet.clone()
     }
 
+    /// How many calls were taken on so far.
+    pub fn calls(&self) -> usize {
+        self.inner().tasks.len()
+    }
+
     pub fn set_faults(&self, faults: Faults) {
         self.inner().faults = faults;
     }
@@ -120,6 +145,13 @@ impl Sim {
         };
     }
 
+    /// Changes what is there behind everybody's back.
+    pub fn meddle(&self, with: impl FnOnce(&mut Fleet)) {
+        let mut inner = self.inner();
+        with(&mut inner.fleet);
+        inner.remember();
+    }
+
     /// Ends a process as if it had crashed.
     pub fn kill(&self, key: &InstanceKey) {
         let mut inner = self.inner();
@@ -131,10 +163,11 @@ impl Sim {
 impl Inner {
     fn tick(&mut self) {
         self.now = self.now.after_secs(1);
-        self.fleet.runs_end();
+        let mut happened = self.fleet.runs_end();
         let (due, later): (Vec<_>, Vec<_>) = self.pending.drain(..).partition(|(at, _, _)| *at <= self.now);
         self.pending = later;
         for (_, task, order) in due {
+            happened = true;
             let result = self.carry_out(&order);
             let rows = self.tasks.get_mut(&task).into_iter().flatten();
             // Of a call that came twice the first answer counts.
@@ -146,10 +179,13 @@ impl Inner {
             for key in running {
                 if self.chance.hits(self.faults.deaths) {
                     self.fleet.dies(&key);
+                    happened = true;
                 }
             }
         }
-        self.remember();
+        if happened {
+            self.remember();
+        }
     }
 
     fn carry_out(&mut self, order: &Order) -> Outcome {
@@ -164,9 +200,27 @@ impl Inner {
 
     fn remember(&mut self) {
         let rows = self.fleet.rows();
-        if self.history.last().is_none_or(|(_, last)| *last != rows) {
-            self.history.push((self.now, rows));
+        let Some((_, last)) = self.history.last() else { return self.history.push((self.now, rows)) };
+        if *last == rows {
+            return;
         }
+        if self.tells {
+            self.number += 1;
+            let keys: BTreeSet<&InstanceKey> = rows.keys().chain(last.keys()).collect();
+            let other = keys.into_iter().filter(|key| rows.get(key) != last.get(key));
+            let other =
+                other.map(|key| (key.clone(), rows.get(key).map(|seen| told(seen.clone(), self.now))));
+            let told = Told::Rows { number: self.number, rows: other.collect() };
+            // Who does not listen is not waited for.
+            self.followers.retain(|follower| follower.try_send(told.clone()).is_ok());
+            // Nobody is shown the past who is told of the present.
+            self.history.clear();
+        }
+        self.history.push((self.now, rows));
+    }
+
+    fn silent(&self) -> BTreeMap<HostKey, String> {
+        self.dead.iter().map(|host| (host.clone(), "its agent does not answer".to_owned())).collect()
     }
 
     fn look(&mut self) -> Observed {
@@ -179,11 +233,9 @@ impl Inner {
             .or(self.history.first())
             .cloned()
             .unwrap_or_default();
-        let told = |(key, seen): (InstanceKey, Seen)| (key, Seen { report_time: Some(as_of), ..seen });
-        let gaps = self.dead.iter().map(|host| (host.clone(), "its agent does not answer".to_owned()));
-        let instances =
-            rows.into_iter().filter(|(key, _)| !self.dead.contains(&key.host)).map(told).collect();
-        Observed { instances, gaps: gaps.collect(), at: self.now }
+        let seen = rows.into_iter().filter(|(key, _)| !self.dead.contains(&key.host) || self.tells);
+        let instances = seen.map(|(key, seen)| (key, told(seen, as_of))).collect();
+        Observed { instances, gaps: self.silent(), at: self.now }
     }
 
     fn submit(&mut self, orders: &[Order]) -> Result<Task, Fault> {
@@ -220,6 +272,10 @@ impl Inner {
     }
 }
 
+fn told(seen: Seen, at: Time) -> Seen {
+    Seen { report_time: Some(at), ..seen }
+}
+
 impl Backend for Sim {
     fn dialect(&self) -> Dialect {
         self.inner().fleet.dialect()
@@ -227,6 +283,22 @@ impl Backend for Sim {
 
     async fn observe(&self, _scope: &Scope) -> Result<Observed, Fault> {
         Ok(self.inner().look())
+    }
+
+    async fn follow(&self, _scope: &Scope) -> Result<(Observed, Option<Changes>), Fault> {
+        let mut inner = self.inner();
+        let observed = inner.look();
+        if !inner.tells {
+            return Ok((observed, None));
+        }
+        let (tell, changes) = Changes::new(inner.number);
+        inner.followers.push(tell);
+        Ok((observed, Some(changes)))
+    }
+
+    async fn mark(&self, _hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
+        let inner = self.inner();
+        Ok(Mark { number: inner.number, gaps: inner.silent() })
     }
 
     async fn submit(&self, _call: &str, orders: &[Order]) -> Result<Task, Fault> {

@@ -6,7 +6,8 @@
 //! sure that what is watched is still what the path leads to. Where the kernel cannot tell (no watches left, a network
 //! file system, or on request), the files' metadata are compared every two seconds.
 //!
-//! A reading on which something is missing is confirmed by another before anything may be pruned.
+//! A reading on which something is missing is confirmed by another before anything may be pruned. Files that did not change
+//! are not read again, and a tree in which nothing did costs a walk.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -20,8 +21,7 @@ use notify::{RecursiveMode, Watcher};
 
 use super::kept::Kept;
 use super::{Finish, Reading, Seen};
-use crate::manifest::{self, Limits};
-use crate::reconcile::of_desired;
+use crate::manifest::{Again, Limits};
 
 pub struct Directory {
     paths: Vec<PathBuf>,
@@ -29,9 +29,9 @@ pub struct Directory {
     debounce: Duration,
     /// Never ask the kernel.
     only_poll: bool,
+    again: Again,
     kept: Kept,
     last: Reading,
-    last_revision: String,
     seen: Arc<Seen>,
     watching: Watching,
 }
@@ -64,12 +64,16 @@ impl Directory {
     ) -> Directory {
         let seen = Arc::new(Seen::default());
         let watching = Watching::begin(&paths, only_poll, &seen);
-        let (kept, last, last_revision) = (Kept::new(finish), Reading::default(), String::new());
-        Directory { paths, limits, debounce, only_poll, kept, last, last_revision, seen, watching }
+        let (again, kept, last) = (Again::default(), Kept::new(finish), Reading::default());
+        Directory { paths, limits, debounce, only_poll, again, kept, last, seen, watching }
     }
 
     pub(super) fn seen(&self) -> &Arc<Seen> {
         &self.seen
+    }
+
+    pub(super) fn last(&self) -> &Reading {
+        &self.last
     }
 
     /// Did something change, and has it been quiet since? Or did somebody ask?
@@ -94,16 +98,21 @@ impl Directory {
             // First the watch, then the reading: nothing is lost in between.
             self.watching = Watching::begin(&self.paths, self.only_poll, &self.seen);
         }
-        let (paths, limits) = (&self.paths, &self.limits);
-        let reading = self.kept.take(|stand_ins| manifest::load_with(paths, limits, stand_ins));
+        let (again, limits) = (&mut self.again, &self.limits);
+        if again.is_unchanged(&self.paths, limits) {
+            // The same files say the same.
+            self.last.is_news = false;
+            self.last.may_prune = !self.last.is_incomplete;
+            return &self.last;
+        }
+        let reading = self.kept.take(|stand_ins| again.load(limits, stand_ins));
+        let before = self.last.revision.clone();
         let mut reading = Kept::unless_gone(reading, &mut self.last);
-        let revision = of_desired(&reading.desired);
-        reading.may_prune = !reading.is_incomplete && revision == self.last_revision;
+        reading.may_prune = !reading.is_incomplete && reading.revision == before;
         // The next look confirms it.
         if !reading.may_prune && !reading.is_incomplete {
             self.seen.changed_now();
         }
-        self.last_revision = revision;
         self.last = reading;
         &self.last
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::{Finish, Reading};
 use crate::manifest::{Loaded, Problem, Severity};
+use crate::reconcile::of_desired;
 
 pub struct Kept {
     finish: Finish,
@@ -28,7 +29,7 @@ impl Kept {
     }
 
     /// A reading of what `load` finds, which is asked a second time with the good texts of what is bad.
-    pub fn take(&mut self, load: impl Fn(&BTreeMap<String, Arc<str>>) -> Loaded) -> Reading {
+    pub fn take(&mut self, mut load: impl FnMut(&BTreeMap<String, Arc<str>>) -> Loaded) -> Reading {
         let mut loaded = load(&BTreeMap::new());
         let bad = bad_files(&loaded.problems);
         self.keep(&loaded, &bad);
@@ -52,7 +53,18 @@ impl Kept {
         self.told = told;
         let texts = loaded.given();
         let (files, desired) = (loaded.files, loaded.desired);
-        Reading { desired, problems, is_incomplete, may_prune: false, is_news, files, commit: None, texts }
+        let revision = of_desired(&desired);
+        Reading {
+            desired,
+            revision,
+            problems,
+            is_incomplete,
+            may_prune: false,
+            is_news,
+            files,
+            commit: None,
+            texts,
+        }
     }
 
     /// A reading without a single instance, after one with some: a directory that is not there, more often than a wish.
@@ -61,6 +73,7 @@ impl Kept {
             reading.is_incomplete = true;
             reading.desired = std::mem::take(&mut last.desired);
             reading.texts = std::mem::take(&mut last.texts);
+            reading.revision = std::mem::take(&mut last.revision);
         }
         reading
     }

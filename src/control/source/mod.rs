@@ -1,14 +1,15 @@
-//! Where manifests come from: directories that are watched, or a branch of a git repository.
+//! Where manifests come from: directories that are watched, a branch of a git repository, or a program.
 //!
-//! Both give the same value, a [`Reading`], and promise the same: what cannot be read, is suddenly empty or has an error
+//! All give the same value, a [`Reading`], and promise the same: what cannot be read, is suddenly empty or has an error
 //! changes nothing ([`kept`]), and nothing is pruned on such a reading. What is wrong with a source as a whole, rather
 //! than with a file, is its [`Trouble`].
 
 pub mod directory;
 pub mod git;
+pub mod handed;
 mod kept;
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,14 +20,17 @@ use tokio::sync::Notify;
 
 use self::directory::Directory;
 use self::git::Git;
+use self::handed::Handed;
 use crate::manifest::{Given, Limits, Problem};
-use crate::model::{Desired, Stamped};
+use crate::model::{Desired, InstanceKey, Stamped};
 use crate::store::{Error, Store};
 
 /// One reading of the manifests.
 #[derive(Debug, Default)]
 pub struct Reading {
     pub desired: Desired,
+    /// Its digest: two readings with the same one want the same.
+    pub revision: String,
     pub problems: Vec<Problem>,
     /// Something could not be read as it is now: what is missing may only be unread.
     pub is_incomplete: bool,
@@ -42,7 +46,7 @@ pub struct Reading {
 }
 
 /// How a want is changed on its way: the local agent's user, say.
-pub type Finish = Box<dyn Fn(&mut Desired) + Send>;
+pub type Finish = Box<dyn FnMut(&mut Desired) + Send>;
 
 /// Why a source is not followed. What was last taken stays in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,6 +101,7 @@ impl fmt::Display for Trouble {
 pub enum Source {
     Directory(Directory),
     Git(Git),
+    Handed(Handed),
 }
 
 impl Source {
@@ -110,6 +115,7 @@ impl Source {
         match self {
             Source::Directory(directory) => directory.changed(),
             Source::Git(git) => git.changed(),
+            Source::Handed(handed) => handed.changed(),
         }
     }
 
@@ -118,6 +124,7 @@ impl Source {
         match self {
             Source::Directory(directory) => directory.wait(),
             Source::Git(git) => git.wait(),
+            Source::Handed(handed) => handed.wait(),
         }
     }
 
@@ -137,13 +144,24 @@ impl Source {
         match self {
             Source::Directory(directory) => Ok(Some(directory.read())),
             Source::Git(git) => git.read(state).await,
+            Source::Handed(handed) => Ok(handed.read()),
         }
+    }
+
+    /// Was it wanted when it was last read?
+    pub fn wants(&self, key: &InstanceKey) -> bool {
+        let last = match self {
+            Source::Directory(directory) => Some(directory.last()),
+            Source::Git(git) => git.last(),
+            Source::Handed(handed) => handed.last(),
+        };
+        last.is_some_and(|reading| reading.desired.instances.contains_key(key))
     }
 
     /// What is wrong with the source, if that is not what was last told.
     pub fn news(&mut self) -> Option<Option<&Trouble>> {
         match self {
-            Source::Directory(_) => None,
+            Source::Directory(_) | Source::Handed(_) => None,
             Source::Git(git) => git.news(),
         }
     }
@@ -151,7 +169,7 @@ impl Source {
     /// Somebody else may have led meanwhile: what he took is to be asked for.
     pub fn forget(&mut self) {
         match self {
-            Source::Directory(_) => {}
+            Source::Directory(_) | Source::Handed(_) => {}
             Source::Git(git) => git.forget(),
         }
     }
@@ -160,6 +178,7 @@ impl Source {
         match self {
             Source::Directory(directory) => directory.seen(),
             Source::Git(git) => git.seen(),
+            Source::Handed(handed) => handed.seen(),
         }
     }
 }
@@ -200,15 +219,30 @@ impl Seen {
 
 /// Gives every want a user where none is named, each shared spec once.
 pub fn name_users(desired: &mut Desired, user: &str) {
-    let mut named: BTreeMap<usize, (Arc<Stamped>, Arc<Stamped>)> = BTreeMap::new();
-    for want in desired.instances.values_mut().filter(|want| want.spec.identity.user.is_none()) {
-        let old = Arc::clone(&want.spec);
-        // The old one is kept, so that no other spec gets its address meanwhile.
-        let (_, new) = named.entry(Arc::as_ptr(&old) as usize).or_insert_with(|| {
-            let mut spec = (**old).clone();
-            spec.identity.user = Some(user.to_owned());
-            (old, Arc::new(Stamped::new(spec)))
-        });
-        want.spec = Arc::clone(new);
+    Named::default().name(desired, user);
+}
+
+/// The same again and again: what was named before is not named anew.
+#[derive(Default)]
+pub struct Named {
+    /// By the address of the spec without a user, which is kept, so that no other gets its address meanwhile.
+    known: HashMap<usize, (Arc<Stamped>, Arc<Stamped>)>,
+}
+
+impl Named {
+    pub fn name(&mut self, desired: &mut Desired, user: &str) {
+        let mut before = std::mem::take(&mut self.known);
+        for want in desired.instances.values_mut().filter(|want| want.spec.identity.user.is_none()) {
+            let old = Arc::clone(&want.spec);
+            let at = Arc::as_ptr(&old) as usize;
+            let (_, new) = self.known.entry(at).or_insert_with(|| {
+                before.remove(&at).unwrap_or_else(|| {
+                    let mut spec = (**old).clone();
+                    spec.identity.user = Some(user.to_owned());
+                    (old, Arc::new(Stamped::new(spec)))
+                })
+            });
+            want.spec = Arc::clone(new);
+        }
     }
 }

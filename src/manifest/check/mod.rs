@@ -20,13 +20,14 @@ use crate::model::{
     Stamped, State,
 };
 
-/// What one document declares, as far as it is well said.
-#[derive(Debug)]
+/// What one document declares, as far as it is well said. A copy is cheap: a tree that is read again shares what did not
+/// change.
+#[derive(Clone, Debug)]
 pub enum Declared {
-    Process(Box<Process>),
-    Group(Group),
-    Defaults(Box<SpecEntry>),
-    Policy(Policy),
+    Process(Arc<Process>),
+    Group(Arc<Group>),
+    Defaults(Arc<SpecEntry>),
+    Policy(Arc<Policy>),
     Nothing,
 }
 
@@ -78,17 +79,17 @@ pub fn document(document: Document) -> (Declared, Vec<Finding>) {
         );
     }
     let declared = match document.kind.as_deref() {
-        None | Some("Process") => Declared::Process(Box::new(process(document, in_body, &mut values))),
-        Some("HostGroup") => Declared::Group(group(&document, &mut values)),
+        None | Some("Process") => Declared::Process(Arc::new(process(document, in_body, &mut values))),
+        Some("HostGroup") => Declared::Group(Arc::new(group(&document, &mut values))),
         Some("Defaults") => {
             let entry = document.spec.unwrap_or_else(|| {
                 values.missing(Path::of("spec"));
                 SpecEntry::default()
             });
             spec(&entry, &Path::of("spec"), true, &mut values);
-            Declared::Defaults(Box::new(entry))
+            Declared::Defaults(Arc::new(entry))
         }
-        Some("Policy") => Declared::Policy(policy::policy(document, &mut values)),
+        Some("Policy") => Declared::Policy(Arc::new(policy::policy(document, &mut values))),
         Some(kind) => {
             let hint = match did_you_mean(kind, grammar::KINDS.iter().copied()) {
                 Some(meant) => format!("did you mean {meant}?"),

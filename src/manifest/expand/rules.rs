@@ -31,7 +31,8 @@ impl Policies {
                 let finding = Finding::new(Code::SameName, path.clone(), message);
                 found.push((at, finding.hint("give one of them another name").other(other, path)));
             }
-            let policy = Policy { place: places[at].clone(), reach: document.home.clone(), ..policy.clone() };
+            let policy =
+                Policy { place: places[at].clone(), reach: document.home.clone(), ..(**policy).clone() };
             if policy.allow != Allow::default() {
                 policies.strict.entry(document.home.clone()).or_default().push((at, policy.clone()));
             }

@@ -47,6 +47,7 @@ pub struct Looked {
 pub struct Looker {
     setting: Arc<Setting>,
     program: Program,
+    again: manifest::Again,
     kept: Kept,
     /// The commit whose texts are kept: the last good one.
     good: Option<String>,
@@ -64,7 +65,8 @@ impl Looker {
     pub fn new(setting: Arc<Setting>, finish: Finish, stop: Arc<AtomicBool>) -> Looker {
         let mirror = mirror(&setting);
         let program = Program { mirror, patience: setting.patience, stop };
-        Looker { setting, program, kept: Kept::new(finish), good: None, is_untidy: false }
+        let again = manifest::Again::default();
+        Looker { setting, program, again, kept: Kept::new(finish), good: None, is_untidy: false }
     }
 
     /// `pin` is the commit taken last, `have` the one in force here.
@@ -185,11 +187,15 @@ impl Looker {
             && let Some(good) = &good
             && let Ok(files) = self.files(good)
         {
-            self.kept.prime(&load(&files, &self.setting.limits, &BTreeMap::new()));
+            let limits = &self.setting.limits;
+            let good = manifest::load_given(files.files, files.problems, limits, &BTreeMap::new());
+            self.kept.prime(&good);
         }
         let files = self.files(commit)?;
         let limits = &self.setting.limits;
-        let mut reading = self.kept.take(|stand_ins| load(&files, limits, stand_ins));
+        let again = &mut self.again;
+        again.take(files.files, files.problems);
+        let mut reading = self.kept.take(|stand_ins| again.load(limits, stand_ins));
         if reading.desired.instances.is_empty() && !reading.is_incomplete {
             let why = format!("no process is declared {}", below(&self.setting.path));
             return Err(Trouble::Empty { tip: commit.to_owned(), why });

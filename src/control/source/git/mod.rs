@@ -83,6 +83,10 @@ impl Git {
         }
     }
 
+    pub(super) fn last(&self) -> Option<&Reading> {
+        self.reading.as_ref()
+    }
+
     pub(super) fn seen(&self) -> &Arc<Seen> {
         &self.seen
     }

@@ -1,0 +1,170 @@
+//! What is known of the target between two passes.
+//!
+//! # Theory of operation
+//! A target that tells of its changes is looked at once; from there on each pushed row is laid over that look. Before a
+//! pass, the target is asked which number it has reached, and everything up to it is taken in: what is planned on is as
+//! fresh as a look, at the cost of what changed. On any doubt (the stream broke, the numbers do not come, a change was
+//! forgotten), and every few minutes in any case, everything is looked at anew. A target that does not tell is looked at
+//! every time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::info;
+
+use super::Target;
+use crate::backend::{Backend, Changes, Told};
+use crate::execute::world::World;
+use crate::model::{Desired, HostKey, InstanceKey, Observed, Seen};
+
+/// After this long everything is looked at, though nothing seems to have been missed.
+const ANEW: Duration = Duration::from_secs(300);
+/// How long a target may take to tell of what it has done.
+const CATCH_UP: Duration = Duration::from_secs(2);
+
+/// A stream that ended before this was never much of one.
+const SHORT: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+pub struct Sight {
+    known: Option<Known>,
+    /// What our own steps were for: that these change is no news.
+    ours: BTreeSet<InstanceKey>,
+    /// Processes that are another run than before, though nothing of ours was for them.
+    relaunched: BTreeMap<InstanceKey, u32>,
+}
+
+struct Known {
+    /// `None`: a pass has it.
+    observed: Option<Arc<Observed>>,
+    changes: Changes,
+    number: u64,
+    looked: Instant,
+}
+
+impl Sight {
+    /// The world as it is now.
+    pub async fn world<T: Target>(
+        &mut self,
+        target: &T,
+        desired: &Desired,
+        prune: bool,
+    ) -> Result<World, String> {
+        let hosts = || desired.instances.values().map(|want| want.host.key.clone()).collect();
+        match self.caught_up(target, hosts).await {
+            Ok(Some(observed)) => return Ok(World::of(observed)),
+            Ok(None) => {}
+            Err(doubt) => info!(doubt, "everything is looked at anew"),
+        }
+        self.known = None;
+        self.ours.clear();
+        let (world, changes) = target.follow(desired, prune).await?;
+        let looked = Instant::now();
+        self.known = changes.map(|changes| Known { observed: None, number: changes.from, changes, looked });
+        Ok(world)
+    }
+
+    /// What was lent to a pass.
+    pub fn keep(&mut self, observed: Arc<Observed>) {
+        if let Some(known) = &mut self.known {
+            known.observed = Some(observed);
+        }
+    }
+
+    /// These are about to change by our own doing.
+    pub fn expect(&mut self, instances: impl Iterator<Item = InstanceKey>) {
+        self.ours.extend(instances);
+    }
+
+    /// Which processes came back by themselves since this was last asked.
+    pub fn relaunched(&mut self) -> BTreeMap<InstanceKey, u32> {
+        std::mem::take(&mut self.relaunched)
+    }
+
+    /// Waits until something is told that may matter to whoever cares for such a row. Nothing is lost by not waiting to
+    /// the end.
+    pub async fn told(&mut self, cares: impl Fn(&InstanceKey, Option<&Seen>) -> bool) {
+        loop {
+            let Some(known) = &mut self.known else { return std::future::pending().await };
+            let told = known.changes.next().await;
+            if self.take_in(told, &cares) {
+                return;
+            }
+        }
+    }
+
+    async fn caught_up<T: Target>(
+        &mut self,
+        target: &T,
+        hosts: impl Fn() -> BTreeSet<HostKey>,
+    ) -> Result<Option<Observed>, String> {
+        match &self.known {
+            None => return Ok(None),
+            Some(known) if known.looked.elapsed() >= ANEW => return Ok(None),
+            Some(known) if known.observed.is_none() => return Err("a pass was broken off".to_owned()),
+            Some(_) => {}
+        }
+        let mark = target.backend().mark(&hosts()).await.map_err(|fault| fault.to_string())?;
+        let until = Instant::now() + CATCH_UP;
+        while let Some(known) = &mut self.known
+            && known.number < mark.number
+        {
+            match tokio::time::timeout_at(until, known.changes.next()).await {
+                Ok(told) => self.take_in(told, &|_, _| false),
+                Err(_) => return Err("the target does not tell of what it has done".to_owned()),
+            };
+        }
+        self.ours.clear();
+        let observed = self.known.as_mut().and_then(|known| known.observed.take());
+        // Whoever shows the last look may still have it.
+        let mut observed = Arc::unwrap_or_clone(observed.ok_or("the target tells no more")?);
+        observed.gaps = mark.gaps;
+        Ok(Some(observed))
+    }
+
+    /// Might it matter?
+    fn take_in(&mut self, told: Told, cares: &impl Fn(&InstanceKey, Option<&Seen>) -> bool) -> bool {
+        let Some(known) = &mut self.known else { return false };
+        let Some(observed) = &mut known.observed else { return false };
+        let (number, rows) = match told {
+            Told::Rows { number, rows } => (number, rows),
+            Told::Over(why) => {
+                info!(why, "changes are told no more");
+                // One that ends as soon as it begins is no reason to look at everything again and again.
+                let lasted = known.looked.elapsed() >= SHORT;
+                self.known = None;
+                return lasted;
+            }
+        };
+        known.number = number;
+        if rows.is_empty() {
+            return false;
+        }
+        let observed = Arc::make_mut(observed);
+        let mut matters = false;
+        for (key, row) in rows {
+            let before = observed.instances.get(&key);
+            let pids = (before.and_then(|seen| seen.pid), row.as_ref().and_then(|seen| seen.pid));
+            if let (Some(_), (then, Some(now))) = (before, pids)
+                && then != Some(now)
+                && !self.ours.contains(&key)
+            {
+                self.relaunched.insert(key.clone(), now);
+            }
+            let other = before.map(standing) != row.as_ref().map(standing);
+            matters |= other && (cares(&key, before) || cares(&key, row.as_ref()));
+            match row {
+                Some(row) => observed.instances.insert(key, row),
+                None => observed.instances.remove(&key),
+            };
+        }
+        matters
+    }
+}
+
+/// A row without what changes by itself: what is left decides what is to be done.
+pub fn standing(seen: &Seen) -> Seen {
+    Seen { pid: None, since: None, report_time: None, ..seen.clone() }
+}
