@@ -23,26 +23,26 @@ fn main() {
     let applied = command(here, &["apply", "m", "--yes"]).status().expect("it runs");
     assert!(applied.success(), "{applied}");
     let log = std::fs::File::create(here.join("log")).expect("a file");
+    let both = log.try_clone().expect("a file");
     let begin = Instant::now();
-    let mut watch =
-        command(here, &["watch", "m", "--listen", "127.0.0.1:0"]).stderr(log).spawn().expect("it starts");
+    let mut watch = command(here, &["watch", "m", "--listen", "127.0.0.1:0"]);
+    let watch = Watch(watch.stdout(both).stderr(log).spawn().expect("it starts"), here);
     until("it rests", || std::fs::read_to_string(here.join("log")).unwrap_or_default().contains("converged"));
     let first = begin.elapsed();
     // The files are all new; from the second look on they are known.
     std::thread::sleep(Duration::from_secs(5));
     let system = system(here);
-    let (watched, served) = (spent(watch.id()), spent(system));
+    let (watched, served) = (spent(watch.0.id()), spent(system));
     std::thread::sleep(IDLE);
     let share = |before: Duration, pid: u32| {
         ((spent(pid) - before).as_secs_f64() / IDLE.as_secs_f64() * 1e4).round() / 100.0
     };
-    let (watched, served) = (share(watched, watch.id()), share(served, system));
-    let rss = memory(watch.id(), "VmRSS:");
+    let (watched, served) = (share(watched, watch.0.id()), share(served, system));
+    let rss = memory(watch.0.id(), "VmRSS:");
     let mut took: Vec<Duration> = (1..=CHANGES).map(|version| change(here, version)).collect();
     took.sort();
-    let peak = memory(watch.id(), "VmHWM:");
-    end(&mut watch);
-    command(here, &["down"]).status().expect("it runs");
+    let peak = memory(watch.0.id(), "VmHWM:");
+    drop(watch);
     let ms = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
     println!(
         "{:#}",
@@ -131,7 +131,13 @@ fn memory(pid: u32, what: &str) -> f64 {
     (kb * 1024.0 / 1e5).round() / 10.0
 }
 
-fn end(child: &mut Child) {
-    child.kill().expect("it is killed");
-    child.wait().expect("it ends");
+/// Ended, and the system below it, whatever happens.
+struct Watch<'a>(Child, &'a Path);
+
+impl Drop for Watch<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+        let _ = command(self.1, &["down"]).status();
+    }
 }

@@ -30,16 +30,30 @@ struct Known {
 const YOUNG_SECS: i64 = 2;
 
 impl Again {
-    /// Walks the paths. Is it certain that every file is as it was when it was last read?
+    /// Walks the paths. Is every file as it was when it was last read?
     pub fn is_unchanged(&mut self, paths: &[PathBuf], limits: &Limits) -> bool {
         let found = find::find(paths, limits);
         let before = std::mem::replace(&mut self.found, found);
-        let same = |(now, then): (&Candidate, &Candidate)| {
-            now.name == then.name && now.home == then.home && self.known(now).is_some()
-        };
-        self.found.problems == before.problems
-            && self.found.files.len() == before.files.len()
-            && self.found.files.iter().zip(&before.files).all(same)
+        let same = |(now, then): (&Candidate, &Candidate)| now.name == then.name && now.home == then.home;
+        if self.found.problems != before.problems
+            || self.found.files.len() != before.files.len()
+            || !self.found.files.iter().zip(&before.files).all(same)
+        {
+            return false;
+        }
+        // A file whose metadata do not tell is read.
+        let is_old = is_old();
+        for file in &self.found.files {
+            let Some(known) = self.files.get_mut(&file.name) else { return false };
+            if known.facts.is_some() && known.facts == file.facts {
+                continue;
+            }
+            match find::read(file, limits) {
+                Ok(source) if source.text == known.source.text => known.facts = file.facts.filter(&is_old),
+                Ok(_) | Err(_) => return false,
+            }
+        }
+        true
     }
 
     /// The same for files that somebody else has found and read, with the problems he met.
@@ -71,13 +85,17 @@ impl Again {
 
     /// From here on, these files are known, and no others.
     pub(super) fn keep<'a>(&mut self, read: impl Iterator<Item = (&'a Candidate, &'a Source, Arc<Parts>)>) {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
-        let is_old = |facts: &Facts| facts.changed_secs() + YOUNG_SECS < now;
+        let is_old = is_old();
         self.files = read
             .map(|(file, source, parts)| {
-                let facts = file.facts.filter(is_old);
+                let facts = file.facts.filter(&is_old);
                 (source.name.clone(), Known { facts, source: source.clone(), parts })
             })
             .collect();
     }
+}
+
+fn is_old() -> impl Fn(&Facts) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
+    move |facts| facts.changed_secs() + YOUNG_SECS < now
 }
