@@ -129,7 +129,7 @@ impl Table {
         if rows.is_empty() && table.fences.is_empty() {
             let found = marked();
             if !found.is_empty() {
-                warn!(processes = found.len(), "running with our marks, and not in this folder");
+                info!(processes = found.len(), "running with marks, and not in this folder");
             }
             table.strays = Some(found);
         }

@@ -28,7 +28,7 @@ use crate::gateway::Gateway;
 use crate::gateway::auth::{Apps, Keepers, Tokens};
 use crate::gateway::http::Limits;
 use crate::http::{Calling, Reloaded};
-use crate::model::{Host, HostKey, Op};
+use crate::model::{Host, HostKey, Observed, Op};
 use crate::store::Embedded;
 
 /// Run the local system in the foreground: a gateway and an agent for this machine
@@ -247,10 +247,11 @@ impl Agent {
 pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
     let home = Home::find()?;
     if args.stop_processes && home.path("gateway").is_dir() {
+        let was_up = home.served_by().is_some();
         home.start()?;
         let runtime = runtime()?;
         if let Some(live) = TargetArgs::local().connect("default", Start::Never)? {
-            let left = runtime.block_on(stop_all(&live, printer))?;
+            let left = runtime.block_on(stop_all(&live, was_up, printer))?;
             if left > 0 {
                 let message =
                     format!("{} could not be stopped: the local system stays", count(left, "process"));
@@ -267,9 +268,19 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// How long an agent may take to tell of everything that it found.
+const TO_TELL: Duration = Duration::from_millis(500);
+
 /// Stops everything that runs. How many still do.
-async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
-    let observed = live.everything().await?;
+async fn stop_all(live: &Live, was_up: bool, printer: &Printer) -> Result<usize, Failure> {
+    let mut observed = live.everything().await?;
+    // An agent that has just come up has yet to tell of what it found running.
+    let begin = Instant::now();
+    let runs = |observed: &Observed| observed.instances.values().any(|seen| seen.running == Some(true));
+    while !was_up && !runs(&observed) && begin.elapsed() < TO_TELL {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        observed = live.everything().await?;
+    }
     let there =
         observed.instances.iter().filter(|(_, seen)| seen.running == Some(true) || seen.hosted == Some(true));
     let orders: Vec<Order> = there

@@ -387,7 +387,7 @@ fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             printer.styled(&format!("{text}\n"));
         }
         Event::Soaking { process, secs } => {
-            printer.styled(&format!("{DIM}{process}: watching for {secs} s before the rest{DIM:#}\n"));
+            printer.styled(&format!("{DIM}{process}: watching for {secs} s whether it stays well{DIM:#}\n"));
         }
         Event::Relaunched { instance, pid } => {
             info!(%instance, pid, "relaunched");

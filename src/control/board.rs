@@ -413,7 +413,7 @@ impl Inner {
             }
             Event::Ended { step, ended } => self.ended(step, ended),
             Event::Soaking { process, secs } => {
-                let title = format!("{process}: watching for {secs} s before the rest");
+                let title = format!("{process}: watching for {secs} s whether it stays well");
                 let more = json!({"process": process.to_string(), "secs": secs});
                 self.note(Kind::Soaking, Level::Info, title, plain(), more);
             }

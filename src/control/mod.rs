@@ -316,6 +316,30 @@ pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::R
     }
 }
 
+/// The same for work that is to come to its end at a safe point when somebody wants that, or when the lease is lost.
+async fn keeping_or_ending<S: Store, T>(
+    state: &S,
+    lease: &Lease,
+    mut stop: watch::Receiver<bool>,
+    ends: &watch::Sender<bool>,
+    work: impl Future<Output = T>,
+) -> T {
+    tokio::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            Ok(_) = stop.wait_for(|stop| *stop), if !*ends.borrow() => {
+                let _ = ends.send(true);
+            }
+            () = tokio::time::sleep(LEASE.1) => {
+                if matches!(state.renew_lease(lease, LEASE.0).await, Ok(false)) {
+                    let _ = ends.send(true);
+                }
+            }
+        }
+    }
+}
+
 /// Renews a lease while something goes on.
 async fn keeping<S: Store, T>(state: &S, lease: &Lease, work: impl Future<Output = T>) -> T {
     tokio::pin!(work);

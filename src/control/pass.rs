@@ -15,7 +15,7 @@ use super::rollback::as_before;
 use super::sight::Sight;
 use super::snapshot::{self, Word};
 use super::source::{Reading, Source};
-use super::{Event, LEASE, Look, Setting, Target, keeping};
+use super::{Event, LEASE, Look, Setting, Target, keeping, keeping_or_ending};
 use crate::clock;
 use crate::execute::world::World;
 use crate::execute::{self, Ended, Terms, Told};
@@ -247,11 +247,15 @@ impl<'a, T: Target> Pass<'a, T> {
         let caps = self.setting.rules.caps;
         let deadline = begin + self.setting.timeout;
         let whom = (self.target.name(), &caps);
-        if let Err(why) = execute::settle(self.target.backend(), state, whom, owner, deadline).await {
+        // What a run that died had begun may have changed what was looked at: then it is looked at again.
+        let left = execute::journal::left(state, owner).await.is_ok_and(|left| !left.is_empty());
+        let settled = execute::settle(self.target.backend(), state, whom, owner, deadline).await;
+        if left || settled.is_err() {
             let _ = state.release_lease(&lease).await;
-            return self.trouble(&why.to_string());
+            return settled.map_or_else(|why| self.trouble(&why.to_string()), |()| true);
         }
-        let mut terms = super::terms(desired, observed, plan, stop);
+        let (ends, ended) = watch::channel(false);
+        let mut terms = super::terms(desired, observed, plan, ended);
         terms.owner.clone_from(owner);
         (terms.target, terms.caps) = (self.target.name().to_owned(), caps);
         (terms.deadline, terms.check) = (deadline, self.setting.check);
@@ -266,7 +270,7 @@ impl<'a, T: Target> Pass<'a, T> {
             Told::Wave { .. } | Told::Sent { .. } | Told::Waiting { .. } => {}
         };
         let executing = execute::execute(plan, self.target.backend(), state, &terms, &mut each);
-        let done = keeping(state, &lease, executing).await;
+        let done = keeping_or_ending(state, &lease, stop, &ends, executing).await;
         self.patience.note(plan, &done.ended, self.target.now(), &mut fastrand::f64);
         if !done.to_roll_back.is_empty() {
             self.roll_back(desired, &terms, &done.to_roll_back, &lease).await;

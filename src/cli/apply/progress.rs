@@ -33,7 +33,7 @@ impl<'a> Progress<'a> {
                 self.bad += usize::from(!ended.outcome.is_well());
             }
             Told::Soaking { process, secs } => {
-                self.line(&format!("{process}: watching for {secs} s before the rest"))
+                self.line(&format!("{process}: watching for {secs} s whether it stays well"))
             }
             Told::Waiting { longest, .. } => waits_for = *longest,
             Told::Wave { .. } | Told::Sent { .. } => {}
