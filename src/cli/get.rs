@@ -1,16 +1,18 @@
 //! `abide get`: what a target knows, as tables or for scripts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
 use super::args::switch;
 use super::print::{BOLD, Printer, problem, visible};
+use super::stand::{Stand, stands};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::{Exit, Failure};
 use crate::manifest::{self, Limits, rows};
-use crate::model::{Name, glob};
+use crate::model::{InstanceKey, Name, glob};
+use crate::reconcile::Sync;
 
 /// Show processes, hosts or tasks of a target
 ///
@@ -105,7 +107,10 @@ async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>
                 all.into_iter().filter(|row| inside(&text(row, "namespace")) && on(&text(row, "host")));
             match args.kind {
                 Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).collect(),
-                _ => meant.map(process).collect(),
+                _ => {
+                    let stands = stands(live).await?;
+                    meant.map(|row| process(row, &stands)).collect()
+                }
             }
         }
         Kind::Hosts => {
@@ -175,7 +180,7 @@ impl Declared {
             (Some(owner), Some(ours)) if owner == ours => format!("no manifest of {ours} declares it"),
             (Some(_), _) => return None,
         };
-        let mut row = process(row);
+        let mut row = process(row, &BTreeMap::new());
         row["sync"] = json!("Orphan");
         row["why"] = json!(why);
         Some(row)
@@ -183,13 +188,15 @@ impl Declared {
 }
 
 /// The row of the contract.
-fn process(row: Value) -> Value {
+fn process(row: Value, stands: &BTreeMap<InstanceKey, Stand>) -> Value {
     let mut out = json!({});
     for field in rows::TOLD.into_iter().chain(["message", "version", "exit", "next"]) {
         out[field] = row.get(field).cloned().unwrap_or(Value::Null);
     }
     // Compared with nothing, nothing is known of how it stands to a wish.
-    out["sync"] = json!("Unknown");
+    let key = row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
+    let stand = key.and_then(|key| stands.get(&key));
+    out["sync"] = json!(stand.map_or(Sync::Unknown, |stand| stand.sync).word());
     if row["agent"] == false {
         for fact in ["hosted", "running", "pid"] {
             out[fact] = Value::Null;

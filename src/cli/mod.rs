@@ -21,6 +21,7 @@ mod plan;
 mod print;
 mod rollback;
 mod serve;
+mod stand;
 mod status;
 mod systemd;
 mod target;

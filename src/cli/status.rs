@@ -9,9 +9,11 @@ use super::by_hand::Meant;
 use super::local::Home;
 use super::print::{BOLD, DIM, Printer, WARNING, count, visible};
 use super::rollback::words;
+use super::stand::stands;
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::watch_source::short;
 use super::{Exit, Failure};
+use crate::control::history::changes;
 use crate::control::pin::{self, Pin};
 use crate::manifest::print as manifests;
 use crate::model::{Health, Host, HostKey, InstanceKey, Name, ProcessKey, Seen, Spec, State};
@@ -150,9 +152,15 @@ pub fn describe(args: &Describe, printer: &Printer) -> Result<Exit, Failure> {
     let unknown =
         || Failure::new(Exit::Failed, "there is no such process").hint("`abide get processes` lists them");
     let live = connect(&args.target)?.ok_or_else(unknown)?;
-    let (rows, holds) = runtime()?.block_on(async {
+    let (rows, holds, stands, history) = runtime()?.block_on(async {
         let rows = live.rows("").await?;
-        Ok::<_, Failure>((rows, live.restraints().await?.0))
+        let history = live.state.range("history/", None, usize::MAX).await.map(|page| page.entries);
+        let history: Vec<Value> = history
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|entry| serde_json::from_slice(&entry.value).ok())
+            .collect();
+        Ok::<_, Failure>((rows, live.restraints().await?.0, stands(&live).await?, history))
     })?;
     let key = |row: &Value| row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
     let rows: Vec<Value> =
@@ -165,6 +173,12 @@ pub fn describe(args: &Describe, printer: &Printer) -> Result<Exit, Failure> {
         .map(|mut row| {
             let hold = key(&row).and_then(|key| holds.iter().find(|hold| hold.instance == key));
             row["hold"] = hold.map_or(Value::Null, |hold| json!({"by": hold.by, "reason": hold.reason, "until": hold.until.map(|time| time.to_string())}));
+            if let Some(stand) = key(&row).and_then(|key| stands.get(&key)) {
+                row["sync"] = json!(stand.sync.word());
+                row["next_action"] = json!(stand.next);
+            }
+            let instance = row["instance"].as_str().unwrap_or_default().to_owned();
+            row["changes"] = json!(changes(&history, &instance));
             hide(&mut row);
             row
         })

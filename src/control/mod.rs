@@ -16,6 +16,7 @@
 
 mod back;
 pub mod board;
+pub mod history;
 pub mod old_specs;
 mod pass;
 pub mod patience;

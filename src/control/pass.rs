@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::back::Back;
+use super::history;
 use super::old_specs::Known;
 use super::patience::Patience;
 use super::rollback::as_before;
@@ -329,7 +330,8 @@ impl<'a, T: Target> Pass<'a, T> {
         }
         let mut entry = serde_json::json!({
             "at": at.to_string(), "revision": self.revision, "source": "watch", "summary": summary,
-            "exit": if failed == 0 { 0 } else { 3 }, "failed": failed,
+            "exit": if failed == 0 { 0 } else { 3 }, "failed": failed, "by": history::whoever(),
+            "steps": history::steps(ended),
         });
         if let Some(commit) = &self.commit {
             entry["commit"] = commit.as_str().into();

@@ -100,3 +100,29 @@ fn what_is_not_well_says_why() {
     );
     assert!(ill["why"].as_str().is_some_and(|why| why.contains("the disk is full")), "{report}");
 }
+
+/// What was last applied is known without its manifests: how each stands to it, what would be done, and who did what.
+#[test]
+fn how_a_process_stands_and_who_changed_it_is_told() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    assert_eq!(machine.apply(&[]).0, 0);
+    let sync = |name: &str| machine.rows()[name]["sync"].as_str().unwrap_or_default().to_owned();
+    assert_eq!((sync("a"), sync("b")), ("InSync".to_owned(), "InSync".to_owned()));
+    assert_eq!(machine.run(&["stop", "web/b", "--reason", "lunch"]).0, 0);
+    assert_eq!((sync("a"), sync("b")), ("InSync".to_owned(), "Held".to_owned()));
+    let (code, out, err) = machine.run(&["describe", "web/b", "-o", "json"]);
+    let told: Value = serde_json::from_str(&out).unwrap_or_default();
+    assert_eq!((code, &told[0]["next_action"][0]["held"]), (0, &"Hold".into()), "{out}{err}");
+    let change = &told[0]["changes"][0];
+    assert_eq!(
+        (&change["did"][0]["op"], &change["did"][0]["outcome"]),
+        (&"start".into(), &"Done".into()),
+        "{out}"
+    );
+    assert!(change["by"].as_str().is_some_and(|by| by.contains('@')), "{out}");
+    assert_eq!(machine.run(&["release", "web/b"]).0, 0);
+    assert_eq!(sync("b"), "OutOfSync");
+    let (_, out, _) = machine.run(&["describe", "web/b"]);
+    assert!(out.contains("next_action") && out.contains("start"), "{out}");
+}

@@ -27,7 +27,7 @@ use super::watch_source::short;
 use super::{Exit, Failure};
 use crate::clock::{self, moment};
 use crate::control::pin::Pin;
-use crate::control::{self, rollback::as_before};
+use crate::control::{self, history, rollback::as_before};
 use crate::execute::{self, Ended, Executed, Outcome, Terms, Told, Unsettled, journal};
 use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step, Time};
 use crate::reconcile::{Rules, reconcile};
@@ -562,6 +562,7 @@ async fn remember(
         "at": moment().to_string(), "revision": digests.wanted, "source": input.paths, "plan": digests.id,
         "summary": plan_json::summary(planned), "exit": report.exit as u8, "converged": report.converged,
         "failed": report.ended.iter().filter(|ended| !ended.outcome.is_well()).count(),
+        "by": history::whoever(), "steps": history::steps(&report.ended),
     });
     if let Some(commit) = commit {
         entry["commit"] = commit.into();

@@ -1,0 +1,77 @@
+//! How processes stand to what was last taken for their owners, where no manifests are at hand: the state keeps them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::Failure;
+use super::plan::groups;
+use super::target::Live;
+use crate::clock;
+use crate::control::snapshot;
+use crate::control::source::name_users;
+use crate::manifest::{self, Limits};
+use crate::model::{Desired, InstanceKey, Observed};
+use crate::reconcile::{Rules, Sync, reconcile, standing};
+
+/// One instance, beside its owner's wish.
+pub struct Stand {
+    pub sync: Sync,
+    /// What would be done now and why, or why it is left alone.
+    pub next: Vec<Value>,
+}
+
+/// Of everything whose owner's wish is known.
+pub async fn stands(live: &Live) -> Result<BTreeMap<InstanceKey, Stand>, Failure> {
+    let observed = live.everything().await?;
+    let (holds, pauses) = live.restraints().await?;
+    let owners: BTreeSet<String> =
+        observed.instances.values().filter_map(|seen| seen.owner.as_deref().map(str::to_owned)).collect();
+    let mut all = BTreeMap::new();
+    for owner in owners {
+        let Some(desired) = wanted(live, &owner).await else { continue };
+        let rules = Rules { owner, holds: holds.clone(), pauses: pauses.clone(), ..Rules::new(live.caps()) };
+        all.extend(beside(&desired, &observed, &rules));
+    }
+    Ok(all)
+}
+
+/// What an owner's manifests last said; `None`: nobody kept it, or it cannot be read any more.
+async fn wanted(live: &Live, owner: &str) -> Option<Desired> {
+    let taken = snapshot::taken(&live.state, owner).await.ok()?.0?;
+    let kept = snapshot::list(&live.state, owner).await.ok()?;
+    let kept = kept.into_iter().find(|kept| kept.revision == taken.revision)?;
+    let texts = snapshot::texts(&live.state, owner, &kept).await.ok()?;
+    let mut loaded = manifest::load_given(texts, Vec::new(), &Limits::default(), &BTreeMap::new());
+    if loaded.errors() > 0 {
+        return None;
+    }
+    let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
+    if let (true, Some(me)) = (live.name == "local", me) {
+        name_users(&mut loaded.desired, &me.name);
+    }
+    Some(loaded.desired)
+}
+
+fn beside(desired: &Desired, observed: &Observed, rules: &Rules) -> BTreeMap<InstanceKey, Stand> {
+    let plan = reconcile(desired, observed, rules, &clock::now(desired));
+    let mut next: BTreeMap<&InstanceKey, Vec<Value>> = BTreeMap::new();
+    for step in plan.steps() {
+        let why: Vec<String> = step.why.iter().map(groups::reason).collect();
+        next.entry(&step.instance).or_default().push(json!({"op": step.op.word(), "why": why}));
+    }
+    for held in &plan.held {
+        let left = json!({"held": held.reason.word(), "detail": held.detail});
+        next.entry(&held.instance).or_default().push(left);
+    }
+    let stand = |(key, sync): (&InstanceKey, Sync)| {
+        let next = next.get(key).cloned().unwrap_or_default();
+        (key.clone(), Stand { sync, next })
+    };
+    // Another owner's are another owner's.
+    let ours = |(key, _): &(&InstanceKey, Sync)| {
+        let owner = observed.instances.get(*key).and_then(|seen| seen.owner.as_deref());
+        owner.is_none_or(|owner| owner == rules.owner)
+    };
+    standing(desired, observed, &plan, rules).into_iter().filter(ours).map(stand).collect()
+}
