@@ -18,8 +18,8 @@
 //! - [`manifest`]: text → [`Desired`](model::Desired), and every problem with its place; rows → [`Observed`](model::Observed).
 //! - [`reconcile`]: the pure core: what to do, in which order, what to leave alone, and why.
 //! - [`gse`]: the wire of GSE and JOB: requests, answers, codes, keys.
-//! - [`backend`]: the window on the world: our own gateway, and a simulated fleet.
-//! - [`execute`]: from a plan to outcomes, once, whatever breaks on the way.
+//! - [`backend`]: the window on the world: our own gateway, BlueKing's GSE and JOB, and a simulated fleet.
+//! - [`execute`]: from a plan to outcomes, once, whatever breaks on the way; how the world is where a target tells little.
 //! - [`control`]: the standing loop: a directory of manifests, or a branch of a git repository, kept true; what was taken
 //!   before, and can be gone back to.
 //! - [`dashboard`]: what the loop tells: page, JSON, events, metrics, messages; and what can be asked of it.
