@@ -57,6 +57,10 @@ impl Keeper {
             return done();
         }
         if self.is_running() {
+            // A daemon that nobody told us of, found at its pid file: from now on it is known, and guarded.
+            if self.row.given.is_none() {
+                (self.row.given, self.row.hosted) = (Some(held.clone()), true);
+            }
             return (RowCode::ALREADY_RUNNING, "it is running already".to_owned());
         }
         self.series = Series::default();

@@ -247,11 +247,12 @@ impl Agent {
 pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
     let home = Home::find()?;
     if args.stop_processes && home.path("gateway").is_dir() {
-        let was_up = home.served_by().is_some();
+        // Whoever watches over manifests there would bring back what is stopped: another one does the stopping.
+        home.end()?;
         home.start()?;
         let runtime = runtime()?;
         if let Some(live) = TargetArgs::local().connect("default", Start::Never)? {
-            let left = runtime.block_on(stop_all(&live, was_up, printer))?;
+            let left = runtime.block_on(stop_all(&live, printer))?;
             if left > 0 {
                 let message =
                     format!("{} could not be stopped: the local system stays", count(left, "process"));
@@ -272,12 +273,12 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
 const TO_TELL: Duration = Duration::from_millis(500);
 
 /// Stops everything that runs. How many still do.
-async fn stop_all(live: &Live, was_up: bool, printer: &Printer) -> Result<usize, Failure> {
+async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
     let mut observed = live.everything().await?;
     // An agent that has just come up has yet to tell of what it found running.
     let begin = Instant::now();
     let runs = |observed: &Observed| observed.instances.values().any(|seen| seen.running == Some(true));
-    while !was_up && !runs(&observed) && begin.elapsed() < TO_TELL {
+    while !runs(&observed) && begin.elapsed() < TO_TELL {
         tokio::time::sleep(Duration::from_millis(50)).await;
         observed = live.everything().await?;
     }

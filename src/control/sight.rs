@@ -150,6 +150,7 @@ impl Sight {
             if let (Some(_), (then, Some(now))) = (before, pids)
                 && then != Some(now)
                 && !self.ours.contains(&key)
+                && row.as_ref().is_some_and(stays)
             {
                 self.relaunched.insert(key.clone(), now);
             }
@@ -162,6 +163,11 @@ impl Sight {
         }
         matters
     }
+}
+
+/// What runs by a schedule, or once, comes and goes without having been lost.
+fn stays(seen: &Seen) -> bool {
+    seen.live.spec().is_none_or(|spec| spec.monitor.is_resident())
 }
 
 /// A row without what changes by itself: what is left decides what is to be done.
