@@ -26,7 +26,6 @@ const TIME: Duration = Duration::from_secs(30);
 
 pub struct Abide {
     calls: Calls,
-    owner: String,
     /// Of the writer lease; 0: none is held.
     generation: AtomicU64,
     /// A look that was taken before somebody asked for it.
@@ -43,9 +42,9 @@ struct Whole {
 }
 
 impl Abide {
-    pub fn new(access: &Access, owner: &str) -> Result<Abide, String> {
-        let (owner, generation) = (owner.to_owned(), AtomicU64::new(0));
-        Ok(Abide { calls: Calls::new(access)?, owner, generation, early: Mutex::new(None) })
+    pub fn new(access: &Access) -> Result<Abide, String> {
+        let generation = AtomicU64::new(0);
+        Ok(Abide { calls: Calls::new(access)?, generation, early: Mutex::new(None) })
     }
 
     pub fn calls(&self) -> &Calls {
@@ -61,18 +60,22 @@ impl Abide {
         self.calls.ask(reqwest::Method::GET, path, Vec::new(), &[], TIME).await.map_err(Fault::from)
     }
 
-    async fn post(&self, path: &str, body: &Value, call: Option<&str>) -> Result<String, Fault> {
-        let mut headers = Vec::new();
-        if let Some(call) = call {
-            headers.push(("X-Abide-Op", call.to_owned()));
-            headers.push(("X-Abide-Owner", self.owner.clone()));
-            match self.generation.load(Ordering::Acquire) {
-                0 => {}
-                generation => headers.push(("X-Abide-Generation", generation.to_string())),
+    async fn post(&self, path: &str, body: &Value, headers: &[(&str, String)]) -> Result<String, Fault> {
+        let body = body.to_string().into_bytes();
+        self.calls.ask(reqwest::Method::POST, path, body, headers, TIME).await.map_err(Fault::from)
+    }
+
+    /// What a call that changes something is known by: its name, and whoever holds the lease.
+    fn signed(&self, call: String, owner: &str) -> Vec<(&'static str, String)> {
+        let mut headers = vec![("X-Abide-Op", call)];
+        match self.generation.load(Ordering::Acquire) {
+            0 => {}
+            generation => {
+                headers.push(("X-Abide-Owner", owner.to_owned()));
+                headers.push(("X-Abide-Generation", generation.to_string()));
             }
         }
-        let body = body.to_string().into_bytes();
-        self.calls.ask(reqwest::Method::POST, path, body, &headers, TIME).await.map_err(Fault::from)
+        headers
     }
 
     /// Every process that is known there, as it is told.
@@ -121,6 +124,11 @@ impl Abide {
         asked.extend(observed.instances.keys().map(|key| &key.host));
         observed.gaps = gaps(asked.into_iter(), &alive);
         Ok((observed, as_of))
+    }
+
+    /// Something was done since.
+    pub fn look_anew(&self) {
+        *self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
     }
 
     /// Looks ahead: the next look is this one.
@@ -221,7 +229,8 @@ impl Abide {
             body["hosts"] = orders.iter().map(|order| host_value(&order.host)).collect();
             let name = if goes { "unregister_proc_info" } else { "update_proc_info" };
             let path = format!("/api/c/compapi/v2/gse/{name}/");
-            let asked = self.post(&path, &body, Some(&format!("{call}.{nth}"))).await;
+            let signed = self.signed(format!("{call}.{nth}"), &orders[0].owner);
+            let asked = self.post(&path, &body, &signed).await;
             let rows: HashMap<String, RowWire> = match asked {
                 Ok(text) => read(&text)?,
                 Err(fault @ (Fault::Refused(_) | Fault::Unreachable(_))) => {
@@ -293,14 +302,16 @@ impl Backend for Abide {
             let mut body = self.body(order);
             body["from"] = json!(order.from);
             body["to"] = json!(order.instance);
-            let text = self.post("/api/abide/v1/rename", &body, Some(&format!("{call}.m{nth}"))).await?;
+            let signed = self.signed(format!("{call}.m{nth}"), &order.owner);
+            let text = self.post("/api/abide/v1/rename", &body, &signed).await?;
             task.ids.push(read::<TaskWire>(&text)?.task_id);
             task.rows.insert(order.instance.clone(), order.id.clone());
         }
         let operations: Vec<&Order> = orders.iter().filter(|order| !registers(order)).collect();
         if !operations.is_empty() {
             let body = json!({"proc_operate_req": self.items(&operations)});
-            let text = self.post("/api/c/compapi/v2/gse/operate_proc_multi/", &body, Some(call)).await?;
+            let signed = self.signed(call.to_owned(), &operations[0].owner);
+            let text = self.post("/api/c/compapi/v2/gse/operate_proc_multi/", &body, &signed).await?;
             task.ids.push(read::<TaskWire>(&text)?.task_id);
             task.rows.extend(operations.iter().map(|order| (order.instance.clone(), order.id.clone())));
         }
@@ -312,7 +323,7 @@ impl Backend for Abide {
         let mut known: HashMap<String, RowWire> = HashMap::new();
         for id in &task.ids {
             let path = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
-            match self.post(path, &json!({"task_id": id}), None).await {
+            match self.post(path, &json!({"task_id": id}), &[]).await {
                 Ok(text) => known.extend(read::<HashMap<String, RowWire>>(&text)?),
                 Err(Fault::Refused(why)) if why.contains("1000115") => {}
                 Err(fault) => return Err(fault),

@@ -143,7 +143,7 @@ pub fn operate(op: Op, args: &ByHand, printer: &Printer) -> Result<Exit, Failure
 }
 
 fn connect(target: &TargetArgs) -> Result<Live, Failure> {
-    let live = target.connect("default", Start::OnDemand)?;
+    let live = target.connect(Start::OnDemand)?;
     live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
 }
 

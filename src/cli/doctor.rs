@@ -98,7 +98,7 @@ async fn hosts(backend: &Client) -> Result<Option<Vec<HostRow>>, Fault> {
 
 fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
     let name = &args.target.target;
-    let live = match args.target.connect("default", Start::Never) {
+    let live = match args.target.connect(Start::Never) {
         Ok(Some(live)) => live,
         Ok(None) => return Ok(Vec::new()),
         Err(failure) => return Ok(vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())]),

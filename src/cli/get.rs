@@ -72,7 +72,7 @@ pub enum Form {
 pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
     let declared = Declared::read(args, printer)?;
     let runtime = runtime()?;
-    let live = args.target.connect("default", Start::Never)?;
+    let live = args.target.connect(Start::Never)?;
     let mut last = None;
     loop {
         let rows = match &live {

@@ -90,7 +90,7 @@ pub fn run(args: Rollback, printer: &Printer) -> Result<Exit, Failure> {
     let in_json = args.output == PlanForm::Json;
     let owner = args.owner.clone().or_else(|| args.target.owner()).unwrap_or_else(|| "default".to_owned());
     let done = (|| {
-        let live = args.target.connect(&owner, Start::OnDemand)?;
+        let live = args.target.connect(Start::OnDemand)?;
         let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
         runtime()?.block_on(async {
             match &args.to {

@@ -69,7 +69,7 @@ pub struct Export {
 }
 
 fn connect(target: &TargetArgs) -> Result<Option<Live>, Failure> {
-    target.connect("default", Start::Never)
+    target.connect(Start::Never)
 }
 
 pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {

@@ -174,11 +174,11 @@ impl TargetArgs {
     }
 
     /// `None`: the local system was never started, or nobody serves it.
-    pub fn connect(&self, owner: &str, start: Start) -> Result<Option<Live>, Failure> {
+    pub fn connect(&self, start: Start) -> Result<Option<Live>, Failure> {
         let name = self.target.clone();
         let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
         if name != "local" {
-            let backend = self.named(&name, owner)?;
+            let backend = self.named(&name)?;
             let own = match &backend {
                 Client::Abide(abide) => Some(Remote::new(abide.calls().clone())),
                 Client::Platform(_) => None,
@@ -192,7 +192,7 @@ impl TargetArgs {
             Start::Never => home.access(),
         };
         let Some(access) = access else { return Ok(None) };
-        let abide = Abide::new(&access, owner).map_err(broken)?;
+        let abide = Abide::new(&access).map_err(broken)?;
         let state = self.state(Some(Remote::new(abide.calls().clone())))?;
         Ok(Some(Live { name, backend: Client::Abide(Box::new(abide)), state }))
     }
@@ -257,13 +257,13 @@ impl TargetArgs {
         read(entry, &config)
     }
 
-    fn named(&self, name: &str, owner: &str) -> Result<Client, Failure> {
+    fn named(&self, name: &str) -> Result<Client, Failure> {
         self.with_entry(name, |entry, _| {
             let dialect = dialect(name, entry)?;
             let access = access(name, entry)?;
             let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
             if dialect == Dialect::Abide {
-                return Ok(Client::Abide(Box::new(Abide::new(&access, owner).map_err(broken)?)));
+                return Ok(Client::Abide(Box::new(Abide::new(&access).map_err(broken)?)));
             }
             let business = match (entry.biz_id, &entry.scope) {
                 (None, None) if dialect == Dialect::Job => {

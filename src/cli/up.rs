@@ -178,7 +178,7 @@ async fn live(
     telling: Option<&Telling>,
 ) -> Result<(), Failure> {
     if let Some(telling) = telling
-        && let Some(live) = TargetArgs::local().connect("default", Start::Never)?
+        && let Some(live) = TargetArgs::local().connect(Start::Never)?
     {
         watch_over::usually(&args.paths, &args.limits, &live, stop, printer, telling).await;
         return Ok(());
@@ -190,7 +190,7 @@ async fn live(
 
 /// How many processes run.
 async fn running() -> usize {
-    let Ok(Some(live)) = TargetArgs::local().connect("default", Start::Never) else { return 0 };
+    let Ok(Some(live)) = TargetArgs::local().connect(Start::Never) else { return 0 };
     let look = tokio::time::timeout(Duration::from_secs(2), live.everything()).await;
     let Ok(Ok(observed)) = look else { return 0 };
     observed.instances.values().filter(|seen| seen.running == Some(true)).count()
@@ -251,7 +251,7 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
         home.end()?;
         home.start()?;
         let runtime = runtime()?;
-        if let Some(live) = TargetArgs::local().connect("default", Start::Never)? {
+        if let Some(live) = TargetArgs::local().connect(Start::Never)? {
             let left = runtime.block_on(stop_all(&live, printer))?;
             if left > 0 {
                 let message =

@@ -130,7 +130,7 @@ pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
         let socket = args.listen.bind().await?;
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let connect = || {
-            let live = args.target.connect(&args.how.owner, Start::OnDemand)?;
+            let live = args.target.connect(Start::OnDemand)?;
             live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
         };
         let mut live = connect()?;

@@ -396,3 +396,24 @@ fn an_older_generation_is_refused_by_the_agent_too() {
     assert!(is_alive(pid), "and nothing was done");
     assert_eq!(begin(&system, 7, 1), 0);
 }
+
+/// A daemon that runs already, and that nobody told of, is known and guarded from its first start on.
+#[test]
+fn a_daemon_that_nobody_told_of_is_met_once() {
+    let system = System::new();
+    std::fs::create_dir_all(system.path("run")).expect("a folder");
+    let pid_file = system.path("run/stray.pid");
+    let mut stray = std::process::Command::new("sleep").arg("1000").spawn().expect("it starts");
+    std::fs::write(&pid_file, format!("{}\n", stray.id())).expect("a file");
+    let mut spec = system.spec("stray", "echo started >> effects");
+    spec["identity"]["proc_name"] = json!("sleep");
+    spec["control"] = json!({"start_cmd": "echo started >> effects", "stop_cmd": format!("kill $(cat {})", pid_file.display())});
+    assert_eq!(system.operate("stray", 0, &spec).0, 828);
+    until("it is known", || system.facts("stray") == (true, true, true));
+    assert_eq!(system.pid("stray"), Some(stray.id()));
+    // Its parent is here: it is gone when it was waited for.
+    let task = system.begin("stray", 1, &spec);
+    stray.wait().expect("it ends");
+    assert_eq!(system.row("stray", &task)["error_code"], 0);
+    assert!(!system.path("effects").exists(), "nothing was started beside it");
+}

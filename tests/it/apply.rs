@@ -590,3 +590,22 @@ fn a_system_that_died_is_not_waited_for_until_the_time_is_over() {
     assert!(stdout(&output).contains("cannot be reached"), "{}", stdout(&output));
     assert_eq!(machine.effects(), ["start slow 1"]);
 }
+
+/// Whoever watches over manifests does not bring back what `down` stops.
+#[test]
+fn down_beside_up_leaves_nothing_running() {
+    let machine = Machine::new();
+    ["a", "b", "c"].iter().for_each(|name| machine.process(name, "1", ""));
+    let log = std::fs::File::create(machine.path("up.log")).expect("a file");
+    let mut up = machine.command(&["up", "m"]);
+    let mut up = Ends(up.stdin(Stdio::null()).stdout(log).stderr(Stdio::null()).spawn().expect("it starts"));
+    let said = || std::fs::read_to_string(machine.path("up.log")).unwrap_or_default();
+    until("all run", || said().contains("converged: 3 instances as wanted"));
+    let pids = machine.pids();
+    assert_eq!(pids.len(), 3);
+    let (code, out, err) = machine.run(&["down", "--stop-processes"]);
+    assert_eq!(code, 0, "{out}{err}");
+    until("up has ended", || up.0.try_wait().expect("it is ours").is_some());
+    assert!(pids.values().all(|pid| !is_alive(*pid as u32)));
+    assert_eq!(machine.effects(), ["start a 1", "start b 1", "start c 1", "stop a", "stop b", "stop c"]);
+}

@@ -6,8 +6,9 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use crate::dialects::{Daemon, Fleet};
-use crate::support::{command, stderr};
-use crate::system::is_alive;
+use crate::server::Server;
+use crate::support::{command, stderr, until};
+use crate::system::{APPS, is_alive};
 
 type Scene = (&'static str, fn(&Fleet), fn(&Fleet), &'static [&'static str]);
 
@@ -272,4 +273,28 @@ fn targets_that_share_a_folder_do_not_meet() {
     let (well, told) = apply(&one, "one", "");
     assert!(well, "{told}");
     assert_eq!(one.effects(), ["start x 1"], "{told}");
+}
+
+/// A gateway that lost its store counts on from what its agents saw: at most one run is refused.
+#[test]
+fn a_gateway_that_lost_its_store_is_obeyed_again() {
+    let mut fleet = Fleet::new("abide");
+    for version in ["1", "2", "3", "4"] {
+        fleet.write(&Daemon { version, ..Daemon::new("x") });
+        fleet.well("several generations", &[]);
+    }
+    let address = fleet.system.server.address;
+    drop(std::mem::replace(&mut fleet.system.server, Server::at(address)));
+    fleet.system.server = Server::again(address, &fleet.path("another.db"), APPS, "* token\n");
+    until("the agent tells of it again", || fleet.pid("x").is_some());
+    fleet.write(&Daemon { version: "5", ..Daemon::new("x") });
+    let (code, out, err) = fleet.apply(&[]);
+    assert!(code == 0 || out.contains("a newer controller has taken over"), "{code} {out}{err}");
+    fleet.well("the next one", &[]);
+    assert_eq!(
+        fleet.effects().iter().filter(|line| line.ends_with(" 5")).count(),
+        1,
+        "{:?}",
+        fleet.effects()
+    );
 }

@@ -7,6 +7,7 @@ mod said;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -18,7 +19,7 @@ use self::report::{Before, Report, reasons, show};
 use self::said::Said;
 use super::args::switch;
 use super::plan::args::{Input as InputArgs, PlanForm, duration};
-use super::plan::input::{Input, Wanted};
+use super::plan::input::{Early, Input, Wanted};
 use super::plan::{self, json as plan_json};
 use super::print::{BOLD, Printer, count};
 use super::serve::Signals;
@@ -115,8 +116,12 @@ async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result
     if args.input.offline.observed.is_some() {
         return Err(Failure::new(Exit::Usage, "apply needs a target: --observed is for plan and diff"));
     }
+    let early = Early::begin(&args.input);
     let wanted = Wanted::read(&args.input, printer)?;
-    let live = args.input.target.connect(wanted.owner(), Start::OnDemand)?;
+    let live = match early {
+        Some(early) => Some(early.end()),
+        None => args.input.target.connect(Start::OnDemand)?.map(Arc::new),
+    };
     let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
     reach(args, saved, wanted, &live, &Said::New, deadline, printer).await
 }
@@ -229,6 +234,9 @@ async fn settle(live: &Live, owner: &str, deadline: Instant, printer: &Printer) 
     let (keeping, _) = keep(live, &lease);
     live.act_as(lease.generation);
     printer.remark("a run was interrupted: finding out what became of what it had begun");
+    if let Ok(abide) = live.abide() {
+        abide.look_anew();
+    }
     let settled = settle_held(live, owner, deadline).await;
     keeping.abort();
     let _ = live.state.release_lease(&lease).await;

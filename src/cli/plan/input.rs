@@ -139,15 +139,12 @@ impl Wanted {
 impl Input {
     /// Reads it all, without starting anything.
     pub fn read(args: &args::Input, printer: &Printer) -> Result<Input, Failure> {
-        let early = early(args);
+        let early = Early::begin(args);
         let wanted = Wanted::read(args, printer)?;
         let live = match (args.offline.observed.as_ref(), early) {
             (Some(_), _) => None,
-            (None, Some((live, looking))) => {
-                let _ = looking.join();
-                Some(live)
-            }
-            (None, None) => args.target.connect(wanted.owner(), Start::Never)?.map(Arc::new),
+            (None, Some(early)) => Some(early.end()),
+            (None, None) => args.target.connect(Start::Never)?.map(Arc::new),
         };
         let is_down = live.is_none() && args.offline.observed.is_none();
         if is_down && Home::find().is_ok_and(|home| home.path("gateway/store.db").exists()) {
@@ -197,19 +194,34 @@ pub struct Digests {
 }
 
 /// Our own gateway tells everything whatever is wanted: it is asked while the manifests are read.
-fn early(args: &args::Input) -> Option<(Arc<Live>, JoinHandle<()>)> {
-    if args.offline.observed.is_some() {
-        return None;
-    }
-    let live = Arc::new(args.target.connect("default", Start::Never).ok()??);
-    let looker = Arc::clone(&live);
-    looker.abide().ok()?;
-    let look = move || {
-        if let (Ok(abide), Ok(runtime)) = (looker.abide(), runtime()) {
-            runtime.block_on(abide.look_early());
+pub struct Early {
+    live: Arc<Live>,
+    looking: JoinHandle<()>,
+}
+
+impl Early {
+    /// `None`: there is nobody to ask yet, or it has to be told what to look at.
+    pub fn begin(args: &args::Input) -> Option<Early> {
+        if args.offline.observed.is_some() {
+            return None;
         }
-    };
-    Some((live, std::thread::Builder::new().name("look".to_owned()).spawn(look).ok()?))
+        let live = Arc::new(args.target.connect(Start::Never).ok()??);
+        let looker = Arc::clone(&live);
+        looker.abide().ok()?;
+        let look = move || {
+            if let (Ok(abide), Ok(runtime)) = (looker.abide(), runtime()) {
+                runtime.block_on(abide.look_early());
+            }
+        };
+        let looking = std::thread::Builder::new().name("look".to_owned()).spawn(look).ok()?;
+        Some(Early { live, looking })
+    }
+
+    /// Whom it asked; his next look is the one that was taken.
+    pub fn end(self) -> Arc<Live> {
+        let _ = self.looking.join();
+        self.live
+    }
 }
 
 /// How the world is, with a close look at whatever these manifests would cost.
