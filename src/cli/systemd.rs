@@ -86,6 +86,6 @@ fn status(board: &Board) -> String {
         Role::Waiting { host, pid } => return format!("waiting: {host} (process {pid}) leads"),
         Role::Leading { .. } => "leading",
     };
-    let settled = known.rows.iter().filter(|row| row.sync == Sync::InSync).count();
-    format!("{role}: {settled} of {} in sync", count(known.rows.len(), "instance"))
+    let settled = known.rows().iter().filter(|row| row.sync == Sync::InSync).count();
+    format!("{role}: {settled} of {} in sync", count(known.rows().len(), "instance"))
 }

@@ -114,9 +114,9 @@ impl Watched {
     pub fn open(self, limits: Limits, debounce: Duration, finish: Finish) -> Source {
         match self {
             Watched::Paths { paths, only_poll } => {
-                Source::Directory(Directory::new(paths, limits, debounce, only_poll, finish))
+                Source::Directory(Box::new(Directory::new(paths, limits, debounce, only_poll, finish)))
             }
-            Watched::Git(setting) => Source::Git(Git::new(*setting, finish)),
+            Watched::Git(setting) => Source::Git(Box::new(Git::new(*setting, finish))),
         }
     }
 }

@@ -84,7 +84,7 @@ async fn read<S: Store>(state: &S, owner: &str, pin: &Pin, setting: &Setting) ->
         return Err(broken("what is kept of the pinned revision does not read as it did"));
     }
     let is_incomplete = loaded.errors() > 0;
-    let (files, desired) = (loaded.files, loaded.desired);
+    let (files, desired) = (loaded.files, Arc::new(loaded.desired));
     let (commit, problems) = (found.commit, Vec::new());
     let (may_prune, is_news) = (!is_incomplete, false);
     let revision = pin.revision.clone();

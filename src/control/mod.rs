@@ -27,12 +27,13 @@ pub mod snapshot;
 pub mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use self::board::Row;
 use self::old_specs::Past;
 use self::pass::Pass;
 use self::pin::Pin;
@@ -42,7 +43,7 @@ use crate::clock;
 use crate::execute::world::World;
 use crate::execute::{Check, Ended, Terms};
 use crate::manifest::Limits;
-use crate::model::{Desired, Hold, InstanceKey, Observed, Pause, Plan, ProcessKey, Seen, Step, Time};
+use crate::model::{Desired, Hold, InstanceKey, Observed, Pause, Plan, ProcessKey, Seen, Step, Time, Want};
 use crate::reconcile::{Caps, Rules};
 use crate::store::{Holder, Lease, Store, Taken};
 
@@ -73,12 +74,15 @@ pub struct Setting {
 #[derive(Debug)]
 pub struct Look {
     pub revision: String,
+    pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
     /// As they held at this look: with holds, pauses and back-off.
     pub rules: Rules,
     /// What is left alone because it failed, or does not stay as it is made.
     pub backing_off: Vec<Hold>,
     pub plan: Plan,
+    /// For whoever asks; most looks are never shown.
+    rows: OnceLock<Vec<Row>>,
 }
 
 /// What happened, for whoever tells people.
@@ -112,7 +116,6 @@ pub enum Event<'a> {
     },
     Planned {
         look: &'a Arc<Look>,
-        desired: &'a Desired,
     },
     /// A plan is carried out from here on.
     Doing {
@@ -288,7 +291,8 @@ async fn lead<T: Target>(
 /// What a plan for these manifests is carried out under, as far as they and a look say.
 pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::Receiver<bool>) -> Terms {
     let (mut depends, mut declared) = (BTreeMap::new(), BTreeMap::new());
-    for (key, want) in &desired.instances {
+    for key in plan.steps().map(|step| &step.instance) {
+        let Some(want) = desired.instances.get(key) else { continue };
         declared.insert(key.clone(), want.origin.declared.clone());
         depends.entry(want.origin.declared.clone()).or_insert_with(|| want.origin.depends_on.clone());
     }
@@ -297,7 +301,9 @@ pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::R
     // A rollback concerns all of a process.
     let rolled: BTreeSet<&ProcessKey> =
         plan.waves.iter().flat_map(|wave| &wave.gates).map(|gate| &gate.process).collect();
-    for (key, want) in desired.instances.iter().filter(|(_, want)| rolled.contains(&want.origin.declared)) {
+    let is_rolled = |want: &Want| rolled.contains(&want.origin.declared);
+    let all = desired.instances.iter().filter(|_| !rolled.is_empty());
+    for (key, want) in all.filter(|(_, want)| is_rolled(want)) {
         if let (false, Some(seen)) = (want.origin.rollout.is_none(), observed.instances.get(key)) {
             before.entry(key.clone()).or_insert_with(|| seen.clone());
         }

@@ -3,7 +3,7 @@
 //! Nothing here waits for a reason; whoever runs it does. Time is the target's.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -166,8 +166,16 @@ impl<'a, T: Target> Pass<'a, T> {
         self.patience.held(&plan, &world.observed);
         let observed = Arc::new(world.observed);
         self.sight.keep(Arc::clone(&observed));
-        let look = Arc::new(Look { revision: self.revision.clone(), observed, rules, backing_off, plan });
-        (self.told)(Event::Planned { look: &look, desired });
+        let look = Arc::new(Look {
+            revision: self.revision.clone(),
+            desired: Arc::clone(desired),
+            observed,
+            rules,
+            backing_off,
+            plan,
+            rows: OnceLock::new(),
+        });
+        (self.told)(Event::Planned { look: &look });
         let plan = &look.plan;
         let may = match self.revision == self.applied {
             true => self.setting.heal,

@@ -68,7 +68,7 @@ pub fn status(board: &Board) -> Value {
         "converged": converged(&known),
         "trouble": known.trouble,
         "to_do": look.map(|look| look.plan.steps().count()),
-        "instances": counts(&known.rows),
+        "instances": counts(known.rows()),
         "held": held_rows,
         "held_total": held.len(),
         "backing_off": look.map(|look| look.backing_off.iter().map(hold).collect::<Vec<_>>()).unwrap_or_default(),
@@ -133,7 +133,7 @@ pub fn hosting_of(row: &Row) -> &'static str {
 
 /// Rows of the contract: those of `get processes -o json`, and why one is held.
 pub fn processes(known: &Known) -> Value {
-    known.rows.iter().map(process).collect()
+    known.rows().iter().map(process).collect()
 }
 
 fn process(row: &Row) -> Value {

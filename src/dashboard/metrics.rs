@@ -58,7 +58,7 @@ fn instances(page: &mut Text, known: &Known) {
     for sync in Sync::ALL {
         axes.insert((sync.word(), Health::Healthy.word(), HOSTING[0]), 0);
     }
-    for row in known.rows.iter() {
+    for row in known.rows().iter() {
         *axes.entry((row.sync.word(), health_of(row).word(), hosting_of(row))).or_default() += 1;
     }
     page.head("abide_instances", "gauge", "Instances by how they stand.");

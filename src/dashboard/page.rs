@@ -105,13 +105,13 @@ fn summary(out: &mut String, board: &Board, known: &Known) {
     }
     out.push_str("<p class=\"counts\">");
     for sync in Sync::ALL {
-        let many = known.rows.iter().filter(|row| row.sync == sync).count();
+        let many = known.rows().iter().filter(|row| row.sync == sync).count();
         if many > 0 {
             let _ = write!(out, "<span class=\"badge {}\">{many} {}</span> ", class_of(sync), sync.word());
         }
     }
     for health in [Health::Degraded, Health::Failed, Health::Starting] {
-        let many = known.rows.iter().filter(|row| health_of(row) == health).count();
+        let many = known.rows().iter().filter(|row| health_of(row) == health).count();
         if many > 0 {
             let _ = write!(
                 out,
@@ -148,7 +148,7 @@ fn problems(out: &mut String, known: &Known) {
 }
 
 fn processes(out: &mut String, known: &Known) {
-    let mut rows: Vec<&Row> = known.rows.iter().collect();
+    let mut rows: Vec<&Row> = known.rows().iter().collect();
     let calm = |row: &Row| {
         row.sync == Sync::InSync
             && !matches!(health_of(row), Health::Failed | Health::Degraded | Health::Unknown)

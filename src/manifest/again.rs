@@ -2,13 +2,17 @@
 //!
 //! A file is the same if its metadata are, and they had been the same for a while when it was read: two writes within one
 //! tick of a file system's clock look alike. A file of which that is not certain is read, and parsed only if its text
-//! is another. What documents say of each other is judged anew every time: that looks at values, not at texts.
+//! is another. Who was told which files changed need not even walk ([`Again::look_at`]), and what a change says to nobody
+//! else is put into what was read before ([`Again::splice`]). Otherwise what documents say of each other is judged anew:
+//! that looks at values, not at texts.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::expand::Context;
 use super::find::{self, Candidate, Facts, Found, Given};
 use super::text::Source;
 use super::{Limits, Loaded, Parts, Problem, load_found};
@@ -16,22 +20,36 @@ use super::{Limits, Loaded, Parts, Problem, load_found};
 /// What is remembered of a tree between two readings, all of which are under the same limits.
 #[derive(Default)]
 pub struct Again {
-    found: Found,
-    files: HashMap<Arc<str>, Known>,
+    pub(super) found: Found,
+    pub(super) files: HashMap<Arc<str>, Known>,
+    /// What is above all documents, if the last reading had no error.
+    pub(super) context: Option<Context>,
+    /// Of the last reading.
+    pub(super) problems: Vec<Problem>,
 }
 
-struct Known {
-    facts: Option<Facts>,
-    source: Source,
-    parts: Arc<Parts>,
+pub(super) struct Known {
+    pub facts: Option<Facts>,
+    pub source: Source,
+    pub parts: Arc<Parts>,
+}
+
+/// A file that is there as it was, with another text.
+pub struct Changed {
+    /// Which of those that were found.
+    pub(super) at: usize,
+    pub(super) source: Source,
+    /// Its metadata, if they will tell of the next change.
+    pub(super) facts: Option<Facts>,
 }
 
 /// A file that changed so lately may change again without its metadata telling.
 const YOUNG_SECS: i64 = 2;
 
 impl Again {
-    /// Walks the paths. Is every file as it was when it was last read?
-    pub fn is_unchanged(&mut self, paths: &[PathBuf], limits: &Limits) -> bool {
+    /// Walks the paths. Which files have another text than when they were last read? `None`: there are others, or some
+    /// cannot be read.
+    pub fn walk(&mut self, paths: &[PathBuf], limits: &Limits) -> Option<Vec<Changed>> {
         let found = find::find(paths, limits);
         let before = std::mem::replace(&mut self.found, found);
         let same = |(now, then): (&Candidate, &Candidate)| now.name == then.name && now.home == then.home;
@@ -39,21 +57,89 @@ impl Again {
             || self.found.files.len() != before.files.len()
             || !self.found.files.iter().zip(&before.files).all(same)
         {
-            return false;
+            return None;
         }
         // A file whose metadata do not tell is read.
-        let is_old = is_old();
-        for file in &self.found.files {
-            let Some(known) = self.files.get_mut(&file.name) else { return false };
-            if known.facts.is_some() && known.facts == file.facts {
-                continue;
-            }
-            match find::read(file, limits) {
-                Ok(source) if source.text == known.source.text => known.facts = file.facts.filter(&is_old),
-                Ok(_) | Err(_) => return false,
+        self.read(0..self.found.files.len(), limits, |known, file| {
+            known.facts.is_some() && known.facts == file.facts
+        })
+    }
+
+    /// The same without a walk, where it is known which paths something happened to, and whether that is surely no folder.
+    /// `None`: only a walk can tell.
+    pub fn look_at(
+        &mut self,
+        paths: &[PathBuf],
+        touched: &BTreeMap<PathBuf, bool>,
+        limits: &Limits,
+    ) -> Option<Vec<Changed>> {
+        if self.found.has_links || !self.found.problems.is_empty() {
+            return None;
+        }
+        let mut which = Vec::new();
+        for (path, is_file) in touched {
+            match self.place_of(paths, path) {
+                Whose::Nobodys => {}
+                Whose::File(at) => {
+                    let meta = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file)?;
+                    self.found.files[at].is_now(&meta);
+                    which.push(at);
+                }
+                // A new one, or a folder.
+                Whose::Unknown if find::is_manifest(path) => return None,
+                Whose::Unknown if *is_file || fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file()) => {
+                }
+                Whose::Unknown => return None,
             }
         }
-        true
+        let sizes = self.found.files.iter().map(Candidate::bytes);
+        if find::too_large("", sizes, limits).is_some() {
+            return None;
+        }
+        self.read(which.into_iter(), limits, |_, _| false)
+    }
+
+    /// Those of some files whose text is another.
+    fn read(
+        &mut self,
+        which: impl Iterator<Item = usize>,
+        limits: &Limits,
+        is_same: impl Fn(&Known, &Candidate) -> bool,
+    ) -> Option<Vec<Changed>> {
+        let (is_old, mut changed) = (is_old(), Vec::new());
+        for at in which {
+            let file = &self.found.files[at];
+            let known = self.files.get_mut(&file.name)?;
+            if is_same(known, file) {
+                continue;
+            }
+            let (source, facts) = (find::read(file, limits).ok()?, file.facts.filter(&is_old));
+            if source.text == known.source.text {
+                known.facts = facts;
+            } else {
+                changed.push(Changed { at, source, facts });
+            }
+        }
+        Some(changed)
+    }
+
+    /// What a path is to the files that were found.
+    fn place_of(&self, paths: &[PathBuf], path: &Path) -> Whose {
+        let mut whose = Whose::Nobodys;
+        for root in paths {
+            let whole = std::path::absolute(root).unwrap_or_else(|_| root.clone());
+            let Ok(rest) = path.strip_prefix(&whole) else { continue };
+            if rest.components().any(|part| part.as_os_str().as_encoded_bytes().starts_with(b".")) {
+                continue;
+            }
+            let named = if rest.as_os_str().is_empty() { root.clone() } else { root.join(rest) };
+            let name = find::shown(&named);
+            match self.found.files.binary_search_by(|file| (*file.name).cmp(&name)) {
+                Ok(at) if self.found.files[at].is_at(&named) => return Whose::File(at),
+                Ok(_) | Err(_) => whose = Whose::Unknown,
+            }
+        }
+        whose
     }
 
     /// The same for files that somebody else has found and read, with the problems he met.
@@ -64,8 +150,11 @@ impl Again {
     /// What was last walked or taken, with other texts in place of some files'.
     pub fn load(&mut self, limits: &Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
         let found = std::mem::take(&mut self.found);
-        let loaded = load_found(&found, limits, stand_ins, Some(self));
+        let mut loaded = load_found(&found, limits, stand_ins, Some(self));
         self.found = found;
+        let is_good = stand_ins.is_empty() && loaded.errors() == 0;
+        self.context = loaded.context.take().filter(|_| is_good);
+        self.problems.clone_from(&loaded.problems);
         loaded
     }
 
@@ -93,6 +182,13 @@ impl Again {
             })
             .collect();
     }
+}
+
+enum Whose {
+    /// It is not below the paths, or hidden.
+    Nobodys,
+    File(usize),
+    Unknown,
 }
 
 fn is_old() -> impl Fn(&Facts) -> bool {

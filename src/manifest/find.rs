@@ -25,6 +25,22 @@ pub struct Candidate {
     pub facts: Option<Facts>,
 }
 
+impl Candidate {
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Is this the file itself, under this name?
+    pub fn is_at(&self, path: &Path) -> bool {
+        matches!(&self.at, Where::File(at) if at == path)
+    }
+
+    /// Its metadata are others than when it was found.
+    pub fn is_now(&mut self, meta: &fs::Metadata) {
+        (self.bytes, self.facts) = (meta.len(), Some(Facts::of(meta)));
+    }
+}
+
 /// What tells that a file is the same as before without reading it: device, number, size, mode, and both times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts([u64; 4], [i64; 4]);
@@ -71,6 +87,8 @@ pub const CONFIG: &str = "abide.yaml";
 pub struct Found {
     pub files: Vec<Candidate>,
     pub problems: Vec<Problem>,
+    /// A file may have another name as well.
+    pub has_links: bool,
 }
 
 /// Every manifest file below the paths, each real file once, in the order of their names.
@@ -112,7 +130,7 @@ pub fn given(files: Vec<Given>, problems: Vec<Problem>) -> Found {
     };
     let mut files: Vec<Candidate> = files.into_iter().map(candidate).collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));
-    Found { files, problems }
+    Found { files, problems, has_links: false }
 }
 
 struct Walk {
@@ -160,6 +178,7 @@ impl Walk {
         // Links come last: a file is known by its own name rather than by a link's.
         let mut links = BTreeSet::new();
         self.below(path.to_path_buf(), real.to_path_buf(), real, &mut links);
+        self.found.has_links |= !links.is_empty();
         while let Some((link, home)) = links.pop_first() {
             self.link(&link, &home, real, &mut links);
         }

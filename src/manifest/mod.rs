@@ -28,6 +28,7 @@ mod problem;
 mod read;
 pub mod rows;
 pub mod schema;
+mod splice;
 mod structure;
 mod text;
 mod tree;
@@ -39,10 +40,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use again::Again;
+pub use again::{Again, Changed};
 pub use find::{CONFIG, Given, LEADS_OUT, is_manifest, shown, too_large};
 pub use limits::Limits;
 pub use problem::{Code, Path, Problem, Severity, did_you_mean, is_hidden};
+pub use splice::Spliced;
 
 use self::check::Declared;
 use self::places::{Places, Told};
@@ -62,6 +64,8 @@ pub struct Loaded {
     sources: Vec<Source>,
     /// The directory of each source that Defaults and policies reach it by.
     homes: Vec<PathBuf>,
+    /// What is above all documents.
+    context: Option<expand::Context>,
 }
 
 /// One document, and where it stands.
@@ -175,13 +179,7 @@ impl Loaded {
 
     /// Every file as it was read, for [`load_given`] to read it again another day. Texts are shared, not copied.
     pub fn given(&self) -> Vec<Given> {
-        let given = |(source, home): (&Source, &PathBuf)| Given {
-            name: source.name.to_string(),
-            home: home.clone(),
-            bytes: source.text.len() as u64,
-            content: Arc::from(Arc::clone(&source.text)),
-        };
-        self.sources.iter().zip(&self.homes).map(given).collect()
+        self.sources.iter().zip(&self.homes).map(|(source, home)| source.given(home)).collect()
     }
 
     pub fn errors(&self) -> usize {
@@ -260,6 +258,7 @@ impl Loaded {
         findings.extend(expanded.findings);
         expanded.more.into_iter().for_each(|(source, more)| told.skip(source, more));
         self.desired = expanded.desired;
+        self.context = Some(expanded.context);
         findings.retain(|(document, finding)| !follows_from_dropped(&self.documents[*document], finding));
         let placed = self.place_all(findings, told, limits);
         self.problems.extend(placed);

@@ -5,10 +5,12 @@
 //! cores can share one file. (A file with `%` directives is left whole: they reach over the cut.)
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use serde_json::value::RawValue;
 
+use super::find::Given;
 use super::problem::{Code, Excerpt, Fault, Problem, Span, is_hidden};
 
 /// The text of one file and the places at which its documents begin.
@@ -28,6 +30,12 @@ impl Source {
     pub fn new(name: Arc<str>, text: String, json: bool, most: usize) -> Source {
         let slices = if json { json_slices(&text, most) } else { slices(&text, most) };
         Source { name, text: text.into(), json, slices, lines: OnceLock::new() }
+    }
+
+    /// The file as somebody else would hand it over. The text is shared, not copied.
+    pub fn given(&self, home: &Path) -> Given {
+        let content = Arc::from(Arc::clone(&self.text));
+        Given { name: self.name.to_string(), home: home.to_owned(), bytes: self.text.len() as u64, content }
     }
 
     pub fn problem(&self, fault: Fault) -> Problem {

@@ -480,7 +480,8 @@ fn a_nudge_is_followed_at_once() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let store = Embedded::open(&machine.path("store.db")).expect("a store");
-        let mut git = Source::Git(Git::new(setting.checked().expect("it is well"), Box::new(|_| {})));
+        let mut git =
+            Source::Git(Box::new(Git::new(setting.checked().expect("it is well"), Box::new(|_| {}))));
         assert!(git.read(&store).await.expect("it reads").is_none());
         until("the first is there", || git.changed());
         machine.process("b", "1", "");

@@ -445,7 +445,7 @@ fn a_tree_that_is_read_again_costs_what_changed() {
     let (paths, limits) = ([tree.path().to_path_buf()], Limits::default());
     let mut again = Again::default();
     let mut read = || {
-        again.is_unchanged(&paths, &limits);
+        again.walk(&paths, &limits);
         again.load(&limits, &BTreeMap::new())
     };
     let spec = |loaded: &Loaded, name: &str| {
@@ -472,11 +472,109 @@ fn a_tree_that_is_read_again_costs_what_changed() {
     let gone = read();
     assert_eq!((gone.problems.len(), gone.files), (0, 1));
     // As it was, whatever its times say; and not, though its times may say so.
-    assert!(again.is_unchanged(&paths, &limits));
+    assert!(again.walk(&paths, &limits).is_some_and(|changed| changed.is_empty()));
     let file = tree.path().join("a.yaml");
     let touched = std::fs::File::options().append(true).open(&file).expect("a file");
     touched.set_modified(std::time::SystemTime::now()).expect("a time");
-    assert!(again.is_unchanged(&paths, &limits));
+    assert!(again.walk(&paths, &limits).is_some_and(|changed| changed.is_empty()));
     tree.write("a.yaml", body("a", "./9"));
-    assert!(!again.is_unchanged(&paths, &limits));
+    assert!(again.walk(&paths, &limits).is_some_and(|changed| changed.len() == 1));
+}
+
+/// What is put into an earlier reading gives what a reading of everything gives, whatever is edited and however it is told.
+#[test]
+fn a_change_that_is_put_in_is_as_good_as_a_whole_reading() {
+    let process = |name: &str, more: &str, start: &str| {
+        format!(
+            "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\n{more}\
+             spec:\n  identity:\n    proc_name: {name}\n    setup_path: /opt\n    pid_path: /run/{name}.pid\n  control:\n    \
+             start_cmd: {start}\n"
+        )
+    };
+    let here = "hosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]\n";
+    let (mut spliced, mut whole) = (0, 0);
+    for seed in 0..60 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let group = "apiVersion: abide/v1\nkind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0}, \
+                     {ip: 10.0.0.2, bk_cloud_id: 0}]\n";
+        let defaults = |user: &str| {
+            format!("apiVersion: abide/v1\nkind: Defaults\nspec: {{identity: {{user: {user}}}}}\n")
+        };
+        let policy = "apiVersion: abide/v1\nkind: Policy\nmeta: {name: p}\nallow: {users: [www, root]}\n";
+        let many = "hosts: [{group: g}]\ninstances: 2\ndepends_on: [a]\n";
+        let files = ["a.yaml", "b.yaml", "sub/c.yaml", "sub/d.yaml", "e.yaml", "f.yaml"];
+        let tree = Tree::new(&[
+            ("group.yaml", group.to_owned()),
+            ("sub/defaults.yaml", defaults("www")),
+            ("sub/policy.yaml", policy.to_owned()),
+            ("a.yaml", process("a", here, "./1")),
+            ("b.yaml", format!("{}---\n{}", process("b", here, "./1"), process("b2", here, "./1"))),
+            ("sub/c.yaml", process("c", here, "./1")),
+            (
+                "sub/d.yaml",
+                process("d", many, "./1 ${instance} ${host.ip}")
+                    .replace("/run/d", "/run/d${instance}")
+                    .replace("pid_path", "value_key: d-${instance}\n    pid_path"),
+            ),
+            ("e.yaml", process("e", here, "./1")),
+            ("f.yaml", process("f", here, "./1")),
+        ]);
+        let (paths, limits) = ([tree.path().to_path_buf()], Limits::default());
+        let mut again = Again::default();
+        assert!(again.walk(&paths, &limits).is_none(), "nothing is known yet");
+        let mut desired = again.load(&limits, &BTreeMap::new()).desired;
+        assert_eq!(tree.problems(), [] as [&str; 0]);
+        for step in 0..12 {
+            let file = files[random.usize(..files.len())];
+            let path = tree.path().join(file);
+            let text = std::fs::read_to_string(&path).unwrap_or_else(|_| process("a", here, "./1"));
+            let edits: [(&str, String); 14] = [
+                ("./1", format!("./1 --n={step}")),
+                ("./1", format!("./1 ${{host.ip}} {step}")),
+                ("apiVersion", format!("# {step}\napiVersion")),
+                ("meta: {namespace: web,", format!("meta: {{labels: {{l: \"{step}\"}}, namespace: web,")),
+                ("spec:\n", "protect: [delete]\nspec:\n".to_owned()),
+                ("spec:\n", "state: stopped\nspec:\n".to_owned()),
+                ("spec:\n", "depends_on: [e]\nspec:\n".to_owned()),
+                ("setup_path: /opt", "setup_path: /srv".to_owned()),
+                ("pid_path: /run/", "user: nobody\n    pid_path: /run/".to_owned()),
+                ("10.0.0.1", "10.0.0.3".to_owned()),
+                ("name: ", "name: x".to_owned()),
+                ("start_cmd", "strat_cmd".to_owned()),
+                ("proc_name: e", "proc_name: f".to_owned()),
+                ("kind: Process", "kind: Process\ninstances: 2".to_owned()),
+            ];
+            let (from, to) = &edits[random.usize(..edits.len())];
+            match random.u8(..20) {
+                0 => drop(std::fs::remove_file(&path)),
+                1 => tree.write("sub/defaults.yaml", defaults(["www", "root"][random.usize(..2)])),
+                2 => tree.write("new.yaml", process("new", here, "./1")),
+                _ => tree.write(file, text.replacen(from, to, 1)),
+            }
+            let touched: BTreeMap<_, _> =
+                [path, tree.path().join("sub/defaults.yaml"), tree.path().join("new.yaml")]
+                    .into_iter()
+                    .map(|path| (path, false))
+                    .collect();
+            // A path that does not exist any more may have been a folder.
+            let changed = match random.bool() {
+                true => again.look_at(&paths, &touched, &limits),
+                false => None,
+            };
+            let changed = changed.or_else(|| again.walk(&paths, &limits));
+            match changed.as_ref().and_then(|changed| again.splice(changed, &desired, &limits)) {
+                Some(new) => {
+                    spliced += usize::from(!new.wants.is_empty());
+                    desired.instances.extend(new.wants);
+                }
+                None => {
+                    whole += 1;
+                    desired = again.load(&limits, &BTreeMap::new()).desired;
+                }
+            }
+            let fresh = tree.load();
+            assert!(desired == fresh.desired, "seed {seed}, step {step}: {file} {from} → {to}");
+        }
+    }
+    assert!(spliced > 50 && whole > 100, "{spliced} put in, {whole} read whole");
 }

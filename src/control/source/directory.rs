@@ -7,7 +7,8 @@
 //! file system, or on request), the files' metadata are compared every two seconds.
 //!
 //! A reading on which something is missing is confirmed by another before anything may be pruned. Files that did not change
-//! are not read again, and a tree in which nothing did costs a walk.
+//! are not read again. Where the kernel tells everything, only what it names is looked at, and the tree is walked now and
+//! then, in case that it was not everything after all.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,11 +18,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use notify::{RecursiveMode, Watcher};
+use notify::event::{CreateKind, RemoveKind};
+use notify::{EventKind, RecursiveMode, Watcher};
 
 use super::kept::Kept;
 use super::{Finish, Reading, Seen};
-use crate::manifest::{Again, Limits};
+use crate::manifest::{Again, Changed, Limits};
 
 pub struct Directory {
     paths: Vec<PathBuf>,
@@ -34,7 +36,13 @@ pub struct Directory {
     last: Reading,
     seen: Arc<Seen>,
     watching: Watching,
+    walked: Option<Instant>,
 }
+
+/// For so long the kernel is believed to have told everything.
+const BELIEVED: Duration = Duration::from_secs(20);
+/// More paths than this at once are not looked at one by one.
+const MANY: usize = 1000;
 
 /// Where nobody tells of changes, files are looked at this often.
 const POLL: Duration = Duration::from_secs(2);
@@ -65,7 +73,7 @@ impl Directory {
         let seen = Arc::new(Seen::default());
         let watching = Watching::begin(&paths, only_poll, &seen);
         let (again, kept, last) = (Again::default(), Kept::new(finish), Reading::default());
-        Directory { paths, limits, debounce, only_poll, again, kept, last, seen, watching }
+        Directory { paths, limits, debounce, only_poll, again, kept, last, seen, watching, walked: None }
     }
 
     pub(super) fn seen(&self) -> &Arc<Seen> {
@@ -97,12 +105,21 @@ impl Directory {
         if missed || self.watching.roots != roots(&self.paths) {
             // First the watch, then the reading: nothing is lost in between.
             self.watching = Watching::begin(&self.paths, self.only_poll, &self.seen);
+            self.walked = None;
         }
+        let changed = self.look();
         let (again, limits) = (&mut self.again, &self.limits);
-        if again.is_unchanged(&self.paths, limits) {
+        if changed.as_ref().is_some_and(Vec::is_empty) {
             // The same files say the same.
             self.last.is_news = false;
             self.last.may_prune = !self.last.is_incomplete;
+            return &self.last;
+        }
+        // On a reading that was whole and confirmed, what a few files say only of themselves takes nothing away.
+        if let Some(changed) = changed.filter(|_| self.last.may_prune)
+            && let Some(spliced) = again.splice(&changed, &self.last.desired, limits)
+        {
+            self.kept.put_in(spliced, &mut self.last);
             return &self.last;
         }
         let reading = self.kept.take(|stand_ins| again.load(limits, stand_ins));
@@ -115,6 +132,23 @@ impl Directory {
         }
         self.last = reading;
         &self.last
+    }
+
+    /// Which files have another text. `None`: everything is to be read.
+    fn look(&mut self) -> Option<Vec<Changed>> {
+        let touched = std::mem::take(&mut *self.seen.touched());
+        let is_believed = self.watching.polled.is_none()
+            && touched.len() < MANY
+            && self.walked.is_some_and(|walked| walked.elapsed() < BELIEVED);
+        // What may be missing is looked for, not believed.
+        if is_believed
+            && self.last.may_prune
+            && let Some(changed) = self.again.look_at(&self.paths, &touched, &self.limits)
+        {
+            return Some(changed);
+        }
+        self.walked = Some(Instant::now());
+        self.again.walk(&self.paths, &self.limits)
     }
 }
 
@@ -168,8 +202,17 @@ fn watcher(paths: &[PathBuf], seen: &Arc<Seen>) -> (Option<notify::RecommendedWa
 fn note(event: &notify::Result<notify::Event>, seen: &Seen) {
     match event {
         // Who only reads changes nothing.
-        Ok(event) if matches!(event.kind, notify::EventKind::Access(_)) && !event.need_rescan() => return,
-        Ok(event) if !event.need_rescan() => {}
+        Ok(event) if matches!(event.kind, EventKind::Access(_)) && !event.need_rescan() => return,
+        Ok(event) if !event.need_rescan() => {
+            let is_file = matches!(
+                event.kind,
+                EventKind::Create(CreateKind::File) | EventKind::Remove(RemoveKind::File)
+            );
+            let mut touched = seen.touched();
+            for path in event.paths.iter().take(MANY.saturating_sub(touched.len())) {
+                *touched.entry(path.clone()).or_default() |= is_file;
+            }
+        }
         // Events were lost, perhaps that of a new folder: everything is looked at, and watched anew.
         Ok(_) | Err(_) => seen.missed.store(true, Ordering::SeqCst),
     }

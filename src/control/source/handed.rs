@@ -40,7 +40,7 @@ impl Handed {
 
     pub fn read(&mut self) -> Option<&Reading> {
         if self.reading.is_none() || self.wanted.has_changed().unwrap_or(false) {
-            let desired = self.wanted.borrow_and_update().clone();
+            let desired = Arc::new(self.wanted.borrow_and_update().clone());
             let revision = of_desired(&desired);
             self.reading = Some(Reading { desired, revision, may_prune: true, ..Reading::default() });
         }

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Finish, Reading};
-use crate::manifest::{Loaded, Problem, Severity};
+use crate::manifest::{Loaded, Problem, Severity, Spliced};
+use crate::model::Desired;
 use crate::reconcile::of_desired;
 
 pub struct Kept {
@@ -55,7 +56,7 @@ impl Kept {
         let (files, desired) = (loaded.files, loaded.desired);
         let revision = of_desired(&desired);
         Reading {
-            desired,
+            desired: Arc::new(desired),
             revision,
             problems,
             is_incomplete,
@@ -65,6 +66,23 @@ impl Kept {
             commit: None,
             texts,
         }
+    }
+
+    /// Puts a few files into a reading that was whole: nothing else is touched.
+    pub fn put_in(&mut self, spliced: Spliced, last: &mut Reading) {
+        let instances = spliced.wants.into_iter().collect();
+        let mut some = Desired { instances, policies: Vec::new() };
+        (self.finish)(&mut some);
+        // Whoever shows the last look may still have it.
+        Arc::make_mut(&mut last.desired).instances.extend(some.instances);
+        for (given, text) in spliced.texts {
+            self.good.insert(given.name.clone(), text);
+            if let Ok(at) = last.texts.binary_search_by(|text| text.name.cmp(&given.name)) {
+                last.texts[at] = given;
+            }
+        }
+        last.revision = of_desired(&last.desired);
+        last.is_news = false;
     }
 
     /// A reading without a single instance, after one with some: a directory that is not there, more often than a wish.

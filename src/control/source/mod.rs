@@ -9,11 +9,11 @@ pub mod git;
 pub mod handed;
 mod kept;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -28,7 +28,7 @@ use crate::store::{Error, Store};
 /// One reading of the manifests.
 #[derive(Debug, Default)]
 pub struct Reading {
-    pub desired: Desired,
+    pub desired: Arc<Desired>,
     /// Its digest: two readings with the same one want the same.
     pub revision: String,
     pub problems: Vec<Problem>,
@@ -99,15 +99,15 @@ impl fmt::Display for Trouble {
 }
 
 pub enum Source {
-    Directory(Directory),
-    Git(Git),
+    Directory(Box<Directory>),
+    Git(Box<Git>),
     Handed(Handed),
 }
 
 impl Source {
     /// Directories and files, watched.
     pub fn new(paths: Vec<PathBuf>, limits: Limits, debounce: Duration, finish: Finish) -> Source {
-        Source::Directory(Directory::new(paths, limits, debounce, false, finish))
+        Source::Directory(Box::new(Directory::new(paths, limits, debounce, false, finish)))
     }
 
     /// Something changed, and it is time to read.
@@ -199,6 +199,8 @@ impl Nudge {
 struct Seen {
     /// When something last changed.
     at: Mutex<Option<Instant>>,
+    /// Which paths something happened to, and whether each is surely no folder.
+    touched: Mutex<BTreeMap<PathBuf, bool>>,
     /// Something may have been missed: what is watched is to be set up anew.
     missed: AtomicBool,
     /// Somebody wants it to be looked at.
@@ -209,6 +211,10 @@ struct Seen {
 impl Seen {
     fn at(&self) -> MutexGuard<'_, Option<Instant>> {
         self.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn touched(&self) -> MutexGuard<'_, BTreeMap<PathBuf, bool>> {
+        self.touched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn changed_now(&self) {
@@ -225,24 +231,25 @@ pub fn name_users(desired: &mut Desired, user: &str) {
 /// The same again and again: what was named before is not named anew.
 #[derive(Default)]
 pub struct Named {
-    /// By the address of the spec without a user, which is kept, so that no other gets its address meanwhile.
-    known: HashMap<usize, (Arc<Stamped>, Arc<Stamped>)>,
+    /// By the address of the spec without a user, which is no other's as long as somebody knows of it.
+    known: HashMap<usize, (Weak<Stamped>, Weak<Stamped>)>,
 }
 
 impl Named {
     pub fn name(&mut self, desired: &mut Desired, user: &str) {
-        let mut before = std::mem::take(&mut self.known);
+        self.known.retain(|_, (old, new)| old.strong_count() > 0 && new.strong_count() > 0);
         for want in desired.instances.values_mut().filter(|want| want.spec.identity.user.is_none()) {
-            let old = Arc::clone(&want.spec);
-            let at = Arc::as_ptr(&old) as usize;
-            let (_, new) = self.known.entry(at).or_insert_with(|| {
-                before.remove(&at).unwrap_or_else(|| {
-                    let mut spec = (**old).clone();
+            let at = Arc::as_ptr(&want.spec) as usize;
+            want.spec = match self.known.get(&at).and_then(|(_, new)| new.upgrade()) {
+                Some(new) => new,
+                None => {
+                    let mut spec = (**want.spec).clone();
                     spec.identity.user = Some(user.to_owned());
-                    (old, Arc::new(Stamped::new(spec)))
-                })
-            });
-            want.spec = Arc::clone(new);
+                    let new = Arc::new(Stamped::new(spec));
+                    self.known.insert(at, (Arc::downgrade(&want.spec), Arc::downgrade(&new)));
+                    new
+                }
+            };
         }
     }
 }

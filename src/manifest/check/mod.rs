@@ -55,7 +55,7 @@ pub struct Process {
     pub in_body: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Where {
     Host(Host),
     Group { name: String, chosen: Option<Selector> },

@@ -15,11 +15,12 @@ use super::{Found, with_values};
 use crate::model::Stamped;
 
 /// Per directory: all Defaults written there, laid over each other, and whether one of them has an error.
+#[derive(Debug)]
 pub struct Defaults {
     by_home: BTreeMap<PathBuf, Layer>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Layer {
     entry: SpecEntry,
     /// What is wrong with the Defaults themselves: not to be said again for each process below.

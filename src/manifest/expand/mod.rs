@@ -22,9 +22,40 @@ use crate::model::{Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKe
 
 pub struct Expanded {
     pub desired: Desired,
+    pub context: Context,
     /// Of each file: how many findings were not kept.
     pub more: Vec<(usize, usize)>,
     pub findings: Vec<(usize, Finding)>,
+}
+
+/// What is above documents: enough to expand one of them again, if it says nothing else to the others.
+#[derive(Debug)]
+pub struct Context {
+    defaults: Defaults,
+    policies: Policies,
+}
+
+impl Context {
+    /// A process again, on the hosts and under the policies that it had. `None`: something is wrong with it now.
+    pub fn expand(
+        &self,
+        document: &Declaration,
+        place: Place,
+        hosts: Vec<(usize, Host)>,
+        policies: Vec<usize>,
+    ) -> Option<Vec<(InstanceKey, Want)>> {
+        let Declared::Process(process) = &document.declared else { return None };
+        let mut found = Found::of(std::slice::from_ref(document));
+        let (spec, uses) = self.defaults.apply(0, document, process, &mut found);
+        rules::check(0, document, process, &spec, &hosts, &self.policies, &mut found);
+        let key = process.key.as_ref().filter(|_| !self.defaults.spoil(document))?;
+        if uses.host {
+            agents_have_no_address(0, &hosts, &mut found);
+        }
+        let origin = origin(key, process, place, policies);
+        let resolved = resolve(0, key, process, spec, uses, hosts, origin);
+        found.list.is_empty().then_some(resolved.wants)
+    }
 }
 
 /// A process with everything put in, instance by instance.
@@ -42,7 +73,7 @@ pub fn expand(
     limits: &Limits,
 ) -> Expanded {
     let mut found = Found::of(documents);
-    let policies = Policies::collect(documents, &places, &mut found);
+    let mut policies = Policies::collect(documents, &places, &mut found);
     let defaults = Defaults::collect(documents, findings, &mut found);
     let hosts = Hosts::collect(documents, unread, &mut found);
     let names = Names::collect(documents);
@@ -81,7 +112,8 @@ pub fn expand(
     let good = resolved.into_iter().filter(|process| !documents[process.document].bad);
     let instances = good.flat_map(|process| process.wants).collect();
     Expanded {
-        desired: Desired { instances, policies: policies.all },
+        desired: Desired { instances, policies: std::mem::take(&mut policies.all) },
+        context: Context { defaults, policies },
         more: found.more(),
         findings: found.list,
     }

@@ -10,7 +10,7 @@ use super::{Found, Once, Resolved, claims};
 use crate::model::{Allow, Host, HostKey, Place, Policy, Spec, glob};
 
 /// All policies, each with its document, its place and its reach; and where each applies.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Policies {
     pub all: Vec<Policy>,
     by_home: HashMap<PathBuf, Vec<usize>>,

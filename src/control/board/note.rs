@@ -1,0 +1,102 @@
+//! What happened, numbered: a line for people, and the same for programs.
+
+use serde_json::{Map, Value};
+
+use crate::model::Time;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    Info,
+    Warning,
+    Error,
+}
+
+impl Level {
+    pub fn word(self) -> &'static str {
+        match self {
+            Level::Info => "info",
+            Level::Warning => "warning",
+            Level::Error => "error",
+        }
+    }
+}
+
+/// What a note is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Read,
+    Source,
+    Problems,
+    Mended,
+    Waiting,
+    Leading,
+    Changed,
+    Held,
+    NotConverging,
+    Doing,
+    Step,
+    Soaking,
+    Relaunched,
+    RolledBack,
+    Done,
+    Trouble,
+    Recovered,
+    Converged,
+    /// Somebody asked for something through the listener.
+    Asked,
+}
+
+impl Kind {
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Read => "read",
+            Kind::Source => "source",
+            Kind::Problems => "problems",
+            Kind::Mended => "mended",
+            Kind::Waiting => "waiting",
+            Kind::Leading => "leading",
+            Kind::Changed => "changed",
+            Kind::Held => "held",
+            Kind::NotConverging => "not_converging",
+            Kind::Doing => "doing",
+            Kind::Step => "step",
+            Kind::Soaking => "soaking",
+            Kind::Relaunched => "relaunched",
+            Kind::RolledBack => "rolled_back",
+            Kind::Done => "done",
+            Kind::Trouble => "trouble",
+            Kind::Recovered => "recovered",
+            Kind::Converged => "converged",
+            Kind::Asked => "asked",
+        }
+    }
+}
+
+/// Something that happened.
+#[derive(Clone, Debug)]
+pub struct Note {
+    pub number: u64,
+    pub at: Time,
+    pub kind: Kind,
+    pub level: Level,
+    /// One line.
+    pub title: String,
+    /// More lines, or none.
+    pub text: String,
+    /// For programs.
+    pub more: Map<String, Value>,
+}
+
+impl Note {
+    pub fn json(&self) -> Value {
+        let mut all = Map::new();
+        all.insert("id".to_owned(), self.number.into());
+        all.insert("time".to_owned(), self.at.to_string().into());
+        all.insert("kind".to_owned(), self.kind.word().into());
+        all.insert("level".to_owned(), self.level.word().into());
+        all.insert("title".to_owned(), self.title.clone().into());
+        all.insert("text".to_owned(), self.text.clone().into());
+        all.extend(self.more.iter().map(|(name, value)| (name.clone(), value.clone())));
+        Value::Object(all)
+    }
+}

@@ -1,0 +1,271 @@
+//! How each event changes what is known, and what is told of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::note::{Kind, Level, Note};
+use super::{BUCKETS, Event, Inner, KEPT, Look, Reading, Role};
+use crate::clock;
+use crate::execute::Ended;
+use crate::manifest::{Problem, Severity};
+use crate::model::{InstanceKey, Reason, Step, Why};
+
+/// So many texts of a list are told one by one.
+const SHOWN: usize = 10;
+
+impl Inner {
+    pub(super) fn note(&mut self, kind: Kind, level: Level, title: String, text: String, more: Value) {
+        self.known.number += 1;
+        let more = match more {
+            Value::Object(map) => map,
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                Map::new()
+            }
+        };
+        let number = self.known.number;
+        let note = Note { number, at: clock::moment(), kind, level, title, text, more };
+        self.notes.push_back(Arc::new(note));
+        if self.notes.len() > KEPT {
+            self.notes.pop_front();
+        }
+    }
+
+    /// `changed`: how many instances are not as they were at the last look.
+    pub(super) fn take(&mut self, event: &Event<'_>, changed: usize) {
+        self.known.turned = Instant::now();
+        let plain = String::new;
+        match event {
+            Event::Read { reading, revision } => self.read(reading, revision),
+            Event::Source { trouble: None } => {
+                self.known.not_followed = None;
+                let title = "the source is followed again".to_owned();
+                self.note(Kind::Source, Level::Info, title, plain(), json!({"trouble": null}));
+            }
+            Event::Source { trouble: Some(trouble) } => {
+                let title = format!("the source is not followed: {}: {trouble}", trouble.word());
+                self.known.not_followed = Some(format!("{}: {trouble}", trouble.word()));
+                let more = json!({"trouble": trouble.word()});
+                self.note(Kind::Source, Level::Error, title, trouble.hint().unwrap_or_default(), more);
+            }
+            Event::Pinned { pin } => {
+                let title = format!("pinned to {} by {}", pin.revision, pin.by);
+                let more = json!({"pinned": pin.revision, "by": pin.by, "reason": pin.reason});
+                self.note(Kind::Source, Level::Info, title, pin.reason.clone().unwrap_or_default(), more);
+            }
+            Event::Unpinned { pin, newer } => {
+                let why = if *newer { ": the source has something newer" } else { "" };
+                let title = format!("no longer pinned to {}{why}", pin.revision);
+                self.note(Kind::Source, Level::Info, title, plain(), json!({"pinned": null}));
+            }
+            Event::Waiting { holder } => {
+                let (host, pid) = (holder.host.clone(), holder.pid);
+                let title = format!("waiting: {host} (process {pid}) leads");
+                self.note(Kind::Waiting, Level::Info, title, plain(), json!({"host": host, "pid": pid}));
+                self.known.role = Role::Waiting { host, pid };
+            }
+            Event::Leading { generation } => {
+                self.known.role = Role::Leading { generation: *generation };
+                let more = json!({"generation": generation});
+                self.note(Kind::Leading, Level::Info, "this one leads".to_owned(), plain(), more);
+            }
+            Event::Planned { look } => self.planned(look, changed),
+            Event::Doing { steps } => {
+                self.known.queue = *steps;
+                (self.failures, self.did) = (Vec::new(), BTreeMap::new());
+                let title = format!("{} to do", count(*steps, "step"));
+                self.note(Kind::Doing, Level::Info, title, plain(), json!({"steps": steps}));
+            }
+            Event::Ended { step, ended } => self.ended(step, ended),
+            Event::Soaking { process, secs } => {
+                let title = format!("{process}: watching for {secs} s whether it stays well");
+                let more = json!({"process": process.to_string(), "secs": secs});
+                self.note(Kind::Soaking, Level::Info, title, plain(), more);
+            }
+            Event::Relaunched { instance, pid } => {
+                let title = format!("{instance}: it ended, and is back as process {pid}");
+                let more = json!({"instance": instance, "pid": pid});
+                self.note(Kind::Relaunched, Level::Info, title, plain(), more);
+            }
+            Event::RolledBack { processes } => {
+                let title = format!("{processes}: the rollout failed, and is rolled back");
+                let more = json!({"processes": processes});
+                self.note(Kind::RolledBack, Level::Error, title, plain(), more);
+            }
+            Event::Did { steps, took } => self.did(*steps, *took),
+            Event::Trouble { why } => {
+                self.known.failed_looks += 1;
+                if self.known.trouble.as_deref() != Some(*why) {
+                    self.known.trouble = Some((*why).to_owned());
+                    let title = (*why).to_owned();
+                    self.note(Kind::Trouble, Level::Error, title, plain(), json!({}));
+                }
+            }
+            Event::Rested { settled, held } => {
+                if std::mem::take(&mut self.news) {
+                    let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
+                    let title = format!("converged: {} as wanted{rest}", count(*settled, "instance"));
+                    let more = json!({"settled": settled, "held": held});
+                    self.note(Kind::Converged, Level::Info, title, plain(), more);
+                }
+            }
+            Event::Passing => self.known.passing = Some(Instant::now()),
+            Event::Passed { took } => self.passed(*took),
+            Event::Turned => {}
+        }
+    }
+
+    fn read(&mut self, reading: &Reading, revision: &str) {
+        let errors = errors(&reading.problems);
+        let before = self::errors(&self.known.problems);
+        let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(), "files": reading.files,
+                          "errors": errors.len()});
+        if revision != self.known.revision || reading.commit != self.known.commit {
+            self.news = true;
+            let short: String = revision.chars().take(12).collect();
+            let many = count(reading.desired.instances.len(), "instance");
+            let commit =
+                reading.commit.as_deref().map(|id| format!(", commit {}", id.get(..12).unwrap_or(id)));
+            let title = format!("read: {many} wanted, revision {short}{}", commit.unwrap_or_default());
+            self.note(Kind::Read, Level::Info, title, String::new(), more.clone());
+        }
+        if !errors.is_empty() && errors != before {
+            let title = format!(
+                "{} in the manifests: what is broken stays as it last was",
+                count(errors.len(), "error")
+            );
+            self.note(Kind::Problems, Level::Error, title, list(&errors), more);
+        } else if errors.is_empty() && !before.is_empty() {
+            let title = "the manifests have no errors any more".to_owned();
+            self.note(Kind::Mended, Level::Info, title, String::new(), more);
+        }
+        self.known.revision = revision.to_owned();
+        self.known.commit.clone_from(&reading.commit);
+        self.known.files = reading.files;
+        self.known.is_incomplete = reading.is_incomplete;
+        self.known.problems = reading.problems.clone().into();
+    }
+
+    fn planned(&mut self, look: &Arc<Look>, changed: usize) {
+        self.known.looks += 1;
+        if self.known.trouble.take().is_some() {
+            let title = "the target can be looked at again".to_owned();
+            self.note(Kind::Recovered, Level::Info, title, String::new(), json!({}));
+        }
+        let now = held(look);
+        let before = self.known.look.as_ref().map(|look| held(look)).unwrap_or_default();
+        if now != before {
+            let (title, level) = match now.len() {
+                0 => ("nothing is held any more".to_owned(), Level::Info),
+                many => (format!("{} held", count(many, "instance")), Level::Warning),
+            };
+            self.note(Kind::Held, level, title, list(&now), json!({"held": now.len()}));
+        }
+        let stuck: BTreeSet<InstanceKey> = look
+            .rules
+            .left_alone
+            .iter()
+            .filter(|(_, (reason, _))| *reason == Reason::NotConverging)
+            .map(|(key, _)| key.clone())
+            .collect();
+        let new: Vec<String> = stuck.difference(&self.not_converging).map(ToString::to_string).collect();
+        if !new.is_empty() {
+            let many = count(new.len(), "instance");
+            let title = format!("{many} not converging: made as wanted three times, and undone each time");
+            let more = json!({"instances": new});
+            self.note(Kind::NotConverging, Level::Error, title, list(&new), more);
+        }
+        self.not_converging = stuck;
+        if changed > 0 {
+            let title = format!("{} changed", count(changed, "instance"));
+            self.note(Kind::Changed, Level::Info, title, String::new(), json!({"instances": changed}));
+        }
+        self.known.look = Some(Arc::clone(look));
+    }
+
+    fn ended(&mut self, step: &Step, ended: &Ended) {
+        self.known.queue = self.known.queue.saturating_sub(1);
+        let (op, outcome) = (step.op.word(), ended.outcome);
+        *self.known.operations.entry((op, outcome.word())).or_default() += 1;
+        let why = step.why.first();
+        let mut title = format!("{op} {}", step.instance);
+        if outcome.is_well() {
+            *self.did.entry(op).or_default() += 1;
+            title.extend(why.map(|why| format!(": {}", because(why))));
+        } else {
+            title =
+                format!("{title}: {} {}", outcome.word(), ended.message.lines().next().unwrap_or_default());
+            self.failures.push(title.clone());
+        }
+        let level = if outcome.is_well() { Level::Info } else { Level::Error };
+        let at = why.and_then(|why| why.at.as_ref()).map(ToString::to_string);
+        let more = json!({"instance": step.instance, "op": op, "outcome": outcome.word(), "code": ended.code,
+                          "message": ended.message, "took_ms": ended.took_ms, "at": at});
+        self.note(Kind::Step, level, title, String::new(), more);
+    }
+
+    fn did(&mut self, steps: usize, took: Duration) {
+        self.known.queue = 0;
+        self.news = true;
+        let (failures, did) = (std::mem::take(&mut self.failures), std::mem::take(&mut self.did));
+        let summary: Map<String, Value> =
+            did.iter().map(|(op, many)| ((*op).to_owned(), (*many).into())).collect();
+        let mut words: Vec<String> = did.iter().map(|(op, many)| format!("{many} {op}")).collect();
+        if !failures.is_empty() {
+            words.push(format!("{} failed", failures.len()));
+        }
+        let title = format!("{} in {:.1} s: {}", count(steps, "step"), took.as_secs_f64(), words.join(", "));
+        let level = if failures.is_empty() { Level::Info } else { Level::Error };
+        let more = json!({"steps": steps, "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                          "summary": summary, "failed": failures.len()});
+        self.note(Kind::Done, level, title, list(&failures), more);
+    }
+
+    fn passed(&mut self, took: Duration) {
+        self.known.passing = None;
+        self.known.queue = 0;
+        self.known.passed = Some(took);
+        let seconds = took.as_secs_f64();
+        if let Some(bucket) = BUCKETS.iter().position(|most| seconds <= *most) {
+            self.known.passes.buckets[bucket] += 1;
+        }
+        self.known.passes.seconds += seconds;
+        self.known.passes.all += 1;
+    }
+}
+
+/// What is left alone, a line each. What only waits for its next try comes and goes, and is told as it fails.
+fn held(look: &Look) -> Vec<String> {
+    let waits: BTreeSet<&InstanceKey> =
+        look.backing_off.iter().filter(|hold| hold.until.is_some()).map(|hold| &hold.instance).collect();
+    let stays = look.plan.held.iter().filter(|held| !waits.contains(&held.instance));
+    stays.map(|held| format!("{} {}: {}", held.reason.word(), held.instance, held.detail)).collect()
+}
+
+fn errors(problems: &[Problem]) -> Vec<String> {
+    let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
+    errors.map(|problem| format!("{}:{}: {}", problem.file, problem.line, problem.message)).collect()
+}
+
+fn because(why: &Why) -> String {
+    let side = |value: &Option<String>| value.clone().unwrap_or_else(|| "unset".to_owned());
+    match &why.field {
+        Some(field) => format!("{field}: {} → {}", side(&why.old), side(&why.new)),
+        None => why.rule.word().to_owned(),
+    }
+}
+
+/// The first lines of many.
+fn list(lines: &[String]) -> String {
+    let mut text = lines.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("\n");
+    if lines.len() > SHOWN {
+        text.push_str(&format!("\nand {} more", lines.len() - SHOWN));
+    }
+    text
+}
+
+fn count(n: usize, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
+}
