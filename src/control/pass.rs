@@ -40,6 +40,8 @@ pub struct Pass<'a, T> {
     applied: String,
     /// The revision and the commit that are known to be kept.
     taken: (String, Option<String>),
+    /// Something was taken, and older things may be too old now.
+    untidy: bool,
     back: Back,
     old: Known,
 }
@@ -61,6 +63,7 @@ impl<'a, T: Target> Pass<'a, T> {
             commit: None,
             applied: String::new(),
             taken: (String::new(), None),
+            untidy: false,
             back: Back::default(),
             old: Known::default(),
         }
@@ -121,6 +124,10 @@ impl<'a, T: Target> Pass<'a, T> {
         };
         self.tell_relaunched();
         let did = self.make_true(reading, is_pinned, world, stop).await;
+        if std::mem::take(&mut self.untidy) {
+            // What is left lying is picked up another time.
+            let _ = snapshot::tidy(self.target.state(), &self.setting.rules.owner).await;
+        }
         self.due = self.patience.next(self.target.now());
         did
     }
@@ -218,6 +225,7 @@ impl<'a, T: Target> Pass<'a, T> {
         });
         if !is_known {
             snapshot::take(state, &Word { owner, source, revision, commit, texts: &reading.texts }).await?;
+            self.untidy = true;
         }
         self.taken = (revision.to_owned(), reading.commit.clone());
         Ok(())

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! source/OWNER/taken         what is in force: its revision, its commit, and the source that it came from
-//! snap/OWNER/rev/REVISION    what it was read from: names, and where their texts are
-//! snap/OWNER/text/SUM        a text, or a part of a long one; revisions share those that did not change
+//! snap/OWNER/rev/REVISION    what it was read from: lists of files
+//! snap/OWNER/list/SUM        some of its files: names, and where their texts are
+//! snap/OWNER/text/SUM        a text, or a part of a long one
 //! ```
-//! The last [`MOST`] revisions are kept. What is in force, its snapshot, and the end of older ones are one change, and only if
-//! nobody else took something meanwhile: a snapshot that is listed is whole.
+//! Which list a file is on follows from its name, and lists are short: a revision in which one file changed brings one list
+//! and one text with it, and shares all others. The last [`MOST`] revisions are kept. What is in force and its snapshot are
+//! one change, and only if nobody else took something meanwhile: a snapshot that is listed is whole.
 //!
 //! The texts are the manifests as they were, with whatever secrets stand in them.
 
@@ -19,12 +21,16 @@ use super::pin::{self, Pin};
 use crate::clock;
 use crate::manifest::Given;
 use crate::model::Time;
-use crate::store::{Error, Number, Outcome, Store, Txn};
+use crate::store::{Entry, Error, Number, Outcome, Store, Txn};
 
 /// So many revisions of an owner are kept.
 pub const MOST: usize = 20;
 /// A longer text is kept in parts, and so much is sent at once: other ends have a limit for one question.
 const PART: usize = 1 << 20;
+/// About so many files are on one list.
+const LISTED: usize = 64;
+/// More things than this are asked for together rather than one by one.
+const FEW: usize = 16;
 /// Somebody else takes things too: then we look again, but not for ever.
 const TRIES: usize = 10;
 
@@ -56,7 +62,8 @@ pub struct Snapshot {
     pub source: String,
     /// When it was last taken.
     pub at: Time,
-    files: Vec<Kept>,
+    /// The sums of its lists.
+    lists: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,8 +78,12 @@ fn revisions(owner: &str) -> String {
     format!("snap/{owner}/rev/")
 }
 
-fn text(owner: &str, sum: &str) -> String {
-    format!("snap/{owner}/text/{sum}")
+fn lists(owner: &str) -> String {
+    format!("snap/{owner}/list/")
+}
+
+fn texts_of(owner: &str) -> String {
+    format!("snap/{owner}/text/")
 }
 
 fn taken_place(owner: &str) -> String {
@@ -96,49 +107,106 @@ pub async fn list<S: Store>(state: &S, owner: &str) -> Result<Vec<Snapshot>, Err
     Ok(all)
 }
 
-/// The texts of a revision, as they were.
+/// The texts of a revision, as they were, in the order of their names.
 pub async fn texts<S: Store>(state: &S, owner: &str, snapshot: &Snapshot) -> Result<Vec<Given>, Error> {
-    let mut files = Vec::with_capacity(snapshot.files.len());
-    for Kept { name, home, parts } in &snapshot.files {
+    let listed = read_lists(state, owner, snapshot.lists.iter()).await?;
+    let parts: BTreeSet<&String> = listed.iter().flat_map(|file| &file.parts).collect();
+    let known = values(state, &texts_of(owner), parts.iter().copied()).await?;
+    let mut files = Vec::with_capacity(listed.len());
+    for Kept { name, home, parts } in &listed {
         let mut content = Vec::new();
         for sum in parts {
-            let key = text(owner, sum);
-            let missing = || Error::Corrupt { file: key.clone(), what: "it is not there".to_owned() };
-            content.extend_from_slice(&state.get(&key).await?.ok_or_else(missing)?.value);
+            content.extend_from_slice(known.get(sum).ok_or_else(|| missing(&texts_of(owner), sum))?);
         }
         let (name, home, bytes) = (name.clone(), home.clone(), content.len() as u64);
         files.push(Given { name, home, bytes, content: content.into() });
     }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(files)
+}
+
+fn missing(place: &str, sum: &str) -> Error {
+    Error::Corrupt { file: format!("{place}{sum}"), what: "it is not there".to_owned() }
+}
+
+/// What stands under some sums, each once: a few are asked for by name, many together.
+async fn values<S: Store>(
+    state: &S,
+    place: &str,
+    sums: impl Iterator<Item = &String>,
+) -> Result<BTreeMap<String, Vec<u8>>, Error> {
+    let sums: BTreeSet<&String> = sums.collect();
+    let mut found = BTreeMap::new();
+    if sums.len() <= FEW {
+        for sum in sums {
+            let entry = state.get(&format!("{place}{sum}")).await?;
+            found.extend(entry.map(|entry| (sum.clone(), entry.value.to_vec())));
+        }
+        return Ok(found);
+    }
+    for Entry { key, value, .. } in state.range(place, None, usize::MAX).await?.entries {
+        if let Some(sum) = key.strip_prefix(place).map(str::to_owned).filter(|sum| sums.contains(sum)) {
+            found.insert(sum, value.to_vec());
+        }
+    }
+    Ok(found)
+}
+
+async fn read_lists<S: Store>(
+    state: &S,
+    owner: &str,
+    sums: impl Iterator<Item = &String> + Clone,
+) -> Result<Vec<Kept>, Error> {
+    let (place, mut all) = (lists(owner), Vec::new());
+    let found = values(state, &place, sums.clone()).await?;
+    for sum in sums {
+        let value = found.get(sum).ok_or_else(|| missing(&place, sum))?;
+        let broken = |error: serde_json::Error| Error::Corrupt {
+            file: format!("{place}{sum}"),
+            what: error.to_string(),
+        };
+        all.extend(serde_json::from_slice::<Vec<Kept>>(value).map_err(broken)?);
+    }
+    Ok(all)
 }
 
 /// Puts a word in force, keeps it, and ends the pin that stood against it, which comes back.
 pub async fn take<S: Store>(state: &S, word: &Word<'_>) -> Result<Option<Pin>, Error> {
+    let new = Lists::of(word.texts);
     for _ in 0..TRIES {
-        let (_, changed) = taken(state, word.owner).await?;
+        let (taken, changed) = taken(state, word.owner).await?;
         let pin = pin::read(state, word.owner).await?.map(|(pin, _)| pin);
-        let known = list(state, word.owner).await?;
-        let (snapshot, parts) = snapshot(word);
-        let Change { add, gone, unused } = change(&known, &snapshot);
+        let before = match taken {
+            Some(taken) => {
+                kept(state, word.owner, &taken.revision).await?.map_or_else(Vec::new, |old| old.lists)
+            }
+            None => Vec::new(),
+        };
+        let mut known = texts_beside(state, word.owner, &before, &new).await?;
         // Texts come first and alone: without the revision that names them they are nothing.
         let mut chunk = (Txn::default(), 0);
-        for (sum, part) in parts.into_iter().filter(|(sum, _)| add.contains(sum.as_str())) {
+        for (sum, part) in new.added(&before).flat_map(|list| &list.texts) {
+            if !known.insert(sum.clone()) {
+                continue;
+            }
             chunk.1 += part.len();
-            chunk.0 = chunk.0.and(Txn::put(text(word.owner, &sum), part));
+            chunk.0 = chunk.0.and(Txn::put(texts_of(word.owner) + sum, *part));
             if chunk.1 >= PART {
                 state.txn(std::mem::take(&mut chunk).0).await?;
             }
         }
+        for list in new.added(&before) {
+            chunk.1 += list.value.len();
+            chunk.0 = chunk.0.and(Txn::put(lists(word.owner) + &list.sum, list.value.as_slice()));
+            if chunk.1 >= PART {
+                state.txn(std::mem::take(&mut chunk).0).await?;
+            }
+        }
+        let snapshot = new.snapshot(word);
         let place = taken_place(word.owner);
         let mut txn = chunk.0.only_if(&place, changed).and(Txn::put(&place, now_taken(word, snapshot.at)));
         let value = serde_json::to_vec(&snapshot).unwrap_or_default();
         txn = txn.and(Txn::put(revisions(word.owner) + word.revision, value));
-        for revision in gone {
-            txn = txn.and(Txn::delete(revisions(word.owner) + revision));
-        }
-        for sum in unused {
-            txn = txn.and(Txn::delete(text(word.owner, sum)));
-        }
         if pin.is_some() {
             txn = txn.and(Txn::delete(pin::place(word.owner)));
         }
@@ -148,6 +216,68 @@ pub async fn take<S: Store>(state: &S, word: &Word<'_>) -> Result<Option<Pin>, E
         }
     }
     Err(Error::Unreachable(format!("{} is changed by others all the time", taken_place(word.owner))))
+}
+
+/// Forgets the revisions that are too old, and what only they named. Whoever takes something meanwhile begins anew: what he
+/// found to be there may be what is forgotten here.
+pub async fn tidy<S: Store>(state: &S, owner: &str) -> Result<(), Error> {
+    let (taken, changed) = taken(state, owner).await?;
+    let (Some(taken), all) = (taken, list(state, owner).await?) else { return Ok(()) };
+    let (go, stay) = too_old(all, &taken.revision);
+    if go.is_empty() {
+        return Ok(());
+    }
+    let needed: BTreeSet<&String> = stay.iter().flat_map(|snapshot| &snapshot.lists).collect();
+    let unused: BTreeSet<&String> =
+        go.iter().flat_map(|snapshot| &snapshot.lists).filter(|sum| !needed.contains(sum)).collect();
+    let in_use = read_lists(state, owner, needed.iter().copied()).await?;
+    let in_use: BTreeSet<&String> = in_use.iter().flat_map(|file| &file.parts).collect();
+    let forgotten = read_lists(state, owner, unused.iter().copied()).await?;
+    let place = taken_place(owner);
+    let value = serde_json::to_vec(&taken).unwrap_or_default();
+    let mut txn = Txn::put(&place, value).only_if(&place, changed);
+    for snapshot in &go {
+        txn = txn.and(Txn::delete(revisions(owner) + &snapshot.revision));
+    }
+    for sum in unused {
+        txn = txn.and(Txn::delete(lists(owner) + sum));
+    }
+    let gone: BTreeSet<&String> = forgotten.iter().flat_map(|file| &file.parts).collect();
+    for sum in gone.difference(&in_use) {
+        txn = txn.and(Txn::delete(texts_of(owner) + sum));
+    }
+    // If somebody took something meanwhile, the next one tidies up.
+    state.txn(txn).await.map(|_| ())
+}
+
+/// Those beyond the newest [`MOST`], and the others. What is in force stays.
+fn too_old(all: Vec<Snapshot>, in_force: &str) -> (Vec<Snapshot>, Vec<Snapshot>) {
+    let mut nth = 0;
+    all.into_iter().partition(|snapshot| {
+        nth += 1;
+        nth > MOST && snapshot.revision != in_force
+    })
+}
+
+async fn kept<S: Store>(state: &S, owner: &str, revision: &str) -> Result<Option<Snapshot>, Error> {
+    let entry = state.get(&(revisions(owner) + revision)).await?;
+    Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
+}
+
+/// The sums of texts that stand on the lists which new ones take the place of.
+async fn texts_beside<S: Store>(
+    state: &S,
+    owner: &str,
+    before: &[String],
+    new: &Lists<'_>,
+) -> Result<BTreeSet<String>, Error> {
+    if before.len() != new.0.len() {
+        return Ok(BTreeSet::new());
+    }
+    let replaced = before.iter().zip(&new.0).filter(|(old, new)| **old != new.sum).map(|(old, _)| old);
+    let found = values(state, &lists(owner), replaced).await?;
+    let read = |value: &Vec<u8>| serde_json::from_slice::<Vec<Kept>>(value).unwrap_or_default();
+    Ok(found.values().flat_map(read).flat_map(|file| file.parts).collect())
 }
 
 fn now_taken(word: &Word<'_>, at: Time) -> Vec<u8> {
@@ -160,27 +290,56 @@ fn now_taken(word: &Word<'_>, at: Time) -> Vec<u8> {
     serde_json::to_vec(&taken).unwrap_or_default()
 }
 
-/// What is to be kept of a word, and its texts in parts by their sums.
-fn snapshot(word: &Word<'_>) -> (Snapshot, BTreeMap<String, Vec<u8>>) {
-    let mut all = BTreeMap::new();
-    let mut files = Vec::new();
-    for Given { name, home, content, .. } in word.texts {
-        let mut parts = Vec::new();
-        for part in cut(content) {
-            let sum = blake3::hash(part).to_hex()[..32].to_owned();
-            all.entry(sum.clone()).or_insert_with(|| part.to_vec());
-            parts.push(sum);
+/// All files of a word, on lists.
+struct Lists<'a>(Vec<List<'a>>);
+
+struct List<'a> {
+    sum: String,
+    value: Vec<u8>,
+    texts: Texts<'a>,
+}
+
+/// Texts, or parts of long ones, and their sums.
+type Texts<'a> = Vec<(String, &'a [u8])>;
+
+impl<'a> Lists<'a> {
+    fn of(files: &'a [Given]) -> Lists<'a> {
+        let many = (files.len() / LISTED).max(1).next_power_of_two();
+        let mut sorted: Vec<(Vec<Kept>, Texts<'_>)> = vec![Default::default(); many];
+        for Given { name, home, content, .. } in files {
+            let place = blake3::hash(name.as_bytes());
+            let at = u32::from_le_bytes(place.as_bytes()[..4].try_into().unwrap_or_default()) as usize % many;
+            let parts: Texts<'_> = cut(content).into_iter().map(|part| (sum(part), part)).collect();
+            let sums = parts.iter().map(|(sum, _)| sum.clone()).collect();
+            sorted[at].0.push(Kept { name: name.clone(), home: home.clone(), parts: sums });
+            sorted[at].1.extend(parts);
         }
-        files.push(Kept { name: name.clone(), home: home.clone(), parts });
+        let list = |(files, texts): (Vec<Kept>, Texts<'a>)| {
+            let value = serde_json::to_vec(&files).unwrap_or_default();
+            List { sum: sum(&value), value, texts }
+        };
+        Lists(sorted.into_iter().map(list).collect())
     }
-    let snapshot = Snapshot {
-        revision: word.revision.to_owned(),
-        commit: word.commit.map(str::to_owned),
-        source: word.source.to_owned(),
-        at: clock::moment(),
-        files,
-    };
-    (snapshot, all)
+
+    /// Those that are not there yet.
+    fn added(&self, before: &[String]) -> impl Iterator<Item = &List<'a>> {
+        let before: BTreeSet<&String> = before.iter().collect();
+        self.0.iter().filter(move |list| !before.contains(&list.sum))
+    }
+
+    fn snapshot(&self, word: &Word<'_>) -> Snapshot {
+        Snapshot {
+            revision: word.revision.to_owned(),
+            commit: word.commit.map(str::to_owned),
+            source: word.source.to_owned(),
+            at: clock::moment(),
+            lists: self.0.iter().map(|list| list.sum.clone()).collect(),
+        }
+    }
+}
+
+fn sum(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex()[..32].to_owned()
 }
 
 /// Parts of a text that are texts themselves: no character is cut.
@@ -197,54 +356,44 @@ fn cut(mut content: &[u8]) -> Vec<&[u8]> {
     parts
 }
 
-/// What a new snapshot changes in what is kept.
-#[derive(Debug, PartialEq, Eq)]
-struct Change<'a> {
-    /// Sums of texts that are not there yet.
-    add: BTreeSet<&'a str>,
-    /// Revisions that are too old now.
-    gone: Vec<&'a str>,
-    /// Sums of texts that nobody needs any more.
-    unused: BTreeSet<&'a str>,
-}
-
-fn change<'a>(known: &'a [Snapshot], new: &'a Snapshot) -> Change<'a> {
-    let others: Vec<&Snapshot> = known.iter().filter(|old| old.revision != new.revision).collect();
-    let (stay, go) = others.split_at(others.len().min(MOST - 1));
-    let sums =
-        |snapshot: &'a Snapshot| snapshot.files.iter().flat_map(|file| &file.parts).map(String::as_str);
-    let there: BTreeSet<&str> = known.iter().flat_map(sums).collect();
-    let needed: BTreeSet<&str> = stay.iter().copied().chain([new]).flat_map(sums).collect();
-    Change {
-        add: sums(new).filter(|sum| !there.contains(sum)).collect(),
-        gone: go.iter().map(|old| old.revision.as_str()).collect(),
-        unused: there.difference(&needed).copied().collect(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn snapshot(revision: usize, sums: &[&str]) -> Snapshot {
-        let parts = sums.iter().map(|sum| (*sum).to_owned()).collect();
-        let files = vec![Kept { name: "a".to_owned(), home: "/".into(), parts }];
-        let (source, at) = (String::new(), Time(revision as i64));
-        Snapshot { revision: revision.to_string(), commit: None, source, at, files }
+    #[test]
+    fn the_last_twenty_stay_and_what_is_in_force() {
+        let snapshot = |nth: usize| Snapshot {
+            revision: nth.to_string(),
+            commit: None,
+            source: String::new(),
+            at: Time(nth as i64),
+            lists: Vec::new(),
+        };
+        let newest_first: Vec<Snapshot> = (0..23).rev().map(snapshot).collect();
+        let (go, stay) = too_old(newest_first.clone(), "22");
+        let names = |all: &[Snapshot]| all.iter().map(|one| one.revision.clone()).collect::<Vec<_>>();
+        assert_eq!((names(&go), stay.len()), (vec!["2".to_owned(), "1".to_owned(), "0".to_owned()], MOST));
+        let (go, _) = too_old(newest_first, "1");
+        assert_eq!(names(&go), ["2", "0"]);
     }
 
     #[test]
-    fn the_last_twenty_stay_with_what_they_share() {
-        let known: Vec<Snapshot> =
-            (0..20).rev().map(|nth| snapshot(nth, &["shared", &format!("own {nth}")])).collect();
-        let new = snapshot(20, &["shared", "own 20"]);
-        let changed = change(&known, &new);
-        assert_eq!((changed.add, changed.gone), (["own 20"].into(), vec!["0"]));
-        assert_eq!(changed.unused, ["own 0"].into());
-        // One that comes back takes nobody's place.
-        let again = snapshot(5, &["shared", "own 5"]);
-        let none = Change { add: BTreeSet::new(), gone: Vec::new(), unused: BTreeSet::new() };
-        assert_eq!(change(&known, &again), none);
+    fn one_changed_file_changes_one_list() {
+        let file = |nth: usize, text: &str| Given {
+            name: format!("m/{nth}.yaml"),
+            home: "/m".into(),
+            bytes: text.len() as u64,
+            content: text.as_bytes().into(),
+        };
+        let mut files: Vec<Given> = (0..1000).map(|nth| file(nth, &format!("text {nth}"))).collect();
+        let before: Vec<String> = Lists::of(&files).0.into_iter().map(|list| list.sum).collect();
+        files[77] = file(77, "another");
+        let after = Lists::of(&files);
+        assert!(before.len() > 8 && after.0.len() == before.len());
+        let added: Vec<&List<'_>> = after.added(&before).collect();
+        assert_eq!(added.len(), 1);
+        assert!(added[0].texts.iter().any(|(_, text)| *text == b"another"));
+        assert!(added[0].texts.len() < 4 * LISTED);
     }
 
     #[test]

@@ -174,12 +174,17 @@ fn the_last_twenty_revisions_are_kept_whole_and_nothing_else() {
             let word =
                 Word { owner: "team", source: "here", revision: &revision, commit: None, texts: &texts };
             assert_eq!(snapshot::take(&store, &word).await.expect("it is kept"), None);
+            snapshot::tidy(&store, "team").await.expect("it is tidy");
         }
         let kept = snapshot::list(&store, "team").await.expect("a list");
         assert_eq!(kept.len(), MOST);
         // What they share is there once.
         let texts = store.range("snap/team/text/", None, usize::MAX).await.expect("texts").entries;
         assert_eq!(texts.len(), MOST + 1);
+        assert_eq!(
+            store.range("snap/team/", None, usize::MAX).await.expect("all").entries.len(),
+            3 * MOST + 1
+        );
         for snapshot in &kept {
             let version = snapshot.revision.parse().expect("a number");
             let texts = snapshot::texts(&store, "team", snapshot).await.expect("its texts");

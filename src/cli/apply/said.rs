@@ -43,7 +43,10 @@ impl Said {
                 let (source, desired) = (work_tree::of_paths(&args.input.paths), &input.loaded.desired);
                 let (revision, texts) = (of_desired(desired), input.loaded.given());
                 let word = Word { owner, source: &source, revision: &revision, commit: None, texts: &texts };
-                snapshot::take(&live.state, &word).await
+                let ended = snapshot::take(&live.state, &word).await;
+                // What is left lying is picked up another time.
+                let _ = snapshot::tidy(&live.state, owner).await;
+                ended
             }
         };
         if let Some(pin) = ended.map_err(|error| broken(live, &error))? {
