@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use blake3::Hasher;
 
-use super::effect::{Classes, revision};
 use super::rules::Rules;
 use crate::model::{Desired, InstanceKey, Observed, Origin, Plan, Policy, Revision, Runs, Seen, Version};
 
@@ -80,7 +79,7 @@ impl Print {
             let number = *known.entry(address).or_insert(next);
             self.0.update(&(number as u64).to_le_bytes());
             if number == next {
-                self.show(&mut text, revision(&want.spec, &Default::default()));
+                self.show(&mut text, want.spec.revision());
                 self.origin(&want.origin, &mut text);
             }
         }
@@ -122,6 +121,6 @@ fn digests(version: &Version) -> Option<Revision> {
     match version {
         Version::Unknown => None,
         Version::Digests(revision) => Some(*revision),
-        Version::Spec(spec) => Some(Classes::of(spec, &Default::default()).revision(spec)),
+        Version::Spec(spec) => Some(*spec.revision()),
     }
 }
