@@ -238,8 +238,7 @@ impl TargetArgs {
             );
         };
         let calls = Calls::new(&access(name, entry)?);
-        let calls = calls.map_err(|why| Failure::new(Exit::Unreachable, format!("target {name}: {why}")))?;
-        Ok(Remote::new(calls))
+        Ok(Remote::new(calls.map_err(|why| unusable(name, &why))?))
     }
 
     fn with_entry<T>(
@@ -261,7 +260,7 @@ impl TargetArgs {
         self.with_entry(name, |entry, _| {
             let dialect = dialect(name, entry)?;
             let access = access(name, entry)?;
-            let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
+            let broken = |why: String| unusable(name, &why);
             if dialect == Dialect::Abide {
                 return Ok(Client::Abide(Box::new(Abide::new(&access).map_err(broken)?)));
             }
@@ -296,6 +295,11 @@ fn dialect(name: &str, entry: &Entry) -> Result<Dialect, Failure> {
         Failure::new(Exit::Usage, format!("target {name:?}: there is no dialect {:?}", entry.dialect))
             .hint(format!("one of {known}"))
     })
+}
+
+/// What the config file says cannot be done, and nobody was asked yet.
+fn unusable(name: &str, why: &str) -> Failure {
+    Failure::new(Exit::Usage, format!("target {name:?}: {why}"))
 }
 
 fn access(name: &str, entry: &Entry) -> Result<Access, Failure> {

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::Calling;
+use super::told::{never_left, told_of, was_too_late};
 use crate::fail;
 
 /// Whom to call, and as whom.
@@ -109,11 +110,10 @@ impl Calls {
         if counts {
             fail::step();
         }
-        let response =
-            request.send().await.map_err(|error| match error.is_connect() || error.is_builder() {
-                true => Broken::Unreachable(told_of(&error)),
-                false => Broken::NoAnswer(told_of(&error)),
-            })?;
+        let response = sent(request).await.map_err(|error| match never_left(&error) {
+            true => Broken::Unreachable(told_of(&error)),
+            false => Broken::NoAnswer(told_of(&error)),
+        })?;
         let status = response.status();
         let bytes = response.bytes().await.map_err(|error| Broken::NoAnswer(told_of(&error)))?;
         if counts {
@@ -133,6 +133,21 @@ impl Calls {
         let message = envelope.message.filter(|text| !text.is_empty()).unwrap_or_else(|| said(&status));
         Err(Broken::Refused { status: status.as_u16(), code: envelope.code.unwrap_or(0), message })
     }
+}
+
+/// How often a call is made again that found its connection gone before it was sent.
+const AGAIN: usize = 2;
+
+/// The answer. What was never sent is sent again: the next time the peer says why it hangs up, or does not.
+async fn sent(mut request: reqwest::RequestBuilder) -> reqwest::Result<reqwest::Response> {
+    for _ in 0..AGAIN {
+        let Some(again) = request.try_clone() else { break };
+        match request.send().await {
+            Err(error) if was_too_late(&error) => request = again,
+            asked => return asked,
+        }
+    }
+    request.send().await
 }
 
 /// An answer that goes on and on, line by line.
@@ -178,20 +193,4 @@ impl Lines {
 
 fn said(status: &StatusCode) -> String {
     status.canonical_reason().unwrap_or("no reason given").to_owned()
-}
-
-/// An error and what caused it, in one line.
-pub fn told_of(error: &reqwest::Error) -> String {
-    let mut text = String::new();
-    let mut cause: Option<&dyn std::error::Error> = Some(error);
-    while let Some(error) = cause {
-        let said = error.to_string();
-        // Each layer tends to repeat the next one.
-        if !text.ends_with(&said) {
-            text.push_str(if text.is_empty() { "" } else { ": " });
-            text.push_str(&said);
-        }
-        cause = error.source();
-    }
-    text
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
+use super::told::root_of;
+
 /// How to call.
 #[derive(Clone, Debug, Default)]
 pub struct Calling {
@@ -36,10 +38,15 @@ impl Calling {
         }
         if let Some(proxy) = &self.proxy {
             let through = reqwest::Proxy::all(proxy);
-            builder = builder.proxy(through.map_err(|error| format!("the proxy cannot be used: {error}"))?);
+            builder = builder
+                .proxy(through.map_err(|error| format!("the proxy cannot be used: {}", root_of(&error)))?);
         }
         builder = builder.default_headers(self.headers()?);
-        builder.build().map_err(|error| format!("cannot set up HTTP: {error}"))
+        builder.build().map_err(|error| match &self.client_cert {
+            // The one part that is not looked at before.
+            Some(file) => useless(file, &root_of(&error)),
+            None => format!("cannot set up HTTP: {}", root_of(&error)),
+        })
     }
 
     fn headers(&self) -> Result<HeaderMap, String> {
@@ -57,16 +64,21 @@ impl Calling {
 }
 
 fn identity(file: &Path) -> Result<reqwest::Identity, String> {
-    let failed = |error: &dyn std::fmt::Display| {
-        format!("cannot use the client certificate {}: {error}", file.display())
-    };
-    let pem = std::fs::read(file).map_err(|error| failed(&error))?;
-    reqwest::Identity::from_pem(&pem).map_err(|error| failed(&error))
+    let pem = std::fs::read(file).map_err(|error| useless(file, &error.to_string()))?;
+    reqwest::Identity::from_pem(&pem)
+        .map_err(|_| useless(file, "it must hold a certificate and its key, both in PEM"))
+}
+
+fn useless(file: &Path, why: &str) -> String {
+    format!("cannot use the client certificate {}: {why}", file.display())
 }
 
 fn certificates(file: &Path) -> Result<Vec<reqwest::Certificate>, String> {
-    let failed =
-        |error: &dyn std::fmt::Display| format!("cannot read the certificate {}: {error}", file.display());
-    let pem = std::fs::read(file).map_err(|error| failed(&error))?;
-    reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| failed(&error))
+    let failed = |why: String| format!("cannot read the certificate {}: {why}", file.display());
+    let pem = std::fs::read(file).map_err(|error| failed(error.to_string()))?;
+    let all = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| failed(root_of(&error)))?;
+    match all.is_empty() {
+        true => Err(format!("{} holds no certificate", file.display())),
+        false => Ok(all),
+    }
 }

@@ -9,11 +9,13 @@ mod reload;
 mod secret;
 mod server;
 mod tls;
+mod told;
 
-pub use calls::{Access, Broken, Calls, Lines, told_of};
+pub use calls::{Access, Broken, Calls, Lines};
 pub use client::Calling;
 pub use hook::Hook;
 pub use reload::{Reloaded, follow};
 pub use secret::{base64, is_signed, same};
 pub use server::{Listener, Peer, serve};
 pub use tls::Tls;
+pub use told::told_of;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::dialects::{Daemon, Fleet};
+use crate::http::Request;
 use crate::system::is_alive;
 
 /// What goes wrong between a controller and its platform.
@@ -100,32 +101,10 @@ impl Drop for Proxy {
 /// One request, whole: its path and all of its bytes.
 fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>, Vec<u8>)> {
     stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
-    let mut bytes = Vec::new();
-    let mut part = [0; 8192];
-    let end = loop {
-        if let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-            break at + 4;
-        }
-        match stream.read(&mut part).ok()? {
-            0 => return None,
-            n => bytes.extend(&part[..n]),
-        }
-    };
-    let head = String::from_utf8_lossy(&bytes[..end]).to_ascii_lowercase();
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
-    let length: usize = length.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-    while bytes.len() < end + length {
-        match stream.read(&mut part).ok()? {
-            0 => return None,
-            n => bytes.extend(&part[..n]),
-        }
-    }
-    let path = head.lines().next()?.split(' ').nth(1)?.to_owned();
-    let body = bytes[end..].to_vec();
+    let Request { path, head, body } = Request::read(stream)?;
     // One request a connection.
-    let original = String::from_utf8_lossy(&bytes[..end]).into_owned();
-    let whole = format!("{}\r\nConnection: close\r\n\r\n", original.trim_end());
-    Some((path, body.clone(), [whole.into_bytes(), body].concat()))
+    let whole = format!("{}\r\nConnection: close\r\n\r\n", head.trim_end());
+    Some((path.to_ascii_lowercase(), body.clone(), [whole.into_bytes(), body].concat()))
 }
 
 fn forward(platform: SocketAddr, bytes: &[u8]) -> Option<Vec<u8>> {

@@ -1,7 +1,7 @@
 //! Each dialect against a platform that knows nothing but the documents: what is sent is what they show, byte for byte
 //! in its fields, and their literal answers are understood.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::http::Request;
 use crate::support::{command, project, stderr, stdout};
 
 /// What came: the path, the headers in lower case, the body.
@@ -66,30 +67,8 @@ impl Stand {
 
 fn answer(mut stream: TcpStream, told: &Mutex<Vec<Asked>>, [key, result_key]: [&str; 2]) -> Option<()> {
     stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
-    loop {
-        let mut bytes = Vec::new();
-        let mut part = [0; 4096];
-        let end = loop {
-            if let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
-                break at + 4;
-            }
-            match stream.read(&mut part).ok()? {
-                0 => return None,
-                n => bytes.extend(&part[..n]),
-            }
-        };
-        let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
-        let lower = head.to_ascii_lowercase();
-        let length = lower.lines().find_map(|line| line.strip_prefix("content-length:"));
-        let length: usize = length.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-        while bytes.len() < end + length {
-            match stream.read(&mut part).ok()? {
-                0 => return None,
-                n => bytes.extend(&part[..n]),
-            }
-        }
-        let path = head.split(' ').nth(1)?.to_owned();
-        let body: Value = serde_json::from_slice(&bytes[end..end + length]).unwrap_or_default();
+    while let Some(Request { path, head, body }) = Request::read(&mut stream) {
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         let mut asked = told.lock().expect("a lock");
         let looks = body.to_string().contains("\"op_type\":2");
         let acted = |(path, _, body): &Asked| {
@@ -136,6 +115,7 @@ fn answer(mut stream: TcpStream, told: &Mutex<Vec<Asked>>, [key, result_key]: [&
         let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{envelope}", envelope.len());
         stream.write_all(answer.as_bytes()).ok()?;
     }
+    Some(())
 }
 
 fn fixture(name: &str) -> Value {

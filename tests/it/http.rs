@@ -1,0 +1,40 @@
+//! HTTP in a few lines that share nothing with ours.
+
+use std::io::Read;
+
+/// A request as it came.
+pub struct Request {
+    pub path: String,
+    /// With the empty line that ends it.
+    pub head: String,
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    /// The next one of a connection, whole; `None`: there is none, or only a part came.
+    pub fn read(stream: &mut impl Read) -> Option<Request> {
+        let mut bytes = Vec::new();
+        let mut part = [0; 8192];
+        let mut more = |bytes: &mut Vec<u8>| match stream.read(&mut part).ok()? {
+            0 => None,
+            n => {
+                bytes.extend(&part[..n]);
+                Some(())
+            }
+        };
+        let end = loop {
+            if let Some(at) = bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+                break at + 4;
+            }
+            more(&mut bytes)?;
+        };
+        let head = String::from_utf8_lossy(&bytes[..end]).into_owned();
+        let lower = head.to_ascii_lowercase();
+        let length = lower.lines().find_map(|line| line.strip_prefix("content-length:"));
+        let length: usize = length.and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        while bytes.len() < end + length {
+            more(&mut bytes)?;
+        }
+        Some(Request { path: head.split(' ').nth(1)?.to_owned(), head, body: bytes.split_off(end) })
+    }
+}
