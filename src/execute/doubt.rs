@@ -1,6 +1,8 @@
 //! A call whose answer was lost: was it carried out? Decided by looking, never by sending it again.
 
-use crate::model::{Op, Seen};
+use std::time::Duration;
+
+use crate::model::{Monitor, Op, Seen, Step};
 
 /// What a close look says of a step that may have been carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +44,18 @@ pub fn judge(op: Op, before: Option<&Seen>, now: Option<&Seen>, runs_once: bool)
         Op::Unhost => so(!hosted),
         Op::Reload | Op::Register | Op::Unregister => Verdict::Again,
     }
+}
+
+/// How long an operation may take until its row is overdue.
+pub fn patience(step: &Step, poll: Duration) -> Duration {
+    let monitor = step.spec.as_ref().map(|spec| spec.monitor.clone()).unwrap_or_default();
+    let check = match step.op {
+        Op::Start | Op::Restart => monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS),
+        Op::Stop | Op::Kill => monitor.stop_check_secs.unwrap_or(Monitor::STOP_CHECK_SECS),
+        Op::Register | Op::Unregister | Op::Host | Op::Unhost | Op::Reload => 0,
+    };
+    let timeout = monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT);
+    Duration::from_secs(u64::from(timeout) + u64::from(check)) + (poll * 2).max(Duration::from_secs(10))
 }
 
 #[cfg(test)]

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::doubt::{Verdict, judge};
+use super::doubt::{Verdict, judge, patience};
 use super::journal::{self, Began, Call};
 use super::ledger;
-use super::run::patience;
 use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task};
 use crate::clock;
 use crate::model::{AutoType, Host, InstanceKey, Observed, Seen, Stamped, Step, Which};

@@ -1,0 +1,212 @@
+//! One run: what is ready is sent, what was sent is asked about, what was lost is looked at.
+//!
+//! Here is the loop, and what is ready. [`send`] brings calls on their way, [`answers`] finds out what became of them, and
+//! [`books`] keeps what is known by the end of each step.
+
+mod answers;
+mod books;
+mod send;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::journal::Journal;
+use super::{Ended, Executed, Outcome, Terms, Told, ledger};
+use crate::backend::{Backend, Task};
+use crate::model::{InstanceKey, Op, ProcessKey, Seen, Step, Wave};
+use crate::store::Store;
+
+/// The most steps in one batch.
+const BATCH: usize = 1000;
+pub(super) struct Run<'a, B, S> {
+    pub(super) backend: &'a B,
+    store: &'a S,
+    journal: Journal<'a, S>,
+    pub(super) terms: &'a Terms,
+    pub(super) told: &'a mut (dyn FnMut(Told<'_>) + Send),
+    pub(super) ended: Vec<Ended>,
+    /// Instances of which a step did not end well.
+    pub(super) failed: BTreeSet<InstanceKey>,
+    /// By declared name.
+    pub(super) failures: HashMap<ProcessKey, u64>,
+    /// Processes whose rollout was ended.
+    pub(super) given_up: BTreeSet<ProcessKey>,
+    pub(super) to_roll_back: BTreeSet<ProcessKey>,
+    /// Since when the target does not answer.
+    silent: Option<Instant>,
+    /// How things are by what was done so far.
+    pub(super) seen: BTreeMap<InstanceKey, Seen>,
+    /// What is known of them beside, and what of that is not written yet.
+    known: BTreeMap<InstanceKey, ledger::Entry>,
+    notes: BTreeMap<InstanceKey, ledger::Entry>,
+}
+
+/// Tasks that are under way.
+struct Flight<'a> {
+    /// `None`: the answer was lost, and nobody knows of a task.
+    task: Option<Task>,
+    steps: HashMap<String, &'a Step>,
+    begun: Instant,
+    call: String,
+}
+
+type Chains<'c, 's> = BTreeMap<&'c InstanceKey, VecDeque<&'s Step>>;
+
+impl<'a, B: Backend, S: Store> Run<'a, B, S> {
+    pub(super) async fn new(
+        backend: &'a B,
+        store: &'a S,
+        terms: &'a Terms,
+        told: &'a mut (dyn FnMut(Told<'_>) + Send),
+    ) -> Run<'a, B, S> {
+        let known = match terms.caps.reads_specs {
+            true => ledger::Ledger::default(),
+            false => ledger::read(store, &terms.target).await.unwrap_or_default(),
+        };
+        Run {
+            backend,
+            store,
+            journal: Journal::new(store, &terms.owner, &terms.run),
+            terms,
+            told,
+            ended: Vec::new(),
+            failed: BTreeSet::new(),
+            failures: HashMap::new(),
+            given_up: BTreeSet::new(),
+            to_roll_back: BTreeSet::new(),
+            silent: None,
+            seen: terms.before.clone(),
+            known: known.entries,
+            notes: BTreeMap::new(),
+        }
+    }
+
+    pub(super) async fn over(mut self) -> Executed {
+        let rest = self.take_notes();
+        if !rest.writes.is_empty()
+            && let Err(error) = self.store.txn(rest).await
+        {
+            warn!(%error, "what was done is not in the ledger");
+        }
+        self.ended.sort_by_key(|ended| ended.step);
+        Executed { ended: self.ended, to_roll_back: self.to_roll_back }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        *self.terms.stop.borrow() || Instant::now() >= self.terms.deadline
+    }
+
+    pub(super) async fn wave(&mut self, wave: &Wave) {
+        let mut chains: Chains<'_, '_> = BTreeMap::new();
+        for step in &wave.steps {
+            chains.entry(&step.instance).or_default().push_back(step);
+        }
+        let mut ready: VecDeque<&Step> = VecDeque::new();
+        for chain in chains.values_mut() {
+            ready.extend(chain.pop_front());
+        }
+        let mut flights: Vec<Flight<'_>> = Vec::new();
+        let (fast, slow) = self.backend.pace();
+        let mut pace = fast;
+        loop {
+            let under_way: usize = flights.iter().map(|flight| flight.steps.len()).sum();
+            let room = self.terms.max_parallel.saturating_sub(under_way).min(BATCH);
+            let batch = self.next_batch(room, &mut ready, &mut chains);
+            if !batch.is_empty() {
+                pace = fast;
+                flights.extend(self.send(batch, &mut chains, &mut ready).await);
+                continue;
+            }
+            if flights.is_empty() {
+                if ready.is_empty() {
+                    return;
+                }
+                continue;
+            }
+            if Instant::now() >= self.terms.deadline {
+                self.time_is_over(flights, &mut chains).await;
+                flights = Vec::new();
+                continue;
+            }
+            // Many who wait do not all ask at once.
+            tokio::time::sleep(pace.mul_f64(0.85 + 0.3 * fastrand::f64())).await;
+            pace = pace.mul_f64(1.5).min(slow);
+            let before: usize = flights.iter().map(|flight| flight.steps.len()).sum();
+            flights = self.ask(flights, &mut chains, &mut ready).await;
+            let left: usize = flights.iter().map(|flight| flight.steps.len()).sum();
+            if left < before {
+                pace = fast;
+            }
+            let longest = flights.iter().min_by_key(|flight| flight.begun);
+            let longest = longest.and_then(|flight| flight.steps.values().next()).map(|step| &step.instance);
+            (self.told)(Told::Waiting { left, longest });
+        }
+    }
+
+    fn next_batch<'s>(
+        &mut self,
+        room: usize,
+        ready: &mut VecDeque<&'s Step>,
+        chains: &mut Chains<'_, 's>,
+    ) -> Vec<&'s Step> {
+        let mut batch: Vec<&Step> = Vec::new();
+        while batch.len() < room
+            && let Some(step) = ready.pop_front()
+        {
+            match self.why_not(step) {
+                None if let Some(why) = (self.terms.check)(step) => {
+                    self.end(step, Outcome::Failed, 0, why, Instant::now());
+                    self.skip_rest(chains, step);
+                }
+                None => batch.push(step),
+                Some(why) => {
+                    self.end(step, Outcome::Skipped, 0, why, Instant::now());
+                    self.skip_rest(chains, step);
+                }
+            }
+        }
+        batch
+    }
+
+    async fn time_is_over(&mut self, flights: Vec<Flight<'_>>, chains: &mut Chains<'_, '_>) {
+        for flight in flights {
+            for step in flight.steps.into_values() {
+                let message = "it was still under way when the time was over".to_owned();
+                self.end(step, Outcome::TimedOut, 115, message, flight.begun);
+                self.skip_rest(chains, step);
+            }
+        }
+    }
+
+    /// Why a step that is ready is not begun.
+    fn why_not(&self, step: &Step) -> Option<String> {
+        if *self.terms.stop.borrow() {
+            return Some("interrupted before it was begun".to_owned());
+        }
+        if Instant::now() >= self.terms.deadline {
+            return Some("the time was over before it was begun".to_owned());
+        }
+        let declared = self.terms.declared.get(&step.instance)?;
+        if self.given_up.contains(declared) {
+            return Some(format!("the rollout of {declared} was ended: too many of it failed"));
+        }
+        if !matches!(step.op, Op::Start | Op::Restart) {
+            return None;
+        }
+        let needs = self.terms.depends.get(declared)?;
+        let lost = needs.iter().find(|name| self.failures.contains_key(*name))?;
+        Some(format!("{lost}, which it depends on, failed"))
+    }
+
+    /// A flight that is over is forgotten by the journal.
+    async fn if_open<'s>(&mut self, flight: Flight<'s>) -> Option<Flight<'s>> {
+        if !flight.steps.is_empty() {
+            return Some(flight);
+        }
+        let notes = self.take_notes();
+        self.journal.ended(&flight.call, notes).await;
+        None
+    }
+}

@@ -1,0 +1,152 @@
+//! Steps on their way: into the journal first, then out, in as few calls as the target allows.
+//!
+//! Only what cannot have had an effect is sent again.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use tokio::time::Instant;
+use tracing::warn;
+
+use super::{Chains, Flight, Run};
+use crate::backend::{Backend, Fault, Order, Task};
+use crate::execute::journal::{Began, Call, Journal};
+use crate::execute::{Outcome, Terms, Told};
+use crate::model::{InstanceKey, Seen, Spec, Step};
+use crate::store::{Error, Store};
+
+/// How often a call that cannot have been carried out is made again.
+const TRIES: u32 = 5;
+const FIRST_TRY: Duration = Duration::from_millis(10);
+
+/// What became of a call.
+enum Lost {
+    /// The journal could not be written: nothing was sent.
+    NotBegun(Error),
+    Fault(Fault),
+}
+
+impl<B: Backend, S: Store> Run<'_, B, S> {
+    /// Sends a batch, in as few calls as the target allows, side by side.
+    pub(super) async fn send<'s>(
+        &mut self,
+        batch: Vec<&'s Step>,
+        chains: &mut Chains<'_, 's>,
+        ready: &mut VecDeque<&'s Step>,
+    ) -> Vec<Flight<'s>> {
+        let begun = Instant::now();
+        let order = |step: &&Step| {
+            let seen = self.seen.get(&step.instance);
+            let registered = seen.is_some_and(|seen| seen.registered == Some(true));
+            Order { registered, ..Order::of(step, step.id.to_string(), &self.terms.owner) }
+        };
+        let calls = self.backend.batches(batch.iter().map(order).collect());
+        let mut steps: HashMap<String, &Step> =
+            batch.into_iter().map(|step| (step.id.to_string(), step)).collect();
+        (self.told)(Told::Sent { steps: steps.len() });
+        let (backend, journal, terms, seen) = (self.backend, &self.journal, self.terms, &self.seen);
+        let one = |orders: Vec<Order>| async move {
+            let sent = submit(backend, journal, terms, seen, &orders).await;
+            (orders, sent)
+        };
+        let sent: Vec<_> = stream::iter(calls).map(one).buffered(backend.at_once()).collect().await;
+        let mut flights = Vec::new();
+        for (orders, (call, result)) in sent {
+            let steps: HashMap<String, &Step> =
+                orders.iter().filter_map(|order| steps.remove_entry(&order.id)).collect();
+            match result {
+                Ok(task) => {
+                    let mut flight = Flight { task: Some(task), steps, begun, call };
+                    // Some calls answer at once.
+                    if let Some(task) = flight.task.take() {
+                        self.take_in(&mut flight, task.answered.clone(), chains, ready);
+                        flight.task = Some(Task { answered: Vec::new(), ..task });
+                    }
+                    flights.extend(self.if_open(flight).await);
+                }
+                Err(Lost::NotBegun(error)) => {
+                    for step in steps.into_values() {
+                        self.end(step, Outcome::Failed, 0, format!("not begun: {error}"), begun);
+                        self.skip_rest(chains, step);
+                    }
+                }
+                Err(Lost::Fault(Fault::NoAnswer)) if !self.backend.knows_names() => {
+                    flights.push(Flight { task: None, steps, begun, call });
+                }
+                Err(Lost::Fault(fault)) => {
+                    let outcome = match fault {
+                        Fault::NoAnswer => Outcome::Unknown,
+                        Fault::Unreachable(_) | Fault::Refused(_) | Fault::Busy(_) => Outcome::Failed,
+                    };
+                    for step in steps.into_values() {
+                        self.end(step, outcome, 0, fault.to_string(), begun);
+                        self.skip_rest(chains, step);
+                    }
+                    if outcome == Outcome::Failed {
+                        let notes = self.take_notes();
+                        self.journal.ended(&call, notes).await;
+                    }
+                }
+            }
+        }
+        flights
+    }
+}
+
+/// One call: into the journal, then out. Only what cannot have had an effect is sent again.
+async fn submit<B: Backend, S: Store>(
+    backend: &B,
+    journal: &Journal<'_, S>,
+    terms: &Terms,
+    seen: &BTreeMap<InstanceKey, Seen>,
+    orders: &[Order],
+) -> (String, Result<Task, Lost>) {
+    let mut call = Call { steps: orders.iter().map(|order| began(order, terms, seen)).collect(), task: None };
+    let name = match journal.begin(&call).await {
+        Ok(name) => name,
+        Err(error) => return (String::new(), Err(Lost::NotBegun(error))),
+    };
+    let mut tries = 0;
+    let sent = loop {
+        tries += 1;
+        let may = |fault: &Fault| match fault {
+            Fault::Unreachable(_) | Fault::Busy(_) => true,
+            // Under the same name it is carried out once, however often it is sent.
+            Fault::NoAnswer => backend.knows_names(),
+            Fault::Refused(_) => false,
+        };
+        match backend.submit(&name, orders).await {
+            Err(fault) if may(&fault) && tries < TRIES && Instant::now() < terms.deadline => {
+                warn!(%fault, tries, "sent again");
+                tokio::time::sleep(FIRST_TRY * 4u32.pow(tries)).await;
+            }
+            sent => break sent,
+        }
+    };
+    if let Ok(task) = &sent
+        && !backend.knows_names()
+        && !task.ids.is_empty()
+    {
+        call.task = Some(task.clone());
+        journal.taken_on(&name, &call).await;
+    }
+    (name, sent.map_err(Lost::Fault))
+}
+
+/// A step as the journal keeps it: where calls have names, the name finds the rest.
+fn began(order: &Order, terms: &Terms, seen: &BTreeMap<InstanceKey, Seen>) -> Began {
+    let lasting = !terms.caps.reads_specs;
+    let row = seen.get(&order.instance);
+    Began {
+        instance: order.instance.clone(),
+        op: order.op,
+        revision: order.revision.filter(|_| lasting),
+        spec: order.spec.as_ref().filter(|_| lasting).map(|spec| Arc::new(Spec::clone(spec))),
+        supplier: order.host.supplier.filter(|_| lasting),
+        agent_id: order.host.agent_id.clone().filter(|_| lasting),
+        hosted: lasting && row.is_some_and(|row| row.hosted == Some(true)),
+        pid: row.and_then(|row| row.pid).filter(|_| lasting),
+    }
+}
