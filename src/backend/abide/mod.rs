@@ -1,0 +1,181 @@
+//! Our own gateway as a target: everything can be said and read back, and a call that is sent twice is carried out once.
+//!
+//! [`look`] is what there is, [`process`] one row of it, [`pushed`] what changes from there on; [`orders`] is what we want done.
+
+mod look;
+mod orders;
+mod process;
+mod pushed;
+
+pub use look::HostRow;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use self::look::{Whole, gaps};
+use self::orders::{RowWire, TaskWire};
+use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Task};
+use crate::gse::keys;
+use crate::http::{Access, Broken, Calls};
+use crate::model::{Dialect, HostKey, InstanceKey, Observed, Op};
+
+/// How long one call may take.
+const TIME: Duration = Duration::from_secs(30);
+
+pub struct Abide {
+    calls: Calls,
+    /// Of the writer lease; 0: none is held.
+    generation: AtomicU64,
+    /// A look that was taken before somebody asked for it.
+    early: Mutex<Option<Whole>>,
+}
+
+impl Abide {
+    pub fn new(access: &Access) -> Result<Abide, String> {
+        let generation = AtomicU64::new(0);
+        Ok(Abide { calls: Calls::new(access)?, generation, early: Mutex::new(None) })
+    }
+
+    pub fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    /// From here on, calls carry this number, and older ones are refused.
+    pub fn act_as(&self, generation: u64) {
+        self.generation.store(generation, Ordering::Release);
+    }
+
+    async fn get(&self, path: &str) -> Result<String, Fault> {
+        self.calls.ask(reqwest::Method::GET, path, Vec::new(), &[], TIME).await.map_err(Fault::from)
+    }
+
+    async fn post(&self, path: &str, body: &Value, headers: &[(&str, String)]) -> Result<String, Fault> {
+        let body = body.to_string().into_bytes();
+        self.calls.ask(reqwest::Method::POST, path, body, headers, TIME).await.map_err(Fault::from)
+    }
+
+    /// What a call that changes something is known by: its name, and whoever holds the lease.
+    fn signed(&self, call: String, owner: &str) -> Vec<(&'static str, String)> {
+        let mut headers = vec![("X-Abide-Op", call)];
+        match self.generation.load(Ordering::Acquire) {
+            0 => {}
+            generation => {
+                headers.push(("X-Abide-Owner", owner.to_owned()));
+                headers.push(("X-Abide-Generation", generation.to_string()));
+            }
+        }
+        headers
+    }
+}
+
+impl Backend for Abide {
+    fn dialect(&self) -> Dialect {
+        Dialect::Abide
+    }
+
+    async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
+        Ok(self.look(scope).await?.0)
+    }
+
+    async fn follow(&self, scope: &Scope) -> Result<(Observed, Option<Changes>), Fault> {
+        let (observed, as_of) = self.look(scope).await?;
+        let (tell, changes) = Changes::new(as_of);
+        tokio::spawn(pushed::feed(self.calls.clone(), as_of, tell));
+        Ok((observed, Some(changes)))
+    }
+
+    async fn mark(&self, hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
+        #[derive(Deserialize)]
+        struct AsOf {
+            as_of: u64,
+        }
+        // No namespace has this name: an empty page.
+        let page: AsOf = read(&self.get("/api/abide/v1/processes?namespace=%20&limit=1&brief=1").await?)?;
+        Ok(Mark { number: page.as_of, gaps: gaps(hosts.iter(), &self.alive().await?) })
+    }
+
+    fn knows_names(&self) -> bool {
+        true
+    }
+
+    async fn find(&self, call: &str, instances: &[InstanceKey]) -> Result<Option<Task>, Fault> {
+        #[derive(Deserialize)]
+        struct Found {
+            task: Option<String>,
+        }
+        let found: Found = read(&self.get(&format!("/api/abide/v1/tasks?op={}", escaped(call))).await?)?;
+        let rows = instances.iter().map(|instance| (instance.clone(), instance.to_string())).collect();
+        Ok(found.task.map(|id| Task { ids: vec![id], rows, ..Task::default() }))
+    }
+
+    async fn submit(&self, call: &str, orders: &[Order]) -> Result<Task, Fault> {
+        let moves = |order: &&Order| order.from.is_some() && order.op == Op::Register;
+        let registers = |order: &&Order| matches!(order.op, Op::Register | Op::Unregister);
+        let mut task = Task::default();
+        let registry: Vec<&Order> = orders.iter().filter(|order| registers(order) && !moves(order)).collect();
+        self.registry(call, &registry, &mut task.answered).await?;
+        for (nth, order) in orders.iter().filter(moves).enumerate() {
+            let mut body = self.body(order);
+            body["from"] = json!(order.from);
+            body["to"] = json!(order.instance);
+            let signed = self.signed(format!("{call}.m{nth}"), &order.owner);
+            let text = self.post("/api/abide/v1/rename", &body, &signed).await?;
+            task.ids.push(read::<TaskWire>(&text)?.task_id);
+            task.rows.insert(order.instance.clone(), order.id.clone());
+        }
+        let operations: Vec<&Order> = orders.iter().filter(|order| !registers(order)).collect();
+        if !operations.is_empty() {
+            let body = json!({"proc_operate_req": self.items(&operations)});
+            let signed = self.signed(call.to_owned(), &operations[0].owner);
+            let text = self.post("/api/c/compapi/v2/gse/operate_proc_multi/", &body, &signed).await?;
+            task.ids.push(read::<TaskWire>(&text)?.task_id);
+            task.rows.extend(operations.iter().map(|order| (order.instance.clone(), order.id.clone())));
+        }
+        Ok(task)
+    }
+
+    async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
+        let mut all = task.answered.clone();
+        let mut known: HashMap<String, RowWire> = HashMap::new();
+        for id in &task.ids {
+            let path = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
+            match self.post(path, &json!({"task_id": id}), &[]).await {
+                Ok(text) => known.extend(read::<HashMap<String, RowWire>>(&text)?),
+                Err(Fault::Refused(why)) if why.contains("1000115") => {}
+                Err(fault) => return Err(fault),
+            }
+        }
+        for (instance, order) in &task.rows {
+            let row = known.get(&keys::v2(&instance.host, &instance.process()));
+            let result = row.map_or(Outcome::InProgress, RowWire::outcome);
+            all.push(Answer { order: order.clone(), instance: instance.clone(), result });
+        }
+        Ok(all)
+    }
+}
+
+impl From<Broken> for Fault {
+    fn from(broken: Broken) -> Fault {
+        match broken {
+            Broken::Unreachable(why) => Fault::Unreachable(why),
+            Broken::NoAnswer(_) => Fault::NoAnswer,
+            Broken::Refused { code, message, .. } => Fault::Refused(format!("{message} (code {code})")),
+        }
+    }
+}
+
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Fault> {
+    serde_json::from_str(text).map_err(|error| Fault::Refused(format!("its answer cannot be read: {error}")))
+}
+
+/// What a key of a page may contain, as a part of an address.
+fn escaped(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
+    let one = |byte: u8| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(one).collect()
+}

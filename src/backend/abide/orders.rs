@@ -1,0 +1,152 @@
+//! What we want done, as the gateway reads it, and how it answers.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Abide, read};
+use crate::backend::{Answer, Fault, Order, Outcome};
+use crate::gse::codes::GseOp;
+use crate::gse::{keys, spec_body};
+use crate::model::{Dialect, Host, HostKey, Op};
+
+impl Abide {
+    /// One order of each kind of spec makes one item, with all of its hosts.
+    pub(super) fn items(&self, orders: &[&Order]) -> Vec<Value> {
+        /// Process, operation, spec and revision.
+        type Kind = (String, i64, usize, String);
+        let mut items: BTreeMap<Kind, (Value, Vec<Value>)> = BTreeMap::new();
+        for order in orders {
+            let op = op_code(order.op);
+            let spec = order.spec.as_ref().map_or(0, |spec| Arc::as_ptr(spec) as usize);
+            let rev = order.revision.map(|revision| revision.to_string()).unwrap_or_default();
+            let process = order.instance.process().to_string();
+            let (_, hosts) = items.entry((process, op, spec, rev)).or_insert_with(|| {
+                let mut item = self.body(order);
+                item["op_type"] = json!(op);
+                if !order.takes.is_empty() {
+                    item["takes"] = order.takes.iter().map(|field| field.path()).collect();
+                }
+                (item, Vec::new())
+            });
+            hosts.push(host_value(&order.host));
+        }
+        let whole = |(mut item, hosts): (Value, Vec<Value>)| {
+            item["hosts"] = Value::Array(hosts);
+            item
+        };
+        items.into_values().map(whole).collect()
+    }
+
+    pub(super) fn body(&self, order: &Order) -> Value {
+        let key = &order.instance;
+        let mut labels = json!({"abide_owner": order.owner});
+        if let Some(revision) = order.revision {
+            labels["abide_rev"] = json!(revision.to_string());
+        }
+        for (name, value) in order.spec.iter().flat_map(|spec| &spec.labels) {
+            labels[name] = json!(value);
+        }
+        let mut body = json!({"meta": {"namespace": key.namespace, "name": key.name, "labels": labels}});
+        if let Some(spec) = &order.spec {
+            body["spec"] = spec_body(spec, Dialect::Abide);
+        }
+        body
+    }
+
+    /// register and unregister are answered at once, process by process.
+    pub(super) async fn registry(
+        &self,
+        call: &str,
+        orders: &[&Order],
+        answered: &mut Vec<Answer>,
+    ) -> Result<(), Fault> {
+        let mut calls: BTreeMap<(String, bool, usize), Vec<&Order>> = BTreeMap::new();
+        for order in orders {
+            let spec = order.spec.as_ref().map_or(0, |spec| Arc::as_ptr(spec) as usize);
+            let goes = order.op == Op::Unregister;
+            calls.entry((order.instance.process().to_string(), goes, spec)).or_default().push(order);
+        }
+        for (nth, ((_, goes, _), orders)) in calls.into_iter().enumerate() {
+            let mut body = self.body(orders[0]);
+            body["hosts"] = orders.iter().map(|order| host_value(&order.host)).collect();
+            let name = if goes { "unregister_proc_info" } else { "update_proc_info" };
+            let path = format!("/api/c/compapi/v2/gse/{name}/");
+            let signed = self.signed(format!("{call}.{nth}"), &orders[0].owner);
+            let asked = self.post(&path, &body, &signed).await;
+            let rows: HashMap<String, RowWire> = match asked {
+                Ok(text) => read(&text)?,
+                Err(fault @ (Fault::Refused(_) | Fault::Unreachable(_))) => {
+                    let failed = Outcome::Failed { code: 0, message: fault.to_string() };
+                    answered.extend(orders.iter().map(|order| answer(order, failed.clone())));
+                    continue;
+                }
+                Err(fault @ (Fault::NoAnswer | Fault::Busy(_))) => return Err(fault),
+            };
+            for order in orders {
+                let process = order.instance.process();
+                let key =
+                    keys::v1(&order.host, &process).unwrap_or_else(|| keys::v2(&order.host.key, &process));
+                let result = rows.get(&key).map_or(Outcome::InProgress, RowWire::outcome);
+                answered.push(answer(order, result));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct TaskWire {
+    pub(super) task_id: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct RowWire {
+    error_code: i64,
+    #[serde(default)]
+    error_msg: String,
+}
+
+impl RowWire {
+    pub(super) fn outcome(&self) -> Outcome {
+        match self.error_code {
+            0 => Outcome::Done,
+            115 | 1_015_012 => Outcome::InProgress,
+            code => Outcome::Failed { code, message: self.error_msg.clone() },
+        }
+    }
+}
+
+fn answer(order: &Order, result: Outcome) -> Answer {
+    Answer { order: order.id.clone(), instance: order.instance.clone(), result }
+}
+
+fn op_code(op: Op) -> i64 {
+    match op {
+        Op::Start => GseOp::Start,
+        Op::Stop => GseOp::Stop,
+        Op::Host => GseOp::Host,
+        Op::Unhost => GseOp::Unhost,
+        Op::Restart => GseOp::Restart,
+        Op::Reload => GseOp::Reload,
+        Op::Kill => GseOp::Kill,
+        // Not an operation: it has a call of its own.
+        Op::Register | Op::Unregister => GseOp::Status,
+    }
+    .code()
+}
+
+fn host_value(host: &Host) -> Value {
+    match &host.key {
+        HostKey::Address { cloud, ip } => {
+            let mut value = json!({"ip": ip.to_string(), "bk_cloud_id": cloud});
+            if let Some(supplier) = host.supplier {
+                value["bk_supplier_id"] = json!(supplier);
+            }
+            value
+        }
+        HostKey::Agent(id) => json!({"bk_agent_id": id}),
+    }
+}
