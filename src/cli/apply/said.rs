@@ -1,16 +1,23 @@
 //! Whose word it is that is carried out, and how it is remembered.
 
+use serde_json::json;
+
 use super::Apply;
+use super::report::{Before, Report};
 use crate::cli::plan::input::Input;
+use crate::cli::plan::json as plan_json;
 use crate::cli::print::Printer;
 use crate::cli::rollback;
 use crate::cli::target::Live;
 use crate::cli::{Exit, Failure};
+use crate::clock::moment;
+use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::snapshot::{self, Word};
 use crate::control::source::git::work_tree;
+use crate::model::Plan;
 use crate::reconcile::of_desired;
-use crate::store::{Error, Store};
+use crate::store::{Error, Store, Txn};
 
 pub enum Said {
     /// Manifests: what they say is kept, and ends a pin.
@@ -77,6 +84,29 @@ impl Said {
             }
         };
         if is_so { Ok(()) } else { self.in_force(args, live, input, printer).await }
+    }
+
+    /// A line in the history of this owner.
+    pub async fn remember(
+        &self,
+        live: &Live,
+        input: &Input,
+        planned: &Plan,
+        before: &Before,
+        report: &Report,
+    ) {
+        let digests = &before.digests;
+        let mut entry = json!({
+            "at": moment().to_string(), "revision": digests.wanted, "source": input.paths, "plan": digests.id,
+            "summary": plan_json::summary(planned), "exit": report.exit as u8, "converged": report.converged,
+            "failed": report.ended.iter().filter(|ended| !ended.outcome.is_well()).count(),
+            "by": history::whoever(), "steps": history::steps(&report.ended),
+        });
+        if let Some(commit) = self.commit() {
+            entry["commit"] = commit.into();
+        }
+        let key = format!("history/{}/{:013}", input.rules.owner, moment().0);
+        let _ = live.state.txn(Txn::put(key, entry.to_string())).await;
     }
 }
 

@@ -1,0 +1,213 @@
+//! A plan is carried out, put back where its rollout failed, and looked at again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::Apply;
+use super::progress::Progress;
+use super::report::{Report, reasons};
+use crate::cli::Exit;
+use crate::cli::plan::input::Input;
+use crate::cli::print::Printer;
+use crate::cli::serve::Signals;
+use crate::cli::target::Live;
+use crate::clock;
+use crate::control::{self, rollback::as_before};
+use crate::execute::{self, Ended, Executed, Outcome, Terms, Told};
+use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step, Want, Why};
+use crate::reconcile::{Rules, reconcile};
+
+/// How long the look at the end may take, though the time is over.
+const LAST_LOOK: Duration = Duration::from_secs(5);
+/// How long a rollback may take.
+const BACK: Duration = Duration::from_secs(600);
+
+pub async fn carry_out(
+    args: &Apply,
+    live: &Live,
+    input: &mut Input,
+    planned: &Plan,
+    deadline: Instant,
+    mut lost: watch::Receiver<bool>,
+    printer: &Printer,
+) -> Report {
+    let (stop, stopped) = watch::channel(false);
+    let terms = terms(input, planned, args, deadline, stopped);
+    let before = input.observed.clone();
+    let mut progress = Progress::new(planned.steps().count(), args.output, printer);
+    let mut told = |told: Told<'_>| progress.told(&told);
+    let interrupted = {
+        let executing = execute::execute(planned, &live.backend, &live.state, &terms, &mut told);
+        tokio::pin!(executing);
+        let mut signals = Signals::listen().ok();
+        let mut asked: Option<Exit> = None;
+        loop {
+            let signalled = async {
+                match &mut signals {
+                    Some(signals) if asked.is_none() => signals.asked_by().await,
+                    _ => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                ended = &mut executing => break (ended, asked),
+                exit = signalled => {
+                    asked = Some(exit);
+                    let _ = stop.send(true);
+                }
+                // Somebody else is at work now: nothing more is begun.
+                Ok(_) = lost.wait_for(|lost| *lost), if asked.is_none() => {
+                    asked = Some(Exit::Locked);
+                    let _ = stop.send(true);
+                }
+            }
+        }
+    };
+    let (Executed { mut ended, to_roll_back }, asked) = interrupted;
+    progress.clear();
+    if !to_roll_back.is_empty() {
+        roll_back(live, input, &terms, &to_roll_back, &mut ended, printer).await;
+    }
+    let mut report = report(args, live, input, ended, asked, deadline).await;
+    if report.converged.is_some() {
+        pids_stayed(planned, &before, &input.observed, &mut report.ended);
+        if report.exit == Exit::Done && report.ended.iter().any(|ended| !ended.outcome.is_well()) {
+            report.exit = Exit::Incomplete;
+        }
+    }
+    if !to_roll_back.is_empty() {
+        report.exit = Exit::RolledBack;
+    }
+    report
+}
+
+fn terms(
+    input: &Input,
+    planned: &Plan,
+    args: &Apply,
+    deadline: Instant,
+    stop: watch::Receiver<bool>,
+) -> Terms {
+    let check: execute::Check = if input.target == "local" { config_is_there } else { |_| None };
+    Terms {
+        owner: input.rules.owner.clone(),
+        target: input.target.clone(),
+        caps: input.rules.caps,
+        deadline,
+        max_parallel: args.max_parallel as usize,
+        check,
+        ..control::terms(&input.loaded.desired, &input.observed, planned, stop)
+    }
+}
+
+/// Puts processes whose rollout failed back as they were. What is done for that stands behind what was done before.
+async fn roll_back(
+    live: &Live,
+    input: &Input,
+    terms: &Terms,
+    processes: &BTreeSet<ProcessKey>,
+    ended: &mut Vec<Ended>,
+    printer: &Printer,
+) {
+    let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
+    printer.remark(&format!("too many of {} failed: putting it back as it was", names.join(", ")));
+    let back = as_before(&input.loaded.desired, &terms.before, processes);
+    let Ok(world) = live.world(&back, None).await else { return };
+    let rules = Rules { prune: false, max_restart: None, ..input.rules.clone() };
+    let plan = reconcile(&back, &world.observed, &rules, &clock::now(&back));
+    let again = Terms {
+        owner: terms.owner.clone(),
+        target: terms.target.clone(),
+        caps: terms.caps,
+        run: format!("{}-back", terms.run),
+        // It has a time of its own: half-way would be worse than late.
+        deadline: Instant::now() + BACK,
+        max_parallel: terms.max_parallel,
+        ..control::terms(&back, &world.observed, &plan, terms.stop.clone())
+    };
+    let done = execute::execute(&plan, &live.backend, &live.state, &again, &mut |_| {}).await;
+    let first = ended.iter().map(|ended| ended.step).max().unwrap_or(0);
+    ended.extend(done.ended.into_iter().map(|one| Ended { step: first + one.step, ..one }));
+}
+
+/// Where the plan says that a process stays the same, it must have.
+fn pids_stayed(planned: &Plan, before: &Observed, after: &Observed, ended: &mut [Ended]) {
+    let mut stays: BTreeMap<&InstanceKey, bool> = BTreeMap::new();
+    for step in planned.steps() {
+        *stays.entry(&step.instance).or_insert(true) &= step.pid_stays;
+    }
+    let pid = |look: &Observed, key: &InstanceKey| look.instances.get(key).and_then(|seen| seen.pid);
+    for (key, _) in stays.into_iter().filter(|(_, stays)| *stays) {
+        let (Some(then), Some(now)) = (pid(before, key), pid(after, key)) else { continue };
+        let last = ended.iter_mut().rev().find(|ended| ended.instance == *key && ended.outcome.is_well());
+        if let (true, Some(last)) = (then != now, last) {
+            last.outcome = Outcome::Failed;
+            last.message = format!("PidChanged: process {then} was to stay, and it is {now} now");
+        }
+    }
+}
+
+/// A reload or restart for a file that is not there yet would read the old one.
+pub fn config_is_there(step: &Step) -> Option<String> {
+    let for_a_file = |why: &Why| why.field.as_deref().is_some_and(|field| field.starts_with("configmap"));
+    let matters = matches!(step.op, Op::Reload | Op::Restart) && step.why.iter().any(for_a_file);
+    let spec = step.spec.as_ref().filter(|_| matters)?;
+    crate::agent::not_there(&spec.configmap).map(|what| format!("ConfigNotThere: {what}"))
+}
+
+async fn report(
+    args: &Apply,
+    live: &Live,
+    input: &mut Input,
+    ended: Vec<Ended>,
+    interrupted: Option<Exit>,
+    deadline: Instant,
+) -> Report {
+    let any = |outcome: Outcome| ended.iter().any(|ended| ended.outcome == outcome);
+    let failed = any(Outcome::Failed) || any(Outcome::Unknown);
+    let mut converged = None;
+    let mut not_well = Vec::new();
+    if !args.no_wait && interrupted.is_none() {
+        // What was just started may need a moment to be well.
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now()).max(LAST_LOOK);
+            let looked = tokio::time::timeout(left, input.look_again(live)).await;
+            if !looked.is_ok_and(|looked| looked.is_ok()) {
+                break;
+            }
+            not_well = ill(input);
+            converged = Some(input.plan().is_empty() && not_well.is_empty());
+            let wanted = |key: &InstanceKey| input.loaded.desired.instances.contains_key(key);
+            let mut seen = input.observed.instances.iter();
+            let starting = seen.any(|(key, seen)| wanted(key) && seen.health == Health::Starting);
+            if !starting || Instant::now() >= deadline {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+    reasons(live, &mut not_well).await;
+    let (exit, reason) = match () {
+        () if let Some(exit) = interrupted => (exit, None),
+        () if failed => (Exit::Incomplete, None),
+        () if any(Outcome::TimedOut) || Instant::now() >= deadline => (Exit::TimedOut, None),
+        () if any(Outcome::Skipped) || converged == Some(false) => (Exit::Incomplete, None),
+        () => (Exit::Done, None),
+    };
+    Report { ended, converged, exit, reason, ill: not_well }
+}
+
+/// Wanted, there, and not well.
+pub fn ill(input: &Input) -> Vec<(String, Health, String)> {
+    let meant = |key: &InstanceKey, want: &Want| {
+        want.origin.state.needs_start()
+            && input.rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
+    };
+    let wanted = input.loaded.desired.instances.iter().filter(|(key, want)| meant(key, want));
+    let seen = wanted.filter_map(|(key, _)| Some((key, input.observed.instances.get(key)?)));
+    seen.filter(|(_, seen)| matches!(seen.health, Health::Degraded | Health::Failed))
+        .map(|(key, seen)| (key.to_string(), seen.health, String::new()))
+        .collect()
+}

@@ -1,0 +1,84 @@
+//! The right to change an owner's processes: one at a time has it, for as long as he says that he is there.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::cli::target::Live;
+use crate::cli::{Exit, Failure};
+use crate::clock::moment;
+use crate::model::Time;
+use crate::store::{Holder, Lease, Store, Taken};
+
+/// How long a lease lives, and how often it is renewed.
+const LEASE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(1500));
+
+/// Whoever has the right.
+pub struct Writer {
+    lease: Lease,
+    keeping: JoinHandle<()>,
+    lost: watch::Receiver<bool>,
+}
+
+impl Writer {
+    /// Waits for another who has it, so many seconds; from here on calls carry the lease's number.
+    pub async fn begin(live: &Live, owner: &str, patience: u64) -> Result<Writer, Failure> {
+        let lease = take_lease(live, owner, patience).await?;
+        let (keeping, lost) = keep(live, &lease);
+        live.act_as(lease.generation);
+        Ok(Writer { lease, keeping, lost })
+    }
+
+    /// Says when somebody else has taken it.
+    pub fn lost(&self) -> watch::Receiver<bool> {
+        self.lost.clone()
+    }
+
+    pub async fn end(self, live: &Live) {
+        self.keeping.abort();
+        let _ = live.state.release_lease(&self.lease).await;
+    }
+}
+
+async fn take_lease(live: &Live, owner: &str, patience: u64) -> Result<Lease, Failure> {
+    let holder = Holder::this(format!("apply-{}-{}", std::process::id(), moment().0));
+    let begin = Instant::now();
+    loop {
+        let taken = live.state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await;
+        let taken = taken
+            .map_err(|error| Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name)))?;
+        match taken {
+            Taken::Ours(lease) => return Ok(lease),
+            Taken::Theirs { holder, .. } if begin.elapsed() >= Duration::from_secs(patience) => {
+                let message = format!(
+                    "{} (process {}) has been changing this owner's processes since {}",
+                    holder.host,
+                    holder.pid,
+                    Time(holder.since)
+                );
+                return Err(
+                    Failure::new(Exit::Locked, message).hint("wait for it, or give --lock-timeout more time")
+                );
+            }
+            Taken::Theirs { .. } => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// Renews a lease until it is told not to; says when it was lost.
+fn keep(live: &Live, lease: &Lease) -> (JoinHandle<()>, watch::Receiver<bool>) {
+    let (state, lease) = (live.state.clone(), lease.clone());
+    let (lost, is_lost) = watch::channel(false);
+    let keeping = tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(LEASE.1).await;
+            if matches!(state.renew_lease(&lease, LEASE.0).await, Ok(false)) {
+                let _ = lost.send(true);
+                return std::future::pending().await;
+            }
+        }
+    });
+    (keeping, is_lost)
+}
