@@ -2,12 +2,16 @@
 //! them it waits for its process to end, or for the time to launch it again.
 //!
 //! What it is about to do is in the store before it is done, and what became of it is written before it is told.
+//!
+//! [`tending`] is what is looked at while a process runs, [`guarding`] what brings it back and keeps its schedule.
+
+mod guarding;
+mod tending;
 
 use std::future::pending;
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -15,10 +19,10 @@ use tokio::time::sleep_until;
 use tracing::{info, warn};
 
 use super::cgroup::Groups;
-use super::checks::{self, Files, Note};
+use super::checks::{Files, Note};
 use super::kernel::{Hold, Identity};
-use super::life::{Effect, Event, Phase, Policy, Series, step};
-use super::meter::{EVERY, Meter, Share, is_limited, judge, limit};
+use super::life::{Event, Phase, Series};
+use super::meter::{Meter, Share};
 use super::pools::Pools;
 use super::row::{Row, Run, intent_key, row_key, writing};
 use super::schedule::{Moment, Schedule};
@@ -27,7 +31,7 @@ use super::{fresh_id, now_ms};
 use crate::fail;
 use crate::gse::channel::{ConfigState, Held, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
-use crate::model::{AutoType, InstanceKey, Monitor, Time};
+use crate::model::{AutoType, InstanceKey};
 use crate::store::{Embedded, Store, Txn};
 
 /// What all keepers share.
@@ -105,9 +109,6 @@ enum Due {
     Look,
     Forget,
 }
-
-/// How often what such a daemon wrote is forgotten.
-const FORGET: Duration = Duration::from_secs(2);
 
 /// How an operation ended.
 pub(super) type Said = (RowCode, String);
@@ -203,117 +204,6 @@ impl Keeper {
         let others = [(sample_at, Due::Sample), (look_at, Due::Look), (forget_at, Due::Forget)];
         let others = others.into_iter().filter_map(|(at, due)| Some(((*at)?, due)));
         again.into_iter().chain(others).min_by_key(|(at, _)| *at)
-    }
-
-    /// Only what somebody asked for is looked at.
-    fn plan_looks(&mut self) {
-        let now = Instant::now();
-        let live = self.row.run.as_ref().filter(|_| self.hold.is_some()).map(|run| &run.live.spec);
-        let limited = live.is_some_and(|spec| is_limited(&spec.resource));
-        let pooled = live.is_some() && self.row.hosted && self.shared.pools.has(&self.key);
-        let looked_at = live.is_some_and(|spec| checks::has_any(spec));
-        let tended = &mut *self.tended;
-        let plan = |at: &mut Option<Instant>, wanted: bool, after: Duration| match wanted {
-            true => drop(at.get_or_insert(now + after)),
-            false => *at = None,
-        };
-        plan(&mut tended.sample_at, limited && self.row.hosted || pooled, EVERY);
-        let after = if tended.looks == 0 { checks::FIRST } else { self.shared.look_every };
-        plan(&mut tended.look_at, looked_at && tended.looking.is_none(), after);
-        plan(&mut tended.forget_at, self.output.is_some(), FORGET);
-    }
-
-    /// How much it uses, and whether that is too much.
-    async fn sample(&mut self) {
-        self.tended.sample_at = None;
-        let (Some(hold), Some(run)) = (&self.hold, &self.row.run) else { return };
-        let (limits, live) = (run.live.spec.resource.clone(), run.live.clone());
-        let share = self.tended.meter.look(hold.identity.pid, run.group().as_ref());
-        self.tended.share = Some(share);
-        let (cpu, mem) = (limit(limits.cpu), limit(limits.mem));
-        let excess;
-        (self.tended.meter.counts, excess) = judge(self.tended.meter.counts, share, cpu, mem);
-        let pooled = self.shared.pools.tell(&self.key, (share, cpu, mem), Instant::now());
-        let Some(why) = excess.map(|excess| format!("it was {excess}")).or(pooled) else { return };
-        warn!(instance = %self.key, %why, "stopped for its limit");
-        let said = self.bring_down(&live, live.spec.control.stop_cmd.as_deref(), Signal::TERM).await;
-        if said.0 != RowCode::DONE && self.is_running() {
-            // A command that does not stop it is no way to keep what it uses.
-            let _ = self.bring_down(&live, None, Signal::KILL).await;
-        }
-        self.row.message = why;
-        if !self.is_running() {
-            self.guard(Event::Ended { up_ms: 0 }).await;
-        }
-    }
-
-    /// Begins a look at its health, version and files.
-    fn look_after(&mut self) {
-        self.tended.look_at = None;
-        let (Some(hold), Some(run)) = (&self.hold, &self.row.run) else { return };
-        let with_version = self.tended.looks.is_multiple_of(checks::VERSION_EVERY);
-        self.tended.looks = self.tended.looks.saturating_add(1);
-        let files = std::mem::take(&mut self.tended.files);
-        let look = checks::look(self.key.clone(), run.live.clone(), hold.identity.pid, with_version, files);
-        let shared = Arc::clone(&self.shared);
-        self.tended.looking = Some(tokio::spawn(async move {
-            let _room = shared.looks.acquire().await;
-            look.await
-        }));
-    }
-
-    fn found(&mut self, note: Note) {
-        let tended = &mut *self.tended;
-        tended.looking = None;
-        let Note { health, version, config, files } = note;
-        let version = version.unwrap_or_else(|| tended.version.clone());
-        let changed = (&tended.health, &tended.version, &tended.config) != (&health, &version, &config);
-        (tended.health, tended.version, tended.config, tended.files) = (health, version, config, files);
-        if changed {
-            if let Some(Err(why)) = &self.tended.health {
-                warn!(instance = %self.key, %why, "not well");
-            }
-            self.report();
-        }
-    }
-
-    /// A schedule is kept while it is hosted.
-    fn plan_next_run(&mut self) {
-        let periodic = |held: &&Held| held.spec.monitor.auto_type == AutoType::Periodic;
-        let Some(given) = self.row.given.as_ref().filter(periodic).filter(|_| self.row.hosted) else {
-            self.next = None;
-            return;
-        };
-        let now = moment();
-        if self.next.is_some_and(|next| !next.is_void(now)) {
-            return;
-        }
-        let passed = |at: Instant| i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX);
-        let by_clock = (self.row.started > 0).then(|| now.wall.saturating_sub(self.row.started));
-        self.next = Schedule::of(&given.spec, now, self.launched.map(passed).or(by_clock));
-        self.report();
-    }
-
-    /// Its time may have come. A run that is still under way is left alone, and this one does not take place.
-    async fn run_by_schedule(&mut self) {
-        if !self.next.is_some_and(|next| next.is_due(moment())) {
-            return;
-        }
-        self.next = None;
-        let Some(given) = self.row.given.clone() else { return };
-        if self.is_running() {
-            info!(instance = %self.key, "its last run is still under way: this one is left out");
-            // By a cycle the next one is a whole cycle away.
-            (self.row.started, self.launched) = (now_ms(), Some(Instant::now()));
-            return;
-        }
-        let (code, message) = self.launch(&given, None, false).await;
-        if code != RowCode::DONE {
-            warn!(instance = %self.key, code = code.0, %message, "a run by schedule failed");
-            (self.row.message, self.row.started, self.launched) = (message, now_ms(), Some(Instant::now()));
-            self.write(None).await;
-            self.report();
-        }
     }
 
     async fn asked(&mut self, ask: Ask) {
@@ -431,70 +321,6 @@ impl Keeper {
             self.row.next = None;
             warn!(instance = %self.key, %error, "cannot be written down");
         }
-    }
-
-    /// It ended, and nobody asked for that.
-    async fn ended(&mut self, code: Option<i32>) {
-        let up_ms = match self.launched {
-            Some(at) => i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX),
-            None => now_ms().saturating_sub(self.row.started),
-        };
-        let kind = self.row.run.as_ref().map(|run| run.live.spec.monitor.auto_type);
-        self.gone(code);
-        let code = self.row.exit;
-        let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
-        info!(instance = %self.key, ?code, up_ms, "ended");
-        self.row.message = how;
-        if kind == Some(AutoType::Resident) && self.row.hosted {
-            self.guard(Event::Ended { up_ms }).await;
-            return;
-        }
-        self.write(None).await;
-        self.report();
-    }
-
-    /// Decides what the guard does, and does it.
-    pub(super) async fn guard(&mut self, event: Event) {
-        let Some(given) = self.row.given.clone().filter(|_| self.row.hosted) else {
-            self.series = Series::default();
-            self.write(None).await;
-            self.report();
-            return;
-        };
-        let monitor = &given.spec.monitor;
-        let ms = |secs: u32| i64::from(secs) * 1000;
-        let interval_ms = ms(monitor.start_interval.unwrap_or(Monitor::START_INTERVAL));
-        let policy = Policy {
-            retries: monitor.start_retries.unwrap_or(Monitor::START_RETRIES),
-            interval_ms,
-            settled_ms: interval_ms
-                .max(ms(monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS)))
-                .max(10_000),
-        };
-        let mut event = event;
-        loop {
-            let now = moment();
-            let (series, effect) = step(self.series, event, now.passed, &policy);
-            self.series = series;
-            match effect {
-                Effect::Nothing | Effect::WakeAt(_) => break,
-                Effect::GiveUpUntil(until) => {
-                    let next = Time(now.wall.saturating_add(until - now.passed));
-                    warn!(instance = %self.key, %next, message = %self.row.message, "failed");
-                    break;
-                }
-                Effect::Launch => {
-                    let (code, message) = self.launch(&given, None, false).await;
-                    if code == RowCode::DONE {
-                        return;
-                    }
-                    self.row.message = message;
-                    event = Event::Ended { up_ms: 0 };
-                }
-            }
-        }
-        self.write(None).await;
-        self.report();
     }
 }
 
