@@ -1,0 +1,100 @@
+//! What can be typed after `watch`.
+
+use std::path::PathBuf;
+
+use crate::cli::args::{LimitArgs, switch};
+use crate::cli::listen::{ListenArgs, TellArgs};
+use crate::cli::plan::args::{Select, duration};
+use crate::cli::target::TargetArgs;
+use crate::cli::watch_source::SourceArgs;
+use crate::model::{Amount, seconds};
+
+/// Keep manifests true, for ever
+///
+/// Reads the directory again whenever it changes, or takes each new commit of a branch, repairs what drifts, and says why. A
+/// broken file changes nothing: what it used to declare stays in force until the next good save. Prints `ready URL` on stdout
+/// when it answers requests there: a status page, an API, events, metrics. SIGTERM and Ctrl-C end it at a safe point, and leave
+/// processes as they are; SIGHUP reads the config file again.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide watch manifests\n  abide watch manifests --prune --target prod --owner web-team\n  abide watch --git https://git.example.org/fleet.git --ref main --path manifests"
+)]
+pub struct Watch {
+    /// Files or directories of manifests
+    #[arg(required_unless_present = "git", conflicts_with = "git", value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub source: SourceArgs,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub how: How,
+    #[command(flatten)]
+    pub select: Select,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    #[command(flatten)]
+    pub listen: ListenArgs,
+    #[command(flatten)]
+    pub tell: TellArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct How {
+    /// Whose set this is
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", default_value = "default")]
+    pub owner: String,
+    /// Remove what is ours and in no manifest any more
+    #[arg(long, env = "ABIDE_PRUNE", value_parser = switch)]
+    pub prune: bool,
+    /// Take over existing processes that nobody owns, without a restart
+    #[arg(long, env = "ABIDE_ADOPT", value_parser = switch)]
+    pub adopt: bool,
+    /// With --prune: take manifests from another source than the owner's last ones
+    #[arg(long, env = "ABIDE_ACCEPT_SOURCE", value_parser = switch)]
+    pub accept_source: bool,
+    /// Repair what differs though no manifest changed
+    #[arg(long, env = "ABIDE_HEAL", value_name = "YES|NO", default_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
+    pub heal: bool,
+    /// Take changed manifests
+    #[arg(long, env = "ABIDE_FOLLOW_MANIFESTS", value_name = "YES|NO", default_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
+    pub follow: bool,
+    /// How often to look without a reason
+    #[arg(long, value_name = "TIME", env = "ABIDE_INTERVAL", default_value = "30s", value_parser = duration)]
+    pub interval: u64,
+    /// How long it must have been quiet after a change
+    #[arg(long, value_name = "TIME", env = "ABIDE_DEBOUNCE", default_value = "200ms", value_parser = milliseconds)]
+    pub debounce: u64,
+    /// Most instances to remove in one pass: a count, or a share of what is ours [default: the greater of 1 and 10%]
+    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
+    pub max_delete: Option<Amount>,
+    /// Most instances to restart in one pass: a count, or a share of what is ours [default: any number]
+    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_RESTART")]
+    pub max_restart: Option<Amount>,
+}
+
+impl How {
+    /// As without any flag.
+    pub fn usual() -> How {
+        How {
+            owner: "default".to_owned(),
+            prune: false,
+            adopt: false,
+            accept_source: false,
+            heal: true,
+            follow: true,
+            interval: 30,
+            debounce: 200,
+            max_delete: None,
+            max_restart: None,
+        }
+    }
+}
+
+fn milliseconds(text: &str) -> Result<u64, String> {
+    let wrong = || "a duration such as 200ms or 2s".to_owned();
+    match text.strip_suffix("ms") {
+        Some(number) => number.trim().parse().map_err(|_| wrong()),
+        None => seconds(text).map(|secs| secs.saturating_mul(1000)).ok_or_else(wrong),
+    }
+}

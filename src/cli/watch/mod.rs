@@ -1,0 +1,204 @@
+//! `abide watch`: the standing controller, and what it tells.
+
+mod args;
+mod target;
+mod tell;
+
+pub use args::{How, Watch};
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tracing::info;
+
+use self::tell::{Said, tell};
+use super::args::LimitArgs;
+use super::listen::{Listening, Telling};
+use super::print::Printer;
+use super::serve::Signals;
+use super::target::{Live, Start, runtime};
+use super::watch_source::Watched;
+use super::{Exit, Failure};
+use crate::control::board::Subject;
+use crate::control::source::Named;
+use crate::control::{self, Event, Setting};
+use crate::dashboard;
+use crate::http::Reloaded;
+use crate::model::Desired;
+use crate::reconcile::{Caps, Rules};
+
+pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
+    args.how.owner = args.target.owner_or(&args.how.owner);
+    let args = &*args;
+    if args.how.prune && args.how.owner == "default" && args.target.target != "local" {
+        let message = "--prune removes what belongs to an owner, and `default` may be anybody";
+        return Err(Failure::refused("OwnerNotNamed", message).hint("name the owner: --owner NAME"));
+    }
+    let mut from = args.source.from(&args.paths, &args.limits, &args.how)?;
+    runtime()?.block_on(async {
+        let mut signals = Signals::listen()?;
+        let socket = args.listen.bind().await?;
+        let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
+        let connect = || {
+            let live = args.target.connect(Start::OnDemand)?;
+            live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
+        };
+        let mut live = connect()?;
+        if args.how.prune && !args.how.accept_source {
+            let source = from.source();
+            tokio::select! {
+                same = super::plan::source::same_soon(&live, &args.how.owner, &source, printer) => same?,
+                exit = signals.asked_to_stop() => return Ok(exit),
+            }
+        }
+        let telling = Telling::begin(&args.tell, subject(&from, &args.how, &live.name))?;
+        let state = Reloaded::fixed(live.state.clone());
+        let access = args.listen.access(address, printer)?;
+        let router = dashboard::router(telling.dashboard(access, state.clone(), None));
+        let listening = Listening::begin(socket, address, router);
+        printer.data(&format!("ready {}\n", listening.url));
+        telling.systemd.ready();
+        let mut rules = rules(&args.how, live.caps());
+        rules.selection = args.select.selection();
+        let exit = loop {
+            match watch_with(from, args, &rules, &live, &telling, &mut signals, &connect, printer).await {
+                Next::End(exit) => break exit,
+                Next::Anew(new, again) => {
+                    info!("the config file was read again");
+                    state.set(new.state.clone());
+                    (live, from) = (*new, again);
+                }
+            }
+        };
+        telling.end().await;
+        listening.end().await;
+        Ok(exit)
+    })
+}
+
+/// What comes after the loop.
+enum Next {
+    End(Exit),
+    /// The same with what the config file says now.
+    Anew(Box<Live>, Watched),
+}
+
+/// Goes on until somebody asks for an end, or for another beginning.
+#[allow(clippy::too_many_arguments)] // each is somebody else's
+async fn watch_with(
+    from: Watched,
+    args: &Watch,
+    rules: &Rules,
+    live: &Live,
+    telling: &Telling,
+    signals: &mut Signals,
+    connect: &impl Fn() -> Result<Live, Failure>,
+    printer: &Printer,
+) -> Next {
+    let (stop, stopped) = watch::channel(false);
+    let watching = stand(from, &args.limits, &args.how, rules.clone(), live, stopped, printer, telling);
+    tokio::pin!(watching);
+    let again = || Ok::<_, Failure>((connect()?, args.source.from(&args.paths, &args.limits, &args.how)?));
+    let next = loop {
+        let asked = tokio::select! {
+            () = &mut watching => return Next::End(Exit::Failed),
+            asked = signals.asked() => asked,
+        };
+        match asked {
+            Some(exit) => break Next::End(exit),
+            None => match again() {
+                Ok((new, from)) => break Next::Anew(Box::new(new), from),
+                Err(failure) => printer.warning(&format!("all stays as it is: {}", failure.message)),
+            },
+        }
+    };
+    if matches!(next, Next::End(_)) {
+        telling.systemd.stopping();
+    }
+    let _ = stop.send(true);
+    watching.await;
+    next
+}
+
+/// What is watched over, for whoever asks.
+pub fn subject(from: &Watched, how: &How, target: &str) -> Subject {
+    Subject {
+        target: target.to_owned(),
+        owner: how.owner.clone(),
+        sources: from.shown(),
+        follow: how.follow,
+        heal: how.heal,
+        prune: how.prune,
+        interval: Duration::from_secs(how.interval.max(1)),
+    }
+}
+
+fn rules(how: &How, caps: Caps) -> Rules {
+    Rules {
+        owner: how.owner.clone(),
+        prune: how.prune,
+        adopt: how.adopt,
+        max_delete: how.max_delete,
+        max_restart: how.max_restart,
+        stale_after_secs: Some(600),
+        ..Rules::new(caps)
+    }
+}
+
+/// For `up`, with the usual rules.
+pub async fn usually(
+    paths: &[PathBuf],
+    limits: &LimitArgs,
+    live: &Live,
+    stop: watch::Receiver<bool>,
+    printer: &Printer,
+    telling: &Telling,
+) {
+    let how = How::usual();
+    let from = Watched::Paths { paths: paths.to_vec(), only_poll: false };
+    stand(from, limits, &how, rules(&how, live.caps()), live, stop, printer, telling).await;
+}
+
+#[allow(clippy::too_many_arguments)] // each is somebody else's
+async fn stand(
+    from: Watched,
+    limits: &LimitArgs,
+    how: &How,
+    rules: Rules,
+    live: &Live,
+    stop: watch::Receiver<bool>,
+    printer: &Printer,
+    telling: &Telling,
+) {
+    // Whom the local agent runs processes as, where nobody says: us.
+    let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
+    let me = me.filter(|_| live.name == "local");
+    let setting = Setting {
+        rules,
+        follow: how.follow,
+        heal: how.heal,
+        interval: Duration::from_secs(how.interval.max(1)),
+        timeout: Duration::from_secs(600),
+        check: if live.name == "local" { super::apply::config_is_there } else { |_| None },
+        look_now: Arc::clone(&telling.look_now),
+        source: from.source(),
+        past: from.past(),
+        user: me.clone(),
+        limits: limits.limits(),
+    };
+    let mut named = Named::default();
+    let finish = Box::new(move |desired: &mut Desired| {
+        if let Some(me) = &me {
+            named.name(desired, me);
+        }
+    });
+    let mut source = from.open(limits.limits(), Duration::from_millis(how.debounce), finish);
+    let mut said = Said::default();
+    let mut told = |event: Event<'_>| {
+        telling.board.note(&event);
+        tell(&event, &mut said, printer);
+    };
+    control::run(&setting, &mut source, live, stop, &mut told).await;
+}

@@ -1,0 +1,146 @@
+//! What the controller does, line by line, for whoever watches: things are told when they change, not at every look.
+
+use tracing::{info, warn};
+
+use crate::cli::plan::groups;
+use crate::cli::print::{self, BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
+use crate::cli::rollback;
+use crate::cli::watch_source::short;
+use crate::control::Event;
+use crate::manifest::Severity;
+
+/// What was said last.
+#[derive(Default)]
+pub struct Said {
+    held: String,
+    /// Something happened since everything was as wanted.
+    news: bool,
+    /// Why nothing could be done, as long as that is so.
+    trouble: String,
+}
+
+pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
+    match event {
+        Event::Read { reading, revision } => {
+            let errors =
+                reading.problems.iter().filter(|problem| problem.severity == Severity::Error).count();
+            printer.to_stderr(
+                &reading.problems.iter().map(|problem| print::problem(problem) + "\n").collect::<String>(),
+            );
+            let short_revision = short(revision);
+            let kept = if reading.is_incomplete { "; what is broken stays as it last was" } else { "" };
+            let errors =
+                if errors > 0 { format!(", {}{kept}", count(errors, "error")) } else { kept.to_owned() };
+            let commit = reading.commit.as_deref().unwrap_or_default();
+            info!(%revision, files = reading.files, commit, "read");
+            let at = if commit.is_empty() { String::new() } else { format!(" at commit {}", short(commit)) };
+            said.news = true;
+            printer.styled(&format!(
+                "{BOLD}read{BOLD:#} {} wanted {DIM}{short_revision}{DIM:#}{at}{errors}\n",
+                count(reading.desired.instances.len(), "instance")
+            ));
+        }
+        Event::Source { trouble: None } => {
+            said.news = true;
+            printer.styled(&format!("{BOLD}source{BOLD:#}: it is followed again\n"));
+        }
+        Event::Source { trouble: Some(trouble) } => {
+            let word = trouble.word();
+            info!(%trouble, word, "the source is not followed");
+            let hint = trouble.hint().map(|hint| format!("{HINT}hint{HINT:#}: {hint}\n")).unwrap_or_default();
+            printer.styled(&format!(
+                "{ERROR}source{ERROR:#}: {word}: {}; what was last taken stays\n{hint}",
+                visible(&trouble.to_string())
+            ));
+        }
+        Event::Pinned { pin } => {
+            said.news = true;
+            printer.styled(&format!("{WARNING}pinned{WARNING:#} to {}\n", rollback::words(pin)));
+        }
+        Event::Unpinned { pin, newer } => {
+            said.news = true;
+            let why = if *newer { ": the source has something newer" } else { "" };
+            printer.styled(&format!("{BOLD}no longer pinned{BOLD:#} to {}{why}\n", short(&pin.revision)));
+        }
+        Event::Waiting { holder } => {
+            printer.styled(&format!(
+                "{WARNING}waiting{WARNING:#}: {} (process {}) leads\n",
+                visible(&holder.host),
+                holder.pid
+            ));
+        }
+        Event::Leading { generation } => info!(generation, "leading"),
+        Event::Planned { look, .. } => {
+            said.trouble.clear();
+            let text: String = look
+                .plan
+                .held
+                .iter()
+                .map(|held| {
+                    format!(
+                        "{WARNING}{}{WARNING:#} {}: {}\n",
+                        held.reason.word(),
+                        visible(&held.instance.to_string()),
+                        visible(&held.detail)
+                    )
+                })
+                .collect();
+            if said.held != text {
+                printer.styled(&text);
+                said.held = text;
+            }
+        }
+        Event::Doing { .. } | Event::Passing | Event::Passed { .. } | Event::Turned => {}
+        Event::Ended { step, ended } => {
+            let why = step.why.first().map(groups::reason).unwrap_or_default();
+            let at = step.why.first().and_then(|why| why.at.as_ref());
+            let place = at.map(|at| format!("  {DIM}{at}{DIM:#}")).unwrap_or_default();
+            let (style, word) =
+                if ended.outcome.is_well() { (HINT, "") } else { (ERROR, ended.outcome.word()) };
+            let (op, instance) = (step.op, visible(&step.instance.to_string()));
+            let mut text = format!("{style}{op}{style:#} {instance}  {}{place}", visible(&why));
+            if !word.is_empty() {
+                text.push_str(&format!("  {ERROR}{word}{ERROR:#}: {}", visible(&ended.message)));
+            }
+            printer.styled(&format!("{text}\n"));
+        }
+        Event::Soaking { process, secs } => {
+            printer.styled(&format!("{DIM}{process}: watching for {secs} s whether it stays well{DIM:#}\n"));
+        }
+        Event::Relaunched { instance, pid } => {
+            info!(%instance, pid, "relaunched");
+            printer.styled(&format!(
+                "{DIM}relaunched{DIM:#} {}: it ended, and is back as process {pid}\n",
+                visible(&instance.to_string())
+            ));
+        }
+        Event::RolledBack { processes } => {
+            warn!(%processes, "rolled back");
+            printer.styled(&format!(
+                "{ERROR}rolled back{ERROR:#} {}: too many of it failed; left alone until its manifest changes\n",
+                visible(processes)
+            ));
+        }
+        Event::Did { steps, took } => {
+            said.news = true;
+            info!(steps, ?took, "did");
+        }
+        // Told once, not as often as it is tried.
+        Event::Trouble { why } if said.trouble != *why => {
+            info!(%why, "trouble");
+            printer.styled(&format!("{ERROR}trouble{ERROR:#}: {}\n", visible(why)));
+            (*why).clone_into(&mut said.trouble);
+        }
+        Event::Trouble { why } => info!(%why, "trouble"),
+        Event::Rested { settled, held } => {
+            info!(settled, held, "as wanted");
+            if std::mem::take(&mut said.news) {
+                let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
+                printer.styled(&format!(
+                    "{BOLD}converged{BOLD:#}: {} as wanted{rest}\n",
+                    count(*settled, "instance")
+                ));
+            }
+        }
+    }
+}
