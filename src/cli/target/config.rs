@@ -1,0 +1,196 @@
+//! The config file: which targets there are, and how each is reached.
+//!
+//! A field that is not known is an error. Secrets are never in it: it says where they are.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use super::TargetArgs;
+use crate::backend::{Abide, Business, Client, Pace, Platform};
+use crate::cli::{Exit, Failure};
+use crate::http::{Access, Calling};
+use crate::model::Dialect;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    pub targets: BTreeMap<String, Entry>,
+    pub owner: Option<String>,
+    pub state: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    pub url: String,
+    pub dialect: String,
+    auth: Option<Auth>,
+    #[serde(default)]
+    ca_file: Option<PathBuf>,
+    /// A certificate of ours and its key, in one PEM file.
+    #[serde(default)]
+    client_cert: Option<PathBuf>,
+    #[serde(default)]
+    proxy: Option<String>,
+    #[serde(default)]
+    headers: BTreeMap<String, HeaderFrom>,
+    #[serde(default)]
+    supplier_id: Option<u64>,
+    #[serde(default)]
+    biz_id: Option<i64>,
+    #[serde(default)]
+    scope: Option<ScopeEntry>,
+    #[serde(default)]
+    tenant: Option<String>,
+    #[serde(default)]
+    qps: Option<f64>,
+    #[serde(default)]
+    max_in_flight: Option<usize>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScopeEntry {
+    #[serde(rename = "type")]
+    kind: String,
+    id: String,
+}
+
+/// A header's value, or where it is kept.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum HeaderFrom {
+    Text(String),
+    Kept(SecretFrom),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Auth {
+    app_code: String,
+    app_secret: SecretFrom,
+    username: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SecretFrom {
+    env: Option<String>,
+    file: Option<PathBuf>,
+}
+
+impl SecretFrom {
+    fn read(&self, target: &str, what: &str) -> Result<String, Failure> {
+        let failed = |why: String| Failure::new(Exit::Usage, format!("target {target:?}: {what}: {why}"));
+        match (&self.env, &self.file) {
+            (Some(name), None) => {
+                std::env::var(name).map_err(|_| failed(format!("the variable {name} is not set")))
+            }
+            (None, Some(file)) => std::fs::read_to_string(file)
+                .map(|text| text.trim().to_owned())
+                .map_err(|error| failed(format!("cannot read {}: {error}", file.display()))),
+            _ => Err(failed("say {env: NAME} or {file: PATH}".to_owned())),
+        }
+    }
+}
+
+impl TargetArgs {
+    pub(super) fn config(&self) -> Result<(Config, PathBuf), Failure> {
+        let usual =
+            std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config/abide/config.yaml"));
+        let places = [Some(PathBuf::from("abide.yaml")), usual];
+        let file = match &self.config {
+            Some(file) => file.clone(),
+            None => match places.into_iter().flatten().find(|file| file.is_file()) {
+                Some(file) => file,
+                None => return Ok((Config::default(), PathBuf::from("abide.yaml"))),
+            },
+        };
+        let wrong = |why: String| Failure::new(Exit::Usage, format!("{}: {why}", file.display()));
+        let text = std::fs::read_to_string(&file).map_err(|error| wrong(error.to_string()))?;
+        let config = serde_yaml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        Ok((config, file))
+    }
+
+    /// What the config file says of a target.
+    pub(super) fn entry(&self, name: &str) -> Result<Entry, Failure> {
+        let (mut config, file) = self.config()?;
+        config.targets.remove(name).ok_or_else(|| {
+            let known: Vec<&str> = config.targets.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let message = format!("there is no target {name:?} in {} (it has {known})", file.display());
+            Failure::new(Exit::Usage, message)
+        })
+    }
+}
+
+impl Entry {
+    pub fn dialect(&self, name: &str) -> Result<Dialect, Failure> {
+        let found = Dialect::ALL.into_iter().find(|dialect| dialect.name() == self.dialect);
+        found.ok_or_else(|| {
+            let known = Dialect::ALL.map(Dialect::name).join(", ");
+            Failure::new(Exit::Usage, format!("target {name:?}: there is no dialect {:?}", self.dialect))
+                .hint(format!("one of {known}"))
+        })
+    }
+
+    pub fn access(&self, name: &str) -> Result<Access, Failure> {
+        let auth = self.auth.as_ref();
+        let auth = auth.ok_or_else(|| Failure::new(Exit::Usage, format!("target {name:?} has no auth")))?;
+        let mut headers = Vec::new();
+        for (header, value) in &self.headers {
+            let value = match value {
+                HeaderFrom::Text(text) => text.clone(),
+                HeaderFrom::Kept(kept) => kept.read(name, &format!("headers.{header}"))?,
+            };
+            headers.push((header.clone(), value));
+        }
+        headers.extend(self.tenant.clone().map(|tenant| ("X-Bk-Tenant-Id".to_owned(), tenant)));
+        Ok(Access {
+            url: self.url.clone(),
+            code: auth.app_code.clone(),
+            secret: auth.app_secret.read(name, "auth.app_secret")?,
+            username: auth.username.clone(),
+            calling: Calling {
+                ca_file: self.ca_file.clone(),
+                client_cert: self.client_cert.clone(),
+                proxy: self.proxy.clone(),
+                headers,
+            },
+        })
+    }
+
+    pub fn client(&self, name: &str) -> Result<Client, Failure> {
+        let dialect = self.dialect(name)?;
+        let access = self.access(name)?;
+        let broken = |why: String| unusable(name, &why);
+        if dialect == Dialect::Abide {
+            return Ok(Client::Abide(Box::new(Abide::new(&access).map_err(broken)?)));
+        }
+        let business = match (self.biz_id, &self.scope) {
+            (None, None) if dialect == Dialect::Job => {
+                let message =
+                    format!("target {name:?}: JOB needs a business: biz_id, or scope: {{type, id}}");
+                return Err(Failure::new(Exit::Usage, message));
+            }
+            (Some(_), Some(_)) => {
+                let message = format!("target {name:?} has a biz_id and a scope: one of them");
+                return Err(Failure::new(Exit::Usage, message));
+            }
+            (Some(id), None) => Some(Business::Biz(id)),
+            (None, Some(scope)) => Some(Business::Scope { kind: scope.kind.clone(), id: scope.id.clone() }),
+            (None, None) => None,
+        };
+        let usual = Pace::default();
+        let pace = Pace { qps: self.qps, at_once: self.max_in_flight.unwrap_or(usual.at_once) };
+        let platform = Platform::new(&access, dialect, business, self.supplier_id, pace);
+        Ok(Client::Platform(Box::new(platform.map_err(broken)?)))
+    }
+}
+
+/// What the config file says cannot be done, and nobody was asked yet.
+pub fn unusable(name: &str, why: &str) -> Failure {
+    Failure::new(Exit::Usage, format!("target {name:?}: {why}"))
+}

@@ -1,0 +1,156 @@
+//! A target that can be asked: what is there, what is held and pinned, and how its refusals are told.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use crate::backend::{Abide, Backend, Client, Fault, HostRow};
+use crate::cli::{Exit, Failure};
+use crate::control::pin::{self, Pin};
+use crate::execute::world::{Blind, Sight, World};
+use crate::model::{
+    Desired, Dialect, Hold, HostKey, InstanceKey, Name, Observed, Pause, Seen, Time, Version,
+};
+use crate::reconcile::Caps;
+use crate::store::{Either, Store};
+
+/// A target that can be asked.
+pub struct Live {
+    pub name: String,
+    pub backend: Client,
+    pub state: Either,
+}
+
+impl Live {
+    pub fn failure(&self, fault: &Fault) -> Failure {
+        Failure::new(Exit::Unreachable, format!("target {}: {fault}", self.name))
+    }
+
+    pub fn blind(&self, blind: &Blind) -> Failure {
+        Failure::new(Exit::Unreachable, format!("target {}: {blind}", self.name))
+    }
+
+    pub fn caps(&self) -> Caps {
+        Caps::of(self.backend.dialect())
+    }
+
+    /// Calls carry this number from here on, if it is one of the target's own.
+    pub fn act_as(&self, generation: u64) {
+        if self.state.is_own() {
+            self.backend.act_as(generation);
+        }
+    }
+
+    /// Our own gateway, for what no other target can tell.
+    pub fn abide(&self) -> Result<&Abide, Failure> {
+        match &self.backend {
+            Client::Abide(abide) => Ok(abide),
+            Client::Platform(_) => {
+                let message = format!(
+                    "target {} speaks {}, which cannot tell that",
+                    self.name,
+                    self.backend.dialect().name()
+                );
+                Err(Failure::new(Exit::Failed, message))
+            }
+        }
+    }
+
+    /// How the world is for these manifests; `whole`: all of these namespaces, and all that we know of beside.
+    pub async fn world(&self, desired: &Desired, whole: Option<BTreeSet<Name>>) -> Result<World, Failure> {
+        let sight = Sight { target: &self.name, caps: &self.caps(), desired, whole };
+        World::see(&self.backend, &self.state, &sight).await.map_err(|blind| self.blind(&blind))
+    }
+
+    /// Everything that is known there.
+    pub async fn everything(&self) -> Result<Observed, Failure> {
+        let world = self.world(&Desired::default(), Some(BTreeSet::new())).await?;
+        Ok(world.observed)
+    }
+
+    /// Every process that is known there, as rows of the contract. `query` narrows it where the target can.
+    pub async fn rows(&self, query: &str) -> Result<Vec<Value>, Failure> {
+        if let Client::Abide(abide) = &self.backend {
+            return abide.rows(query).await.map_err(|fault| self.failure(&fault));
+        }
+        let observed = self.everything().await?;
+        Ok(observed.instances.iter().map(|(key, seen)| row(key, seen, &observed)).collect())
+    }
+
+    /// The hosts that are known there. Elsewhere than at our own gateway: those of which something was seen.
+    pub async fn hosts(&self, observed: &Observed) -> Result<Vec<HostRow>, Failure> {
+        if let Client::Abide(abide) = &self.backend {
+            return abide.hosts().await.map_err(|fault| self.failure(&fault));
+        }
+        let mut hosts: BTreeMap<HostKey, u64> = observed.gaps.keys().map(|host| (host.clone(), 0)).collect();
+        observed.instances.keys().for_each(|key| *hosts.entry(key.host.clone()).or_default() += 1);
+        let host = |(host, processes): (HostKey, u64)| {
+            let agent = !observed.gaps.contains_key(&host);
+            HostRow { host, agent, version: None, heard: observed.at.to_string(), processes }
+        };
+        Ok(hosts.into_iter().map(host).collect())
+    }
+
+    /// What people asked to be left alone. What is over is left out.
+    pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
+        let now = crate::clock::moment();
+        let (mut holds, mut pauses): (Vec<Hold>, Vec<Pause>) =
+            (self.all("hold/").await?, self.all("pause/").await?);
+        holds.retain(|hold| hold.until.is_none_or(|until| until > now));
+        pauses.retain(|pause| pause.until.is_none_or(|until| until > now));
+        Ok((holds, pauses))
+    }
+
+    /// What is pinned, with its owner.
+    pub async fn pins(&self) -> Result<Vec<(String, Pin)>, Failure> {
+        let page = self.state.range(pin::PLACE, None, usize::MAX).await;
+        let page =
+            page.map_err(|error| Failure::new(Exit::Unreachable, format!("target {}: {error}", self.name)))?;
+        let pin = |entry: &crate::store::Entry| {
+            let owner = entry.key.strip_prefix(pin::PLACE)?.to_owned();
+            Some((owner, serde_json::from_slice(&entry.value).ok()?))
+        };
+        Ok(page.entries.iter().filter_map(pin).collect())
+    }
+
+    async fn all<T: serde::de::DeserializeOwned>(&self, place: &str) -> Result<Vec<T>, Failure> {
+        let page = self
+            .state
+            .range(place, None, usize::MAX)
+            .await
+            .map_err(|error| Failure::new(Exit::Unreachable, format!("target {}: {error}", self.name)))?;
+        Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
+    }
+}
+
+/// The namespaces that manifests or their policies speak of.
+pub fn namespaces(desired: &Desired) -> BTreeSet<Name> {
+    desired.instances.keys().map(|key| key.namespace.clone()).collect()
+}
+
+/// An instance of a target that has no such rows of its own.
+fn row(key: &InstanceKey, seen: &Seen, observed: &Observed) -> Value {
+    let revision = |version: &Version| match version {
+        Version::Unknown => None,
+        Version::Digests(revision) => Some(revision.to_string()),
+        Version::Spec(spec) => Some(spec.revision().to_string()),
+    };
+    let blind = seen.unknown || observed.gaps.contains_key(&key.host);
+    let fact = |fact: Option<bool>| fact.filter(|_| !blind);
+    let hosting = match fact(seen.hosted) {
+        Some(true) => "Hosted",
+        Some(false) => "NotHosted",
+        None => "Unknown",
+    };
+    let time = |time: Option<Time>| time.map(|time| time.to_string());
+    let spec = |version: &Version| version.spec().map(|spec| crate::gse::spec_body(spec, Dialect::Abide));
+    json!({
+        "instance": key, "namespace": key.namespace, "name": key.name, "host": key.host.to_string(),
+        "labels": seen.labels, "registered": fact(seen.registered), "hosted": fact(seen.hosted),
+        "running": fact(seen.running), "pid": seen.pid, "owner": seen.owner.as_deref(),
+        "revision": revision(&seen.given), "live_revision": revision(&seen.live), "sync": "Unknown",
+        "health": seen.health.word(), "hosting": hosting, "since": time(seen.since),
+        "report_time": time(seen.report_time), "spec": spec(&seen.given), "live_spec": spec(&seen.live),
+        "message": observed.gaps.get(&key.host),
+    })
+}

@@ -1,0 +1,142 @@
+//! Targets: whom the verbs look at and change. `local` is the system of this machine; others are in the config file.
+
+mod config;
+mod live;
+
+pub use live::{Live, namespaces};
+
+use std::path::PathBuf;
+
+use self::config::{Entry, unusable};
+use super::local::Home;
+use super::serve::private_folder;
+use super::{Exit, Failure};
+use crate::backend::{Abide, Client};
+use crate::http::Calls;
+use crate::reconcile::Caps;
+use crate::store::{Either, Embedded, Remote};
+
+/// Which target, and where its kind is written.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TargetArgs {
+    /// The target: `local`, or a name in the config file
+    #[arg(long, value_name = "NAME", env = "ABIDE_TARGET", default_value = "local")]
+    pub target: String,
+    /// The config file [default: ./abide.yaml, else ~/.config/abide/config.yaml]
+    #[arg(long, value_name = "FILE", env = "ABIDE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Where journal, ledger, holds and history are kept: a folder, or the URL of an Abide gateway that the config file
+    /// names [default: the target itself if it is an Abide gateway, else $ABIDE_HOME/state]
+    #[arg(long, value_name = "DIR|URL", env = "ABIDE_STATE")]
+    pub state: Option<String>,
+}
+
+/// What to do where there is no local system yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    OnDemand,
+    Never,
+}
+
+impl TargetArgs {
+    /// This machine's system, whatever was typed or exported.
+    pub fn local() -> TargetArgs {
+        TargetArgs { target: "local".to_owned(), config: None, state: None }
+    }
+
+    /// What the target can do, and whether there is such a one.
+    pub fn caps(&self) -> Result<Caps, Failure> {
+        match self.target.as_str() {
+            "local" => Ok(Caps::LOCAL),
+            name => self.entry(name)?.dialect(name).map(Caps::of),
+        }
+    }
+
+    /// The owner that was typed, else the config file's.
+    pub fn owner_or(&self, typed: &str) -> String {
+        let said = if typed == "default" { self.owner() } else { None };
+        said.unwrap_or_else(|| typed.to_owned())
+    }
+
+    /// Whose set it is, where the config file says so.
+    pub fn owner(&self) -> Option<String> {
+        self.config().ok().and_then(|(config, _)| config.owner)
+    }
+
+    /// `None`: the local system was never started, or nobody serves it.
+    pub fn connect(&self, start: Start) -> Result<Option<Live>, Failure> {
+        let name = self.target.clone();
+        let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
+        if name != "local" {
+            let backend = self.entry(&name)?.client(&name)?;
+            let own = match &backend {
+                Client::Abide(abide) => Some(Remote::new(abide.calls().clone())),
+                Client::Platform(_) => None,
+            };
+            let state = self.state(own)?;
+            return Ok(Some(Live { name, backend, state }));
+        }
+        let home = Home::find()?;
+        let access = match start {
+            Start::OnDemand => Some(home.start()?),
+            Start::Never => home.access(),
+        };
+        let Some(access) = access else { return Ok(None) };
+        let abide = Abide::new(&access).map_err(broken)?;
+        let state = self.state(Some(Remote::new(abide.calls().clone())))?;
+        Ok(Some(Live { name, backend: Client::Abide(Box::new(abide)), state }))
+    }
+
+    /// Where what must survive is kept: where somebody says, else at the target, else in a folder here.
+    fn state(&self, own: Option<Remote>) -> Result<Either, Failure> {
+        let said = match (&self.state, &own) {
+            (Some(said), _) => Some(said.clone()),
+            (None, Some(_)) => None,
+            (None, None) => self.config()?.0.state,
+        };
+        if let (None, Some(own)) = (&said, own) {
+            return Ok(Either::own(own));
+        }
+        if let Some(url) = said.as_ref().filter(|said| said.starts_with("http")) {
+            return self.state_at(url).map(|state| Either::there(state, &self.target));
+        }
+        let folder = match said {
+            Some(folder) => PathBuf::from(folder),
+            None => Home::find()?.path("state"),
+        };
+        if let Some(above) = folder.parent().filter(|above| !above.as_os_str().is_empty()) {
+            let made = std::fs::create_dir_all(above);
+            made.map_err(|error| Failure::new(Exit::Failed, format!("{}: {error}", above.display())))?;
+        }
+        private_folder(&folder)?;
+        let opened = Embedded::open(&folder.join("state.db"));
+        opened
+            .map(|state| Either::here(state, &self.target))
+            .map_err(|error| Failure::new(Exit::Failed, error.to_string()))
+    }
+
+    /// The state of a gateway that the config file names, as the app that it names.
+    fn state_at(&self, url: &str) -> Result<Remote, Failure> {
+        let (config, file) = self.config()?;
+        let same = |entry: &&Entry| entry.url.trim_end_matches('/') == url.trim_end_matches('/');
+        let found = config.targets.iter().find(|(_, entry)| same(entry) && entry.dialect == "abide");
+        let Some((name, entry)) = found else {
+            let message =
+                format!("--state {url}: no target of dialect abide in {} has this URL", file.display());
+            return Err(
+                Failure::new(Exit::Usage, message).hint("add one: its auth is what the state is kept as")
+            );
+        };
+        let calls = Calls::new(&entry.access(name)?);
+        Ok(Remote::new(calls.map_err(|why| unusable(name, &why))?))
+    }
+}
+
+/// A runtime for verbs that ask a target.
+pub fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))
+}
