@@ -2,6 +2,8 @@
 
 use std::io::Read;
 
+use serde_json::Value;
+
 /// A request as it came.
 pub struct Request {
     pub path: String,
@@ -36,5 +38,29 @@ impl Request {
             more(&mut bytes)?;
         }
         Some(Request { path: head.split(' ').nth(1)?.to_owned(), head, body: bytes.split_off(end) })
+    }
+}
+
+/// An answer as it came. Status 0: it was none.
+pub struct Answer {
+    pub status: u16,
+    /// In lower case.
+    pub head: String,
+    pub body: String,
+}
+
+impl Answer {
+    /// All that comes until the connection ends, or nothing more comes.
+    pub fn read(stream: &mut impl Read) -> Answer {
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
     }
 }

@@ -1,7 +1,7 @@
 //! What the controller tells, asked with raw HTTP at the real program: how it stands, what happens, what changes need; webhooks,
 //! messages, systemd.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::apply::{Ends, Machine};
+use crate::http::{Answer, Request};
 use crate::support::until;
 use crate::system::kill;
 use crate::watch::{running, said, watch};
@@ -20,18 +21,6 @@ fn address(machine: &Machine, log: &str) -> SocketAddr {
     let text = said(machine, log);
     let line = text.lines().find_map(|line| line.strip_prefix("ready http://")).expect("a ready line");
     line.trim().parse().expect("an address")
-}
-
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Answer {
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
-    }
 }
 
 fn send(at: SocketAddr, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
@@ -44,12 +33,7 @@ fn send(at: SocketAddr, method: &str, path: &str, headers: &str, body: &[u8]) ->
     );
     stream.write_all(head.as_bytes()).expect("a request");
     let _ = stream.write_all(body);
-    let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
-    Answer { status, head: head.to_lowercase(), body: body.to_owned() }
+    Answer::read(&mut stream)
 }
 
 fn get(at: SocketAddr, path: &str) -> Answer {
@@ -369,22 +353,12 @@ fn receiver(refusals: usize) -> (SocketAddr, Arc<Mutex<Vec<Value>>>) {
     let taken = Arc::new(Mutex::new(Vec::new()));
     let into = Arc::clone(&taken);
     std::thread::spawn(move || {
-        for (nth, stream) in listener.incoming().flatten().enumerate() {
-            let mut reader = BufReader::new(stream);
-            let (mut length, mut line) = (0, String::new());
-            while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
-                if let Some(number) = line.to_lowercase().strip_prefix("content-length: ") {
-                    length = number.trim().parse().unwrap_or(0);
-                }
-                line.clear();
-            }
-            let mut body = vec![0; length];
-            let _ = reader.read_exact(&mut body);
+        for (nth, mut stream) in listener.incoming().flatten().enumerate() {
+            let Some(Request { body, .. }) = Request::read(&mut stream) else { continue };
             let status = if nth < refusals { "500 Internal Server Error" } else { "200 OK" };
             if nth >= refusals {
                 into.lock().expect("a lock").push(serde_json::from_slice(&body).expect("JSON"));
             }
-            let stream = reader.get_mut();
             let _ = write!(stream, "HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         }
     });

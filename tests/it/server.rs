@@ -12,6 +12,8 @@ use abide::http::{Listener, Reloaded, serve};
 use abide::store::Embedded;
 use serde_json::{Value, json};
 
+use crate::http::Answer;
+
 /// It ends with the test.
 pub struct Server {
     pub address: SocketAddr,
@@ -80,12 +82,8 @@ impl Server {
         }
         // A server that has seen enough may close before all of it is sent.
         let _ = stream.write_all(body);
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer);
-        let answer = String::from_utf8_lossy(&answer).into_owned();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
-        (status, body.to_owned())
+        let Answer { status, body, .. } = Answer::read(&mut stream);
+        (status, body)
     }
 
     pub fn connect(&self) -> TcpStream {
