@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::args::switch;
 use super::print::{BOLD, ERROR, Printer, count, visible};
-use super::target::{Live, Start, TargetArgs, runtime};
+use super::target::{Live, TargetArgs, runtime};
 use super::{Exit, Failure};
 use crate::backend::{Answer, Backend, Order, Outcome};
 use crate::clock::{self, moment};
@@ -138,13 +138,8 @@ pub struct Resume {
 }
 
 pub fn operate(op: Op, args: &ByHand, printer: &Printer) -> Result<Exit, Failure> {
-    let live = connect(&args.whom.target)?;
+    let live = args.whom.target.reach()?;
     runtime()?.block_on(act(op, args, &live, printer))
-}
-
-fn connect(target: &TargetArgs) -> Result<Live, Failure> {
-    let live = target.connect(Start::OnDemand)?;
-    live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
 }
 
 async fn look(live: &Live) -> Result<Observed, Failure> {
@@ -260,7 +255,7 @@ async fn finish(live: &Live, task: &crate::backend::Task) -> Result<Vec<Answer>,
 }
 
 pub fn release(args: &Release, printer: &Printer) -> Result<Exit, Failure> {
-    let live = connect(&args.whom.target)?;
+    let live = args.whom.target.reach()?;
     runtime()?.block_on(async {
         let (holds, _) = live.restraints().await?;
         let observed = look(&live).await?;
@@ -285,7 +280,7 @@ pub fn release(args: &Release, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 pub fn pause(args: &Stay, printer: &Printer) -> Result<Exit, Failure> {
-    let live = connect(&args.target)?;
+    let live = args.target.reach()?;
     let pause = Pause {
         namespace: args.namespace.clone(),
         by: std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned()),
@@ -303,7 +298,7 @@ pub fn pause(args: &Stay, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 pub fn resume(args: &Resume, printer: &Printer) -> Result<Exit, Failure> {
-    let live = connect(&args.target)?;
+    let live = args.target.reach()?;
     let paused = runtime()?.block_on(async {
         let (_, pauses) = live.restraints().await?;
         let deleted = live.state.txn(Txn::delete(Pause::place(args.namespace.as_ref()))).await;

@@ -5,20 +5,19 @@ use std::collections::BTreeMap;
 use clap::builder::NonEmptyStringValueParser;
 use serde_json::Value;
 
-use super::apply::{self, Apply};
+use super::apply::{self, Apply, Going};
 use super::args::{LimitArgs, switch};
-use super::plan::args::{Input, Offline, PlanForm, Select, duration};
+use super::plan::args::{Bounds, Claims, Input, Offline, PlanForm, Select};
 use super::plan::input::Wanted;
 use super::plan::json as plan_json;
 use super::print::{Printer, visible};
-use super::target::{Live, Start, TargetArgs, runtime};
+use super::target::{Live, TargetArgs, runtime};
 use super::watch_source::short;
 use super::{Exit, Failure};
 use crate::clock::moment;
 use crate::control::pin::{self, Pin};
 use crate::control::snapshot::{self, Snapshot};
 use crate::manifest;
-use crate::model::Amount;
 use crate::reconcile::{Caps, of_desired};
 use crate::store::{Error, Store, Txn};
 
@@ -52,30 +51,10 @@ pub struct Rollback {
     /// Remove what is ours and was not there then
     #[arg(long, env = "ABIDE_PRUNE", value_parser = switch)]
     pub prune: bool,
-    /// Most instances to remove: a count, or a share of what is ours [default: the greater of 1 and 10%]
-    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
-    pub max_delete: Option<Amount>,
-    /// Most instances to restart: a count, or a share of what is ours [default: any number]
-    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_RESTART")]
-    pub max_restart: Option<Amount>,
-    /// Act on instances that a person holds, too
-    #[arg(long, env = "ABIDE_OVERRIDE_HOLDS", value_parser = switch)]
-    pub override_holds: bool,
-    /// Leave alone what was reported longer than this before the look
-    #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
-    pub stale_after: u64,
-    /// Do not look again after everything was carried out
-    #[arg(long, env = "ABIDE_NO_WAIT", value_parser = switch)]
-    pub no_wait: bool,
-    /// The longest that it may take
-    #[arg(long, value_name = "TIME", env = "ABIDE_TIMEOUT", default_value = "10m", value_parser = duration)]
-    pub timeout: u64,
-    /// Most steps under way at once
-    #[arg(long, value_name = "N", env = "ABIDE_MAX_PARALLEL", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_parallel: u32,
-    /// How long to wait for another who is applying
-    #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = duration)]
-    pub lock_timeout: u64,
+    #[command(flatten)]
+    pub bounds: Bounds,
+    #[command(flatten)]
+    pub going: Going,
     /// Form of the report
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_APPLY_OUTPUT", value_name = "FORM")]
     pub output: PlanForm,
@@ -90,8 +69,7 @@ pub fn run(args: Rollback, printer: &Printer) -> Result<Exit, Failure> {
     let in_json = args.output == PlanForm::Json;
     let owner = args.owner.clone().or_else(|| args.target.owner()).unwrap_or_else(|| "default".to_owned());
     let done = (|| {
-        let live = args.target.connect(Start::OnDemand)?;
-        let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
+        let live = args.target.reach()?;
         runtime()?.block_on(async {
             match &args.to {
                 Some(to) => back(&args, to, &owner, &live, printer).await,
@@ -113,7 +91,7 @@ async fn back(
     live: &Live,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let broken = |error: Error| Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name));
+    let broken = |error: Error| live.failure(&error);
     let known = snapshot::list(&live.state, owner).await.map_err(broken)?;
     let pinned = pin::read(&live.state, owner).await.map_err(broken)?.map(|(pin, _)| pin);
     let taken = snapshot::taken(&live.state, owner).await.map_err(broken)?.0;
@@ -191,7 +169,7 @@ fn unknown(what: &str, known: &[Snapshot]) -> Failure {
 }
 
 async fn unpin(owner: &str, live: &Live, printer: &Printer) -> Result<Exit, Failure> {
-    let broken = |error: Error| Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name));
+    let broken = |error: Error| live.failure(&error);
     let Some((pin, _)) = pin::read(&live.state, owner).await.map_err(broken)? else {
         printer.remark(&format!("nothing is pinned for {owner:?}"));
         return Ok(Exit::Done);
@@ -209,39 +187,17 @@ async fn entries(live: &Live, owner: &str) -> Result<Vec<Value>, Error> {
 
 /// The same flags mean the same as for `apply`.
 fn as_apply(args: &Rollback, owner: &str) -> Apply {
-    let Rollback { yes, no_wait, timeout, max_parallel, lock_timeout, output, limits, .. } = args;
-    let select = Select {
-        namespace: Vec::new(),
-        selector: None,
-        host: Vec::new(),
-        include: Vec::new(),
-        exclude: Vec::new(),
-    };
     let input = Input {
         paths: Vec::new(),
         target: args.target.clone(),
         owner: Some(owner.to_owned()),
-        prune: args.prune,
-        adopt: false,
-        accept_source: false,
-        max_delete: args.max_delete,
-        max_restart: args.max_restart,
-        override_holds: args.override_holds,
-        stale_after: args.stale_after,
-        select,
+        claims: Claims { prune: args.prune, ..Claims::default() },
+        bounds: args.bounds.clone(),
+        select: Select::default(),
         offline: Offline { observed: None, caps: Caps::LOCAL, now: None },
-        limits: limits.clone(),
+        limits: args.limits.clone(),
     };
-    Apply {
-        input,
-        yes: *yes,
-        no_wait: *no_wait,
-        timeout: *timeout,
-        max_parallel: *max_parallel,
-        lock_timeout: *lock_timeout,
-        junit: None,
-        output: *output,
-    }
+    Apply { input, yes: args.yes, going: args.going.clone(), junit: None, output: args.output }
 }
 
 /// A pin, as people read it.

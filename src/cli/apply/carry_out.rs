@@ -96,7 +96,7 @@ fn terms(
         target: input.target.clone(),
         caps: input.rules.caps,
         deadline,
-        max_parallel: args.max_parallel as usize,
+        max_parallel: args.going.max_parallel as usize,
         check,
         ..control::terms(&input.loaded.desired, &input.observed, planned, stop)
     }
@@ -169,7 +169,7 @@ async fn report(
     let failed = any(Outcome::Failed) || any(Outcome::Unknown);
     let mut converged = None;
     let mut not_well = Vec::new();
-    if !args.no_wait && interrupted.is_none() {
+    if !args.going.no_wait && interrupted.is_none() {
         // What was just started may need a moment to be well.
         loop {
             let left = deadline.saturating_duration_since(Instant::now()).max(LAST_LOOK);

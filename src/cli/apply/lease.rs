@@ -47,9 +47,7 @@ async fn take_lease(live: &Live, owner: &str, patience: u64) -> Result<Lease, Fa
     let begin = Instant::now();
     loop {
         let taken = live.state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await;
-        let taken = taken
-            .map_err(|error| Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name)))?;
-        match taken {
+        match taken.map_err(|error| live.failure(&error))? {
             Taken::Ours(lease) => return Ok(lease),
             Taken::Theirs { holder, .. } if begin.elapsed() >= Duration::from_secs(patience) => {
                 let message = format!(

@@ -30,7 +30,7 @@ use super::plan::args::{Input as InputArgs, PlanForm, duration};
 use super::plan::input::{Early, Input, Wanted};
 use super::plan::{self, json as plan_json};
 use super::print::Printer;
-use super::target::{Live, Start, runtime};
+use super::target::{Live, runtime};
 use super::watch_source::short;
 use super::{Exit, Failure};
 use crate::control::pin::Pin;
@@ -51,6 +51,19 @@ pub struct Apply {
     /// Do not ask
     #[arg(short, long, env = "ABIDE_YES", value_parser = switch)]
     pub yes: bool,
+    #[command(flatten)]
+    pub going: Going,
+    /// Also write the outcomes as JUnit XML, for CI systems
+    #[arg(long, value_name = "FILE", env = "ABIDE_JUNIT")]
+    pub junit: Option<PathBuf>,
+    /// Form of the report
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_APPLY_OUTPUT", value_name = "FORM")]
+    pub output: PlanForm,
+}
+
+/// How it is carried out.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Going {
     /// Do not look again after everything was carried out
     #[arg(long, env = "ABIDE_NO_WAIT", value_parser = switch)]
     pub no_wait: bool,
@@ -63,12 +76,6 @@ pub struct Apply {
     /// How long to wait for another who is applying
     #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = duration)]
     pub lock_timeout: u64,
-    /// Also write the outcomes as JUnit XML, for CI systems
-    #[arg(long, value_name = "FILE", env = "ABIDE_JUNIT")]
-    pub junit: Option<PathBuf>,
-    /// Form of the report
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_APPLY_OUTPUT", value_name = "FORM")]
-    pub output: PlanForm,
 }
 
 pub fn run(args: &mut Apply, printer: &Printer) -> Result<Exit, Failure> {
@@ -86,17 +93,16 @@ pub fn run(args: &mut Apply, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result<Exit, Failure> {
-    let deadline = Instant::now() + Duration::from_secs(args.timeout);
+    let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
     if args.input.offline.observed.is_some() {
         return Err(Failure::new(Exit::Usage, "apply needs a target: --observed is for plan and diff"));
     }
     let early = Early::begin(&args.input);
     let wanted = Wanted::read(&args.input, printer)?;
     let live = match early {
-        Some(early) => Some(early.end()),
-        None => args.input.target.connect(Start::OnDemand)?.map(Arc::new),
+        Some(early) => early.end(),
+        None => Arc::new(args.input.target.reach()?),
     };
-    let live = live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))?;
     reach(args, saved, wanted, &live, &Said::New, deadline, printer).await
 }
 
@@ -108,7 +114,7 @@ pub async fn go_back(
     pin: Pin,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let deadline = Instant::now() + Duration::from_secs(args.timeout);
+    let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
     reach(args, None, wanted, live, &Said::Before(pin), deadline, printer).await
 }
 
@@ -137,7 +143,9 @@ async fn reach(
         if let Said::Before(_) = said {
             approve(args, saved.is_some(), &input, &planned, printer)?;
         }
-        said.unless_so(args, live, &input, printer).await?;
+        if !said.is_in_force(args, live, &input).await? {
+            said.put_in_force(args, live, &input, printer).await?;
+        }
         let mut ill = ill(&input);
         reasons(live, &mut ill).await;
         let exit = if ill.is_empty() { exit } else { Exit::Incomplete };
@@ -146,12 +154,12 @@ async fn reach(
         return show(args, &planned, &Before::of(&input, &planned)?, &report, printer);
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;
-    let writer = Writer::begin(live, &input.rules.owner, args.lock_timeout).await?;
+    let writer = Writer::begin(live, &input.rules.owner, args.going.lock_timeout).await?;
     // Somebody may have been at work until a moment ago, or died in it: what is done is what is needed now.
     let ready = async {
         settle_held(live, &input.rules.owner, deadline).await?;
         plan_anew(args, saved.is_some(), live, &mut input, &mut planned).await?;
-        said.in_force(args, live, &input, printer).await
+        said.put_in_force(args, live, &input, printer).await
     };
     if let Err(failure) = ready.await {
         writer.end(live).await;

@@ -4,12 +4,12 @@ use serde_json::json;
 
 use super::Apply;
 use super::report::{Before, Report};
+use crate::cli::Failure;
 use crate::cli::plan::input::Input;
 use crate::cli::plan::json as plan_json;
 use crate::cli::print::Printer;
 use crate::cli::rollback;
 use crate::cli::target::Live;
-use crate::cli::{Exit, Failure};
 use crate::clock::moment;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
@@ -17,7 +17,7 @@ use crate::control::snapshot::{self, Word};
 use crate::control::source::git::work_tree;
 use crate::model::Plan;
 use crate::reconcile::of_desired;
-use crate::store::{Error, Store, Txn};
+use crate::store::{Store, Txn};
 
 pub enum Said {
     /// Manifests: what they say is kept, and ends a pin.
@@ -36,7 +36,7 @@ impl Said {
     }
 
     /// From here on this is what is wanted. It is written before anything is done, so that nobody undoes it.
-    pub async fn in_force(
+    pub async fn put_in_force(
         &self,
         args: &Apply,
         live: &Live,
@@ -56,34 +56,27 @@ impl Said {
                 ended
             }
         };
-        if let Some(pin) = ended.map_err(|error| broken(live, &error))? {
+        if let Some(pin) = ended.map_err(|error| live.failure(&error))? {
             printer.remark(&format!("these manifests end the pin to {}", rollback::words(&pin)));
         }
         Ok(())
     }
 
-    /// The same where there is nothing to do: nothing is written unless it has to be.
-    pub async fn unless_so(
-        &self,
-        args: &Apply,
-        live: &Live,
-        input: &Input,
-        printer: &Printer,
-    ) -> Result<(), Failure> {
+    /// Nothing has to be written for it to be what is wanted.
+    pub async fn is_in_force(&self, args: &Apply, live: &Live, input: &Input) -> Result<bool, Failure> {
         let owner = &input.rules.owner;
-        let is_so = match self {
-            Said::Before(_) => false,
+        match self {
+            Said::Before(_) => Ok(false),
             Said::New => {
-                let pinned = pin::read(&live.state, owner).await.map_err(|error| broken(live, &error))?;
+                let pinned = pin::read(&live.state, owner).await.map_err(|error| live.failure(&error))?;
                 let taken =
-                    snapshot::taken(&live.state, owner).await.map_err(|error| broken(live, &error))?.0;
+                    snapshot::taken(&live.state, owner).await.map_err(|error| live.failure(&error))?.0;
                 let same = |source: &str| {
-                    !args.input.accept_source || source == work_tree::of_paths(&args.input.paths)
+                    !args.input.claims.accept_source || source == work_tree::of_paths(&args.input.paths)
                 };
-                pinned.is_none() && taken.is_none_or(|taken| same(&taken.source))
+                Ok(pinned.is_none() && taken.is_none_or(|taken| same(&taken.source)))
             }
-        };
-        if is_so { Ok(()) } else { self.in_force(args, live, input, printer).await }
+        }
     }
 
     /// A line in the history of this owner.
@@ -108,8 +101,4 @@ impl Said {
         let key = format!("history/{}/{:013}", input.rules.owner, moment().0);
         let _ = live.state.txn(Txn::put(key, entry.to_string())).await;
     }
-}
-
-fn broken(live: &Live, error: &Error) -> Failure {
-    Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name))
 }

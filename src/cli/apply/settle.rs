@@ -10,10 +10,8 @@ use crate::execute::{self, Unsettled, journal};
 
 /// Before anything is planned.
 pub async fn settle(live: &Live, owner: &str, deadline: Instant, printer: &Printer) -> Result<(), Failure> {
-    let unreadable = |error: crate::store::Error| {
-        Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name))
-    };
-    if journal::left(&live.state, owner).await.map_err(unreadable)?.is_empty() {
+    let left = journal::left(&live.state, owner).await;
+    if left.map_err(|error| live.failure(&error))?.is_empty() {
         return Ok(());
     }
     // Whoever is at work now settles his own: these are his.
@@ -36,7 +34,7 @@ pub async fn settle_held(live: &Live, owner: &str, deadline: Instant) -> Result<
     let settled = execute::settle(&live.backend, &live.state, whom, owner, deadline).await;
     settled.map_err(|why| match why {
         Unsettled::Target(fault) => live.failure(&fault),
-        Unsettled::State(error) => Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name)),
+        Unsettled::State(error) => live.failure(&error),
         Unsettled::UnderWay(_) => Failure::new(Exit::TimedOut, why.to_string()),
     })
 }

@@ -71,6 +71,21 @@ pub struct Input {
     /// Whose set this is; left out: the owner that a Policy names, else `default`
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
     pub owner: Option<String>,
+    #[command(flatten)]
+    pub claims: Claims,
+    #[command(flatten)]
+    pub bounds: Bounds,
+    #[command(flatten)]
+    pub select: Select,
+    #[command(flatten)]
+    pub offline: Offline,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+/// What becomes of processes that the manifests do not speak of yet, or no longer.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Claims {
     /// Remove what is ours and in no manifest any more
     #[arg(long, env = "ABIDE_PRUNE", value_parser = switch)]
     pub prune: bool,
@@ -80,6 +95,11 @@ pub struct Input {
     /// With --prune: take manifests from another source than the owner's last ones
     #[arg(long, env = "ABIDE_ACCEPT_SOURCE", value_parser = switch)]
     pub accept_source: bool,
+}
+
+/// How far a plan may go.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Bounds {
     /// Most instances to remove: a count, or a share of what is ours [default: the greater of 1 and 10%]
     #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
     pub max_delete: Option<Amount>,
@@ -92,12 +112,6 @@ pub struct Input {
     /// Leave alone what was reported longer than this before the look
     #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
     pub stale_after: u64,
-    #[command(flatten)]
-    pub select: Select,
-    #[command(flatten)]
-    pub offline: Offline,
-    #[command(flatten)]
-    pub limits: LimitArgs,
 }
 
 impl Input {
@@ -121,10 +135,13 @@ impl Input {
         self.target.target = text(&flags["target"]).unwrap_or_else(|| "local".to_owned());
         self.owner = text(&flags["owner"]);
         let is = |name: &str| flags[name].as_bool().unwrap_or(false);
-        (self.prune, self.adopt, self.override_holds) = (is("prune"), is("adopt"), is("override_holds"));
-        self.accept_source = is("accept_source");
-        (self.max_delete, self.max_restart) = (amount("max_delete")?, amount("max_restart")?);
-        self.stale_after = flags["stale_after_secs"].as_u64().unwrap_or(self.stale_after);
+        self.claims = Claims { prune: is("prune"), adopt: is("adopt"), accept_source: is("accept_source") };
+        self.bounds = Bounds {
+            max_delete: amount("max_delete")?,
+            max_restart: amount("max_restart")?,
+            override_holds: is("override_holds"),
+            stale_after: flags["stale_after_secs"].as_u64().unwrap_or(self.bounds.stale_after),
+        };
         self.select.namespace = parsed(list(&flags["namespace"]), "namespace")?;
         self.select.selector = match text(&flags["selector"]) {
             None => None,
@@ -137,7 +154,7 @@ impl Input {
     }
 }
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Selection")]
 pub struct Select {
     /// Only this namespace (repeatable)

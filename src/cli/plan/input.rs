@@ -115,7 +115,7 @@ impl Wanted {
         let observed = match live {
             Some(live) => {
                 // What is gone back to is nobody's new source.
-                if self.rules.prune && !args.accept_source && !args.paths.is_empty() {
+                if self.rules.prune && !args.claims.accept_source && !args.paths.is_empty() {
                     let source = work_tree::of_paths(&args.paths);
                     super::source::same(live, &self.rules.owner, &source).await?;
                 }
@@ -245,7 +245,7 @@ async fn closely(
     }
     loop {
         let closer = world.come_closer(&live.backend, &rules.caps, &plan).await;
-        if !closer.map_err(|blind| live.blind(&blind))? {
+        if !closer.map_err(|blind| live.failure(&blind))? {
             return Ok(world.observed);
         }
         plan = reconcile(desired, &world.observed, rules, now);
@@ -300,23 +300,23 @@ fn rules(args: &args::Input, caps: Caps, loaded: &Loaded) -> Result<Rules, Failu
         (None, None, _) => args.target.owner(),
     };
     let is_named = owner.as_deref().is_some_and(|owner| owner != "default");
-    if args.prune && !is_named && !is_local(args) {
+    if args.claims.prune && !is_named && !is_local(args) {
         let message = "--prune removes what belongs to an owner, and `default` may be anybody";
         return Err(Failure::refused("OwnerNotNamed", message)
             .hint("name the owner: --owner NAME, or a Policy's owner"));
     }
-    if args.prune && loaded.desired.instances.is_empty() {
+    if args.claims.prune && loaded.desired.instances.is_empty() {
         let message = "the manifests want nothing at all, and --prune would remove everything";
         let hint = "if that is meant, say `state: absent` for each process";
         return Err(Failure::refused("EmptySet", message).hint(hint));
     }
     rules.owner = owner.unwrap_or(rules.owner);
-    rules.prune = args.prune;
-    rules.adopt = args.adopt;
-    rules.max_delete = args.max_delete;
-    rules.max_restart = args.max_restart;
-    rules.override_holds = args.override_holds;
-    rules.stale_after_secs = Some(args.stale_after);
+    rules.prune = args.claims.prune;
+    rules.adopt = args.claims.adopt;
+    rules.max_delete = args.bounds.max_delete;
+    rules.max_restart = args.bounds.max_restart;
+    rules.override_holds = args.bounds.override_holds;
+    rules.stale_after_secs = Some(args.bounds.stale_after);
     rules.selection = args.select.selection();
     Ok(rules)
 }

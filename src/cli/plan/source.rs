@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use crate::cli::Failure;
 use crate::cli::print::{Printer, visible};
 use crate::cli::target::Live;
-use crate::cli::{Exit, Failure};
 use crate::control::snapshot;
 use crate::store::Error;
 
@@ -12,7 +12,7 @@ use crate::store::Error;
 pub async fn same(live: &Live, owner: &str, source: &str) -> Result<(), Failure> {
     match compare(live, owner, source).await {
         Ok(same) => same,
-        Err(error) => Err(Failure::new(Exit::Unreachable, format!("target {}: {error}", live.name))),
+        Err(error) => Err(live.failure(&error)),
     }
 }
 

@@ -1,13 +1,14 @@
 //! A target that can be asked: what is there, what is held and pinned, and how its refusals are told.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 
 use serde_json::{Value, json};
 
-use crate::backend::{Abide, Backend, Client, Fault, HostRow};
+use crate::backend::{Abide, Backend, Client, HostRow};
 use crate::cli::{Exit, Failure};
 use crate::control::pin::{self, Pin};
-use crate::execute::world::{Blind, Sight, World};
+use crate::execute::world::{Sight, World};
 use crate::model::{
     Desired, Dialect, Hold, HostKey, InstanceKey, Name, Observed, Pause, Seen, Time, Version,
 };
@@ -22,12 +23,9 @@ pub struct Live {
 }
 
 impl Live {
-    pub fn failure(&self, fault: &Fault) -> Failure {
-        Failure::new(Exit::Unreachable, format!("target {}: {fault}", self.name))
-    }
-
-    pub fn blind(&self, blind: &Blind) -> Failure {
-        Failure::new(Exit::Unreachable, format!("target {}: {blind}", self.name))
+    /// It, or where its state is kept, did not answer, or said no.
+    pub fn failure(&self, why: &dyn Display) -> Failure {
+        Failure::new(Exit::Unreachable, format!("target {}: {why}", self.name))
     }
 
     pub fn caps(&self) -> Caps {
@@ -59,7 +57,7 @@ impl Live {
     /// How the world is for these manifests; `whole`: all of these namespaces, and all that we know of beside.
     pub async fn world(&self, desired: &Desired, whole: Option<BTreeSet<Name>>) -> Result<World, Failure> {
         let sight = Sight { target: &self.name, caps: &self.caps(), desired, whole };
-        World::see(&self.backend, &self.state, &sight).await.map_err(|blind| self.blind(&blind))
+        World::see(&self.backend, &self.state, &sight).await.map_err(|blind| self.failure(&blind))
     }
 
     /// Everything that is known there.
@@ -104,8 +102,7 @@ impl Live {
     /// What is pinned, with its owner.
     pub async fn pins(&self) -> Result<Vec<(String, Pin)>, Failure> {
         let page = self.state.range(pin::PLACE, None, usize::MAX).await;
-        let page =
-            page.map_err(|error| Failure::new(Exit::Unreachable, format!("target {}: {error}", self.name)))?;
+        let page = page.map_err(|error| self.failure(&error))?;
         let pin = |entry: &crate::store::Entry| {
             let owner = entry.key.strip_prefix(pin::PLACE)?.to_owned();
             Some((owner, serde_json::from_slice(&entry.value).ok()?))
@@ -114,11 +111,7 @@ impl Live {
     }
 
     async fn all<T: serde::de::DeserializeOwned>(&self, place: &str) -> Result<Vec<T>, Failure> {
-        let page = self
-            .state
-            .range(place, None, usize::MAX)
-            .await
-            .map_err(|error| Failure::new(Exit::Unreachable, format!("target {}: {error}", self.name)))?;
+        let page = self.state.range(place, None, usize::MAX).await.map_err(|error| self.failure(&error))?;
         Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
     }
 }

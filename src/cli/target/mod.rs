@@ -87,6 +87,12 @@ impl TargetArgs {
         Ok(Some(Live { name, backend: Client::Abide(Box::new(abide)), state }))
     }
 
+    /// One that can be asked, started if need be.
+    pub fn reach(&self) -> Result<Live, Failure> {
+        let live = self.connect(Start::OnDemand)?;
+        live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
+    }
+
     /// Where what must survive is kept: where somebody says, else at the target, else in a folder here.
     fn state(&self, own: Option<Remote>) -> Result<Either, Failure> {
         let said = match (&self.state, &own) {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::cli::args::{LimitArgs, switch};
 use crate::cli::listen::{ListenArgs, TellArgs};
-use crate::cli::plan::args::{Select, duration};
+use crate::cli::plan::args::{Claims, Select, duration};
 use crate::cli::target::TargetArgs;
 use crate::cli::watch_source::SourceArgs;
 use crate::model::{Amount, seconds};
@@ -44,15 +44,8 @@ pub struct How {
     /// Whose set this is
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", default_value = "default")]
     pub owner: String,
-    /// Remove what is ours and in no manifest any more
-    #[arg(long, env = "ABIDE_PRUNE", value_parser = switch)]
-    pub prune: bool,
-    /// Take over existing processes that nobody owns, without a restart
-    #[arg(long, env = "ABIDE_ADOPT", value_parser = switch)]
-    pub adopt: bool,
-    /// With --prune: take manifests from another source than the owner's last ones
-    #[arg(long, env = "ABIDE_ACCEPT_SOURCE", value_parser = switch)]
-    pub accept_source: bool,
+    #[command(flatten)]
+    pub claims: Claims,
     /// Repair what differs though no manifest changed
     #[arg(long, env = "ABIDE_HEAL", value_name = "YES|NO", default_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub heal: bool,
@@ -78,9 +71,7 @@ impl How {
     pub fn usual() -> How {
         How {
             owner: "default".to_owned(),
-            prune: false,
-            adopt: false,
-            accept_source: false,
+            claims: Claims::default(),
             heal: true,
             follow: true,
             interval: 30,

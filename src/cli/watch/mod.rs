@@ -18,7 +18,7 @@ use super::args::LimitArgs;
 use super::listen::{Listening, Telling};
 use super::print::Printer;
 use super::serve::Signals;
-use super::target::{Live, Start, runtime};
+use super::target::{Live, runtime};
 use super::watch_source::Watched;
 use super::{Exit, Failure};
 use crate::control::board::Subject;
@@ -32,7 +32,7 @@ use crate::reconcile::{Caps, Rules};
 pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
     args.how.owner = args.target.owner_or(&args.how.owner);
     let args = &*args;
-    if args.how.prune && args.how.owner == "default" && args.target.target != "local" {
+    if args.how.claims.prune && args.how.owner == "default" && args.target.target != "local" {
         let message = "--prune removes what belongs to an owner, and `default` may be anybody";
         return Err(Failure::refused("OwnerNotNamed", message).hint("name the owner: --owner NAME"));
     }
@@ -41,12 +41,9 @@ pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
         let mut signals = Signals::listen()?;
         let socket = args.listen.bind().await?;
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
-        let connect = || {
-            let live = args.target.connect(Start::OnDemand)?;
-            live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
-        };
+        let connect = || args.target.reach();
         let mut live = connect()?;
-        if args.how.prune && !args.how.accept_source {
+        if args.how.claims.prune && !args.how.claims.accept_source {
             let source = from.source();
             tokio::select! {
                 same = super::plan::source::same_soon(&live, &args.how.owner, &source, printer) => same?,
@@ -130,7 +127,7 @@ pub fn subject(from: &Watched, how: &How, target: &str) -> Subject {
         sources: from.shown(),
         follow: how.follow,
         heal: how.heal,
-        prune: how.prune,
+        prune: how.claims.prune,
         interval: Duration::from_secs(how.interval.max(1)),
     }
 }
@@ -138,8 +135,8 @@ pub fn subject(from: &Watched, how: &How, target: &str) -> Subject {
 fn rules(how: &How, caps: Caps) -> Rules {
     Rules {
         owner: how.owner.clone(),
-        prune: how.prune,
-        adopt: how.adopt,
+        prune: how.claims.prune,
+        adopt: how.claims.adopt,
         max_delete: how.max_delete,
         max_restart: how.max_restart,
         stale_after_secs: Some(600),
