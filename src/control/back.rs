@@ -1,4 +1,4 @@
-//! What stands in for the source while a revision is pinned.
+//! What stands in for the source: a revision that is pinned, or the last one that was taken, where nobody follows.
 
 use std::sync::Arc;
 
@@ -24,7 +24,6 @@ impl Back {
     pub async fn instead_of<S: Store>(
         &mut self,
         source: &Reading,
-        found: &str,
         state: &S,
         setting: &Setting,
         told: &mut (dyn FnMut(Event<'_>) + Send),
@@ -37,7 +36,7 @@ impl Back {
                 }
                 return Ok(None);
             };
-            if source.is_incomplete || !setting.follow || !pin.is_older_than(found) {
+            if source.is_incomplete || !setting.follow || !pin.is_older_than(&source.revision) {
                 break (pin, changed);
             }
             let place = pin::place(owner);
@@ -50,13 +49,9 @@ impl Back {
         };
         if changed != self.changed {
             // What is kept of it is read once; until that works, nothing is done.
-            let reading = read(state, owner, &pin, setting).await?;
+            let reading = read(state, owner, &pin.revision, setting).await?;
             *self = Back { changed, pin: Some(pin.clone()), reading: Some(Arc::new(reading)) };
             told(Event::Pinned { pin: &pin });
-        }
-        // What is wrong in the source meanwhile is worth knowing all the same.
-        if source.is_news && !source.problems.is_empty() {
-            told(Event::Read { reading: source, revision: found });
         }
         Ok(self.reading.clone())
     }
@@ -68,25 +63,58 @@ impl Back {
     }
 }
 
-/// The pinned revision, as it was: whole, and therefore enough to prune by.
-async fn read<S: Store>(state: &S, owner: &str, pin: &Pin, setting: &Setting) -> Result<Reading, Error> {
-    let broken = |what: &str| Error::Corrupt { file: pin::place(owner), what: what.to_owned() };
+/// What was last taken, read once.
+#[derive(Default)]
+pub struct Standing(Option<Arc<Reading>>);
+
+impl Standing {
+    /// `None`: nothing was ever taken.
+    pub async fn reading<S: Store>(
+        &mut self,
+        state: &S,
+        setting: &Setting,
+    ) -> Result<Option<Arc<Reading>>, Error> {
+        let owner = &setting.rules.owner;
+        let Some(taken) = snapshot::taken(state, owner).await?.0 else { return Ok(None) };
+        if self.0.as_ref().is_none_or(|known| known.revision != taken.revision) {
+            self.0 = Some(Arc::new(read(state, owner, &taken.revision, setting).await?));
+        }
+        Ok(self.0.clone())
+    }
+}
+
+/// A revision as it was: whole, and therefore enough to prune by.
+async fn read<S: Store>(state: &S, owner: &str, revision: &str, setting: &Setting) -> Result<Reading, Error> {
+    let file = format!("revision {revision}");
+    let broken = |what: &str| Error::Corrupt { file: file.clone(), what: what.to_owned() };
     let all = snapshot::list(state, owner).await?;
-    let found = all.into_iter().find(|snapshot| snapshot.revision == pin.revision);
-    let found = found.ok_or_else(|| broken("the pinned revision is not kept any more"))?;
+    let found = all.into_iter().find(|snapshot| snapshot.revision == revision);
+    let found = found.ok_or_else(|| broken("it is not kept any more"))?;
     let texts = snapshot::texts(state, owner, &found).await?;
     let mut loaded =
         manifest::load_given(texts.clone(), Vec::new(), &setting.limits, &std::collections::BTreeMap::new());
     if let Some(user) = &setting.user {
         name_users(&mut loaded.desired, user);
     }
-    if of_desired(&loaded.desired) != pin.revision {
-        return Err(broken("what is kept of the pinned revision does not read as it did"));
+    if of_desired(&loaded.desired) != revision {
+        return Err(broken("what is kept of it does not read as it did"));
     }
     let is_incomplete = loaded.errors() > 0;
     let (files, desired) = (loaded.files, Arc::new(loaded.desired));
     let (commit, problems) = (found.commit, Vec::new());
     let (may_prune, is_news) = (!is_incomplete, false);
-    let revision = pin.revision.clone();
-    Ok(Reading { desired, revision, problems, is_incomplete, may_prune, is_news, files, commit, texts })
+    let revision = revision.to_owned();
+    let lacks = is_incomplete;
+    Ok(Reading {
+        desired,
+        revision,
+        problems,
+        is_incomplete,
+        lacks,
+        may_prune,
+        is_news,
+        files,
+        commit,
+        texts,
+    })
 }

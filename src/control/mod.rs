@@ -27,6 +27,7 @@ pub mod snapshot;
 pub mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -92,6 +93,14 @@ pub enum Event<'a> {
     /// what is broken.
     Read {
         reading: &'a Reading,
+        revision: &'a str,
+    },
+    /// What is wrong with the manifests, while something else is in force.
+    Problems {
+        reading: &'a Reading,
+    },
+    /// The manifests are others than those in force, and are not to be followed.
+    Unfollowed {
         revision: &'a str,
     },
     /// The source is not followed, and why; `None`: it is again.
@@ -210,7 +219,7 @@ pub async fn run<T: Target>(
     let mut looked: Option<Instant> = None;
     // Something was told: when to look.
     let mut due: Option<Instant> = None;
-    loop {
+    while !*stop.borrow() {
         if renewed.elapsed() >= LEASE.1 {
             renewed = Instant::now();
             // It ran out, while the target did not answer, say: whoever has it now leads.
@@ -230,7 +239,11 @@ pub async fn run<T: Target>(
             looked = Some(Instant::now());
             (pass.told)(Event::Passing);
             // A rollout may take much longer than a lease lives.
-            let did = keeping(target.state(), &leader, pass.run(source, stop.clone())).await;
+            let (ends, ended) = watch::channel(*stop.borrow());
+            pass.leader = Some(leader.clone());
+            let did =
+                keeping_or_ending(target.state(), &leader, stop.clone(), &ends, pass.run(source, ended))
+                    .await;
             renewed = Instant::now();
             (pass.told)(Event::Passed { took: looked.map(|began| began.elapsed()).unwrap_or_default() });
             if did {
@@ -331,31 +344,39 @@ async fn keeping_or_ending<S: Store, T>(
     ends: &watch::Sender<bool>,
     work: impl Future<Output = T>,
 ) -> T {
-    tokio::pin!(work);
+    let ended = async {
+        let _ = stop.wait_for(|stop| *stop).await;
+    };
+    let lost = keep(state, lease);
+    tokio::pin!(work, ended, lost);
     loop {
         tokio::select! {
             done = &mut work => return done,
-            Ok(_) = stop.wait_for(|stop| *stop), if !*ends.borrow() => {
-                let _ = ends.send(true);
-            }
-            () = tokio::time::sleep(LEASE.1) => {
-                if matches!(state.renew_lease(lease, LEASE.0).await, Ok(false)) {
-                    let _ = ends.send(true);
-                }
-            }
+            () = &mut ended, if !*ends.borrow() => drop(ends.send(true)),
+            () = &mut lost, if !*ends.borrow() => drop(ends.send(true)),
+        }
+    }
+}
+
+/// Renews a lease until it is lost: somebody else has it, or nobody could be asked for as long as it lives.
+async fn keep<S: Store>(state: &S, lease: &Lease) {
+    let mut kept = Instant::now();
+    loop {
+        tokio::time::sleep(LEASE.1).await;
+        let asked = Instant::now();
+        match tokio::time::timeout_at(kept + LEASE.0, state.renew_lease(lease, LEASE.0)).await {
+            Ok(Ok(true)) => kept = asked,
+            Ok(Ok(false)) => return,
+            Ok(Err(_)) | Err(_) if kept.elapsed() >= LEASE.0 => return,
+            Ok(Err(_)) | Err(_) => {}
         }
     }
 }
 
 /// Renews a lease while something goes on.
 async fn keeping<S: Store, T>(state: &S, lease: &Lease, work: impl Future<Output = T>) -> T {
-    tokio::pin!(work);
-    loop {
-        tokio::select! {
-            done = &mut work => return done,
-            () = tokio::time::sleep(LEASE.1) => {
-                let _ = state.renew_lease(lease, LEASE.0).await;
-            }
-        }
+    tokio::select! {
+        done = work => done,
+        never = async { keep(state, lease).await; std::future::pending::<Infallible>().await } => match never {},
     }
 }

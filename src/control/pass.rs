@@ -3,12 +3,14 @@
 //! Nothing here waits for a reason; whoever runs it does. Time is the target's.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, OnceLock};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::back::Back;
+use super::back::{Back, Standing};
 use super::history;
 use super::old_specs::Known;
 use super::patience::Patience;
@@ -19,11 +21,27 @@ use super::source::{Reading, Source};
 use super::{Event, LEASE, Look, Setting, Target, keeping, keeping_or_ending};
 use crate::clock;
 use crate::execute::world::World;
-use crate::execute::{self, Ended, Terms, Told};
-use crate::model::{Desired, Observed, Plan, ProcessKey, Reason, Time};
+use crate::execute::{self, Ended, Outcome, Terms, Told};
+use crate::model::{Desired, Plan, ProcessKey, Reason, Time};
 use crate::reconcile::old::missing;
 use crate::reconcile::{Rules, reconcile};
 use crate::store::{Error, Holder, Lease, Store, Taken, Txn};
+
+/// A source that says "at once" is still not asked all the time.
+const MOMENT: Duration = Duration::from_millis(20);
+
+/// What a pass has found out.
+struct Work {
+    look: Arc<Look>,
+    is_pinned: bool,
+    is_to_be_done: bool,
+}
+
+enum Still {
+    Yes,
+    LookAgain,
+    No,
+}
 
 pub struct Pass<'a, T> {
     setting: &'a Setting,
@@ -40,6 +58,14 @@ pub struct Pass<'a, T> {
     applied: String,
     /// The revision and the commit that are known to be kept.
     taken: (String, Option<String>),
+    /// What was taken, where the source is not followed.
+    standing: Standing,
+    /// What the source says instead.
+    unfollowed: String,
+    recalled: bool,
+    /// The lease that lets us act at all, and the number of the last one under which we wrote.
+    pub(super) leader: Option<Lease>,
+    wrote: Option<u64>,
     /// Something was taken, and older things may be too old now.
     untidy: bool,
     back: Back,
@@ -63,6 +89,11 @@ impl<'a, T: Target> Pass<'a, T> {
             commit: None,
             applied: String::new(),
             taken: (String::new(), None),
+            standing: Standing::default(),
+            unfollowed: String::new(),
+            recalled: false,
+            leader: None,
+            wrote: None,
             untidy: false,
             back: Back::default(),
             old: Known::default(),
@@ -83,29 +114,66 @@ impl<'a, T: Target> Pass<'a, T> {
     /// Was something done? Then it is looked at again at once.
     pub async fn run(&mut self, source: &mut Source, stop: watch::Receiver<bool>) -> bool {
         self.due = None;
+        let Some(work) = self.find_out(source).await else { return false };
+        let did = match work.is_to_be_done {
+            true => self.carry_out(&work, source, stop).await,
+            false => false,
+        };
+        if std::mem::take(&mut self.untidy) {
+            // What is left lying is picked up another time.
+            let _ = snapshot::tidy(self.target.state(), &self.setting.rules.owner).await;
+        }
+        self.due = self.patience.next(self.target.now());
+        did
+    }
+
+    /// What is wanted, what is there, and what follows. `None`: that is not known, or nothing is wanted.
+    async fn find_out(&mut self, source: &mut Source) -> Option<Work> {
         if let Some(trouble) = source.news() {
             (self.told)(Event::Source { trouble });
         }
+        self.recall(source).await;
         let reading = match source.read(self.target.state()).await {
             Ok(reading) => reading,
             Err(error) => return self.trouble(&error.to_string()),
         };
         // A pin is kept true also before the source has said anything.
         let (is_silent, nothing) = (reading.is_none(), Reading { is_incomplete: true, ..Reading::default() });
-        let reading = reading.unwrap_or(&nothing);
-        let (found, state) = (&reading.revision, self.target.state());
-        let pinned = match self.back.instead_of(reading, found, state, self.setting, self.told).await {
+        let said = reading.unwrap_or(&nothing);
+        let state = self.target.state();
+        let pinned = match self.back.instead_of(said, state, self.setting, self.told).await {
             Ok(pinned) => pinned,
             Err(error) => return self.trouble(&error.to_string()),
         };
         let is_pinned = pinned.is_some();
-        let reading = match &pinned {
-            Some(pinned) => &**pinned,
-            None if is_silent => return false,
-            None => reading,
+        // Who does not follow keeps true what was last taken, whatever the source says by now.
+        let standing = match self.setting.follow || is_pinned {
+            true => None,
+            false => match self.standing.reading(state, self.setting).await {
+                Ok(standing) => standing,
+                Err(error) => return self.trouble(&error.to_string()),
+            },
+        };
+        let reading = match pinned.as_ref().or(standing.as_ref()) {
+            Some(instead) => &**instead,
+            None if is_silent => return None,
+            None => said,
         };
         if reading.revision != self.revision || reading.is_news {
             (self.told)(Event::Read { reading, revision: &reading.revision });
+        }
+        // What is wrong in the source meanwhile is worth knowing all the same.
+        let is_other = !std::ptr::eq(reading, said);
+        if is_other && said.is_news {
+            (self.told)(Event::Problems { reading: said });
+        }
+        let unfollowed = standing.is_some() && !is_silent && said.revision != reading.revision;
+        let unfollowed = if unfollowed { said.revision.as_str() } else { "" };
+        if self.unfollowed != unfollowed {
+            unfollowed.clone_into(&mut self.unfollowed);
+            if !unfollowed.is_empty() {
+                (self.told)(Event::Unfollowed { revision: unfollowed });
+            }
         }
         self.commit.clone_from(&reading.commit);
         if reading.revision != self.revision {
@@ -115,7 +183,7 @@ impl<'a, T: Target> Pass<'a, T> {
         }
         // Nothing was ever read: nothing is wanted, and nothing is known.
         if reading.desired.instances.is_empty() && reading.is_incomplete {
-            return false;
+            return None;
         }
         let prune = self.setting.rules.prune;
         let world = match self.sight.world(self.target, &reading.desired, prune).await {
@@ -123,22 +191,48 @@ impl<'a, T: Target> Pass<'a, T> {
             Err(why) => return self.trouble(&why),
         };
         self.tell_relaunched();
-        let did = self.make_true(reading, is_pinned, world, stop).await;
-        if std::mem::take(&mut self.untidy) {
-            // What is left lying is picked up another time.
-            let _ = snapshot::tidy(self.target.state(), &self.setting.rules.owner).await;
+        let look = self.plan(reading, world).await?;
+        let plan = &look.plan;
+        let may = match self.revision == self.applied {
+            true => self.setting.heal,
+            // What is pinned is a person's word, not the source's; what stands was taken before.
+            false => self.setting.follow || is_pinned || (standing.is_some() && self.setting.heal),
+        };
+        let steps = plan.steps().count();
+        if !is_pinned
+            && standing.is_none()
+            && !reading.lacks
+            && (steps == 0 || may)
+            && let Err(error) = self.take(reading).await
+        {
+            return self.trouble(&error.to_string());
         }
-        self.due = self.patience.next(self.target.now());
-        did
+        if steps == 0 {
+            // What only waits for its time is still to be followed.
+            if !plan.held.iter().any(|held| held.reason.passes()) {
+                self.applied.clone_from(&self.revision);
+            }
+            (self.told)(Event::Rested { settled: plan.settled, held: plan.held.len() });
+        }
+        Some(Work { look, is_pinned, is_to_be_done: steps > 0 && may })
     }
 
-    async fn make_true(
-        &mut self,
-        reading: &Reading,
-        is_pinned: bool,
-        mut world: World,
-        stop: watch::Receiver<bool>,
-    ) -> bool {
+    /// What was in force before this began stands in for what is broken now.
+    async fn recall(&mut self, source: &mut Source) {
+        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
+        if std::mem::replace(&mut self.recalled, true)
+            || !matches!(source.read(state).await, Ok(Some(reading)) if reading.lacks)
+        {
+            return;
+        }
+        // What cannot be asked for now is asked for by the next pass.
+        match snapshot::in_force(state, owner, &self.setting.source).await {
+            Ok(texts) => drop(source.recall(texts)),
+            Err(_) => self.recalled = false,
+        }
+    }
+
+    async fn plan(&mut self, reading: &Reading, mut world: World) -> Option<Arc<Look>> {
         let desired = &reading.desired;
         let mut rules = self.setting.rules.clone();
         match self.target.restraints().await {
@@ -183,27 +277,7 @@ impl<'a, T: Target> Pass<'a, T> {
             rows: OnceLock::new(),
         });
         (self.told)(Event::Planned { look: &look });
-        let plan = &look.plan;
-        let may = match self.revision == self.applied {
-            true => self.setting.heal,
-            // What is pinned is a person's word, not the source's.
-            false => self.setting.follow || is_pinned,
-        };
-        let steps = plan.steps().count();
-        if !is_pinned
-            && (steps == 0 || may)
-            && let Err(error) = self.take(reading).await
-        {
-            return self.trouble(&error.to_string());
-        }
-        let did = steps > 0 && may && self.carry_out(plan, desired, &look.observed, stop).await;
-        if steps == 0 || may {
-            self.applied.clone_from(&self.revision);
-        }
-        if steps == 0 {
-            (self.told)(Event::Rested { settled: plan.settled, held: plan.held.len() });
-        }
-        did
+        Some(look)
     }
 
     /// Somebody else may have led meanwhile.
@@ -231,31 +305,32 @@ impl<'a, T: Target> Pass<'a, T> {
         Ok(())
     }
 
-    fn trouble(&mut self, why: &str) -> bool {
+    fn trouble<W>(&mut self, why: &str) -> Option<W> {
         (self.told)(Event::Trouble { why });
-        false
+        None
     }
 
-    async fn carry_out(
-        &mut self,
-        plan: &Plan,
-        desired: &Desired,
-        observed: &Observed,
-        stop: watch::Receiver<bool>,
-    ) -> bool {
-        let (owner, at) = (&self.setting.rules.owner, clock::moment());
-        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), at.0));
+    /// Was something done?
+    async fn carry_out(&mut self, work: &Work, source: &mut Source, stop: watch::Receiver<bool>) -> bool {
+        let (Look { plan, desired, observed, .. }, owner) = (&*work.look, &self.setting.rules.owner);
+        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
         let state = self.target.state();
         // Somebody is applying: then there may be something else to do afterwards.
         let lease = match state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await {
             Ok(Taken::Ours(lease)) => lease,
             Ok(Taken::Theirs { .. }) => return false,
-            Err(error) => return self.trouble(&error.to_string()),
+            Err(error) => return self.trouble::<()>(&error.to_string()).is_some(),
         };
-        // Somebody pinned a revision, or ended a pin, since this was planned.
-        if !self.back.is_current(state, owner).await.unwrap_or(false) {
-            let _ = state.release_lease(&lease).await;
-            return false;
+        match self.may_still(&lease).await {
+            Still::Yes => {}
+            Still::LookAgain => {
+                let _ = state.release_lease(&lease).await;
+                return true;
+            }
+            Still::No => {
+                let _ = state.release_lease(&lease).await;
+                return false;
+            }
         }
         self.target.act_as(lease.generation);
         (self.told)(Event::Doing { steps: plan.steps().count() });
@@ -269,26 +344,37 @@ impl<'a, T: Target> Pass<'a, T> {
         let settled = execute::settle(self.target.backend(), state, whom, owner, deadline).await;
         if left || settled.is_err() {
             let _ = state.release_lease(&lease).await;
-            return settled.map_or_else(|why| self.trouble(&why.to_string()), |()| true);
+            return match settled {
+                Ok(()) => true,
+                Err(why) => self.trouble::<()>(&why.to_string()).is_some(),
+            };
         }
         let (ends, ended) = watch::channel(false);
-        let mut terms = super::terms(desired, observed, plan, ended);
+        let mut terms = super::terms(desired, observed, plan, ended.clone());
         terms.owner.clone_from(owner);
         (terms.target, terms.caps) = (self.target.name().to_owned(), caps);
         (terms.deadline, terms.check) = (deadline, self.setting.check);
-        let told = &mut *self.told;
+        let told = Mutex::new(&mut *self.told);
         let mut each = |said: Told<'_>| match said {
             Told::Ended(ended) => {
                 if let Some(step) = plan.steps().find(|step| step.id == ended.step) {
-                    told(Event::Ended { step, ended });
+                    tell(&told, Event::Ended { step, ended });
                 }
             }
-            Told::Soaking { process, secs } => told(Event::Soaking { process, secs }),
+            Told::Soaking { process, secs } => tell(&told, Event::Soaking { process, secs }),
             Told::Wave { .. } | Told::Sent { .. } | Told::Waiting { .. } => {}
         };
         let executing = execute::execute(plan, self.target.backend(), state, &terms, &mut each);
-        let done = keeping_or_ending(state, &lease, stop, &ends, executing).await;
-        self.patience.note(plan, &done.ended, self.target.now(), &mut fastrand::f64);
+        let executing = keeping_or_ending(state, &lease, stop, &ends, executing);
+        let follows = self.setting.follow && !work.is_pinned;
+        let done = tokio::select! {
+            done = executing => done,
+            never = newer(source, state, &work.look.revision, follows, &ends, &told) => match never {},
+        };
+        // What was never begun has not failed.
+        let tried = |one: &&Ended| !(*ended.borrow() && one.outcome == Outcome::Skipped);
+        let tried: Vec<Ended> = done.ended.iter().filter(tried).cloned().collect();
+        self.patience.note(plan, &tried, self.target.now(), &mut fastrand::f64);
         if !done.to_roll_back.is_empty() {
             self.roll_back(desired, &terms, &done.to_roll_back, &lease).await;
         }
@@ -296,6 +382,26 @@ impl<'a, T: Target> Pass<'a, T> {
         self.remember(plan, &done.ended).await;
         (self.told)(Event::Did { steps: done.ended.len(), took: begin.elapsed() });
         true
+    }
+
+    /// With the writer's lease in hand: is what was planned still ours to do?
+    async fn may_still(&mut self, lease: &Lease) -> Still {
+        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
+        // Somebody pinned a revision, or ended a pin, since this was planned.
+        if !self.back.is_current(state, owner).await.unwrap_or(false) {
+            return Still::No;
+        }
+        // Whoever slept for long may have been replaced.
+        if let Some(leader) = &self.leader
+            && !state.renew_lease(leader, LEASE.0).await.unwrap_or(false)
+        {
+            return Still::No;
+        }
+        // If somebody else wrote since we last did, perhaps after our look, what he did is looked at first.
+        match self.wrote.replace(lease.generation) {
+            Some(last) if last.checked_add(1) == Some(lease.generation) => Still::Yes,
+            Some(_) | None => Still::LookAgain,
+        }
     }
 
     /// Puts processes back as they were, and leaves them alone until the manifests change.
@@ -354,5 +460,40 @@ impl<'a, T: Target> Pass<'a, T> {
         }
         let key = format!("history/{}/{:013}", self.setting.rules.owner, at.0);
         let _: Result<_, Error> = self.target.state().txn(Txn::put(key, entry.to_string())).await;
+    }
+}
+
+type Teller<'a, 'b> = &'a mut (dyn FnMut(Event<'_>) + Send + 'b);
+
+fn tell(told: &Mutex<Teller<'_, '_>>, event: Event<'_>) {
+    told.lock().unwrap_or_else(PoisonError::into_inner)(event);
+}
+
+/// While a plan is carried out, the source goes on: what is wrong with it is told, and something newer ends the plan at a
+/// safe point.
+async fn newer<S: Store>(
+    source: &mut Source,
+    state: &S,
+    revision: &str,
+    follows: bool,
+    ends: &watch::Sender<bool>,
+    told: &Mutex<Teller<'_, '_>>,
+) -> Infallible {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(source.wait().clamp(MOMENT, LEASE.1)) => {}
+            () = source.woken() => {}
+        }
+        if !source.changed() {
+            continue;
+        }
+        // What cannot be read now is told of by the next pass.
+        let Ok(Some(reading)) = source.read(state).await else { continue };
+        if reading.is_news {
+            tell(told, Event::Read { reading, revision: &reading.revision });
+        }
+        if follows && reading.revision != revision {
+            let _ = ends.send(true);
+        }
     }
 }

@@ -120,7 +120,7 @@ impl Sight {
         let observed = self.known.as_mut().and_then(|known| known.observed.take());
         // Whoever shows the last look may still have it.
         let mut observed = Arc::unwrap_or_clone(observed.ok_or("the target tells no more")?);
-        observed.gaps = mark.gaps;
+        (observed.gaps, observed.at) = (mark.gaps, target.now());
         Ok(Some(observed))
     }
 

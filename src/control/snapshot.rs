@@ -107,6 +107,17 @@ pub async fn list<S: Store>(state: &S, owner: &str) -> Result<Vec<Snapshot>, Err
     Ok(all)
 }
 
+/// The texts of what is in force, if it came from this source.
+pub async fn in_force<S: Store>(state: &S, owner: &str, source: &str) -> Result<Vec<Given>, Error> {
+    let Some(taken) = taken(state, owner).await?.0.filter(|taken| taken.source == source) else {
+        return Ok(Vec::new());
+    };
+    match kept(state, owner, &taken.revision).await? {
+        Some(snapshot) => texts(state, owner, &snapshot).await,
+        None => Ok(Vec::new()),
+    }
+}
+
 /// The texts of a revision, as they were, in the order of their names.
 pub async fn texts<S: Store>(state: &S, owner: &str, snapshot: &Snapshot) -> Result<Vec<Given>, Error> {
     let listed = read_lists(state, owner, snapshot.lists.iter()).await?;

@@ -50,6 +50,7 @@ pub fn status(board: &Board) -> Value {
         "owner": subject.owner,
         "source": {"paths": subject.sources, "revision": known.revision, "commit": known.commit, "not_followed": known.not_followed, "files": known.files,
                    "incomplete": known.is_incomplete},
+        "pin": known.pin.as_ref().map(|pin| json!({"revision": pin.revision, "by": pin.by, "reason": pin.reason})),
         "follow": subject.follow,
         "heal": subject.heal,
         "prune": subject.prune,

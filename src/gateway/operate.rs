@@ -43,7 +43,7 @@ impl<S: Store> Gateway<S> {
                     return Err(Refusal::Wrong(twice));
                 }
                 let held = match &sent {
-                    Some(held) => Some(held.clone()),
+                    Some(held) => Some(self.still_owned(&instance, held.clone()).await?),
                     None => self.record(&instance).await?.map(|record| record.given),
                 };
                 let refused = match op {
@@ -110,7 +110,7 @@ impl<S: Store> Gateway<S> {
                 };
                 let instance = instance(&process, &host.key);
                 named.insert(instance.clone(), held.spec.identity.index_key());
-                let held = Some(held.clone());
+                let held = Some(self.still_owned(&instance, held.clone()).await?);
                 orders.push(order(op.map(Order::from), instance, host.supplier, held, refused, caller));
             }
         }

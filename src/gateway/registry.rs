@@ -83,24 +83,28 @@ impl<S: Store> Gateway<S> {
             let (fence, is_old) = self.fence(caller).await?;
             let mut rows = Rows::new();
             let mut txn = fence;
-            let mut told = Vec::new();
+            let mut told: Vec<(InstanceKey, Option<Held>)> = Vec::new();
             for host in &hosts {
                 let row_key = keys::v1(host, &process).unwrap_or_else(|| keys::v2(&host.key, &process));
                 let row_key = keys::as_written(row_key, &host.key, written.get(&host.key));
                 let instance = instance(&process, &host.key);
-                let (row, part) = match (&given, call) {
+                let given = match given.clone().filter(|_| call != Call::Unregister) {
+                    Some(given) => Some(self.still_owned(&instance, given).await?),
+                    None => None,
+                };
+                let (row, part) = match &given {
                     _ if is_old => {
                         (Row::new(RowCode::OLD_GENERATION, old_generation().message), Txn::default())
                     }
-                    (Some(given), Call::Register | Call::Update) => {
+                    Some(given) => {
                         let update = call == Call::Update;
                         self.put(&instance, host.supplier, given, update, caller).await?
                     }
-                    (None, _) | (_, Call::Unregister) => self.remove(&instance).await?,
+                    None => self.remove(&instance).await?,
                 };
                 rows.insert(row_key, row);
                 if !part.writes.is_empty() {
-                    told.push(instance);
+                    told.push((instance, given));
                 }
                 txn = txn.and(part);
             }
@@ -109,8 +113,7 @@ impl<S: Store> Gateway<S> {
                 return Ok(rows);
             }
             if let Outcome::Written(number) = self.store.txn(txn).await? {
-                let given = if call == Call::Unregister { None } else { given };
-                told.into_iter().for_each(|instance| self.give(instance, given.clone(), number));
+                told.into_iter().for_each(|(instance, given)| self.give(instance, given, number));
                 return Ok(rows);
             }
         }
@@ -204,6 +207,15 @@ impl<S: Store> Gateway<S> {
         let key = format!("identity/{}/{}", host.key, spec.identity.index_key());
         let entry = self.store.get(&key).await?;
         Ok(entry.and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok()))
+    }
+
+    /// Who says nothing of an owner takes nothing from anybody: what was whose stays so.
+    pub(super) async fn still_owned(&self, instance: &InstanceKey, held: Held) -> Result<Held, Refusal> {
+        if held.owner.is_some() {
+            return Ok(held);
+        }
+        let owner = self.record(instance).await?.and_then(|record| record.given.owner);
+        Ok(Held { owner, ..held })
     }
 
     pub(super) async fn record(&self, instance: &InstanceKey) -> Result<Option<Record>, Refusal> {

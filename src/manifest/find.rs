@@ -1,7 +1,7 @@
 //! Paths → files → texts. Nothing here waits: a FIFO, a device or a link out of the tree is a problem, and a file
 //! is refused by its size before it is read.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -78,6 +78,13 @@ pub struct Given {
     pub content: Arc<[u8]>,
 }
 
+/// A text in place of a file's: the last good one, say.
+#[derive(Clone, Debug)]
+pub struct StandIn {
+    pub home: PathBuf,
+    pub text: Arc<str>,
+}
+
 /// What `-` is called in problems.
 pub const STDIN: &str = "<stdin>";
 /// The configuration of Abide itself, where people keep it beside their manifests.
@@ -117,6 +124,22 @@ pub fn too_large(name: &str, sizes: impl Iterator<Item = u64>, limits: &Limits) 
     let message = format!("the manifests hold {total} bytes, more than {} in all", limits.tree_bytes);
     let hint = Some("if that is meant, raise --max-tree-bytes".to_owned());
     Some(Problem::of_file(name.into(), Code::TooLarge, message, hint))
+}
+
+impl Found {
+    /// Files that were not found, and have a stand-in.
+    pub fn unseen(&self, stand_ins: &BTreeMap<String, StandIn>) -> Vec<Candidate> {
+        let is_seen = |name: &str| self.files.binary_search_by(|file| (*file.name).cmp(name)).is_ok();
+        let unseen = stand_ins.iter().filter(|(name, _)| !is_seen(name));
+        let candidate = |(name, StandIn { home, text }): (&String, &StandIn)| Candidate {
+            name: name.as_str().into(),
+            at: Where::Given(Arc::from(Arc::clone(text))),
+            home: home.clone(),
+            bytes: text.len() as u64,
+            facts: None,
+        };
+        unseen.map(candidate).collect()
+    }
 }
 
 /// What somebody else has found and read, in the order of the names.

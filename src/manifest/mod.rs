@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use again::{Again, Changed};
-pub use find::{CONFIG, Given, LEADS_OUT, is_manifest, shown, too_large};
+pub use find::{CONFIG, Given, LEADS_OUT, StandIn, is_manifest, shown, too_large};
 pub use limits::Limits;
 pub use problem::{Code, Path, Problem, Severity, did_you_mean, is_hidden};
 pub use splice::Spliced;
@@ -91,7 +91,7 @@ pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
 }
 
 /// The same with other texts in place of some files'.
-pub fn load_with(paths: &[PathBuf], limits: &Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
+pub fn load_with(paths: &[PathBuf], limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
     load_found(&find::find(paths, limits), limits, stand_ins, None)
 }
 
@@ -100,7 +100,7 @@ pub fn load_given(
     files: Vec<Given>,
     problems: Vec<Problem>,
     limits: &Limits,
-    stand_ins: &BTreeMap<String, Arc<str>>,
+    stand_ins: &BTreeMap<String, StandIn>,
 ) -> Loaded {
     load_found(&find::given(files, problems), limits, stand_ins, None)
 }
@@ -109,14 +109,17 @@ pub fn load_given(
 fn load_found(
     found: &find::Found,
     limits: &Limits,
-    stand_ins: &BTreeMap<String, Arc<str>>,
+    stand_ins: &BTreeMap<String, StandIn>,
     again: Option<&mut Again>,
 ) -> Loaded {
+    let unseen = found.unseen(stand_ins);
+    let mut whole: Vec<&find::Candidate> = found.files.iter().chain(&unseen).collect();
+    whole.sort_by(|a, b| a.name.cmp(&b.name));
     let mut loaded =
         Loaded { problems: found.problems.clone(), files: found.files.len(), ..Loaded::default() };
     let earlier = again.as_deref();
-    let read = |file: &find::Candidate| match stand_ins.get(&*file.name) {
-        Some(text) => {
+    let read = |file: &&find::Candidate| match stand_ins.get(&*file.name) {
+        Some(StandIn { text, .. }) => {
             let json = text::is_json(text) && file.name.to_ascii_lowercase().ends_with(".json");
             Ok((Source::new(file.name.clone(), text.to_string(), json, limits.documents), None))
         }
@@ -129,7 +132,7 @@ fn load_found(
         },
     };
     let (mut files, mut known) = (Vec::new(), Vec::new());
-    for (file, read) in found.files.iter().zip(parallel::map(&found.files, read)) {
+    for (file, read) in whole.iter().copied().zip(parallel::map(&whole, read)) {
         match read {
             Ok((source, parts)) => {
                 files.push(file);
@@ -172,9 +175,10 @@ pub(crate) fn load_source(source: Source, limits: &Limits) -> Loaded {
 }
 
 impl Loaded {
-    /// Every file and its text.
-    pub fn texts(&self) -> impl Iterator<Item = (&str, &Arc<str>)> {
-        self.sources.iter().map(|source| (&*source.name, &source.text))
+    /// Every file, the directory that Defaults reach it by, and its text.
+    pub fn texts(&self) -> impl Iterator<Item = (&str, &std::path::Path, &Arc<str>)> {
+        let files = self.sources.iter().zip(&self.homes);
+        files.map(|(source, home)| (&*source.name, home.as_path(), &source.text))
     }
 
     /// Every file as it was read, for [`load_given`] to read it again another day. Texts are shared, not copied.

@@ -248,6 +248,34 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// It may pass by itself, without anybody deciding anything.
+    pub fn passes(self) -> bool {
+        match self {
+            Reason::HostUnknown
+            | Reason::Stale
+            | Reason::OutsideWindow
+            | Reason::DeleteBudget
+            | Reason::RestartBudget
+            | Reason::WaitingForDependency
+            | Reason::RunInProgress
+            | Reason::AgentRelaunching
+            | Reason::BackingOff
+            | Reason::SourceUnreadable => true,
+            Reason::Hold
+            | Reason::Paused
+            | Reason::Protected
+            | Reason::NotOwned
+            | Reason::IdentityMix
+            | Reason::Unsupported
+            | Reason::NoStopCommand
+            | Reason::RunUnknown
+            | Reason::OldSpecUnknown
+            | Reason::MoveUnsupported
+            | Reason::NotConverging
+            | Reason::RolledBack => false,
+        }
+    }
+
     /// How it is could not be seen, or not lately.
     pub fn is_unknown(self) -> bool {
         matches!(self, Reason::HostUnknown | Reason::Stale)

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::apply::{Ends, Machine};
 use crate::server::Server;
@@ -34,6 +34,10 @@ pub fn running(machine: &Machine, names: &[&str]) -> bool {
 
 /// As somebody who does not know of manifests would.
 fn stop_directly(machine: &Machine, name: &str) {
+    operate_directly(machine, name, json!({"op_type": 1}));
+}
+
+fn operate_directly(machine: &Machine, name: &str, more: Value) {
     let read = |name: &str| {
         std::fs::read_to_string(machine.path(".abide-home").join(name)).expect("a file").trim().to_owned()
     };
@@ -42,7 +46,9 @@ fn stop_directly(machine: &Machine, name: &str) {
         "X-Bkapi-Authorization: {}\r\n",
         json!({"bk_app_code": "abide", "bk_app_secret": read("secret")})
     );
-    let body = json!({"meta": {"namespace": "web", "name": name}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}], "op_type": 1});
+    let mut body =
+        json!({"meta": {"namespace": "web", "name": name}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}]});
+    body.as_object_mut().expect("a map").extend(more.as_object().expect("a map").clone());
     let (status, text) = Server::at(address).send(
         "POST",
         "/api/c/compapi/v2/gse/operate_proc/",
@@ -50,6 +56,24 @@ fn stop_directly(machine: &Machine, name: &str) {
         body.to_string().as_bytes(),
     );
     assert!(status == 200 && text.contains("task_id"), "{status} {text}");
+}
+
+/// Whoever gives a process another spec, and knows of no owner, does not make it his own.
+#[test]
+fn what_somebody_gives_directly_is_put_back() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
+    until("it runs", || running(&machine, &["a"]));
+    let text = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
+    let mut manifest: Value = serde_yaml::from_str(&text).expect("a manifest");
+    manifest["spec"]["control"]["start_cmd"] = "echo start a other >> effects; exec sleep 1000".into();
+    let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().expect("a user");
+    manifest["spec"]["identity"]["user"] = me.name.into();
+    operate_directly(&machine, "a", json!({"op_type": 7, "spec": manifest["spec"]}));
+    let many = |line: &str| machine.effects().iter().filter(|effect| *effect == line).count();
+    until("it is put back", || many("start a other") == 1 && many("start a 1") == 2);
+    until("it is told", || said(&machine, "watch.log").contains("control.start_cmd: echo start a other"));
 }
 
 /// The gateway tells: nobody waits for the next look.
@@ -206,5 +230,98 @@ fn where_nobody_tells_files_are_compared() {
     machine.process("b", "1", "");
     until("both are taken", || {
         running(&machine, &["b"]) && machine.effects().contains(&"start a 2".to_owned())
+    });
+}
+
+/// A watch that begins anew knows what was in force: a file that is broken by then still means what it meant.
+#[test]
+fn what_is_broken_when_it_begins_stays_as_it_last_was() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    let first = watch(&machine, "first", &["--interval", "1h"]);
+    until("both run", || running(&machine, &["a", "b"]));
+    until("it is told", || said(&machine, "first").contains("converged: 2 instances as wanted"));
+    drop(first);
+    let file = machine.path("m/a.yaml");
+    let good = std::fs::read_to_string(&file).expect("a file");
+    std::fs::write(&file, good.replace("start_cmd", "strat_cmd")).expect("a file");
+    let _second = watch(&machine, "second", &["--interval", "1h"]);
+    until("it is told", || said(&machine, "second").contains("did you mean \"start_cmd\""));
+    until("both are wanted", || said(&machine, "second").contains("2 instances wanted"));
+    stop_directly(&machine, "a");
+    until("it is repaired", || machine.effects() == ["start a 1", "start a 1", "start b 1", "stop a"]);
+}
+
+/// One of two trees is not there for a while: what it declared is kept as it was.
+#[test]
+fn what_is_below_a_path_that_is_away_is_still_wanted() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    std::fs::create_dir(machine.path("n")).expect("a folder");
+    std::fs::rename(machine.path("m/b.yaml"), machine.path("n/b.yaml")).expect("a file");
+    let _watch = watch(&machine, "watch.log", &["n", "--prune", "--interval", "1h"]);
+    until("both run", || running(&machine, &["a", "b"]));
+    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    std::fs::rename(machine.path("n"), machine.path("away")).expect("a folder");
+    until("it is told", || said(&machine, "watch.log").contains("what is broken stays as it last was"));
+    stop_directly(&machine, "b");
+    until("it is repaired", || machine.effects() == ["start a 1", "start b 1", "start b 1", "stop b"]);
+}
+
+#[test]
+fn who_does_not_follow_still_repairs_what_was_taken() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    let first = watch(&machine, "first", &["--interval", "1h"]);
+    until("both run", || running(&machine, &["a", "b"]));
+    until("it is told", || said(&machine, "first").contains("converged: 2 instances as wanted"));
+    drop(first);
+    machine.process("b", "2", "");
+    let _second = watch(&machine, "second", &["--interval", "1h", "--follow", "no"]);
+    until("it is told", || said(&machine, "second").contains("not followed"));
+    until("it rests", || said(&machine, "second").contains("converged: 2 instances as wanted"));
+    stop_directly(&machine, "a");
+    until("it is repaired", || machine.effects() == ["start a 1", "start a 1", "start b 1", "stop a"]);
+}
+
+/// While a rollout waits, the files are read on: what breaks is told, and something newer is not kept waiting.
+#[test]
+fn something_newer_ends_a_rollout_that_waits() {
+    let machine = Machine::new();
+    machine.several("many", "1");
+    machine.process("other", "1", "");
+    let file = machine.path("m/many.yaml");
+    let text = std::fs::read_to_string(&file).expect("a file");
+    std::fs::write(&file, text.replace("batch: 1", "batch: 1, soak: 1h")).expect("a file");
+    let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
+    until("it waits", || said(&machine, "watch.log").contains("whether it stays well"));
+    let other = machine.path("m/other.yaml");
+    let good = std::fs::read_to_string(&other).expect("a file");
+    std::fs::write(&other, good.replace("start_cmd", "strat_cmd")).expect("a file");
+    until("it is told", || said(&machine, "watch.log").contains("did you mean \"start_cmd\""));
+    std::fs::write(&other, good).expect("a file");
+    std::fs::write(&file, text).expect("a file");
+    until("the rest follows", || machine.effects() == ["start many 1", "start many 1", "start other 1"]);
+}
+
+/// What others write beside the manifests does not keep anybody from reading them.
+#[test]
+fn noise_beside_the_manifests_is_not_waited_for() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let _watch = watch(&machine, "watch.log", &["--interval", "10m"]);
+    until("a runs", || running(&machine, &["a"]));
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::SeqCst) {
+                std::fs::write(machine.path("noise"), "x").expect("a file");
+                std::fs::write(machine.path("m/noise"), "x").expect("a file");
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        });
+        machine.process("a", "2", "");
+        until("it is taken", || machine.effects().contains(&"start a 2".to_owned()));
+        is_over.store(true, std::sync::atomic::Ordering::SeqCst);
     });
 }

@@ -40,6 +40,21 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
                 count(reading.desired.instances.len(), "instance")
             ));
         }
+        Event::Problems { reading } => {
+            printer.to_stderr(
+                &reading.problems.iter().map(|problem| print::problem(problem) + "\n").collect::<String>(),
+            );
+            if reading.problems.is_empty() {
+                printer.styled("the manifests have no errors any more\n");
+            }
+        }
+        Event::Unfollowed { revision } => {
+            info!(%revision, "not followed");
+            let revision = short(revision);
+            printer.styled(&format!(
+                "{BOLD}not followed{BOLD:#}: the manifests are revision {revision} by now, and --follow is no\n"
+            ));
+        }
         Event::Source { trouble: None } => {
             said.news = true;
             printer.styled(&format!("{BOLD}source{BOLD:#}: it is followed again\n"));

@@ -17,6 +17,7 @@ use tokio::sync::watch;
 
 pub use self::note::{Kind, Level, Note};
 pub use self::row::{Row, Sync};
+use super::pin::Pin;
 use super::source::Reading;
 use super::{Event, Look};
 use crate::clock;
@@ -67,6 +68,8 @@ pub struct Known {
     pub revision: String,
     /// The commit that it is, where it is one.
     pub commit: Option<String>,
+    /// A person's word that stands against the source.
+    pub pin: Option<Pin>,
     /// Why the source is not followed: what was last taken stays in force.
     pub not_followed: Option<String>,
     pub files: usize,
@@ -93,7 +96,7 @@ pub struct Known {
 }
 
 impl Known {
-    /// Every instance of the last look that is wanted or was seen.
+    /// Every instance of the last look that is wanted, or is ours.
     pub fn rows(&self) -> &[Row] {
         self.look.as_ref().map_or(&[], |look| look.rows.get_or_init(|| row::rows(look)))
     }
@@ -144,6 +147,7 @@ impl Board {
             role: Role::Starting,
             revision: String::new(),
             commit: None,
+            pin: None,
             not_followed: None,
             files: 0,
             is_incomplete: false,

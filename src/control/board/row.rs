@@ -23,7 +23,7 @@ pub struct Row {
     pub declared: Option<String>,
 }
 
-/// Every instance that is wanted or was seen.
+/// Every instance that is wanted, or is ours.
 pub fn rows(look: &Look) -> Vec<Row> {
     let Look { desired, observed, rules, plan, .. } = look;
     let held: BTreeMap<&InstanceKey, (Reason, &String)> =
@@ -40,7 +40,12 @@ pub fn rows(look: &Look) -> Vec<Row> {
             .filter(|want| want.origin.state != State::Absent)
             .map(|want| want.origin.place.to_string()),
     };
-    standing(desired, observed, plan, rules).into_iter().map(row).collect()
+    // What belongs to somebody else is not ours to count.
+    let ours = |key: &InstanceKey| {
+        let owner = observed.instances.get(key).and_then(|seen| seen.owner.as_deref());
+        desired.instances.contains_key(key) || owner == Some(rules.owner.as_str())
+    };
+    standing(desired, observed, plan, rules).into_iter().filter(|(key, _)| ours(key)).map(row).collect()
 }
 
 /// How many rows are not what they were. When they were told is no part of that.

@@ -39,6 +39,12 @@ impl Inner {
         let plain = String::new;
         match event {
             Event::Read { reading, revision } => self.read(reading, revision),
+            Event::Problems { reading } => self.problems(reading),
+            Event::Unfollowed { revision } => {
+                let short: String = revision.chars().take(12).collect();
+                let title = format!("revision {short} is there, and is not to be followed");
+                self.note(Kind::Source, Level::Info, title, plain(), json!({"unfollowed": revision}));
+            }
             Event::Source { trouble: None } => {
                 self.known.not_followed = None;
                 let title = "the source is followed again".to_owned();
@@ -51,11 +57,13 @@ impl Inner {
                 self.note(Kind::Source, Level::Error, title, trouble.hint().unwrap_or_default(), more);
             }
             Event::Pinned { pin } => {
+                self.known.pin = Some((*pin).clone());
                 let title = format!("pinned to {} by {}", pin.revision, pin.by);
                 let more = json!({"pinned": pin.revision, "by": pin.by, "reason": pin.reason});
                 self.note(Kind::Source, Level::Info, title, pin.reason.clone().unwrap_or_default(), more);
             }
             Event::Unpinned { pin, newer } => {
+                self.known.pin = None;
                 let why = if *newer { ": the source has something newer" } else { "" };
                 let title = format!("no longer pinned to {}{why}", pin.revision);
                 self.note(Kind::Source, Level::Info, title, plain(), json!({"pinned": null}));
@@ -118,10 +126,8 @@ impl Inner {
     }
 
     fn read(&mut self, reading: &Reading, revision: &str) {
-        let errors = errors(&reading.problems);
-        let before = self::errors(&self.known.problems);
         let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(), "files": reading.files,
-                          "errors": errors.len()});
+                          "errors": errors(&reading.problems).len()});
         if revision != self.known.revision || reading.commit != self.known.commit {
             self.news = true;
             let short: String = revision.chars().take(12).collect();
@@ -129,8 +135,17 @@ impl Inner {
             let commit =
                 reading.commit.as_deref().map(|id| format!(", commit {}", id.get(..12).unwrap_or(id)));
             let title = format!("read: {many} wanted, revision {short}{}", commit.unwrap_or_default());
-            self.note(Kind::Read, Level::Info, title, String::new(), more.clone());
+            self.note(Kind::Read, Level::Info, title, String::new(), more);
         }
+        self.problems(reading);
+        self.known.revision = revision.to_owned();
+        self.known.commit.clone_from(&reading.commit);
+        self.known.files = reading.files;
+    }
+
+    fn problems(&mut self, reading: &Reading) {
+        let (errors, before) = (errors(&reading.problems), errors(&self.known.problems));
+        let more = json!({"errors": errors.len()});
         if !errors.is_empty() && errors != before {
             let title = format!(
                 "{} in the manifests: what is broken stays as it last was",
@@ -141,9 +156,6 @@ impl Inner {
             let title = "the manifests have no errors any more".to_owned();
             self.note(Kind::Mended, Level::Info, title, String::new(), more);
         }
-        self.known.revision = revision.to_owned();
-        self.known.commit.clone_from(&reading.commit);
-        self.known.files = reading.files;
         self.known.is_incomplete = reading.is_incomplete;
         self.known.problems = reading.problems.clone().into();
     }

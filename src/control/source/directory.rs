@@ -23,7 +23,7 @@ use notify::{EventKind, RecursiveMode, Watcher};
 
 use super::kept::Kept;
 use super::{Finish, Reading, Seen};
-use crate::manifest::{Again, Changed, Limits};
+use crate::manifest::{Again, Changed, Given, Limits};
 
 pub struct Directory {
     paths: Vec<PathBuf>,
@@ -37,12 +37,18 @@ pub struct Directory {
     seen: Arc<Seen>,
     watching: Watching,
     walked: Option<Instant>,
+    /// When the last reading first said what it says.
+    said: Instant,
+    /// Something became known that may stand in for what is broken.
+    is_told_more: bool,
 }
 
 /// For so long the kernel is believed to have told everything.
 const BELIEVED: Duration = Duration::from_secs(20);
 /// More paths than this at once are not looked at one by one.
 const MANY: usize = 1000;
+/// After so many times the quiet that is waited for, it is read although it is not quiet.
+const PATIENCE: u32 = 10;
 
 /// Where nobody tells of changes, files are looked at this often.
 const POLL: Duration = Duration::from_secs(2);
@@ -73,7 +79,20 @@ impl Directory {
         let seen = Arc::new(Seen::default());
         let watching = Watching::begin(&paths, only_poll, &seen);
         let (again, kept, last) = (Again::default(), Kept::new(finish), Reading::default());
-        Directory { paths, limits, debounce, only_poll, again, kept, last, seen, watching, walked: None }
+        Directory {
+            paths,
+            limits,
+            debounce,
+            only_poll,
+            again,
+            kept,
+            last,
+            seen,
+            watching,
+            walked: None,
+            said: Instant::now(),
+            is_told_more: false,
+        }
     }
 
     pub(super) fn seen(&self) -> &Arc<Seen> {
@@ -89,14 +108,29 @@ impl Directory {
         if self.watching.polls_a_change(&self.paths) {
             self.seen.changed_now();
         }
-        let quiet = self.debounce;
-        let changed = self.seen.at().take_if(|at| at.elapsed() >= quiet).is_some();
+        let is_due = self.wait_after(self.seen.at().as_ref()).is_some_and(|left| left.is_zero());
+        let changed = is_due && self.seen.at().take().is_some();
         self.seen.asked.swap(false, Ordering::SeqCst) || changed
     }
 
     /// How long until it will have been quiet.
     pub fn wait(&self) -> Duration {
-        self.seen.at().map_or(POLL, |at| self.debounce.saturating_sub(at.elapsed()))
+        self.wait_after(self.seen.at().as_ref()).unwrap_or(POLL)
+    }
+
+    /// How long until it was quiet for long enough; who is never quiet is not waited for for ever.
+    fn wait_after(&self, at: Option<&(Instant, Instant)>) -> Option<Duration> {
+        let (first, last) = at?;
+        let longest = self.debounce.saturating_mul(PATIENCE);
+        let quiet = self.debounce.saturating_sub(last.elapsed());
+        Some(quiet.min(longest.saturating_sub(first.elapsed())))
+    }
+
+    /// See [`super::Source::recall`].
+    pub fn recall(&mut self, texts: Vec<Given>) -> bool {
+        let is_new = self.kept.recall(texts);
+        self.is_told_more |= is_new;
+        is_new
     }
 
     /// The manifests as they are, or as they last were where they are broken.
@@ -109,10 +143,14 @@ impl Directory {
         }
         let changed = self.look();
         let (again, limits) = (&mut self.again, &self.limits);
-        if changed.as_ref().is_some_and(Vec::is_empty) {
-            // The same files say the same.
+        let is_told_more = std::mem::take(&mut self.is_told_more);
+        if !is_told_more && changed.as_ref().is_some_and(Vec::is_empty) {
+            // The same files say the same; if they do so for as long as one waits for quiet, they mean it.
             self.last.is_news = false;
-            self.last.may_prune = !self.last.is_incomplete;
+            self.last.may_prune = !self.last.is_incomplete && self.said.elapsed() >= self.debounce;
+            if !self.last.may_prune && !self.last.is_incomplete {
+                self.seen.changed_now();
+            }
             return &self.last;
         }
         // On a reading that was whole and confirmed, what a few files say only of themselves takes nothing away.
@@ -125,7 +163,10 @@ impl Directory {
         let reading = self.kept.take(|stand_ins| again.load(limits, stand_ins));
         let before = self.last.revision.clone();
         let mut reading = Kept::unless_gone(reading, &mut self.last);
-        reading.may_prune = !reading.is_incomplete && reading.revision == before;
+        if reading.revision != before {
+            self.said = Instant::now();
+        }
+        reading.may_prune = !reading.is_incomplete && self.said.elapsed() >= self.debounce;
         // The next look confirms it.
         if !reading.may_prune && !reading.is_incomplete {
             self.seen.changed_now();
@@ -186,23 +227,34 @@ fn roots(paths: &[PathBuf]) -> Vec<Root> {
 /// And whether it tells of everything below the paths.
 fn watcher(paths: &[PathBuf], seen: &Arc<Seen>) -> (Option<notify::RecommendedWatcher>, bool) {
     let told = Arc::clone(seen);
-    let made = notify::recommended_watcher(move |event: notify::Result<notify::Event>| note(&event, &told));
+    let ways: Vec<BTreeSet<PathBuf>> = paths.iter().map(|path| ways_to(path)).collect();
+    let on_the_way: BTreeSet<PathBuf> = ways.iter().flatten().cloned().collect();
+    let made = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        note(&event, &on_the_way, &told);
+    });
     let Ok(mut watcher) = made else { return (None, false) };
     let mut tells_all = true;
-    for path in paths {
-        for folder in folders_on_the_way(path) {
+    for (path, ways) in paths.iter().zip(&ways) {
+        for folder in ways.iter().filter_map(|way| way.parent()) {
             // One that is not ours to look into is not where links are swapped.
-            let _ = watcher.watch(&folder, RecursiveMode::NonRecursive);
+            let _ = watcher.watch(folder, RecursiveMode::NonRecursive);
         }
         tells_all &= watcher.watch(path, RecursiveMode::Recursive).is_ok();
     }
     (Some(watcher), tells_all)
 }
 
-fn note(event: &notify::Result<notify::Event>, seen: &Seen) {
+/// What happens beside the way is nobody's business: somebody's log may be there, perhaps our own.
+fn note(event: &notify::Result<notify::Event>, on_the_way: &BTreeSet<PathBuf>, seen: &Seen) {
     match event {
         // Who only reads changes nothing.
         Ok(event) if matches!(event.kind, EventKind::Access(_)) && !event.need_rescan() => return,
+        Ok(event)
+            if !event.need_rescan()
+                && !event.paths.iter().any(|path| on_the_way.iter().any(|way| path.starts_with(way))) =>
+        {
+            return;
+        }
         Ok(event) if !event.need_rescan() => {
             let is_file = matches!(
                 event.kind,
@@ -219,11 +271,11 @@ fn note(event: &notify::Result<notify::Event>, seen: &Seen) {
     seen.changed_now();
 }
 
-/// The folder around a path, and that of every link on the way to it: where what it leads to can be exchanged.
-fn folders_on_the_way(path: &Path) -> BTreeSet<PathBuf> {
-    let mut folders = BTreeSet::new();
+/// A path, and every link on the way to it: what can be exchanged, each in the folder around it.
+fn ways_to(path: &Path) -> BTreeSet<PathBuf> {
+    let mut ways = BTreeSet::new();
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-    folders.extend(whole.parent().map(Path::to_path_buf));
+    ways.insert(whole.clone());
     let (mut pending, mut links) = (vec![whole], 0);
     while let Some(path) = pending.pop() {
         let mut here = PathBuf::new();
@@ -237,15 +289,16 @@ fn folders_on_the_way(path: &Path) -> BTreeSet<PathBuf> {
             let Ok(target) = fs::read_link(&here) else { continue };
             links += 1;
             if links > MOST_LINKS {
-                return folders;
+                return ways;
             }
             let folder = here.parent().unwrap_or(Path::new("/")).to_path_buf();
             pending.push(folder.join(&target));
-            here = fs::canonicalize(&here).unwrap_or(here);
-            folders.insert(folder);
+            let link = std::mem::take(&mut here);
+            here = fs::canonicalize(&link).unwrap_or_else(|_| link.clone());
+            ways.insert(link);
         }
     }
-    folders
+    ways
 }
 
 /// A file system whose other users the kernel does not tell of.
@@ -303,11 +356,18 @@ mod tests {
     fn lost_events_mean_that_everything_is_looked_at_and_watched_anew() {
         let seen = Seen::default();
         let access = notify::EventKind::Access(notify::event::AccessKind::Read);
-        note(&Ok(notify::Event::new(access)), &seen);
+        let ways = [PathBuf::from("/m")].into();
+        note(&Ok(notify::Event::new(access)), &ways, &seen);
         assert!(seen.at().is_none());
         let lost = notify::Event::new(notify::EventKind::Other).set_flag(notify::event::Flag::Rescan);
-        note(&Ok(lost), &seen);
+        let beside = notify::Event::new(EventKind::Create(CreateKind::File)).add_path("/log".into());
+        note(&Ok(beside), &ways, &seen);
+        assert!(seen.at().is_none() && seen.touched().is_empty());
+        note(&Ok(lost), &ways, &seen);
         assert!(seen.at().is_some() && seen.missed.load(Ordering::SeqCst));
+        let inside = notify::Event::new(EventKind::Create(CreateKind::File)).add_path("/m/a.yaml".into());
+        note(&Ok(inside), &ways, &seen);
+        assert_eq!(seen.touched().len(), 1);
     }
 
     #[test]
@@ -320,8 +380,8 @@ mod tests {
         };
         std::os::unix::fs::symlink("rev-1", folder.join("a/current")).expect("a link");
         std::os::unix::fs::symlink("../a/current/m", folder.join("b/here")).expect("a link");
-        let found = folders_on_the_way(&folder.join("b/here"));
+        let found = ways_to(&folder.join("b/here"));
         fs::remove_dir_all(&folder).expect("it was there");
-        assert_eq!(found, [folder.join("a"), folder.join("b")].into_iter().collect());
+        assert_eq!(found, [folder.join("a/current"), folder.join("b/here")].into_iter().collect());
     }
 }

@@ -1,20 +1,20 @@
 //! What is broken stays as it last was: the rule that all sources share.
 //!
-//! A file that cannot be read or has an error is replaced by the last text of it that was good; what suddenly declares
-//! nothing at all is no wish. The texts are kept here, the last reading by the source.
+//! A file that cannot be read or has an error is replaced by the last text of it that was good, and so is everything below
+//! a folder that cannot be read; what suddenly declares nothing at all is no wish. The texts are kept here, the last reading by the source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::{Finish, Reading};
-use crate::manifest::{Loaded, Problem, Severity, Spliced};
+use crate::manifest::{Given, Loaded, Problem, Severity, Spliced, StandIn};
 use crate::model::Desired;
 use crate::reconcile::of_desired;
 
 pub struct Kept {
     finish: Finish,
     /// The last good text of each file.
-    good: BTreeMap<String, Arc<str>>,
+    good: BTreeMap<String, StandIn>,
     /// The problems of the last reading.
     told: Vec<String>,
 }
@@ -30,16 +30,14 @@ impl Kept {
     }
 
     /// A reading of what `load` finds, which is asked a second time with the good texts of what is bad.
-    pub fn take(&mut self, mut load: impl FnMut(&BTreeMap<String, Arc<str>>) -> Loaded) -> Reading {
+    pub fn take(&mut self, mut load: impl FnMut(&BTreeMap<String, StandIn>) -> Loaded) -> Reading {
         let mut loaded = load(&BTreeMap::new());
         let bad = bad_files(&loaded.problems);
         self.keep(&loaded, &bad);
         let problems = std::mem::take(&mut loaded.problems);
         let is_incomplete = !bad.is_empty();
-        let stand_ins: BTreeMap<String, Arc<str>> = bad
-            .iter()
-            .filter_map(|file| Some((file.to_string(), Arc::clone(self.good.get(&**file)?))))
-            .collect();
+        let stand_ins: BTreeMap<String, StandIn> = bad.iter().flat_map(|file| self.below(file)).collect();
+        let lacks = bad.iter().any(|file| self.below(file).next().is_none());
         if !stand_ins.is_empty() {
             loaded = load(&stand_ins);
         }
@@ -60,6 +58,7 @@ impl Kept {
             revision,
             problems,
             is_incomplete,
+            lacks,
             may_prune: false,
             is_news,
             files,
@@ -76,7 +75,7 @@ impl Kept {
         // Whoever shows the last look may still have it.
         Arc::make_mut(&mut last.desired).instances.extend(some.instances);
         for (given, text) in spliced.texts {
-            self.good.insert(given.name.clone(), text);
+            self.good.insert(given.name.clone(), StandIn { home: given.home.clone(), text });
             if let Ok(at) = last.texts.binary_search_by(|text| text.name.cmp(&given.name)) {
                 last.texts[at] = given;
             }
@@ -101,8 +100,29 @@ impl Kept {
         if bad.is_empty() {
             self.good.clear();
         }
-        let good = loaded.texts().filter(|(name, _)| !bad.contains(*name));
-        self.good.extend(good.map(|(name, text)| (name.to_owned(), Arc::clone(text))));
+        let good = loaded.texts().filter(|(name, _, _)| !bad.contains(*name));
+        self.good.extend(good.map(|(name, home, text)| {
+            (name.to_owned(), StandIn { home: home.to_owned(), text: Arc::clone(text) })
+        }));
+    }
+
+    /// The good texts of a file, or of everything below a folder.
+    fn below(&self, name: &str) -> impl Iterator<Item = (String, StandIn)> {
+        let folder = format!("{}/", name.trim_end_matches('/'));
+        let own = self.good.get_key_value(name);
+        let inside = self.good.range(folder.clone()..).take_while(move |(name, _)| name.starts_with(&folder));
+        own.into_iter().chain(inside).map(|(name, good)| (name.clone(), good.clone()))
+    }
+
+    /// Texts that were in force before this began, for files of which nothing better is known. Are there any?
+    pub fn recall(&mut self, texts: Vec<Given>) -> bool {
+        let before = self.good.len();
+        for Given { name, home, content, .. } in texts {
+            if let Ok(text) = std::str::from_utf8(&content) {
+                self.good.entry(name).or_insert_with(|| StandIn { home, text: text.into() });
+            }
+        }
+        self.good.len() > before
     }
 }
 

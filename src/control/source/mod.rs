@@ -34,6 +34,8 @@ pub struct Reading {
     pub problems: Vec<Problem>,
     /// Something could not be read as it is now: what is missing may only be unread.
     pub is_incomplete: bool,
+    /// Something could not be read, and nothing is known that it used to say.
+    pub lacks: bool,
     /// What is not in it is wanted no more: two readings agree, or it is a commit, which is whole.
     pub may_prune: bool,
     /// Its problems, or its commit, are not those of the last reading.
@@ -148,6 +150,15 @@ impl Source {
         }
     }
 
+    /// What was in force before this began, should something of it be out of sight. Is there something new in it?
+    pub fn recall(&mut self, texts: Vec<Given>) -> bool {
+        match self {
+            Source::Directory(directory) => directory.recall(texts),
+            // A commit is never out of sight, and a program says what it wants.
+            Source::Git(_) | Source::Handed(_) => false,
+        }
+    }
+
     /// Was it wanted when it was last read?
     pub fn wants(&self, key: &InstanceKey) -> bool {
         let last = match self {
@@ -197,8 +208,8 @@ impl Nudge {
 /// What happened since it was last asked.
 #[derive(Default)]
 struct Seen {
-    /// When something last changed.
-    at: Mutex<Option<Instant>>,
+    /// When something changed first, since it was last taken note of, and last.
+    at: Mutex<Option<(Instant, Instant)>>,
     /// Which paths something happened to, and whether each is surely no folder.
     touched: Mutex<BTreeMap<PathBuf, bool>>,
     /// Something may have been missed: what is watched is to be set up anew.
@@ -209,7 +220,7 @@ struct Seen {
 }
 
 impl Seen {
-    fn at(&self) -> MutexGuard<'_, Option<Instant>> {
+    fn at(&self) -> MutexGuard<'_, Option<(Instant, Instant)>> {
         self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -218,7 +229,11 @@ impl Seen {
     }
 
     fn changed_now(&self) {
-        *self.at() = Some(Instant::now());
+        let now = Instant::now();
+        let mut at = self.at();
+        let first = at.map_or(now, |(first, _)| first);
+        *at = Some((first, now));
+        drop(at);
         self.wake.notify_one();
     }
 }

@@ -22,7 +22,7 @@ use super::program::Program;
 use super::setting::Setting;
 use super::signature;
 use super::tree::{Chosen, Tree};
-use crate::manifest::{self, Given, Limits, Loaded, Problem};
+use crate::manifest::{self, Given, Limits, Loaded, Problem, StandIn};
 
 /// The longest listing of a commit: some two million files.
 const LISTING: u64 = 256 << 20;
@@ -318,7 +318,7 @@ fn contents(program: &Program, objects: &[(String, u64)]) -> Result<Vec<Arc<[u8]
     Ok(contents)
 }
 
-pub fn load(files: &Files, limits: &Limits, stand_ins: &BTreeMap<String, Arc<str>>) -> Loaded {
+pub fn load(files: &Files, limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
     manifest::load_given(files.files.clone(), files.problems.clone(), limits, stand_ins)
 }
 
