@@ -61,9 +61,9 @@ impl<'a, S: Store> Journal<'a, S> {
     /// The name of a call that may be made now.
     pub async fn begin(&self, call: &Call) -> Result<String, Error> {
         let name = format!("{}{:06}", self.run, self.next.fetch_add(1, Ordering::Relaxed));
-        fail::step();
+        fail::step("journal: about to begin");
         self.store.txn(Txn::put(&name, serde_json::to_vec(call).unwrap_or_default())).await?;
-        fail::step();
+        fail::step("journal: begun");
         // A header cannot hold everything that a key can.
         Ok(name.replace('/', "."))
     }
@@ -75,7 +75,7 @@ impl<'a, S: Store> Journal<'a, S> {
         {
             warn!(%error, "the journal does not know the task of a call");
         }
-        fail::step();
+        fail::step("journal: taken on");
     }
 
     fn key(&self, call: &str) -> String {
@@ -87,7 +87,7 @@ impl<'a, S: Store> Journal<'a, S> {
         if let Err(error) = self.store.txn(Txn::delete(self.key(call)).and(known)).await {
             warn!(%error, "the journal keeps a call that is over");
         }
-        fail::step();
+        fail::step("journal: ended");
     }
 }
 
@@ -104,7 +104,7 @@ pub async fn left<S: Store>(store: &S, owner: &str) -> Result<Vec<(String, Call)
 /// A former run's call is settled; what is known by that is written with it.
 pub async fn settle<S: Store>(store: &S, key: &str, known: Txn) -> Result<(), Error> {
     let written = store.txn(Txn::delete(key).and(known)).await.map(|_| ());
-    fail::step();
+    fail::step("journal: settled");
     written
 }
 

@@ -140,6 +140,15 @@ impl Entry {
         }
     }
 
+    /// The same after something was sent that does no harm, and of which nobody knows whether it was carried out: should
+    /// its label tell of what was given by it, that is known, and known not to be what runs.
+    pub fn perhaps(&self, step: &Step) -> Entry {
+        let gives = matches!(step.op, Op::Register | Op::Host);
+        let sent = step.spec.as_ref().filter(|_| gives);
+        let sent = sent.map(|spec| Kept { revision: step.revision, spec: Spec::clone(spec) });
+        Entry { sent: sent.or(self.sent.clone()), ..self.clone() }
+    }
+
     pub fn host(&self, instance: &InstanceKey) -> Host {
         Host { key: instance.host.clone(), supplier: self.supplier, agent_id: self.agent_id.clone() }
     }

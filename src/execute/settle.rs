@@ -150,7 +150,10 @@ async fn find_out<B: Backend>(
         };
         let expected = match is_done {
             Some(true) => after(step, Some(&as_known(entry, &before)), owner, caps),
-            Some(false) if entry.is_some() => continue,
+            Some(false) if let Some(entry) = entry => {
+                notes.insert(step.instance.clone(), entry.perhaps(step));
+                continue;
+            }
             Some(false) | None => Expected::Unsure,
         };
         let mut noted = ledger::Entry::after(step, &expected, owner, entry, clock::moment());

@@ -95,6 +95,7 @@ impl Calls {
         headers: &[(&str, String)],
         time: Duration,
     ) -> Result<String, Broken> {
+        let counts = !is_of_time(path, &body);
         let mut request = self
             .client
             .request(method, format!("{}{path}", self.base))
@@ -105,10 +106,8 @@ impl Calls {
         for (name, value) in headers {
             request = request.header(*name, value);
         }
-        // How often somebody asks for results is a matter of time.
-        let counts = !path.contains("get_proc_operate_result") && !path.contains("get_proc_result");
         if counts {
-            fail::step();
+            fail::step(path);
         }
         let response = sent(request).await.map_err(|error| match never_left(&error) {
             true => Broken::Unreachable(told_of(&error)),
@@ -117,7 +116,7 @@ impl Calls {
         let status = response.status();
         let bytes = response.bytes().await.map_err(|error| Broken::NoAnswer(told_of(&error)))?;
         if counts {
-            fail::step();
+            fail::step(path);
         }
         let text = String::from_utf8_lossy(&bytes);
         let Ok(envelope) = serde_json::from_str::<Envelope<'_>>(&text) else {
@@ -189,6 +188,12 @@ impl Lines {
             }
         }
     }
+}
+
+/// How often somebody asks for results, or renews a lease, is a matter of time: no step that could be counted.
+fn is_of_time(path: &str, body: &[u8]) -> bool {
+    let results = path.contains("get_proc_operate_result") || path.contains("get_proc_result");
+    results || body.starts_with(br#"{"renew_lease""#)
 }
 
 fn said(status: &StatusCode) -> String {

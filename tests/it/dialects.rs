@@ -1,7 +1,7 @@
 //! Every dialect drives the same fleet to the same place: real processes, over our own gateway as the platform.
 
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -85,14 +85,29 @@ impl Fleet {
         std::fs::write(self.path(&format!("m/{name}.yaml")), text).expect("a file");
     }
 
+    /// The same with several instances, each with its own files.
+    pub fn write_several(&self, daemon: &Daemon) {
+        self.write(daemon);
+        let Daemon { name, pid_file, .. } = daemon;
+        let file = self.path(&format!("m/{name}.yaml"));
+        let text = std::fs::read_to_string(&file).expect("a file");
+        let pid = format!("{}/run/{name}.{pid_file}.pid", self.system.folder.path().display());
+        let own = pid.replace(&format!("{name}.{pid_file}"), "${name}");
+        let text = text
+            .replace(&format!("pid_path: {pid}"), &format!("pid_path: \"{own}\""))
+            .replace(&pid, &own)
+            .replace(&format!("value_key: {name}"), "value_key: \"${name}\"");
+        std::fs::write(&file, text).expect("a file");
+    }
+
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = command(args, self.system.folder.path());
+        command.args(["--target", "it"]).env("IT_SECRET", "s3cret").stdin(Stdio::null());
+        command
+    }
+
     pub fn run(&self, args: &[&str]) -> (i32, String, String) {
-        let mut all = args.to_vec();
-        all.extend(["--target", "it"]);
-        let output = command(&all, self.system.folder.path())
-            .env("IT_SECRET", "s3cret")
-            .stdin(Stdio::null())
-            .output()
-            .expect("it runs");
+        let output = self.command(args).output().expect("it runs");
         (output.status.code().unwrap_or(-1), stdout(&output), stderr(&output))
     }
 
@@ -107,12 +122,15 @@ impl Fleet {
         text.lines().map(str::to_owned).collect()
     }
 
-    /// What the gateway says of a process, whatever it is called there.
-    pub fn row(&self, name: &str) -> Value {
+    /// What the gateway says of every process, whatever it is called there.
+    pub fn rows(&self) -> Vec<Value> {
         let page =
             self.system.server.call("GET", "/api/abide/v1/processes?limit=1000", serde_json::json!({}));
-        let items = page["data"]["items"].as_array().cloned().unwrap_or_default();
-        items.into_iter().find(|row| row["name"] == name).unwrap_or(Value::Null)
+        page["data"]["items"].as_array().cloned().unwrap_or_default()
+    }
+
+    pub fn row(&self, name: &str) -> Value {
+        self.rows().into_iter().find(|row| row["name"] == name).unwrap_or(Value::Null)
     }
 
     pub fn pid(&self, name: &str) -> Option<u32> {

@@ -1,5 +1,5 @@
-//! Platforms that read nothing back and know no names of calls: deaths at any step, rollouts that are put back, and what
-//! their bodies look like on the wire.
+//! Platforms that read nothing back and know no names of calls: rollouts that are put back, where state is kept, and what is
+//! remembered for them.
 
 use std::process::Stdio;
 
@@ -10,134 +10,13 @@ use crate::server::Server;
 use crate::support::{command, stderr, until};
 use crate::system::{APPS, is_alive};
 
-type Scene = (&'static str, fn(&Fleet), fn(&Fleet), &'static [&'static str]);
-
-const SCENES: [Scene; 4] = [
-    ("create", |_| {}, |fleet| ["x", "y"].iter().for_each(|name| fleet.write(&Daemon::new(name))), &[]),
-    (
-        "change",
-        |fleet| ["x", "y"].iter().for_each(|name| fleet.write(&Daemon::new(name))),
-        |fleet| {
-            fleet.write(&Daemon { version: "2", ..Daemon::new("x") });
-            fleet.write(&Daemon { config: "b.conf", ..Daemon::new("y") });
-        },
-        &[],
-    ),
-    (
-        "replace",
-        |fleet| fleet.write(&Daemon::new("x")),
-        |fleet| fleet.write(&Daemon { pid_file: "second", ..Daemon::new("x") }),
-        &[],
-    ),
-    (
-        "prune",
-        |fleet| ["x", "y"].iter().for_each(|name| fleet.write(&Daemon::new(name))),
-        |fleet| std::fs::remove_file(fleet.path("m/x.yaml")).expect("it was there"),
-        &["--prune"],
-    ),
-];
-
-fn died(fleet: &Fleet, args: &[&str], variable: &str, value: &str) -> bool {
-    let ended = command(args, fleet.system.folder.path())
-        .env("IT_SECRET", "s3cret")
-        .env(variable, value)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    !ended.expect("it ends").success()
-}
-
-/// Killed at any step, the next one finishes. A reload may happen twice where calls have no names, never not at all.
-fn survives(dialect: &'static str, (what, before, after, flags): Scene) {
-    let prepared = || {
-        let fleet = Fleet::new(dialect);
-        before(&fleet);
-        fleet.write(&Daemon::new("stays"));
-        fleet.well(what, &[]);
-        std::fs::write(fleet.path("effects"), "").expect("a file");
-        after(&fleet);
-        fleet
-    };
-    let told = |fleet: &Fleet| {
-        let mut effects = fleet.effects();
-        effects.sort();
-        effects.dedup_by(|one, other| one == other && one.starts_with("reload"));
-        effects
-    };
-    let fleet = prepared();
-    let mut args = vec!["apply", "m", "--yes", "--owner", "team", "--target", "it"];
-    args.extend(flags);
-    let steps = fleet.path("steps");
-    assert!(!died(&fleet, &args, "ABIDE_STEPS_FILE", &steps.display().to_string()), "{dialect} {what}");
-    let steps: u64 = std::fs::read_to_string(steps).expect("steps").parse().expect("a number");
-    let expected = told(&fleet);
-    assert!(steps > 5 && !expected.is_empty(), "{dialect} {what}: {steps} steps, {expected:?}");
-    drop(fleet);
-    let every = if std::env::var("ABIDE_SOAK").is_ok() { 1 } else { (steps / 3).max(1) };
-    for nth in (1..=steps).filter(|nth| nth % every == 0) {
-        let fleet = prepared();
-        assert!(
-            died(&fleet, &args, "ABIDE_DIE_AFTER", &nth.to_string()),
-            "{dialect} {what}: step {nth} of {steps} was not reached"
-        );
-        let (code, out, err) = fleet.apply(flags);
-        assert_eq!(
-            code,
-            0,
-            "{dialect} {what} after death {nth} of {steps}: {out}{err}\n{:?}",
-            fleet.effects()
-        );
-        assert_eq!(told(&fleet), expected, "{dialect} {what} after death {nth} of {steps}: {out}{err}");
-        let (code, out, err) = fleet.apply(flags);
-        assert!(code == 0 && out.contains("Nothing to do"), "{dialect} {what} after death {nth}: {out}{err}");
-    }
-}
-
-fn all_scenes(dialect: &'static str) {
-    SCENES.into_iter().for_each(|scene| survives(dialect, scene));
-}
-
-#[test]
-fn gse_v1_survives_deaths() {
-    all_scenes("gse-v1");
-}
-
-#[test]
-fn gse_v2_survives_deaths() {
-    all_scenes("gse-v2");
-}
-
-/// Its starts are checked for five seconds, which no field of it can change: one scene by default.
-#[test]
-fn job_survives_deaths() {
-    match std::env::var("ABIDE_SOAK") {
-        Ok(_) => all_scenes("job"),
-        Err(_) => survives("job", SCENES[2]),
-    }
-}
-
 #[test]
 fn a_rollout_that_fails_is_put_back_as_it_was() {
     for dialect in ["abide", "gse-v2"] {
         let fleet = Fleet::new(dialect);
         let several = "instances: 3\nrollout: {batch: 1, auto_rollback: true}\n";
         let mut daemon = Daemon { more: several.to_owned(), ..Daemon::new("x") };
-        let write = |daemon: &Daemon| {
-            fleet.write(daemon);
-            let file = fleet.path("m/x.yaml");
-            let text = std::fs::read_to_string(&file).expect("a file");
-            // Each instance has its own files.
-            let pid = format!("{}/run/x.first.pid", fleet.system.folder.path().display());
-            let text = text
-                .replace(
-                    &format!("pid_path: {pid}"),
-                    &format!("pid_path: \"{}\"", pid.replace("x.first", "${name}")),
-                )
-                .replace(&pid, &pid.replace("x.first", "${name}"))
-                .replace("value_key: x", "value_key: \"${name}\"");
-            std::fs::write(&file, text).expect("a file");
-        };
+        let write = |daemon: &Daemon| fleet.write_several(daemon);
         write(&daemon);
         fleet.well("three of a kind", &[]);
         let pids = || ["x_1", "x_2", "x_3"].map(|name| fleet.pid(name));

@@ -17,6 +17,7 @@ mod git;
 mod hostile;
 mod http;
 mod import;
+mod killed;
 mod laws;
 mod listen;
 mod literal;

@@ -52,6 +52,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         // These can be done again without harm: as long as nobody knows better, they were not done.
         let harmless = matches!(step.op, Op::Register | Op::Unregister | Op::Reload | Op::Host);
         if harmless && !outcome.is_well() {
+            if let Some(entry) = self.known.get(&step.instance).filter(|_| !self.terms.caps.reads_specs) {
+                self.notes.insert(step.instance.clone(), entry.perhaps(step));
+            }
             return;
         }
         let expected = match outcome {
