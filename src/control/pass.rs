@@ -70,6 +70,8 @@ pub struct Pass<'a, T> {
     untidy: bool,
     back: Back,
     old: Known,
+    /// A run may have left something in the journal.
+    unsettled: bool,
 }
 
 impl<'a, T: Target> Pass<'a, T> {
@@ -97,6 +99,7 @@ impl<'a, T: Target> Pass<'a, T> {
             untidy: false,
             back: Back::default(),
             old: Known::default(),
+            unsettled: true,
         }
     }
 
@@ -184,6 +187,9 @@ impl<'a, T: Target> Pass<'a, T> {
         // Nothing was ever read: nothing is wanted, and nothing is known.
         if reading.desired.instances.is_empty() && reading.is_incomplete {
             return None;
+        }
+        if self.unsettled && !self.setting.rules.caps.reads_specs && !self.settle_first().await {
+            return false;
         }
         let prune = self.setting.rules.prune;
         let world = match self.sight.world(self.target, &reading.desired, prune).await {
@@ -283,6 +289,38 @@ impl<'a, T: Target> Pass<'a, T> {
     /// Somebody else may have led meanwhile.
     pub fn forget(&mut self) {
         self.taken = (String::new(), None);
+        self.unsettled = true;
+    }
+
+    /// What a run that died had begun is found out before anything is planned on: where specs are not read back, a look
+    /// alone takes what it gave for what is in effect. `false`: that is not known yet.
+    async fn settle_first(&mut self) -> bool {
+        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
+        match execute::journal::left(state, owner).await {
+            Ok(left) if left.is_empty() => {
+                self.unsettled = false;
+                return true;
+            }
+            Ok(_) => {}
+            Err(error) => return self.trouble(&error.to_string()),
+        }
+        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
+        let lease = match state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await {
+            Ok(Taken::Ours(lease)) => lease,
+            // It is their own, and not left.
+            Ok(Taken::Theirs { .. }) => return true,
+            Err(error) => return self.trouble(&error.to_string()),
+        };
+        self.target.act_as(lease.generation);
+        let deadline = Instant::now() + self.setting.timeout;
+        let whom = (self.target.name(), &self.setting.rules.caps);
+        let settling = execute::settle(self.target.backend(), state, whom, owner, deadline);
+        let settled = keeping(state, &lease, settling).await;
+        let _ = state.release_lease(&lease).await;
+        match settled {
+            Ok(()) => true,
+            Err(why) => self.trouble(&why.to_string()),
+        }
     }
 
     /// What is about to be made true is kept, if it is not what was kept last.
@@ -364,6 +402,7 @@ impl<'a, T: Target> Pass<'a, T> {
             Told::Soaking { process, secs } => tell(&told, Event::Soaking { process, secs }),
             Told::Wave { .. } | Told::Sent { .. } | Told::Waiting { .. } => {}
         };
+        self.unsettled = true;
         let executing = execute::execute(plan, self.target.backend(), state, &terms, &mut each);
         let executing = keeping_or_ending(state, &lease, stop, &ends, executing);
         let follows = self.setting.follow && !work.is_pinned;
