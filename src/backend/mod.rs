@@ -22,10 +22,18 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Dialect, Field, Host, HostKey, InstanceKey, Name, Observed, Op, Revision, Stamped, Step};
+use crate::clock;
+use crate::model::{
+    Dialect, Field, Host, HostKey, InstanceKey, Name, Observed, Op, Revision, Stamped, Step, Time,
+};
 
 pub trait Backend: Send + Sync {
     fn dialect(&self) -> Dialect;
+
+    /// This moment.
+    fn now(&self) -> Time {
+        clock::moment()
+    }
 
     /// Looks, at least at what is in scope. A host that cannot be seen is a gap, not an error.
     fn observe(&self, scope: &Scope) -> impl Future<Output = Result<Observed, Fault>> + Send;

@@ -28,6 +28,7 @@ pub mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -325,7 +326,7 @@ pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::R
         owner: String::new(),
         target: String::new(),
         caps: Caps::LOCAL,
-        run: format!("{:013}-{}", clock::moment().0, std::process::id()),
+        run: name_of_run(),
         deadline: Instant::now(),
         max_parallel: 1000,
         depends,
@@ -334,6 +335,13 @@ pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::R
         check: |_| None,
         stop,
     }
+}
+
+/// No two have the same, however soon one comes after the other.
+fn name_of_run() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{:013}-{}-{nth}", clock::moment().0, std::process::id())
 }
 
 /// The same for work that is to come to its end at a safe point when somebody wants that, or when the lease is lost.

@@ -5,7 +5,7 @@
 //! best. And it is an expectation: until a newer look tells otherwise, or the target's lag is over, the instance is as the
 //! step left it. What a target does read back wins.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -188,6 +188,16 @@ impl Ledger {
             Expectation::new(key.clone(), expected, entry.at, caps.lag_secs)
         };
         self.entries.iter().map(expectation).collect()
+    }
+
+    /// A label from before the last step says nothing of what was given by it, whether that was carried out or not.
+    pub fn forget_labels(&self, observed: &mut Observed, older: &BTreeSet<InstanceKey>) {
+        for key in older {
+            let is_unsure = self.entries.get(key).is_some_and(|entry| entry.unsure);
+            if let Some(seen) = observed.instances.get_mut(key).filter(|_| is_unsure) {
+                (seen.given, seen.live) = (Version::Unknown, Version::Unknown);
+            }
+        }
     }
 
     /// Puts what we know of specs and runs under what was seen.

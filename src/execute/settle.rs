@@ -10,7 +10,6 @@ use super::doubt::{Verdict, judge, patience};
 use super::journal::{self, Began, Call};
 use super::ledger;
 use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task};
-use crate::clock;
 use crate::model::{AutoType, Host, InstanceKey, Observed, Seen, Stamped, Step, Which};
 use crate::reconcile::{Caps, Expected, after};
 use crate::store::{Error, Store};
@@ -156,7 +155,7 @@ async fn find_out<B: Backend>(
             }
             Some(false) | None => Expected::Unsure,
         };
-        let mut noted = ledger::Entry::after(step, &expected, owner, entry, clock::moment());
+        let mut noted = ledger::Entry::after(step, &expected, owner, entry, backend.now());
         noted.once &= is_done.is_none();
         notes.insert(step.instance.clone(), noted);
     }

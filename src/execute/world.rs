@@ -9,7 +9,6 @@ use tracing::info;
 
 use super::ledger::{self, Ledger};
 use crate::backend::{Backend, Fault, Scope, Subject};
-use crate::clock;
 use crate::model::{Desired, InstanceKey, Name, Observed, Plan};
 use crate::reconcile::old::{OldSpecs, lay_in};
 use crate::reconcile::{Caps, lay_over};
@@ -92,16 +91,15 @@ impl World {
             namespaces.extend(ledger.entries.keys().map(|key| key.namespace.clone()));
         }
         let scope = Scope { subjects, namespaces };
-        let mut observed = backend.observe(&scope).await.map_err(Blind::Target)?;
+        let listed = backend.observe(&scope).await.map_err(Blind::Target)?;
         let mut world = World::default();
-        // What we did of late is looked at, not believed.
-        let now = clock::moment();
-        let covered: Vec<Subject> = {
-            let open =
-                lay_over(observed.clone(), ledger.expectations(sight.caps), sight.caps.lag_secs, now).1;
-            let open: BTreeSet<InstanceKey> = open.into_iter().map(|one| one.instance).collect();
-            scope.subjects.iter().filter(|subject| open.contains(&subject.instance)).cloned().collect()
-        };
+        // Of what we did of late a list tells how it was before: what was given is believed, what is so is looked at.
+        let (mut observed, open) =
+            lay_over(listed, ledger.expectations(sight.caps), sight.caps.lag_secs, backend.now());
+        let open: BTreeSet<InstanceKey> = open.into_iter().map(|one| one.instance).collect();
+        ledger.forget_labels(&mut observed, &open);
+        let covered = scope.subjects.iter().filter(|subject| open.contains(&subject.instance));
+        let covered: Vec<Subject> = covered.cloned().collect();
         if !covered.is_empty() && sight.caps.lag_secs > 0 {
             match backend.look_closely(&covered).await {
                 Ok(closer) => {
@@ -112,12 +110,7 @@ impl World {
             }
         }
         ledger.lay_under(&mut observed, sight.caps);
-        let open: Vec<_> = ledger
-            .expectations(sight.caps)
-            .into_iter()
-            .filter(|one| !world.closely.contains(&one.instance))
-            .collect();
-        world.observed = lay_over(observed, open, sight.caps.lag_secs, now).0;
+        world.observed = observed;
         world.ledger = ledger;
         Ok(world)
     }

@@ -55,8 +55,10 @@ struct Inner {
     dead: BTreeSet<HostKey>,
     /// What was so, since when; the last is the present.
     history: Vec<(Time, BTreeMap<InstanceKey, Seen>)>,
-    /// Operations on their way, by the time of their effect.
-    pending: Vec<(Time, u64, Order)>,
+    /// Operations on their way, by the time of their effect; the last: nobody waits for it.
+    pending: Vec<(Time, u64, Order, bool)>,
+    /// How often something took effect late, or once more.
+    unasked: BTreeMap<InstanceKey, usize>,
     tasks: BTreeMap<u64, Vec<Row>>,
     /// Whoever follows, and how many changes there were.
     followers: Vec<Sender<Told>>,
@@ -86,6 +88,7 @@ impl Sim {
             dead: BTreeSet::new(),
             history,
             pending: Vec::new(),
+            unasked: BTreeMap::new(),
             tasks: BTreeMap::new(),
             followers: Vec::new(),
             number: 0,
@@ -132,6 +135,11 @@ impl Sim {
         self.inner().tasks.len()
     }
 
+    /// How often something took effect late, or once more: what no look could have told before.
+    pub fn unasked(&self) -> BTreeMap<InstanceKey, usize> {
+        self.inner().unasked.clone()
+    }
+
     pub fn set_faults(&self, faults: Faults) {
         self.inner().faults = faults;
     }
@@ -164,11 +172,14 @@ impl Inner {
     fn tick(&mut self) {
         self.now = self.now.after_secs(1);
         let mut happened = self.fleet.runs_end();
-        let (due, later): (Vec<_>, Vec<_>) = self.pending.drain(..).partition(|(at, _, _)| *at <= self.now);
+        let (due, later): (Vec<_>, Vec<_>) = self.pending.drain(..).partition(|(at, ..)| *at <= self.now);
         self.pending = later;
-        for (_, task, order) in due {
+        for (_, task, order, unasked) in due {
             happened = true;
             let result = self.carry_out(&order);
+            if unasked && result == Outcome::Done {
+                *self.unasked.entry(order.instance.clone()).or_default() += 1;
+            }
             let rows = self.tasks.get_mut(&task).into_iter().flatten();
             // Of a call that came twice the first answer counts.
             let open = rows.filter(|row| row.order == order && row.result == Outcome::InProgress);
@@ -245,7 +256,7 @@ impl Inner {
             let late = self.chance.hits(self.faults.late_effects);
             let due = self.now.after_secs(if late { LATE_SECS } else { TAKES_SECS });
             let times = if self.chance.hits(self.faults.doubled_calls) { 2 } else { 1 };
-            self.pending.extend((0..times).map(|_| (due, task, order.clone())));
+            self.pending.extend((0..times).map(|nth| (due, task, order.clone(), late || nth > 0)));
             let missing = self.chance.hits(self.faults.missing_rows);
             let endless = self.chance.hits(self.faults.endless_rows);
             rows.push(Row { order: order.clone(), result: Outcome::InProgress, missing, endless });
@@ -279,6 +290,10 @@ fn told(seen: Seen, at: Time) -> Seen {
 impl Backend for Sim {
     fn dialect(&self) -> Dialect {
         self.inner().fleet.dialect()
+    }
+
+    fn now(&self) -> Time {
+        Sim::now(self)
     }
 
     async fn observe(&self, _scope: &Scope) -> Result<Observed, Fault> {

@@ -6,7 +6,6 @@ use tokio::time::Instant;
 
 use super::{Chains, Run};
 use crate::backend::{Backend, Subject};
-use crate::clock;
 use crate::execute::{Ended, Outcome, Told, ledger};
 use crate::model::{Op, Step};
 use crate::reconcile::{Expected, after};
@@ -72,7 +71,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             return;
         }
         let known = self.known.get(&step.instance);
-        let entry = ledger::Entry::after(step, &expected, &self.terms.owner, known, clock::moment());
+        let entry = ledger::Entry::after(step, &expected, &self.terms.owner, known, self.backend.now());
         // A step that was surely not carried out leaves no doubt about a run.
         let once = entry.once && outcome != Outcome::Failed;
         let entry = ledger::Entry { once, ..entry };
