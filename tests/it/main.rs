@@ -11,6 +11,7 @@ mod convert;
 mod day;
 mod deaths;
 mod dialects;
+mod fake;
 mod foreign;
 mod gateway;
 mod git;

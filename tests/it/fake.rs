@@ -1,0 +1,293 @@
+//! A simulated fleet as a target of the standing loop: in virtual time, with a store in memory.
+//!
+//! Our own gateway tells everything, most of them also of changes, and knows calls by their names. Of the others a list tells
+//! what theirs tell (labels at best, as old as theirs may be), and a close look only the facts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use abide::backend::sim::{Faults, Fleet, Sim};
+use abide::backend::{Answer, Backend, Changes, Fault, Mark, Order, Outcome as Said, Scope, Subject, Task};
+use abide::control::Target;
+use abide::execute::world::{Sight, World};
+use abide::model::{
+    Desired, Dialect, Hold, HostKey, InstanceKey, Now, Observed, Pause, Plan, Runs, Seen, Time, Version,
+};
+use abide::reconcile::{Caps, Rules, reconcile};
+use abide::store::{Change, Entry, Error, Holder, Lease, Number, Outcome, Page, Store, Taken, Txn, Write};
+
+pub struct Fake {
+    pub far: Far,
+    store: Memory,
+    pub restraints: Mutex<(Vec<Hold>, Vec<Pause>)>,
+}
+
+impl Fake {
+    /// Of our own, every other one tells of its changes.
+    pub fn new(dialect: Dialect, tells: bool, seed: u64) -> Fake {
+        let fleet = Fleet::new(dialect);
+        let fleet = if dialect == Dialect::Abide { fleet } else { fleet.hide_specs() };
+        let sim = Sim::over(fleet, calm(dialect), seed);
+        let sim = if tells && dialect == Dialect::Abide { sim.tell_changes() } else { sim };
+        Fake {
+            far: Far { sim, names: Mutex::default() },
+            store: Memory::default(),
+            restraints: Mutex::default(),
+        }
+    }
+
+    pub fn sim(&self) -> &Sim {
+        &self.far.sim
+    }
+
+    pub fn caps(&self) -> Caps {
+        Caps::of(self.far.dialect())
+    }
+
+    /// Lets time pass.
+    pub async fn pass(&self, secs: u64) {
+        for _ in 0..secs {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            self.sim().advance(1);
+        }
+    }
+
+    pub fn is_paused(&self) -> bool {
+        !self.restraints.lock().expect("a lock").1.is_empty()
+    }
+
+    /// What there would be to do for somebody who sees everything as it is.
+    pub fn plan(&self, desired: &Desired) -> Plan {
+        let (at, fleet) = (self.sim().now(), self.sim().fleet());
+        let spec = |held: &Option<abide::backend::sim::Held>| {
+            held.as_ref().map_or(Version::Unknown, |held| Version::Spec(held.spec.clone()))
+        };
+        let seen = |(key, seen): (InstanceKey, Seen)| {
+            let proc = &fleet.procs()[&key];
+            let seen =
+                Seen { given: spec(&proc.given), live: spec(&proc.live), report_time: Some(at), ..seen };
+            (key, seen)
+        };
+        let instances = fleet.rows().into_iter().map(seen).collect();
+        let observed = Observed { instances, at, ..Observed::default() };
+        let (holds, pauses) = self.restraints.lock().expect("a lock").clone();
+        let rules = Rules { holds, pauses, ..Rules::new(self.caps()) };
+        reconcile(desired, &observed, &rules, &Now { at, ..Now::default() })
+    }
+}
+
+/// Nothing goes wrong; a list is as old as it may be.
+pub fn calm(dialect: Dialect) -> Faults {
+    Faults { lag_secs: Caps::of(dialect).lag_secs, ..Faults::default() }
+}
+
+impl Target for Fake {
+    type Backend = Far;
+    type State = Memory;
+
+    fn backend(&self) -> &Far {
+        &self.far
+    }
+
+    fn state(&self) -> &Memory {
+        &self.store
+    }
+
+    fn act_as(&self, _generation: u64) {}
+
+    fn name(&self) -> &str {
+        "sim"
+    }
+
+    async fn look(&self, desired: &Desired, _prune: bool) -> Result<World, String> {
+        let sight = Sight { target: self.name(), caps: &self.caps(), desired, whole: None };
+        World::see(&self.far, &self.store, &sight).await.map_err(|blind| blind.to_string())
+    }
+
+    async fn follow(&self, desired: &Desired, prune: bool) -> Result<(World, Option<Changes>), String> {
+        if !self.caps().reads_specs {
+            return Ok((self.look(desired, prune).await?, None));
+        }
+        let followed = self.sim().follow(&Scope::default()).await;
+        let (observed, changes) = followed.map_err(|fault| fault.to_string())?;
+        Ok((World::of(observed), changes))
+    }
+
+    fn now(&self) -> Time {
+        self.sim().now()
+    }
+
+    async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), String> {
+        Ok(self.restraints.lock().expect("a lock").clone())
+    }
+}
+
+/// The fleet as a platform of its dialect shows it.
+pub struct Far {
+    sim: Sim,
+    /// Calls that were taken on, where they have names.
+    names: Mutex<BTreeMap<String, Task>>,
+}
+
+impl Far {
+    fn is_ours(&self) -> bool {
+        self.dialect() == Dialect::Abide
+    }
+
+    /// A row of a list: specs are told by their label, which is that of what was given.
+    fn told(&self, seen: Seen) -> Seen {
+        let running = seen.running == Some(true);
+        let ran = if seen.ran == Runs::Never { Runs::Never } else { Runs::Unknown };
+        let live = if running { seen.given.clone() } else { Version::Unknown };
+        match self.dialect() {
+            Dialect::Abide => seen,
+            Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw => Seen { live, ran, ..seen },
+            Dialect::Job => facts(&seen, self.now()),
+        }
+    }
+}
+
+/// What a close look tells.
+fn facts(seen: &Seen, at: Time) -> Seen {
+    let Seen { registered, hosted, running, pid, .. } = *seen;
+    Seen { registered, hosted, running, pid, report_time: Some(at), ..Seen::default() }
+}
+
+impl Backend for Far {
+    fn dialect(&self) -> Dialect {
+        self.sim.dialect()
+    }
+
+    fn now(&self) -> Time {
+        self.sim.now()
+    }
+
+    async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
+        let Observed { instances, gaps, at } = self.sim.observe(scope).await?;
+        let instances = instances.into_iter().map(|(key, seen)| (key, self.told(seen))).collect();
+        Ok(Observed { instances, gaps, at })
+    }
+
+    async fn mark(&self, hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
+        self.sim.mark(hosts).await
+    }
+
+    async fn look_closely(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
+        if self.is_ours() {
+            return self.observe(&Scope::of(subjects.to_vec())).await;
+        }
+        let (at, rows) = (self.now(), self.sim.fleet().rows());
+        let gaps = self.sim.mark(&BTreeSet::new()).await?.gaps;
+        let nothing = || {
+            let no = Some(false);
+            Seen { registered: no, hosted: no, running: no, ..Seen::default() }
+        };
+        let look = |subject: &Subject| {
+            let seen = rows.get(&subject.instance).cloned().unwrap_or_else(nothing);
+            (subject.instance.clone(), facts(&seen, at))
+        };
+        let there = subjects.iter().filter(|subject| !gaps.contains_key(&subject.host.key));
+        Ok(Observed { instances: there.map(look).collect(), gaps, at })
+    }
+
+    fn knows_names(&self) -> bool {
+        self.is_ours()
+    }
+
+    async fn find(&self, call: &str, _instances: &[InstanceKey]) -> Result<Option<Task>, Fault> {
+        Ok(self.names.lock().expect("a lock").get(call).cloned())
+    }
+
+    async fn submit(&self, call: &str, orders: &[Order]) -> Result<Task, Fault> {
+        if !self.is_ours() {
+            return self.sim.submit(call, orders).await;
+        }
+        if let Some(task) = self.names.lock().expect("a lock").get(call) {
+            return Ok(task.clone());
+        }
+        let sent = self.sim.submit(call, orders).await;
+        // Its answer may be lost; the call is not.
+        let task = Task { ids: vec![self.sim.calls().to_string()], ..Task::default() };
+        self.names.lock().expect("a lock").insert(call.to_owned(), task);
+        sent
+    }
+
+    async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
+        let mut answers = self.sim.poll(task).await?;
+        // What is guarded with the same spec already is guarded; the fleet is stricter, to judge plans by.
+        let again = |answer: &&mut Answer| match &answer.result {
+            Said::Failed { message, .. } => message.ends_with("it is guarded already"),
+            Said::InProgress | Said::Done => false,
+        };
+        answers.iter_mut().filter(again).for_each(|answer| answer.result = Said::Done);
+        Ok(answers)
+    }
+}
+
+/// A store for one process, in memory.
+#[derive(Default)]
+pub struct Memory(Mutex<(Number, Values)>);
+
+/// Each with the change that it is from.
+type Values = BTreeMap<String, (Number, Vec<u8>)>;
+
+impl Store for Memory {
+    async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
+        let kept = self.0.lock().expect("a lock");
+        Ok(kept.1.get(key).map(|(changed, value)| entry(key, *changed, value)))
+    }
+
+    async fn range(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, Error> {
+        let kept = self.0.lock().expect("a lock");
+        let means = |key: &str| key.starts_with(prefix) && after.is_none_or(|after| key > after);
+        let all = kept.1.iter().filter(|(key, _)| means(key)).take(limit);
+        let entries = all.map(|(key, (changed, value))| entry(key, *changed, value)).collect();
+        Ok(Page { entries, more: None, as_of: kept.0 })
+    }
+
+    async fn slice(&self, prefix: &str, skip: usize, limit: usize) -> Result<(Vec<Entry>, usize), Error> {
+        let all = self.range(prefix, None, usize::MAX).await?.entries;
+        let many = all.len();
+        Ok((all.into_iter().skip(skip).take(limit).collect(), many))
+    }
+
+    async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
+        let mut kept = self.0.lock().expect("a lock");
+        for compare in &txn.compares {
+            if kept.1.get(&compare.key).map_or(0, |(changed, _)| *changed) != compare.changed {
+                return Ok(Outcome::Conflict(compare.key.clone()));
+            }
+        }
+        kept.0 += 1;
+        let number = kept.0;
+        for write in txn.writes {
+            match write {
+                Write::Put(key, value) => drop(kept.1.insert(key, (number, value))),
+                Write::Delete(key) => drop(kept.1.remove(&key)),
+            }
+        }
+        Ok(Outcome::Written(number))
+    }
+
+    async fn changes(&self, _prefix: &str, _after: Number) -> Result<Vec<Change>, Error> {
+        std::future::pending().await
+    }
+
+    async fn take_lease(&self, name: &str, holder: &Holder, _lives: Duration) -> Result<Taken, Error> {
+        let generation = self.0.lock().expect("a lock").0 + 1;
+        Ok(Taken::Ours(Lease { name: name.to_owned(), holder: holder.id.clone(), generation }))
+    }
+
+    async fn renew_lease(&self, _lease: &Lease, _lives: Duration) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    async fn release_lease(&self, _lease: &Lease) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+fn entry(key: &str, changed: Number, value: &[u8]) -> Entry {
+    Entry { key: key.into(), value: value.into(), changed }
+}
