@@ -379,7 +379,8 @@ impl<'a, T: Target> Pass<'a, T> {
         let whom = (self.target.name(), &caps);
         // What a run that died had begun may have changed what was looked at: then it is looked at again.
         let left = execute::journal::left(state, owner).await.is_ok_and(|left| !left.is_empty());
-        let settled = execute::settle(self.target.backend(), state, whom, owner, deadline).await;
+        let settling = execute::settle(self.target.backend(), state, whom, owner, deadline);
+        let settled = keeping(state, &lease, settling).await;
         if left || settled.is_err() {
             let _ = state.release_lease(&lease).await;
             return match settled {

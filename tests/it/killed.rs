@@ -296,6 +296,7 @@ fn survives<S: Stage>(verb: Verb, dialect: &'static str, scene: &Scene<S>, few: 
     let (steps, effects, state) = (stage.read("steps"), stage.effects(), stage.state());
     let many = points(&steps);
     assert!(many > 5 && !effects.is_empty(), "{dialect} {what}: {steps}, {effects:?}");
+    println!("{verb:?} {dialect} {what}: {many} points");
     drop(stage);
     let every = if std::env::var("ABIDE_SOAK").is_ok() { 1 } else { (many / few).max(1) };
     for nth in (1..=many).filter(|nth| nth % every == 0) {
