@@ -11,13 +11,16 @@ use tracing::warn;
 
 use crate::backend::Task;
 use crate::fail;
-use crate::model::{AgentId, InstanceKey, Op, Revision, Spec};
+use crate::model::{AgentId, InstanceKey, Op, Revision, Spec, Time};
 use crate::store::{Error, Store, Txn};
 
 /// A call, as it stands in the journal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Call {
     pub steps: Vec<Began>,
+    /// When it was about to be made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<Time>,
     /// What to ask for results by, once that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<Task>,

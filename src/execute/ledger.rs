@@ -246,10 +246,12 @@ fn lay_under(seen: &mut Seen, entry: &Entry, caps: &Caps) {
     if seen.running == Some(true) {
         // Another process than the one we knew: the engine relaunched it, with what it was given.
         let another = entry.pid.zip(seen.pid).is_some_and(|(then, now)| then != now);
-        seen.live = match &entry.live {
+        seen.live = match (&entry.live, &entry.sent) {
             // A label that tells of neither was written by somebody who knows better.
-            Some(kept) if !another && entry.running && !is_strange => kept.version(),
-            Some(_) | None => seen.given.clone(),
+            (Some(kept), _) if !another && entry.running && !is_strange => kept.version(),
+            // A restart of which nobody heard, that shows by its pid.
+            (_, Some(sent)) if another && entry.unsure => sent.version(),
+            (Some(_) | None, _) => seen.given.clone(),
         };
     }
     if let Some(run) = entry.ran {

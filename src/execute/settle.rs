@@ -10,7 +10,7 @@ use super::doubt::{Verdict, judge, patience};
 use super::journal::{self, Began, Call};
 use super::ledger;
 use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task};
-use crate::model::{AutoType, Host, InstanceKey, Observed, Seen, Stamped, Step, Which};
+use crate::model::{AutoType, Host, InstanceKey, Observed, Op, Seen, Stamped, Step, Which};
 use crate::reconcile::{Caps, Expected, after};
 use crate::store::{Error, Store};
 
@@ -37,6 +37,7 @@ impl fmt::Display for Unsettled {
 
 /// How often it is asked.
 const PACE: Duration = Duration::from_millis(100);
+const SLOWEST: Duration = Duration::from_secs(2);
 
 /// Settles what former runs of this owner left. Whoever calls this holds the writer's lease.
 pub async fn settle<B: Backend, S: Store>(
@@ -61,6 +62,7 @@ pub async fn settle<B: Backend, S: Store>(
             journal::settle(store, &key, crate::store::Txn::default()).await.map_err(Unsettled::State)?;
             continue;
         }
+        see_restarts(backend, &call, &answers, deadline).await?;
         let known = ledger::read(store, target).await.map_err(Unsettled::State)?;
         let notes = find_out(backend, &call, &answers, &known, caps, owner).await;
         journal::settle(store, &key, ledger::noted(target, &notes)).await.map_err(Unsettled::State)?;
@@ -100,6 +102,57 @@ async fn wait_for<B: Backend>(
     }
 }
 
+/// A restart that may have been sent, and of which nothing was told, may still come, and a second one would be one too many:
+/// it is looked for until it has come, or cannot come any more.
+async fn see_restarts<B: Backend>(
+    backend: &B,
+    call: &Call,
+    answers: &[Answer],
+    deadline: Instant,
+) -> Result<(), Unsettled> {
+    let is_told = |instance: &InstanceKey| {
+        let row = answers.iter().find(|answer| answer.instance == *instance);
+        row.is_some_and(|row| row.result != Outcome::InProgress)
+    };
+    let mut open: Vec<(&Began, Step)> = call
+        .steps
+        .iter()
+        .filter(|began| began.op == Op::Restart && !is_told(&began.instance))
+        .map(|began| (began, step_of(began)))
+        .collect();
+    let longest = open.iter().map(|(_, step)| patience(step, PACE)).max().unwrap_or_default();
+    let gone = call.at.map_or(0, |at| backend.now().secs_since(at));
+    let until = Instant::now() + longest.saturating_sub(Duration::from_secs(gone));
+    let mut pace = PACE;
+    while !open.is_empty() && Instant::now() < until {
+        let subjects: Vec<Subject> = open.iter().map(|(_, step)| subject(step)).collect();
+        if let Ok(look) = backend.look_closely(&subjects).await {
+            open.retain(|(began, step)| {
+                let now = look.instances.get(&step.instance);
+                let is_seen = !look.gaps.contains_key(&step.instance.host);
+                !is_seen || judge(step.op, Some(&before(began)), now, false) == Verdict::NotYet
+            });
+        }
+        if Instant::now() >= deadline {
+            return Err(Unsettled::UnderWay(open.len()));
+        }
+        if !open.is_empty() {
+            tokio::time::sleep(pace).await;
+            pace = (pace * 2).min(SLOWEST);
+        }
+    }
+    Ok(())
+}
+
+fn subject(step: &Step) -> Subject {
+    Subject { instance: step.instance.clone(), host: step.host.clone(), spec: step.spec.clone() }
+}
+
+/// How it was when the step was begun.
+fn before(began: &Began) -> Seen {
+    Seen { hosted: Some(began.hosted), pid: began.pid, running: Some(began.pid.is_some()), ..Seen::default() }
+}
+
 /// What is known of each instance now: by its row, else by a close look.
 async fn find_out<B: Backend>(
     backend: &B,
@@ -110,24 +163,12 @@ async fn find_out<B: Backend>(
     owner: &str,
 ) -> std::collections::BTreeMap<InstanceKey, ledger::Entry> {
     let steps: Vec<(&Began, Step)> = call.steps.iter().map(|began| (began, step_of(began))).collect();
-    let subjects: Vec<Subject> = steps
-        .iter()
-        .map(|(_, step)| Subject {
-            instance: step.instance.clone(),
-            host: step.host.clone(),
-            spec: step.spec.clone(),
-        })
-        .collect();
+    let subjects: Vec<Subject> = steps.iter().map(|(_, step)| subject(step)).collect();
     let look: Option<Observed> = backend.look_closely(&subjects).await.ok();
     let mut notes = std::collections::BTreeMap::new();
     for (began, step) in &steps {
         let entry = known.entries.get(&step.instance);
-        let before = Seen {
-            hosted: Some(began.hosted),
-            pid: began.pid,
-            running: Some(began.pid.is_some()),
-            ..Seen::default()
-        };
+        let before = before(began);
         let told =
             answers.iter().find(|answer| answer.instance == step.instance).map(|answer| &answer.result);
         let once = step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot);
@@ -157,6 +198,10 @@ async fn find_out<B: Backend>(
         };
         let mut noted = ledger::Entry::after(step, &expected, owner, entry, backend.now());
         noted.once &= is_done.is_none();
+        if noted.unsure {
+            // Once it can be seen again, a restart shows by its pid.
+            noted.pid = began.pid.or(noted.pid);
+        }
         notes.insert(step.instance.clone(), noted);
     }
     notes

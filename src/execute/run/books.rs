@@ -74,7 +74,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let entry = ledger::Entry::after(step, &expected, &self.terms.owner, known, self.backend.now());
         // A step that was surely not carried out leaves no doubt about a run.
         let once = entry.once && outcome != Outcome::Failed;
-        let entry = ledger::Entry { once, ..entry };
+        // Once it can be seen again, a restart shows by its pid.
+        let then = self.seen.get(&step.instance).and_then(|seen| seen.pid).filter(|_| entry.unsure);
+        let entry = ledger::Entry { once, pid: then.or(entry.pid), ..entry };
         self.known.insert(step.instance.clone(), entry.clone());
         self.notes.insert(step.instance.clone(), entry);
     }

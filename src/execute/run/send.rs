@@ -103,7 +103,8 @@ async fn submit<B: Backend, S: Store>(
     seen: &BTreeMap<InstanceKey, Seen>,
     orders: &[Order],
 ) -> (String, Result<Task, Lost>) {
-    let mut call = Call { steps: orders.iter().map(|order| began(order, terms, seen)).collect(), task: None };
+    let steps = orders.iter().map(|order| began(order, terms, seen)).collect();
+    let mut call = Call { steps, at: Some(backend.now()), task: None };
     let name = match journal.begin(&call).await {
         Ok(name) => name,
         Err(error) => return (String::new(), Err(Lost::NotBegun(error))),
