@@ -232,6 +232,9 @@ pub async fn run<T: Target>(
                 source.forget();
                 pass.forget();
             }
+            if pass.is_told_otherwise().await {
+                looked = None;
+            }
         }
         let changed = source.changed();
         let is_told = due.take_if(|due| *due <= Instant::now()).is_some();
@@ -360,8 +363,12 @@ async fn keeping_or_ending<S: Store, T>(
     loop {
         tokio::select! {
             done = &mut work => return done,
-            () = &mut ended, if !*ends.borrow() => drop(ends.send(true)),
-            () = &mut lost, if !*ends.borrow() => drop(ends.send(true)),
+            () = &mut ended, if !*ends.borrow() => {
+                ends.send_replace(true);
+            }
+            () = &mut lost, if !*ends.borrow() => {
+                ends.send_replace(true);
+            }
         }
     }
 }

@@ -147,8 +147,10 @@ impl Sight {
         for (key, row) in rows {
             let before = observed.instances.get(&key);
             let pids = (before.and_then(|seen| seen.pid), row.as_ref().and_then(|seen| seen.pid));
-            if let (Some(_), (then, Some(now))) = (before, pids)
+            if let (Some(seen), (then, Some(now))) = (before, pids)
                 && then != Some(now)
+                // Who gave it another spec meant it to be another process.
+                && row.as_ref().is_some_and(|row| row.live == seen.live)
                 && !self.ours.contains(&key)
                 && row.as_ref().is_some_and(stays)
             {

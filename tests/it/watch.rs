@@ -325,3 +325,17 @@ fn noise_beside_the_manifests_is_not_waited_for() {
         is_over.store(true, std::sync::atomic::Ordering::SeqCst);
     });
 }
+
+/// Nobody waits for the interval to see that something was held or released.
+#[test]
+fn what_people_say_is_seen_at_once() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
+    until("a runs", || running(&machine, &["a"]));
+    assert_eq!(machine.run(&["stop", "web/a", "--reason", "by hand"]).0, 0);
+    until("it is said", || said(&machine, "watch.log").contains("by hand"));
+    assert_eq!(machine.rows()["a"]["running"], false);
+    assert_eq!(machine.run(&["release", "web/a"]).0, 0);
+    until("a is back", || running(&machine, &["a"]));
+}

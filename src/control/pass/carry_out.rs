@@ -220,7 +220,7 @@ async fn newer<S: Store>(
             tell(told, Event::Read { reading, revision: &reading.revision });
         }
         if follows && reading.revision != revision {
-            let _ = ends.send(true);
+            ends.send_replace(true);
         }
     }
 }

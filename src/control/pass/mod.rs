@@ -19,7 +19,7 @@ use super::{Event, LEASE, Look, Setting, Target, keeping};
 use crate::clock;
 use crate::execute;
 use crate::execute::world::World;
-use crate::model::Time;
+use crate::model::{Hold, Pause, Time};
 use crate::reconcile::old::missing;
 use crate::reconcile::reconcile;
 use crate::store::{Error, Holder, Lease, Store, Taken};
@@ -60,6 +60,8 @@ pub struct Pass<'a, T> {
     old: Known,
     /// A run may have left something in the journal.
     unsettled: bool,
+    /// What was held and paused at the last look.
+    restraints: Option<(Vec<Hold>, Vec<Pause>)>,
 }
 
 impl<'a, T: Target> Pass<'a, T> {
@@ -88,12 +90,21 @@ impl<'a, T: Target> Pass<'a, T> {
             back: Back::default(),
             old: Known::default(),
             unsettled: true,
+            restraints: None,
         }
     }
 
     /// Is it time to try something again?
     pub fn is_due(&self) -> bool {
         self.due.is_some_and(|due| due <= self.target.now())
+    }
+
+    /// Did somebody hold, release, pause, resume or pin something since the last look? What cannot be asked has not changed.
+    pub async fn is_told_otherwise(&self) -> bool {
+        let Some(known) = &self.restraints else { return false };
+        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
+        let restraints = self.target.restraints().await;
+        restraints.is_ok_and(|now| now != *known) || !self.back.is_current(state, owner).await.unwrap_or(true)
     }
 
     pub fn tell_relaunched(&mut self) {
@@ -230,7 +241,10 @@ impl<'a, T: Target> Pass<'a, T> {
         let desired = &reading.desired;
         let mut rules = self.setting.rules.clone();
         match self.target.restraints().await {
-            Ok(restraints) => (rules.holds, rules.pauses) = restraints,
+            Ok(restraints) => {
+                (rules.holds, rules.pauses) = restraints.clone();
+                self.restraints = Some(restraints);
+            }
             Err(why) => {
                 self.sight.keep(Arc::new(world.observed));
                 return self.trouble(&why);
