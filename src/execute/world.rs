@@ -115,6 +115,12 @@ impl World {
         Ok(world)
     }
 
+    /// Where this owner was known to have something, whatever the manifests say by now.
+    pub fn namespaces(&self, owner: &str) -> BTreeSet<Name> {
+        let ours = self.ledger.entries.iter().filter(|(_, entry)| entry.owner == owner && !entry.gone);
+        ours.map(|(key, _)| key.namespace.clone()).collect()
+    }
+
     /// Takes specs that were found elsewhere.
     pub fn learn(&mut self, old: OldSpecs) {
         self.old.extend(old);

@@ -24,6 +24,7 @@ mod listen;
 mod literal;
 mod looks;
 mod mutations;
+mod orphans;
 mod plan;
 mod planner;
 mod reading;

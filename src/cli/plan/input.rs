@@ -120,7 +120,7 @@ impl Wanted {
                     super::source::same(live, &self.rules.owner, &source).await?;
                 }
                 (self.rules.holds, self.rules.pauses) = live.restraints().await?;
-                closely(live, &self.loaded.desired, &self.rules, &self.now, &mut old).await?
+                closely(live, &self.loaded.desired, &mut self.rules, &self.now, &mut old).await?
             }
             None => read_rows(args, &self.now, printer)?,
         };
@@ -156,7 +156,7 @@ impl Input {
     /// The same with the world as it is by now.
     pub async fn look_again(&mut self, live: &Live) -> Result<(), Failure> {
         self.now = clock::now(&self.loaded.desired);
-        let observed = closely(live, &self.loaded.desired, &self.rules, &self.now, &mut self.old).await?;
+        let observed = closely(live, &self.loaded.desired, &mut self.rules, &self.now, &mut self.old).await?;
         self.observed = observed.under_addresses(&self.loaded.desired).unwrap_or_default();
         Ok(())
     }
@@ -228,11 +228,12 @@ impl Early {
 async fn closely(
     live: &Live,
     desired: &Desired,
-    rules: &Rules,
+    rules: &mut Rules,
     now: &Now,
     old: &mut Old,
 ) -> Result<Observed, Failure> {
     let mut world = live.world(desired, rules.prune.then(|| namespaces(desired))).await?;
+    rules.known_namespaces = world.namespaces(&rules.owner);
     // Where a look is live, there is nothing to come closer to.
     if rules.caps.lag_secs == 0 {
         return Ok(world.observed);

@@ -118,7 +118,10 @@ impl Live {
 
 /// The namespaces that manifests or their policies speak of.
 pub fn namespaces(desired: &Desired) -> BTreeSet<Name> {
-    desired.instances.keys().map(|key| key.namespace.clone()).collect()
+    let allowed = desired.policies.iter().filter_map(|policy| policy.allow.namespaces.as_ref()).flatten();
+    // A pattern is no name: what it means is seen where it is told of.
+    let named = allowed.filter(|pattern| !pattern.contains('*')).filter_map(|name| name.parse().ok());
+    desired.instances.keys().map(|key| key.namespace.clone()).chain(named).collect()
 }
 
 /// An instance of a target that has no such rows of its own.

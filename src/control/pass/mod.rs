@@ -252,6 +252,7 @@ impl<'a, T: Target> Pass<'a, T> {
         }
         rules.source_unreadable |= reading.is_incomplete;
         rules.prune &= reading.may_prune;
+        rules.known_namespaces = world.namespaces(&rules.owner);
         let now = clock::at(self.target.now(), desired);
         self.patience.look(desired, &world.observed, now.at, &mut fastrand::f64);
         let left = self.patience.left_alone(now.at);
