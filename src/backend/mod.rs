@@ -120,7 +120,17 @@ pub struct Order {
     pub registered: bool,
 }
 
+/// Under which name the nth rename of a call goes out: each is a task of its own.
+pub fn name_of_move(call: &str, nth: usize) -> String {
+    format!("{call}.m{nth}")
+}
+
 impl Order {
+    /// Is it known by another name from now on?
+    pub fn moves(&self) -> bool {
+        self.from.is_some() && self.op == Op::Register
+    }
+
     pub fn of(step: &Step, id: String, owner: &str) -> Order {
         Order {
             id,

@@ -39,6 +39,9 @@ pub struct Began {
     pub supplier: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent_id: Option<AgentId>,
+    /// Of a register: it is known by another name from now on, which is a task of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub moves: bool,
     /// How it was: guarded, and which process ran.
     #[serde(default)]
     pub hosted: bool,

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::doubt::{Verdict, judge, patience};
 use super::journal::{self, Began, Call};
 use super::ledger;
-use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task};
+use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task, name_of_move};
 use crate::model::{AutoType, Host, InstanceKey, Observed, Op, Seen, Stamped, Step, Which};
 use crate::reconcile::{Caps, Expected, after};
 use crate::store::{Error, Store};
@@ -48,9 +48,8 @@ pub async fn settle<B: Backend, S: Store>(
     deadline: Instant,
 ) -> Result<(), Unsettled> {
     for (key, call) in journal::left(store, owner).await.map_err(Unsettled::State)? {
-        let instances: Vec<InstanceKey> = call.steps.iter().map(|step| step.instance.clone()).collect();
         let task = match backend.knows_names() {
-            true => backend.find(&journal::name_of(&key), &instances).await.map_err(Unsettled::Target)?,
+            true => find(backend, &journal::name_of(&key), &call).await.map_err(Unsettled::Target)?,
             false => call.task.clone(),
         };
         let answers = match &task {
@@ -68,6 +67,24 @@ pub async fn settle<B: Backend, S: Store>(
         journal::settle(store, &key, ledger::noted(target, &notes)).await.map_err(Unsettled::State)?;
     }
     Ok(())
+}
+
+/// What is still to be waited for. What was registered was answered at once, and no task has a row of it.
+async fn find<B: Backend>(backend: &B, name: &str, call: &Call) -> Result<Option<Task>, Fault> {
+    let is_registry = |op: Op| matches!(op, Op::Register | Op::Unregister);
+    let operations: Vec<InstanceKey> =
+        call.steps.iter().filter(|step| !is_registry(step.op)).map(|step| step.instance.clone()).collect();
+    let moves = call.steps.iter().filter(|step| step.moves);
+    let mut asked = vec![(name.to_owned(), operations)];
+    asked.extend(moves.enumerate().map(|(nth, step)| (name_of_move(name, nth), vec![step.instance.clone()])));
+    let mut all = Task::default();
+    for (name, instances) in asked.iter().filter(|(_, instances)| !instances.is_empty()) {
+        if let Some(task) = backend.find(name, instances).await? {
+            all.ids.extend(task.ids);
+            all.rows.extend(task.rows);
+        }
+    }
+    Ok(Some(all).filter(|all| !all.ids.is_empty()))
 }
 
 /// Until every row is final, or cannot be any more.

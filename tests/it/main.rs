@@ -34,6 +34,7 @@ mod samples;
 mod schema;
 mod serve;
 mod server;
+mod settling;
 mod sim;
 mod sources;
 mod store;

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use self::look::{Whole, gaps};
 use self::orders::{RowWire, TaskWire};
-use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Task};
+use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Task, name_of_move};
 use crate::gse::keys;
 use crate::http::{Access, Broken, Calls};
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, Op};
@@ -114,7 +114,7 @@ impl Backend for Abide {
     }
 
     async fn submit(&self, call: &str, orders: &[Order]) -> Result<Task, Fault> {
-        let moves = |order: &&Order| order.from.is_some() && order.op == Op::Register;
+        let moves = |order: &&Order| order.moves();
         let registers = |order: &&Order| matches!(order.op, Op::Register | Op::Unregister);
         let mut task = Task::default();
         let registry: Vec<&Order> = orders.iter().filter(|order| registers(order) && !moves(order)).collect();
@@ -123,7 +123,7 @@ impl Backend for Abide {
             let mut body = self.body(order);
             body["from"] = json!(order.from);
             body["to"] = json!(order.instance);
-            let signed = self.signed(format!("{call}.m{nth}"), &order.owner);
+            let signed = self.signed(name_of_move(call, nth), &order.owner);
             let text = self.post("/api/abide/v1/rename", &body, &signed).await?;
             task.ids.push(read::<TaskWire>(&text)?.task_id);
             task.rows.insert(order.instance.clone(), order.id.clone());

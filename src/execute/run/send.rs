@@ -143,6 +143,7 @@ fn began(order: &Order, terms: &Terms, seen: &BTreeMap<InstanceKey, Seen>) -> Be
     Began {
         instance: order.instance.clone(),
         op: order.op,
+        moves: order.moves(),
         revision: order.revision.filter(|_| lasting),
         spec: order.spec.as_ref().filter(|_| lasting).map(|spec| Arc::new(Spec::clone(spec))),
         supplier: order.host.supplier.filter(|_| lasting),

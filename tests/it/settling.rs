@@ -1,0 +1,86 @@
+//! What a run had begun when it died is found out by the next one, whatever its calls were made of.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use abide::backend::{Abide, Backend, Order, Scope};
+use abide::execute::journal::{self, Began, Call, Journal};
+use abide::execute::settle;
+use abide::http::{Access, Calling};
+use abide::model::{Host, InstanceKey, Op, Stamped};
+use abide::reconcile::Caps;
+use abide::store::Embedded;
+use tokio::time::Instant;
+
+use crate::system::{HOST, System};
+
+fn key(name: &str) -> InstanceKey {
+    format!("{HOST}:web:{name}").parse().expect("a key")
+}
+
+fn order(id: &str, op: Op, name: &str, spec: Option<&Arc<Stamped>>, from: Option<&str>) -> Order {
+    let instance = key(name);
+    let host = Host { key: instance.host.clone(), supplier: None, agent_id: None };
+    let (id, owner, from) = (id.to_owned(), "team".to_owned(), from.map(key));
+    let (spec, revision, takes) = (spec.cloned(), None, Vec::new());
+    Order { id, owner, instance, host, op, spec, revision, takes, from, registered: true }
+}
+
+/// A call of ours may register some, rename some and stop others: only the last two have a task to wait for.
+#[test]
+fn a_call_of_many_kinds_is_settled() {
+    let system = System::new();
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(many_kinds(&system));
+}
+
+async fn many_kinds(system: &System) {
+    for name in ["p", "q", "r"] {
+        assert_eq!(system.operate(name, 0, &system.spec(name, "exec sleep 1000")).0, 0);
+    }
+    let access = Access {
+        url: format!("http://{}", system.server.address),
+        code: "all".into(),
+        secret: "s3cret".into(),
+        username: None,
+        calling: Calling::default(),
+    };
+    let backend = Abide::new(&access).expect("a client");
+    let seen = backend.observe(&Scope::default()).await.expect("a look");
+    let spec = |name: &str| seen.instances[&key(name)].given.spec();
+    let all = [
+        order("1", Op::Register, "p", spec("p"), None),
+        order("2", Op::Stop, "q", spec("q"), None),
+        order("3", Op::Register, "s", spec("r"), Some("r")),
+    ];
+    let store = Embedded::open(&system.path("state.db")).expect("a store");
+    // Together, each by itself, and what was never sent.
+    for (nth, (orders, is_sent)) in
+        [(&all[..], true), (&all[..1], true), (&all[1..2], true), (&all[..], false)].into_iter().enumerate()
+    {
+        let began = |order: &Order| Began {
+            instance: order.instance.clone(),
+            op: order.op,
+            moves: order.moves(),
+            revision: None,
+            spec: None,
+            supplier: None,
+            agent_id: None,
+            hosted: false,
+            pid: None,
+        };
+        let run = format!("run-{nth}");
+        let call = Call { steps: orders.iter().map(began).collect(), ..Call::default() };
+        let name = Journal::new(&store, "team", &run).begin(&call).await.expect("it is written");
+        if is_sent {
+            backend.submit(&name, orders).await.expect("it is taken on");
+        }
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let settled = settle(&backend, &store, ("it", &Caps::LOCAL), "team", deadline).await;
+        assert!(settled.is_ok(), "{nth}: {settled:?}");
+        assert!(journal::left(&store, "team").await.expect("a store").is_empty(), "{nth}");
+        if nth == 0 {
+            // It was waited for.
+            assert_eq!((system.pid("q"), system.process("s")["running"].as_bool()), (None, Some(true)));
+        }
+    }
+}
