@@ -212,7 +212,7 @@ pub async fn run<T: Target>(
     mut stop: watch::Receiver<bool>,
     told: &mut (dyn FnMut(Event<'_>) + Send),
 ) {
-    let holder = Holder::this(format!("watch-{}", std::process::id()));
+    let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
     let owner = &setting.rules.owner;
     let Some(mut leader) = lead(target, owner, &holder, &mut stop, told).await else { return };
     let mut pass = Pass::new(setting, target, told);

@@ -241,7 +241,8 @@ fn lease(
                 let lease = Lease { name, holder: holder.id.clone(), generation: next.generation };
                 (Some(next), Granted::Taken(Taken::Ours(lease)))
             }
-            Err(Record { generation, holder, expires }) => {
+            Err(theirs) => {
+                let Record { generation, holder, expires } = *theirs;
                 let left_ms = u64::try_from(expires - now).unwrap_or(0);
                 let holder = holder.unwrap_or_else(|| Holder::this("nobody"));
                 (None, Granted::Taken(Taken::Theirs { holder, generation, left_ms }))
