@@ -95,7 +95,10 @@ pub fn span(seconds: u64) -> String {
     said.join(" ")
 }
 
-/// `1h30m` → 5400.
+/// Nobody waits longer, and clocks can count so far.
+const LONGEST: u64 = 100 * 365 * 86_400;
+
+/// `1h30m` → 5400. More than a hundred years are a hundred years.
 pub fn seconds(text: &str) -> Option<u64> {
     let mut rest = text.trim();
     let mut total = 0u64;
@@ -112,10 +115,10 @@ pub fn seconds(text: &str) -> Option<u64> {
             b'd' => (86_400, &rest[digits + 1..]),
             _ => return None,
         };
-        total = total.checked_add(number.checked_mul(unit)?)?;
+        total = total.saturating_add(number.saturating_mul(unit));
         rest = after;
     }
-    Some(total)
+    Some(total.min(LONGEST))
 }
 
 #[cfg(test)]
@@ -181,6 +184,8 @@ mod tests {
             ("s", None),
             ("5µs", None),
             ("99999999999999999999s", None),
+            ("18446744073709551615s", Some(LONGEST)),
+            ("18446744073709551615d1s", Some(LONGEST)),
         ];
         for (text, expected) in cases {
             assert_eq!(seconds(text), expected, "{text:?}");

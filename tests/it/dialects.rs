@@ -106,6 +106,19 @@ impl Fleet {
         command
     }
 
+    /// A process that runs once, and what it does.
+    pub fn once(&self, name: &'static str, command: &str) {
+        self.write(&Daemon::new(name));
+        let file = self.path(&format!("m/{name}.yaml"));
+        let text = std::fs::read_to_string(&file).expect("a file");
+        let line = |line: &str| match line.trim_start().starts_with("start_cmd") {
+            true => format!("    start_cmd: {command}\n"),
+            false => format!("{line}\n"),
+        };
+        let text: String = text.lines().map(line).collect();
+        std::fs::write(&file, text.replace("auto_type: 1", "auto_type: 2")).expect("a file");
+    }
+
     pub fn run(&self, args: &[&str]) -> (i32, String, String) {
         let output = self.command(args).output().expect("it runs");
         (output.status.code().unwrap_or(-1), stdout(&output), stderr(&output))
@@ -231,4 +244,16 @@ fn gse_apigw_reaches_the_same_fleet() {
 #[test]
 fn job_reaches_the_same_fleet() {
     the_same_story("job");
+}
+
+/// As people write it: a number.
+#[test]
+fn a_scope_may_be_a_number_and_a_time_may_be_endless() {
+    let fleet = Fleet::new("job");
+    fleet.write(&Daemon::new("x"));
+    let config = std::fs::read_to_string(fleet.path("abide.yaml")).expect("a file");
+    let config = config.replace("biz_id: 2", "scope: {type: biz, id: 2}");
+    std::fs::write(fleet.path("abide.yaml"), config).expect("a file");
+    fleet.well("one", &["--timeout", "18446744073709551615s"]);
+    assert_eq!(fleet.effects(), ["start x 1"]);
 }

@@ -55,7 +55,22 @@ pub struct Entry {
 struct ScopeEntry {
     #[serde(rename = "type")]
     kind: String,
+    #[serde(deserialize_with = "text_or_number")]
     id: String,
+}
+
+/// Ids are texts on the wire, and numbers to people.
+fn text_or_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Id {
+        Text(String),
+        Number(i64),
+    }
+    Ok(match Id::deserialize(from)? {
+        Id::Text(text) => text,
+        Id::Number(number) => number.to_string(),
+    })
 }
 
 /// A header's value, or where it is kept.
