@@ -58,6 +58,12 @@ pub fn patience(step: &Step, poll: Duration) -> Duration {
     Duration::from_secs(u64::from(timeout) + u64::from(check)) + (poll * 2).max(Duration::from_secs(10))
 }
 
+/// Does a failure with this code say that a one-shot was begun? It has ended by the time it is checked (836), or it ended
+/// badly (65535): whoever began it again would run it twice.
+pub fn has_run(op: Op, code: i64, runs_once: bool) -> bool {
+    op == Op::Start && runs_once && matches!(code, 836 | 65535)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +90,16 @@ mod tests {
         assert_eq!(judge(Op::Reload, &up, &up), Verdict::Again);
         let lost = Seen { unknown: true, ..up.clone() };
         assert_eq!(judge(Op::Start, &down, &lost), Verdict::Unknown);
+    }
+
+    #[test]
+    fn a_one_shot_that_was_begun_has_run_however_it_ended() {
+        for code in [836, 65535] {
+            assert!(has_run(Op::Start, code, true), "{code}");
+            assert!(!has_run(Op::Start, code, false) && !has_run(Op::Stop, code, true), "{code}");
+        }
+        assert!(!has_run(Op::Start, 117, true), "no agent was there");
+        assert!(!has_run(Op::Start, 0, true), "it never left");
     }
 
     #[test]

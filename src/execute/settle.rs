@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::doubt::{Verdict, judge, patience};
+use super::doubt::{Verdict, has_run, judge, patience};
 use super::journal::{self, Began, Call};
 use super::ledger;
 use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task, name_of_move};
@@ -191,6 +191,10 @@ async fn find_out<B: Backend>(
         let once = step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot);
         let is_done = match (told, &look) {
             (Some(Outcome::Done), _) => Some(true),
+            // The same codes as in a run that lives.
+            (Some(Outcome::Failed { code, .. }), _) if has_run(step.op, *code, once) => Some(true),
+            (Some(Outcome::Failed { code: 829, .. }), _) if matches!(step.op, Op::Stop | Op::Kill) => None,
+            (Some(Outcome::Failed { code: 850, .. }), _) if step.op == Op::Register => Some(true),
             (Some(Outcome::Failed { .. }), _) => Some(false),
             (Some(Outcome::InProgress) | None, None) => None,
             (Some(Outcome::InProgress) | None, Some(look)) => {

@@ -179,6 +179,6 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 }
 
-fn is_once(step: &Step) -> bool {
+pub(super) fn is_once(step: &Step) -> bool {
     step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot)
 }

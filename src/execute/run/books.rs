@@ -4,8 +4,10 @@ use std::collections::VecDeque;
 
 use tokio::time::Instant;
 
+use super::answers::is_once;
 use super::{Chains, Run};
 use crate::backend::{Backend, Subject};
+use crate::execute::doubt::has_run;
 use crate::execute::{Ended, Outcome, Told, ledger};
 use crate::model::{Op, Step};
 use crate::reconcile::{Expected, after};
@@ -60,6 +62,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             // Nobody stopped it: whether it is still guarded has to be seen.
             Outcome::AlreadySo if code == 829 => Expected::Unsure,
             Outcome::Done | Outcome::AlreadySo => {
+                after(step, self.seen.get(&step.instance), &self.terms.owner, &self.terms.caps)
+            }
+            Outcome::Failed if has_run(step.op, code, is_once(step)) => {
                 after(step, self.seen.get(&step.instance), &self.terms.owner, &self.terms.caps)
             }
             Outcome::Failed | Outcome::TimedOut | Outcome::Unknown | Outcome::Skipped => Expected::Unsure,
