@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::dialects::{Daemon, Fleet};
 use crate::http::Request;
+use crate::support::command;
 use crate::system::is_alive;
 
 /// What goes wrong between a controller and its platform.
@@ -49,6 +51,13 @@ enum Evil {
     Swaps,
     /// Lists stay as they were when they were first asked for.
     Stale,
+    /// The first questions for results are lost on the way.
+    LosesResults,
+    LosesGse,
+    /// A check after an operation that came too late.
+    Says836,
+    /// A command that failed.
+    Says65535,
 }
 
 struct Proxy {
@@ -146,6 +155,14 @@ fn serve(mut stream: TcpStream, platform: SocketAddr, evil: &Mutex<Evil>, memory
             let _ = stream.write_all(&with_body("200 OK", &failed(1_000_115)));
             return;
         }
+        Evil::LosesResults if is_result && nth <= 2 => {
+            let _ = stream.write_all(&with_body("502 Bad Gateway", "<html>no</html>"));
+            return;
+        }
+        Evil::LosesGse if is_result && nth <= 2 => {
+            let _ = stream.write_all(&with_body("200 OK", &failed(50_001)));
+            return;
+        }
         Evil::BreaksBefore if acts && nth == 1 => {
             let _ = stream.write_all(&with_body("502 Bad Gateway", "<html>no</html>"));
             return;
@@ -176,6 +193,13 @@ fn serve(mut stream: TcpStream, platform: SocketAddr, evil: &Mutex<Evil>, memory
         }),
         Evil::Says117 if is_result => altered(&answer, |_| {
             Some(json!({"error_code": 117, "error_msg": "agent missing", "content": ""}))
+        }),
+        Evil::Says836 | Evil::Says65535 if is_result => altered(&answer, |row| match is_look(row) {
+            true => Some(row.clone()),
+            false => {
+                let code = if evil == Evil::Says836 { 836 } else { 65535 };
+                Some(json!({"error_code": code, "error_msg": "no luck", "content": ""}))
+            }
         }),
         Evil::Swaps if is_result => swapped(&answer),
         Evil::Stale if is_list => {
@@ -345,4 +369,47 @@ fn results_that_never_come_are_found_out_by_looking() {
 #[test]
 fn where_nothing_can_be_known_nothing_is_claimed() {
     endures("gse-v2", &[Evil::Mute]);
+}
+
+/// One answer that is lost does not end a look.
+#[test]
+fn a_close_look_is_asked_about_again() {
+    let fleet = Fleet::new("job");
+    let proxy = Proxy::before(fleet.system.server.address);
+    fleet.target(&format!("http://{}", proxy.address), "");
+    fleet.write(&Daemon::new("x"));
+    fleet.well("in peace", &[]);
+    for evil in [Evil::LosesResults, Evil::LosesGse, Evil::Busy] {
+        proxy.be(evil);
+        let (code, out, err) = fleet.run(&["plan", "m", "--owner", "team"]);
+        assert!(code == 0 && out.contains("nothing to do"), "{evil:?}: {code} {out}{err}");
+    }
+}
+
+/// A one-shot has run when its check comes too late, and also when it ends badly: neither the next run nor one that comes
+/// after a death begins it again.
+#[test]
+fn a_one_shot_that_failed_is_not_run_twice() {
+    for (evil, exit) in [(Evil::Says836, 0), (Evil::Says65535, 3)] {
+        for nth in 1.. {
+            let fleet = Fleet::new("job");
+            let proxy = Proxy::before(fleet.system.server.address);
+            fleet.target(&format!("http://{}", proxy.address), "");
+            fleet.once("once", "echo start once >> effects");
+            proxy.be(evil);
+            let args = ["apply", "m", "--yes", "--owner", "team", "--target", "it"];
+            let mut dies = command(&args, fleet.system.folder.path());
+            dies.env("IT_SECRET", "s3cret").env("ABIDE_DIE_AFTER", nth.to_string()).stdin(Stdio::null());
+            let code = dies.output().expect("it ends").status.code();
+            // What it left is settled by the next one.
+            let told = fleet.apply(&[]);
+            proxy.be(Evil::None);
+            let told = [told, fleet.apply(&[])];
+            assert!(fleet.effects().len() <= 1, "{evil:?}, death {nth}: {told:?} {:?}", fleet.effects());
+            if code == Some(exit) {
+                assert!(nth > 3, "it died at some steps");
+                break;
+            }
+        }
+    }
 }

@@ -258,8 +258,13 @@ impl Platform {
                 Ok(told) => {
                     rows.extend(told.into_iter().filter(|(_, row)| row.code() != RowCode::RUNNING));
                 }
-                Err(broken @ Broken::Refused { .. }) => return Err(fault(broken)),
-                Err(broken) => warn!(%broken, "asked again"),
+                Err(broken) => match fault(broken) {
+                    refused @ Fault::Refused(_) => return Err(refused),
+                    // Lost on the way, or too much at once: the question can be put again.
+                    fault @ (Fault::NoAnswer | Fault::Busy(_) | Fault::Unreachable(_)) => {
+                        warn!(%fault, "asked again");
+                    }
+                },
             }
             let left = keys.iter().any(|key| !rows.contains_key(key));
             if !left || begin.elapsed() > CLOSE {
