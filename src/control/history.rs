@@ -1,8 +1,28 @@
-//! What the history says of single instances: who changed what, when, and how it ended.
+//! The history of an owner, and what it says of single instances: who changed what, when, and how it ended.
+//!
+//! `history/OWNER/TIME` is one run that did something. The newest [`KEPT`] are kept.
 
 use serde_json::{Value, json};
 
 use crate::execute::Ended;
+use crate::model::Time;
+use crate::store::{Error, Store, Txn};
+
+/// So many entries of an owner are kept.
+pub const KEPT: usize = 1000;
+/// So many older ones go with a new one, at most: where there never was an end to it, it is reached bit by bit.
+const AT_ONCE: usize = 100;
+
+/// Adds an entry, and the oldest go with that.
+pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> Result<(), Error> {
+    let place = format!("history/{owner}/");
+    // Where it cannot be counted now, it is counted with the next one.
+    let (oldest, count) = state.slice(&place, 0, AT_ONCE).await.unwrap_or_default();
+    let over = (count + 1).saturating_sub(KEPT);
+    let new = Txn::put(format!("{place}{:013}", at.0), entry.to_string());
+    let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
+    state.txn(txn).await.map(|_| ())
+}
 
 /// The last changes of an instance: when, by whom, to which revision, and how they ended.
 pub fn changes(history: &[Value], instance: &str) -> Vec<Value> {

@@ -34,6 +34,13 @@ pub enum Ask {
         #[serde(default)]
         limit: Option<usize>,
     },
+    /// The same by place instead of key, and how many there are.
+    Slice {
+        prefix: String,
+        #[serde(default)]
+        skip: usize,
+        limit: usize,
+    },
     Txn {
         #[serde(default)]
         compares: Vec<CompareWire>,
@@ -85,7 +92,7 @@ impl Ask {
     /// What it changes, in a few words; `None`: nothing.
     pub fn changes(&self) -> Option<String> {
         match self {
-            Ask::Get { .. } | Ask::Range { .. } | Ask::Changes { .. } => None,
+            Ask::Get { .. } | Ask::Range { .. } | Ask::Slice { .. } | Ask::Changes { .. } => None,
             Ask::Txn { writes, .. } => {
                 let first = writes.first()?;
                 Some(format!("{} of {} keys", first.key, writes.len()))
@@ -109,6 +116,10 @@ impl<S: Store> Gateway<S> {
                 let page = self.store.range(&place(prefix)?, after.as_deref(), limit).await?;
                 let entries: Vec<Value> = page.entries.iter().map(entry).collect();
                 Ok(json!({"entries": entries, "more": page.more.as_deref(), "as_of": page.as_of}))
+            }
+            Ask::Slice { prefix, skip, limit } => {
+                let (entries, count) = self.store.slice(&place(prefix)?, skip, limit.min(MOST)).await?;
+                Ok(json!({"entries": entries.iter().map(entry).collect::<Vec<Value>>(), "count": count}))
             }
             Ask::Txn { compares, writes } => {
                 let compare = |c: CompareWire| Ok(Compare { key: place(c.key)?, changed: c.changed });

@@ -98,9 +98,14 @@ impl Store for Remote {
     }
 
     async fn slice(&self, prefix: &str, skip: usize, limit: usize) -> Result<(Vec<Entry>, usize), Error> {
-        let all = self.range(prefix, None, usize::MAX).await?.entries;
-        let count = all.len();
-        Ok((all.into_iter().skip(skip).take(limit).collect(), count))
+        #[derive(Deserialize)]
+        struct Slice {
+            entries: Vec<EntryWire>,
+            count: usize,
+        }
+        let asked = json!({"slice": {"prefix": prefix, "skip": skip, "limit": limit.min(PAGE)}});
+        let Slice { entries, count } = self.ask(asked).await?;
+        Ok((entries.into_iter().map(Entry::from).collect(), count))
     }
 
     async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {

@@ -17,7 +17,7 @@ use crate::control::snapshot::{self, Word};
 use crate::control::source::git::work_tree;
 use crate::model::Plan;
 use crate::reconcile::of_desired;
-use crate::store::{Store, Txn};
+use crate::store::Store;
 
 pub enum Said {
     /// Manifests: what they say is kept, and ends a pin.
@@ -98,7 +98,6 @@ impl Said {
         if let Some(commit) = self.commit() {
             entry["commit"] = commit.into();
         }
-        let key = format!("history/{}/{:013}", input.rules.owner, moment().0);
-        let _ = live.state.txn(Txn::put(key, entry.to_string())).await;
+        let _ = history::add(&live.state, &input.rules.owner, moment(), &entry).await;
     }
 }

@@ -17,7 +17,7 @@ use crate::clock;
 use crate::execute::{self, Ended, Outcome, Terms, Told};
 use crate::model::{Desired, Plan, ProcessKey, Reason};
 use crate::reconcile::{Rules, reconcile};
-use crate::store::{Error, Holder, Lease, Store, Taken, Txn};
+use crate::store::{Holder, Lease, Store, Taken};
 
 /// A source that says "at once" is still not asked all the time.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -185,8 +185,7 @@ impl<T: Target> Pass<'_, T> {
         if let Some(commit) = &self.commit {
             entry["commit"] = commit.as_str().into();
         }
-        let key = format!("history/{}/{:013}", self.setting.rules.owner, at.0);
-        let _: Result<_, Error> = self.target.state().txn(Txn::put(key, entry.to_string())).await;
+        let _ = history::add(self.target.state(), &self.setting.rules.owner, at, &entry).await;
     }
 }
 
