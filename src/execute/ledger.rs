@@ -88,6 +88,23 @@ pub fn noted(target: &str, entries: &BTreeMap<InstanceKey, Entry>) -> Txn {
 }
 
 impl Kept {
+/// After this long, what is gone is no news for any list.
+const NEWS: i64 = 24 * 3600 * 1000;
+
+/// Forgets what has long been gone, unless somebody has written of it since.
+pub async fn forget<S: Store>(store: &S, target: &str, known: &BTreeMap<InstanceKey, Entry>, now: Time) {
+    let then = now.0.saturating_sub(NEWS);
+    let is_old = |entry: &Entry| entry.gone && entry.at.0 < then;
+    for (key, _) in known.iter().filter(|(_, entry)| is_old(entry)) {
+        let key = format!("{}{key}", place(target));
+        let Ok(Some(found)) = store.get(&key).await else { continue };
+        if serde_json::from_slice(&found.value).is_ok_and(|entry| is_old(&entry)) {
+            // What cannot be forgotten now is forgotten by the next run.
+            let _ = store.txn(Txn::delete(&key).only_if(&key, found.changed)).await;
+        }
+    }
+}
+
     fn version(&self) -> Version {
         Version::Spec(Arc::new(Stamped::new(self.spec.clone())))
     }

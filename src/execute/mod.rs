@@ -138,7 +138,10 @@ pub async fn execute<B: Backend, S: Store>(
     terms: &Terms,
     told: &mut (dyn FnMut(Told<'_>) + Send),
 ) -> Executed {
-    let mut run = run::Run::new(backend, store, terms, told).await;
+    let mut run = match run::Run::new(backend, store, terms, told).await {
+        Ok(run) => run,
+        Err(error) => return not_begun(plan, &format!("not begun: {error}")),
+    };
     for (nth, wave) in plan.waves.iter().enumerate() {
         (run.told)(Told::Wave { nth: nth + 1, of: plan.waves.len() });
         run.wave(wave).await;
@@ -147,4 +150,18 @@ pub async fn execute<B: Backend, S: Store>(
         }
     }
     run.over().await
+}
+
+/// Nothing of it was begun.
+fn not_begun(plan: &Plan, why: &str) -> Executed {
+    let ended = |step: &Step| Ended {
+        step: step.id,
+        instance: step.instance.clone(),
+        op: step.op,
+        outcome: Outcome::Failed,
+        code: 0,
+        message: why.to_owned(),
+        took_ms: 0,
+    };
+    Executed { ended: plan.steps().map(ended).collect(), to_roll_back: BTreeSet::new() }
 }

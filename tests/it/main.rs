@@ -28,6 +28,7 @@ mod orphans;
 mod plan;
 mod planner;
 mod reading;
+mod remembering;
 mod rollback;
 mod rooms;
 mod samples;

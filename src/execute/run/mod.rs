@@ -16,7 +16,7 @@ use super::journal::Journal;
 use super::{Ended, Executed, Outcome, Terms, Told, ledger};
 use crate::backend::{Backend, Task};
 use crate::model::{InstanceKey, Op, ProcessKey, Seen, Step, Wave};
-use crate::store::Store;
+use crate::store::{Error, Store};
 
 /// The most steps in one batch.
 const BATCH: usize = 1000;
@@ -60,12 +60,13 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         store: &'a S,
         terms: &'a Terms,
         told: &'a mut (dyn FnMut(Told<'_>) + Send),
-    ) -> Run<'a, B, S> {
+    ) -> Result<Run<'a, B, S>, Error> {
+        // A ledger that cannot be read is not empty: nothing is begun that it would have to tell of.
         let known = match terms.caps.reads_specs {
             true => ledger::Ledger::default(),
-            false => ledger::read(store, &terms.target).await.unwrap_or_default(),
+            false => ledger::read(store, &terms.target).await?,
         };
-        Run {
+        Ok(Run {
             backend,
             store,
             journal: Journal::new(store, &terms.owner, &terms.run),
@@ -80,7 +81,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             seen: terms.before.clone(),
             known: known.entries,
             notes: BTreeMap::new(),
-        }
+        })
     }
 
     pub(super) async fn over(mut self) -> Executed {
@@ -90,6 +91,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         {
             warn!(%error, "what was done is not in the ledger");
         }
+        ledger::forget(self.store, &self.terms.target, &self.known, self.backend.now()).await;
         self.ended.sort_by_key(|ended| ended.step);
         Executed { ended: self.ended, to_roll_back: self.to_roll_back }
     }

@@ -1,0 +1,109 @@
+//! What is remembered has an end, and what cannot be remembered is not begun.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use abide::backend::Abide;
+use abide::control::history;
+use abide::execute::ledger::{self, Entry};
+use abide::execute::{Outcome, Terms, execute};
+use abide::http::{Access, Calling, Calls};
+use abide::model::{Host, InstanceKey, Op, Plan, Step, Time, Wave, Which};
+use abide::reconcile::Caps;
+use abide::store::{Embedded, Remote, Store};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::system::System;
+
+fn key(name: &str) -> InstanceKey {
+    format!("0:10.0.0.1:web:{name}").parse().expect("a key")
+}
+
+fn access(url: String) -> Access {
+    let (code, secret) = ("all".to_owned(), "s3cret".to_owned());
+    Access { url, code, secret, username: None, calling: Calling::default() }
+}
+
+async fn is_trimmed<S: Store>(state: &S) {
+    for nth in 0..history::KEPT as i64 + 5 {
+        history::add(state, "team", Time(nth), &json!({"nth": nth})).await.expect("it is added");
+    }
+    history::add(state, "other", Time(1), &json!({})).await.expect("it is added");
+    let (oldest, count) = state.slice("history/team/", 0, 1).await.expect("entries");
+    assert_eq!((count, &*oldest[0].key), (history::KEPT, "history/team/0000000000005"));
+    assert_eq!(state.slice("history/other/", 0, 1).await.expect("entries").1, 1);
+}
+
+#[test]
+fn the_newest_of_a_history_are_kept() {
+    let system = System::new();
+    let url = format!("http://{}", system.server.address);
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+        let folder = tempfile::tempdir().expect("a folder");
+        is_trimmed(&Embedded::open(&folder.path().join("store.db")).expect("a store")).await;
+        is_trimmed(&Remote::new(Calls::new(&access(url)).expect("a client"))).await;
+    });
+}
+
+#[tokio::test]
+async fn what_has_long_been_gone_is_forgotten() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = Embedded::open(&folder.path().join("store.db")).expect("a store");
+    let entry = |gone: bool, at: Time| Entry { gone, at, ..Entry::default() };
+    let now = abide::clock::moment();
+    let entries =
+        [("old", entry(true, Time(1))), ("new", entry(true, now)), ("there", entry(false, Time(1)))];
+    let mut known: BTreeMap<InstanceKey, Entry> =
+        entries.into_iter().map(|(name, entry)| (key(name), entry)).collect();
+    store.txn(ledger::noted("it", &known)).await.expect("it is written");
+    // Somebody wrote of it since it was read.
+    known.insert(key("there"), entry(true, Time(1)));
+    ledger::forget(&store, "it", &known, now).await;
+    let left: Vec<_> = ledger::read(&store, "it").await.expect("a ledger").entries.into_keys().collect();
+    assert_eq!(left, [key("new"), key("there")]);
+}
+
+#[tokio::test]
+async fn without_its_ledger_nothing_is_begun() {
+    let nobody = access("http://127.0.0.1:1".to_owned());
+    let backend = Abide::new(&nobody).expect("a client");
+    let state = Remote::new(Calls::new(&nobody).expect("a client"));
+    let instance = key("a");
+    let host = Host { key: instance.host.clone(), supplier: None, agent_id: None };
+    let step = Step {
+        id: 1,
+        instance,
+        host,
+        op: Op::Start,
+        which: Which::New,
+        spec: None,
+        revision: None,
+        takes: Vec::new(),
+        pid_stays: false,
+        looks_first: false,
+        from: None,
+        why: Vec::new(),
+    };
+    let plan = Plan { waves: vec![Wave { steps: vec![step], ..Wave::default() }], ..Plan::default() };
+    let (_stays, stop) = watch::channel(false);
+    let terms = Terms {
+        owner: "team".to_owned(),
+        target: "it".to_owned(),
+        caps: Caps::GSE_V2,
+        run: "1".to_owned(),
+        deadline: Instant::now() + Duration::from_secs(10),
+        max_parallel: 10,
+        depends: BTreeMap::new(),
+        declared: BTreeMap::new(),
+        before: BTreeMap::new(),
+        check: |_| None,
+        stop,
+    };
+    let mut sent = false;
+    let done = execute(&plan, &backend, &state, &terms, &mut |_| sent = true).await;
+    assert!(!sent, "nothing was even tried");
+    assert_eq!((done.ended.len(), done.ended[0].outcome), (1, Outcome::Failed));
+    assert!(done.ended[0].message.starts_with("not begun: "), "{}", done.ended[0].message);
+}
