@@ -106,7 +106,8 @@ pub struct Mark {
 pub struct Order {
     /// The same for the same operation, however often it is sent.
     pub id: String,
-    pub owner: String,
+    /// `None`: it is nobody's, and stays so.
+    pub owner: Option<String>,
     pub instance: InstanceKey,
     pub host: Host,
     pub op: Op,
@@ -134,7 +135,7 @@ impl Order {
     pub fn of(step: &Step, id: String, owner: &str) -> Order {
         Order {
             id,
-            owner: owner.to_owned(),
+            owner: Some(owner.to_owned()).filter(|owner| !owner.is_empty()),
             instance: step.instance.clone(),
             host: step.host.clone(),
             op: step.op,

@@ -2,19 +2,26 @@
 //! undoes it; `release`, which ends a hold; `pause` and `resume`.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::args::switch;
 use super::print::{BOLD, ERROR, Printer, count, visible};
 use super::target::{Live, TargetArgs, runtime};
 use super::{Exit, Failure};
-use crate::backend::{Answer, Backend, Order, Outcome};
 use crate::clock::{self, moment};
+use crate::execute::by_hand::{by_hand, step};
+use crate::execute::world::World;
+use crate::execute::{Ended, Outcome};
 use crate::model::{
-    Hold, Host, HostKey, InstanceKey, Name, Observed, Op, Pause, ProcessKey, Seen, Selection, Selector, Time,
-    glob, seconds,
+    Desired, Hold, HostKey, InstanceKey, Name, Observed, Op, Pause, ProcessKey, Seen, Selection, Selector,
+    Step, Time, glob, seconds,
 };
 use crate::store::{Store, Txn};
+
+/// How long what was sent may take.
+const TIME: Duration = Duration::from_secs(600);
 
 /// Which instances are meant.
 #[derive(Debug, clap::Args)]
@@ -142,8 +149,9 @@ pub fn operate(op: Op, args: &ByHand, printer: &Printer) -> Result<Exit, Failure
     runtime()?.block_on(act(op, args, &live, printer))
 }
 
-async fn look(live: &Live) -> Result<Observed, Failure> {
-    live.everything().await
+/// Everything that is there, and what is known of it beside.
+async fn look(live: &Live) -> Result<World, Failure> {
+    live.world(&Desired::default(), Some(BTreeSet::new())).await
 }
 
 /// The instances that are meant; a name that means nothing is a mistake.
@@ -168,7 +176,8 @@ fn meant<'a>(whom: &Whom, observed: &'a Observed) -> Result<Vec<(&'a InstanceKey
 }
 
 async fn act(op: Op, args: &ByHand, live: &Live, printer: &Printer) -> Result<Exit, Failure> {
-    let observed = look(live).await?;
+    let (world, caps) = (look(live).await?, live.caps());
+    let observed = world.remembered();
     let instances = meant(&args.whom, &observed)?;
     let unknown: BTreeSet<&HostKey> =
         instances.iter().map(|(key, _)| &key.host).filter(|host| observed.gaps.contains_key(host)).collect();
@@ -177,6 +186,13 @@ async fn act(op: Op, args: &ByHand, live: &Live, printer: &Printer) -> Result<Ex
             Exit::Unreachable,
             format!("host {host}: no agent is connected; nothing was done"),
         ));
+    }
+    let steps: Vec<Step> = instances.iter().map(|(key, seen)| step(op, key, seen, &world, &caps)).collect();
+    // Whoever neither keeps specs nor is sent one knows nothing of the process.
+    let keeps = caps.reads_specs || caps.uses_given;
+    if let Some(step) = steps.iter().find(|step| !keeps && step.spec.is_none()) {
+        let message = format!("nobody knows what {} was given; nothing was done", step.instance);
+        return Err(Failure::new(Exit::Failed, message).hint("`abide apply` its manifest once"));
     }
     // The hold stands before the operation is sent: nobody undoes it in between.
     let by = std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned());
@@ -191,74 +207,52 @@ async fn act(op: Op, args: &ByHand, live: &Live, printer: &Printer) -> Result<Ex
         txn = txn.and(Txn::put(format!("hold/{key}"), serde_json::to_vec(&hold).unwrap_or_default()));
     }
     live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
-    let orders: Vec<Order> =
-        instances.iter().enumerate().map(|(nth, (key, seen))| order(op, nth, key, seen)).collect();
-    let call = format!("by-hand-{}-{}", std::process::id(), moment().0);
-    let task = live.backend.submit(&call, &orders).await.map_err(|fault| live.failure(&fault))?;
-    let answers = finish(live, &task).await?;
+    let many = steps.len();
+    let failed = carry_out(steps, live, &observed, TIME, printer).await;
+    let (held, until) = (count(many, "instance"), args.terms.until.map(Until::time));
+    let until = until.map_or("until it is released".to_owned(), |time| format!("until {time}"));
+    printer.styled(&format!("{BOLD}{op}{BOLD:#}: {} of {held}; held {until}\n", many - failed));
+    Ok(if failed == 0 { Exit::Done } else { Exit::Incomplete })
+}
+
+/// Does it, and tells what did not end well: of how many that is so.
+pub(super) async fn carry_out(
+    steps: Vec<Step>,
+    live: &Live,
+    observed: &Observed,
+    time: Duration,
+    printer: &Printer,
+) -> usize {
+    let (whom, deadline) = ((live.name.as_str(), live.caps()), Instant::now() + time);
+    let all = by_hand(steps, &live.backend, &live.state, whom, observed, deadline).await;
     let mut failed = 0;
-    for Answer { instance, result, .. } in &answers {
-        let already = |code: i64| matches!((op, code), (Op::Start, 828) | (Op::Stop | Op::Kill, 829));
-        match result {
-            Outcome::Done => {}
-            Outcome::Failed { code, message } if already(*code) => {
-                printer.remark(&format!("{instance}: {}", visible(message)));
+    for Ended { instance, op, outcome, code, message, .. } in &all {
+        let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
+        match (outcome, code) {
+            (Outcome::Done, _) => {}
+            // Somebody who starts what runs has what he wants, whatever it runs with.
+            (Outcome::AlreadySo, _) | (Outcome::Failed, 828) => {
+                printer.remark(&format!("{instance}: {message}"));
             }
-            Outcome::Failed { code, message } => {
-                let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
+            (Outcome::Failed | Outcome::Skipped, _) => {
                 failed += 1;
                 printer
                     .to_stderr(&format!("{ERROR}failed{ERROR:#} {op} {instance}: {message} (code {code})\n"));
             }
-            Outcome::InProgress => {
+            (Outcome::TimedOut | Outcome::Unknown, _) => {
                 failed += 1;
-                printer.to_stderr(&format!("{ERROR}unknown{ERROR:#} {op} {instance}: no result came\n"));
+                printer.to_stderr(&format!("{ERROR}unknown{ERROR:#} {op} {instance}: {message}\n"));
             }
         }
     }
-    let (held, until) = (count(answers.len(), "instance"), args.terms.until.map(Until::time));
-    let until = until.map_or("until it is released".to_owned(), |time| format!("until {time}"));
-    printer.styled(&format!("{BOLD}{op}{BOLD:#}: {} of {held}; held {until}\n", answers.len() - failed));
-    Ok(if failed == 0 { Exit::Done } else { Exit::Incomplete })
-}
-
-fn order(op: Op, nth: usize, key: &InstanceKey, seen: &Seen) -> Order {
-    let spec = match op {
-        // What runs is brought down as it was started.
-        Op::Stop | Op::Kill => seen.live.spec().or(seen.given.spec()),
-        _ => seen.given.spec(),
-    };
-    Order {
-        id: nth.to_string(),
-        owner: seen.owner.as_deref().unwrap_or("default").to_owned(),
-        instance: key.clone(),
-        host: Host { key: key.host.clone(), supplier: None, agent_id: None },
-        op,
-        spec: spec.cloned(),
-        revision: None,
-        takes: Vec::new(),
-        from: None,
-        registered: seen.registered == Some(true),
-    }
-}
-
-async fn finish(live: &Live, task: &crate::backend::Task) -> Result<Vec<Answer>, Failure> {
-    let begin = Instant::now();
-    loop {
-        let answers = live.backend.poll(task).await.map_err(|fault| live.failure(&fault))?;
-        let open = answers.iter().any(|answer| answer.result == Outcome::InProgress);
-        if !open || begin.elapsed() > Duration::from_secs(600) {
-            return Ok(answers);
-        }
-        tokio::time::sleep(Duration::from_millis(30)).await;
-    }
+    failed
 }
 
 pub fn release(args: &Release, printer: &Printer) -> Result<Exit, Failure> {
     let live = args.whom.target.reach()?;
     runtime()?.block_on(async {
         let (holds, _) = live.restraints().await?;
-        let observed = look(&live).await?;
+        let observed = look(&live).await?.remembered();
         let by_labels = Selection { labels: args.whom.selector.clone(), ..Selection::default() };
         let is = |hold: &&Hold| match &args.whom.selector {
             Some(_) => observed

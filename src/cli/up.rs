@@ -1,5 +1,6 @@
 //! `abide up` and `abide down`: the local system, gateway and agent in one process.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,9 +12,10 @@ use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
 use super::args::{LimitArgs, switch};
+use super::by_hand::carry_out;
 use super::listen::{TellArgs, Telling, own_access};
 use super::local::{APP, Home};
-use super::print::{ERROR, Printer, count, visible};
+use super::print::{Printer, count};
 use super::serve::{Signals, Standing, open};
 use super::systemd::Systemd;
 use super::target::{Live, Start, TargetArgs, runtime};
@@ -21,14 +23,14 @@ use super::watch as watch_over;
 use super::watch_source::Watched;
 use super::{Exit, Failure};
 use crate::agent::{Joining, Table, own_name, run as serve_host, this_host};
-use crate::backend::{Answer, Backend, Order, Outcome};
-use crate::clock::moment;
 use crate::dashboard;
+use crate::execute::by_hand::step;
+use crate::execute::world::World;
 use crate::gateway::Gateway;
 use crate::gateway::auth::{Apps, Keepers, Tokens};
 use crate::gateway::http::Limits;
 use crate::http::{Calling, Reloaded};
-use crate::model::{Host, HostKey, Observed, Op};
+use crate::model::{Desired, HostKey, InstanceKey, Op, Seen, Step};
 use crate::store::Embedded;
 
 /// Run the local system in the foreground: a gateway and an agent for this machine
@@ -272,62 +274,33 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
 /// How long an agent may take to tell of everything that it found.
 const TO_TELL: Duration = Duration::from_millis(500);
 
+/// How long everything may take to end.
+const TO_STOP: Duration = Duration::from_secs(120);
+
 /// Stops everything that runs. How many still do.
 async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
-    let mut observed = live.everything().await?;
+    let nothing = Desired::default();
+    let everything = || live.world(&nothing, Some(BTreeSet::new()));
+    let mut world = everything().await?;
     // An agent that has just come up has yet to tell of what it found running.
     let begin = Instant::now();
-    let runs = |observed: &Observed| observed.instances.values().any(|seen| seen.running == Some(true));
-    while !runs(&observed) && begin.elapsed() < TO_TELL {
+    let runs = |world: &World| world.observed.instances.values().any(|seen| seen.running == Some(true));
+    while !runs(&world) && begin.elapsed() < TO_TELL {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        observed = live.everything().await?;
+        world = everything().await?;
     }
-    let there =
-        observed.instances.iter().filter(|(_, seen)| seen.running == Some(true) || seen.hosted == Some(true));
-    let orders: Vec<Order> = there
-        .enumerate()
-        .map(|(nth, (key, seen))| {
-            let runs = seen.running == Some(true);
-            let spec = if runs { seen.live.spec() } else { seen.given.spec() };
-            Order {
-                id: nth.to_string(),
-                owner: seen.owner.as_deref().unwrap_or("default").to_owned(),
-                instance: key.clone(),
-                host: Host { key: key.host.clone(), supplier: None, agent_id: None },
-                op: if runs { Op::Stop } else { Op::Unhost },
-                spec: spec.cloned(),
-                revision: None,
-                takes: Vec::new(),
-                from: None,
-                registered: true,
-            }
-        })
-        .collect();
-    if orders.is_empty() {
+    let step = |(key, seen): (&InstanceKey, &Seen)| {
+        let op = match (seen.running, seen.hosted) {
+            (Some(true), _) => Op::Stop,
+            (_, Some(true)) => Op::Unhost,
+            _ => return None,
+        };
+        Some(step(op, key, seen, &world, &live.caps()))
+    };
+    let steps: Vec<Step> = world.observed.instances.iter().filter_map(step).collect();
+    if steps.is_empty() {
         return Ok(0);
     }
-    printer.remark(&format!("stopping {}", count(orders.len(), "process")));
-    let call = format!("down-{}-{}", std::process::id(), moment().0);
-    let task = live.backend.submit(&call, &orders).await.map_err(|fault| live.failure(&fault))?;
-    let begin = Instant::now();
-    loop {
-        let answers = live.backend.poll(&task).await.map_err(|fault| live.failure(&fault))?;
-        let open = answers.iter().filter(|answer| answer.result == Outcome::InProgress).count();
-        if open == 0 || begin.elapsed() > Duration::from_secs(120) {
-            for answer in &answers {
-                if let Outcome::Failed { code, message } = &answer.result
-                    && *code != 829
-                {
-                    let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
-                    printer
-                        .to_stderr(&format!("{ERROR}failed{ERROR:#} stop {}: {message}\n", answer.instance));
-                }
-            }
-            let well = |answer: &&Answer| {
-                !matches!(&answer.result, Outcome::Done | Outcome::Failed { code: 829, .. })
-            };
-            return Ok(answers.iter().filter(well).count());
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    printer.remark(&format!("stopping {}", count(steps.len(), "process")));
+    Ok(carry_out(steps, live, &world.observed, TO_STOP, printer).await)
 }

@@ -28,6 +28,7 @@ pub struct Kept {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Entry {
+    /// Empty: nobody's.
     pub owner: String,
     /// When the last step ended.
     pub at: Time,
@@ -87,7 +88,6 @@ pub fn noted(target: &str, entries: &BTreeMap<InstanceKey, Entry>) -> Txn {
     })
 }
 
-impl Kept {
 /// After this long, what is gone is no news for any list.
 const NEWS: i64 = 24 * 3600 * 1000;
 
@@ -105,6 +105,7 @@ pub async fn forget<S: Store>(store: &S, target: &str, known: &BTreeMap<Instance
     }
 }
 
+impl Kept {
     fn version(&self) -> Version {
         Version::Spec(Arc::new(Stamped::new(self.spec.clone())))
     }
@@ -176,6 +177,16 @@ impl Entry {
         Some(Arc::new(Stamped::new(kept.spec.clone())))
     }
 
+    /// Under which digests a spec that we know was given.
+    pub fn revision_of(&self, spec: &Spec) -> Option<Revision> {
+        let kept = [&self.given, &self.live, &self.sent].into_iter().flatten();
+        kept.filter(|kept| kept.spec == *spec).find_map(|kept| kept.revision)
+    }
+
+    fn owner(&self) -> Option<Arc<str>> {
+        Some(self.owner.as_str()).filter(|owner| !owner.is_empty()).map(Arc::from)
+    }
+
     pub fn seen(&self) -> Seen {
         let version = |kept: &Option<Kept>| kept.as_ref().map_or(Version::Unknown, Kept::version);
         Seen {
@@ -183,7 +194,7 @@ impl Entry {
             hosted: Some(self.hosted),
             running: Some(self.running),
             labels: self.given.as_ref().map(|kept| kept.spec.labels.clone()).unwrap_or_default(),
-            owner: Some(self.owner.as_str().into()),
+            owner: self.owner(),
             given: version(&self.given),
             live: version(&self.live),
             ran: self.ran.map_or(Runs::Unknown, Runs::Digest),
@@ -222,7 +233,7 @@ impl Ledger {
         for (key, seen) in &mut observed.instances {
             let Some(entry) = self.entries.get(key).filter(|entry| !entry.gone) else { continue };
             if seen.owner.is_none() {
-                seen.owner = Some(entry.owner.as_str().into());
+                seen.owner = entry.owner();
             }
             lay_under(seen, entry, caps);
         }
@@ -232,8 +243,7 @@ impl Ledger {
         for (key, entry) in self.entries.iter().filter(|(_, entry)| ran(entry) || may_have(entry)) {
             let row = observed.instances.entry(key.clone()).or_insert_with(|| {
                 let no = Some(false);
-                let owner = Some(entry.owner.as_str().into());
-                Seen { registered: no, hosted: no, running: no, owner, ..Seen::default() }
+                Seen { registered: no, hosted: no, running: no, owner: entry.owner(), ..Seen::default() }
             });
             row.ran = match (may_have(entry), entry.ran) {
                 (false, Some(run)) => Runs::Digest(run),

@@ -12,8 +12,11 @@
 //!
 //! What a target does not read back, the [`ledger`] keeps; [`world`] puts that and a look together.
 //!
+//! What a person asks for beside any plan goes the same way ([`by_hand`]).
+//!
 //! Nothing is decided here: what to do was the planner's business, and whether it worked is the next look's.
 
+pub mod by_hand;
 pub mod doubt;
 mod gates;
 pub mod journal;
@@ -98,6 +101,7 @@ pub enum Told<'a> {
 
 /// Under which terms it is carried out.
 pub struct Terms {
+    /// Whose it is what is changed; empty: it stays nobody's.
     pub owner: String,
     /// The target's name, and what it can do.
     pub target: String,

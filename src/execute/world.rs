@@ -9,7 +9,7 @@ use tracing::info;
 
 use super::ledger::{self, Ledger};
 use crate::backend::{Backend, Fault, Scope, Subject};
-use crate::model::{Desired, InstanceKey, Name, Observed, Plan};
+use crate::model::{Desired, Host, InstanceKey, Name, Observed, Plan, Seen, Version};
 use crate::reconcile::old::{OldSpecs, lay_in};
 use crate::reconcile::{Caps, lay_over};
 use crate::store::{Error, Store};
@@ -119,6 +119,29 @@ impl World {
     pub fn namespaces(&self, owner: &str) -> BTreeSet<Name> {
         let ours = self.ledger.entries.iter().filter(|(_, entry)| entry.owner == owner && !entry.gone);
         ours.map(|(key, _)| key.namespace.clone()).collect()
+    }
+
+    pub fn entry(&self, instance: &InstanceKey) -> Option<&ledger::Entry> {
+        self.ledger.entries.get(instance).filter(|entry| !entry.gone)
+    }
+
+    /// A host with all that we were ever told of it; no look tells its supplier or its agent.
+    pub fn host(&self, instance: &InstanceKey) -> Host {
+        let bare = || Host { key: instance.host.clone(), supplier: None, agent_id: None };
+        self.entry(instance).map_or_else(bare, |entry| entry.host(instance))
+    }
+
+    /// The look, and what no list shows any more though we know of it: what neither runs nor is guarded, say.
+    pub fn remembered(&self) -> Observed {
+        let mut all = self.observed.clone();
+        for (key, entry) in self.ledger.entries.iter().filter(|(_, entry)| !entry.gone) {
+            let down = || {
+                let (hosted, running) = (Some(false), Some(false));
+                Seen { hosted, running, pid: None, live: Version::Unknown, ..entry.seen() }
+            };
+            all.instances.entry(key.clone()).or_insert_with(down);
+        }
+        all
     }
 
     /// Takes specs that were found elsewhere.

@@ -3,6 +3,7 @@
 mod agent;
 mod apply;
 mod bombs;
+mod by_hand;
 mod cases;
 mod certificate;
 mod channel;

@@ -21,7 +21,7 @@ fn key(name: &str) -> InstanceKey {
 fn order(id: &str, op: Op, name: &str, spec: Option<&Arc<Stamped>>, from: Option<&str>) -> Order {
     let instance = key(name);
     let host = Host { key: instance.host.clone(), supplier: None, agent_id: None };
-    let (id, owner, from) = (id.to_owned(), "team".to_owned(), from.map(key));
+    let (id, owner, from) = (id.to_owned(), Some("team".to_owned()), from.map(key));
     let (spec, revision, takes) = (spec.cloned(), None, Vec::new());
     Order { id, owner, instance, host, op, spec, revision, takes, from, registered: true }
 }

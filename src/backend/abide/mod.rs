@@ -60,12 +60,12 @@ impl Abide {
     }
 
     /// What a call that changes something is known by: its name, and whoever holds the lease.
-    fn signed(&self, call: String, owner: &str) -> Vec<(&'static str, String)> {
+    fn signed(&self, call: String, owner: Option<&String>) -> Vec<(&'static str, String)> {
         let mut headers = vec![("X-Abide-Op", call)];
-        match self.generation.load(Ordering::Acquire) {
-            0 => {}
-            generation => {
-                headers.push(("X-Abide-Owner", owner.to_owned()));
+        match (self.generation.load(Ordering::Acquire), owner) {
+            (0, _) | (_, None) => {}
+            (generation, Some(owner)) => {
+                headers.push(("X-Abide-Owner", owner.clone()));
                 headers.push(("X-Abide-Generation", generation.to_string()));
             }
         }
@@ -123,7 +123,7 @@ impl Backend for Abide {
             let mut body = self.body(order);
             body["from"] = json!(order.from);
             body["to"] = json!(order.instance);
-            let signed = self.signed(name_of_move(call, nth), &order.owner);
+            let signed = self.signed(name_of_move(call, nth), order.owner.as_ref());
             let text = self.post("/api/abide/v1/rename", &body, &signed).await?;
             task.ids.push(read::<TaskWire>(&text)?.task_id);
             task.rows.insert(order.instance.clone(), order.id.clone());
@@ -131,7 +131,7 @@ impl Backend for Abide {
         let operations: Vec<&Order> = orders.iter().filter(|order| !registers(order)).collect();
         if !operations.is_empty() {
             let body = json!({"proc_operate_req": self.items(&operations)});
-            let signed = self.signed(call.to_owned(), &operations[0].owner);
+            let signed = self.signed(call.to_owned(), operations[0].owner.as_ref());
             let text = self.post("/api/c/compapi/v2/gse/operate_proc_multi/", &body, &signed).await?;
             task.ids.push(read::<TaskWire>(&text)?.task_id);
             task.rows.extend(operations.iter().map(|order| (order.instance.clone(), order.id.clone())));

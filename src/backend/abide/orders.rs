@@ -42,7 +42,10 @@ impl Abide {
 
     pub(super) fn body(&self, order: &Order) -> Value {
         let key = &order.instance;
-        let mut labels = json!({"abide_owner": order.owner});
+        let mut labels = json!({});
+        if let Some(owner) = &order.owner {
+            labels["abide_owner"] = json!(owner);
+        }
         if let Some(revision) = order.revision {
             labels["abide_rev"] = json!(revision.to_string());
         }
@@ -74,7 +77,7 @@ impl Abide {
             body["hosts"] = orders.iter().map(|order| host_value(&order.host)).collect();
             let name = if goes { "unregister_proc_info" } else { "update_proc_info" };
             let path = format!("/api/c/compapi/v2/gse/{name}/");
-            let signed = self.signed(format!("{call}.{nth}"), &orders[0].owner);
+            let signed = self.signed(format!("{call}.{nth}"), orders[0].owner.as_ref());
             let asked = self.post(&path, &body, &signed).await;
             let rows: HashMap<String, RowWire> = match asked {
                 Ok(text) => read(&text)?,

@@ -74,7 +74,7 @@ impl Item {
             host: order.host.clone(),
             does,
             spec: order.spec.clone(),
-            owner: Some(order.owner.clone()),
+            owner: order.owner.clone(),
             revision: order.revision,
         }
     }

@@ -188,7 +188,7 @@ impl Fleet {
             (Some(held), Some(used)) => held.same_identity(&used.spec),
             _ => false,
         };
-        let ours = proc.owner.as_ref() == Some(&order.owner);
+        let ours = proc.owner == order.owner;
         let no = |why: &str| Err(format!("{} {}: {why}", order.op, order.instance));
         let other_guard = proc.hosted && given.is_some() && !one(&given);
         let other_process = proc.live.is_some() && !one(&proc.live) && kind != Some(AutoType::Periodic);
@@ -267,7 +267,7 @@ impl Fleet {
             Op::Stop | Op::Kill | Op::Unhost | Op::Unregister => false,
         };
         if gives {
-            proc.owner = Some(order.owner.clone());
+            proc.owner = order.owner.clone();
         }
         if let Some(from) = &order.from {
             self.procs.remove(from);
