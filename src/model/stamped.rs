@@ -35,6 +35,11 @@ impl Stamped {
         self.sum == other.sum
     }
 
+    /// Two that have the same are the same, word for word.
+    pub fn digest(&self) -> ([u8; 16], u64) {
+        (self.sum, self.set)
+    }
+
     pub fn sets_any(&self, mask: u64) -> bool {
         self.set & mask != 0
     }

@@ -1,7 +1,6 @@
 //! What we want done, as the gateway reads it, and how it answers.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -12,15 +11,18 @@ use crate::gse::codes::GseOp;
 use crate::gse::{keys, spec_body};
 use crate::model::{Dialect, Host, HostKey, Op};
 
+/// What a spec is told from others by; `None`: there is none.
+type Digest = Option<([u8; 16], u64)>;
+
 impl Abide {
     /// One order of each kind of spec makes one item, with all of its hosts.
     pub(super) fn items(&self, orders: &[&Order]) -> Vec<Value> {
         /// Process, operation, spec and revision.
-        type Kind = (String, i64, usize, String);
+        type Kind = (String, i64, Digest, String);
         let mut items: BTreeMap<Kind, (Value, Vec<Value>)> = BTreeMap::new();
         for order in orders {
             let op = op_code(order.op);
-            let spec = order.spec.as_ref().map_or(0, |spec| Arc::as_ptr(spec) as usize);
+            let spec = order.spec.as_ref().map(|spec| spec.digest());
             let rev = order.revision.map(|revision| revision.to_string()).unwrap_or_default();
             let process = order.instance.process().to_string();
             let (_, hosts) = items.entry((process, op, spec, rev)).or_insert_with(|| {
@@ -66,9 +68,9 @@ impl Abide {
         orders: &[&Order],
         answered: &mut Vec<Answer>,
     ) -> Result<(), Fault> {
-        let mut calls: BTreeMap<(String, bool, usize), Vec<&Order>> = BTreeMap::new();
+        let mut calls: BTreeMap<(String, bool, Digest), Vec<&Order>> = BTreeMap::new();
         for order in orders {
-            let spec = order.spec.as_ref().map_or(0, |spec| Arc::as_ptr(spec) as usize);
+            let spec = order.spec.as_ref().map(|spec| spec.digest());
             let goes = order.op == Op::Unregister;
             calls.entry((order.instance.process().to_string(), goes, spec)).or_default().push(order);
         }

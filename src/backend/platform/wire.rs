@@ -46,6 +46,9 @@ enum Does {
     Operate(GseOp),
 }
 
+/// What is asked, of which process under which labels, and with which spec.
+type Kind = (Does, String, Option<([u8; 16], u64)>);
+
 /// One call.
 pub struct Ask {
     pub name: &'static str,
@@ -99,12 +102,6 @@ impl Item {
     fn process(&self) -> ProcessKey {
         self.instance.process()
     }
-
-    /// Items of one kind differ in their hosts alone.
-    fn kind(&self) -> (ProcessKey, Does, usize, Option<Revision>) {
-        let spec = self.spec.as_ref().map_or(0, |spec| Arc::as_ptr(spec) as usize);
-        (self.process(), self.does, spec, self.revision)
-    }
 }
 
 impl Wire {
@@ -116,7 +113,7 @@ impl Wire {
             Dialect::GseV1 => {
                 let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
                 for (at, item) in items.iter().enumerate() {
-                    kinds.entry(item.kind()).or_default().push(at);
+                    kinds.entry(self.kind(item)).or_default().push(at);
                 }
                 for places in kinds.into_values() {
                     calls.extend(places.chunks(BATCH).map(<[usize]>::to_vec));
@@ -213,6 +210,17 @@ impl Wire {
         body
     }
 
+    /// Items of one kind differ in their hosts alone. A spec counts where it is said.
+    fn kind(&self, item: &Item) -> Kind {
+        let is_said = match (self.dialect, item.does) {
+            (Dialect::GseV1, Does::Operate(_)) | (_, Does::Unregister) => false,
+            (Dialect::GseV1, Does::Register | Does::Update) => true,
+            (Dialect::GseV2 | Dialect::GseApigw | Dialect::Job | Dialect::Abide, _) => true,
+        };
+        let spec = item.spec.as_ref().filter(|_| is_said).map(|spec| spec.digest());
+        (item.does, self.meta(item).to_string(), spec)
+    }
+
     fn registry(&self, name: &'static str, items: &[Item], with_spec: bool) -> Ask {
         let body = items.first().map_or(Value::Null, |first| {
             let mut body = json!({"meta": self.meta(first), "hosts": self.hosts(items)});
@@ -228,7 +236,7 @@ impl Wire {
     fn requests(&self, items: &[Item]) -> Vec<Value> {
         let mut kinds: BTreeMap<_, Vec<Item>> = BTreeMap::new();
         for item in items {
-            kinds.entry(item.kind()).or_default().push(item.clone());
+            kinds.entry(self.kind(item)).or_default().push(item.clone());
         }
         let request = |items: Vec<Item>| {
             let first = &items[0];
@@ -283,7 +291,7 @@ impl Wire {
         });
         // Items of one kind are one entry, with all of their hosts.
         let mut kinds: BTreeMap<_, Vec<&Item>> = BTreeMap::new();
-        items.iter().for_each(|item| kinds.entry(item.kind()).or_default().push(item));
+        items.iter().for_each(|item| kinds.entry(self.kind(item)).or_default().push(item));
         let infos: Vec<JobProcess> =
             kinds.into_values().filter_map(|items| job_process(&items, api)).collect();
         let body = self.with_business(json!({"op_type": op_type, "process_infos": infos}));
@@ -330,4 +338,39 @@ fn job_process(items: &[&Item], api: JobApi) -> Option<JobProcess> {
 /// Who knows no id of a host's agent says where it is.
 fn agent_id(host: &Host) -> String {
     host.agent().map_or_else(|| host.key.to_string(), ToString::to_string)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn item(host: u8, label: &str, command: &str) -> Item {
+        let instance: InstanceKey = format!("0:10.0.0.{host}:web:api").parse().expect("a key");
+        let mut spec = Spec::default();
+        spec.control.start_cmd = Some(command.to_owned());
+        spec.labels.insert("tier".to_owned(), label.to_owned());
+        let host = Host { key: instance.host.clone(), supplier: None, agent_id: None };
+        let does = Does::Operate(GseOp::Restart);
+        // Each has read it from its own place: no two are in one place of memory.
+        let spec = Some(Arc::new(Stamped::new(spec)));
+        Item { instance, host, does, spec, owner: Some("team".to_owned()), revision: None }
+    }
+
+    /// What differs in its hosts alone is said once.
+    #[test]
+    fn the_same_specs_are_one_call_wherever_they_were_read() {
+        let wire = |dialect| Wire { dialect, business: None, supplier: Some(0) };
+        let items: Vec<Item> = (0..50).map(|host| item(host, "a", "./run")).collect();
+        assert_eq!(wire(Dialect::GseV1).calls(&items).len(), 1);
+        assert_eq!(wire(Dialect::GseV2).requests(&items).len(), 1);
+        // The body of an operation has no spec in the first version: what it has must be the same.
+        let others = [item(1, "a", "./run"), item(2, "a", "./walk"), item(3, "b", "./run")];
+        assert_eq!(wire(Dialect::GseV1).calls(&others), [vec![0, 1], vec![2]]);
+        assert_eq!(wire(Dialect::GseV2).requests(&others).len(), 3);
+        let registers = others.map(|item| Item { does: Does::Update, ..item });
+        assert_eq!(wire(Dialect::GseV1).calls(&registers).len(), 3);
+        let owners =
+            ["one", "other"].map(|owner| Item { owner: Some(owner.to_owned()), ..item(1, "a", "./run") });
+        assert_eq!(wire(Dialect::GseV1).calls(&owners).len(), 2);
+    }
 }
