@@ -1,6 +1,6 @@
 //! How processes stand to what was last taken for their owners, where no manifests are at hand: the state keeps them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -8,8 +8,8 @@ use super::Failure;
 use super::plan::groups;
 use super::target::Live;
 use crate::clock;
-use crate::control::snapshot;
 use crate::control::source::name_users;
+use crate::control::{pin, snapshot};
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, InstanceKey, Observed};
 use crate::reconcile::{Rules, Sync, reconcile, standing};
@@ -25,8 +25,9 @@ pub struct Stand {
 pub async fn stands(live: &Live) -> Result<BTreeMap<InstanceKey, Stand>, Failure> {
     let observed = live.everything().await?;
     let (holds, pauses) = live.restraints().await?;
-    let owners: BTreeSet<String> =
-        observed.instances.values().filter_map(|seen| seen.owner.as_deref().map(str::to_owned)).collect();
+    // Also an owner of whom nothing is there may want something.
+    let mut owners = snapshot::owners(&live.state).await.unwrap_or_default();
+    owners.extend(observed.instances.values().filter_map(|seen| seen.owner.as_deref().map(str::to_owned)));
     let mut all = BTreeMap::new();
     for owner in owners {
         let Some(desired) = wanted(live, &owner).await else { continue };
@@ -36,11 +37,14 @@ pub async fn stands(live: &Live) -> Result<BTreeMap<InstanceKey, Stand>, Failure
     Ok(all)
 }
 
-/// What an owner's manifests last said; `None`: nobody kept it, or it cannot be read any more.
+/// What is pinned, else what an owner's manifests last said; `None`: nobody kept it, or it cannot be read any more.
 async fn wanted(live: &Live, owner: &str) -> Option<Desired> {
-    let taken = snapshot::taken(&live.state, owner).await.ok()?.0?;
+    let revision = match pin::read(&live.state, owner).await.ok()? {
+        Some((pin, _)) => pin.revision,
+        None => snapshot::taken(&live.state, owner).await.ok()?.0?.revision,
+    };
     let kept = snapshot::list(&live.state, owner).await.ok()?;
-    let kept = kept.into_iter().find(|kept| kept.revision == taken.revision)?;
+    let kept = kept.into_iter().find(|kept| kept.revision == revision)?;
     let texts = snapshot::texts(&live.state, owner, &kept).await.ok()?;
     let mut loaded = manifest::load_given(texts, Vec::new(), &Limits::default(), &BTreeMap::new());
     if loaded.errors() > 0 {

@@ -1,6 +1,6 @@
 //! Looking without changing: `status`, `describe`, `history`, `export`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Value, json};
 
@@ -9,14 +9,15 @@ use super::by_hand::Meant;
 use super::local::Home;
 use super::print::{BOLD, DIM, Printer, WARNING, count, visible};
 use super::rollback::words;
-use super::stand::stands;
+use super::stand::{Stand, stands};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::watch_source::short;
 use super::{Exit, Failure};
 use crate::control::history::changes;
 use crate::control::pin::{self, Pin};
 use crate::manifest::print as manifests;
-use crate::model::{Health, Host, HostKey, InstanceKey, Name, ProcessKey, Seen, Spec, State};
+use crate::model::{Desired, Health, Host, HostKey, InstanceKey, Name, ProcessKey, Seen, Spec, State};
+use crate::reconcile::Sync;
 use crate::store::{Entry, Error, Store};
 
 /// Show how everything stands on one screen
@@ -24,7 +25,7 @@ use crate::store::{Entry, Error, Store};
 pub struct Status {
     #[command(flatten)]
     pub target: TargetArgs,
-    /// Exit with 3 when anything is not as it was told to be
+    /// Exit with 3 when anything is not as it was told to be, or not as its owner's manifests want it; what is held or paused is left alone on purpose, and is not counted
     #[arg(long, env = "ABIDE_CHECK", value_parser = switch)]
     pub check: bool,
     /// Form of the answer
@@ -82,16 +83,17 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         let left = args.target.target == "local" && Home::find()?.path("gateway/store.db").exists();
         return Ok(if args.check && left { Exit::Incomplete } else { Exit::Done });
     };
-    let (observed, hosts, (holds, pauses), pins) = runtime()?.block_on(async {
+    let (observed, hosts, (holds, pauses), pins, stands) = runtime()?.block_on(async {
         let observed = live.everything().await?;
         let hosts = live.hosts(&observed).await?;
-        Ok::<_, Failure>((observed, hosts, live.restraints().await?, live.pins().await?))
+        let stands = stands(&live).await?;
+        Ok::<_, Failure>((observed, hosts, live.restraints().await?, live.pins().await?, stands))
     })?;
-    let wrong: Vec<(&InstanceKey, String)> = observed
-        .instances
-        .iter()
-        .filter_map(|(key, seen)| Some((key, off(key, seen, &observed.gaps)?)))
-        .collect();
+    // What its engine says of it comes before what its manifest says.
+    let mut wrong: BTreeMap<&InstanceKey, String> =
+        stands.iter().filter_map(|(key, stand)| Some((key, not_as_wanted(stand)?))).collect();
+    let off = |(key, seen)| Some((key, off(key, seen, &observed.gaps)?));
+    wrong.extend(observed.instances.iter().filter_map(off));
     let running = observed.instances.values().filter(|seen| seen.running == Some(true)).count();
     let dead = hosts.iter().filter(|host| !host.agent).count();
     let exit = if args.check && !wrong.is_empty() { Exit::Incomplete } else { Exit::Done };
@@ -127,6 +129,16 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
 fn shown_pin((owner, pin): &(String, Pin)) -> Value {
     json!({"owner": owner, "revision": pin.revision, "commit": pin.commit, "since": pin.since.to_string(),
            "by": pin.by, "reason": pin.reason})
+}
+
+/// What would be done to make an instance as its owner wants it. What is left alone on purpose is as it should be.
+fn not_as_wanted(stand: &Stand) -> Option<String> {
+    match stand.sync {
+        Sync::OutOfSync => {}
+        Sync::InSync | Sync::Unknown | Sync::Held | Sync::Paused | Sync::Orphan => return None,
+    }
+    let ops: Vec<&str> = stand.next.iter().filter_map(|next| next["op"].as_str()).collect();
+    Some(format!("not as it is wanted: {}", ops.join(", ")))
 }
 
 /// Why an instance is not as its engine was told.
@@ -293,8 +305,11 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
 
 pub fn export(args: &Export, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = connect(&args.target)? else { return Ok(Exit::Done) };
-    let observed = runtime()?.block_on(live.everything())?;
+    let world = runtime()?.block_on(live.world(&Desired::default(), Some(BTreeSet::new())))?;
+    let observed = &world.observed;
     let mut kinds: Vec<(ProcessKey, State, &Spec, Vec<Host>)> = Vec::new();
+    // Where the one of each kind is.
+    let mut places: HashMap<(ProcessKey, &str, _), usize> = HashMap::new();
     let mut unknown = 0;
     for (key, seen) in &observed.instances {
         if !args.namespace.is_empty() && !args.namespace.contains(&key.namespace) {
@@ -310,13 +325,11 @@ pub fn export(args: &Export, printer: &Printer) -> Result<Exit, Failure> {
             (true, false) if !ends => State::Unhosted,
             _ => State::Stopped,
         };
-        let host = Host { key: key.host.clone(), supplier: None, agent_id: None };
-        let same = |kind: &&mut (ProcessKey, State, &Spec, Vec<Host>)| {
-            (&kind.0, kind.1, kind.2) == (&key.process(), state, &***spec)
-        };
-        match kinds.iter_mut().find(same) {
-            Some(kind) => kind.3.push(host),
-            None => kinds.push((key.process(), state, spec, vec![host])),
+        let host = world.host(key);
+        let next = kinds.len();
+        match *places.entry((key.process(), state.word(), spec.digest())).or_insert(next) {
+            at if at == next => kinds.push((key.process(), state, spec, vec![host])),
+            at => kinds[at].3.push(host),
         }
     }
     if unknown > 0 {

@@ -98,6 +98,15 @@ pub async fn taken<S: Store>(state: &S, owner: &str) -> Result<(Option<Taken>, N
     }
 }
 
+/// Whose manifests were ever taken.
+pub async fn owners<S: Store>(state: &S) -> Result<BTreeSet<String>, Error> {
+    let page = state.range("source/", None, usize::MAX).await?;
+    let owner = |entry: &crate::store::Entry| {
+        entry.key.strip_prefix("source/")?.strip_suffix("/taken").map(str::to_owned)
+    };
+    Ok(page.entries.iter().filter_map(owner).collect())
+}
+
 /// Every revision that is kept, the newest first.
 pub async fn list<S: Store>(state: &S, owner: &str) -> Result<Vec<Snapshot>, Error> {
     let page = state.range(&revisions(owner), None, usize::MAX).await?;

@@ -39,6 +39,7 @@ mod server;
 mod settling;
 mod sim;
 mod sources;
+mod standing;
 mod store;
 mod support;
 mod system;
