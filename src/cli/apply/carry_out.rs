@@ -170,12 +170,18 @@ async fn report(
     let mut converged = None;
     let mut not_well = Vec::new();
     if !args.going.no_wait && interrupted.is_none() {
+        let patience = Instant::now() + LAST_LOOK;
         // What was just started may need a moment to be well.
         loop {
-            let left = deadline.saturating_duration_since(Instant::now()).max(LAST_LOOK);
-            let looked = tokio::time::timeout(left, input.look_again(live)).await;
+            let looked = tokio::time::timeout_at(deadline.max(patience), input.look_again(live)).await;
             if !looked.is_ok_and(|looked| looked.is_ok()) {
-                break;
+                // What was seen before says nothing of how it is now.
+                converged = None;
+                if Instant::now() >= patience {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                continue;
             }
             not_well = ill(input);
             converged = Some(input.plan().is_empty() && not_well.is_empty());
@@ -188,15 +194,19 @@ async fn report(
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
-    reasons(live, &mut not_well).await;
-    let (exit, reason) = match () {
-        () if let Some(exit) = interrupted => (exit, None),
-        () if failed => (Exit::Incomplete, None),
-        () if any(Outcome::TimedOut) || Instant::now() >= deadline => (Exit::TimedOut, None),
-        () if any(Outcome::Skipped) || converged == Some(false) => (Exit::Incomplete, None),
-        () => (Exit::Done, None),
+    let _ = tokio::time::timeout(LAST_LOOK, reasons(live, &mut not_well)).await;
+    // Nobody could look: then nobody knows, unless nobody was to look.
+    let is_so = converged.unwrap_or(args.going.no_wait);
+    let exit = match () {
+        () if let Some(exit) = interrupted => exit,
+        () if failed => Exit::Incomplete,
+        () if any(Outcome::TimedOut) => Exit::TimedOut,
+        // What came about is so, however late.
+        () if is_so && !any(Outcome::Skipped) => Exit::Done,
+        () if Instant::now() >= deadline => Exit::TimedOut,
+        () => Exit::Incomplete,
     };
-    Report { ended, converged, exit, reason, ill: not_well }
+    Report { ended, converged, exit, reason: None, ill: not_well }
 }
 
 /// Wanted, there, and not well.
