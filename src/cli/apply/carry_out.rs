@@ -7,11 +7,12 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Apply;
+use super::lease::Standing;
 use super::progress::Progress;
 use super::report::{Report, reasons};
 use crate::cli::Exit;
 use crate::cli::plan::input::Input;
-use crate::cli::print::Printer;
+use crate::cli::print::{Printer, count};
 use crate::cli::serve::Signals;
 use crate::cli::target::Live;
 use crate::clock;
@@ -31,56 +32,71 @@ pub async fn carry_out(
     input: &mut Input,
     planned: &Plan,
     deadline: Instant,
-    mut lost: watch::Receiver<bool>,
+    lease: watch::Receiver<Standing>,
     printer: &Printer,
 ) -> Report {
     let (stop, stopped) = watch::channel(false);
+    let mut ends = Ends { stop, lease, signals: Signals::listen().ok(), asked: None };
     let terms = terms(input, planned, args, deadline, stopped);
     let before = input.observed.clone();
     let mut progress = Progress::new(planned.steps().count(), args.output, printer);
     let mut told = |told: Told<'_>| progress.told(&told);
-    let interrupted = {
-        let executing = execute::execute(planned, &live.backend, &live.state, &terms, &mut told);
-        tokio::pin!(executing);
-        let mut signals = Signals::listen().ok();
-        let mut asked: Option<Exit> = None;
-        loop {
-            let signalled = async {
-                match &mut signals {
-                    Some(signals) if asked.is_none() => signals.asked_by().await,
-                    _ => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                ended = &mut executing => break (ended, asked),
-                exit = signalled => {
-                    asked = Some(exit);
-                    let _ = stop.send(true);
-                }
-                // Somebody else is at work now: nothing more is begun.
-                Ok(_) = lost.wait_for(|lost| *lost), if asked.is_none() => {
-                    asked = Some(Exit::Locked);
-                    let _ = stop.send(true);
-                }
-            }
-        }
-    };
-    let (Executed { mut ended, to_roll_back }, asked) = interrupted;
+    let executing = execute::execute(planned, &live.backend, &live.state, &terms, &mut told);
+    let Executed { mut ended, to_roll_back } = ends.heeded_by(executing).await;
     progress.clear();
-    if !to_roll_back.is_empty() {
-        roll_back(live, input, &terms, &to_roll_back, &mut ended, printer).await;
-    }
-    let mut report = report(args, live, input, ended, asked, deadline).await;
+    let is_back = match to_roll_back.is_empty() {
+        true => None,
+        false => Some(roll_back(live, input, &terms, &to_roll_back, &mut ends, &mut ended, printer).await),
+    };
+    let mut report = report(args, live, input, ended, ends.asked, deadline).await;
     if report.converged.is_some() {
         pids_stayed(planned, &before, &input.observed, &mut report.ended);
         if report.exit == Exit::Done && report.ended.iter().any(|ended| !ended.outcome.is_well()) {
             report.exit = Exit::Incomplete;
         }
     }
-    if !to_roll_back.is_empty() {
-        report.exit = Exit::RolledBack;
+    match is_back {
+        Some(true) => report.exit = Exit::RolledBack,
+        Some(false) => report.exit = ends.asked.unwrap_or(Exit::Incomplete),
+        None => {}
     }
     report
+}
+
+/// Who can end it before its time.
+struct Ends {
+    stop: watch::Sender<bool>,
+    lease: watch::Receiver<Standing>,
+    signals: Option<Signals>,
+    /// Somebody has, and this is what it exits with.
+    asked: Option<Exit>,
+}
+
+impl Ends {
+    /// Carries on, and tells it to end at the next safe point when somebody wants that.
+    async fn heeded_by(&mut self, executing: impl Future<Output = Executed>) -> Executed {
+        tokio::pin!(executing);
+        loop {
+            let signalled = async {
+                match &mut self.signals {
+                    Some(signals) if self.asked.is_none() => signals.asked_by().await,
+                    _ => std::future::pending().await,
+                }
+            };
+            let is_on = !*self.stop.borrow();
+            tokio::select! {
+                executed = &mut executing => return executed,
+                exit = signalled => self.asked = Some(exit),
+                // Somebody else is at work now, or may be: nothing more is begun.
+                Ok(standing) = self.lease.wait_for(|standing| *standing != Standing::Ours), if is_on => {
+                    if *standing == Standing::Theirs {
+                        self.asked = self.asked.or(Some(Exit::Locked));
+                    }
+                }
+            }
+            let _ = self.stop.send(true);
+        }
+    }
 }
 
 fn terms(
@@ -102,21 +118,34 @@ fn terms(
     }
 }
 
-/// Puts processes whose rollout failed back as they were. What is done for that stands behind what was done before.
+/// Puts processes whose rollout failed back as they were, and says whether they are. What is done for that stands behind
+/// what was done before.
 async fn roll_back(
     live: &Live,
     input: &Input,
     terms: &Terms,
     processes: &BTreeSet<ProcessKey>,
+    ends: &mut Ends,
     ended: &mut Vec<Ended>,
     printer: &Printer,
-) {
+) -> bool {
     let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
-    printer.remark(&format!("too many of {} failed: putting it back as it was", names.join(", ")));
+    let names = names.join(", ");
+    printer.remark(&format!("too many of {names} failed: putting it back as it was"));
     let back = as_before(&input.loaded.desired, &terms.before, processes);
-    let Ok(world) = live.world(&back, None).await else { return };
+    let observed = match tokio::time::timeout(BACK, live.world(&back, None)).await {
+        Ok(Ok(world)) => world.observed,
+        Ok(Err(failure)) => {
+            printer.warning(&format!("{names} is not back as it was: {}", failure.message));
+            return false;
+        }
+        Err(_) => {
+            printer.warning(&format!("{names} is not back as it was: the target does not answer"));
+            return false;
+        }
+    };
     let rules = Rules { prune: false, max_restart: None, ..input.rules.clone() };
-    let plan = reconcile(&back, &world.observed, &rules, &clock::now(&back));
+    let plan = reconcile(&back, &observed, &rules, &clock::now(&back));
     let again = Terms {
         owner: terms.owner.clone(),
         target: terms.target.clone(),
@@ -125,11 +154,18 @@ async fn roll_back(
         // It has a time of its own: half-way would be worse than late.
         deadline: Instant::now() + BACK,
         max_parallel: terms.max_parallel,
-        ..control::terms(&back, &world.observed, &plan, terms.stop.clone())
+        ..control::terms(&back, &observed, &plan, terms.stop.clone())
     };
-    let done = execute::execute(&plan, &live.backend, &live.state, &again, &mut |_| {}).await;
+    let mut nobody = |_: Told<'_>| {};
+    let executing = execute::execute(&plan, &live.backend, &live.state, &again, &mut nobody);
+    let done = ends.heeded_by(executing).await;
+    let left = done.ended.iter().filter(|one| !one.outcome.is_well()).count() + plan.held.len();
+    if left > 0 {
+        printer.warning(&format!("{names} is not back as it was: {} not done", count(left, "step")));
+    }
     let first = ended.iter().map(|ended| ended.step).max().unwrap_or(0);
     ended.extend(done.ended.into_iter().map(|one| Ended { step: first + one.step, ..one }));
+    left == 0
 }
 
 /// Where the plan says that a process stays the same, it must have.

@@ -15,25 +15,34 @@ use crate::store::{Holder, Lease, Store, Taken};
 /// How long a lease lives, and how often it is renewed.
 const LEASE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(1500));
 
+/// How it stands with a lease that somebody believes to have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Ours,
+    /// It could not be renewed for as long as it lives: it may be another's by now.
+    RanOut,
+    Theirs,
+}
+
 /// Whoever has the right.
 pub struct Writer {
     lease: Lease,
     keeping: JoinHandle<()>,
-    lost: watch::Receiver<bool>,
+    standing: watch::Receiver<Standing>,
 }
 
 impl Writer {
     /// Waits for another who has it, so many seconds; from here on calls carry the lease's number.
     pub async fn begin(live: &Live, owner: &str, patience: u64) -> Result<Writer, Failure> {
         let lease = take_lease(live, owner, patience).await?;
-        let (keeping, lost) = keep(live, &lease);
+        let (keeping, standing) = keep(live, &lease);
         live.act_as(lease.generation);
-        Ok(Writer { lease, keeping, lost })
+        Ok(Writer { lease, keeping, standing })
     }
 
-    /// Says when somebody else has taken it.
-    pub fn lost(&self) -> watch::Receiver<bool> {
-        self.lost.clone()
+    /// Says when it is lost.
+    pub fn standing(&self) -> watch::Receiver<Standing> {
+        self.standing.clone()
     }
 
     pub async fn end(self, live: &Live) {
@@ -66,17 +75,21 @@ async fn take_lease(live: &Live, owner: &str, patience: u64) -> Result<Lease, Fa
 }
 
 /// Renews a lease until it is told not to; says when it was lost.
-fn keep(live: &Live, lease: &Lease) -> (JoinHandle<()>, watch::Receiver<bool>) {
+fn keep(live: &Live, lease: &Lease) -> (JoinHandle<()>, watch::Receiver<Standing>) {
     let (state, lease) = (live.state.clone(), lease.clone());
-    let (lost, is_lost) = watch::channel(false);
+    let (tell, standing) = watch::channel(Standing::Ours);
     let keeping = tokio::spawn(async move {
+        let mut until = Instant::now() + LEASE.0;
         loop {
-            tokio::time::sleep(LEASE.1).await;
-            if matches!(state.renew_lease(&lease, LEASE.0).await, Ok(false)) {
-                let _ = lost.send(true);
-                return std::future::pending().await;
+            tokio::time::sleep_until((Instant::now() + LEASE.1).min(until)).await;
+            let asked = Instant::now();
+            match tokio::time::timeout_at(until, state.renew_lease(&lease, LEASE.0)).await {
+                Ok(Ok(true)) => until = asked + LEASE.0,
+                Ok(Ok(false)) => return drop(tell.send(Standing::Theirs)),
+                Ok(Err(_)) | Err(_) if Instant::now() < until => {}
+                Ok(Err(_)) | Err(_) => return drop(tell.send(Standing::RanOut)),
             }
         }
     });
-    (keeping, is_lost)
+    (keeping, standing)
 }

@@ -166,7 +166,7 @@ async fn reach(
         return Err(failure);
     }
     let before = Before::of(&input, &planned)?;
-    let report = carry_out(args, live, &mut input, &planned, deadline, writer.lost(), printer).await;
+    let report = carry_out(args, live, &mut input, &planned, deadline, writer.standing(), printer).await;
     writer.end(live).await;
     said.remember(live, &input, &planned, &before, &report).await;
     show(args, &planned, &before, &report, printer)
