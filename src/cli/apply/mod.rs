@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use self::approve::{approve, over_budget};
 use self::carry_out::{carry_out, ill};
 use self::lease::Writer;
-use self::report::{Before, Report, reasons, show};
+use self::report::{Before, Report, can_be_written, reasons, show};
 use self::said::Said;
 use self::saved::{same_as, saved_plan};
 use self::settle::{settle, settle_held};
@@ -96,6 +96,9 @@ async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result
     let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
     if args.input.offline.observed.is_some() {
         return Err(Failure::new(Exit::Usage, "apply needs a target: --observed is for plan and diff"));
+    }
+    if let Some(file) = &args.junit {
+        can_be_written(file)?;
     }
     let early = Early::begin(&args.input);
     let wanted = Wanted::read(&args.input, printer)?;

@@ -1,6 +1,7 @@
 //! What an apply came to, for people, scripts, pull requests and CI systems.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -39,6 +40,20 @@ impl Before {
     }
 }
 
+/// Before anything is done: a file that is to be written at the end can be.
+pub fn can_be_written(file: &Path) -> Result<(), Failure> {
+    let was_there = file.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+    opened.map_err(|error| {
+        let message = format!("cannot write {}: {error}", file.display());
+        Failure::new(Exit::Failed, message).hint("nothing was done")
+    })?;
+    if !was_there {
+        let _ = std::fs::remove_file(file);
+    }
+    Ok(())
+}
+
 pub fn show(
     args: &Apply,
     planned: &Plan,
@@ -46,10 +61,11 @@ pub fn show(
     report: &Report,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    if let Some(file) = &args.junit {
-        std::fs::write(file, junit(report)).map_err(|error| {
-            Failure::new(Exit::Failed, format!("cannot write {}: {error}", file.display()))
-        })?;
+    // Whoever cannot read this file still has the report, and the exit that belongs to it.
+    if let Some(file) = &args.junit
+        && let Err(error) = std::fs::write(file, junit(report))
+    {
+        printer.warning(&format!("cannot write {}: {error}", file.display()));
     }
     match args.output {
         PlanForm::Json => printer.data(&in_json(before, report)?),
