@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use self::look::{Whole, gaps};
 use self::orders::{RowWire, TaskWire};
 use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Task, name_of_move};
+use crate::gse::codes::EnvelopeCode;
 use crate::gse::keys;
 use crate::http::{Access, Broken, Calls};
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, Op};
@@ -164,7 +165,17 @@ impl From<Broken> for Fault {
         match broken {
             Broken::Unreachable(why) => Fault::Unreachable(why),
             Broken::NoAnswer(_) => Fault::NoAnswer,
-            Broken::Refused { code, message, .. } => Fault::Refused(format!("{message} (code {code})")),
+            Broken::Refused { status, code, message } => {
+                let known = EnvelopeCode(code);
+                let busy =
+                    [EnvelopeCode::RATE_LIMITED, EnvelopeCode::CONCURRENCY_LIMITED, EnvelopeCode::STORE_FAILED];
+                match () {
+                    () if status == 429 || busy.contains(&known) => Fault::Busy(message),
+                    // Something before the gateway speaks: what became of the call there, it does not know either.
+                    () if status >= 500 && (code == 0 || known.meaning().is_none()) => Fault::NoAnswer,
+                    () => Fault::Refused(format!("{message} (code {code})")),
+                }
+            }
         }
     }
 }
@@ -178,4 +189,20 @@ fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
     let one = |byte: u8| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_gateway_itself_refuses() {
+        let fault = |status, code| Fault::from(Broken::Refused { status, code, message: "no".to_owned() });
+        assert_eq!(fault(200, EnvelopeCode::BAD_REQUEST.0), Fault::Refused("no (code 1900400)".to_owned()));
+        assert_eq!(fault(409, EnvelopeCode::TAKEN.0), Fault::Refused("no (code 1900409)".to_owned()));
+        assert_eq!(fault(200, EnvelopeCode::STORE_FAILED.0), Fault::Busy("no".to_owned()));
+        assert_eq!(fault(503, EnvelopeCode::CONCURRENCY_LIMITED.0), Fault::Busy("no".to_owned()));
+        assert_eq!(fault(429, 0), Fault::Busy("no".to_owned()));
+        assert_eq!([fault(502, 0), fault(504, 17)], [Fault::NoAnswer, Fault::NoAnswer], "a proxy's word");
+    }
 }
