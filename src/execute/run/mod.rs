@@ -31,6 +31,8 @@ pub(super) struct Run<'a, B, S> {
     pub(super) failed: BTreeSet<InstanceKey>,
     /// By declared name.
     pub(super) failures: HashMap<ProcessKey, u64>,
+    /// Declared names of which something was not begun, so that what depends on them is not, either.
+    left_out: BTreeSet<ProcessKey>,
     /// Processes whose rollout was ended.
     pub(super) given_up: BTreeSet<ProcessKey>,
     pub(super) to_roll_back: BTreeSet<ProcessKey>,
@@ -75,6 +77,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             ended: Vec::new(),
             failed: BTreeSet::new(),
             failures: HashMap::new(),
+            left_out: BTreeSet::new(),
             given_up: BTreeSet::new(),
             to_roll_back: BTreeSet::new(),
             silent: None,
@@ -183,7 +186,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     }
 
     /// Why a step that is ready is not begun.
-    fn why_not(&self, step: &Step) -> Option<String> {
+    fn why_not(&mut self, step: &Step) -> Option<String> {
         if *self.terms.stop.borrow() {
             return Some("interrupted before it was begun".to_owned());
         }
@@ -198,8 +201,14 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             return None;
         }
         let needs = self.terms.depends.get(declared)?;
-        let lost = needs.iter().find(|name| self.failures.contains_key(*name))?;
-        Some(format!("{lost}, which it depends on, failed"))
+        let failed = needs.iter().find(|name| self.failures.contains_key(*name));
+        let why = match (failed, needs.iter().find(|name| self.left_out.contains(*name))) {
+            (Some(failed), _) => format!("{failed}, which it depends on, failed"),
+            (None, Some(left_out)) => format!("{left_out}, which it depends on, was not begun"),
+            (None, None) => return None,
+        };
+        self.left_out.insert(declared.clone());
+        Some(why)
     }
 
     /// A flight that is over is forgotten by the journal.
