@@ -47,10 +47,12 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 Some(Err(fault)) => {
                     info!(%fault, "asked again");
                     let since = *self.silent.get_or_insert_with(Instant::now);
-                    match since.elapsed() > SILENCE && self.backend.knows_names() {
-                        true => self.lose(&mut flight, &fault.to_string(), chains),
-                        false => self.overdue(&mut flight, chains, ready).await,
+                    if since.elapsed() > SILENCE && self.backend.knows_names() {
+                        // The journal keeps it: whoever comes next finds out what became of it.
+                        self.lose(flight, &fault.to_string(), chains);
+                        continue;
                     }
+                    self.overdue(&mut flight, chains, ready).await;
                 }
                 None => self.look_into(&mut flight, None, chains, ready).await,
             }
@@ -171,8 +173,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
     }
 
-    fn lose(&mut self, flight: &mut Flight<'_>, why: &str, chains: &mut Chains<'_, '_>) {
-        for (_, step) in std::mem::take(&mut flight.steps) {
+    fn lose(&mut self, flight: Flight<'_>, why: &str, chains: &mut Chains<'_, '_>) {
+        for step in flight.steps.into_values() {
             self.end(step, Outcome::Unknown, 0, why.to_owned(), flight.begun);
             self.skip_rest(chains, step);
         }

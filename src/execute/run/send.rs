@@ -110,6 +110,8 @@ async fn submit<B: Backend, S: Store>(
         Err(error) => return (String::new(), Err(Lost::NotBegun(error))),
     };
     let mut tries = 0;
+    // One of the tries may have been carried out.
+    let mut in_doubt = false;
     let sent = loop {
         tries += 1;
         let may = |fault: &Fault| match fault {
@@ -120,9 +122,11 @@ async fn submit<B: Backend, S: Store>(
         };
         match backend.submit(&name, orders).await {
             Err(fault) if may(&fault) && tries < TRIES && Instant::now() < terms.deadline => {
+                in_doubt |= fault == Fault::NoAnswer;
                 warn!(%fault, tries, "sent again");
                 tokio::time::sleep(FIRST_TRY * 4u32.pow(tries)).await;
             }
+            Err(_) if in_doubt => break Err(Fault::NoAnswer),
             sent => break sent,
         }
     };
