@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::run::Run;
-use super::{Outcome, Told};
+use super::{Outcome, Told, in_time};
 use crate::backend::{Backend, Scope, Subject};
 use crate::model::{Gate, Health, InstanceKey, Monitor, Observed, Op, Step, Wave};
 use crate::store::Store;
@@ -68,9 +68,10 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 
     async fn look_at(&self, changed: &Changed<'_>) -> Option<Observed> {
         let subjects: Vec<Subject> = changed.values().map(|step| self.subject(step)).collect();
+        let deadline = self.terms.deadline;
         match self.terms.caps.reads_health {
-            true => self.backend.observe(&Scope::of(subjects)).await.ok(),
-            false => self.backend.look_closely(&subjects).await.ok(),
+            true => in_time(deadline, self.backend.observe(&Scope::of(subjects))).await.ok(),
+            false => in_time(deadline, self.backend.look_closely(&subjects)).await.ok(),
         }
     }
 

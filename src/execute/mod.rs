@@ -26,12 +26,13 @@ mod settle;
 pub mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use self::settle::{Unsettled, settle};
-use crate::backend::Backend;
+use crate::backend::{Backend, Fault};
 use crate::model::{InstanceKey, Op, Plan, ProcessKey, Seen, Step};
 use crate::reconcile::Caps;
 use crate::store::Store;
@@ -132,6 +133,15 @@ pub struct Executed {
     pub ended: Vec<Ended>,
     /// Processes whose rollout was ended because too many failed, and that are to be as they were.
     pub to_roll_back: BTreeSet<ProcessKey>,
+}
+
+/// How much longer than the deadline an answer, and a word that is written down, is waited for.
+const GRACE: Duration = Duration::from_secs(1);
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// An answer that does not come in time does not come.
+async fn in_time<T>(deadline: Instant, asked: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
+    tokio::time::timeout_at(deadline + GRACE, asked).await.unwrap_or(Err(Fault::NoAnswer))
 }
 
 /// Carries a plan out. Every step of it is in the report.

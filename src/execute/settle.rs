@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::doubt::{Verdict, has_run, judge, patience};
 use super::journal::{self, Began, Call};
-use super::ledger;
+use super::{GRACE, ledger};
 use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task, name_of_move};
 use crate::model::{AutoType, Host, InstanceKey, Observed, Op, Seen, Stamped, Step, Which};
 use crate::reconcile::{Caps, Expected, after};
@@ -41,6 +41,18 @@ const SLOWEST: Duration = Duration::from_secs(2);
 
 /// Settles what former runs of this owner left. Whoever calls this holds the writer's lease.
 pub async fn settle<B: Backend, S: Store>(
+    backend: &B,
+    store: &S,
+    whom: (&str, &Caps),
+    owner: &str,
+    deadline: Instant,
+) -> Result<(), Unsettled> {
+    let settled = settle_each(backend, store, whom, owner, deadline);
+    let settled = tokio::time::timeout_at(deadline + GRACE, settled).await;
+    settled.unwrap_or(Err(Unsettled::Target(Fault::NoAnswer)))
+}
+
+async fn settle_each<B: Backend, S: Store>(
     backend: &B,
     store: &S,
     (target, caps): (&str, &Caps),

@@ -6,6 +6,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use super::GRACE;
 use crate::cli::target::Live;
 use crate::cli::{Exit, Failure};
 use crate::clock::moment;
@@ -32,8 +33,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Waits for another who has it, so many seconds; from here on calls carry the lease's number.
-    pub async fn begin(live: &Live, owner: &str, patience: u64) -> Result<Writer, Failure> {
+    /// Waits for another who has it, so long; from here on calls carry the lease's number.
+    pub async fn begin(live: &Live, owner: &str, patience: Duration) -> Result<Writer, Failure> {
         let lease = take_lease(live, owner, patience).await?;
         let (keeping, standing) = keep(live, &lease);
         live.act_as(lease.generation);
@@ -47,18 +48,18 @@ impl Writer {
 
     pub async fn end(self, live: &Live) {
         self.keeping.abort();
-        let _ = live.state.release_lease(&self.lease).await;
+        let _ = tokio::time::timeout(GRACE, live.state.release_lease(&self.lease)).await;
     }
 }
 
-async fn take_lease(live: &Live, owner: &str, patience: u64) -> Result<Lease, Failure> {
+async fn take_lease(live: &Live, owner: &str, patience: Duration) -> Result<Lease, Failure> {
     let holder = Holder::this(format!("apply-{}-{}", std::process::id(), moment().0));
     let begin = Instant::now();
     loop {
         let taken = live.state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await;
         match taken.map_err(|error| live.failure(&error))? {
             Taken::Ours(lease) => return Ok(lease),
-            Taken::Theirs { holder, .. } if begin.elapsed() >= Duration::from_secs(patience) => {
+            Taken::Theirs { holder, .. } if begin.elapsed() >= patience => {
                 let message = format!(
                     "{} (process {}) has been changing this owner's processes since {}",
                     holder.host,
@@ -80,16 +81,16 @@ fn keep(live: &Live, lease: &Lease) -> (JoinHandle<()>, watch::Receiver<Standing
     let (tell, standing) = watch::channel(Standing::Ours);
     let keeping = tokio::spawn(async move {
         let mut until = Instant::now() + LEASE.0;
-        loop {
+        let _ = loop {
             tokio::time::sleep_until((Instant::now() + LEASE.1).min(until)).await;
             let asked = Instant::now();
             match tokio::time::timeout_at(until, state.renew_lease(&lease, LEASE.0)).await {
                 Ok(Ok(true)) => until = asked + LEASE.0,
-                Ok(Ok(false)) => return drop(tell.send(Standing::Theirs)),
+                Ok(Ok(false)) => break tell.send_replace(Standing::Theirs),
                 Ok(Err(_)) | Err(_) if Instant::now() < until => {}
-                Ok(Err(_)) | Err(_) => return drop(tell.send(Standing::RanOut)),
+                Ok(Err(_)) | Err(_) => break tell.send_replace(Standing::RanOut),
             }
-        }
+        };
     });
     (keeping, standing)
 }

@@ -100,7 +100,7 @@ async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result
     if let Some(file) = &args.junit {
         can_be_written(file)?;
     }
-    let early = Early::begin(&args.input);
+    let early = Early::begin(&args.input, Duration::from_secs(args.going.timeout));
     let wanted = Wanted::read(&args.input, printer)?;
     let live = match early {
         Some(early) => early.end(),
@@ -130,8 +130,8 @@ async fn reach(
     deadline: Instant,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    settle(live, wanted.owner(), deadline, printer).await?;
-    let mut input = wanted.beside(&args.input, Some(live), printer).await?;
+    in_time(deadline, settle(live, wanted.owner(), deadline, printer)).await?;
+    let mut input = in_time(deadline, wanted.beside(&args.input, Some(live), printer)).await?;
     if let Said::Before(pin) = said {
         input.paths = format!("rollback to {}", short(&pin.revision));
     }
@@ -146,33 +146,49 @@ async fn reach(
         if let Said::Before(_) = said {
             approve(args, saved.is_some(), &input, &planned, printer)?;
         }
-        if !said.is_in_force(args, live, &input).await? {
-            said.put_in_force(args, live, &input, printer).await?;
-        }
+        let into_force = async {
+            match said.is_in_force(args, live, &input).await? {
+                true => Ok(()),
+                false => said.put_in_force(args, live, &input, printer).await,
+            }
+        };
+        in_time(deadline, into_force).await?;
         let mut ill = ill(&input);
-        reasons(live, &mut ill).await;
+        let _ = tokio::time::timeout_at(deadline, reasons(live, &mut ill)).await;
         let exit = if ill.is_empty() { exit } else { Exit::Incomplete };
         let report =
             Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason: None, ill };
         return show(args, &planned, &Before::of(&input, &planned)?, &report, printer);
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;
-    let writer = Writer::begin(live, &input.rules.owner, args.going.lock_timeout).await?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    let patience = left.min(Duration::from_secs(args.going.lock_timeout));
+    let writer = in_time(deadline + GRACE, Writer::begin(live, &input.rules.owner, patience)).await?;
     // Somebody may have been at work until a moment ago, or died in it: what is done is what is needed now.
     let ready = async {
         settle_held(live, &input.rules.owner, deadline).await?;
         plan_anew(args, saved.is_some(), live, &mut input, &mut planned).await?;
         said.put_in_force(args, live, &input, printer).await
     };
-    if let Err(failure) = ready.await {
+    if let Err(failure) = in_time(deadline, ready).await {
         writer.end(live).await;
         return Err(failure);
     }
     let before = Before::of(&input, &planned)?;
     let report = carry_out(args, live, &mut input, &planned, deadline, writer.standing(), printer).await;
-    writer.end(live).await;
-    said.remember(live, &input, &planned, &before, &report).await;
+    tokio::join!(writer.end(live), said.remember(live, &input, &planned, &before, &report));
     show(args, &planned, &before, &report, printer)
+}
+
+/// How long what is written at the end is waited for, though the time is over.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// What has to be known before anything is begun is known in time, or nothing is begun.
+async fn in_time<T>(deadline: Instant, asked: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    tokio::time::timeout_at(deadline, asked).await.unwrap_or_else(|_| {
+        let message = "the time was over before the target had answered: nothing was begun";
+        Err(Failure::new(Exit::TimedOut, message).hint("see whether it answers at all, or give --timeout more"))
+    })
 }
 
 /// The same plan for the world as it is now. One that a person approved must not have become another.

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::Apply;
+use super::{Apply, GRACE};
 use super::report::{Before, Report};
 use crate::cli::Failure;
 use crate::cli::plan::input::Input;
@@ -98,6 +98,7 @@ impl Said {
         if let Some(commit) = self.commit() {
             entry["commit"] = commit.into();
         }
-        let _ = history::add(&live.state, &input.rules.owner, moment(), &entry).await;
+        let remembering = history::add(&live.state, &input.rules.owner, moment(), &entry);
+        let _ = tokio::time::timeout(GRACE, remembering).await;
     }
 }

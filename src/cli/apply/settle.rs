@@ -1,5 +1,7 @@
 //! What a run that died had begun is waited for, not done again.
 
+use std::time::Duration;
+
 use tokio::time::Instant;
 
 use super::lease::Writer;
@@ -15,7 +17,7 @@ pub async fn settle(live: &Live, owner: &str, deadline: Instant, printer: &Print
         return Ok(());
     }
     // Whoever is at work now settles his own: these are his.
-    let writer = match Writer::begin(live, owner, 0).await {
+    let writer = match Writer::begin(live, owner, Duration::ZERO).await {
         Err(failure) if failure.exit == Exit::Locked => return Ok(()),
         writer => writer?,
     };

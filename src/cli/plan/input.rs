@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::info;
 
@@ -139,7 +139,7 @@ impl Wanted {
 impl Input {
     /// Reads it all, without starting anything.
     pub fn read(args: &args::Input, printer: &Printer) -> Result<Input, Failure> {
-        let early = Early::begin(args);
+        let early = Early::begin(args, Duration::MAX);
         let wanted = Wanted::read(args, printer)?;
         let live = match (args.offline.observed.as_ref(), early) {
             (Some(_), _) => None,
@@ -201,7 +201,7 @@ pub struct Early {
 
 impl Early {
     /// `None`: there is nobody to ask yet, or it has to be told what to look at.
-    pub fn begin(args: &args::Input) -> Option<Early> {
+    pub fn begin(args: &args::Input, at_most: Duration) -> Option<Early> {
         if args.offline.observed.is_some() {
             return None;
         }
@@ -210,7 +210,7 @@ impl Early {
         looker.abide().ok()?;
         let look = move || {
             if let (Ok(abide), Ok(runtime)) = (looker.abide(), runtime()) {
-                runtime.block_on(abide.look_early());
+                let _ = runtime.block_on(async { tokio::time::timeout(at_most, abide.look_early()).await });
             }
         };
         let looking = std::thread::Builder::new().name("look".to_owned()).spawn(look).ok()?;

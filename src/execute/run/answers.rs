@@ -9,8 +9,8 @@ use tracing::info;
 
 use super::{Chains, Flight, Run};
 use crate::backend::{Answer, Backend, Fault, Outcome as Said, Subject};
-use crate::execute::Outcome;
 use crate::execute::doubt::{Verdict, judge, patience};
+use crate::execute::{Outcome, in_time};
 use crate::model::{AutoType, Op, Step};
 use crate::store::Store;
 
@@ -27,10 +27,10 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         chains: &mut Chains<'_, 's>,
         ready: &mut VecDeque<&'s Step>,
     ) -> Vec<Flight<'s>> {
-        let backend = self.backend;
+        let (backend, deadline) = (self.backend, self.terms.deadline);
         let one = |flight: Flight<'s>| async move {
             let answers = match &flight.task {
-                Some(task) => Some(backend.poll(task).await),
+                Some(task) => Some(in_time(deadline, backend.poll(task)).await),
                 None => None,
             };
             (flight, answers)

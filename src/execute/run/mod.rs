@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::journal::Journal;
-use super::{Ended, Executed, Outcome, Terms, Told, ledger};
+use super::{Ended, Executed, LAST_WORDS, Outcome, Terms, Told, ledger};
 use crate::backend::{Backend, Task};
 use crate::model::{InstanceKey, Op, ProcessKey, Seen, Step, Wave};
 use crate::store::{Error, Store};
@@ -89,10 +89,12 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
 
     pub(super) async fn over(mut self) -> Executed {
         let rest = self.take_notes();
-        if !rest.writes.is_empty()
-            && let Err(error) = self.store.txn(rest).await
-        {
-            warn!(%error, "what was done is not in the ledger");
+        if !rest.writes.is_empty() {
+            match tokio::time::timeout_at(self.last_words(), self.store.txn(rest)).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => warn!(%error, "what was done is not in the ledger"),
+                Err(_) => warn!("what was done is not in the ledger: it does not answer"),
+            }
         }
         ledger::forget(self.store, &self.terms.target, &self.known, self.backend.now()).await;
         self.ended.sort_by_key(|ended| ended.step);
@@ -216,8 +218,17 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         if !flight.steps.is_empty() {
             return Some(flight);
         }
-        let notes = self.take_notes();
-        self.journal.ended(&flight.call, notes).await;
+        self.forget(&flight.call).await;
         None
+    }
+
+    /// What cannot be written in time stays in the journal, and is found out by whoever comes next.
+    async fn forget(&mut self, call: &str) {
+        let notes = self.take_notes();
+        let _ = tokio::time::timeout_at(self.last_words(), self.journal.ended(call, notes)).await;
+    }
+
+    fn last_words(&self) -> Instant {
+        self.terms.deadline.max(Instant::now()) + LAST_WORDS
     }
 }

@@ -13,9 +13,9 @@ use tracing::warn;
 use super::{Chains, Flight, Run};
 use crate::backend::{Backend, Fault, Order, Task};
 use crate::execute::journal::{Began, Call, Journal};
-use crate::execute::{Outcome, Terms, Told};
+use crate::execute::{GRACE, Outcome, Terms, Told, in_time};
 use crate::model::{InstanceKey, Seen, Spec, Step};
-use crate::store::{Error, Store};
+use crate::store::Store;
 
 /// How often a call that cannot have been carried out is made again.
 const TRIES: u32 = 5;
@@ -24,7 +24,7 @@ const FIRST_TRY: Duration = Duration::from_millis(10);
 /// What became of a call.
 enum Lost {
     /// The journal could not be written: nothing was sent.
-    NotBegun(Error),
+    NotBegun(String),
     Fault(Fault),
 }
 
@@ -66,9 +66,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                     }
                     flights.extend(self.if_open(flight).await);
                 }
-                Err(Lost::NotBegun(error)) => {
+                Err(Lost::NotBegun(why)) => {
                     for step in steps.into_values() {
-                        self.end(step, Outcome::Failed, 0, format!("not begun: {error}"), begun);
+                        self.end(step, Outcome::Failed, 0, format!("not begun: {why}"), begun);
                         self.skip_rest(chains, step);
                     }
                 }
@@ -85,8 +85,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                         self.skip_rest(chains, step);
                     }
                     if outcome == Outcome::Failed {
-                        let notes = self.take_notes();
-                        self.journal.ended(&call, notes).await;
+                        self.forget(&call).await;
                     }
                 }
             }
@@ -105,9 +104,13 @@ async fn submit<B: Backend, S: Store>(
 ) -> (String, Result<Task, Lost>) {
     let steps = orders.iter().map(|order| began(order, terms, seen)).collect();
     let mut call = Call { steps, at: Some(backend.now()), task: None };
-    let name = match journal.begin(&call).await {
-        Ok(name) => name,
-        Err(error) => return (String::new(), Err(Lost::NotBegun(error))),
+    let name = match tokio::time::timeout_at(terms.deadline + GRACE, journal.begin(&call)).await {
+        Ok(Ok(name)) => name,
+        Ok(Err(error)) => return (String::new(), Err(Lost::NotBegun(error.to_string()))),
+        Err(_) => {
+            let why = "the journal could not be written in time".to_owned();
+            return (String::new(), Err(Lost::NotBegun(why)));
+        }
     };
     let mut tries = 0;
     // One of the tries may have been carried out.
@@ -120,7 +123,7 @@ async fn submit<B: Backend, S: Store>(
             Fault::NoAnswer => backend.knows_names(),
             Fault::Refused(_) => false,
         };
-        match backend.submit(&name, orders).await {
+        match in_time(terms.deadline, backend.submit(&name, orders)).await {
             Err(fault) if may(&fault) && tries < TRIES && Instant::now() < terms.deadline => {
                 in_doubt |= fault == Fault::NoAnswer;
                 warn!(%fault, tries, "sent again");
