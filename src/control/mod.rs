@@ -43,7 +43,7 @@ use self::source::{Reading, Source, Trouble};
 use crate::backend::{Backend, Changes};
 use crate::clock;
 use crate::execute::world::World;
-use crate::execute::{Check, Ended, Terms};
+use crate::execute::{Check, Ended, Restraints, Terms};
 use crate::manifest::Limits;
 use crate::model::{Desired, Hold, InstanceKey, Observed, Pause, Plan, ProcessKey, Seen, Step, Time, Want};
 use crate::reconcile::{Caps, Rules};
@@ -336,6 +336,7 @@ pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::R
         declared,
         before,
         check: |_| None,
+        restraints: watch::channel(Restraints::default()).1,
         stop,
     }
 }

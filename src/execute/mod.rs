@@ -4,7 +4,8 @@
 //! Waves come one after the other ([`run`]). Within one, the steps of an instance run in order and instances do not wait
 //! for each other: whatever is ready is sent in as few calls as the target allows, and every task is asked about until
 //! each of its rows is final. A step that fails takes the rest of its instance with it, and whatever depends on it.
-//! Between two waves, what was changed must be well ([`gates`]).
+//! Between two waves, what was changed must be well ([`gates`]). A hold or a pause counts from the moment that it is made
+//! ([`restraints`]).
 //!
 //! Before a call is made, the journal says so ([`journal`]); its entry goes when every row is final. Whoever comes after a
 //! death finds it, and finds out what became of what was begun instead of doing it again ([`settle`]). A call whose answer
@@ -21,6 +22,7 @@ pub mod doubt;
 mod gates;
 pub mod journal;
 pub mod ledger;
+pub mod restraints;
 mod run;
 mod settle;
 pub mod world;
@@ -31,6 +33,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use self::restraints::Restraints;
 pub use self::settle::{Unsettled, settle};
 use crate::backend::{Backend, Fault};
 use crate::model::{InstanceKey, Op, Plan, ProcessKey, Seen, Step};
@@ -119,6 +122,8 @@ pub struct Terms {
     pub before: BTreeMap<InstanceKey, Seen>,
     /// Why a step that is ready would fail.
     pub check: Check,
+    /// What is to be left alone, as it is known now.
+    pub restraints: watch::Receiver<Restraints>,
     /// Somebody wants it to end at the next safe point.
     pub stop: watch::Receiver<bool>,
 }

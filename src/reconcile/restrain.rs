@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::chain::{Chain, Found};
 use super::rules::Rules;
 use crate::model::{
-    Amount, Desired, Guard, Hold, InstanceKey, Name, Now, Op, Operation, Pause, Policy, Reason, Want, Window,
+    Amount, Desired, Guard, Hold, InstanceKey, Name, Now, Op, Operation, Pause, Policy, Reason, Time, Want,
+    Window,
 };
 
 /// What a chain does to people's processes, as protection, windows and budgets speak of it.
@@ -100,28 +101,14 @@ impl<'a> Law<'a> {
     }
 
     fn paused(&self, chain: &Chain<'_>) -> Option<(Reason, String)> {
-        let over = |pause: &&Pause| {
-            pause.namespace.as_ref().is_none_or(|namespace| *namespace == chain.key.namespace)
-                && pause.until.is_none_or(|until| until > self.now.at)
-        };
-        let pause = self.rules.pauses.iter().find(over)?;
-        let what = match &pause.namespace {
-            Some(namespace) => format!("namespace {namespace}"),
-            None => "everything".to_owned(),
-        };
-        Some((Reason::Paused, said(&format!("{what} is paused"), &pause.by, &pause.reason, pause.until)))
+        Some((Reason::Paused, paused(&self.rules.pauses, chain.key, self.now.at)?))
     }
 
     fn by_hand(&self, chain: &Chain<'_>) -> Option<(Reason, String)> {
         if self.rules.override_holds {
             return None;
         }
-        let over = |hold: &&Hold| {
-            (hold.instance == *chain.key || Some(&hold.instance) == chain.from)
-                && hold.until.is_none_or(|until| until > self.now.at)
-        };
-        let hold = self.rules.holds.iter().find(over)?;
-        Some((Reason::Hold, said("it is held", &hold.by, &hold.reason, hold.until)))
+        Some((Reason::Hold, held_by_hand(&self.rules.holds, chain.key, chain.from, self.now.at)?))
     }
 
     fn outside_window(&self, chain: &Chain<'_>, kinds: Kinds) -> Option<(Reason, String)> {
@@ -241,7 +228,35 @@ fn protected(chain: &Chain<'_>, kinds: Kinds) -> Option<(Reason, String)> {
     Some((Reason::Protected, format!("its manifest protects it: `protect: [{}]`", guard.word())))
 }
 
-fn said(what: &str, by: &str, reason: &Option<String>, until: Option<crate::model::Time>) -> String {
+/// The word of the pause that an instance is under.
+pub fn paused(pauses: &[Pause], key: &InstanceKey, now: Time) -> Option<String> {
+    let over = |pause: &&Pause| {
+        pause.namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
+            && pause.until.is_none_or(|until| until > now)
+    };
+    let pause = pauses.iter().find(over)?;
+    let what = match &pause.namespace {
+        Some(namespace) => format!("namespace {namespace}"),
+        None => "everything".to_owned(),
+    };
+    Some(said(&format!("{what} is paused"), &pause.by, &pause.reason, pause.until))
+}
+
+/// The word of the hold on an instance, under its name or the one that it comes from.
+pub fn held_by_hand(
+    holds: &[Hold],
+    key: &InstanceKey,
+    from: Option<&InstanceKey>,
+    now: Time,
+) -> Option<String> {
+    let over = |hold: &&Hold| {
+        (hold.instance == *key || Some(&hold.instance) == from) && hold.until.is_none_or(|until| until > now)
+    };
+    let hold = holds.iter().find(over)?;
+    Some(said("it is held", &hold.by, &hold.reason, hold.until))
+}
+
+fn said(what: &str, by: &str, reason: &Option<String>, until: Option<Time>) -> String {
     let reason = reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     match until {
         Some(until) => format!("{what} by {by} until {until}{reason}"),

@@ -17,6 +17,7 @@ use crate::cli::serve::Signals;
 use crate::cli::target::Live;
 use crate::clock;
 use crate::control::{self, rollback::as_before};
+use crate::execute::restraints::{Restraints, heeding};
 use crate::execute::{self, Ended, Executed, Outcome, Terms, Told};
 use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step, Want, Why};
 use crate::reconcile::{Rules, reconcile};
@@ -37,11 +38,14 @@ pub async fn carry_out(
 ) -> Report {
     let (stop, stopped) = watch::channel(false);
     let mut ends = Ends { stop, lease, signals: Signals::listen().ok(), asked: None };
-    let terms = terms(input, planned, args, deadline, stopped);
+    let asked = (input.rules.holds.clone(), input.rules.pauses.clone());
+    let (tell, restraints) = watch::channel(Restraints::of(asked, &input.rules));
+    let terms = Terms { restraints, ..terms(input, planned, args, deadline, stopped) };
     let before = input.observed.clone();
     let mut progress = Progress::new(planned.steps().count(), args.output, printer);
     let mut told = |told: Told<'_>| progress.told(&told);
     let executing = execute::execute(planned, &live.backend, &live.state, &terms, &mut told);
+    let executing = heeding(&tell, &input.rules, || live.restraints(), executing);
     let Executed { mut ended, to_roll_back } = ends.heeded_by(executing).await;
     progress.clear();
     let is_back = match to_roll_back.is_empty() {
@@ -154,6 +158,7 @@ async fn roll_back(
         // It has a time of its own: half-way would be worse than late.
         deadline: Instant::now() + BACK,
         max_parallel: terms.max_parallel,
+        restraints: terms.restraints.clone(),
         ..control::terms(&back, &observed, &plan, terms.stop.clone())
     };
     let mut nobody = |_: Told<'_>| {};

@@ -203,6 +203,7 @@ async fn plan_anew(
         plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word())).collect()
     };
     let approved = steps(planned);
+    input.ask_again(live).await?;
     input.look_again(live).await?;
     let mut anew = input.plan();
     plan::locate(&mut anew, input, &args.input.limits.limits());

@@ -153,6 +153,12 @@ impl Input {
         runtime()?.block_on(wanted.beside(args, live.as_deref(), printer))
     }
 
+    /// What is to be left alone by now.
+    pub async fn ask_again(&mut self, live: &Live) -> Result<(), Failure> {
+        (self.rules.holds, self.rules.pauses) = live.restraints().await?;
+        Ok(())
+    }
+
     /// The same with the world as it is by now.
     pub async fn look_again(&mut self, live: &Live) -> Result<(), Failure> {
         self.now = clock::now(&self.loaded.desired);

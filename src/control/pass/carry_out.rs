@@ -14,6 +14,7 @@ use super::super::source::Source;
 use super::super::{Event, LEASE, Look, Target, keeping, keeping_or_ending};
 use super::{Pass, Work};
 use crate::clock;
+use crate::execute::restraints::{Restraints, heeding};
 use crate::execute::{self, Ended, Outcome, Terms, Told};
 use crate::model::{Desired, Plan, ProcessKey, Reason};
 use crate::reconcile::{Rules, reconcile};
@@ -91,7 +92,11 @@ impl<T: Target> Pass<'_, T> {
             Told::Wave { .. } | Told::Sent { .. } | Told::Waiting { .. } => {}
         };
         self.unsettled = true;
+        let (restrain, restraints) = watch::channel(Restraints::default());
+        terms.restraints = restraints;
         let executing = execute::execute(plan, self.target.backend(), state, &terms, &mut each);
+        let (target, rules) = (self.target, &self.setting.rules);
+        let executing = heeding(&restrain, rules, || target.restraints(), executing);
         let executing = keeping_or_ending(state, &lease, stop, &ends, executing);
         let follows = self.setting.follow && !work.is_pinned;
         let done = tokio::select! {
@@ -157,6 +162,7 @@ impl<T: Target> Pass<'_, T> {
         let plan = reconcile(&back, &world.observed, &rules, &clock::at(self.target.now(), &back));
         let mut again = super::super::terms(&back, &world.observed, &plan, terms.stop.clone());
         (again.owner, again.target, again.caps) = (terms.owner.clone(), terms.target.clone(), terms.caps);
+        again.restraints = terms.restraints.clone();
         (again.deadline, again.run) = (Instant::now() + self.setting.timeout, format!("{}-back", terms.run));
         let (backend, state, told) = (self.target.backend(), self.target.state(), &mut *self.told);
         let mut each = |said: Told<'_>| {

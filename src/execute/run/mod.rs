@@ -27,6 +27,8 @@ pub(super) struct Run<'a, B, S> {
     pub(super) terms: &'a Terms,
     pub(super) told: &'a mut (dyn FnMut(Told<'_>) + Send),
     pub(super) ended: Vec<Ended>,
+    /// Instances of which something was done, or sent.
+    begun: BTreeSet<InstanceKey>,
     /// Instances of which a step did not end well.
     pub(super) failed: BTreeSet<InstanceKey>,
     /// By declared name.
@@ -75,6 +77,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             terms,
             told,
             ended: Vec::new(),
+            begun: BTreeSet::new(),
             failed: BTreeSet::new(),
             failures: HashMap::new(),
             left_out: BTreeSet::new(),
@@ -167,7 +170,10 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                     self.end(step, Outcome::Failed, 0, why, Instant::now());
                     self.skip_rest(chains, step);
                 }
-                None => batch.push(step),
+                None => {
+                    self.begun.insert(step.instance.clone());
+                    batch.push(step);
+                }
                 Some(why) => {
                     self.end(step, Outcome::Skipped, 0, why, Instant::now());
                     self.skip_rest(chains, step);
@@ -194,6 +200,15 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         }
         if Instant::now() >= self.terms.deadline {
             return Some("the time was over before it was begun".to_owned());
+        }
+        let is_begun = self.begun.contains(&step.instance);
+        if let Some(word) =
+            self.terms.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
+        {
+            // What was to be started is not there for those that need it.
+            let starts = self.terms.declared.get(&step.instance).filter(|_| step.op == Op::Start);
+            self.left_out.extend(starts.cloned());
+            return Some(word);
         }
         let declared = self.terms.declared.get(&step.instance)?;
         if self.given_up.contains(declared) {

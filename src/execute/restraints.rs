@@ -1,0 +1,61 @@
+//! What people want left alone, while a plan is carried out: a hold or a pause counts from the moment that it is made.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::clock;
+use crate::model::{Hold, InstanceKey, Pause};
+use crate::reconcile::{Rules, held_by_hand, paused};
+
+/// How often it is asked.
+const PACE: Duration = Duration::from_secs(1);
+
+/// As it was last asked.
+#[derive(Clone, Debug, Default)]
+pub struct Restraints {
+    holds: Vec<Hold>,
+    pauses: Vec<Pause>,
+}
+
+impl Restraints {
+    /// What was asked for, as far as these rules do not override it.
+    pub fn of((holds, pauses): (Vec<Hold>, Vec<Pause>), rules: &Rules) -> Restraints {
+        let holds = if rules.override_holds { Vec::new() } else { holds };
+        Restraints { holds, pauses }
+    }
+
+    /// Why an instance is left alone. One of which something was done already is not left half-way for a pause.
+    pub fn means(&self, key: &InstanceKey, from: Option<&InstanceKey>, is_begun: bool) -> Option<String> {
+        let now = clock::moment();
+        let paused = paused(&self.pauses, key, now).filter(|_| !is_begun);
+        paused.or_else(|| held_by_hand(&self.holds, key, from, now))
+    }
+}
+
+/// Does something, and meanwhile asks what is to be left alone. What cannot be asked stays as it was.
+pub async fn heeding<T, A, E>(
+    tell: &watch::Sender<Restraints>,
+    rules: &Rules,
+    ask: impl Fn() -> A,
+    work: impl Future<Output = T>,
+) -> T
+where
+    A: Future<Output = Result<(Vec<Hold>, Vec<Pause>), E>>,
+{
+    tokio::pin!(work);
+    loop {
+        let asked = async {
+            tokio::time::sleep(PACE).await;
+            ask().await
+        };
+        tokio::select! {
+            done = &mut work => return done,
+            told = asked => {
+                if let Ok(told) = told {
+                    tell.send_replace(Restraints::of(told, rules));
+                }
+            }
+        }
+    }
+}
