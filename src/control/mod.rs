@@ -323,6 +323,7 @@ pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::R
     for (key, want) in all.filter(|(_, want)| is_rolled(want)) {
         if let (false, Some(seen)) = (want.origin.rollout.is_none(), observed.instances.get(key)) {
             before.entry(key.clone()).or_insert_with(|| seen.clone());
+            declared.entry(key.clone()).or_insert_with(|| want.origin.declared.clone());
         }
     }
     Terms {

@@ -1,58 +1,112 @@
 //! Between two waves: what was changed must be well, and stay so for as long as its rollout says.
 //!
 //! Where a target does not report health, well is what runs, and runs as the same process at two looks as far apart as the
-//! check after a start or the soak, whichever is longer.
+//! check after a start or the soak, whichever is longer. What cannot be seen is not well. A rollout that somebody interrupted
+//! while it soaked goes on soaking before it goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tracing::info;
 
 use super::run::Run;
 use super::{Outcome, Told, in_time};
 use crate::backend::{Backend, Scope, Subject};
-use crate::model::{Gate, Health, InstanceKey, Monitor, Observed, Op, Step, Wave};
+use crate::clock;
+use crate::model::{Gate, Health, Host, InstanceKey, Monitor, Observed, Op, Wave};
 use crate::store::Store;
 
 /// How long what was started may take to be well, before what depends on it begins.
 const WELL: Duration = Duration::from_secs(30);
+/// How soon a look that failed is taken again.
+const AGAIN: Duration = Duration::from_millis(500);
 
-type Changed<'w> = BTreeMap<&'w InstanceKey, &'w Step>;
+type Changed = BTreeMap<InstanceKey, Subject>;
 
 impl<B: Backend, S: Store> Run<'_, B, S> {
+    /// Before a wave: rollouts that begin in it, and of which a former run changed something a moment ago, wait for the rest
+    /// of that one's soak.
+    pub(super) async fn soak_on(&mut self, waves: &[Wave], wave: &Wave) {
+        let here: BTreeSet<_> =
+            wave.steps.iter().filter_map(|step| self.terms.declared.get(&step.instance)).collect();
+        let gates = waves.iter().flat_map(|wave| &wave.gates);
+        for gate in gates.filter(|gate| gate.soak_secs > 0 && here.contains(&gate.process)) {
+            if !self.soaked.insert(gate.process.clone()) {
+                continue;
+            }
+            let (young, left) = self.young(gate, waves);
+            if !young.is_empty() && !self.is_over() {
+                self.soak(gate, &young, left).await;
+                self.count_failures(gate);
+            }
+        }
+    }
+
+    /// What of a process runs for less than its soak though this plan does not touch it, and how much of the soak is left.
+    fn young(&self, gate: &Gate, waves: &[Wave]) -> (Changed, Duration) {
+        let steps = waves.iter().flat_map(|wave| &wave.steps);
+        let touched: BTreeSet<&InstanceKey> = steps.map(|step| &step.instance).collect();
+        let (now, soak) = (clock::moment(), Duration::from_secs(gate.soak_secs));
+        let (mut young, mut longest) = (Changed::new(), Duration::ZERO);
+        for (key, seen) in &self.terms.before {
+            let is_of_it = self.terms.declared.get(key) == Some(&gate.process);
+            let (true, false, Some(true), Some(since)) =
+                (is_of_it, touched.contains(key), seen.running, seen.since)
+            else {
+                continue;
+            };
+            let age = Duration::from_millis(u64::try_from(now.0.saturating_sub(since.0)).unwrap_or(0));
+            let left = soak.saturating_sub(age);
+            if left.is_zero() {
+                continue;
+            }
+            longest = longest.max(left);
+            let host = Host { key: key.host.clone(), supplier: None, agent_id: None };
+            let spec = seen.given.spec().cloned();
+            young.insert(key.clone(), Subject { instance: key.clone(), host, spec });
+        }
+        (young, longest)
+    }
+
     pub(super) async fn gates(&mut self, wave: &Wave) {
-        let changed: Changed<'_> = wave
+        let changed: Changed = wave
             .steps
             .iter()
             .filter(|step| {
                 matches!(step.op, Op::Start | Op::Restart | Op::Reload)
                     && !self.failed.contains(&step.instance)
             })
-            .map(|step| (&step.instance, step))
+            .map(|step| (step.instance.clone(), self.subject(step)))
             .collect();
         if !changed.is_empty() {
             self.wait_until_well(&changed).await;
         }
         for gate in &wave.gates {
             let is_of_it = |key: &InstanceKey| self.terms.declared.get(key) == Some(&gate.process);
-            let of_it: Changed<'_> =
-                changed.iter().filter(|(key, _)| is_of_it(key)).map(|(key, step)| (*key, *step)).collect();
+            let of_it = changed.iter().filter(|(key, _)| is_of_it(key));
+            let of_it: Changed = of_it.map(|(key, subject)| (key.clone(), subject.clone())).collect();
             if gate.soak_secs > 0 && !of_it.is_empty() && !self.is_over() {
-                self.soak(gate, &of_it).await;
+                self.soak(gate, &of_it, Duration::from_secs(gate.soak_secs)).await;
             }
-            if self.failures.get(&gate.process).is_some_and(|failures| *failures > gate.max_failures) {
-                self.given_up.insert(gate.process.clone());
-                if gate.auto_rollback {
-                    self.to_roll_back.insert(gate.process.clone());
-                }
+            self.count_failures(gate);
+        }
+    }
+
+    fn count_failures(&mut self, gate: &Gate) {
+        if self.failures.get(&gate.process).is_some_and(|failures| *failures > gate.max_failures) {
+            self.given_up.insert(gate.process.clone());
+            if gate.auto_rollback {
+                self.to_roll_back.insert(gate.process.clone());
             }
         }
     }
 
-    async fn soak(&mut self, gate: &Gate, of_it: &Changed<'_>) {
-        (self.told)(Told::Soaking { process: &gate.process, secs: gate.soak_secs });
+    async fn soak(&mut self, gate: &Gate, of_it: &Changed, how_long: Duration) {
+        let secs = u64::try_from(how_long.as_millis().div_ceil(1000)).unwrap_or(gate.soak_secs);
+        (self.told)(Told::Soaking { process: &gate.process, secs });
         let first = self.look_at(of_it).await;
-        self.rest(Duration::from_secs(gate.soak_secs)).await;
+        self.rest(how_long).await;
         self.count_ill(of_it, first.as_ref()).await;
     }
 
@@ -66,20 +120,31 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
     }
 
-    async fn look_at(&self, changed: &Changed<'_>) -> Option<Observed> {
-        let subjects: Vec<Subject> = changed.values().map(|step| self.subject(step)).collect();
+    /// Looks until something is seen; `None`: nothing was by the time that it is over.
+    async fn look_at(&self, changed: &Changed) -> Option<Observed> {
+        let subjects: Vec<Subject> = changed.values().cloned().collect();
         let deadline = self.terms.deadline;
-        match self.terms.caps.reads_health {
-            true => in_time(deadline, self.backend.observe(&Scope::of(subjects))).await.ok(),
-            false => in_time(deadline, self.backend.look_closely(&subjects)).await.ok(),
+        loop {
+            let looked = match self.terms.caps.reads_health {
+                true => in_time(deadline, self.backend.observe(&Scope::of(subjects.clone()))).await,
+                false => in_time(deadline, self.backend.look_closely(&subjects)).await,
+            };
+            match looked {
+                Ok(observed) => return Some(observed),
+                Err(fault) => info!(%fault, "looked again"),
+            }
+            if self.is_over() {
+                return None;
+            }
+            self.rest(AGAIN).await;
         }
     }
 
-    async fn wait_until_well(&mut self, changed: &Changed<'_>) {
+    async fn wait_until_well(&mut self, changed: &Changed) {
         if !self.terms.caps.reads_health {
             let first = self.look_at(changed).await;
-            let secs = changed.values().map(|step| {
-                let monitor = step.spec.as_ref().map(|spec| spec.monitor.start_check_secs);
+            let secs = changed.values().map(|subject| {
+                let monitor = subject.spec.as_ref().map(|spec| spec.monitor.start_check_secs);
                 monitor.flatten().unwrap_or(Monitor::START_CHECK_SECS)
             });
             self.rest(Duration::from_secs(secs.max().unwrap_or(0).into())).await;
@@ -87,11 +152,14 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
         let until = Instant::now() + WELL;
         while Instant::now() < until && !self.is_over() {
-            let Some(observed) = self.look_at(changed).await else { return };
-            let starting = |key: &&InstanceKey| {
-                observed.instances.get(*key).is_some_and(|seen| seen.health == Health::Starting)
+            let Some(observed) = self.look_at(changed).await else { break };
+            // An agent that is away for a moment comes back.
+            let is_open = |key: &InstanceKey| {
+                let seen = observed.instances.get(key);
+                observed.gaps.contains_key(&key.host)
+                    || seen.is_some_and(|seen| seen.health == Health::Starting)
             };
-            if !changed.keys().any(starting) {
+            if !changed.keys().any(is_open) {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -100,33 +168,41 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     /// What ended well, and is not well any more, has failed after all.
-    async fn count_ill(&mut self, changed: &Changed<'_>, first: Option<&Observed>) {
-        let Some(observed) = self.look_at(changed).await else { return };
-        let mut ill: BTreeSet<&InstanceKey> = BTreeSet::new();
-        for (key, step) in changed {
-            let seen = observed.instances.get(*key);
-            let resident = step.spec.as_ref().is_some_and(|spec| spec.monitor.is_resident());
+    async fn count_ill(&mut self, changed: &Changed, first: Option<&Observed>) {
+        let Some(observed) = self.look_at(changed).await else {
+            // Whoever interrupts it does not say that it failed.
+            if !*self.terms.stop.borrow() {
+                changed.keys().for_each(|key| self.is_ill(key, "nobody could see whether it is well afterwards"));
+            }
+            return;
+        };
+        for (key, subject) in changed {
+            let seen = observed.instances.get(key);
+            let resident = subject.spec.as_ref().is_some_and(|spec| spec.monitor.is_resident());
             let is_ill = match self.terms.caps.reads_health {
                 true => seen.is_some_and(|seen| matches!(seen.health, Health::Degraded | Health::Failed)),
                 false => {
-                    let then = first.and_then(|first| first.instances.get(*key)).and_then(|seen| seen.pid);
+                    let then = first.and_then(|first| first.instances.get(key)).and_then(|seen| seen.pid);
                     let now = seen.and_then(|seen| seen.pid);
                     resident && (now.is_none() || (then.is_some() && then != now))
                 }
             };
-            if is_ill {
-                ill.insert(key);
+            if observed.gaps.contains_key(&key.host) {
+                self.is_ill(key, "its host cannot be seen any more afterwards");
+            } else if is_ill {
+                self.is_ill(key, "it is not well afterwards");
             }
         }
-        for key in ill {
-            if !self.failed.insert(key.clone()) {
-                continue;
-            }
-            let declared = self.terms.declared.get(key).cloned();
-            *self.failures.entry(declared.unwrap_or_else(|| key.process())).or_default() += 1;
-            if let Some(ended) = self.ended.iter_mut().rev().find(|ended| ended.instance == *key) {
-                (ended.outcome, ended.message) = (Outcome::Failed, "it is not well afterwards".to_owned());
-            }
+    }
+
+    fn is_ill(&mut self, key: &InstanceKey, why: &str) {
+        if !self.failed.insert(key.clone()) {
+            return;
+        }
+        let declared = self.terms.declared.get(key).cloned();
+        *self.failures.entry(declared.unwrap_or_else(|| key.process())).or_default() += 1;
+        if let Some(ended) = self.ended.iter_mut().rev().find(|ended| ended.instance == *key) {
+            (ended.outcome, ended.message) = (Outcome::Failed, why.to_owned());
         }
     }
 }

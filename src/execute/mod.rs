@@ -163,6 +163,7 @@ pub async fn execute<B: Backend, S: Store>(
     };
     for (nth, wave) in plan.waves.iter().enumerate() {
         (run.told)(Told::Wave { nth: nth + 1, of: plan.waves.len() });
+        run.soak_on(&plan.waves, wave).await;
         run.wave(wave).await;
         if (nth + 1 < plan.waves.len() || !wave.gates.is_empty()) && !run.is_over() {
             run.gates(wave).await;

@@ -38,6 +38,8 @@ pub(super) struct Run<'a, B, S> {
     /// Processes whose rollout was ended.
     pub(super) given_up: BTreeSet<ProcessKey>,
     pub(super) to_roll_back: BTreeSet<ProcessKey>,
+    /// Rollouts that have begun here.
+    pub(super) soaked: BTreeSet<ProcessKey>,
     /// Since when the target does not answer.
     silent: Option<Instant>,
     /// How things are by what was done so far.
@@ -83,6 +85,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             left_out: BTreeSet::new(),
             given_up: BTreeSet::new(),
             to_roll_back: BTreeSet::new(),
+            soaked: BTreeSet::new(),
             silent: None,
             seen: terms.before.clone(),
             known: known.entries,
