@@ -1,7 +1,8 @@
 //! From a plan to outcomes: everything that the plan says is done, once, and nothing else.
 //!
 //! # Theory of operation
-//! Waves come one after the other ([`run`]). Within one, the steps of an instance run in order and instances do not wait
+//! What soaks does not hold up what has nothing to do with it: a plan falls into [`parts`] that run side by side. In each,
+//! waves come one after the other ([`run`]). Within one, the steps of an instance run in order and instances do not wait
 //! for each other: whatever is ready is sent in as few calls as the target allows, and every task is asked about until
 //! each of its rows is final. A step that fails takes the rest of its instance with it, and whatever depends on it.
 //! Between two waves, what was changed must be well ([`gates`]). A hold or a pause counts from the moment that it is made
@@ -22,21 +23,25 @@ pub mod doubt;
 mod gates;
 pub mod journal;
 pub mod ledger;
+mod parts;
 pub mod restraints;
 mod run;
 mod settle;
 pub mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub use self::restraints::Restraints;
 pub use self::settle::{Unsettled, settle};
 use crate::backend::{Backend, Fault};
-use crate::model::{InstanceKey, Op, Plan, ProcessKey, Seen, Step};
+use crate::model::{InstanceKey, Op, Plan, ProcessKey, Seen, Step, Wave};
 use crate::reconcile::Caps;
 use crate::store::Store;
 
@@ -157,15 +162,42 @@ pub async fn execute<B: Backend, S: Store>(
     terms: &Terms,
     told: &mut (dyn FnMut(Told<'_>) + Send),
 ) -> Executed {
-    let mut run = match run::Run::new(backend, store, terms, told).await {
-        Ok(run) => run,
-        Err(error) => return not_begun(plan, &format!("not begun: {error}")),
+    let (told, under_way) = (Mutex::new(told), AtomicUsize::new(0));
+    let parts = parts::parts(plan, terms);
+    let each = parts.iter().enumerate().map(|(nth, waves)| {
+        let common = run::Common { backend, store, terms, under_way: &under_way };
+        carry_out(waves, nth, common, &told)
+    });
+    let mut all = Executed::default();
+    for one in join_all(each).await {
+        all.ended.extend(one.ended);
+        all.to_roll_back.extend(one.to_roll_back);
+    }
+    all.ended.sort_by_key(|ended| ended.step);
+    all
+}
+
+/// One part of it.
+async fn carry_out<B: Backend, S: Store>(
+    waves: &[Wave],
+    nth: usize,
+    common: run::Common<'_, B, S>,
+    told: &Mutex<&mut (dyn FnMut(Told<'_>) + Send)>,
+) -> Executed {
+    let mut tell = |said: Told<'_>| {
+        if let Ok(mut told) = told.lock() {
+            told(said);
+        }
     };
-    for (nth, wave) in plan.waves.iter().enumerate() {
-        (run.told)(Told::Wave { nth: nth + 1, of: plan.waves.len() });
-        run.soak_on(&plan.waves, wave).await;
+    let mut run = match run::Run::new(common, nth, &mut tell).await {
+        Ok(run) => run,
+        Err(error) => return not_begun(waves, &format!("not begun: {error}")),
+    };
+    for (nth, wave) in waves.iter().enumerate() {
+        (run.told)(Told::Wave { nth: nth + 1, of: waves.len() });
+        run.soak_on(waves, wave).await;
         run.wave(wave).await;
-        if (nth + 1 < plan.waves.len() || !wave.gates.is_empty()) && !run.is_over() {
+        if (nth + 1 < waves.len() || !wave.gates.is_empty()) && !run.is_over() {
             run.gates(wave).await;
         }
     }
@@ -173,7 +205,7 @@ pub async fn execute<B: Backend, S: Store>(
 }
 
 /// Nothing of it was begun.
-fn not_begun(plan: &Plan, why: &str) -> Executed {
+fn not_begun(waves: &[Wave], why: &str) -> Executed {
     let ended = |step: &Step| Ended {
         step: step.id,
         instance: step.instance.clone(),
@@ -183,5 +215,5 @@ fn not_begun(plan: &Plan, why: &str) -> Executed {
         message: why.to_owned(),
         took_ms: 0,
     };
-    Executed { ended: plan.steps().map(ended).collect(), to_roll_back: BTreeSet::new() }
+    Executed { ended: waves.iter().flat_map(|wave| &wave.steps).map(ended).collect(), to_roll_back: BTreeSet::new() }
 }

@@ -8,6 +8,7 @@ mod books;
 mod send;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::time::Instant;
 use tracing::warn;
@@ -20,12 +21,25 @@ use crate::store::{Error, Store};
 
 /// The most steps in one batch.
 const BATCH: usize = 1000;
+
+/// What the runs of one plan share.
+pub(super) struct Common<'a, B, S> {
+    pub(super) backend: &'a B,
+    pub(super) store: &'a S,
+    pub(super) terms: &'a Terms,
+    /// Steps of all of them.
+    pub(super) under_way: &'a AtomicUsize,
+}
+
 pub(super) struct Run<'a, B, S> {
     pub(super) backend: &'a B,
     store: &'a S,
     journal: Journal<'a, S>,
     pub(super) terms: &'a Terms,
     pub(super) told: &'a mut (dyn FnMut(Told<'_>) + Send),
+    all_under_way: &'a AtomicUsize,
+    /// How many of those are ours.
+    under_way: usize,
     pub(super) ended: Vec<Ended>,
     /// Instances of which something was done, or sent.
     begun: BTreeSet<InstanceKey>,
@@ -61,12 +75,14 @@ struct Flight<'a> {
 type Chains<'c, 's> = BTreeMap<&'c InstanceKey, VecDeque<&'s Step>>;
 
 impl<'a, B: Backend, S: Store> Run<'a, B, S> {
+    /// `nth`: of the runs of this plan.
     pub(super) async fn new(
-        backend: &'a B,
-        store: &'a S,
-        terms: &'a Terms,
+        common: Common<'a, B, S>,
+        nth: usize,
         told: &'a mut (dyn FnMut(Told<'_>) + Send),
     ) -> Result<Run<'a, B, S>, Error> {
+        let Common { backend, store, terms, under_way } = common;
+        let name = if nth == 0 { terms.run.clone() } else { format!("{}-{nth}", terms.run) };
         // A ledger that cannot be read is not empty: nothing is begun that it would have to tell of.
         let known = match terms.caps.reads_specs {
             true => ledger::Ledger::default(),
@@ -75,9 +91,11 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         Ok(Run {
             backend,
             store,
-            journal: Journal::new(store, &terms.owner, &terms.run),
+            journal: Journal::new(store, &terms.owner, &name),
             terms,
             told,
+            all_under_way: under_way,
+            under_way: 0,
             ended: Vec::new(),
             begun: BTreeSet::new(),
             failed: BTreeSet::new(),
@@ -103,7 +121,6 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             }
         }
         ledger::forget(self.store, &self.terms.target, &self.known, self.backend.now()).await;
-        self.ended.sort_by_key(|ended| ended.step);
         Executed { ended: self.ended, to_roll_back: self.to_roll_back }
     }
 
@@ -125,9 +142,12 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         let mut pace = fast;
         loop {
             let under_way: usize = flights.iter().map(|flight| flight.steps.len()).sum();
-            let room = self.terms.max_parallel.saturating_sub(under_way).min(BATCH);
+            self.takes(under_way);
+            let all = self.all_under_way.load(Ordering::Relaxed);
+            let room = self.terms.max_parallel.saturating_sub(all).min(BATCH);
             let batch = self.next_batch(room, &mut ready, &mut chains);
             if !batch.is_empty() {
+                self.takes(under_way + batch.len());
                 pace = fast;
                 flights.extend(self.send(batch, &mut chains, &mut ready).await);
                 continue;
@@ -136,6 +156,8 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                 if ready.is_empty() {
                     return;
                 }
+                // Others have all the room just now.
+                tokio::time::sleep(fast).await;
                 continue;
             }
             if Instant::now() >= self.terms.deadline {
@@ -156,6 +178,12 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             let longest = longest.and_then(|flight| flight.steps.values().next()).map(|step| &step.instance);
             (self.told)(Told::Waiting { left, longest });
         }
+    }
+
+    /// So many steps of ours are under way now.
+    fn takes(&mut self, many: usize) {
+        self.all_under_way.fetch_add(many, Ordering::Relaxed);
+        self.all_under_way.fetch_sub(std::mem::replace(&mut self.under_way, many), Ordering::Relaxed);
     }
 
     fn next_batch<'s>(

@@ -1,0 +1,129 @@
+//! Which parts of a plan have nothing to do with each other, so that one's soak does not hold up another.
+//!
+//! Waves are counted through the whole plan, though most of it does not wait for most of it. Whatever hangs together, by a
+//! process, a dependency, a move or a place that one leaves and another takes, stays together. Each of those that soak is a
+//! part of its own; all others are one part, so that they go out in as few calls as they can.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::Terms;
+use crate::model::{HostKey, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
+
+/// The parts; most often there is one.
+pub fn parts<'p>(plan: &'p Plan, terms: &Terms) -> Vec<Cow<'p, [Wave]>> {
+    let soaks = |wave: &Wave| wave.gates.iter().any(|gate| gate.soak_secs > 0);
+    if !plan.waves.iter().any(soaks) {
+        return vec![Cow::Borrowed(&plan.waves)];
+    }
+    let mut knots = Knots::tied(plan, terms);
+    let gates = plan.waves.iter().flat_map(|wave| &wave.gates);
+    let soaking: HashSet<usize> =
+        gates.filter(|gate| gate.soak_secs > 0).map(|gate| knots.root_of(&gate.process)).collect();
+    let place = |root: usize| if soaking.contains(&root) { root + 1 } else { 0 };
+    let mut parts: BTreeMap<usize, Vec<Wave>> = BTreeMap::new();
+    for wave in &plan.waves {
+        let mut pieces: BTreeMap<usize, Wave> = BTreeMap::new();
+        for step in &wave.steps {
+            let root = knots.root_of(&name(&step.instance, terms));
+            pieces.entry(place(root)).or_default().steps.push(step.clone());
+        }
+        for gate in &wave.gates {
+            let root = knots.root_of(&gate.process);
+            pieces.entry(place(root)).or_default().gates.push(gate.clone());
+        }
+        pieces.into_iter().for_each(|(at, piece)| parts.entry(at).or_default().push(piece));
+    }
+    match parts.len() {
+        0 | 1 => vec![Cow::Borrowed(&plan.waves)],
+        _ => parts.into_values().map(Cow::Owned).collect(),
+    }
+}
+
+/// The name that an instance is declared under; what is not wanted any more has only its own.
+fn name(instance: &InstanceKey, terms: &Terms) -> ProcessKey {
+    terms.declared.get(instance).cloned().unwrap_or_else(|| instance.process())
+}
+
+/// Names, and which of them hang together.
+#[derive(Default)]
+struct Knots {
+    numbers: HashMap<ProcessKey, usize>,
+    /// Of each: another of the same knot, and at its end itself.
+    next: Vec<usize>,
+}
+
+impl Knots {
+    fn tied(plan: &Plan, terms: &Terms) -> Knots {
+        let mut knots = Knots::default();
+        for step in plan.steps() {
+            let own = knots.number(&name(&step.instance, terms));
+            let process = knots.number(&step.instance.process());
+            knots.tie(own, process);
+            if let Some(from) = &step.from {
+                let from = knots.number(&name(from, terms));
+                knots.tie(own, from);
+            }
+        }
+        // What is not in the plan ties nothing: nobody waits for it.
+        for (name, needs) in &terms.depends {
+            for need in needs {
+                if let (Some(name), Some(need)) = (knots.known(name), knots.known(need)) {
+                    knots.tie(name, need);
+                }
+            }
+        }
+        knots.tie_places(plan, terms);
+        knots
+    }
+
+    /// What starts on a host where something else left in an earlier wave may take its place.
+    fn tie_places(&mut self, plan: &Plan, terms: &Terms) {
+        let leaves = |step: &&Step| matches!(step.op, Op::Stop | Op::Kill | Op::Unhost | Op::Unregister);
+        let mut left: HashMap<&HostKey, Vec<usize>> = HashMap::new();
+        for wave in &plan.waves {
+            for step in wave.steps.iter().filter(|step| matches!(step.op, Op::Start | Op::Host | Op::Register)) {
+                let Some(left) = left.get_mut(&step.instance.host) else { continue };
+                let own = self.number(&name(&step.instance, terms));
+                left.drain(..).for_each(|other| self.tie(own, other));
+                left.push(own);
+            }
+            for step in wave.steps.iter().filter(leaves) {
+                let own = self.number(&name(&step.instance, terms));
+                left.entry(&step.instance.host).or_default().push(own);
+            }
+        }
+    }
+
+    fn number(&mut self, name: &ProcessKey) -> usize {
+        if let Some(number) = self.known(name) {
+            return number;
+        }
+        let number = self.next.len();
+        self.numbers.insert(name.clone(), number);
+        self.next.push(number);
+        number
+    }
+
+    fn known(&self, name: &ProcessKey) -> Option<usize> {
+        self.numbers.get(name).copied()
+    }
+
+    fn root(&mut self, mut at: usize) -> usize {
+        while self.next[at] != at {
+            self.next[at] = self.next[self.next[at]];
+            at = self.next[at];
+        }
+        at
+    }
+
+    fn root_of(&mut self, name: &ProcessKey) -> usize {
+        let number = self.number(name);
+        self.root(number)
+    }
+
+    fn tie(&mut self, one: usize, other: usize) {
+        let (one, other) = (self.root(one), self.root(other));
+        self.next[one] = other;
+    }
+}
