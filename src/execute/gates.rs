@@ -172,7 +172,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let Some(observed) = self.look_at(changed).await else {
             // Whoever interrupts it does not say that it failed.
             if !*self.terms.stop.borrow() {
-                changed.keys().for_each(|key| self.is_ill(key, "nobody could see whether it is well afterwards"));
+                changed
+                    .keys()
+                    .for_each(|key| self.is_ill(key, "nobody could see whether it is well afterwards"));
             }
             return;
         };

@@ -82,7 +82,9 @@ impl Knots {
         let leaves = |step: &&Step| matches!(step.op, Op::Stop | Op::Kill | Op::Unhost | Op::Unregister);
         let mut left: HashMap<&HostKey, Vec<usize>> = HashMap::new();
         for wave in &plan.waves {
-            for step in wave.steps.iter().filter(|step| matches!(step.op, Op::Start | Op::Host | Op::Register)) {
+            for step in
+                wave.steps.iter().filter(|step| matches!(step.op, Op::Start | Op::Host | Op::Register))
+            {
                 let Some(left) = left.get_mut(&step.instance.host) else { continue };
                 let own = self.number(&name(&step.instance, terms));
                 left.drain(..).for_each(|other| self.tie(own, other));

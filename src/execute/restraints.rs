@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::clock;
-use crate::model::{Hold, InstanceKey, Pause};
+use crate::model::{Hold, InstanceKey, Pause, Time};
 use crate::reconcile::{Rules, held_by_hand, paused};
 
 /// How often it is asked.
@@ -27,9 +26,10 @@ impl Restraints {
 
     /// Why an instance is left alone. One of which something was done already is not left half-way for a pause.
     pub fn means(&self, key: &InstanceKey, from: Option<&InstanceKey>, is_begun: bool) -> Option<String> {
-        let now = clock::moment();
-        let paused = paused(&self.pauses, key, now).filter(|_| !is_begun);
-        paused.or_else(|| held_by_hand(&self.holds, key, from, now))
+        // What is over was left out by whoever was asked, a moment ago.
+        let ever = Time(i64::MIN);
+        let paused = paused(&self.pauses, key, ever).filter(|_| !is_begun);
+        paused.or_else(|| held_by_hand(&self.holds, key, from, ever))
     }
 }
 

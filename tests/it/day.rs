@@ -151,7 +151,7 @@ fn live(seed: u64, secs: u64) {
 }
 
 /// Time passes when there is nothing else to do.
-fn paused() -> tokio::runtime::Runtime {
+pub fn paused() -> tokio::runtime::Runtime {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_time().start_paused(true).build().expect("a runtime")
 }

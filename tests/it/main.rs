@@ -4,6 +4,7 @@ mod agent;
 mod apply;
 mod bombs;
 mod by_hand;
+mod carrying;
 mod cases;
 mod certificate;
 mod channel;

@@ -167,8 +167,11 @@ impl From<Broken> for Fault {
             Broken::NoAnswer(_) => Fault::NoAnswer,
             Broken::Refused { status, code, message } => {
                 let known = EnvelopeCode(code);
-                let busy =
-                    [EnvelopeCode::RATE_LIMITED, EnvelopeCode::CONCURRENCY_LIMITED, EnvelopeCode::STORE_FAILED];
+                let busy = [
+                    EnvelopeCode::RATE_LIMITED,
+                    EnvelopeCode::CONCURRENCY_LIMITED,
+                    EnvelopeCode::STORE_FAILED,
+                ];
                 match () {
                     () if status == 429 || busy.contains(&known) => Fault::Busy(message),
                     // Something before the gateway speaks: what became of the call there, it does not know either.

@@ -184,10 +184,14 @@ async fn reach(
 const GRACE: Duration = Duration::from_secs(2);
 
 /// What has to be known before anything is begun is known in time, or nothing is begun.
-async fn in_time<T>(deadline: Instant, asked: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+async fn in_time<T>(
+    deadline: Instant,
+    asked: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
     tokio::time::timeout_at(deadline, asked).await.unwrap_or_else(|_| {
         let message = "the time was over before the target had answered: nothing was begun";
-        Err(Failure::new(Exit::TimedOut, message).hint("see whether it answers at all, or give --timeout more"))
+        Err(Failure::new(Exit::TimedOut, message)
+            .hint("see whether it answers at all, or give --timeout more"))
     })
 }
 

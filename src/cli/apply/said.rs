@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use super::{Apply, GRACE};
 use super::report::{Before, Report};
+use super::{Apply, GRACE};
 use crate::cli::Failure;
 use crate::cli::plan::input::Input;
 use crate::cli::plan::json as plan_json;

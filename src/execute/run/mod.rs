@@ -233,8 +233,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             return Some("the time was over before it was begun".to_owned());
         }
         let is_begun = self.begun.contains(&step.instance);
-        if let Some(word) =
-            self.terms.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
+        if let Some(word) = self.terms.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
         {
             // What was to be started is not there for those that need it.
             let starts = self.terms.declared.get(&step.instance).filter(|_| step.op == Op::Start);
