@@ -247,6 +247,68 @@ fn failures_are_told_and_what_depends_on_them_is_not_begun() {
     assert!(junit.contains("failures=\"1\"") && junit.contains("skipped=\"1\""), "{junit}");
 }
 
+/// Somebody takes every call, and never answers.
+#[test]
+fn a_target_that_never_answers_costs_no_more_than_the_time_that_there_is() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let hole = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let config = format!(
+        "targets: {{hole: {{url: \"http://{}\", dialect: abide, auth: {{app_code: a, app_secret: {{env: SECRET}}}}}}}}\n",
+        hole.local_addr().expect("an address")
+    );
+    std::fs::write(machine.path("abide.yaml"), config).expect("a file");
+    let file = machine.path("m/a.yaml");
+    let text = std::fs::read_to_string(&file).expect("a file");
+    std::fs::write(&file, text.replace("proc_name: sleep", "user: app, proc_name: sleep")).expect("a file");
+    let begin = std::time::Instant::now();
+    let mut apply = machine.command(&["apply", "m", "--yes", "--target", "hole", "--timeout", "2s"]);
+    let output = apply.env("SECRET", "x").stdin(Stdio::null()).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
+    assert!(stderr(&output).contains("nothing was begun"), "{}", stderr(&output));
+    assert!(
+        begin.elapsed() < Duration::from_secs(15),
+        "not the half minute of a call: {:?}",
+        begin.elapsed()
+    );
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_told_before_anything_is_done() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let (code, _, err) = machine.apply(&["--junit", "no/such/folder/junit.xml"]);
+    assert!(code == 1 && err.contains("junit.xml") && err.contains("nothing was done"), "{code} {err}");
+    assert!(!machine.path("effects").exists());
+}
+
+/// A rollout soaks; whoever pauses it meanwhile is heard.
+#[test]
+fn a_pause_counts_while_a_rollout_goes_on() {
+    let machine = Machine::new();
+    machine.several("many", "1");
+    assert_eq!(machine.apply(&[]).0, 0);
+    let file = machine.path("m/many.yaml");
+    machine.several("many", "2");
+    let text = std::fs::read_to_string(&file).expect("a file");
+    std::fs::write(&file, text.replace("batch: 1", "batch: 1, soak: 6s")).expect("a file");
+    let again = |version: &str| {
+        machine.effects().iter().filter(|line| **line == format!("start many {version}")).count()
+    };
+    let mut apply = machine.command(&["apply", "m", "--yes"]);
+    let apply = apply.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let apply = apply.spawn().expect("it starts");
+    until("the first is new", || again("2") == 1);
+    assert_eq!(machine.run(&["pause", "web", "--reason", "hands off"]).0, 0);
+    let output = apply.wait_with_output().expect("it ends");
+    let out = stdout(&output);
+    assert!(output.status.code() == Some(3) && out.contains("hands off"), "{:?} {out}", output.status.code());
+    assert_eq!(again("2"), 1);
+    assert_eq!(machine.run(&["resume", "web"]).0, 0);
+    assert_eq!(machine.apply(&[]).0, 0);
+    assert_eq!(again("2"), 2);
+}
+
 #[test]
 fn ten_at_once_start_one_system_and_each_process_once() {
     let machine = Machine::new();

@@ -190,6 +190,26 @@ fn a_long_rollout_does_not_cost_the_lead() {
     until("it still leads", || machine.effects() == ["start later 1", "start many 1", "start many 1"]);
 }
 
+/// The same for whoever watches: what is paused or held meanwhile is not begun, and is not taken for a failure.
+#[test]
+fn a_pause_counts_while_a_rollout_goes_on() {
+    let machine = Machine::new();
+    machine.several("many", "1");
+    assert_eq!(machine.apply(&[]).0, 0);
+    let _watch = watch(&machine, "watch.log", &[]);
+    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    let again = || machine.effects().iter().filter(|line| *line == "start many 2").count();
+    let text = std::fs::read_to_string(machine.path("m/many.yaml")).expect("a file");
+    let text = text.replace("start many 1", "start many 2").replace("batch: 1", "batch: 1, soak: 6s");
+    std::fs::write(machine.path("m/many.yaml"), text).expect("a file");
+    until("the first is new", || again() == 1);
+    assert_eq!(machine.run(&["pause", "web", "--reason", "hands off"]).0, 0);
+    until("it is told", || said(&machine, "watch.log").contains("hands off"));
+    assert_eq!(again(), 1);
+    assert_eq!(machine.run(&["resume", "web"]).0, 0);
+    until("the second is new, too", || again() == 2);
+}
+
 /// Editors write a file beside and rename it; git-sync and config maps swap a link.
 #[test]
 fn a_file_that_is_renamed_into_place_and_a_tree_that_is_swapped_by_a_link_are_taken_up() {

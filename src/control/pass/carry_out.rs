@@ -103,8 +103,11 @@ impl<T: Target> Pass<'_, T> {
             done = executing => done,
             never = newer(source, state, &work.look.revision, follows, &ends, &told) => match never {},
         };
-        // What was never begun has not failed.
-        let tried = |one: &&Ended| !(*ended.borrow() && one.outcome == Outcome::Skipped);
+        // What was never begun, because somebody wanted that, has not failed.
+        let is_left_alone =
+            |one: &Ended| terms.restraints.borrow().means(&one.instance, None, false).is_some();
+        let tried =
+            |one: &&Ended| one.outcome != Outcome::Skipped || !(*ended.borrow() || is_left_alone(one));
         let tried: Vec<Ended> = done.ended.iter().filter(tried).cloned().collect();
         self.patience.note(plan, &tried, self.target.now(), &mut fastrand::f64);
         if !done.to_roll_back.is_empty() {
