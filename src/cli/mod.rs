@@ -5,6 +5,7 @@
 mod agent;
 mod apply;
 mod args;
+mod aside;
 mod by_hand;
 mod convert;
 mod diff;
@@ -107,7 +108,12 @@ pub fn main() -> ExitCode {
             });
         }
     };
-    let printer = Printer::new(&args.common);
+    let stands = matches!(&args.verb, Verb::Watch(_) | Verb::Up(_) | Verb::Serve(_) | Verb::Agent(_));
+    let in_json = stands && matches!(args.common.log_format, args::LogFormat::Json);
+    let printer = Printer::new(&args.common, in_json);
+    if stands {
+        aside::begin(in_json);
+    }
     start_logging(&args);
     let exit = match run(args.verb, &printer) {
         Ok(_) if printer.failed() => Exit::Failed,
@@ -117,6 +123,7 @@ pub fn main() -> ExitCode {
             failure.exit
         }
     };
+    aside::end();
     code(exit)
 }
 
@@ -174,7 +181,8 @@ fn start_logging(args: &Args) {
         (false, 2) => LevelFilter::DEBUG,
         (false, _) => LevelFilter::TRACE,
     };
-    let log = tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_target(false);
+    let log =
+        tracing_subscriber::fmt().with_max_level(level).with_writer(|| aside::Stderr).with_target(false);
     let colour = args.common.colour_on_stderr();
     match args.common.log_format {
         args::LogFormat::Text => log.with_ansi(colour).init(),

@@ -1,14 +1,18 @@
 //! Where output goes, in colour or not. A reader who went away is not an error.
+//!
+//! What stands for long logs, and may be asked for JSON: then each remark, warning and failure is an object, too.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anstream::AutoStream;
+use anstream::{AutoStream, ColorChoice};
 use anstyle::{AnsiColor, Style};
+use serde_json::{Value, json};
 use unicode_width::UnicodeWidthChar;
 
 use super::args::{Color, Common};
-use super::{Exit, Failure};
+use super::{Exit, Failure, aside};
+use crate::clock::moment;
 use crate::manifest::{Problem, Severity, is_hidden};
 
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
@@ -19,13 +23,18 @@ pub const DIM: Style = Style::new().dimmed();
 
 pub struct Printer {
     color: Color,
+    /// Colour can be seen on stderr.
+    aside: ColorChoice,
     quiet: bool,
+    /// Whatever is said on stderr is an object a line.
+    in_json: bool,
     failed: AtomicBool,
 }
 
 impl Printer {
-    pub fn new(common: &Common) -> Printer {
-        Printer { color: common.color, quiet: common.quiet, failed: AtomicBool::new(false) }
+    pub fn new(common: &Common, in_json: bool) -> Printer {
+        let aside = if common.colour_on_stderr() { ColorChoice::Always } else { ColorChoice::Never };
+        Printer { color: common.color, aside, quiet: common.quiet, in_json, failed: AtomicBool::new(false) }
     }
 
     /// Data, to stdout, byte for byte.
@@ -63,18 +72,43 @@ impl Printer {
         self.quiet
     }
 
+    pub fn in_json(&self) -> bool {
+        self.in_json
+    }
+
     /// A remark, to stderr, unless nobody wants remarks.
     pub fn remark(&self, text: &str) {
-        if !self.quiet {
-            self.to_stderr(&format!("{text}\n"));
+        match (self.quiet, self.in_json) {
+            (true, _) => {}
+            (false, true) => self.log("info", "remark", json!({"message": text})),
+            (false, false) => self.to_stderr(&format!("{text}\n")),
         }
     }
 
     pub fn warning(&self, text: &str) {
-        self.remark(&format!("{WARNING}warning{WARNING:#}: {text}"));
+        match (self.quiet, self.in_json) {
+            (true, _) => {}
+            (false, true) => self.log("warning", "warning", json!({"message": text})),
+            (false, false) => self.to_stderr(&format!("{WARNING}warning{WARNING:#}: {text}\n")),
+        }
+    }
+
+    /// An object on a line of stderr: when, how bad, what, and what belongs to it.
+    pub fn log(&self, level: &str, event: &str, more: Value) {
+        let mut line = json!({"time": moment().to_string(), "level": level, "event": event});
+        if let (Value::Object(line), Value::Object(more)) = (&mut line, more) {
+            line.extend(more);
+        }
+        aside::write(format!("{line}\n").as_bytes());
     }
 
     pub fn failure(&self, failure: &Failure) {
+        if self.in_json {
+            let Failure { exit, message, hint, reason } = failure;
+            let more =
+                json!({"message": message, "hint": hint, "exit": {"code": *exit as u8, "reason": reason}});
+            return self.log("error", "failed", more);
+        }
         // Names of files and what callers typed may hold anything; line breaks are ours.
         let message = failure.message.lines().map(visible).collect::<Vec<_>>().join("\n");
         let mut text = format!("{ERROR}error{ERROR:#}: {message}\n");
@@ -85,8 +119,9 @@ impl Printer {
     }
 
     pub fn to_stderr(&self, text: &str) {
-        let mut err = AutoStream::new(std::io::stderr(), self.color.into());
-        let _ = err.write_all(text.as_bytes());
+        let mut seen = AutoStream::new(Vec::new(), self.aside);
+        let _ = seen.write_all(text.as_bytes());
+        aside::write(&seen.into_inner());
     }
 }
 

@@ -568,7 +568,7 @@ fn down_beside_up_leaves_nothing_running() {
     ["a", "b", "c"].iter().for_each(|name| machine.process(name, "1", ""));
     let log = std::fs::File::create(machine.path("up.log")).expect("a file");
     let mut up = machine.command(&["up", "m"]);
-    let mut up = Ends(up.stdin(Stdio::null()).stdout(log).stderr(Stdio::null()).spawn().expect("it starts"));
+    let mut up = Ends(up.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("it starts"));
     let said = || std::fs::read_to_string(machine.path("up.log")).unwrap_or_default();
     until("all run", || said().contains("converged: 3 instances as wanted"));
     let pids = machine.pids();

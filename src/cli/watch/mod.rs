@@ -1,6 +1,7 @@
 //! `abide watch`: the standing controller, and what it tells.
 
 mod args;
+mod log;
 mod target;
 mod tell;
 

@@ -1,7 +1,8 @@
-//! What the controller does, line by line, for whoever watches: things are told when they change, not at every look.
+//! What the controller does, line by line on stderr, for whoever watches: things are told when they change, not at every look.
 
 use tracing::{info, warn};
 
+use super::log;
 use crate::cli::plan::groups;
 use crate::cli::print::{self, BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::rollback;
@@ -12,14 +13,20 @@ use crate::manifest::Severity;
 /// What was said last.
 #[derive(Default)]
 pub struct Said {
-    held: String,
+    pub(super) held: String,
     /// Something happened since everything was as wanted.
-    news: bool,
+    pub(super) news: bool,
     /// Why nothing could be done, as long as that is so.
-    trouble: String,
+    pub(super) trouble: String,
 }
 
 pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
+    if printer.is_quiet() && !is_bad(event) {
+        return;
+    }
+    if printer.in_json() {
+        return log::log(event, said, printer);
+    }
     match event {
         Event::Read { reading, revision } => {
             let errors =
@@ -35,7 +42,7 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             info!(%revision, files = reading.files, commit, "read");
             let at = if commit.is_empty() { String::new() } else { format!(" at commit {}", short(commit)) };
             said.news = true;
-            printer.styled(&format!(
+            printer.to_stderr(&format!(
                 "{BOLD}read{BOLD:#} {} wanted {DIM}{short_revision}{DIM:#}{at}{errors}\n",
                 count(reading.desired.instances.len(), "instance")
             ));
@@ -45,40 +52,40 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
                 &reading.problems.iter().map(|problem| print::problem(problem) + "\n").collect::<String>(),
             );
             if reading.problems.is_empty() {
-                printer.styled("the manifests have no errors any more\n");
+                printer.to_stderr("the manifests have no errors any more\n");
             }
         }
         Event::Unfollowed { revision } => {
             info!(%revision, "not followed");
             let revision = short(revision);
-            printer.styled(&format!(
+            printer.to_stderr(&format!(
                 "{BOLD}not followed{BOLD:#}: the manifests are revision {revision} by now, and --follow is no\n"
             ));
         }
         Event::Source { trouble: None } => {
             said.news = true;
-            printer.styled(&format!("{BOLD}source{BOLD:#}: it is followed again\n"));
+            printer.to_stderr(&format!("{BOLD}source{BOLD:#}: it is followed again\n"));
         }
         Event::Source { trouble: Some(trouble) } => {
             let word = trouble.word();
             info!(%trouble, word, "the source is not followed");
             let hint = trouble.hint().map(|hint| format!("{HINT}hint{HINT:#}: {hint}\n")).unwrap_or_default();
-            printer.styled(&format!(
+            printer.to_stderr(&format!(
                 "{ERROR}source{ERROR:#}: {word}: {}; what was last taken stays\n{hint}",
                 visible(&trouble.to_string())
             ));
         }
         Event::Pinned { pin } => {
             said.news = true;
-            printer.styled(&format!("{WARNING}pinned{WARNING:#} to {}\n", rollback::words(pin)));
+            printer.to_stderr(&format!("{WARNING}pinned{WARNING:#} to {}\n", rollback::words(pin)));
         }
         Event::Unpinned { pin, newer } => {
             said.news = true;
             let why = if *newer { ": the source has something newer" } else { "" };
-            printer.styled(&format!("{BOLD}no longer pinned{BOLD:#} to {}{why}\n", short(&pin.revision)));
+            printer.to_stderr(&format!("{BOLD}no longer pinned{BOLD:#} to {}{why}\n", short(&pin.revision)));
         }
         Event::Waiting { holder } => {
-            printer.styled(&format!(
+            printer.to_stderr(&format!(
                 "{WARNING}waiting{WARNING:#}: {} (process {}) leads\n",
                 visible(&holder.host),
                 holder.pid
@@ -100,8 +107,8 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
                     )
                 })
                 .collect();
-            if said.held != text {
-                printer.styled(&text);
+            if said.held != text && !printer.is_quiet() {
+                printer.to_stderr(&text);
                 said.held = text;
             }
         }
@@ -117,21 +124,22 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             if !word.is_empty() {
                 text.push_str(&format!("  {ERROR}{word}{ERROR:#}: {}", visible(&ended.message)));
             }
-            printer.styled(&format!("{text}\n"));
+            printer.to_stderr(&format!("{text}\n"));
         }
         Event::Soaking { process, secs } => {
-            printer.styled(&format!("{DIM}{process}: watching for {secs} s whether it stays well{DIM:#}\n"));
+            printer
+                .to_stderr(&format!("{DIM}{process}: watching for {secs} s whether it stays well{DIM:#}\n"));
         }
         Event::Relaunched { instance, pid } => {
             info!(%instance, pid, "relaunched");
-            printer.styled(&format!(
+            printer.to_stderr(&format!(
                 "{DIM}relaunched{DIM:#} {}: it ended, and is back as process {pid}\n",
                 visible(&instance.to_string())
             ));
         }
         Event::RolledBack { processes } => {
             warn!(%processes, "rolled back");
-            printer.styled(&format!(
+            printer.to_stderr(&format!(
                 "{ERROR}rolled back{ERROR:#} {}: too many of it failed; left alone until its manifest changes\n",
                 visible(processes)
             ));
@@ -143,7 +151,7 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
         // Told once, not as often as it is tried.
         Event::Trouble { why } if said.trouble != *why => {
             info!(%why, "trouble");
-            printer.styled(&format!("{ERROR}trouble{ERROR:#}: {}\n", visible(why)));
+            printer.to_stderr(&format!("{ERROR}trouble{ERROR:#}: {}\n", visible(why)));
             (*why).clone_into(&mut said.trouble);
         }
         Event::Trouble { why } => info!(%why, "trouble"),
@@ -151,11 +159,37 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             info!(settled, held, "as wanted");
             if std::mem::take(&mut said.news) {
                 let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
-                printer.styled(&format!(
+                printer.to_stderr(&format!(
                     "{BOLD}converged{BOLD:#}: {} as wanted{rest}\n",
                     count(*settled, "instance")
                 ));
             }
         }
+    }
+}
+
+/// It is told also to whoever wants to hear of errors alone.
+fn is_bad(event: &Event<'_>) -> bool {
+    match event {
+        Event::Read { reading, .. } | Event::Problems { reading } => {
+            reading.problems.iter().any(|problem| problem.severity == Severity::Error)
+        }
+        Event::Source { trouble } => trouble.is_some(),
+        Event::Ended { ended, .. } => !ended.outcome.is_well(),
+        // That it is over is known from it.
+        Event::Planned { .. } | Event::RolledBack { .. } | Event::Trouble { .. } => true,
+        Event::Unfollowed { .. }
+        | Event::Pinned { .. }
+        | Event::Unpinned { .. }
+        | Event::Waiting { .. }
+        | Event::Leading { .. }
+        | Event::Doing { .. }
+        | Event::Soaking { .. }
+        | Event::Relaunched { .. }
+        | Event::Did { .. }
+        | Event::Rested { .. }
+        | Event::Passing
+        | Event::Passed { .. }
+        | Event::Turned => false,
     }
 }
