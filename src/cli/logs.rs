@@ -92,7 +92,7 @@ fn find(args: &Logs) -> Result<PathBuf, Failure> {
         Failure::new(Exit::Failed, format!("there is no process {process} here"))
             .hint("`abide get processes` lists them")
     };
-    let live = TargetArgs::local().connect(Start::Never)?.ok_or_else(unknown)?;
+    let live = TargetArgs::local().here(Start::Never)?.ok_or_else(unknown)?;
     let query = format!("&namespace={}&name={}", process.namespace, process.name);
     let rows = runtime()?.block_on(live.rows(&query))?;
     let row = rows.first().ok_or_else(unknown)?;

@@ -15,6 +15,7 @@ use super::target::{Live, TargetArgs, runtime};
 use super::watch_source::short;
 use super::{Exit, Failure};
 use crate::clock::moment;
+use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::snapshot::{self, Snapshot};
 use crate::manifest;
@@ -67,8 +68,9 @@ const SHORTEST: usize = 6;
 
 pub fn run(args: Rollback, printer: &Printer) -> Result<Exit, Failure> {
     let in_json = args.output == PlanForm::Json;
-    let owner = args.owner.clone().or_else(|| args.target.owner()).unwrap_or_else(|| "default".to_owned());
     let done = (|| {
+        let said = args.owner.clone().map_or_else(|| args.target.owner(), |owner| Ok(Some(owner)));
+        let owner = said?.unwrap_or_else(|| "default".to_owned());
         let live = args.target.reach()?;
         runtime()?.block_on(async {
             match &args.to {
@@ -111,7 +113,7 @@ async fn back(
         revision: snapshot.revision.clone(),
         commit: snapshot.commit.clone(),
         since: moment(),
-        by: std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned()),
+        by: history::user(),
         reason: args.reason.clone(),
         // Whatever is pinned meanwhile, it is the source's revision that is left behind.
         over: pinned.and_then(|pin| pin.over).or(taken.map(|taken| taken.revision)),

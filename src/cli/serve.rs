@@ -276,11 +276,11 @@ impl Signals {
         }
     }
 
-    /// The same for what can begin anew: `None` asks for that.
+    /// The same for what goes on for ever and can begin anew: `None` asks for that.
     pub async fn asked(&mut self) -> Option<Exit> {
         tokio::select! {
-            _ = self.term.recv() => Some(Exit::Done),
-            _ = self.interrupt.recv() => Some(Exit::Done),
+            _ = self.term.recv() => Some(Exit::Terminated),
+            _ = self.interrupt.recv() => Some(Exit::Interrupted),
             _ = self.hangup.recv() => None,
         }
     }

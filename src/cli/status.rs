@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::args::{PlainForm, switch};
 use super::by_hand::Meant;
 use super::local::Home;
+use super::plan::args::Select;
 use super::print::{BOLD, DIM, Printer, WARNING, count, visible};
 use super::rollback::words;
 use super::stand::{Stand, stands};
@@ -16,7 +17,7 @@ use super::{Exit, Failure};
 use crate::control::history::changes;
 use crate::control::pin::{self, Pin};
 use crate::manifest::print as manifests;
-use crate::model::{Desired, Health, Host, HostKey, InstanceKey, Name, ProcessKey, Seen, Spec, State};
+use crate::model::{Desired, Health, Host, HostKey, InstanceKey, ProcessKey, Seen, Spec, State};
 use crate::reconcile::Sync;
 use crate::store::{Entry, Error, Store};
 
@@ -64,9 +65,8 @@ pub struct History {
 pub struct Export {
     #[command(flatten)]
     pub target: TargetArgs,
-    /// Only this namespace (repeatable)
-    #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_NAMESPACE", value_delimiter = ',')]
-    pub namespace: Vec<Name>,
+    #[command(flatten)]
+    pub select: Select,
 }
 
 fn connect(target: &TargetArgs) -> Result<Option<Live>, Failure> {
@@ -245,7 +245,7 @@ fn hide(row: &mut Value) {
 }
 
 pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
-    let owner = args.target.owner_or(&args.owner);
+    let owner = args.target.owner_or(&args.owner)?;
     let (mut entries, pinned) = match connect(&args.target)? {
         None => (Vec::new(), None),
         Some(live) => {
@@ -307,12 +307,13 @@ pub fn export(args: &Export, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = connect(&args.target)? else { return Ok(Exit::Done) };
     let world = runtime()?.block_on(live.world(&Desired::default(), Some(BTreeSet::new())))?;
     let observed = &world.observed;
+    let selection = args.select.selection();
     let mut kinds: Vec<(ProcessKey, State, &Spec, Vec<Host>)> = Vec::new();
     // Where the one of each kind is.
     let mut places: HashMap<(ProcessKey, &str, _), usize> = HashMap::new();
     let mut unknown = 0;
     for (key, seen) in &observed.instances {
-        if !args.namespace.is_empty() && !args.namespace.contains(&key.namespace) {
+        if !selection.means(key, None, &seen.labels) {
             continue;
         }
         let Some(spec) = seen.given.spec() else {

@@ -15,6 +15,7 @@ use super::args::{LimitArgs, switch};
 use super::by_hand::carry_out;
 use super::listen::{TellArgs, Telling, own_access};
 use super::local::{APP, Home};
+use super::plan::owner::owner as named;
 use super::print::{Printer, count};
 use super::serve::{Signals, Standing, open};
 use super::systemd::Systemd;
@@ -30,6 +31,7 @@ use crate::gateway::Gateway;
 use crate::gateway::auth::{Apps, Keepers, Tokens};
 use crate::gateway::http::Limits;
 use crate::http::{Calling, Reloaded};
+use crate::manifest;
 use crate::model::{Desired, HostKey, InstanceKey, Op, Seen, Step};
 use crate::store::Embedded;
 
@@ -87,6 +89,7 @@ pub fn up(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
 
 async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
+    let usual = watch_over::How::usual(owner(args)?);
     let mut signals = Signals::listen()?;
     let home = Home::find()?;
     home.make()?;
@@ -110,7 +113,6 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
         .await
         .map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let store = open(&home.path("gateway"))?;
-    let usual = watch_over::How::usual();
     let from = Watched::Paths { paths: args.paths.clone(), only_poll: false };
     let telling = match args.paths.is_empty() {
         true => None,
@@ -139,7 +141,7 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     systemd.ready();
     let (stop, stopped) = watch::channel(false);
     let exit = {
-        let living = live(args, stopped, printer, telling.as_ref());
+        let living = live(args, &usual, stopped, printer, telling.as_ref());
         tokio::pin!(living);
         let exit = tokio::select! {
             ended = &mut living => return ended.map(|()| Exit::Done),
@@ -172,17 +174,28 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
+/// Whose set the manifests are, as `apply` would take them.
+fn owner(args: &Up) -> Result<Option<String>, Failure> {
+    if args.paths.is_empty() {
+        return Ok(None);
+    }
+    let config = std::env::var_os("ABIDE_CONFIG").map(PathBuf::from);
+    let desired = manifest::load(&args.paths, &args.limits.limits()).desired;
+    named(None, &desired, &TargetArgs { config, ..TargetArgs::local() })
+}
+
 /// Makes the manifests true and keeps them so, or only waits.
 async fn live(
     args: &Up,
+    usual: &watch_over::How,
     stop: watch::Receiver<bool>,
     printer: &Printer,
     telling: Option<&Telling>,
 ) -> Result<(), Failure> {
     if let Some(telling) = telling
-        && let Some(live) = TargetArgs::local().connect(Start::Never)?
+        && let Some(live) = TargetArgs::local().here(Start::Never)?
     {
-        watch_over::usually(&args.paths, &args.limits, &live, stop, printer, telling).await;
+        watch_over::usually(&args.paths, &args.limits, usual, &live, stop, printer, telling).await;
         return Ok(());
     }
     let mut stop = stop;
@@ -192,7 +205,7 @@ async fn live(
 
 /// How many processes run.
 async fn running() -> usize {
-    let Ok(Some(live)) = TargetArgs::local().connect(Start::Never) else { return 0 };
+    let Ok(Some(live)) = TargetArgs::local().here(Start::Never) else { return 0 };
     let look = tokio::time::timeout(Duration::from_secs(2), live.everything()).await;
     let Ok(Ok(observed)) = look else { return 0 };
     observed.instances.values().filter(|seen| seen.running == Some(true)).count()
@@ -253,7 +266,7 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
         home.end()?;
         home.start()?;
         let runtime = runtime()?;
-        if let Some(live) = TargetArgs::local().connect(Start::Never)? {
+        if let Some(live) = TargetArgs::local().here(Start::Never)? {
             let left = runtime.block_on(stop_all(&live, printer))?;
             if left > 0 {
                 let message =
@@ -301,6 +314,9 @@ async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
     if steps.is_empty() {
         return Ok(0);
     }
-    printer.remark(&format!("stopping {}", count(steps.len(), "process")));
+    let many = steps.iter().filter(|step| step.op == Op::Stop).count();
+    if many > 0 {
+        printer.remark(&format!("stopping {}", count(many, "process")));
+    }
     Ok(carry_out(steps, live, &world.observed, TO_STOP, printer).await)
 }

@@ -69,10 +69,10 @@ impl SourceArgs {
             path: self.path.clone().unwrap_or_default(),
             signers: self.verify_signatures.clone(),
             accept_rewind: self.accept_rewind.clone(),
-            interval: Duration::from_secs(how.interval.max(1)),
+            interval: how.every(),
             patience: Duration::from_secs(self.git_timeout.max(1)),
             folder: Home::find()?.path("git"),
-            owner: how.owner.clone(),
+            owner: how.owner().to_owned(),
             limits: limits.limits(),
         };
         let checked = setting.checked();

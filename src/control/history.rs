@@ -48,9 +48,16 @@ pub fn steps(ended: &[Ended]) -> Value {
     ended.iter().take(MOST).map(step).collect()
 }
 
+/// Whoever runs this: as he says, else as the machine knows him.
+pub fn user() -> String {
+    use nix::unistd::{User, geteuid};
+    let said = std::env::var("USER").ok().filter(|name| !name.is_empty());
+    let known = || User::from_uid(geteuid()).ok().flatten().map(|user| user.name);
+    said.or_else(known).unwrap_or_else(|| format!("uid {}", geteuid()))
+}
+
 /// Whoever runs this, and where.
 pub fn whoever() -> String {
-    let name = std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned());
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    format!("{name}@{}", host.trim())
+    format!("{}@{}", user(), host.trim())
 }

@@ -73,9 +73,6 @@ pub struct Going {
     /// Most steps under way at once
     #[arg(long, value_name = "N", env = "ABIDE_MAX_PARALLEL", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_parallel: u32,
-    /// How long to wait for another who is applying
-    #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = duration)]
-    pub lock_timeout: u64,
 }
 
 pub fn run(args: &mut Apply, printer: &Printer) -> Result<Exit, Failure> {
@@ -162,7 +159,7 @@ async fn reach(
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;
     let left = deadline.saturating_duration_since(Instant::now());
-    let patience = left.min(Duration::from_secs(args.going.lock_timeout));
+    let patience = left.min(Duration::from_secs(args.input.bounds.lock_timeout));
     let writer = in_time(deadline + GRACE, Writer::begin(live, &input.rules.owner, patience)).await?;
     // Somebody may have been at work until a moment ago, or died in it: what is done is what is needed now.
     let ready = async {

@@ -112,6 +112,22 @@ pub struct Bounds {
     /// Leave alone what was reported longer than this before the look
     #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
     pub stale_after: u64,
+    /// How long to wait for another who is applying; plan and diff wait for nobody, and watch tries again at its next look
+    #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = duration)]
+    pub lock_timeout: u64,
+}
+
+impl Default for Bounds {
+    /// As without any flag.
+    fn default() -> Bounds {
+        Bounds {
+            max_delete: None,
+            max_restart: None,
+            override_holds: false,
+            stale_after: 600,
+            lock_timeout: 10,
+        }
+    }
 }
 
 impl Input {
@@ -141,6 +157,7 @@ impl Input {
             max_restart: amount("max_restart")?,
             override_holds: is("override_holds"),
             stale_after: flags["stale_after_secs"].as_u64().unwrap_or(self.bounds.stale_after),
+            lock_timeout: self.bounds.lock_timeout,
         };
         self.select.namespace = parsed(list(&flags["namespace"]), "namespace")?;
         self.select.selector = match text(&flags["selector"]) {

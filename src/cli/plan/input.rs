@@ -290,27 +290,9 @@ fn read_rows(args: &args::Input, now: &Now, printer: &Printer) -> Result<Observe
 
 fn rules(args: &args::Input, caps: Caps, loaded: &Loaded) -> Result<Rules, Failure> {
     let mut rules = Rules::new(caps);
-    let named: BTreeSet<&str> =
-        loaded.desired.policies.iter().filter_map(|policy| policy.owner.as_deref()).collect();
-    let owner = match (&args.owner, named.first(), named.len()) {
-        (_, _, 2..) => {
-            let message = format!("policies name several owners: {}", Vec::from_iter(named).join(", "));
-            return Err(Failure::refused("NotOwned", message).hint("plan each owner's directory by itself"));
-        }
-        (Some(owner), Some(named), _) if owner != named => {
-            let message =
-                format!("a policy says that this set belongs to {named:?}, and --owner says {owner:?}");
-            return Err(Failure::refused("NotOwned", message).hint("leave --owner out, or change the policy"));
-        }
-        (Some(owner), _, _) => Some(owner.clone()),
-        (None, Some(named), _) => Some((*named).to_owned()),
-        (None, None, _) => args.target.owner(),
-    };
-    let is_named = owner.as_deref().is_some_and(|owner| owner != "default");
-    if args.claims.prune && !is_named && !is_local(args) {
-        let message = "--prune removes what belongs to an owner, and `default` may be anybody";
-        return Err(Failure::refused("OwnerNotNamed", message)
-            .hint("name the owner: --owner NAME, or a Policy's owner"));
+    let owner = super::owner::owner(args.owner.as_deref(), &loaded.desired, &args.target)?;
+    if args.claims.prune {
+        super::owner::may_prune(owner.as_deref(), is_local(args))?;
     }
     if args.claims.prune && loaded.desired.instances.is_empty() {
         let message = "the manifests want nothing at all, and --prune would remove everything";

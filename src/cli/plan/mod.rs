@@ -5,6 +5,7 @@ pub mod groups;
 pub mod input;
 pub mod json;
 mod markdown;
+pub mod owner;
 pub mod source;
 pub mod text;
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::cli::Failure;
-use crate::cli::print::{Printer, visible};
+use crate::cli::print::visible;
 use crate::cli::target::Live;
-use crate::control::snapshot;
+use crate::control::{Event, snapshot};
 use crate::store::Error;
 
 /// Refuses another source than the one that the owner's processes were last taken from.
@@ -17,16 +17,18 @@ pub async fn same(live: &Live, owner: &str, source: &str) -> Result<(), Failure>
 }
 
 /// The same for somebody who stands by until it can be asked.
-pub async fn same_soon(live: &Live, owner: &str, source: &str, printer: &Printer) -> Result<(), Failure> {
-    let mut told = false;
+pub async fn same_soon(
+    live: &Live,
+    owner: &str,
+    source: &str,
+    told: &mut (dyn FnMut(Event<'_>) + Send),
+) -> Result<(), Failure> {
     loop {
         match compare(live, owner, source).await {
             Ok(same) => return same,
-            Err(error) if !std::mem::replace(&mut told, true) => {
-                printer.warning(&format!("target {}: {error}; trying again", live.name));
-            }
-            Err(_) => {}
+            Err(error) => told(Event::Trouble { why: &error.to_string() }),
         }
+        told(Event::Turned);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }

@@ -125,8 +125,9 @@ impl TargetArgs {
         };
         let wrong = |why: String| Failure::new(Exit::Usage, format!("{}: {why}", file.display()));
         let text = std::fs::read_to_string(&file).map_err(|error| wrong(error.to_string()))?;
-        let config = serde_yaml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        Ok((config, file))
+        // One that says nothing is no mistake.
+        let config: Option<Config> = serde_yaml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        Ok((config.unwrap_or_default(), file))
     }
 
     /// What the config file says of a target.

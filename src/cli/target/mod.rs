@@ -53,20 +53,19 @@ impl TargetArgs {
     }
 
     /// The owner that was typed, else the config file's.
-    pub fn owner_or(&self, typed: &str) -> String {
-        let said = if typed == "default" { self.owner() } else { None };
-        said.unwrap_or_else(|| typed.to_owned())
+    pub fn owner_or(&self, typed: &str) -> Result<String, Failure> {
+        let said = if typed == "default" { self.owner()? } else { None };
+        Ok(said.unwrap_or_else(|| typed.to_owned()))
     }
 
     /// Whose set it is, where the config file says so.
-    pub fn owner(&self) -> Option<String> {
-        self.config().ok().and_then(|(config, _)| config.owner)
+    pub fn owner(&self) -> Result<Option<String>, Failure> {
+        Ok(self.config()?.0.owner)
     }
 
     /// `None`: the local system was never started, or nobody serves it.
     pub fn connect(&self, start: Start) -> Result<Option<Live>, Failure> {
         let name = self.target.clone();
-        let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
         if name != "local" {
             let backend = self.entry(&name)?.client(&name)?;
             let own = match &backend {
@@ -76,6 +75,15 @@ impl TargetArgs {
             let state = self.state(own)?;
             return Ok(Some(Live { name, backend, state }));
         }
+        // It says nothing of this machine, but whoever wrote it meant something.
+        self.config()?;
+        self.here(start)
+    }
+
+    /// This machine's system, whatever the config file says.
+    pub fn here(&self, start: Start) -> Result<Option<Live>, Failure> {
+        let name = "local".to_owned();
+        let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
         let home = Home::find()?;
         let access = match start {
             Start::OnDemand => Some(home.start()?),

@@ -1,20 +1,23 @@
 //! What can be typed after `watch`.
 
 use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::NonEmptyStringValueParser;
 
 use crate::cli::args::{LimitArgs, switch};
 use crate::cli::listen::{ListenArgs, TellArgs};
-use crate::cli::plan::args::{Claims, Select, duration};
+use crate::cli::plan::args::{Bounds, Claims, Select};
 use crate::cli::target::TargetArgs;
 use crate::cli::watch_source::SourceArgs;
-use crate::model::{Amount, seconds};
+use crate::model::seconds;
 
 /// Keep manifests true, for ever
 ///
 /// Reads the directory again whenever it changes, or takes each new commit of a branch, repairs what drifts, and says why. A
 /// broken file changes nothing: what it used to declare stays in force until the next good save. Prints `ready URL` on stdout
 /// when it answers requests there: a status page, an API, events, metrics. SIGTERM and Ctrl-C end it at a safe point, and leave
-/// processes as they are; SIGHUP reads the config file again.
+/// processes as they are (143 and 130); SIGHUP reads the config file again. Everything but the URL is told on stderr.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  abide watch manifests\n  abide watch manifests --prune --target prod --owner web-team\n  abide watch --git https://git.example.org/fleet.git --ref main --path manifests"
@@ -41,44 +44,48 @@ pub struct Watch {
 
 #[derive(Debug, clap::Args)]
 pub struct How {
-    /// Whose set this is
-    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", default_value = "default")]
-    pub owner: String,
+    /// Whose set this is; left out: the owner that a Policy in PATH names at the start, else the config file's, else `default`
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
+    pub owner: Option<String>,
     #[command(flatten)]
     pub claims: Claims,
     /// Repair what differs though no manifest changed
-    #[arg(long, env = "ABIDE_HEAL", value_name = "YES|NO", default_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
+    #[arg(long, env = "ABIDE_HEAL", value_name = "YES|NO", default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub heal: bool,
     /// Take changed manifests
-    #[arg(long, env = "ABIDE_FOLLOW_MANIFESTS", value_name = "YES|NO", default_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
+    #[arg(long, env = "ABIDE_FOLLOW_MANIFESTS", value_name = "YES|NO", default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub follow: bool,
     /// How often to look without a reason
-    #[arg(long, value_name = "TIME", env = "ABIDE_INTERVAL", default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "TIME", env = "ABIDE_INTERVAL", default_value = "30s", value_parser = milliseconds)]
     pub interval: u64,
     /// How long it must have been quiet after a change
     #[arg(long, value_name = "TIME", env = "ABIDE_DEBOUNCE", default_value = "200ms", value_parser = milliseconds)]
     pub debounce: u64,
-    /// Most instances to remove in one pass: a count, or a share of what is ours [default: the greater of 1 and 10%]
-    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
-    pub max_delete: Option<Amount>,
-    /// Most instances to restart in one pass: a count, or a share of what is ours [default: any number]
-    #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_RESTART")]
-    pub max_restart: Option<Amount>,
+    #[command(flatten)]
+    pub bounds: Bounds,
 }
 
 impl How {
     /// As without any flag.
-    pub fn usual() -> How {
+    pub fn usual(owner: Option<String>) -> How {
         How {
-            owner: "default".to_owned(),
+            owner,
             claims: Claims::default(),
             heal: true,
             follow: true,
-            interval: 30,
+            interval: 30_000,
             debounce: 200,
-            max_delete: None,
-            max_restart: None,
+            bounds: Bounds::default(),
         }
+    }
+
+    pub fn owner(&self) -> &str {
+        self.owner.as_deref().unwrap_or("default")
+    }
+
+    /// How often to look; somebody has to answer in between.
+    pub fn every(&self) -> Duration {
+        Duration::from_millis(self.interval.max(100))
     }
 }
 

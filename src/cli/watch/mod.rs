@@ -17,6 +17,8 @@ use tracing::info;
 use self::tell::{Said, tell};
 use super::args::LimitArgs;
 use super::listen::{Listening, Telling};
+use super::plan::owner::{may_prune, owner as named};
+use super::plan::source::same_soon;
 use super::print::Printer;
 use super::serve::Signals;
 use super::target::{Live, runtime};
@@ -27,30 +29,23 @@ use crate::control::source::Named;
 use crate::control::{self, Event, Setting};
 use crate::dashboard;
 use crate::http::Reloaded;
+use crate::manifest;
 use crate::model::Desired;
 use crate::reconcile::{Caps, Rules};
+use crate::store::Either;
 
 pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
-    args.how.owner = args.target.owner_or(&args.how.owner);
+    args.how.owner = owner(args)?;
     let args = &*args;
-    if args.how.claims.prune && args.how.owner == "default" && args.target.target != "local" {
-        let message = "--prune removes what belongs to an owner, and `default` may be anybody";
-        return Err(Failure::refused("OwnerNotNamed", message).hint("name the owner: --owner NAME"));
+    if args.how.claims.prune {
+        may_prune(args.how.owner.as_deref(), args.target.target == "local")?;
     }
-    let mut from = args.source.from(&args.paths, &args.limits, &args.how)?;
+    let from = args.source.from(&args.paths, &args.limits, &args.how)?;
     runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let socket = args.listen.bind().await?;
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
-        let connect = || args.target.reach();
-        let mut live = connect()?;
-        if args.how.claims.prune && !args.how.claims.accept_source {
-            let source = from.source();
-            tokio::select! {
-                same = super::plan::source::same_soon(&live, &args.how.owner, &source, printer) => same?,
-                exit = signals.asked_to_stop() => return Ok(exit),
-            }
-        }
+        let live = args.target.reach()?;
         let telling = Telling::begin(&args.tell, subject(&from, &args.how, &live.name))?;
         let state = Reloaded::fixed(live.state.clone());
         let access = args.listen.access(address, printer)?;
@@ -58,22 +53,56 @@ pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
         let listening = Listening::begin(socket, address, router);
         printer.data(&format!("ready {}\n", listening.url));
         telling.systemd.ready();
-        let mut rules = rules(&args.how, live.caps());
-        rules.selection = args.select.selection();
-        let exit = loop {
-            match watch_with(from, args, &rules, &live, &telling, &mut signals, &connect, printer).await {
-                Next::End(exit) => break exit,
-                Next::Anew(new, again) => {
-                    info!("the config file was read again");
-                    state.set(new.state.clone());
-                    (live, from) = (*new, again);
-                }
-            }
-        };
+        let ended = for_ever(args, from, live, &state, &telling, &mut signals, printer).await;
         telling.end().await;
         listening.end().await;
-        Ok(exit)
+        ended
     })
+}
+
+/// Whose set it is. What a branch holds is not known before it is fetched: there a Policy does not decide it.
+fn owner(args: &Watch) -> Result<Option<String>, Failure> {
+    let typed = args.how.owner.as_deref();
+    match typed.is_some() || args.source.git.is_some() {
+        true => named(typed, &Desired::default(), &args.target),
+        false => named(None, &manifest::load(&args.paths, &args.limits.limits()).desired, &args.target),
+    }
+}
+
+/// Begins, and begins anew whenever somebody asks for that.
+async fn for_ever(
+    args: &Watch,
+    mut from: Watched,
+    mut live: Live,
+    state: &Reloaded<Either>,
+    telling: &Telling,
+    signals: &mut Signals,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    if args.how.claims.prune && !args.how.claims.accept_source {
+        let (source, mut said) = (from.source(), Said::default());
+        let mut told = |event: Event<'_>| {
+            telling.board.note(&event);
+            tell(&event, &mut said, printer);
+        };
+        tokio::select! {
+            same = same_soon(&live, args.how.owner(), &source, &mut told) => same?,
+            exit = signals.asked_by() => return Ok(exit),
+        }
+    }
+    let mut rules = rules(&args.how, live.caps());
+    rules.selection = args.select.selection();
+    let connect = || args.target.reach();
+    loop {
+        match watch_with(from, args, &rules, &live, telling, signals, &connect, printer).await {
+            Next::End(exit) => return Ok(exit),
+            Next::Anew(new, again) => {
+                info!("the config file was read again");
+                state.set(new.state.clone());
+                (live, from) = (*new, again);
+            }
+        }
+    }
 }
 
 /// What comes after the loop.
@@ -124,39 +153,41 @@ async fn watch_with(
 pub fn subject(from: &Watched, how: &How, target: &str) -> Subject {
     Subject {
         target: target.to_owned(),
-        owner: how.owner.clone(),
+        owner: how.owner().to_owned(),
         sources: from.shown(),
         follow: how.follow,
         heal: how.heal,
         prune: how.claims.prune,
-        interval: Duration::from_secs(how.interval.max(1)),
+        interval: how.every(),
     }
 }
 
 fn rules(how: &How, caps: Caps) -> Rules {
     Rules {
-        owner: how.owner.clone(),
+        owner: how.owner().to_owned(),
         prune: how.claims.prune,
         adopt: how.claims.adopt,
-        max_delete: how.max_delete,
-        max_restart: how.max_restart,
-        stale_after_secs: Some(600),
+        max_delete: how.bounds.max_delete,
+        max_restart: how.bounds.max_restart,
+        override_holds: how.bounds.override_holds,
+        stale_after_secs: Some(how.bounds.stale_after),
         ..Rules::new(caps)
     }
 }
 
 /// For `up`, with the usual rules.
+#[allow(clippy::too_many_arguments)] // each is somebody else's
 pub async fn usually(
     paths: &[PathBuf],
     limits: &LimitArgs,
+    how: &How,
     live: &Live,
     stop: watch::Receiver<bool>,
     printer: &Printer,
     telling: &Telling,
 ) {
-    let how = How::usual();
     let from = Watched::Paths { paths: paths.to_vec(), only_poll: false };
-    stand(from, limits, &how, rules(&how, live.caps()), live, stop, printer, telling).await;
+    stand(from, limits, how, rules(how, live.caps()), live, stop, printer, telling).await;
 }
 
 #[allow(clippy::too_many_arguments)] // each is somebody else's
@@ -177,7 +208,7 @@ async fn stand(
         rules,
         follow: how.follow,
         heal: how.heal,
-        interval: Duration::from_secs(how.interval.max(1)),
+        interval: how.every(),
         timeout: Duration::from_secs(600),
         check: if live.name == "local" { super::apply::config_is_there } else { |_| None },
         look_now: Arc::clone(&telling.look_now),
