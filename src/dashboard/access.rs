@@ -107,13 +107,18 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
+/// What comes after a scheme's name, in whatever case that is written.
+fn of_scheme<'a>(headers: &'a HeaderMap, scheme: &str) -> Option<&'a str> {
+    let (said, rest) = text(headers, "authorization")?.trim_start().split_once(' ')?;
+    said.eq_ignore_ascii_case(scheme).then(|| rest.trim())
+}
+
 fn bearer(headers: &HeaderMap) -> Option<String> {
-    text(headers, "authorization")?.strip_prefix("Bearer ").map(|token| token.trim().to_owned())
+    of_scheme(headers, "Bearer").map(str::to_owned)
 }
 
 fn password(headers: &HeaderMap) -> Option<String> {
-    let encoded = text(headers, "authorization")?.strip_prefix("Basic ")?;
-    let decoded = String::from_utf8(base64(encoded.trim())?).ok()?;
+    let decoded = String::from_utf8(base64(of_scheme(headers, "Basic")?)?).ok()?;
     decoded.split_once(':').map(|(_, password)| password.to_owned())
 }
 

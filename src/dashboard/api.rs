@@ -14,11 +14,16 @@ use crate::clock;
 use crate::control::board::{Board, Known, Role, Row, Sync};
 use crate::http::Peer;
 use crate::model::{Health, Hold, Name, Pause, Seen, Version, seconds};
-use crate::store::{Store, Txn};
+use crate::store::{Error, Store, Txn};
 
 /// So many of what is held are listed, and so many of the newest events.
 const LISTED: usize = 1000;
 const RECENT: u64 = 50;
+
+/// A number as people write it: without a fraction where it has none.
+fn whole(seconds: f64) -> Value {
+    if seconds.fract() == 0.0 { json!(seconds as u64) } else { json!(seconds) }
+}
 
 pub fn status(board: &Board) -> Value {
     let known = board.known();
@@ -54,7 +59,7 @@ pub fn status(board: &Board) -> Value {
         "follow": subject.follow,
         "heal": subject.heal,
         "prune": subject.prune,
-        "interval_secs": subject.interval.as_secs(),
+        "interval_secs": whole(subject.interval.as_secs_f64()),
         "started": board.began.to_string(),
         "role": role,
         "leader": leader,
@@ -296,7 +301,17 @@ pub async fn resume<S: Store>(
     bytes: &[u8],
 ) -> Result<Response, Refused> {
     let wish = wish(bytes)?;
-    write(dashboard, Txn::delete(Pause::place(wish.namespace.as_ref()))).await?;
+    let place = Pause::place(wish.namespace.as_ref());
+    let state = dashboard.state.get();
+    let found = in_time(state.get(&place)).await?;
+    let pause = found.and_then(|entry| serde_json::from_slice::<Pause>(&entry.value).ok());
+    write(dashboard, Txn::delete(place)).await?;
+    // One that is over by itself is none any more.
+    let now = clock::moment();
+    if pause.is_none_or(|pause| pause.until.is_some_and(|until| until <= now)) {
+        let message = format!("nothing was paused: {}", what(wish.namespace.as_ref()));
+        return Ok(json_answer(StatusCode::OK, &json!({"resumed": null, "message": message})));
+    }
     look(dashboard, parts, &format!("resumed {}", what(wish.namespace.as_ref())));
     Ok(json_answer(StatusCode::OK, &json!({"resumed": {"namespace": wish.namespace}})))
 }
@@ -307,8 +322,13 @@ fn what(namespace: Option<&Name>) -> String {
 
 async fn write<S: Store>(dashboard: &Dashboard<S>, txn: Txn) -> Result<(), Refused> {
     let state = dashboard.state.get();
-    match tokio::time::timeout(TIME, state.txn(txn)).await {
-        Ok(Ok(_)) => Ok(()),
+    in_time(state.txn(txn)).await.map(drop)
+}
+
+/// What the state answers, if it does in time.
+async fn in_time<T>(asked: impl Future<Output = Result<T, Error>>) -> Result<T, Refused> {
+    match tokio::time::timeout(TIME, asked).await {
+        Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
         Err(_) => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "the state did not answer in time")),
     }

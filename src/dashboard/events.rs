@@ -24,11 +24,15 @@ const BEAT: Duration = Duration::from_secs(15);
 /// Notes of one piece.
 const PIECE: usize = 100;
 
+const MISSED: &str = "event: missed\ndata: {\"kind\":\"missed\"}\n\n";
+
 struct Reader {
     board: Arc<Board>,
     last: u64,
     news: watch::Receiver<Option<u64>>,
     begun: bool,
+    /// He knows a number that is not one of ours.
+    is_foreign: bool,
     _place: OwnedSemaphorePermit,
 }
 
@@ -45,7 +49,12 @@ pub fn stream(board: &Arc<Board>, readers: &Arc<Semaphore>, parts: &Parts) -> Re
         })?,
     };
     let news = board.news();
-    let reader = Reader { board: Arc::clone(board), last, news, begun: false, _place: place };
+    // A number that was never given, of a controller elsewhere or before a clock was set right: all that is certain is
+    // what comes from here on.
+    let newest = board.known().number;
+    let is_foreign = last > newest;
+    let last: u64 = last.min(newest);
+    let reader = Reader { board: Arc::clone(board), last, news, begun: false, is_foreign, _place: place };
     let pieces = stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(piece)), reader))
@@ -61,6 +70,9 @@ impl Reader {
         if first {
             text.push_str("retry: 2000\n\n");
         }
+        if std::mem::take(&mut self.is_foreign) {
+            text.push_str(MISSED);
+        }
         loop {
             let is_over = self.news.borrow_and_update().is_none();
             let later = self.board.after(self.last, PIECE);
@@ -68,7 +80,7 @@ impl Reader {
                 (true, false) => return None,
                 // Who asks for everything misses nothing; who comes back late is told so, and goes on with what is kept.
                 (true, true) if self.last > 0 => {
-                    text.push_str("event: missed\ndata: {\"kind\":\"missed\"}\n\n");
+                    text.push_str(MISSED);
                 }
                 (true, true) | (false, _) => {}
             }

@@ -198,6 +198,14 @@ fn events_come_as_they_happen_and_can_be_taken_up_again() {
     assert_eq!(again.until("step").1["instance"], "0:127.0.0.1:web:b");
     // A number of long ago: it is told that something was missed.
     assert_eq!(Events::open(at, "/api/v1/events", "Last-Event-ID: 5\r\n").next().1["kind"], "missed");
+    // One that was never given: the same, and then whatever comes.
+    let mut foreign = Events::open(at, "/api/v1/events", &format!("Last-Event-ID: {}\r\n", u64::MAX));
+    assert_eq!(foreign.next().1["kind"], "missed");
+    let lower = token(&machine).replace("Bearer", "bearer");
+    assert_eq!(send(at, "POST", "/api/v1/look", &lower, b"").status, 202);
+    foreign.until("asked");
+    let resumed = send(at, "POST", "/api/v1/resume", &lower, b"{\"namespace\":\"web\"}").json();
+    assert_eq!(resumed, json!({"resumed": null, "message": "nothing was paused: namespace web"}));
     assert_eq!(send(at, "GET", "/api/v1/events", "Last-Event-ID: x\r\n", b"").status, 400);
     // Whoever reads does not hold up the end.
     kill(watch.0.id(), "TERM");
