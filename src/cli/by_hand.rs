@@ -1,22 +1,24 @@
 //! What a person does by hand: `start stop restart reload kill`, each recorded as a hold before it is sent, so that nothing
 //! undoes it; `release`, which ends a hold; `pause` and `resume`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::args::switch;
+use super::plan::args::Select;
 use super::print::{BOLD, ERROR, Printer, count, visible};
 use super::target::{Live, TargetArgs, runtime};
 use super::{Exit, Failure};
 use crate::clock::{self, moment};
+use crate::control::history;
 use crate::execute::by_hand::{by_hand, step};
 use crate::execute::world::World;
 use crate::execute::{Ended, Outcome};
 use crate::model::{
-    Desired, Hold, HostKey, InstanceKey, Name, Observed, Op, Pause, ProcessKey, Seen, Selection, Selector,
-    Step, Time, glob, seconds,
+    Desired, Hold, HostKey, InstanceKey, Name, Observed, Op, Pause, ProcessKey, Seen, Step, Time, glob,
+    seconds,
 };
 use crate::store::{Store, Txn};
 
@@ -27,13 +29,20 @@ const TIME: Duration = Duration::from_secs(600);
 #[derive(Debug, clap::Args)]
 pub struct Whom {
     /// The process, or one of its instances: NS/NAME or NS/NAME@HOST (repeatable)
-    #[arg(value_name = "NS/NAME[@HOST]", required_unless_present = "selector")]
+    // A namespace or a host alone, from a variable perhaps, names nobody.
+    #[arg(value_name = "NS/NAME[@HOST]", required_unless_present_any = ["selector", "include"])]
     pub processes: Vec<Meant>,
-    /// All instances with these labels: key=v,key!=v,key in (a,b),key,!key
-    #[arg(short = 'l', long, value_name = "LABELS", env = "ABIDE_SELECTOR", conflicts_with = "processes")]
-    pub selector: Option<Selector>,
+    #[command(flatten)]
+    pub select: Select,
     #[command(flatten)]
     pub target: TargetArgs,
+}
+
+impl Whom {
+    /// By its name, where names were typed.
+    fn names(&self, key: &InstanceKey) -> bool {
+        self.processes.is_empty() || self.processes.iter().any(|one| one.is(key))
+    }
 }
 
 /// `web/api`, or `web/api@0:10.0.0.1`.
@@ -156,11 +165,8 @@ async fn look(live: &Live) -> Result<World, Failure> {
 
 /// The instances that are meant; a name that means nothing is a mistake.
 fn meant<'a>(whom: &Whom, observed: &'a Observed) -> Result<Vec<(&'a InstanceKey, &'a Seen)>, Failure> {
-    let by_labels = Selection { labels: whom.selector.clone(), ..Selection::default() };
-    let is = |key: &InstanceKey, seen: &Seen| match &whom.selector {
-        Some(_) => by_labels.means(key, None, &seen.labels),
-        None => whom.processes.iter().any(|one| one.is(key)),
-    };
+    let selection = whom.select.selection();
+    let is = |key: &InstanceKey, seen: &Seen| whom.names(key) && selection.means(key, None, &seen.labels);
     for one in &whom.processes {
         if !observed.instances.keys().any(|key| one.is(key)) {
             let host = one.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
@@ -170,7 +176,7 @@ fn meant<'a>(whom: &Whom, observed: &'a Observed) -> Result<Vec<(&'a InstanceKey
     }
     let found: Vec<_> = observed.instances.iter().filter(|(key, seen)| is(key, seen)).collect();
     if found.is_empty() {
-        return Err(Failure::new(Exit::Failed, "no instance has these labels"));
+        return Err(Failure::new(Exit::Failed, "no instance is in this selection"));
     }
     Ok(found)
 }
@@ -195,21 +201,22 @@ async fn act(op: Op, args: &ByHand, live: &Live, printer: &Printer) -> Result<Ex
         return Err(Failure::new(Exit::Failed, message).hint("`abide apply` its manifest once"));
     }
     // The hold stands before the operation is sent: nobody undoes it in between.
-    let by = std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned());
+    let by = history::user();
+    let until = args.terms.until.map(Until::time);
     let mut txn = Txn::default();
     for (key, _) in &instances {
         let hold = Hold {
             instance: (*key).clone(),
             by: by.clone(),
             reason: Some(args.terms.reason.clone().unwrap_or_else(|| format!("{op} by hand"))),
-            until: args.terms.until.map(Until::time),
+            until,
         };
         txn = txn.and(Txn::put(format!("hold/{key}"), serde_json::to_vec(&hold).unwrap_or_default()));
     }
     live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
     let many = steps.len();
     let failed = carry_out(steps, live, &observed, TIME, printer).await;
-    let (held, until) = (count(many, "instance"), args.terms.until.map(Until::time));
+    let held = count(many, "instance");
     let until = until.map_or("until it is released".to_owned(), |time| format!("until {time}"));
     printer.styled(&format!("{BOLD}{op}{BOLD:#}: {} of {held}; held {until}\n", many - failed));
     Ok(if failed == 0 { Exit::Done } else { Exit::Incomplete })
@@ -253,13 +260,11 @@ pub fn release(args: &Release, printer: &Printer) -> Result<Exit, Failure> {
     runtime()?.block_on(async {
         let (holds, _) = live.restraints().await?;
         let observed = look(&live).await?.remembered();
-        let by_labels = Selection { labels: args.whom.selector.clone(), ..Selection::default() };
-        let is = |hold: &&Hold| match &args.whom.selector {
-            Some(_) => observed
-                .instances
-                .get(&hold.instance)
-                .is_some_and(|seen| by_labels.means(&hold.instance, None, &seen.labels)),
-            None => args.whom.processes.iter().any(|one| one.is(&hold.instance)),
+        let (selection, none) = (args.whom.select.selection(), BTreeMap::new());
+        let is = |hold: &&Hold| {
+            // What is gone has no labels.
+            let labels = observed.instances.get(&hold.instance).map_or(&none, |seen| &seen.labels);
+            args.whom.names(&hold.instance) && selection.means(&hold.instance, None, labels)
         };
         let released: Vec<&Hold> = holds.iter().filter(is).collect();
         let txn = released
@@ -277,7 +282,7 @@ pub fn pause(args: &Stay, printer: &Printer) -> Result<Exit, Failure> {
     let live = args.target.reach()?;
     let pause = Pause {
         namespace: args.namespace.clone(),
-        by: std::env::var("USER").unwrap_or_else(|_| "somebody".to_owned()),
+        by: history::user(),
         reason: args.terms.reason.clone(),
         until: args.terms.until.map(Until::time),
     };

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::local::Home;
-use super::print::{ERROR, HINT, Printer, WARNING, visible};
+use super::print::{ERROR, HINT, Printer, WARNING, count, visible};
 use super::target::{Start, TargetArgs, runtime};
 use super::{Exit, Failure};
 use crate::backend::{Backend, Client, Fault, HostRow};
@@ -152,14 +152,17 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
         )),
         (false, false) => findings.push(Finding::Warning(
             format!(
-                "{} of {} hosts have no agent: {}",
+                "{} of {} {} no agent: {}",
                 dead.len(),
-                hosts.len(),
+                count(hosts.len(), "host"),
+                if dead.len() == 1 { "has" } else { "have" },
                 dead.iter().take(5).cloned().collect::<Vec<_>>().join(", ")
             ),
             "start their agents; until then their processes are unknown, and left alone".to_owned(),
         )),
-        (false, true) => findings.push(Finding::Well(format!("{} hosts, each with an agent", hosts.len()))),
+        (false, true) => {
+            findings.push(Finding::Well(format!("{}, each with an agent", count(hosts.len(), "host"))))
+        }
     }
     // An agent says something every few seconds: what it was last heard at is what the gateway's clock shows.
     let newest = alive.iter().filter_map(|host| clock::read(&host.heard)).max();
@@ -181,8 +184,8 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
     if let Some(version) = old.first() {
         findings.push(Finding::Warning(
             format!(
-                "{} agents have another version than this program ({version}, not {})",
-                old.len(),
+                "{} of another version than this program ({version}, not {})",
+                count(old.len(), "agent"),
                 env!("CARGO_PKG_VERSION")
             ),
             "replace them: their processes go on meanwhile".to_owned(),

@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::args::switch;
+use super::plan::args::Select;
 use super::print::{BOLD, Printer, problem, visible};
 use super::stand::{Stand, stands};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::{Exit, Failure};
 use crate::manifest::{self, Limits, rows};
-use crate::model::{InstanceKey, Name, glob};
+use crate::model::{Hold, InstanceKey, Pause};
 use crate::reconcile::Sync;
 
 /// Show processes, hosts or tasks of a target
@@ -34,12 +35,8 @@ pub struct Get {
     /// With `orphans PATH…`: whose manifests they are [default: the owner that a Policy names, else `default`]
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
     pub owner: Option<String>,
-    /// Only this namespace (repeatable)
-    #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_NAMESPACE", value_delimiter = ',')]
-    pub namespace: Vec<Name>,
-    /// Only hosts like this, such as 0:10.0.*
-    #[arg(long, value_name = "PATTERN", env = "ABIDE_HOST")]
-    pub host: Option<String>,
+    #[command(flatten)]
+    pub select: Select,
     /// Form of the rows
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_GET_OUTPUT", value_name = "FORM")]
     pub output: Form,
@@ -96,15 +93,17 @@ pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>, Failure> {
-    let on = |host: &str| args.host.as_ref().is_none_or(|pattern| glob(pattern, host));
-    let inside =
-        |name: &str| args.namespace.is_empty() || args.namespace.iter().any(|one| one.as_str() == name);
-    let text = |row: &Value, field: &str| row[field].as_str().unwrap_or_default().to_owned();
+    let selection = args.select.selection();
+    let is_meant = |row: &Value| {
+        let labels: BTreeMap<String, String> =
+            serde_json::from_value(row["labels"].clone()).unwrap_or_default();
+        let key = row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
+        selection.is_everything() || key.is_some_and(|key| selection.means(&key, None, &labels))
+    };
     let rows = match args.kind {
         Kind::Processes | Kind::Orphans => {
             let all = live.rows("&brief=1").await?;
-            let meant =
-                all.into_iter().filter(|row| inside(&text(row, "namespace")) && on(&text(row, "host")));
+            let meant = all.into_iter().filter(is_meant);
             match args.kind {
                 Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).collect(),
                 _ => {
@@ -115,7 +114,7 @@ async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>
         }
         Kind::Hosts => {
             let all = live.hosts(&live.everything().await?).await?;
-            let meant = all.into_iter().filter(|row| on(&row.host.to_string()));
+            let meant = all.into_iter().filter(|row| selection.means_host(&row.host));
             meant
                 .map(|row| {
                     json!({"host": row.host, "agent": row.agent, "version": row.version, "heard": row.heard,
@@ -126,11 +125,24 @@ async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>
         Kind::Tasks => live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?,
         Kind::Holds => {
             let (holds, pauses) = live.restraints().await?;
+            // A hold knows no labels: its instance does.
+            let seen = match &selection.labels {
+                Some(_) => live.everything().await?.instances,
+                None => BTreeMap::new(),
+            };
+            let labels =
+                |key: &InstanceKey| seen.get(key).map(|seen| seen.labels.clone()).unwrap_or_default();
             let time = |until: Option<crate::model::Time>| until.map(|time| time.to_string());
-            let holds = holds.into_iter().map(|hold| {
+            let meant = |hold: &Hold| selection.means(&hold.instance, None, &labels(&hold.instance));
+            let holds = holds.into_iter().filter(meant).map(|hold| {
                 json!({"what": hold.instance, "by": hold.by, "reason": hold.reason, "until": time(hold.until)})
             });
-            let pauses = pauses.into_iter().map(|pause| {
+            // Whoever asks for a namespace is also told that everything is paused.
+            let of = |pause: &Pause| {
+                let all = &selection.namespaces;
+                all.is_empty() || pause.namespace.as_ref().is_none_or(|name| all.contains(name))
+            };
+            let pauses = pauses.into_iter().filter(of).map(|pause| {
                 let what =
                     pause.namespace.map_or("everything".to_owned(), |name| format!("namespace {name}"));
                 json!({"what": what, "by": pause.by, "reason": pause.reason, "until": time(pause.until)})

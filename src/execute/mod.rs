@@ -215,5 +215,8 @@ fn not_begun(waves: &[Wave], why: &str) -> Executed {
         message: why.to_owned(),
         took_ms: 0,
     };
-    Executed { ended: waves.iter().flat_map(|wave| &wave.steps).map(ended).collect(), to_roll_back: BTreeSet::new() }
+    Executed {
+        ended: waves.iter().flat_map(|wave| &wave.steps).map(ended).collect(),
+        to_roll_back: BTreeSet::new(),
+    }
 }

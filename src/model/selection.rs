@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{InstanceKey, Name, ProcessKey, Selector};
+use super::{HostKey, InstanceKey, Name, ProcessKey, Selector};
 
 /// Everything, unless something was said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,13 +41,18 @@ impl Selection {
             && (self.include.is_empty() || named(&self.include))
             && !named(&self.exclude)
             && self.labels.as_ref().is_none_or(|selector| selector.matches(labels))
-            && (self.hosts.is_empty() || self.hosts.iter().any(|pattern| on_host(pattern, key)))
+            && self.means_host(&key.host)
+    }
+
+    /// Hosts have no more than their patterns.
+    pub fn means_host(&self, host: &HostKey) -> bool {
+        self.hosts.is_empty() || self.hosts.iter().any(|pattern| on_host(pattern, host))
     }
 }
 
 /// `0:10.0.*`, or without the area: `10.0.*`.
-fn on_host(pattern: &str, key: &InstanceKey) -> bool {
-    let host = key.host.to_string();
+fn on_host(pattern: &str, host: &HostKey) -> bool {
+    let host = host.to_string();
     let address = host.split_once(':').map_or(host.as_str(), |(_, address)| address);
     // An address has one spelling, and people have others.
     let lower = pattern.to_ascii_lowercase();

@@ -27,6 +27,7 @@ mod literal;
 mod looks;
 mod mutations;
 mod orphans;
+mod outside;
 mod plan;
 mod planner;
 mod reading;
