@@ -17,6 +17,7 @@ mod import;
 mod init;
 mod listen;
 mod local;
+mod logging;
 mod logs;
 mod plan;
 mod print;
@@ -35,6 +36,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use tracing::level_filters::LevelFilter;
 
 use self::args::{Args, Verb};
 use self::print::Printer;
@@ -114,7 +116,7 @@ pub fn main() -> ExitCode {
     if stands {
         aside::begin(in_json);
     }
-    start_logging(&args);
+    logging::start(&args.common, usual_level(&args.verb));
     let exit = match run(args.verb, &printer) {
         Ok(_) if printer.failed() => Exit::Failed,
         Ok(exit) => exit,
@@ -169,23 +171,9 @@ fn code(exit: Exit) -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-fn start_logging(args: &Args) {
-    use tracing::level_filters::LevelFilter;
-    // What runs for long tells what happens; what answers a question only answers it.
-    let stands = matches!(&args.verb, Verb::Serve(_) | Verb::Agent(_))
-        || matches!(&args.verb, Verb::Up(up) if up.background);
-    let level = match (args.common.quiet, args.common.verbose) {
-        (true, _) => LevelFilter::ERROR,
-        (false, 0) if !stands => LevelFilter::WARN,
-        (false, 0 | 1) => LevelFilter::INFO,
-        (false, 2) => LevelFilter::DEBUG,
-        (false, _) => LevelFilter::TRACE,
-    };
-    let log =
-        tracing_subscriber::fmt().with_max_level(level).with_writer(|| aside::Stderr).with_target(false);
-    let colour = args.common.colour_on_stderr();
-    match args.common.log_format {
-        args::LogFormat::Text => log.with_ansi(colour).init(),
-        args::LogFormat::Json => log.json().init(),
-    }
+/// What runs for long tells what happens; what answers a question only answers it, and `watch` and `up` tell by themselves.
+fn usual_level(verb: &Verb) -> LevelFilter {
+    let tells =
+        matches!(verb, Verb::Serve(_) | Verb::Agent(_)) || matches!(verb, Verb::Up(up) if up.background);
+    if tells { LevelFilter::INFO } else { LevelFilter::WARN }
 }

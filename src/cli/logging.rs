@@ -1,0 +1,91 @@
+//! What the program logs of itself: lines for people, or objects of the form that the events of `watch` have.
+
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+use super::args::{Common, LogFormat};
+use super::aside;
+use crate::clock::moment;
+
+pub fn start(common: &Common, usual: LevelFilter) {
+    let level = match (common.quiet, common.verbose) {
+        (true, _) => LevelFilter::ERROR,
+        (false, 0) => usual,
+        (false, 1) => LevelFilter::INFO,
+        (false, 2) => LevelFilter::DEBUG,
+        (false, _) => LevelFilter::TRACE,
+    };
+    let log =
+        tracing_subscriber::fmt().with_max_level(level).with_writer(|| aside::Stderr).with_target(false);
+    match common.log_format {
+        LogFormat::Text => log.with_ansi(common.colour_on_stderr()).init(),
+        LogFormat::Json => log.event_format(Objects).init(),
+    }
+}
+
+struct Objects;
+
+impl<S, N> FormatEvent<S, N> for Objects
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let level = match *event.metadata().level() {
+            Level::ERROR => "error",
+            Level::WARN => "warning",
+            Level::INFO => "info",
+            Level::DEBUG => "debug",
+            Level::TRACE => "trace",
+        };
+        let mut fields = Fields(Map::new());
+        fields.put("time", moment().to_string().into());
+        fields.put("level", level.into());
+        fields.put("event", "log".into());
+        event.record(&mut fields);
+        writeln!(to, "{}", Value::Object(fields.0))
+    }
+}
+
+/// In their order; what has a name of ours keeps out of its way.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn put(&mut self, name: &str, value: Value) {
+        let name = if self.0.contains_key(name) { format!("{name}_") } else { name.to_owned() };
+        self.0.insert(name, value);
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field.name(), format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field.name(), value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field.name(), value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field.name(), value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.put(field.name(), json!(value));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field.name(), value.into());
+    }
+}
