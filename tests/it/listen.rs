@@ -210,7 +210,7 @@ fn events_come_as_they_happen_and_can_be_taken_up_again() {
     // Whoever reads does not hold up the end.
     kill(watch.0.id(), "TERM");
     let begin = std::time::Instant::now();
-    assert_eq!(watch.0.wait().expect("it ends").code(), Some(143));
+    assert_eq!(watch.0.wait().expect("it ends").code(), Some(143), "{}", said(&machine, "watch.log"));
     assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
 }
 
