@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::world::World;
-use super::{Ended, Terms, execute};
+use super::{Ended, Restraints, Terms, execute};
 use crate::backend::Backend;
 use crate::clock;
 use crate::model::{InstanceKey, Observed, Op, Plan, Seen, Stamped, Step, Wave, Which};
@@ -63,6 +63,8 @@ pub async fn by_hand<B: Backend, S: Store>(
     for (nth, (owner, steps)) in owners.into_iter().enumerate() {
         let row = |step: &Step| Some((step.instance.clone(), before.instances.get(&step.instance)?.clone()));
         let (_going_on, stop) = watch::channel(false);
+        // What a person does by hand stands under no hold: it makes one.
+        let (_free, restraints) = watch::channel(Restraints::default());
         let terms = Terms {
             owner: owner.unwrap_or_default().to_owned(),
             target: target.to_owned(),
@@ -75,6 +77,7 @@ pub async fn by_hand<B: Backend, S: Store>(
             before: steps.iter().filter_map(row).collect(),
             check: |_| None,
             stop,
+            restraints,
         };
         let plan = Plan { waves: vec![Wave { steps, ..Wave::default() }], ..Plan::default() };
         all.extend(execute(&plan, backend, store, &terms, &mut |_| {}).await.ended);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use abide::backend::Abide;
 use abide::control::history;
 use abide::execute::ledger::{self, Entry};
-use abide::execute::{Outcome, Terms, execute};
+use abide::execute::{Outcome, Restraints, Terms, execute};
 use abide::http::{Access, Calling, Calls};
 use abide::model::{Host, InstanceKey, Op, Plan, Step, Time, Wave, Which};
 use abide::reconcile::Caps;
@@ -88,6 +88,7 @@ async fn without_its_ledger_nothing_is_begun() {
     };
     let plan = Plan { waves: vec![Wave { steps: vec![step], ..Wave::default() }], ..Plan::default() };
     let (_stays, stop) = watch::channel(false);
+    let (_free, restraints) = watch::channel(Restraints::default());
     let terms = Terms {
         owner: "team".to_owned(),
         target: "it".to_owned(),
@@ -100,6 +101,7 @@ async fn without_its_ledger_nothing_is_begun() {
         before: BTreeMap::new(),
         check: |_| None,
         stop,
+        restraints,
     };
     let mut sent = false;
     let done = execute(&plan, &backend, &state, &terms, &mut |_| sent = true).await;
