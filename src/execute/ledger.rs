@@ -137,7 +137,12 @@ impl Entry {
         };
         // The digests that come back as a label are those that it was given under.
         let under = |version: &Version, known: Option<&Kept>| {
-            let spec = version.spec()?;
+            let spec = match version {
+                Version::Spec(spec) => spec,
+                // A label that tells of what is wanted tells which spec it is.
+                Version::Digests(told) if Some(*told) == step.revision => step.spec.as_ref()?,
+                Version::Digests(_) | Version::Unknown => return None,
+            };
             let just_sent = step.spec.as_ref().is_some_and(|sent| Arc::ptr_eq(sent, spec));
             let known = known.filter(|known| known.spec == ***spec).and_then(|known| known.revision);
             let revision = if just_sent { step.revision } else { known };
