@@ -94,6 +94,7 @@ impl World {
         let listed = backend.observe(&scope).await.map_err(Blind::Target)?;
         let mut world = World::default();
         // Of what we did of late a list tells how it was before: what was given is believed, what is so is looked at.
+        let known: BTreeSet<InstanceKey> = listed.instances.keys().cloned().collect();
         let (mut observed, open) =
             lay_over(listed, ledger.expectations(sight.caps), sight.caps.lag_secs, backend.now());
         let open: BTreeSet<InstanceKey> = open.into_iter().map(|one| one.instance).collect();
@@ -103,6 +104,8 @@ impl World {
         if !covered.is_empty() && sight.caps.lag_secs > 0 {
             match backend.look_closely(&covered).await {
                 Ok(closer) => {
+                    // Of what no list has, a close look alone tells.
+                    observed.instances.retain(|key, row| !row.unknown || known.contains(key));
                     world.closely.extend(covered.into_iter().map(|subject| subject.instance));
                     observed.come_closer(closer);
                 }

@@ -243,18 +243,21 @@ impl<'a, S: Stage> Run<'a, S> {
             kill(self.child.0.id(), "TERM");
         }
         let ended = self.child.0.wait().expect("it ends");
-        assert_eq!(ended.code(), Some(0), "{what}: {}\n{:?}", self.said(), self.stage.effects());
+        let well = if self.verb == Verb::Watch { 143 } else { 0 };
+        assert_eq!(ended.code(), Some(well), "{what}: {}\n{:?}", self.said(), self.stage.effects());
     }
 
-    /// Until it dies.
-    fn dies(mut self, what: &str) {
+    /// Did it die, rather than come to its end before?
+    fn dies(mut self, what: &str) -> bool {
         let mut ended = None;
         until(&format!("{what} is reached"), || {
             ended = self.child.0.try_wait().expect("it is ours");
             ended.is_some()
         });
         let killed = ended.and_then(|ended| ended.signal()) == Some(9);
-        assert!(killed, "{what} was not reached: {ended:?}\n{}", self.said());
+        let well = ended.and_then(|ended| ended.code()) == Some(0);
+        assert!(killed || well, "{what} was not reached: {ended:?}\n{}", self.said());
+        killed
     }
 }
 
@@ -279,6 +282,9 @@ fn points(steps: &str) -> usize {
     steps.iter().rposition(|step| step.starts_with("journal")).map_or(0, |last| last + 1)
 }
 
+/// So often a point may be missed.
+const TRIES: usize = 4;
+
 fn survives<S: Stage>(verb: Verb, dialect: &'static str, scene: &Scene<S>, few: usize) {
     let Scene { what, before, after, flags } = scene;
     let prepared = || {
@@ -302,8 +308,12 @@ fn survives<S: Stage>(verb: Verb, dialect: &'static str, scene: &Scene<S>, few: 
     for nth in (1..=many).filter(|nth| nth % every == 0) {
         let at = steps.lines().nth(nth - 1).unwrap_or_default();
         let what = format!("{verb:?} {dialect} {what}: death {nth} of {many} ({at})");
-        let stage = prepared();
-        Run::begin(&stage, verb, flags, "dies", Some(nth)).dies(&what);
+        // A run that needed fewer looks than the one that was counted is no try.
+        let stage = (0..TRIES).find_map(|_| {
+            let stage = prepared();
+            Run::begin(&stage, verb, flags, "dies", Some(nth)).dies(&what).then_some(stage)
+        });
+        let stage = stage.unwrap_or_else(|| panic!("{what} was not reached"));
         Run::begin(&stage, verb, flags, "again", None).comes_to_its_end(&what);
         let said = stage.read("dies") + "--- again:\n" + &stage.read("again");
         assert_eq!(stage.effects(), effects, "{what}\n{said}");
