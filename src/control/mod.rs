@@ -201,6 +201,9 @@ pub trait Target: Send + Sync {
 /// How long a lease lives, and how often it is renewed.
 const LEASE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(1500));
 
+/// Nothing is looked at more often than this.
+const AT_ONCE: Duration = Duration::from_millis(10);
+
 /// What is told one after the other is looked at together.
 const TOGETHER: Duration = Duration::from_millis(30);
 
@@ -258,6 +261,8 @@ pub async fn run<T: Target>(
         let now = Instant::now();
         let left = |then: Instant| then.saturating_duration_since(now);
         let rest = source.wait().min(Duration::from_millis(500)).min(due.map_or(LEASE.1, left));
+        // Something was done: how it is now is looked at without waiting for a reason.
+        let rest = if looked.is_none() { rest.min(AT_ONCE) } else { rest };
         let cares = |key: &InstanceKey, seen: Option<&Seen>| {
             source.wants(key) || seen.is_some_and(|seen| seen.owner.as_deref() == Some(owner))
         };
