@@ -47,6 +47,7 @@ use crate::execute::{Check, Ended, Restraints, Terms};
 use crate::manifest::Limits;
 use crate::model::{Desired, Hold, InstanceKey, Observed, Pause, Plan, ProcessKey, Seen, Step, Time, Want};
 use crate::reconcile::{Caps, Rules};
+use crate::store::keeping::{LIVES, RENEWED, keep};
 use crate::store::{Holder, Lease, Store, Taken};
 
 /// What is to be watched over, and how.
@@ -198,9 +199,6 @@ pub trait Target: Send + Sync {
     fn restraints(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), String>> + Send;
 }
 
-/// How long a lease lives, and how often it is renewed.
-const LEASE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(1500));
-
 /// Nothing is looked at more often than this.
 const AT_ONCE: Duration = Duration::from_millis(10);
 
@@ -224,10 +222,10 @@ pub async fn run<T: Target>(
     // Something was told: when to look.
     let mut due: Option<Instant> = None;
     while !*stop.borrow() {
-        if renewed.elapsed() >= LEASE.1 {
+        if renewed.elapsed() >= RENEWED {
             renewed = Instant::now();
             // It ran out, while the target did not answer, say: whoever has it now leads.
-            if matches!(target.state().renew_lease(&leader, LEASE.0).await, Ok(false)) {
+            if matches!(target.state().renew_lease(&leader, LIVES).await, Ok(false)) {
                 match lead(target, owner, &holder, &mut stop, pass.told).await {
                     Some(again) => leader = again,
                     None => return,
@@ -260,7 +258,7 @@ pub async fn run<T: Target>(
         (pass.told)(Event::Turned);
         let now = Instant::now();
         let left = |then: Instant| then.saturating_duration_since(now);
-        let rest = source.wait().min(Duration::from_millis(500)).min(due.map_or(LEASE.1, left));
+        let rest = source.wait().min(Duration::from_millis(500)).min(due.map_or(RENEWED, left));
         // Something was done: how it is now is looked at without waiting for a reason.
         let rest = if looked.is_none() { rest.min(AT_ONCE) } else { rest };
         let cares = |key: &InstanceKey, seen: Option<&Seen>| {
@@ -291,7 +289,7 @@ async fn lead<T: Target>(
 ) -> Option<Lease> {
     let mut said = false;
     loop {
-        match target.state().take_lease(&format!("leader/{owner}"), holder, LEASE.0).await {
+        match target.state().take_lease(&format!("leader/{owner}"), holder, LIVES).await {
             Ok(Taken::Ours(lease)) => {
                 told(Event::Leading { generation: lease.generation });
                 return Some(lease);
@@ -373,24 +371,9 @@ async fn keeping_or_ending<S: Store, T>(
             () = &mut ended, if !*ends.borrow() => {
                 ends.send_replace(true);
             }
-            () = &mut lost, if !*ends.borrow() => {
+            _ = &mut lost, if !*ends.borrow() => {
                 ends.send_replace(true);
             }
-        }
-    }
-}
-
-/// Renews a lease until it is lost: somebody else has it, or nobody could be asked for as long as it lives.
-async fn keep<S: Store>(state: &S, lease: &Lease) {
-    let mut kept = Instant::now();
-    loop {
-        tokio::time::sleep(LEASE.1).await;
-        let asked = Instant::now();
-        match tokio::time::timeout_at(kept + LEASE.0, state.renew_lease(lease, LEASE.0)).await {
-            Ok(Ok(true)) => kept = asked,
-            Ok(Ok(false)) => return,
-            Ok(Err(_)) | Err(_) if kept.elapsed() >= LEASE.0 => return,
-            Ok(Err(_)) | Err(_) => {}
         }
     }
 }

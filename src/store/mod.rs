@@ -6,6 +6,7 @@
 
 mod either;
 mod embedded;
+pub mod keeping;
 mod lease;
 mod remote;
 

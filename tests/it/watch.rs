@@ -23,6 +23,15 @@ pub fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
     Ends(child)
 }
 
+/// The same for a machine with `a` and `b`, once both run and it has said so.
+fn watch_two(machine: &Machine, log: &str, more: &[&str]) -> Ends {
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    let watch = watch(machine, log, more);
+    until("both run", || running(machine, &["a", "b"]));
+    until("it is told", || said(machine, log).contains("converged: 2 instances as wanted"));
+    watch
+}
+
 pub fn said(machine: &Machine, log: &str) -> String {
     std::fs::read_to_string(machine.path(log)).unwrap_or_default()
 }
@@ -80,10 +89,7 @@ fn what_somebody_gives_directly_is_put_back() {
 #[test]
 fn what_somebody_stops_is_started_at_once_and_what_the_agent_repairs_is_only_told() {
     let machine = Machine::new();
-    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
-    let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
-    until("both run", || running(&machine, &["a", "b"]));
-    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    let _watch = watch_two(&machine, "watch.log", &["--interval", "1h"]);
     let before = machine.pids();
     stop_directly(&machine, "a");
     until("it is repaired", || machine.pids().get("a").is_some_and(|pid| *pid != before["a"]));
@@ -257,10 +263,7 @@ fn where_nobody_tells_files_are_compared() {
 #[test]
 fn what_is_broken_when_it_begins_stays_as_it_last_was() {
     let machine = Machine::new();
-    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
-    let first = watch(&machine, "first", &["--interval", "1h"]);
-    until("both run", || running(&machine, &["a", "b"]));
-    until("it is told", || said(&machine, "first").contains("converged: 2 instances as wanted"));
+    let first = watch_two(&machine, "first", &["--interval", "1h"]);
     drop(first);
     let file = machine.path("m/a.yaml");
     let good = std::fs::read_to_string(&file).expect("a file");
@@ -291,10 +294,7 @@ fn what_is_below_a_path_that_is_away_is_still_wanted() {
 #[test]
 fn who_does_not_follow_still_repairs_what_was_taken() {
     let machine = Machine::new();
-    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
-    let first = watch(&machine, "first", &["--interval", "1h"]);
-    until("both run", || running(&machine, &["a", "b"]));
-    until("it is told", || said(&machine, "first").contains("converged: 2 instances as wanted"));
+    let first = watch_two(&machine, "first", &["--interval", "1h"]);
     drop(first);
     machine.process("b", "2", "");
     let _second = watch(&machine, "second", &["--interval", "1h", "--follow", "no"]);

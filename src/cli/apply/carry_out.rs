@@ -7,7 +7,6 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Apply;
-use super::lease::Standing;
 use super::progress::Progress;
 use super::report::{Report, reasons};
 use crate::cli::Exit;
@@ -21,6 +20,7 @@ use crate::execute::restraints::{Restraints, heeding};
 use crate::execute::{self, Ended, Executed, Outcome, Terms, Told};
 use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step, Want, Why};
 use crate::reconcile::{Rules, reconcile};
+use crate::store::keeping::Lost;
 
 /// How long the look at the end may take, though the time is over.
 const LAST_LOOK: Duration = Duration::from_secs(5);
@@ -33,11 +33,11 @@ pub async fn carry_out(
     input: &mut Input,
     planned: &Plan,
     deadline: Instant,
-    lease: watch::Receiver<Standing>,
+    lost: watch::Receiver<Option<Lost>>,
     printer: &Printer,
 ) -> Report {
     let (stop, stopped) = watch::channel(false);
-    let mut ends = Ends { stop, lease, signals: Signals::listen().ok(), asked: None };
+    let mut ends = Ends { stop, lost, signals: Signals::listen().ok(), asked: None };
     let asked = (input.rules.holds.clone(), input.rules.pauses.clone());
     let (tell, restraints) = watch::channel(Restraints::of(asked, &input.rules));
     let terms = Terms { restraints, ..terms(input, planned, args, deadline, stopped) };
@@ -70,7 +70,8 @@ pub async fn carry_out(
 /// Who can end it before its time.
 struct Ends {
     stop: watch::Sender<bool>,
-    lease: watch::Receiver<Standing>,
+    /// How the right to do it was lost.
+    lost: watch::Receiver<Option<Lost>>,
     signals: Option<Signals>,
     /// Somebody has, and this is what it exits with.
     asked: Option<Exit>,
@@ -92,8 +93,8 @@ impl Ends {
                 executed = &mut executing => return executed,
                 exit = signalled => self.asked = Some(exit),
                 // Somebody else is at work now, or may be: nothing more is begun.
-                Ok(standing) = self.lease.wait_for(|standing| *standing != Standing::Ours), if is_on => {
-                    if *standing == Standing::Theirs {
+                Ok(lost) = self.lost.wait_for(Option::is_some), if is_on => {
+                    if *lost == Some(Lost::Theirs) {
                         self.asked = self.asked.or(Some(Exit::Locked));
                     }
                 }

@@ -11,39 +11,28 @@ use crate::cli::target::Live;
 use crate::cli::{Exit, Failure};
 use crate::clock::moment;
 use crate::model::Time;
+use crate::store::keeping::{self, LIVES, Lost};
 use crate::store::{Holder, Lease, Store, Taken};
-
-/// How long a lease lives, and how often it is renewed.
-const LEASE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_millis(1500));
-
-/// How it stands with a lease that somebody believes to have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
-    Ours,
-    /// It could not be renewed for as long as it lives: it may be another's by now.
-    RanOut,
-    Theirs,
-}
 
 /// Whoever has the right.
 pub struct Writer {
     lease: Lease,
     keeping: JoinHandle<()>,
-    standing: watch::Receiver<Standing>,
+    lost: watch::Receiver<Option<Lost>>,
 }
 
 impl Writer {
     /// Waits for another who has it, so long; from here on calls carry the lease's number.
     pub async fn begin(live: &Live, owner: &str, patience: Duration) -> Result<Writer, Failure> {
         let lease = take_lease(live, owner, patience).await?;
-        let (keeping, standing) = keep(live, &lease);
+        let (keeping, lost) = keep(live, &lease);
         live.act_as(lease.generation);
-        Ok(Writer { lease, keeping, standing })
+        Ok(Writer { lease, keeping, lost })
     }
 
     /// Says when it is lost.
-    pub fn standing(&self) -> watch::Receiver<Standing> {
-        self.standing.clone()
+    pub fn lost(&self) -> watch::Receiver<Option<Lost>> {
+        self.lost.clone()
     }
 
     pub async fn end(self, live: &Live) {
@@ -56,7 +45,7 @@ async fn take_lease(live: &Live, owner: &str, patience: Duration) -> Result<Leas
     let holder = Holder::this(format!("apply-{}-{}", std::process::id(), moment().0));
     let begin = Instant::now();
     loop {
-        let taken = live.state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await;
+        let taken = live.state.take_lease(&format!("writer/{owner}"), &holder, LIVES).await;
         match taken.map_err(|error| live.failure(&error))? {
             Taken::Ours(lease) => return Ok(lease),
             Taken::Theirs { holder, .. } if begin.elapsed() >= patience => {
@@ -76,21 +65,12 @@ async fn take_lease(live: &Live, owner: &str, patience: Duration) -> Result<Leas
 }
 
 /// Renews a lease until it is told not to; says when it was lost.
-fn keep(live: &Live, lease: &Lease) -> (JoinHandle<()>, watch::Receiver<Standing>) {
+fn keep(live: &Live, lease: &Lease) -> (JoinHandle<()>, watch::Receiver<Option<Lost>>) {
     let (state, lease) = (live.state.clone(), lease.clone());
-    let (tell, standing) = watch::channel(Standing::Ours);
+    let (tell, lost) = watch::channel(None);
     let keeping = tokio::spawn(async move {
-        let mut until = Instant::now() + LEASE.0;
-        let _ = loop {
-            tokio::time::sleep_until((Instant::now() + LEASE.1).min(until)).await;
-            let asked = Instant::now();
-            match tokio::time::timeout_at(until, state.renew_lease(&lease, LEASE.0)).await {
-                Ok(Ok(true)) => until = asked + LEASE.0,
-                Ok(Ok(false)) => break tell.send_replace(Standing::Theirs),
-                Ok(Err(_)) | Err(_) if Instant::now() < until => {}
-                Ok(Err(_)) | Err(_) => break tell.send_replace(Standing::RanOut),
-            }
-        };
+        let how = keeping::keep(&state, &lease).await;
+        tell.send_replace(Some(how));
     });
-    (keeping, standing)
+    (keeping, lost)
 }

@@ -172,7 +172,7 @@ async fn reach(
         return Err(failure);
     }
     let before = Before::of(&input, &planned)?;
-    let report = carry_out(args, live, &mut input, &planned, deadline, writer.standing(), printer).await;
+    let report = carry_out(args, live, &mut input, &planned, deadline, writer.lost(), printer).await;
     tokio::join!(writer.end(live), said.remember(live, &input, &planned, &before, &report));
     show(args, &planned, &before, &report, printer)
 }

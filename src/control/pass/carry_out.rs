@@ -11,13 +11,14 @@ use tokio::time::Instant;
 use super::super::history;
 use super::super::rollback::as_before;
 use super::super::source::Source;
-use super::super::{Event, LEASE, Look, Target, keeping, keeping_or_ending};
+use super::super::{Event, Look, Target, keeping, keeping_or_ending};
 use super::{Pass, Work};
 use crate::clock;
 use crate::execute::restraints::{Restraints, heeding};
 use crate::execute::{self, Ended, Outcome, Terms, Told};
 use crate::model::{Desired, Plan, ProcessKey, Reason};
 use crate::reconcile::{Rules, reconcile};
+use crate::store::keeping::{LIVES, RENEWED};
 use crate::store::{Holder, Lease, Store, Taken};
 
 /// A source that says "at once" is still not asked all the time.
@@ -42,7 +43,7 @@ impl<T: Target> Pass<'_, T> {
         let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
         let state = self.target.state();
         // Somebody is applying: then there may be something else to do afterwards.
-        let lease = match state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await {
+        let lease = match state.take_lease(&format!("writer/{owner}"), &holder, LIVES).await {
             Ok(Taken::Ours(lease)) => lease,
             Ok(Taken::Theirs { .. }) => return false,
             Err(error) => return self.fails(&error.to_string()),
@@ -128,7 +129,7 @@ impl<T: Target> Pass<'_, T> {
         }
         // Whoever slept for long may have been replaced.
         if let Some(leader) = &self.leader
-            && !state.renew_lease(leader, LEASE.0).await.unwrap_or(false)
+            && !state.renew_lease(leader, LIVES).await.unwrap_or(false)
         {
             return Still::No;
         }
@@ -216,7 +217,7 @@ async fn newer<S: Store>(
 ) -> Infallible {
     loop {
         tokio::select! {
-            () = tokio::time::sleep(source.wait().clamp(MOMENT, LEASE.1)) => {}
+            () = tokio::time::sleep(source.wait().clamp(MOMENT, RENEWED)) => {}
             () = source.woken() => {}
         }
         if !source.changed() {

@@ -15,13 +15,14 @@ use super::patience::Patience;
 use super::sight::Sight;
 use super::snapshot::{self, Word};
 use super::source::{Reading, Source};
-use super::{Event, LEASE, Look, Setting, Target, keeping};
+use super::{Event, Look, Setting, Target, keeping};
 use crate::clock;
 use crate::execute;
 use crate::execute::world::World;
 use crate::model::{Hold, Pause, Time};
 use crate::reconcile::old::missing;
 use crate::reconcile::reconcile;
+use crate::store::keeping::LIVES;
 use crate::store::{Error, Holder, Lease, Store, Taken};
 
 /// What a pass has found out.
@@ -308,7 +309,7 @@ impl<'a, T: Target> Pass<'a, T> {
             Err(error) => return self.fails(&error.to_string()),
         }
         let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
-        let lease = match state.take_lease(&format!("writer/{owner}"), &holder, LEASE.0).await {
+        let lease = match state.take_lease(&format!("writer/{owner}"), &holder, LIVES).await {
             Ok(Taken::Ours(lease)) => lease,
             // It is their own, and not left.
             Ok(Taken::Theirs { .. }) => return true,
