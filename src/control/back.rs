@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use super::event::{Event, Teller};
 use super::pin::{self, Pin};
 use super::source::{Reading, name_users};
-use super::{Event, Setting, snapshot};
+use super::{Setting, snapshot};
 use crate::manifest;
 use crate::reconcile::of_desired;
 use crate::store::{Error, Number, Outcome, Store, Txn};
@@ -26,13 +27,13 @@ impl Back {
         source: &Reading,
         state: &S,
         setting: &Setting,
-        told: &mut (dyn FnMut(Event<'_>) + Send),
+        teller: &Teller<'_>,
     ) -> Result<Option<Arc<Reading>>, Error> {
         let owner = &setting.rules.owner;
         let (pin, changed) = loop {
             let Some((pin, changed)) = pin::read(state, owner).await? else {
                 if let Some(pin) = std::mem::take(self).pin {
-                    told(Event::Unpinned { pin: &pin, newer: false });
+                    teller.tell(Event::Unpinned { pin: &pin, newer: false });
                 }
                 return Ok(None);
             };
@@ -43,7 +44,7 @@ impl Back {
             // If somebody pins something just now, that is what counts.
             if let Outcome::Written(_) = state.txn(Txn::delete(&place).only_if(&place, changed)).await? {
                 *self = Back::default();
-                told(Event::Unpinned { pin: &pin, newer: true });
+                teller.tell(Event::Unpinned { pin: &pin, newer: true });
                 return Ok(None);
             }
         };
@@ -51,7 +52,7 @@ impl Back {
             // What is kept of it is read once; until that works, nothing is done.
             let reading = read(state, owner, &pin.revision, setting).await?;
             *self = Back { changed, pin: Some(pin.clone()), reading: Some(Arc::new(reading)) };
-            told(Event::Pinned { pin: &pin });
+            teller.tell(Event::Pinned { pin: &pin });
         }
         Ok(self.reading.clone())
     }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::execute::Ended;
 use crate::model::Time;
-use crate::store::{Error, Store, Txn};
+use crate::store::{Error, Outcome, Store, Txn};
 
 /// So many entries of an owner are kept.
 pub const KEPT: usize = 1000;
@@ -19,9 +19,17 @@ pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> R
     // Where it cannot be counted now, it is counted with the next one.
     let (oldest, count) = state.slice(&place, 0, AT_ONCE).await.unwrap_or_default();
     let over = (count + 1).saturating_sub(KEPT);
-    let new = Txn::put(format!("{place}{:013}", at.0), entry.to_string());
-    let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
-    state.txn(txn).await.map(|_| ())
+    let mut moment = at.0;
+    loop {
+        let key = format!("{place}{moment:013}");
+        // Two may end at the same moment, and both are told of.
+        let new = Txn::put(&key, entry.to_string()).only_if(&key, 0);
+        let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
+        match state.txn(txn).await? {
+            Outcome::Written(_) => return Ok(()),
+            Outcome::Conflict(_) => moment += 1,
+        }
+    }
 }
 
 /// The last changes of an instance: when, by whom, to which revision, and how they ended.

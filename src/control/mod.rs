@@ -3,8 +3,10 @@
 //! # Theory of operation
 //! Level-triggered: a trigger (a file that changed, a new commit, something that the target tells, the interval) only says
 //! "look". Every [`pass`] reads the manifests ([`source`]: what is broken stays as it last was), looks at the target
-//! ([`sight`]: at what changed, where the target tells), plans with the pure core, carries the plan out like `apply`,
-//! and tells what it left alone and why. One pass at a time.
+//! ([`sight`]: at what changed, where the target tells), plans with the pure core, hands over what is to be done, and tells
+//! what it left alone and why. One pass at a time, and none waits for what it handed over: a [`crew`] carries it out like
+//! `apply`, part by part, side by side. What is [`under_way`] is left alone by later passes until it is over; there is never
+//! more than one run for an instance.
 //!
 //! What failed is left alone for a while, longer each time ([`patience`]); a new revision of the manifests begins anew.
 //! Only the leader acts: a second controller waits for the lease.
@@ -16,6 +18,8 @@
 
 mod back;
 pub mod board;
+mod crew;
+mod event;
 pub mod history;
 pub mod old_specs;
 mod pass;
@@ -25,29 +29,31 @@ pub mod rollback;
 mod sight;
 pub mod snapshot;
 pub mod source;
+mod under_way;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
 use self::board::Row;
+use self::crew::{Crew, Report, ending};
+pub use self::event::Event;
+use self::event::Teller;
 use self::old_specs::Past;
 use self::pass::Pass;
-use self::pin::Pin;
-use self::source::{Reading, Source, Trouble};
+use self::source::Source;
 use crate::backend::{Backend, Changes};
 use crate::clock;
 use crate::execute::world::World;
-use crate::execute::{Check, Ended, Restraints, Terms};
+use crate::execute::{Check, Restraints, Terms};
 use crate::manifest::Limits;
 use crate::model::{Desired, Hold, InstanceKey, Observed, Pause, Plan, ProcessKey, Seen, Step, Time, Want};
 use crate::reconcile::{Caps, Rules};
-use crate::store::keeping::{LIVES, RENEWED, keep};
+use crate::store::keeping::{LIVES, RENEWED};
 use crate::store::{Holder, Lease, Store, Taken};
 
 /// What is to be watched over, and how.
@@ -88,91 +94,6 @@ pub struct Look {
     rows: OnceLock<Vec<Row>>,
 }
 
-/// What happened, for whoever tells people.
-#[derive(Debug)]
-pub enum Event<'a> {
-    /// The manifests were read, and are not what they were: problems, and whether something else was taken in place of
-    /// what is broken.
-    Read {
-        reading: &'a Reading,
-        revision: &'a str,
-    },
-    /// What is wrong with the manifests, while something else is in force.
-    Problems {
-        reading: &'a Reading,
-    },
-    /// The manifests are others than those in force, and are not to be followed.
-    Unfollowed {
-        revision: &'a str,
-    },
-    /// The source is not followed, and why; `None`: it is again.
-    Source {
-        trouble: Option<&'a Trouble>,
-    },
-    /// A person pinned this revision: it is kept true, whatever the source says.
-    Pinned {
-        pin: &'a Pin,
-    },
-    /// The pin is over; `newer`: because the source has something newer.
-    Unpinned {
-        pin: &'a Pin,
-        newer: bool,
-    },
-    /// Somebody else leads.
-    Waiting {
-        holder: &'a Holder,
-    },
-    Leading {
-        generation: u64,
-    },
-    Planned {
-        look: &'a Arc<Look>,
-    },
-    /// A plan is carried out from here on.
-    Doing {
-        steps: usize,
-    },
-    /// One step came to its end.
-    Ended {
-        step: &'a Step,
-        ended: &'a Ended,
-    },
-    /// A rollout waits to see whether what was changed stays well.
-    Soaking {
-        process: &'a ProcessKey,
-        secs: u64,
-    },
-    /// It ended, and is back as another process, without our doing: its agent's, most often.
-    Relaunched {
-        instance: &'a InstanceKey,
-        pid: u32,
-    },
-    /// A rollout failed, and its processes are put back as they were.
-    RolledBack {
-        processes: &'a str,
-    },
-    Did {
-        steps: usize,
-        took: Duration,
-    },
-    /// It could not be looked at, or written down.
-    Trouble {
-        why: &'a str,
-    },
-    /// There is nothing to do.
-    Rested {
-        settled: usize,
-        held: usize,
-    },
-    /// A pass begins.
-    Passing,
-    Passed {
-        took: Duration,
-    },
-    /// The loop goes round.
-    Turned,
-}
-
 /// A target, as the loop needs it.
 pub trait Target: Send + Sync {
     type Backend: Backend;
@@ -205,105 +126,189 @@ const AT_ONCE: Duration = Duration::from_millis(10);
 /// What is told one after the other is looked at together.
 const TOGETHER: Duration = Duration::from_millis(30);
 
+/// What ends one after the other while more of it is under way is looked at together, too: the longer looks take, the
+/// fewer of them.
+const BESIDE: Duration = Duration::from_millis(500);
+const AT_LEISURE: u32 = 10;
+
 /// Goes on until told to stop.
 pub async fn run<T: Target>(
     setting: &Setting,
     source: &mut Source,
     target: &T,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
     told: &mut (dyn FnMut(Event<'_>) + Send),
 ) {
-    let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
-    let owner = &setting.rules.owner;
-    let Some(mut leader) = lead(target, owner, &holder, &mut stop, told).await else { return };
-    let mut pass = Pass::new(setting, target, told);
-    let mut renewed = Instant::now();
-    let mut looked: Option<Instant> = None;
-    // Something was told: when to look.
-    let mut due: Option<Instant> = None;
-    while !*stop.borrow() {
-        if renewed.elapsed() >= RENEWED {
-            renewed = Instant::now();
-            // It ran out, while the target did not answer, say: whoever has it now leads.
-            if matches!(target.state().renew_lease(&leader, LIVES).await, Ok(false)) {
-                match lead(target, owner, &holder, &mut stop, pass.told).await {
+    let teller = &Teller::new(told);
+    let (orders, ordered) = mpsc::unbounded_channel();
+    let (reports, reported) = mpsc::unbounded_channel();
+    let (halt, halted) = watch::channel(false);
+    let crew = Crew { setting, target, teller, halt: halted, reports };
+    let pass = Pass::new(setting, target, teller, orders);
+    let standing = Standing {
+        setting,
+        target,
+        teller,
+        halt,
+        reported,
+        pass,
+        took: Duration::ZERO,
+        looked: None,
+        due: None,
+    };
+    tokio::join!(crew.work(ordered), standing.go_on(source, stop));
+}
+
+/// Who passes, and when.
+struct Standing<'a, T> {
+    setting: &'a Setting,
+    target: &'a T,
+    teller: &'a Teller<'a>,
+    /// Lets everything that is under way come to its end.
+    halt: watch::Sender<bool>,
+    reported: mpsc::UnboundedReceiver<Report>,
+    pass: Pass<'a, T>,
+    /// How long the last pass took.
+    took: Duration,
+    /// When the last pass began; `None`: it is to be looked at again at once.
+    looked: Option<Instant>,
+    /// Something was told: when to look.
+    due: Option<Instant>,
+}
+
+impl<T: Target> Standing<'_, T> {
+    async fn go_on(mut self, source: &mut Source, mut stop: watch::Receiver<bool>) {
+        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
+        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
+        let Some(mut leader) = self.lead(&holder, &mut stop).await else { return };
+        let mut renewed = Instant::now();
+        while !*stop.borrow() {
+            if renewed.elapsed() >= RENEWED {
+                renewed = Instant::now();
+                // It ran out, while the target did not answer, say: whoever has it now leads.
+                if matches!(state.renew_lease(&leader, LIVES).await, Ok(false)) {
+                    self.halt.send_replace(true);
+                }
+                if self.pass.is_told_otherwise().await {
+                    self.looked = None;
+                }
+            }
+            if *self.halt.borrow() {
+                self.come_to_an_end().await;
+                match self.lead(&holder, &mut stop).await {
                     Some(again) => leader = again,
                     None => return,
                 }
+                self.halt.send_replace(false);
+                renewed = Instant::now();
                 source.forget();
-                pass.forget();
+                self.pass.forget();
+                self.looked = None;
             }
-            if pass.is_told_otherwise().await {
-                looked = None;
+            if self.is_time(source) {
+                self.pass.leader = Some(leader.clone());
+                // A look may take longer than a lease lives.
+                let halt = self.halt.clone();
+                ending(state, &leader, stop.clone(), &halt, self.pass_once(source)).await;
             }
+            self.teller.tell(Event::Turned);
+            let wants = |key: &InstanceKey| source.wants(key);
+            let cares = |key: &InstanceKey, seen: Option<&Seen>| {
+                wants(key) || seen.is_some_and(|seen| seen.owner.as_deref() == Some(owner))
+            };
+            tokio::select! {
+                () = tokio::time::sleep(self.rest(source)) => {}
+                () = source.woken() => {}
+                () = self.pass.sight.told(cares) => self.look_within(TOGETHER),
+                Some(report) = self.reported.recv() => self.hear(report).await,
+                () = self.setting.look_now.notified() => {
+                    // Wherever the manifests come from, too.
+                    source.nudge().now();
+                    self.looked = None;
+                }
+                _ = async { let _ = stop.wait_for(|stop| *stop).await; } => break,
+            }
+            self.pass.tell_relaunched();
         }
-        let changed = source.changed();
-        let is_told = due.take_if(|due| *due <= Instant::now()).is_some();
-        let is_time = looked.is_none_or(|last| last.elapsed() >= setting.interval);
-        if changed || is_told || is_time || pass.is_due() {
-            looked = Some(Instant::now());
-            (pass.told)(Event::Passing);
-            // A rollout may take much longer than a lease lives.
-            let (ends, ended) = watch::channel(*stop.borrow());
-            pass.leader = Some(leader.clone());
-            let did =
-                keeping_or_ending(target.state(), &leader, stop.clone(), &ends, pass.run(source, ended))
-                    .await;
-            renewed = Instant::now();
-            (pass.told)(Event::Passed { took: looked.map(|began| began.elapsed()).unwrap_or_default() });
-            if did {
-                looked = None;
-            }
-        }
-        (pass.told)(Event::Turned);
-        let now = Instant::now();
-        let left = |then: Instant| then.saturating_duration_since(now);
-        let rest = source.wait().min(Duration::from_millis(500)).min(due.map_or(RENEWED, left));
-        // Something was done: how it is now is looked at without waiting for a reason.
-        let rest = if looked.is_none() { rest.min(AT_ONCE) } else { rest };
-        let cares = |key: &InstanceKey, seen: Option<&Seen>| {
-            source.wants(key) || seen.is_some_and(|seen| seen.owner.as_deref() == Some(owner))
-        };
-        tokio::select! {
-            () = tokio::time::sleep(rest) => {}
-            () = source.woken() => {}
-            () = pass.sight.told(cares) => due = due.or(Some(Instant::now() + TOGETHER)),
-            () = setting.look_now.notified() => {
-                // Wherever the manifests come from, too.
-                source.nudge().now();
-                looked = None;
-            }
-            _ = async { let _ = stop.wait_for(|stop| *stop).await; } => break,
-        }
-        pass.tell_relaunched();
+        self.come_to_an_end().await;
+        let _ = state.release_lease(&leader).await;
     }
-    let _ = target.state().release_lease(&leader).await;
-}
 
-async fn lead<T: Target>(
-    target: &T,
-    owner: &str,
-    holder: &Holder,
-    stop: &mut watch::Receiver<bool>,
-    told: &mut (dyn FnMut(Event<'_>) + Send),
-) -> Option<Lease> {
-    let mut said = false;
-    loop {
-        match target.state().take_lease(&format!("leader/{owner}"), holder, LIVES).await {
-            Ok(Taken::Ours(lease)) => {
-                told(Event::Leading { generation: lease.generation });
-                return Some(lease);
-            }
-            Ok(Taken::Theirs { holder, .. }) if !std::mem::replace(&mut said, true) => {
-                told(Event::Waiting { holder: &holder });
-            }
-            Ok(Taken::Theirs { .. }) => {}
-            Err(error) => told(Event::Trouble { why: &error.to_string() }),
+    /// Is there a reason to look?
+    fn is_time(&mut self, source: &mut Source) -> bool {
+        let changed = source.changed();
+        let is_told = self.due.take_if(|due| *due <= Instant::now()).is_some();
+        let is_time = self.looked.is_none_or(|last| last.elapsed() >= self.setting.interval);
+        changed || is_told || is_time || self.pass.is_due()
+    }
+
+    async fn pass_once(&mut self, source: &mut Source) {
+        let began = Instant::now();
+        self.looked = Some(began);
+        self.teller.tell(Event::Passing);
+        if self.pass.run(source).await {
+            self.looked = None;
         }
-        told(Event::Turned);
-        tokio::select! {
-            () = tokio::time::sleep(Duration::from_millis(500)) => {}
-            _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return None,
+        self.took = began.elapsed();
+        self.teller.tell(Event::Passed { took: self.took });
+    }
+
+    /// How long to wait, if nothing happens.
+    fn rest(&self, source: &Source) -> Duration {
+        let now = Instant::now();
+        let due = self.due.map_or(RENEWED, |due| due.saturating_duration_since(now));
+        let rest = source.wait().min(Duration::from_millis(500)).min(due);
+        // How it is now is looked at without waiting for a reason.
+        if self.looked.is_none() { rest.min(AT_ONCE) } else { rest }
+    }
+
+    fn look_within(&mut self, soon: Duration) {
+        let then = Instant::now() + soon;
+        self.due = Some(self.due.map_or(then, |due| due.min(then)));
+    }
+
+    /// Takes in what became of an order, and of others that came to their end meanwhile.
+    async fn hear(&mut self, report: Report) {
+        let mut next = Some(report);
+        while let Some(report) = next {
+            match self.pass.hear(report).await {
+                true => self.looked = None,
+                false => self.look_within((self.took * AT_LEISURE).clamp(TOGETHER, BESIDE)),
+            }
+            next = self.reported.try_recv().ok();
+        }
+    }
+
+    /// Lets what was sent come to its end.
+    async fn come_to_an_end(&mut self) {
+        self.halt.send_replace(true);
+        while !self.pass.under_way.is_empty()
+            && let Some(report) = self.reported.recv().await
+        {
+            self.pass.hear(report).await;
+        }
+    }
+
+    async fn lead(&self, holder: &Holder, stop: &mut watch::Receiver<bool>) -> Option<Lease> {
+        let (state, place) = (self.target.state(), format!("leader/{}", self.setting.rules.owner));
+        let mut said = false;
+        loop {
+            match state.take_lease(&place, holder, LIVES).await {
+                Ok(Taken::Ours(lease)) => {
+                    self.teller.tell(Event::Leading { generation: lease.generation });
+                    return Some(lease);
+                }
+                Ok(Taken::Theirs { holder, .. }) if !std::mem::replace(&mut said, true) => {
+                    self.teller.tell(Event::Waiting { holder: &holder });
+                }
+                Ok(Taken::Theirs { .. }) => {}
+                Err(error) => self.teller.tell(Event::Trouble { why: &error.to_string() }),
+            }
+            self.teller.tell(Event::Turned);
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_millis(500)) => {}
+                _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return None,
+            }
         }
     }
 }
@@ -350,38 +355,4 @@ fn name_of_run() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let nth = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("{:013}-{}-{nth}", clock::moment().0, std::process::id())
-}
-
-/// The same for work that is to come to its end at a safe point when somebody wants that, or when the lease is lost.
-async fn keeping_or_ending<S: Store, T>(
-    state: &S,
-    lease: &Lease,
-    mut stop: watch::Receiver<bool>,
-    ends: &watch::Sender<bool>,
-    work: impl Future<Output = T>,
-) -> T {
-    let ended = async {
-        let _ = stop.wait_for(|stop| *stop).await;
-    };
-    let lost = keep(state, lease);
-    tokio::pin!(work, ended, lost);
-    loop {
-        tokio::select! {
-            done = &mut work => return done,
-            () = &mut ended, if !*ends.borrow() => {
-                ends.send_replace(true);
-            }
-            _ = &mut lost, if !*ends.borrow() => {
-                ends.send_replace(true);
-            }
-        }
-    }
-}
-
-/// Renews a lease while something goes on.
-async fn keeping<S: Store, T>(state: &S, lease: &Lease, work: impl Future<Output = T>) -> T {
-    tokio::select! {
-        done = work => done,
-        never = async { keep(state, lease).await; std::future::pending::<Infallible>().await } => match never {},
-    }
 }

@@ -4,7 +4,7 @@
 //! many do not come back at once); another cause begins anew, success ends it. A process that its agent has given up on is
 //! a failure too, whatever became of the start: a crash loop is not fed. If the same steps ended well three times and are
 //! needed once more, somebody or something undoes them: no more attempts until what is seen becomes another. New manifests
-//! end all of it.
+//! end all of it; what was put back after a failed rollout waits for manifests that ask for something else of it.
 //!
 //! Time and chance come in as values.
 
@@ -148,10 +148,23 @@ impl Patience {
         }
     }
 
-    /// It is not tried again until the manifests change.
+    /// It is not tried again until its manifest changes.
     pub fn give_up(&mut self, key: &InstanceKey, reason: Reason, why: &str) {
         let given_up = GivenUp { reason, why: why.to_owned(), seen: None };
         self.tries.entry(key.clone()).or_default().given_up = Some(given_up);
+    }
+
+    /// There are new manifests. What was put back is not tried again for what others ask for.
+    pub fn begin_anew(&mut self, before: &Desired, now: &Desired) {
+        let asks_as_before = |key: &InstanceKey| {
+            let (then, now) = (before.instances.get(key), now.instances.get(key));
+            then.zip(now).is_some_and(|(then, now)| then.asks_as(now))
+        };
+        self.tries.retain(|key, tries| {
+            let put_back = tries.given_up.take_if(|given_up| given_up.reason == Reason::RolledBack);
+            *tries = Tries { given_up: put_back.filter(|_| asks_as_before(key)), ..Tries::default() };
+            tries.given_up.is_some()
+        });
     }
 
     /// Takes in what a plan leaves alone: how that is.

@@ -30,7 +30,7 @@ const SHORT: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub struct Sight {
     known: Option<Known>,
-    /// What our own steps were for: that these change is no news.
+    /// What our own steps are for, or were since the last pass: that these change is no news.
     ours: BTreeSet<InstanceKey>,
     /// Processes that are another run than before, though nothing of ours was for them.
     relaunched: BTreeMap<InstanceKey, u32>,
@@ -45,21 +45,23 @@ struct Known {
 }
 
 impl Sight {
-    /// The world as it is now.
+    /// The world as it is now, while we are still changing some of it.
     pub async fn world<T: Target>(
         &mut self,
         target: &T,
         desired: &Desired,
         prune: bool,
+        under_way: &BTreeSet<InstanceKey>,
     ) -> Result<World, String> {
         let hosts = || desired.instances.values().map(|want| want.host.key.clone()).collect();
-        match self.caught_up(target, hosts).await {
+        let caught_up = self.caught_up(target, hosts).await;
+        self.ours.clone_from(under_way);
+        match caught_up {
             Ok(Some(observed)) => return Ok(World::of(observed)),
             Ok(None) => {}
             Err(doubt) => info!(doubt, "everything is looked at anew"),
         }
         self.known = None;
-        self.ours.clear();
         let (world, changes) = target.follow(desired, prune).await?;
         let looked = Instant::now();
         self.known = changes.map(|changes| Known { observed: None, number: changes.from, changes, looked });
@@ -116,7 +118,6 @@ impl Sight {
                 Err(_) => return Err("the target does not tell of what it has done".to_owned()),
             };
         }
-        self.ours.clear();
         let observed = self.known.as_mut().and_then(|known| known.observed.take());
         // Whoever shows the last look may still have it.
         let mut observed = Arc::unwrap_or_clone(observed.ok_or("the target tells no more")?);
@@ -156,7 +157,8 @@ impl Sight {
             {
                 self.relaunched.insert(key.clone(), now);
             }
-            let other = before.map(standing) != row.as_ref().map(standing);
+            // Of what we are changing, the end is told by whoever does it.
+            let other = !self.ours.contains(&key) && before.map(standing) != row.as_ref().map(standing);
             matters |= other && (cares(&key, before) || cares(&key, row.as_ref()));
             match row {
                 Some(row) => observed.instances.insert(key, row),

@@ -71,6 +71,7 @@ pub fn status(board: &Board) -> Value {
         "pass_ms": known.passed.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
         "passing": known.passing.is_some(),
         "queue": known.queue,
+        "under_way": known.under_way,
         "converged": converged(&known),
         "trouble": known.trouble,
         "to_do": look.map(|look| look.plan.steps().count()),
@@ -87,9 +88,11 @@ pub fn status(board: &Board) -> Value {
     })
 }
 
-/// Everything was seen lately, and there is neither something to do nor something left alone.
+/// Everything was seen lately, and there is neither something to do nor under way nor left alone.
 pub fn converged(known: &Known) -> bool {
-    known.trouble.is_none() && known.look.as_ref().is_some_and(|look| look.plan.is_empty())
+    known.trouble.is_none()
+        && known.under_way == 0
+        && known.look.as_ref().is_some_and(|look| look.plan.is_empty())
 }
 
 fn hold(hold: &Hold) -> Value {

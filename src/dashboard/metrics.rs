@@ -5,27 +5,15 @@ use std::fmt::{Display, Write};
 
 use super::api::{HOSTING, converged, health_of, hosting_of};
 use crate::clock;
-use crate::control::board::{BUCKETS, Board, Known, Role, Severity, Sync};
+use crate::control::board::{BUCKETS, Board, Known, Role, Severity, Sync, Times};
 use crate::model::Health;
 
 pub fn text(board: &Board, readers: usize) -> String {
     let known = board.known();
     let mut page = Text(String::new());
     instances(&mut page, &known);
-    let passes = &known.passes;
-    page.head(
-        "abide_reconcile_seconds",
-        "histogram",
-        "How long passes took: reading, looking, planning, doing.",
-    );
-    let mut sum = 0;
-    for (most, n) in BUCKETS.iter().zip(passes.buckets) {
-        sum += n;
-        page.line("abide_reconcile_seconds_bucket", &[("le", &most.to_string())], sum);
-    }
-    page.line("abide_reconcile_seconds_bucket", &[("le", "+Inf")], passes.all);
-    page.line("abide_reconcile_seconds_sum", &[], passes.seconds);
-    page.line("abide_reconcile_seconds_count", &[], passes.all);
+    page.times("abide_reconcile_seconds", "How long passes took: reading, looking, planning.", &known.passes);
+    page.times("abide_run_seconds", "How long it took to carry plans out, or parts of them.", &known.runs);
     page.head("abide_operations_total", "counter", "Operations that ended, by operation and outcome.");
     for ((op, outcome), n) in &known.operations {
         page.line("abide_operations_total", &[("op", op), ("outcome", outcome)], n);
@@ -85,6 +73,7 @@ fn singles(page: &mut Text, board: &Board, known: &Known, readers: usize) {
     let backing_off = look.map_or(0, |look| look.backing_off.len());
     for (name, help, value) in [
         ("abide_queue", "Steps that are under way or wait for their turn.", known.queue as f64),
+        ("abide_under_way", "Plans, or parts of plans, that are being carried out.", known.under_way as f64),
         ("abide_to_do", "Steps that the last look asked for.", to_do as f64),
         ("abide_backing_off", "Instances left alone because they failed.", backing_off as f64),
         ("abide_last_look_timestamp_seconds", "When the target was last looked at; 0: never.", looked),
@@ -117,6 +106,18 @@ struct Text(String);
 impl Text {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn times(&mut self, name: &str, help: &str, times: &Times) {
+        self.head(name, "histogram", help);
+        let (bucket, mut sum) = (format!("{name}_bucket"), 0);
+        for (most, n) in BUCKETS.iter().zip(times.buckets) {
+            sum += n;
+            self.line(&bucket, &[("le", &most.to_string())], sum);
+        }
+        self.line(&bucket, &[("le", "+Inf")], times.all);
+        self.line(&format!("{name}_sum"), &[], times.seconds);
+        self.line(&format!("{name}_count"), &[], times.all);
     }
 
     fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {

@@ -59,7 +59,7 @@ fn summary(out: &mut String, board: &Board, known: &Known) {
     let (class, word) = match (&known.trouble, &known.look) {
         (Some(_), _) => ("bad", "trouble"),
         (None, None) => ("dull", "not looked yet"),
-        (None, Some(_)) if known.queue > 0 => ("busy", "working"),
+        (None, Some(_)) if known.under_way > 0 => ("busy", "working"),
         (None, Some(_)) if converged(known) => ("good", "converged"),
         (None, Some(_)) => ("warn", "not converged"),
     };

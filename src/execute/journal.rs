@@ -97,7 +97,7 @@ impl<'a, S: Store> Journal<'a, S> {
     }
 }
 
-/// What former runs left: the names of their calls.
+/// What runs left: the names of their calls.
 pub async fn left<S: Store>(store: &S, owner: &str) -> Result<Vec<(String, Call)>, Error> {
     let page = store.range(&place(owner), None, usize::MAX).await?;
     let read = |entry: crate::store::Entry| {
@@ -105,6 +105,12 @@ pub async fn left<S: Store>(store: &S, owner: &str) -> Result<Vec<(String, Call)
         Some((entry.key.to_string(), call))
     };
     Ok(page.entries.into_iter().filter_map(read).collect())
+}
+
+/// Is it a call of this run? A run has parts, and may be followed by what puts it back: their names begin with its own.
+pub fn is_of(key: &str, owner: &str, run: &str) -> bool {
+    let rest = key.strip_prefix(&place(owner)).and_then(|rest| rest.strip_prefix(run));
+    rest.is_some_and(|rest| rest.starts_with(['/', '-']))
 }
 
 /// A former run's call is settled; what is known by that is written with it.

@@ -1,7 +1,7 @@
 //! From a plan to outcomes: everything that the plan says is done, once, and nothing else.
 //!
 //! # Theory of operation
-//! What soaks does not hold up what has nothing to do with it: a plan falls into [`parts`] that run side by side. In each,
+//! What waits does not hold up what has nothing to do with it: a plan falls into [`parts`] that run side by side. In each,
 //! waves come one after the other ([`run`]). Within one, the steps of an instance run in order and instances do not wait
 //! for each other: whatever is ready is sent in as few calls as the target allows, and every task is asked about until
 //! each of its rows is final. A step that fails takes the rest of its instance with it, and whatever depends on it.
@@ -101,11 +101,24 @@ pub struct Ended {
 /// What somebody who watches is told.
 #[derive(Clone, Debug)]
 pub enum Told<'a> {
-    Wave { nth: usize, of: usize },
-    Sent { steps: usize },
+    Wave {
+        nth: usize,
+        of: usize,
+    },
+    Sent {
+        steps: usize,
+    },
     Ended(&'a Ended),
-    Soaking { process: &'a ProcessKey, secs: u64 },
-    Waiting { left: usize, longest: Option<&'a InstanceKey> },
+    /// What is to be remembered of all that ended so far, is.
+    Noted,
+    Soaking {
+        process: &'a ProcessKey,
+        secs: u64,
+    },
+    Waiting {
+        left: usize,
+        longest: Option<&'a InstanceKey>,
+    },
 }
 
 /// Under which terms it is carried out.
@@ -177,6 +190,12 @@ pub async fn execute<B: Backend, S: Store>(
     all
 }
 
+/// The parts of a plan that have nothing to do with each other, each as a plan of its own. The numbers of the steps stay.
+pub fn apart(plan: &Plan, terms: &Terms) -> Vec<Plan> {
+    let alone = |waves: std::borrow::Cow<'_, [Wave]>| Plan { waves: waves.into_owned(), ..Plan::default() };
+    parts::parts(plan, terms).into_iter().map(alone).collect()
+}
+
 /// One part of it.
 async fn carry_out<B: Backend, S: Store>(
     waves: &[Wave],
@@ -191,7 +210,11 @@ async fn carry_out<B: Backend, S: Store>(
     };
     let mut run = match run::Run::new(common, nth, &mut tell).await {
         Ok(run) => run,
-        Err(error) => return not_begun(waves, &format!("not begun: {error}")),
+        Err(error) => {
+            let none = not_begun(waves, &format!("not begun: {error}"));
+            none.ended.iter().for_each(|ended| tell(Told::Ended(ended)));
+            return none;
+        }
     };
     for (nth, wave) in waves.iter().enumerate() {
         (run.told)(Told::Wave { nth: nth + 1, of: waves.len() });

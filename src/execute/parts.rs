@@ -2,7 +2,8 @@
 //!
 //! Waves are counted through the whole plan, though most of it does not wait for most of it. Whatever hangs together, by a
 //! process, a dependency, a move or a place that one leaves and another takes, stays together. Each of those that soak is a
-//! part of its own; all others are one part, so that they go out in as few calls as they can.
+//! part of its own, and each of those that wait for something of their own, unless there are very many; all others are one
+//! part, so that they go out in as few calls as they can.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,17 +11,17 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::Terms;
 use crate::model::{HostKey, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
 
+/// So many that wait for something go out by themselves; more would be too many calls.
+const APART: usize = 32;
+
 /// The parts; most often there is one.
 pub fn parts<'p>(plan: &'p Plan, terms: &Terms) -> Vec<Cow<'p, [Wave]>> {
-    let soaks = |wave: &Wave| wave.gates.iter().any(|gate| gate.soak_secs > 0);
-    if !plan.waves.iter().any(soaks) {
+    if plan.waves.len() <= 1 && plan.waves.iter().all(|wave| wave.gates.is_empty()) {
         return vec![Cow::Borrowed(&plan.waves)];
     }
     let mut knots = Knots::tied(plan, terms);
-    let gates = plan.waves.iter().flat_map(|wave| &wave.gates);
-    let soaking: HashSet<usize> =
-        gates.filter(|gate| gate.soak_secs > 0).map(|gate| knots.root_of(&gate.process)).collect();
-    let place = |root: usize| if soaking.contains(&root) { root + 1 } else { 0 };
+    let apart = knots.apart(plan, terms);
+    let place = |root: usize| if apart.contains(&root) { root + 1 } else { 0 };
     let mut parts: BTreeMap<usize, Vec<Wave>> = BTreeMap::new();
     for wave in &plan.waves {
         let mut pieces: BTreeMap<usize, Wave> = BTreeMap::new();
@@ -75,6 +76,27 @@ impl Knots {
         }
         knots.tie_places(plan, terms);
         knots
+    }
+
+    /// Those that go out by themselves.
+    fn apart(&mut self, plan: &Plan, terms: &Terms) -> HashSet<usize> {
+        let (mut soaking, mut waiting) = (HashSet::new(), HashSet::new());
+        let mut first: HashMap<usize, usize> = HashMap::new();
+        for (nth, wave) in plan.waves.iter().enumerate() {
+            for step in &wave.steps {
+                let root = self.root_of(&name(&step.instance, terms));
+                if *first.entry(root).or_insert(nth) != nth {
+                    waiting.insert(root);
+                }
+            }
+            for gate in wave.gates.iter().filter(|gate| gate.soak_secs > 0) {
+                soaking.insert(self.root_of(&gate.process));
+            }
+        }
+        if waiting.len() <= APART {
+            soaking.extend(waiting);
+        }
+        soaking
     }
 
     /// What starts on a host where something else left in an earlier wave may take its place.

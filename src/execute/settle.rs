@@ -39,15 +39,16 @@ impl fmt::Display for Unsettled {
 const PACE: Duration = Duration::from_millis(100);
 const SLOWEST: Duration = Duration::from_secs(2);
 
-/// Settles what former runs of this owner left. Whoever calls this holds the writer's lease.
+/// Settles what former runs of this owner left ([`journal::left`]). Whoever calls this holds the writer's lease.
 pub async fn settle<B: Backend, S: Store>(
     backend: &B,
     store: &S,
     whom: (&str, &Caps),
     owner: &str,
+    left: Vec<(String, Call)>,
     deadline: Instant,
 ) -> Result<(), Unsettled> {
-    let settled = settle_each(backend, store, whom, owner, deadline);
+    let settled = settle_each(backend, store, whom, owner, left, deadline);
     let settled = tokio::time::timeout_at(deadline + GRACE, settled).await;
     settled.unwrap_or(Err(Unsettled::Target(Fault::NoAnswer)))
 }
@@ -57,9 +58,10 @@ async fn settle_each<B: Backend, S: Store>(
     store: &S,
     (target, caps): (&str, &Caps),
     owner: &str,
+    left: Vec<(String, Call)>,
     deadline: Instant,
 ) -> Result<(), Unsettled> {
-    for (key, call) in journal::left(store, owner).await.map_err(Unsettled::State)? {
+    for (key, call) in left {
         let task = match backend.knows_names() {
             true => find(backend, &journal::name_of(&key), &call).await.map_err(Unsettled::Target)?,
             false => call.task.clone(),

@@ -22,6 +22,32 @@ pub struct Want {
     pub origin: Arc<Origin>,
 }
 
+impl Want {
+    /// Does it ask for the same? Where it is written, and which rules bind it, is no part of that.
+    pub fn asks_as(&self, other: &Want) -> bool {
+        let same_origin =
+            Arc::ptr_eq(&self.origin, &other.origin) || said(&self.origin) == said(&other.origin);
+        let same_spec = Arc::ptr_eq(&self.spec, &other.spec) || self.spec == other.spec;
+        self.host == other.host && same_origin && same_spec
+    }
+}
+
+fn said(origin: &Origin) -> impl PartialEq + '_ {
+    let Origin {
+        place: _,
+        declared,
+        state,
+        depends_on,
+        protect,
+        adopt,
+        moved_from,
+        on_change,
+        rollout,
+        policies: _,
+    } = origin;
+    (declared, state, depends_on, protect, adopt, moved_from, on_change, rollout)
+}
+
 /// What a declaration says of all of its instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {

@@ -244,6 +244,8 @@ pub enum Reason {
     BackingOff,
     NotConverging,
     RolledBack,
+    /// An earlier plan for it is being carried out.
+    UnderWay,
     SourceUnreadable,
 }
 
@@ -260,6 +262,7 @@ impl Reason {
             | Reason::RunInProgress
             | Reason::AgentRelaunching
             | Reason::BackingOff
+            | Reason::UnderWay
             | Reason::SourceUnreadable => true,
             Reason::Hold
             | Reason::Paused
@@ -304,6 +307,7 @@ impl Reason {
             Reason::BackingOff => "BackingOff",
             Reason::NotConverging => "NotConverging",
             Reason::RolledBack => "RolledBack",
+            Reason::UnderWay => "UnderWay",
             Reason::SourceUnreadable => "SourceUnreadable",
         }
     }

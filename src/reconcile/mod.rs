@@ -44,7 +44,7 @@ pub use diff::{Change, changes, delta, delta_of_revisions};
 pub use effect::{Classes, effect_of, revision, table};
 pub use expect::{Expectation, Expected, after, lay_over};
 pub use fingerprint::{fingerprint, of_desired};
-pub use restrain::{held_by_hand, paused};
+pub use restrain::{Kinds, held_by_hand, paused};
 pub use rules::Rules;
 pub use sync::{Sync, standing};
 

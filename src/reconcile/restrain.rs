@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::chain::{Chain, Found};
 use super::rules::Rules;
 use crate::model::{
-    Amount, Desired, Guard, Hold, InstanceKey, Name, Now, Op, Operation, Pause, Policy, Reason, Time, Want,
-    Window,
+    Amount, Desired, Guard, Hold, InstanceKey, Name, Now, Op, Operation, Pause, Policy, Reason, State, Time,
+    Want, Window,
 };
 
 /// What a chain does to people's processes, as protection, windows and budgets speak of it.
@@ -25,14 +25,19 @@ pub struct Kinds {
 
 impl Kinds {
     pub fn of(chain: &Chain<'_>) -> Kinds {
-        let has = |wanted: &[Op]| chain.ops().any(|op| wanted.contains(&op));
+        Kinds::of_ops(&chain.ops().collect::<Vec<_>>(), chain.state())
+    }
+
+    /// What these operations on one instance are, for somebody who wants it to be in this state.
+    pub fn of_ops(ops: &[Op], state: State) -> Kinds {
+        let has = |wanted: &[Op]| ops.iter().any(|op| wanted.contains(op));
         let (stops, starts) = (has(&[Op::Stop, Op::Kill]), has(&[Op::Start]));
         Kinds {
             start: starts && !stops,
             stop: stops && !starts,
             restart: has(&[Op::Restart]) || (stops && starts),
             reload: has(&[Op::Reload]),
-            delete: chain.state() == crate::model::State::Absent,
+            delete: state == State::Absent,
         }
     }
 
@@ -112,7 +117,7 @@ impl<'a> Law<'a> {
     }
 
     fn outside_window(&self, chain: &Chain<'_>, kinds: Kinds) -> Option<(Reason, String)> {
-        self.policies(chain).find_map(|policy| {
+        self.policies(chain.key, chain.want).find_map(|policy| {
             let closed = Operation::ALL.into_iter().find(|operation| {
                 let mut named = policy.windows.iter().filter(|window| window.operations.contains(operation));
                 kinds.has(*operation)
@@ -137,8 +142,12 @@ impl<'a> Law<'a> {
         }
     }
 
-    fn policies<'l>(&'l self, chain: &'l Chain<'_>) -> impl Iterator<Item = &'a Policy> + 'l {
-        self.binding(chain.key, chain.want).iter().filter_map(|at| self.desired.policies.get(*at))
+    fn policies<'l>(
+        &'l self,
+        key: &InstanceKey,
+        want: Option<&'l Want>,
+    ) -> impl Iterator<Item = &'a Policy> + use<'a, 'l> {
+        self.binding(key, want).iter().filter_map(|at| self.desired.policies.get(*at))
     }
 
     fn budgets(&self, found: &mut Found<'_>) {
@@ -150,14 +159,14 @@ impl<'a> Law<'a> {
             Some(amount) => source("--max-delete", amount, owned),
         };
         // The default is for what nobody has set a budget for.
-        let set = |chain: &Chain<'_>| {
+        let set = |key: &InstanceKey, want: Option<&Want>| {
             self.rules.max_delete.is_some()
-                || self.policies(chain).all(|policy| policy.budgets.delete.is_none())
+                || self.policies(key, want).all(|policy| policy.budgets.delete.is_none())
         };
-        within(found, Reason::DeleteBudget, limit, &said, set);
+        self.within(found, Reason::DeleteBudget, limit, &said, set);
         if let Some(amount) = self.rules.max_restart {
             let said = source("--max-restart", amount, owned);
-            within(found, Reason::RestartBudget, most(amount, owned), &said, |_| true);
+            self.within(found, Reason::RestartBudget, most(amount, owned), &said, |_, _| true);
         }
         for (at, policy) in self.desired.policies.iter().enumerate() {
             if policy.budgets == Default::default() {
@@ -174,30 +183,39 @@ impl<'a> Law<'a> {
                 let Some(amount) = amount else { continue };
                 let name = format!("policy {:?} ({}) allows", policy.name, policy.place);
                 let said = source(&name, amount, owned);
-                within(found, reason, most(amount, owned), &said, |chain| binds(chain.key, chain.want));
+                self.within(found, reason, most(amount, owned), &said, binds);
             }
         }
     }
-}
 
-/// Over the budget nothing of that kind happens.
-fn within(
-    found: &mut Found<'_>,
-    reason: Reason,
-    limit: usize,
-    said: &str,
-    binds: impl Fn(&Chain<'_>) -> bool,
-) {
-    let (word, of_kind): (_, fn(Kinds) -> bool) = match reason {
-        Reason::DeleteBudget => ("delete", |kinds| kinds.delete),
-        _ => ("restart", |kinds| kinds.restart),
-    };
-    let counts = |chain: &Chain<'_>| of_kind(Kinds::of(chain)) && binds(chain);
-    let count = found.chains.iter().filter(|chain| counts(chain)).count();
-    if count > limit {
-        let times = |n: usize| if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") };
-        let detail = format!("{} planned, and at most {limit} may happen: {said}", times(count));
-        hold_where(found, |chain| counts(chain).then(|| (reason, detail.clone())));
+    /// Over the budget nothing of that kind happens. What an earlier plan still does counts as well.
+    fn within(
+        &self,
+        found: &mut Found<'_>,
+        reason: Reason,
+        limit: usize,
+        said: &str,
+        binds: impl Fn(&InstanceKey, Option<&Want>) -> bool,
+    ) {
+        let (word, of_kind): (_, fn(Kinds) -> bool) = match reason {
+            Reason::DeleteBudget => ("delete", |kinds| kinds.delete),
+            _ => ("restart", |kinds| kinds.restart),
+        };
+        let counts = |chain: &Chain<'_>| of_kind(Kinds::of(chain)) && binds(chain.key, chain.want);
+        let planned = found.chains.iter().filter(|chain| counts(chain)).count();
+        let under_way = self
+            .rules
+            .under_way
+            .iter()
+            .filter(|(key, kinds)| of_kind(**kinds) && binds(key, self.desired.instances.get(*key)));
+        let under_way = under_way.count();
+        if planned > 0 && planned + under_way > limit {
+            let times = |n: usize| if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") };
+            let beside = if under_way > 0 { format!(", {under_way} under way") } else { String::new() };
+            let detail =
+                format!("{} planned{beside}, and at most {limit} may happen: {said}", times(planned));
+            hold_where(found, |chain| counts(chain).then(|| (reason, detail.clone())));
+        }
     }
 }
 

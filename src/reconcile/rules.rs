@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::caps::Caps;
+use super::restrain::Kinds;
 use crate::model::{Amount, Hold, InstanceKey, Name, Pause, Reason, Selection};
 
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +26,8 @@ pub struct Rules {
     pub pauses: Vec<Pause>,
     /// What whoever carries plans out leaves alone for now, and why.
     pub left_alone: BTreeMap<InstanceKey, (Reason, String)>,
+    /// What he is still doing by an earlier plan: it counts for the budgets.
+    pub under_way: BTreeMap<InstanceKey, Kinds>,
     pub selection: Selection,
     /// Namespaces in which there may be orphans though no manifest speaks of them any more.
     pub known_namespaces: BTreeSet<Name>,
@@ -47,6 +50,7 @@ impl Rules {
             holds: Vec::new(),
             pauses: Vec::new(),
             left_alone: BTreeMap::new(),
+            under_way: BTreeMap::new(),
             selection: Selection::default(),
             known_namespaces: BTreeSet::new(),
             source_unreadable: false,

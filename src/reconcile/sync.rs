@@ -57,6 +57,7 @@ pub fn standing<'a>(
         let sync = match held.get(key) {
             _ if !rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) => Sync::Unknown,
             Some(Reason::Paused) => Sync::Paused,
+            Some(Reason::UnderWay) => Sync::OutOfSync,
             Some(reason) if reason.is_unknown() => Sync::Unknown,
             Some(_) => Sync::Held,
             None if moves.contains(key) => Sync::OutOfSync,

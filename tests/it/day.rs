@@ -132,6 +132,36 @@ async fn quarrel(seed: u64) {
     tokio::join!(standing, happening);
 }
 
+/// Whoever looks more often than leases are renewed goes on leading all the same.
+#[test]
+fn who_looks_often_goes_on_leading() {
+    paused().block_on(async {
+        let target = Fake::new(Dialect::Abide, false, 1);
+        let setting = Setting { interval: Duration::from_millis(700), ..setting(Dialect::Abide) };
+        let (_wanted, wants) = watch::channel(Wishes::default().desired());
+        let (stop, stopped) = watch::channel(false);
+        let told: Mutex<Vec<&str>> = Mutex::default();
+        let lead = async |name: &'static str, after: u64| {
+            target.pass(after).await;
+            let mut source = Source::Handed(Handed::new(wants.clone()));
+            let mut tell = |event: Event<'_>| {
+                if let Event::Leading { .. } = event
+                    && !*stopped.borrow()
+                {
+                    told.lock().expect("a lock").push(name);
+                }
+            };
+            control::run(&setting, &mut source, &target, stopped.clone(), &mut tell).await;
+        };
+        let ending = async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            stop.send(true).expect("it listens");
+        };
+        tokio::join!(lead("first", 0), lead("second", 1), ending);
+        assert_eq!(*told.lock().expect("a lock"), ["first"]);
+    });
+}
+
 /// The claims above need something to fail on: a fleet that nobody tends does not come to be as wanted.
 #[test]
 fn without_the_loop_nothing_is_as_wanted() {
@@ -233,7 +263,10 @@ async fn play(seed: u64, secs: u64) {
             tokio::select! {
                 () = control::run(&setting, &mut source, &target, stopped.clone(), &mut told) => {}
                 // As if it had been killed: whatever it was about to do or to write is lost.
-                () = dies.notified() => say(&log, &target, "the controller died".to_owned()),
+                () = dies.notified() => {
+                    target.bury();
+                    say(&log, &target, "the controller died".to_owned());
+                }
             }
         }
     };

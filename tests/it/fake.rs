@@ -7,6 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use abide::backend::sim::{Faults, Fleet, Sim};
 use abide::backend::{Answer, Backend, Changes, Fault, Mark, Order, Outcome as Said, Scope, Subject, Task};
 use abide::control::Target;
@@ -39,6 +41,11 @@ impl Fake {
 
     pub fn sim(&self) -> &Sim {
         &self.far.sim
+    }
+
+    /// Its controller died: its leases are free at once, as on one machine.
+    pub fn bury(&self) {
+        self.store.bury();
     }
 
     pub fn caps(&self) -> Caps {
@@ -227,7 +234,11 @@ impl Backend for Far {
 
 /// A store for one process, in memory.
 #[derive(Default)]
-pub struct Memory(Mutex<(Number, Values)>);
+pub struct Memory(Mutex<(Number, Values)>, Mutex<BTreeMap<String, Held>>);
+
+/// The last lease of a name: its number, and whose it is until when.
+#[derive(Default)]
+struct Held(u64, Option<(Holder, Instant)>);
 
 /// Each with the change that it is from.
 type Values = BTreeMap<String, (Number, Vec<u8>)>;
@@ -274,21 +285,40 @@ impl Store for Memory {
         std::future::pending().await
     }
 
-    async fn take_lease(&self, name: &str, holder: &Holder, _lives: Duration) -> Result<Taken, Error> {
-        // Nobody else asks, and each time it is the next number.
-        let mut kept = self.0.lock().expect("a lock");
-        let (generation, _) = kept.1.entry(format!("lease/{name}")).or_default();
+    async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<Taken, Error> {
+        let mut leases = self.1.lock().expect("a lock");
+        let Held(generation, held) = leases.entry(name.to_owned()).or_default();
+        if let Some((holder, until)) = held.clone()
+            && until > Instant::now()
+        {
+            return Ok(Taken::Theirs { holder, generation: *generation, left_ms: 1 });
+        }
+        *held = Some((holder.clone(), Instant::now() + lives));
         *generation += 1;
-        let generation = *generation;
-        Ok(Taken::Ours(Lease { name: name.to_owned(), holder: holder.id.clone(), generation }))
+        Ok(Taken::Ours(Lease { name: name.to_owned(), holder: holder.id.clone(), generation: *generation }))
     }
 
-    async fn renew_lease(&self, _lease: &Lease, _lives: Duration) -> Result<bool, Error> {
-        Ok(true)
+    async fn renew_lease(&self, lease: &Lease, lives: Duration) -> Result<bool, Error> {
+        Ok(self.is_mine(lease, |held| held.1 = Instant::now() + lives))
     }
 
-    async fn release_lease(&self, _lease: &Lease) -> Result<(), Error> {
+    async fn release_lease(&self, lease: &Lease) -> Result<(), Error> {
+        self.is_mine(lease, |held| held.1 = Instant::now());
         Ok(())
+    }
+}
+
+impl Memory {
+    fn is_mine(&self, lease: &Lease, so: impl FnOnce(&mut (Holder, Instant))) -> bool {
+        let mut leases = self.1.lock().expect("a lock");
+        let held = leases.get_mut(&lease.name).filter(|held| held.0 == lease.generation);
+        let held = held.and_then(|held| held.1.as_mut()).filter(|held| held.1 > Instant::now());
+        held.map(so).is_some()
+    }
+
+    /// Whoever held something is dead, and that is known.
+    fn bury(&self) {
+        self.1.lock().expect("a lock").values_mut().for_each(|held| held.1 = None);
     }
 }
 

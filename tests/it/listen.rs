@@ -17,7 +17,7 @@ use crate::system::kill;
 use crate::watch::{running, said, watch};
 
 /// Where a `ready` line in a log leads to.
-fn address(machine: &Machine, log: &str) -> SocketAddr {
+pub fn address(machine: &Machine, log: &str) -> SocketAddr {
     let text = said(machine, log);
     let line = text.lines().find_map(|line| line.strip_prefix("ready http://")).expect("a ready line");
     line.trim().parse().expect("an address")
@@ -36,7 +36,7 @@ fn send(at: SocketAddr, method: &str, path: &str, headers: &str, body: &[u8]) ->
     Answer::read(&mut stream)
 }
 
-fn get(at: SocketAddr, path: &str) -> Answer {
+pub fn get(at: SocketAddr, path: &str) -> Answer {
     send(at, "GET", path, "", b"")
 }
 

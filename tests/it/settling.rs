@@ -75,7 +75,8 @@ async fn many_kinds(system: &System) {
             backend.submit(&name, orders).await.expect("it is taken on");
         }
         let deadline = Instant::now() + Duration::from_secs(10);
-        let settled = settle(&backend, &store, ("it", &Caps::LOCAL), "team", deadline).await;
+        let left = journal::left(&store, "team").await.expect("a store");
+        let settled = settle(&backend, &store, ("it", &Caps::LOCAL), "team", left, deadline).await;
         assert!(settled.is_ok(), "{nth}: {settled:?}");
         assert!(journal::left(&store, "team").await.expect("a store").is_empty(), "{nth}");
         if nth == 0 {

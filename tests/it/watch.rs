@@ -5,6 +5,7 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use crate::apply::{Ends, Machine};
+use crate::listen::{address, get};
 use crate::server::Server;
 use crate::support::until;
 use crate::system::{is_alive, kill};
@@ -322,6 +323,45 @@ fn something_newer_ends_a_rollout_that_waits() {
     std::fs::write(&other, good).expect("a file");
     std::fs::write(&file, text).expect("a file");
     until("the rest follows", || machine.effects() == ["start many 1", "start many 1", "start other 1"]);
+}
+
+/// A rollout that waits, and a start that takes its time, hold up nothing that has nothing to do with them, and are not
+/// disturbed by it.
+#[test]
+fn what_waits_holds_up_nothing_else() {
+    let machine = Machine::new();
+    machine.several("many", "1");
+    ["slow", "other"].iter().for_each(|name| machine.process(name, "1", ""));
+    let exchange = |name: &str, old: &str, new: &str| {
+        let file = machine.path(&format!("m/{name}.yaml"));
+        let text = std::fs::read_to_string(&file).expect("a file");
+        assert!(text.contains(old), "{text}");
+        std::fs::write(&file, text.replace(old, new)).expect("a file");
+    };
+    exchange("many", "batch: 1", "batch: 1, soak: 1h");
+    exchange("slow", "start_check_secs: 0", "start_check_secs: 300");
+    let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
+    until("it waits", || said(&machine, "watch.log").contains("whether it stays well"));
+    let mut effects = vec!["start many 1", "start other 1", "start slow 1"];
+    until("what can run, runs", || machine.effects() == effects);
+    stop_directly(&machine, "other");
+    effects.extend(["start other 1", "stop other"]);
+    effects.sort_unstable();
+    until("drift is repaired", || machine.effects() == effects);
+    machine.process("later", "1", "");
+    effects.insert(0, "start later 1");
+    until("something new is made", || machine.effects() == effects);
+    let status = || get(address(&machine, "watch.log"), "/api/v1/status").json();
+    until("only two are under way", || status()["under_way"] == 2);
+    let status = status();
+    assert_eq!(status["converged"], false, "{status}");
+    let held = status["held"].as_array().expect("a list");
+    assert!(held.iter().any(|held| held["reason"] == "UnderWay"), "{status}");
+    assert_eq!(said(&machine, "watch.log").matches("whether it stays well").count(), 1, "it still waits");
+    // Another wish for what is under way is not kept waiting.
+    exchange("many", ", soak: 1h", "");
+    effects.insert(2, "start many 1");
+    until("the rest follows", || machine.effects() == effects);
 }
 
 /// What others write beside the manifests does not keep anybody from reading them.

@@ -36,7 +36,7 @@ impl<'a> Progress<'a> {
                 self.line(&format!("{process}: watching for {secs} s whether it stays well"))
             }
             Told::Waiting { longest, .. } => waits_for = *longest,
-            Told::Wave { .. } | Told::Sent { .. } => {}
+            Told::Wave { .. } | Told::Sent { .. } | Told::Noted => {}
         }
         let (often, seldom) = (Duration::from_millis(80), Duration::from_secs(5));
         if self.shows && self.last.elapsed() >= if self.over { often } else { seldom } {

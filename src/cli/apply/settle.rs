@@ -33,7 +33,8 @@ pub async fn settle(live: &Live, owner: &str, deadline: Instant, printer: &Print
 /// The same for whoever holds the lease.
 pub async fn settle_held(live: &Live, owner: &str, deadline: Instant) -> Result<(), Failure> {
     let whom = (live.name.as_str(), &live.caps());
-    let settled = execute::settle(&live.backend, &live.state, whom, owner, deadline).await;
+    let left = journal::left(&live.state, owner).await.map_err(|error| live.failure(&error))?;
+    let settled = execute::settle(&live.backend, &live.state, whom, owner, left, deadline).await;
     settled.map_err(|why| match why {
         Unsettled::Target(fault) => live.failure(&fault),
         Unsettled::State(error) => live.failure(&error),

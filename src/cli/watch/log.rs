@@ -9,7 +9,7 @@ use crate::control::Event;
 use crate::control::source::Reading;
 use crate::execute::Ended;
 use crate::manifest::{Problem, Severity};
-use crate::model::{Held, Step};
+use crate::model::{Held, Reason, Step};
 
 const INFO: &str = "info";
 const WARNING: &str = "warning";
@@ -60,11 +60,11 @@ pub fn log(event: &Event<'_>, said: &mut Said, printer: &Printer) {
         Event::Relaunched { instance, pid } => {
             log(INFO, "relaunched", json!({"instance": instance, "pid": pid}));
         }
-        Event::RolledBack { processes } => log(ERROR, "rolled_back", json!({"processes": processes})),
-        Event::Did { steps, took } => {
+        Event::RolledBack { processes, .. } => log(ERROR, "rolled_back", json!({"processes": processes})),
+        Event::Did { ended, took } => {
             said.news = true;
             let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
-            log(INFO, "done", json!({"steps": steps, "took_ms": took}));
+            log(INFO, "done", json!({"steps": ended.len(), "took_ms": took}));
         }
         // Told once, not as often as it is tried.
         Event::Trouble { why } if said.trouble != *why => {
@@ -102,7 +102,8 @@ fn problems(problems: &[Problem], printer: &Printer) {
 /// What is left alone, when that is not what it was.
 fn held(all: &[Held], said: &mut Said, printer: &Printer) {
     let of = |held: &Held| json!({"instance": held.instance, "reason": held.reason.word(), "message": held.detail});
-    let lines: Vec<Value> = all.iter().map(of).collect();
+    // What is under way is told as it ends.
+    let lines: Vec<Value> = all.iter().filter(|held| held.reason != Reason::UnderWay).map(of).collect();
     let text = lines.iter().map(ToString::to_string).collect::<String>();
     if text != said.held && !printer.is_quiet() {
         lines.into_iter().for_each(|line| printer.log(WARNING, "held", line));

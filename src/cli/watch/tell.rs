@@ -9,6 +9,7 @@ use crate::cli::rollback;
 use crate::cli::watch_source::short;
 use crate::control::Event;
 use crate::manifest::Severity;
+use crate::model::Reason;
 
 /// What was said last.
 #[derive(Default)]
@@ -98,6 +99,8 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
                 .plan
                 .held
                 .iter()
+                // What is under way is told as it ends.
+                .filter(|held| held.reason != Reason::UnderWay)
                 .map(|held| {
                     format!(
                         "{WARNING}{}{WARNING:#} {}: {}\n",
@@ -137,16 +140,16 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
                 visible(&instance.to_string())
             ));
         }
-        Event::RolledBack { processes } => {
+        Event::RolledBack { processes, .. } => {
             warn!(%processes, "rolled back");
             printer.to_stderr(&format!(
                 "{ERROR}rolled back{ERROR:#} {}: too many of it failed; left alone until its manifest changes\n",
                 visible(processes)
             ));
         }
-        Event::Did { steps, took } => {
+        Event::Did { ended, took } => {
             said.news = true;
-            info!(steps, ?took, "did");
+            info!(steps = ended.len(), ?took, "did");
         }
         // Told once, not as often as it is tried.
         Event::Trouble { why } if said.trouble != *why => {

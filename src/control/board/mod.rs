@@ -88,9 +88,13 @@ pub struct Known {
     pub trouble: Option<String>,
     /// Steps that are under way or wait for their turn.
     pub queue: usize,
+    /// Plans, or parts of plans, that are being carried out.
+    pub under_way: usize,
     /// By operation and outcome.
     pub operations: BTreeMap<(&'static str, &'static str), u64>,
-    pub passes: Passes,
+    pub passes: Times,
+    /// The same of what was carried out.
+    pub runs: Times,
     /// Of the newest note.
     pub number: u64,
 }
@@ -102,12 +106,23 @@ impl Known {
     }
 }
 
-/// How long passes took.
+/// How long something took, each time.
 #[derive(Clone, Debug, Default)]
-pub struct Passes {
+pub struct Times {
     pub buckets: [u64; BUCKETS.len()],
     pub seconds: f64,
     pub all: u64,
+}
+
+impl Times {
+    fn take(&mut self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        if let Some(bucket) = BUCKETS.iter().position(|most| seconds <= *most) {
+            self.buckets[bucket] += 1;
+        }
+        self.seconds += seconds;
+        self.all += 1;
+    }
 }
 
 /// The board itself; one a loop, shared.
@@ -122,9 +137,6 @@ pub struct Board {
 struct Inner {
     known: Known,
     notes: VecDeque<Arc<Note>>,
-    /// What failed in the pass that is under way, and what was done, by operation.
-    failures: Vec<String>,
-    did: BTreeMap<&'static str, usize>,
     /// Something happened since everything was as wanted.
     news: bool,
     not_converging: BTreeSet<InstanceKey>,
@@ -160,18 +172,13 @@ impl Board {
             turned: Instant::now(),
             trouble: None,
             queue: 0,
+            under_way: 0,
             operations: BTreeMap::new(),
-            passes: Passes::default(),
+            passes: Times::default(),
+            runs: Times::default(),
             number,
         };
-        let inner = Inner {
-            known,
-            notes: VecDeque::new(),
-            failures: Vec::new(),
-            did: BTreeMap::new(),
-            news: true,
-            not_converging: BTreeSet::new(),
-        };
+        let inner = Inner { known, notes: VecDeque::new(), news: true, not_converging: BTreeSet::new() };
         Board { subject, began, inner: Mutex::new(inner), news: watch::Sender::new(Some(number)) }
     }
 

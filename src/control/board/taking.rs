@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 
 use super::note::{Kind, Level, Note};
-use super::{BUCKETS, Event, Inner, KEPT, Look, Reading, Role};
+use super::{Event, Inner, KEPT, Look, Reading, Role};
 use crate::clock;
 use crate::execute::Ended;
 use crate::manifest::{Problem, Severity};
@@ -81,8 +81,8 @@ impl Inner {
             }
             Event::Planned { look } => self.planned(look, changed),
             Event::Doing { steps } => {
-                self.known.queue = *steps;
-                (self.failures, self.did) = (Vec::new(), BTreeMap::new());
+                self.known.queue += steps;
+                self.known.under_way += 1;
                 let title = format!("{} to do", count(*steps, "step"));
                 self.note(Kind::Doing, Level::Info, title, plain(), json!({"steps": steps}));
             }
@@ -97,12 +97,13 @@ impl Inner {
                 let more = json!({"instance": instance, "pid": pid});
                 self.note(Kind::Relaunched, Level::Info, title, plain(), more);
             }
-            Event::RolledBack { processes } => {
+            Event::RolledBack { processes, steps } => {
+                self.known.queue += steps;
                 let title = format!("{processes}: the rollout failed, and is rolled back");
                 let more = json!({"processes": processes});
                 self.note(Kind::RolledBack, Level::Error, title, plain(), more);
             }
-            Event::Did { steps, took } => self.did(*steps, *took),
+            Event::Did { ended, took } => self.did(ended, *took),
             Event::Trouble { why } => {
                 self.known.failed_looks += 1;
                 if self.known.trouble.as_deref() != Some(*why) {
@@ -203,13 +204,9 @@ impl Inner {
         *self.known.operations.entry((op, outcome.word())).or_default() += 1;
         let why = step.why.first();
         let mut title = format!("{op} {}", step.instance);
-        if outcome.is_well() {
-            *self.did.entry(op).or_default() += 1;
-            title.extend(why.map(|why| format!(": {}", because(why))));
-        } else {
-            title =
-                format!("{title}: {} {}", outcome.word(), ended.message.lines().next().unwrap_or_default());
-            self.failures.push(title.clone());
+        match outcome.is_well() {
+            true => title.extend(why.map(|why| format!(": {}", because(why)))),
+            false => title = failure(ended),
         }
         let level = if outcome.is_well() { Level::Info } else { Level::Error };
         let at = why.and_then(|why| why.at.as_ref()).map(ToString::to_string);
@@ -218,33 +215,31 @@ impl Inner {
         self.note(Kind::Step, level, title, String::new(), more);
     }
 
-    fn did(&mut self, steps: usize, took: Duration) {
-        self.known.queue = 0;
+    fn did(&mut self, ended: &[Ended], took: Duration) {
         self.news = true;
-        let (failures, did) = (std::mem::take(&mut self.failures), std::mem::take(&mut self.did));
-        let summary: Map<String, Value> =
-            did.iter().map(|(op, many)| ((*op).to_owned(), (*many).into())).collect();
-        let mut words: Vec<String> = did.iter().map(|(op, many)| format!("{many} {op}")).collect();
+        self.known.under_way = self.known.under_way.saturating_sub(1);
+        let mut summary: BTreeMap<&str, usize> = BTreeMap::new();
+        for one in ended.iter().filter(|one| one.outcome.is_well()) {
+            *summary.entry(one.op.word()).or_default() += 1;
+        }
+        let failures: Vec<String> = ended.iter().filter(|one| !one.outcome.is_well()).map(failure).collect();
+        let mut words: Vec<String> = summary.iter().map(|(op, many)| format!("{many} {op}")).collect();
         if !failures.is_empty() {
             words.push(format!("{} failed", failures.len()));
         }
-        let title = format!("{} in {:.1} s: {}", count(steps, "step"), took.as_secs_f64(), words.join(", "));
+        let (steps, secs) = (count(ended.len(), "step"), took.as_secs_f64());
+        let title = format!("{steps} in {secs:.1} s: {}", words.join(", "));
         let level = if failures.is_empty() { Level::Info } else { Level::Error };
-        let more = json!({"steps": steps, "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+        let more = json!({"steps": ended.len(), "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
                           "summary": summary, "failed": failures.len()});
         self.note(Kind::Done, level, title, list(&failures), more);
+        self.known.runs.take(took);
     }
 
     fn passed(&mut self, took: Duration) {
         self.known.passing = None;
-        self.known.queue = 0;
         self.known.passed = Some(took);
-        let seconds = took.as_secs_f64();
-        if let Some(bucket) = BUCKETS.iter().position(|most| seconds <= *most) {
-            self.known.passes.buckets[bucket] += 1;
-        }
-        self.known.passes.seconds += seconds;
-        self.known.passes.all += 1;
+        self.known.passes.take(took);
     }
 }
 
@@ -253,12 +248,18 @@ fn held(look: &Look) -> Vec<String> {
     let waits: BTreeSet<&InstanceKey> =
         look.backing_off.iter().filter(|hold| hold.until.is_some()).map(|hold| &hold.instance).collect();
     let stays = look.plan.held.iter().filter(|held| !waits.contains(&held.instance));
+    let stays = stays.filter(|held| held.reason != Reason::UnderWay);
     stays.map(|held| format!("{} {}: {}", held.reason.word(), held.instance, held.detail)).collect()
 }
 
 fn errors(problems: &[Problem]) -> Vec<String> {
     let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
     errors.map(|problem| format!("{}:{}: {}", problem.file, problem.line, problem.message)).collect()
+}
+
+fn failure(ended: &Ended) -> String {
+    let Ended { op, instance, outcome, message, .. } = ended;
+    format!("{op} {instance}: {} {}", outcome.word(), message.lines().next().unwrap_or_default())
 }
 
 fn because(why: &Why) -> String {

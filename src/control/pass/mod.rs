@@ -1,41 +1,45 @@
-//! One pass: read, look, plan, do, and tell what was left alone.
+//! One pass: read, look, plan, hand over what is to be done, and tell what was left alone.
 //!
-//! Nothing here waits for a reason; whoever runs it does. Time is the target's.
+//! Nothing here waits for a reason, nor for what was handed over; whoever runs it does. Time is the target's.
 
-mod carry_out;
+mod begin;
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::sync::mpsc;
 
 use super::back::{Back, Standing};
+use super::crew::Order;
+use super::event::{Event, Teller};
 use super::old_specs::Known;
 use super::patience::Patience;
 use super::sight::Sight;
 use super::snapshot::{self, Word};
 use super::source::{Reading, Source};
-use super::{Event, Look, Setting, Target, keeping};
+use super::under_way::UnderWay;
+use super::{Look, Setting, Target};
 use crate::clock;
-use crate::execute;
 use crate::execute::world::World;
-use crate::model::{Hold, Pause, Time};
+use crate::model::{Desired, Hold, InstanceKey, Pause, Reason, Time};
 use crate::reconcile::old::missing;
 use crate::reconcile::reconcile;
-use crate::store::keeping::LIVES;
-use crate::store::{Error, Holder, Lease, Store, Taken};
+use crate::store::{Error, Lease};
 
 /// What a pass has found out.
 struct Work {
     look: Arc<Look>,
-    is_pinned: bool,
     is_to_be_done: bool,
 }
 
 pub struct Pass<'a, T> {
     setting: &'a Setting,
     target: &'a T,
-    pub(super) told: &'a mut (dyn FnMut(Event<'_>) + Send),
+    teller: &'a Teller<'a>,
+    /// Who carries out what is to be done, what he has at hand, and the number of the last order.
+    orders: mpsc::UnboundedSender<Order>,
+    pub(super) under_way: UnderWay,
+    last: u64,
     patience: Patience,
     /// When something that failed may be tried again.
     due: Option<Time>,
@@ -45,6 +49,8 @@ pub struct Pass<'a, T> {
     /// What was read last is this commit.
     commit: Option<String>,
     applied: String,
+    /// What it asks for.
+    desired: Arc<Desired>,
     /// The revision and the commit that are known to be kept.
     taken: (String, Option<String>),
     /// What was taken, where the source is not followed.
@@ -55,6 +61,8 @@ pub struct Pass<'a, T> {
     /// The lease that lets us act at all, and the number of the last one under which we wrote.
     pub(super) leader: Option<Lease>,
     wrote: Option<u64>,
+    /// The one under which we write, as long as something is under way.
+    writer: Option<Lease>,
     /// Something was taken, and older things may be too old now.
     untidy: bool,
     back: Back,
@@ -69,24 +77,30 @@ impl<'a, T: Target> Pass<'a, T> {
     pub fn new(
         setting: &'a Setting,
         target: &'a T,
-        told: &'a mut (dyn FnMut(Event<'_>) + Send),
+        teller: &'a Teller<'a>,
+        orders: mpsc::UnboundedSender<Order>,
     ) -> Pass<'a, T> {
         Pass {
             setting,
             target,
-            told,
+            teller,
+            orders,
+            under_way: UnderWay::default(),
+            last: 0,
             patience: Patience::default(),
             due: None,
             sight: Sight::default(),
             revision: String::new(),
             commit: None,
             applied: String::new(),
+            desired: Arc::default(),
             taken: (String::new(), None),
             standing: Standing::default(),
             unfollowed: String::new(),
             recalled: false,
             leader: None,
             wrote: None,
+            writer: None,
             untidy: false,
             back: Back::default(),
             old: Known::default(),
@@ -110,16 +124,16 @@ impl<'a, T: Target> Pass<'a, T> {
 
     pub fn tell_relaunched(&mut self) {
         for (instance, pid) in self.sight.relaunched() {
-            (self.told)(Event::Relaunched { instance: &instance, pid });
+            self.teller.tell(Event::Relaunched { instance: &instance, pid });
         }
     }
 
-    /// Was something done? Then it is looked at again at once.
-    pub async fn run(&mut self, source: &mut Source, stop: watch::Receiver<bool>) -> bool {
+    /// Is it to be looked at again at once?
+    pub async fn run(&mut self, source: &mut Source) -> bool {
         self.due = None;
         let Some(work) = self.find_out(source).await else { return false };
-        let did = match work.is_to_be_done {
-            true => self.carry_out(&work, source, stop).await,
+        let again = match work.is_to_be_done {
+            true => self.begin(&work).await,
             false => false,
         };
         if std::mem::take(&mut self.untidy) {
@@ -127,13 +141,13 @@ impl<'a, T: Target> Pass<'a, T> {
             let _ = snapshot::tidy(self.target.state(), &self.setting.rules.owner).await;
         }
         self.due = self.patience.next(self.target.now());
-        did
+        again
     }
 
     /// What is wanted, what is there, and what follows. `None`: that is not known, or nothing is wanted.
     async fn find_out(&mut self, source: &mut Source) -> Option<Work> {
         if let Some(trouble) = source.news() {
-            (self.told)(Event::Source { trouble });
+            self.teller.tell(Event::Source { trouble });
         }
         self.recall(source).await;
         let reading = match source.read(self.target.state()).await {
@@ -144,7 +158,7 @@ impl<'a, T: Target> Pass<'a, T> {
         let (is_silent, nothing) = (reading.is_none(), Reading { is_incomplete: true, ..Reading::default() });
         let said = reading.unwrap_or(&nothing);
         let state = self.target.state();
-        let pinned = match self.back.instead_of(said, state, self.setting, self.told).await {
+        let pinned = match self.back.instead_of(said, state, self.setting, self.teller).await {
             Ok(pinned) => pinned,
             Err(error) => return self.trouble(&error.to_string()),
         };
@@ -163,26 +177,28 @@ impl<'a, T: Target> Pass<'a, T> {
             None => said,
         };
         if reading.revision != self.revision || reading.is_news {
-            (self.told)(Event::Read { reading, revision: &reading.revision });
+            self.teller.tell(Event::Read { reading, revision: &reading.revision });
         }
         // What is wrong in the source meanwhile is worth knowing all the same.
         let is_other = !std::ptr::eq(reading, said);
         if is_other && said.is_news {
-            (self.told)(Event::Problems { reading: said });
+            self.teller.tell(Event::Problems { reading: said });
         }
         let unfollowed = standing.is_some() && !is_silent && said.revision != reading.revision;
         let unfollowed = if unfollowed { said.revision.as_str() } else { "" };
         if self.unfollowed != unfollowed {
             unfollowed.clone_into(&mut self.unfollowed);
             if !unfollowed.is_empty() {
-                (self.told)(Event::Unfollowed { revision: unfollowed });
+                self.teller.tell(Event::Unfollowed { revision: unfollowed });
             }
         }
         self.commit.clone_from(&reading.commit);
         if reading.revision != self.revision {
             self.revision.clone_from(&reading.revision);
             // What failed before may work now.
-            self.patience = Patience::default();
+            self.patience.begin_anew(&self.desired, &reading.desired);
+            self.desired = Arc::clone(&reading.desired);
+            self.under_way.heed(&reading.desired);
         }
         // Nothing was ever read: nothing is wanted, and nothing is known.
         if reading.desired.instances.is_empty() && reading.is_incomplete {
@@ -192,12 +208,13 @@ impl<'a, T: Target> Pass<'a, T> {
             return None;
         }
         let prune = self.setting.rules.prune;
-        let world = match self.sight.world(self.target, &reading.desired, prune).await {
+        let under_way = self.under_way.instances(&reading.desired);
+        let world = match self.sight.world(self.target, &reading.desired, prune, &under_way).await {
             Ok(world) => world,
             Err(why) => return self.trouble(&why),
         };
         self.tell_relaunched();
-        let look = self.plan(reading, world).await?;
+        let look = self.plan(reading, world, under_way).await?;
         let plan = &look.plan;
         let may = match self.revision == self.applied {
             true => self.setting.heal,
@@ -215,12 +232,14 @@ impl<'a, T: Target> Pass<'a, T> {
         }
         if steps == 0 {
             // What only waits for its time is still to be followed.
-            if !plan.held.iter().any(|held| held.reason.passes()) {
+            if !plan.held.iter().any(|held| held.reason.passes()) && self.under_way.is_empty() {
                 self.applied.clone_from(&self.revision);
             }
-            (self.told)(Event::Rested { settled: plan.settled, held: plan.held.len() });
+            if self.under_way.is_empty() {
+                self.teller.tell(Event::Rested { settled: plan.settled, held: plan.held.len() });
+            }
         }
-        Some(Work { look, is_pinned, is_to_be_done: steps > 0 && may })
+        Some(Work { look, is_to_be_done: steps > 0 && may })
     }
 
     /// What was in force before this began stands in for what is broken now.
@@ -238,7 +257,12 @@ impl<'a, T: Target> Pass<'a, T> {
         }
     }
 
-    async fn plan(&mut self, reading: &Reading, mut world: World) -> Option<Arc<Look>> {
+    async fn plan(
+        &mut self,
+        reading: &Reading,
+        mut world: World,
+        under_way: BTreeSet<InstanceKey>,
+    ) -> Option<Arc<Look>> {
         let desired = &reading.desired;
         let mut rules = self.setting.rules.clone();
         match self.target.restraints().await {
@@ -259,6 +283,9 @@ impl<'a, T: Target> Pass<'a, T> {
         let left = self.patience.left_alone(now.at);
         let backing_off = left.iter().map(|(key, left)| left.hold(key)).collect();
         rules.left_alone = left.into_iter().map(|(key, left)| (key, (left.reason, left.why))).collect();
+        let why = || (Reason::UnderWay, "an earlier plan for it is being carried out".to_owned());
+        rules.left_alone.extend(under_way.into_iter().map(|key| (key, why())));
+        rules.under_way = self.under_way.kinds();
         let mut plan = reconcile(desired, &world.observed, &rules, &now);
         let missing = missing(&plan, desired, &world.observed, &rules.caps);
         if !missing.is_empty() {
@@ -286,7 +313,7 @@ impl<'a, T: Target> Pass<'a, T> {
             plan,
             rows: OnceLock::new(),
         });
-        (self.told)(Event::Planned { look: &look });
+        self.teller.tell(Event::Planned { look: &look });
         Some(look)
     }
 
@@ -294,38 +321,6 @@ impl<'a, T: Target> Pass<'a, T> {
     pub fn forget(&mut self) {
         self.taken = (String::new(), None);
         self.unsettled = true;
-    }
-
-    /// What a run that died had begun is found out before anything is planned on: where specs are not read back, a look
-    /// alone takes what it gave for what is in effect. `false`: that is not known yet.
-    async fn settle_first(&mut self) -> bool {
-        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
-        match execute::journal::left(state, owner).await {
-            Ok(left) if left.is_empty() => {
-                self.unsettled = false;
-                return true;
-            }
-            Ok(_) => {}
-            Err(error) => return self.fails(&error.to_string()),
-        }
-        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
-        let lease = match state.take_lease(&format!("writer/{owner}"), &holder, LIVES).await {
-            Ok(Taken::Ours(lease)) => lease,
-            // It is their own, and not left.
-            Ok(Taken::Theirs { .. }) => return true,
-            Err(error) => return self.fails(&error.to_string()),
-        };
-        self.target.act_as(lease.generation);
-        self.wrote = Some(lease.generation);
-        let deadline = Instant::now() + self.setting.timeout;
-        let whom = (self.target.name(), &self.setting.rules.caps);
-        let settling = execute::settle(self.target.backend(), state, whom, owner, deadline);
-        let settled = keeping(state, &lease, settling).await;
-        let _ = state.release_lease(&lease).await;
-        match settled {
-            Ok(()) => true,
-            Err(why) => self.fails(&why.to_string()),
-        }
     }
 
     /// What is about to be made true is kept, if it is not what was kept last.
@@ -346,14 +341,5 @@ impl<'a, T: Target> Pass<'a, T> {
         }
         self.taken = (revision.to_owned(), reading.commit.clone());
         Ok(())
-    }
-
-    fn trouble<W>(&mut self, why: &str) -> Option<W> {
-        (self.told)(Event::Trouble { why });
-        None
-    }
-
-    fn fails(&mut self, why: &str) -> bool {
-        self.trouble::<()>(why).is_some()
     }
 }

@@ -271,6 +271,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     async fn forget(&mut self, call: &str) {
         let notes = self.take_notes();
         let _ = tokio::time::timeout_at(self.last_words(), self.journal.ended(call, notes)).await;
+        (self.told)(Told::Noted);
     }
 
     fn last_words(&self) -> Instant {

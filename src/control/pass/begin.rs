@@ -1,0 +1,203 @@
+//! A plan is handed over to be carried out: under the writer's lease, and only if it is still ours to do.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::super::crew::{Order, Report, keeping};
+use super::super::event::Event;
+use super::super::under_way::Going;
+use super::super::{Look, Target, name_of_run, terms};
+use super::{Pass, Work};
+use crate::clock;
+use crate::execute::journal::{self, Call};
+use crate::execute::{self, Ended};
+use crate::model::{Plan, Reason};
+use crate::store::keeping::LIVES;
+use crate::store::{Error, Holder, Lease, Store, Taken};
+
+/// What came of it.
+enum May {
+    Yes(Lease),
+    LookAgain,
+    No,
+}
+
+impl<T: Target> Pass<'_, T> {
+    /// Is it to be looked at again at once?
+    pub(super) async fn begin(&mut self, work: &Work) -> bool {
+        let lease = match self.may().await {
+            May::Yes(lease) => lease,
+            may => {
+                self.rest().await;
+                return matches!(may, May::LookAgain);
+            }
+        };
+        let Look { plan, desired, observed, .. } = &*work.look;
+        self.unsettled = true;
+        let (_, never) = watch::channel(false);
+        for part in execute::apart(plan, &terms(desired, observed, plan, never)) {
+            self.last += 1;
+            let (number, run, ends) = (self.last, name_of_run(), watch::channel(false).0);
+            let plan = Arc::new(part);
+            let going = Going::new(run.clone(), Arc::clone(&plan), Arc::clone(desired), ends.clone());
+            self.sight.expect(going.instances().cloned());
+            self.under_way.add(number, going);
+            let (desired, observed, lease) = (Arc::clone(desired), Arc::clone(observed), lease.clone());
+            let (revision, commit) = (self.revision.clone(), self.commit.clone());
+            let order = Order { number, run, plan, desired, observed, revision, commit, lease, ends };
+            // Whoever takes them is there for as long as this is.
+            let _ = self.orders.send(order);
+        }
+        false
+    }
+
+    /// With the writer's lease in hand: is what was planned still ours to do?
+    async fn may(&mut self) -> May {
+        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
+        let lease = match self.lease().await {
+            Ok(Some(lease)) => lease,
+            // Somebody is applying: then there may be something else to do afterwards.
+            Ok(None) => return May::No,
+            Err(error) => return self.fails(&error.to_string(), May::No),
+        };
+        // Somebody pinned a revision, or ended a pin, since this was planned.
+        if !self.back.is_current(state, owner).await.unwrap_or(false) {
+            return May::No;
+        }
+        // Whoever slept for long may have been replaced.
+        if let Some(leader) = &self.leader
+            && !state.renew_lease(leader, LIVES).await.unwrap_or(false)
+        {
+            return May::No;
+        }
+        // If somebody else wrote since we last did, perhaps after our look, what he did is looked at first.
+        let last = self.wrote.replace(lease.generation);
+        if !last.is_some_and(|last| last == lease.generation || last.checked_add(1) == Some(lease.generation))
+        {
+            return May::LookAgain;
+        }
+        self.target.act_as(lease.generation);
+        // What a run that died had begun may have changed what was looked at: then it is looked at again.
+        match self.left().await {
+            Ok(left) if left.is_empty() => May::Yes(lease),
+            Ok(left) => match self.settle(left, &lease).await {
+                Ok(()) => May::LookAgain,
+                Err(why) => self.fails(&why, May::No),
+            },
+            Err(error) => self.fails(&error.to_string(), May::No),
+        }
+    }
+
+    /// The writer's lease: the one that we have, as long as something is under way, else a new one.
+    async fn lease(&mut self) -> Result<Option<Lease>, Error> {
+        let state = self.target.state();
+        if let Some(lease) = &self.writer
+            && state.renew_lease(lease, LIVES).await?
+        {
+            return Ok(Some(lease.clone()));
+        }
+        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
+        let place = format!("writer/{}", self.setting.rules.owner);
+        self.writer = match state.take_lease(&place, &holder, LIVES).await? {
+            Taken::Ours(lease) => Some(lease),
+            Taken::Theirs { .. } => None,
+        };
+        Ok(self.writer.clone())
+    }
+
+    /// If nothing is under way, others may write.
+    pub(super) async fn rest(&mut self) {
+        if let Some(lease) = self.writer.take_if(|_| self.under_way.is_empty()) {
+            let _ = self.target.state().release_lease(&lease).await;
+        }
+    }
+
+    /// What runs that died left in the journal.
+    async fn left(&self) -> Result<Vec<(String, Call)>, Error> {
+        let owner = &self.setting.rules.owner;
+        let mut left = journal::left(self.target.state(), owner).await?;
+        left.retain(|(key, _)| !self.under_way.runs().any(|run| journal::is_of(key, owner, run)));
+        Ok(left)
+    }
+
+    async fn settle(&self, left: Vec<(String, Call)>, lease: &Lease) -> Result<(), String> {
+        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
+        let deadline = Instant::now() + self.setting.timeout;
+        let whom = (self.target.name(), &self.setting.rules.caps);
+        let settling = execute::settle(self.target.backend(), state, whom, owner, left, deadline);
+        keeping(state, lease, settling).await.map_err(|why| why.to_string())
+    }
+
+    /// What a run that died had begun is found out before anything is planned on: where specs are not read back, a look
+    /// alone takes what it gave for what is in effect. `false`: that is not known yet.
+    pub(super) async fn settle_first(&mut self) -> bool {
+        let left = match self.left().await {
+            Ok(left) if left.is_empty() => {
+                self.unsettled = false;
+                return true;
+            }
+            Ok(left) => left,
+            Err(error) => return self.fails(&error.to_string(), false),
+        };
+        let lease = match self.lease().await {
+            Ok(Some(lease)) => lease,
+            // It is their own, and not left.
+            Ok(None) => return true,
+            Err(error) => return self.fails(&error.to_string(), false),
+        };
+        self.target.act_as(lease.generation);
+        self.wrote = Some(lease.generation);
+        let settled = self.settle(left, &lease).await;
+        self.rest().await;
+        match settled {
+            Ok(()) => true,
+            Err(why) => self.fails(&why, false),
+        }
+    }
+
+    /// Takes in what became of an order. Is it over?
+    pub async fn hear(&mut self, report: Report) -> bool {
+        match report {
+            Report::Free { order, instance, tried } => {
+                let plan = self.under_way.get(order).filter(|going| !going.is_outdated);
+                if let Some(plan) = plan.map(|going| Arc::clone(&going.plan)) {
+                    self.note(&plan, &tried);
+                }
+                self.under_way.free(order, &instance);
+                false
+            }
+            Report::Over { order, tried, put_back } => {
+                let going = self.under_way.over(order);
+                if let Some(going) = going.filter(|going| !going.is_outdated) {
+                    self.note(&going.plan, &tried);
+                    let instances = going.desired.instances.iter();
+                    for (key, _) in instances.filter(|(_, want)| put_back.contains(&want.origin.declared)) {
+                        let why = "its rollout failed, and it was put back as it was: left alone until its manifest changes";
+                        self.patience.give_up(key, Reason::RolledBack, why);
+                    }
+                }
+                // What it did not see the end of is in the journal.
+                self.unsettled = true;
+                self.rest().await;
+                true
+            }
+        }
+    }
+
+    fn note(&mut self, plan: &Plan, tried: &[Ended]) {
+        self.patience.note(plan, tried, self.target.now(), &mut fastrand::f64);
+        self.due = self.patience.next(self.target.now());
+    }
+
+    pub(super) fn trouble<W>(&mut self, why: &str) -> Option<W> {
+        self.teller.tell(Event::Trouble { why });
+        None
+    }
+
+    pub(super) fn fails<W>(&mut self, why: &str, so: W) -> W {
+        self.teller.tell(Event::Trouble { why });
+        so
+    }
+}
