@@ -46,8 +46,8 @@ pub trait Backend: Send + Sync {
         async { Ok((self.observe(scope).await?, None)) }
     }
 
-    /// What changes do not tell: the number that they have reached at the target, and of these hosts, and all that were
-    /// seen, those that cannot be looked at.
+    /// What changes do not tell: the number that they have reached at the target, and of these hosts those that cannot be
+    /// looked at.
     fn mark(&self, _hosts: &BTreeSet<HostKey>) -> impl Future<Output = Result<Mark, Fault>> + Send {
         async { Ok(Mark::default()) }
     }

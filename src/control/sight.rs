@@ -108,7 +108,11 @@ impl Sight {
             Some(known) if known.observed.is_none() => return Err("a pass was broken off".to_owned()),
             Some(_) => {}
         }
-        let mark = target.backend().mark(&hosts()).await.map_err(|fault| fault.to_string())?;
+        let mut hosts = hosts();
+        // Also where something is that is not wanted any more: what cannot be seen there is not pruned.
+        let seen = self.known.as_ref().and_then(|known| known.observed.as_ref());
+        hosts.extend(seen.into_iter().flat_map(|seen| seen.instances.keys()).map(|key| key.host.clone()));
+        let mark = target.backend().mark(&hosts).await.map_err(|fault| fault.to_string())?;
         let until = Instant::now() + CATCH_UP;
         while let Some(known) = &mut self.known
             && known.number < mark.number

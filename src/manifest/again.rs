@@ -54,6 +54,7 @@ impl Again {
         let before = std::mem::replace(&mut self.found, found);
         let same = |(now, then): (&Candidate, &Candidate)| now.name == then.name && now.home == then.home;
         if self.found.problems != before.problems
+            || self.found.lost != before.lost
             || self.found.files.len() != before.files.len()
             || !self.found.files.iter().zip(&before.files).all(same)
         {
@@ -87,9 +88,11 @@ impl Again {
                 }
                 // A new one, or a folder.
                 Whose::Unknown if find::is_manifest(path) => return None,
-                Whose::Unknown if *is_file || fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file()) => {
-                }
-                Whose::Unknown => return None,
+                Whose::Unknown => match fs::symlink_metadata(path) {
+                    Ok(meta) if meta.is_file() => {}
+                    Err(_) if *is_file => {}
+                    Ok(_) | Err(_) => return None,
+                },
             }
         }
         let sizes = self.found.files.iter().map(Candidate::bytes);
@@ -145,6 +148,11 @@ impl Again {
     /// The same for files that somebody else has found and read, with the problems he met.
     pub fn take(&mut self, files: Vec<Given>, problems: Vec<Problem>) {
         self.found = find::given(files, problems);
+    }
+
+    /// Links that lead nowhere, and that nobody would miss if they never led anywhere.
+    pub fn lost(&self) -> impl Iterator<Item = &str> {
+        self.found.lost.iter().map(String::as_str)
     }
 
     /// What was last walked or taken, with other texts in place of some files'.

@@ -96,6 +96,8 @@ pub struct Found {
     pub problems: Vec<Problem>,
     /// A file may have another name as well.
     pub has_links: bool,
+    /// Links that lead nowhere, by names that no manifest has: perhaps once to a folder.
+    pub lost: Vec<String>,
 }
 
 /// Every manifest file below the paths, each real file once, in the order of their names.
@@ -106,9 +108,12 @@ pub fn find(paths: &[PathBuf], limits: &Limits) -> Found {
     }
     let mut found = walk.found;
     found.files.sort_by(|a, b| a.name.cmp(&b.name));
-    let name = paths.first().map(|path| shown(path)).unwrap_or_default();
-    if let Some(problem) = too_large(&name, found.files.iter().map(|file| file.bytes), limits) {
-        found.problems.push(problem);
+    // All of it, wherever it stands.
+    let too_large =
+        |path: &PathBuf| too_large(&shown(path), found.files.iter().map(|file| file.bytes), limits);
+    let problems: Vec<Problem> = paths.iter().filter_map(too_large).collect();
+    if !problems.is_empty() {
+        found.problems.extend(problems);
         found.files.clear();
     }
     found
@@ -153,7 +158,7 @@ pub fn given(files: Vec<Given>, problems: Vec<Problem>) -> Found {
     };
     let mut files: Vec<Candidate> = files.into_iter().map(candidate).collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));
-    Found { files, problems, has_links: false }
+    Found { files, problems, has_links: false, lost: Vec::new() }
 }
 
 struct Walk {
@@ -252,8 +257,8 @@ impl Walk {
     fn link(&mut self, link: &Path, home: &Path, root: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
         let real = match link.canonicalize() {
             Ok(real) => real,
-            // A dangling or looping link to something that is no manifest is nobody's business.
-            Err(_) if !is_manifest(link) => return,
+            // A dangling or looping link is nobody's business, unless there was something behind it.
+            Err(_) if !is_manifest(link) => return self.found.lost.push(shown(link)),
             Err(error) => {
                 return self.problem(link, format!("cannot follow the link: {}", reason(&error)), None);
             }

@@ -66,6 +66,8 @@ pub struct Loaded {
     homes: Vec<PathBuf>,
     /// What is above all documents.
     context: Option<expand::Context>,
+    /// Files that claim the same thing, pair by pair.
+    rivals: Vec<(Arc<str>, Arc<str>)>,
 }
 
 /// One document, and where it stands.
@@ -186,6 +188,16 @@ impl Loaded {
         self.sources.iter().zip(&self.homes).map(|(source, home)| source.given(home)).collect()
     }
 
+    /// The file that a document stands in.
+    pub fn file_of(&self, document: &Declaration) -> &str {
+        &self.sources[document.source].name
+    }
+
+    /// Pairs of files that claim the same thing: of the two, a problem names one.
+    pub fn rivals(&self) -> &[(Arc<str>, Arc<str>)] {
+        &self.rivals
+    }
+
     pub fn errors(&self) -> usize {
         self.problems.iter().filter(|problem| problem.severity == Severity::Error).count()
     }
@@ -264,6 +276,13 @@ impl Loaded {
         self.desired = expanded.desired;
         self.context = Some(expanded.context);
         findings.retain(|(document, finding)| !follows_from_dropped(&self.documents[*document], finding));
+        let rivals = findings.iter().filter(|(_, finding)| finding.code.names_a_rival()).filter_map(
+            |(document, finding)| {
+                let (other, _) = finding.other.as_ref()?;
+                Some((self.source(*document).name.clone(), self.source(*other).name.clone()))
+            },
+        );
+        self.rivals = rivals.collect();
         let placed = self.place_all(findings, told, limits);
         self.problems.extend(placed);
         self.problems.sort();

@@ -45,6 +45,7 @@ codes! {
     NotText = "E0112" Error "not UTF-8 text",
     HiddenCharacter = "E0113" Error "a character that readers do not see",
     TooMany = "E0114" Error "a document with more problems than are listed",
+    Nothing = "E0115" Error "a tree that is watched, and declares no process",
     // Values
     BadName = "E0201" Error "a namespace, name, group or agent id that keys cannot carry",
     RelativePath = "E0202" Error "a relative path where an absolute one is needed",

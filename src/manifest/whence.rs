@@ -1,15 +1,61 @@
 //! Where a value was written: the line of a field, in the process itself or in the Defaults above it.
 
-use std::collections::HashMap;
-use std::path::Path as FilePath;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 
 use serde_yaml::Value;
 
 use super::check::Declared;
 use super::places::Places;
 use super::problem::{At, Path};
-use super::{Limits, Loaded};
-use crate::model::Place;
+use super::{Given, Limits, Loaded, load_given};
+use crate::model::{Place, Plan, Why};
+
+/// A field is shown where it is written, not where its process begins.
+pub fn locate(plan: &mut Plan, loaded: &Loaded, limits: &Limits) {
+    let mut named = fields(plan).peekable();
+    if named.peek().is_none() {
+        return;
+    }
+    let mut whence = Whence::new(loaded, limits);
+    for why in named {
+        if let (Some(field), Some(at)) = (&why.field, &why.at)
+            && let Some(place) = whence.field(at, field)
+        {
+            why.at = Some(place);
+        }
+    }
+}
+
+/// Every reason that names a field.
+fn fields(plan: &mut Plan) -> impl Iterator<Item = &mut Why> {
+    let steps = plan.waves.iter_mut().flat_map(|wave| &mut wave.steps).flat_map(|step| &mut step.why);
+    let all = steps.chain(plan.held.iter_mut().flat_map(|held| &mut held.why));
+    all.filter(|why| why.field.is_some())
+}
+
+/// The same for somebody who has only the texts, in the order of their names: few files are parsed for it, or none.
+pub fn locate_in(plan: &mut Plan, texts: &[Given], limits: &Limits) {
+    const FEW: usize = 32;
+    let named: BTreeSet<Arc<str>> =
+        fields(plan).filter_map(|why| why.at.as_ref()).map(|at| Arc::clone(&at.file)).take(FEW + 1).collect();
+    if named.is_empty() || named.len() > FEW {
+        return;
+    }
+    let of = |name: &Arc<str>| {
+        let at = texts.binary_search_by(|text| text.name.as_str().cmp(name)).ok()?;
+        Some(texts[at].clone())
+    };
+    let mut files: Vec<Given> = named.iter().filter_map(of).collect();
+    let homes: BTreeSet<PathBuf> = files.iter().map(|file| file.home.clone()).collect();
+    // What a process does not say itself, Defaults above it may.
+    let above = |text: &&Given| homes.iter().any(|home| home.starts_with(&text.home));
+    let says = |text: &&Given| std::str::from_utf8(&text.content).is_ok_and(|text| text.contains("Defaults"));
+    let is_known = |text: &&Given| named.contains(text.name.as_str());
+    files.extend(texts.iter().filter(|text| !is_known(text) && above(text) && says(text)).take(FEW).cloned());
+    locate(plan, &load_given(files, Vec::new(), limits, &BTreeMap::new()), limits);
+}
 
 pub struct Whence<'a> {
     loaded: &'a Loaded,

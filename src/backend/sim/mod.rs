@@ -311,9 +311,11 @@ impl Backend for Sim {
         Ok((observed, Some(changes)))
     }
 
-    async fn mark(&self, _hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
+    async fn mark(&self, hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
         let inner = self.inner();
-        Ok(Mark { number: inner.number, gaps: inner.silent() })
+        let mut gaps = inner.silent();
+        gaps.retain(|host, _| hosts.contains(host));
+        Ok(Mark { number: inner.number, gaps })
     }
 
     async fn submit(&self, _call: &str, orders: &[Order]) -> Result<Task, Fault> {

@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use notify::event::{CreateKind, RemoveKind};
 use notify::{EventKind, RecursiveMode, Watcher};
 
-use super::kept::Kept;
+use super::kept::{Kept, Places};
 use super::{Finish, Reading, Seen};
-use crate::manifest::{Again, Changed, Given, Limits};
+use crate::manifest::{Again, Changed, Given, Limits, shown};
 
 pub struct Directory {
     paths: Vec<PathBuf>,
@@ -37,8 +37,9 @@ pub struct Directory {
     seen: Arc<Seen>,
     watching: Watching,
     walked: Option<Instant>,
-    /// When the last reading first said what it says.
-    said: Instant,
+    /// It was read at least once.
+    is_read: bool,
+    sure: Sure,
     /// Something became known that may stand in for what is broken.
     is_told_more: bool,
 }
@@ -90,7 +91,8 @@ impl Directory {
             seen,
             watching,
             walked: None,
-            said: Instant::now(),
+            is_read: false,
+            sure: Sure::default(),
             is_told_more: false,
         }
     }
@@ -144,34 +146,37 @@ impl Directory {
         let changed = self.look();
         let (again, limits) = (&mut self.again, &self.limits);
         let is_told_more = std::mem::take(&mut self.is_told_more);
-        if !is_told_more && changed.as_ref().is_some_and(Vec::is_empty) {
-            // The same files say the same; if they do so for as long as one waits for quiet, they mean it.
+        if std::mem::replace(&mut self.is_read, true)
+            && !is_told_more
+            && changed.as_ref().is_some_and(Vec::is_empty)
+        {
             self.last.is_news = false;
-            self.last.may_prune = !self.last.is_incomplete && self.said.elapsed() >= self.debounce;
-            if !self.last.may_prune && !self.last.is_incomplete {
-                self.seen.changed_now();
-            }
-            return &self.last;
+            return self.confirmed();
         }
         // On a reading that was whole and confirmed, what a few files say only of themselves takes nothing away.
         if let Some(changed) = changed.filter(|_| self.last.may_prune)
             && let Some(spliced) = again.splice(&changed, &self.last.desired, limits)
         {
             self.kept.put_in(spliced, &mut self.last);
+            self.sure.goes_on(&self.last.revision);
             return &self.last;
         }
-        let reading = self.kept.take(|stand_ins| again.load(limits, stand_ins));
-        let before = self.last.revision.clone();
-        let mut reading = Kept::unless_gone(reading, &mut self.last);
-        if reading.revision != before {
-            self.said = Instant::now();
-        }
-        reading.may_prune = !reading.is_incomplete && self.said.elapsed() >= self.debounce;
+        let roots = self.paths.iter().map(|path| shown(path)).collect();
+        let places = Places { roots, lost: again.lost().map(str::to_owned).collect() };
+        let reading = self.kept.take(&places, |stand_ins| again.load(limits, stand_ins));
+        self.last = Kept::unless_gone(reading, &mut self.last);
+        self.confirmed()
+    }
+
+    /// The last reading; it may be pruned by if it is whole, and says what it said a debounce ago.
+    fn confirmed(&mut self) -> &Reading {
+        let Reading { revision, is_incomplete, .. } = &self.last;
+        let now = Instant::now();
+        self.last.may_prune = self.sure.says(revision, *is_incomplete, now, self.debounce);
         // The next look confirms it.
-        if !reading.may_prune && !reading.is_incomplete {
+        if !self.last.may_prune && !self.last.is_incomplete {
             self.seen.changed_now();
         }
-        self.last = reading;
         &self.last
     }
 
@@ -190,6 +195,29 @@ impl Directory {
         }
         self.walked = Some(Instant::now());
         self.again.walk(&self.paths, &self.limits)
+    }
+}
+
+/// What whole readings say, one after the other, and since when.
+#[derive(Default)]
+struct Sure(Option<(String, Instant)>);
+
+impl Sure {
+    /// Is it sure by this reading? It takes two that say the same, and nothing else in between, so far apart.
+    fn says(&mut self, revision: &str, is_incomplete: bool, now: Instant, apart: Duration) -> bool {
+        match &self.0 {
+            _ if is_incomplete => self.0 = None,
+            Some((said, since)) if said == revision => return now.saturating_duration_since(*since) >= apart,
+            Some(_) | None => self.0 = Some((revision.to_owned(), now)),
+        }
+        false
+    }
+
+    /// It says something else by now, and is as sure as it was.
+    fn goes_on(&mut self, revision: &str) {
+        if let Some((said, _)) = &mut self.0 {
+            revision.clone_into(said);
+        }
     }
 }
 
@@ -229,17 +257,19 @@ fn watcher(paths: &[PathBuf], seen: &Arc<Seen>) -> (Option<notify::RecommendedWa
     let told = Arc::clone(seen);
     let ways: Vec<BTreeSet<PathBuf>> = paths.iter().map(|path| ways_to(path)).collect();
     let on_the_way: BTreeSet<PathBuf> = ways.iter().flatten().cloned().collect();
-    let made = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        note(&event, &on_the_way, &told);
-    });
-    let Ok(mut watcher) = made else { return (None, false) };
+    let heard = move |event: notify::Result<notify::Event>| note(&event, &on_the_way, &told);
+    // A link that leads out of the tree is not followed when it is read, either: who knows what is there.
+    let config = notify::Config::default().with_follow_symlinks(false);
+    let Ok(mut watcher) = notify::RecommendedWatcher::new(heard, config) else { return (None, false) };
     let mut tells_all = true;
     for (path, ways) in paths.iter().zip(&ways) {
         for folder in ways.iter().filter_map(|way| way.parent()) {
             // One that is not ours to look into is not where links are swapped.
             let _ = watcher.watch(folder, RecursiveMode::NonRecursive);
         }
-        tells_all &= watcher.watch(path, RecursiveMode::Recursive).is_ok();
+        // A path that is itself a link is meant to be followed.
+        let inside = if path.is_dir() { path.join(".") } else { path.clone() };
+        tells_all &= watcher.watch(&inside, RecursiveMode::Recursive).is_ok();
     }
     (Some(watcher), tells_all)
 }
@@ -320,14 +350,16 @@ fn is_far(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|found| FAR.contains(&(found.f_type as u32)))
 }
 
-/// A digest of what the files' metadata say. Follows links as often as the kernel would.
+/// A digest of what the files' metadata say.
 fn metadata(paths: &[PathBuf]) -> blake3::Hash {
     let mut sum = blake3::Hasher::new();
     let mut seen = BTreeSet::new();
-    let mut pending: Vec<PathBuf> = paths.to_vec();
-    while let Some(path) = pending.pop() {
+    let mut pending: Vec<(PathBuf, bool)> = paths.iter().map(|path| (path.clone(), true)).collect();
+    while let Some((path, is_root)) = pending.pop() {
         sum.update(path.as_os_str().as_encoded_bytes());
-        let Ok(meta) = fs::metadata(&path) else { continue };
+        // What is below the paths is walked wherever it is; links may lead anywhere.
+        let meta = if is_root { fs::metadata(&path) } else { fs::symlink_metadata(&path) };
+        let Ok(meta) = meta else { continue };
         let facts = [meta.dev(), meta.ino(), meta.len(), u64::from(meta.mode())];
         let times = [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()];
         for fact in facts {
@@ -342,7 +374,7 @@ fn metadata(paths: &[PathBuf]) -> blake3::Hash {
                 .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
                 .unwrap_or_default();
             inside.sort();
-            pending.extend(inside);
+            pending.extend(inside.into_iter().map(|path| (path, false)));
         }
     }
     sum.finalize()
@@ -351,6 +383,24 @@ fn metadata(paths: &[PathBuf]) -> blake3::Hash {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_takes_two_whole_readings_a_debounce_apart_to_be_sure() {
+        let (now, apart) = (Instant::now(), Duration::from_millis(200));
+        let mut sure = Sure::default();
+        assert!(!sure.says("1", false, now, apart) && !sure.says("1", false, now, apart));
+        assert!(sure.says("1", false, now + apart, apart));
+        assert!(!sure.says("2", false, now + apart, apart), "it says something else");
+        assert!(!sure.says("2", true, now + 3 * apart, apart), "something was missing in between");
+        assert!(
+            !sure.says("2", false, now + 3 * apart, apart) && sure.says("2", false, now + 4 * apart, apart)
+        );
+        sure.goes_on("3");
+        assert!(sure.says("3", false, now + 4 * apart, apart));
+        let mut hasty = Sure::default();
+        assert!(!hasty.says("1", false, now, Duration::ZERO), "one reading is not enough");
+        assert!(hasty.says("1", false, now, Duration::ZERO));
+    }
 
     #[test]
     fn lost_events_mean_that_everything_is_looked_at_and_watched_anew() {

@@ -74,6 +74,17 @@ impl Trouble {
         }
     }
 
+    /// Is it still the same? How many milliseconds a failure took this time is no news.
+    pub fn is_as(&self, other: &Trouble) -> bool {
+        match (self, other) {
+            (Trouble::Unreachable { why: one }, Trouble::Unreachable { why: other }) => {
+                let words = |why: &str| why.replace(|c: char| c.is_ascii_digit(), "");
+                words(one) == words(other)
+            }
+            (one, other) => one == other,
+        }
+    }
+
     pub fn hint(&self) -> Option<String> {
         match self {
             Trouble::Rewound { tip, .. } => Some(format!(

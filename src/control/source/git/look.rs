@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::super::kept::Kept;
+use super::super::kept::{Kept, Places};
 use super::super::{Finish, Reading, Trouble};
 use super::program::Program;
 use super::setting::Setting;
 use super::signature;
-use super::tree::{Chosen, Tree};
+use super::tree::{Choice, Chosen, Tree};
 use crate::manifest::{self, Given, Limits, Loaded, Problem, StandIn};
 
 /// The longest listing of a commit: some two million files.
@@ -59,6 +59,8 @@ pub struct Looker {
 pub struct Files {
     pub files: Vec<Given>,
     pub problems: Vec<Problem>,
+    /// Links that lead nowhere.
+    pub lost: Vec<String>,
 }
 
 impl Looker {
@@ -66,7 +68,10 @@ impl Looker {
         let mirror = mirror(&setting);
         let program = Program { mirror, patience: setting.patience, stop };
         let again = manifest::Again::default();
-        Looker { setting, program, again, kept: Kept::new(finish), good: None, is_untidy: false }
+        let mut kept = Kept::new(finish);
+        // What was in force before is known from its commit.
+        kept.recall(Vec::new());
+        Looker { setting, program, again, kept, good: None, is_untidy: false }
     }
 
     /// `pin` is the commit taken last, `have` the one in force here.
@@ -143,14 +148,25 @@ impl Looker {
             }
         }
         let seen = format!("refs/abide/seen/{}", digest(name));
-        let what = format!("+{name}:{seen}");
-        let flags = ["fetch", "--quiet", "--no-tags", "--no-prune", "--no-write-fetch-head"];
-        let more = ["--no-recurse-submodules", "--update-shallow", "--", url, &what];
-        let args: Vec<&str> = flags.into_iter().chain(more).collect();
         let cannot = |why: &str| format!("cannot fetch {name} from {shown}: {why}");
-        let fetched = self.program.remote(&args, lock).map_err(|why| cannot(&why))?;
-        if !fetched.is_well() {
-            return Err(cannot(&fetched.said));
+        let mut missing = String::new();
+        for name in meant_by(name) {
+            let what = format!("+{name}:{seen}");
+            let flags = ["fetch", "--quiet", "--no-tags", "--no-prune", "--no-write-fetch-head"];
+            let more = ["--no-recurse-submodules", "--update-shallow", "--", url, &what];
+            let args: Vec<&str> = flags.into_iter().chain(more).collect();
+            let fetched = self.program.remote(&args, lock).map_err(|why| cannot(&why))?;
+            if fetched.is_well() {
+                missing.clear();
+                break;
+            }
+            if !fetched.said.contains("couldn't find remote ref") {
+                return Err(cannot(&fetched.said));
+            }
+            missing = fetched.said;
+        }
+        if !missing.is_empty() {
+            return Err(cannot(&missing));
         }
         let commit = format!("{seen}^{{commit}}");
         let tip = self.program.local(&["rev-parse", "--verify", &commit], &[], 1000)?;
@@ -195,7 +211,8 @@ impl Looker {
         let limits = &self.setting.limits;
         let again = &mut self.again;
         again.take(files.files, files.problems);
-        let mut reading = self.kept.take(|stand_ins| again.load(limits, stand_ins));
+        let places = Places { roots: Vec::new(), lost: files.lost };
+        let mut reading = self.kept.take(&places, |stand_ins| again.load(limits, stand_ins));
         if reading.desired.instances.is_empty() && !reading.is_incomplete {
             let why = format!("no process is declared {}", below(&self.setting.path));
             return Err(Trouble::Empty { tip: commit.to_owned(), why });
@@ -234,6 +251,16 @@ impl Looker {
     }
 }
 
+/// What a name may mean, the first that there is. For git a tag comes before a branch of the same name: then whoever may
+/// push tags could stand in for a branch that he may not push to.
+fn meant_by(name: &str) -> Vec<String> {
+    let is_id = name.len() >= 40 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match name == "HEAD" || name.starts_with("refs/") || is_id {
+        true => vec![name.to_owned()],
+        false => ["refs/heads/", "refs/tags/", "refs/"].map(|place| format!("{place}{name}")).into(),
+    }
+}
+
 /// Two watches of one repository share what they fetched, whatever branches they follow.
 pub fn mirror(setting: &Setting) -> PathBuf {
     setting.folder.join(digest(&setting.shown_url()))
@@ -268,13 +295,24 @@ pub fn files(program: &Program, commit: &str, path: &Path, limits: &Limits) -> R
     let targets = contents(program, &links).map_err(cannot)?;
     let targets = targets.into_iter().map(|target| OsString::from_vec(target.to_vec()));
     tree.targets = links.into_iter().map(|(object, _)| object).zip(targets).collect();
-    let (chosen, mut problems) = tree.choose(root);
+    let mut choice = tree.choose(root);
+    for (link, there) in std::mem::take(&mut choice.outside) {
+        let there = there.to_string_lossy();
+        let args = ["ls-tree", "-l", "-z", "--full-tree", commit, &*there];
+        let listed = program.local(&args, &[], LISTING).map_err(cannot)?;
+        match Tree::parse(&listed.out).map_err(cannot)?.is_folder(Path::new(&*there)) {
+            Some(true) => choice.leads_out(&link),
+            Some(false) => {}
+            None => choice.lost.push(manifest::shown(&link)),
+        }
+    }
+    let Choice { files: chosen, mut problems, lost, .. } = choice;
     if chosen.is_empty() && problems.is_empty() {
         return Err(empty(format!("there is no *.yaml, *.yml or *.json {}", below(root))));
     }
     if let Some(problem) = manifest::too_large(&path, chosen.iter().map(|file| file.bytes), limits) {
         problems.push(problem);
-        return Ok(Files { files: Vec::new(), problems });
+        return Ok(Files { files: Vec::new(), problems, lost });
     }
     // What is too large is not even asked for.
     let (small, large): (Vec<Chosen>, Vec<Chosen>) =
@@ -289,7 +327,7 @@ pub fn files(program: &Program, commit: &str, path: &Path, limits: &Limits) -> R
             bytes: file.bytes,
             content,
         });
-    Ok(Files { files: files.collect(), problems })
+    Ok(Files { files: files.collect(), problems, lost })
 }
 
 /// The contents of objects, in the same order.

@@ -162,7 +162,15 @@ impl Git {
             self.pin = Some(pin);
             self.fresh = true;
         }
-        self.fresh || self.trouble != self.told
+        self.fresh || self.is_told_otherwise()
+    }
+
+    /// Is what is wrong something else than what was last told?
+    fn is_told_otherwise(&self) -> bool {
+        match (&self.told, &self.trouble) {
+            (Some(told), Some(now)) => !told.is_as(now),
+            (told, now) => told.is_some() != now.is_some(),
+        }
     }
 
     pub fn wait(&self) -> Duration {
@@ -196,7 +204,7 @@ impl Git {
     }
 
     pub fn news(&mut self) -> Option<Option<&Trouble>> {
-        if self.told == self.trouble {
+        if !self.is_told_otherwise() {
             return None;
         }
         self.told.clone_from(&self.trouble);

@@ -154,6 +154,13 @@ impl Program {
         let stderr = said.try_clone().map_err(|error| format!("cannot run git: {error}"))?;
         command.stdout(if most > 0 { Stdio::piped() } else { Stdio::null() }).stderr(stderr).process_group(0);
         let name = command.get_program().to_string_lossy().into_owned();
+        // Whoever comes after us, should we be killed, finds nobody at work on the mirror.
+        // SAFETY: between fork and exec, one system call that neither allocates nor locks.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(Into::into)
+            });
+        }
         let mut child = command.spawn().map_err(|error| format!("cannot run {name}: {error}"))?;
         let (to, from) = (child.stdin.take(), child.stdout.take());
         let (status, out) = std::thread::scope(|threads| {

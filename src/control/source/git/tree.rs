@@ -36,6 +36,30 @@ enum Kind {
     Folder,
 }
 
+/// What is found below a path.
+#[derive(Debug, Default)]
+pub struct Choice {
+    pub files: Vec<Chosen>,
+    pub problems: Vec<Problem>,
+    /// Links by names that no manifest has, and the place outside of the path that each leads to: if that is a folder, what
+    /// is in it is not read.
+    pub outside: Vec<(PathBuf, PathBuf)>,
+    /// The same for links that lead nowhere, or out of the repository.
+    pub lost: Vec<String>,
+}
+
+impl Choice {
+    pub fn problem(&mut self, path: &Path, message: String, hint: &str) {
+        let name = manifest::shown(path).into();
+        self.problems.push(Problem::of_file(name, Code::Unreadable, message, Some(hint.to_owned())));
+    }
+
+    pub fn leads_out(&mut self, link: &Path) {
+        let hint = "put a copy into the tree, or let --path name a directory around both";
+        self.problem(link, manifest::LEADS_OUT.to_owned(), hint);
+    }
+}
+
 /// A file to be read.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Chosen {
@@ -85,15 +109,19 @@ impl Tree {
         links.map(|entry| (entry.object.as_str(), entry.bytes)).collect()
     }
 
+    /// What kind of thing stands there: a folder, or something else. `None`: nothing.
+    pub fn is_folder(&self, path: &Path) -> Option<bool> {
+        self.entries.get(path).map(|entry| entry.kind == Kind::Folder)
+    }
+
     /// The manifests below a path of the repository, or the one that it is.
-    pub fn choose(&self, root: &Path) -> (Vec<Chosen>, Vec<Problem>) {
+    pub fn choose(&self, root: &Path) -> Choice {
         let mut walk = Walk {
             tree: self,
             root,
             inside: BTreeMap::new(),
             seen: BTreeSet::new(),
-            chosen: Vec::new(),
-            problems: Vec::new(),
+            choice: Choice::default(),
         };
         for path in self.entries.keys() {
             walk.inside.entry(path.parent().unwrap_or(Path::new(""))).or_default().push(path);
@@ -102,11 +130,11 @@ impl Tree {
             Some(Kind::File) => walk.file(root, root),
             Some(Kind::Link) => {
                 let message = "it is a link".to_owned();
-                walk.problem(root, message, "name what it leads to");
+                walk.choice.problem(root, message, "name what it leads to");
             }
             Some(Kind::Folder) | None => walk.directory(),
         }
-        (walk.chosen, walk.problems)
+        walk.choice
     }
 }
 
@@ -117,23 +145,18 @@ struct Walk<'a> {
     inside: BTreeMap<&'a Path, Vec<&'a Path>>,
     /// Real paths, so that a link and its target are read once.
     seen: BTreeSet<PathBuf>,
-    chosen: Vec<Chosen>,
-    problems: Vec<Problem>,
+    choice: Choice,
 }
 
 /// Where a link leads.
 enum Leads {
     To(PathBuf),
-    Out,
+    /// Out of the path; `None`: even out of the repository.
+    Out(Option<PathBuf>),
     Nowhere,
 }
 
 impl Walk<'_> {
-    fn problem(&mut self, path: &Path, message: String, hint: &str) {
-        let name = manifest::shown(path).into();
-        self.problems.push(Problem::of_file(name, Code::Unreadable, message, Some(hint.to_owned())));
-    }
-
     fn directory(&mut self) {
         // Links come last: a file is known by its own name rather than by a link's.
         let mut links = BTreeSet::new();
@@ -174,19 +197,17 @@ impl Walk<'_> {
     fn link(&mut self, path: &Path, link: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
         let real = match self.follow(link) {
             Leads::To(real) => real,
-            // What is no manifest by its name, and no folder, is nobody's business.
-            Leads::Nowhere | Leads::Out if !manifest::is_manifest(path) => return,
+            Leads::Out(Some(there)) if !manifest::is_manifest(path) => {
+                return self.choice.outside.push((path.to_path_buf(), there));
+            }
+            Leads::Nowhere | Leads::Out(_) if !manifest::is_manifest(path) => {
+                return self.choice.lost.push(manifest::shown(path));
+            }
             Leads::Nowhere => {
-                return self.problem(
-                    path,
-                    "the link leads nowhere".to_owned(),
-                    "put the file into the repository",
-                );
+                let hint = "put the file into the repository";
+                return self.choice.problem(path, "the link leads nowhere".to_owned(), hint);
             }
-            Leads::Out => {
-                let hint = "put a copy into the tree, or let --path name a directory around both";
-                return self.problem(path, manifest::LEADS_OUT.to_owned(), hint);
-            }
+            Leads::Out(_) => return self.choice.leads_out(path),
         };
         match self.tree.entries.get(&real).map(|entry| entry.kind) {
             Some(Kind::File) if manifest::is_manifest(path) => self.file(path, &real),
@@ -202,10 +223,10 @@ impl Walk<'_> {
         while let Some(part) = pending.pop_front() {
             match part.as_bytes() {
                 b"." => continue,
-                b"/" => return Leads::Out,
+                b"/" => return Leads::Out(None),
                 b".." => {
                     if !here.pop() {
-                        return Leads::Out;
+                        return Leads::Out(None);
                     }
                     continue;
                 }
@@ -214,7 +235,7 @@ impl Walk<'_> {
             if !here.starts_with(self.root) {
                 match self.root.starts_with(&here) {
                     true => continue,
-                    false => return Leads::Out,
+                    false => return Leads::Out(by_name(here, pending)),
                 }
             }
             match self.tree.entries.get(&here) {
@@ -233,15 +254,32 @@ impl Walk<'_> {
                 None => return Leads::Nowhere,
             }
         }
-        if here.starts_with(self.root) { Leads::To(here) } else { Leads::Out }
+        if here.starts_with(self.root) { Leads::To(here) } else { Leads::Out(Some(here)) }
     }
 
     fn file(&mut self, path: &Path, real: &Path) {
         let Some(Entry { object, bytes, .. }) = self.tree.entries.get(real) else { return };
         if self.seen.insert(real.to_path_buf()) {
-            self.chosen.push(Chosen { path: path.to_path_buf(), object: object.clone(), bytes: *bytes });
+            self.choice.files.push(Chosen {
+                path: path.to_path_buf(),
+                object: object.clone(),
+                bytes: *bytes,
+            });
         }
     }
+}
+
+/// Where the rest of a way leads, should there be no more links on it.
+fn by_name(mut here: PathBuf, rest: VecDeque<OsString>) -> Option<PathBuf> {
+    for part in rest {
+        match part.as_bytes() {
+            b"." => {}
+            b"/" => return None,
+            b".." => here.pop().then_some(())?,
+            _ => here.push(part),
+        }
+    }
+    Some(here)
 }
 
 fn parts(path: &Path) -> VecDeque<OsString> {
@@ -275,7 +313,7 @@ mod tests {
     }
 
     fn chosen(tree: &Tree, root: &str) -> (Vec<String>, Vec<String>) {
-        let (chosen, problems) = tree.choose(Path::new(root));
+        let Choice { files: chosen, problems, .. } = tree.choose(Path::new(root));
         let mut files: Vec<String> = chosen.iter().map(|file| file.path.display().to_string()).collect();
         files.sort();
         (files, problems.iter().map(|problem| format!("{}: {}", problem.file, problem.message)).collect())
@@ -315,7 +353,12 @@ mod tests {
             ("m/gone.yaml", "nothing.yaml"),
             ("m/loop.yaml", "loop.yaml"),
             ("m/loops", "loops"),
+            ("m/team", "../shared/./x/../team"),
+            ("m/tmp", "/tmp"),
         ]);
+        let choice = all.choose(Path::new("m"));
+        assert_eq!(choice.outside, [(PathBuf::from("m/team"), PathBuf::from("shared/team"))]);
+        assert_eq!(choice.lost, ["m/loops", "m/tmp"]);
         let (files, problems) = chosen(&all, "m");
         assert_eq!(files, ["m/again.yaml"], "the file behind three names is read once");
         let out = "the link leads out of the tree, and is not followed";

@@ -124,16 +124,24 @@ fn without_credentials(url: &str) -> String {
     format!("{scheme}://{kept}{path}")
 }
 
+/// Where a path really is. A link that is exchanged for another stays the same place, wherever it leads, and nowhere.
+fn own_place(path: &Path) -> PathBuf {
+    let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+    let is_link = whole.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
+    let real = whole.canonicalize().ok().filter(|_| !is_link);
+    let beside = || Some(whole.parent()?.canonicalize().ok()?.join(whole.file_name()?));
+    real.or_else(beside).unwrap_or(whole)
+}
+
 /// Where manifests come from: for each path its place in a repository, else its place on this machine.
 pub fn of_paths(paths: &[PathBuf]) -> String {
     let of = |path: &PathBuf| {
         if path.as_os_str() == "-" {
             return "standard input".to_owned();
         }
-        find(path).and_then(|inside| inside.source()).unwrap_or_else(|| {
-            let real = path.canonicalize().or_else(|_| std::path::absolute(path));
-            real.unwrap_or_else(|_| path.clone()).to_string_lossy().into_owned()
-        })
+        find(path)
+            .and_then(|inside| inside.source())
+            .unwrap_or_else(|| own_place(path).to_string_lossy().into_owned())
     };
     let mut all: Vec<String> = paths.iter().map(of).collect();
     all.sort();
