@@ -20,7 +20,7 @@ use crate::control::pin::{self, Pin};
 use crate::control::snapshot::{self, Snapshot};
 use crate::manifest;
 use crate::reconcile::{Caps, of_desired};
-use crate::store::{Error, Store, Txn};
+use crate::store::{Error, Outcome, Store, Txn};
 
 /// Go back to an earlier revision, and stay there until there is a newer one
 ///
@@ -97,7 +97,7 @@ async fn back(
     let known = snapshot::list(&live.state, owner).await.map_err(broken)?;
     let pinned = pin::read(&live.state, owner).await.map_err(broken)?.map(|(pin, _)| pin);
     let taken = snapshot::taken(&live.state, owner).await.map_err(broken)?.0;
-    let history = entries(live, owner).await.map_err(broken)?;
+    let history = history::newest(&live.state, owner, history::KEPT).await.map_err(broken)?;
     let now = pinned.as_ref().map(|pin| &pin.revision).or(taken.as_ref().map(|taken| &taken.revision));
     let snapshot = meant(to, &known, &history, now.map(String::as_str))?;
     let texts = snapshot::texts(&live.state, owner, snapshot).await.map_err(broken)?;
@@ -130,7 +130,7 @@ fn meant<'a>(
 ) -> Result<&'a Snapshot, Failure> {
     let by_revision = |revision: &str| known.iter().find(|snapshot| snapshot.revision == revision);
     if to == "previous" {
-        let well = history.iter().rev().filter(|entry| entry["exit"] == 0);
+        let well = history.iter().filter(|entry| entry["exit"] == 0);
         let mut before = well.filter_map(|entry| entry["revision"].as_str()).filter(|one| Some(*one) != now);
         return before
             .find_map(by_revision)
@@ -172,19 +172,18 @@ fn unknown(what: &str, known: &[Snapshot]) -> Failure {
 
 async fn unpin(owner: &str, live: &Live, printer: &Printer) -> Result<Exit, Failure> {
     let broken = |error: Error| live.failure(&error);
-    let Some((pin, _)) = pin::read(&live.state, owner).await.map_err(broken)? else {
+    let Some((pin, changed)) = pin::read(&live.state, owner).await.map_err(broken)? else {
         printer.remark(&format!("nothing is pinned for {owner:?}"));
         return Ok(Exit::Done);
     };
-    live.state.txn(Txn::delete(pin::place(owner))).await.map_err(broken)?;
+    let place = pin::place(owner);
+    let ended = live.state.txn(Txn::delete(&place).only_if(&place, changed)).await.map_err(broken)?;
+    if let Outcome::Conflict(_) = ended {
+        let message = "somebody pinned something else just now: nothing was done";
+        return Err(Failure::new(Exit::Failed, message).hint("`abide history` shows it"));
+    }
     printer.remark(&format!("no longer pinned to {}", short(&pin.revision)));
     Ok(Exit::Done)
-}
-
-/// Everything that was ever done for an owner, the oldest first.
-async fn entries(live: &Live, owner: &str) -> Result<Vec<Value>, Error> {
-    let page = live.state.range(&format!("history/{owner}/"), None, usize::MAX).await?;
-    Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
 }
 
 /// The same flags mean the same as for `apply`.

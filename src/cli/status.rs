@@ -14,12 +14,12 @@ use super::stand::{Stand, stands};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::watch_source::short;
 use super::{Exit, Failure};
-use crate::control::history::changes;
+use crate::control::history::{self, changes};
 use crate::control::pin::{self, Pin};
 use crate::manifest::print as manifests;
 use crate::model::{Desired, Health, Host, HostKey, InstanceKey, ProcessKey, Seen, Spec, State};
 use crate::reconcile::Sync;
-use crate::store::{Entry, Error, Store};
+use crate::store::{Error, Store};
 
 /// Show how everything stands on one screen
 #[derive(Debug, clap::Args)]
@@ -250,16 +250,14 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
         None => (Vec::new(), None),
         Some(live) => {
             let read = runtime()?.block_on(async {
-                let page = live.state.range(&format!("history/{owner}/"), None, usize::MAX).await?;
-                Ok((page, pin::read(&live.state, &owner).await?))
+                let newest = history::newest(&live.state, &owner, history::KEPT).await?;
+                Ok((newest, pin::read(&live.state, &owner).await?))
             });
-            let (page, pinned) =
+            let (newest, pinned) =
                 read.map_err(|error: Error| Failure::new(Exit::Unreachable, error.to_string()))?;
-            let read = |entry: &Entry| serde_json::from_slice::<Value>(&entry.value).ok();
-            (page.entries.iter().filter_map(read).collect(), pinned.map(|(pin, _)| pin))
+            (newest, pinned.map(|(pin, _)| pin))
         }
     };
-    entries.reverse();
     for entry in entries.iter_mut() {
         if pinned.as_ref().is_some_and(|pin| entry["revision"] == pin.revision.as_str()) {
             entry["pinned"] = true.into();
@@ -288,7 +286,8 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
             .collect();
         let end = match entry["exit"].as_u64() {
             Some(0) => "converged".to_owned(),
-            code => format!("exit {}", code.unwrap_or(0)),
+            Some(code) => format!("exit {code}"),
+            None => "under way, or interrupted".to_owned(),
         };
         let text = |name: &str| visible(entry[name].as_str().unwrap_or("-"));
         let revision: String = text("revision").chars().take(12).collect();

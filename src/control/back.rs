@@ -30,7 +30,7 @@ impl Back {
         teller: &Teller<'_>,
     ) -> Result<Option<Arc<Reading>>, Error> {
         let owner = &setting.rules.owner;
-        let (pin, changed) = loop {
+        let (mut pin, mut changed) = loop {
             let Some((pin, changed)) = pin::read(state, owner).await? else {
                 if let Some(pin) = std::mem::take(self).pin {
                     teller.tell(Event::Unpinned { pin: &pin, newer: false });
@@ -49,6 +49,16 @@ impl Back {
             }
         };
         if changed != self.changed {
+            // Of a source that is broken somewhere, what runs is left behind as well, though it was never taken whole.
+            let left_behind =
+                source.is_incomplete && !source.revision.is_empty() && source.revision != pin.revision;
+            if left_behind && pin.over.as_deref() != Some(&source.revision) {
+                pin.over = Some(source.revision.clone());
+                let put = pin::put(owner, &pin).only_if(pin::place(owner), changed);
+                if let Outcome::Written(now) = state.txn(put).await? {
+                    changed = now;
+                }
+            }
             // What is kept of it is read once; until that works, nothing is done.
             let reading = read(state, owner, &pin.revision, setting).await?;
             *self = Back { changed, pin: Some(pin.clone()), reading: Some(Arc::new(reading)) };

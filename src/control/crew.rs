@@ -12,18 +12,18 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::event::{Event, Teller};
-use super::rollback::as_before;
+use super::rollback::{as_before, plan_back};
 use super::under_way::waits;
 use super::{Setting, Target, history, terms};
 use crate::clock;
 use crate::execute::restraints::{Restraints, heeding};
 use crate::execute::{self, Ended, Executed, Outcome, Terms, Told};
 use crate::model::{Desired, InstanceKey, Observed, Plan, ProcessKey};
-use crate::reconcile::{Rules, reconcile};
 use crate::store::keeping::keep;
 use crate::store::{Lease, Store};
 
@@ -110,15 +110,21 @@ impl<T: Target> Crew<'_, T> {
         let executing = execute::execute(plan, backend, state, &terms, &mut each);
         let rules = &self.setting.rules;
         let executing = heeding(&restrain, rules, || self.target.restraints(), executing);
-        let done = ending(state, lease, self.halt.clone(), ends, executing).await;
-        let Executed { ended, to_roll_back } = done;
-        if !to_roll_back.is_empty() {
-            self.roll_back(&order, &terms, &to_roll_back).await;
-        }
-        self.remember(&order, &ended).await;
+        let executing = ending(state, lease, self.halt.clone(), ends, executing);
+        let working = async {
+            let Executed { ended, to_roll_back } = executing.await;
+            if !to_roll_back.is_empty() {
+                self.roll_back(&order, &terms, &to_roll_back).await;
+            }
+            let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
+            let exit = if failed == 0 { 0 } else { 3 };
+            let end = json!({"exit": exit, "failed": failed, "steps": history::steps(&ended)});
+            ((ended, to_roll_back), end)
+        };
+        let (ended, put_back) = history::telling(state, &rules.owner, begun(&order), working).await;
         self.teller.tell(Event::Did { ended: &ended, took: begin.elapsed() });
         let left: Vec<Ended> = ended.into_iter().filter(|one| !free.is_told(&one.instance)).collect();
-        Report::Over { order: order.number, tried: tried(left, &terms), put_back: to_roll_back }
+        Report::Over { order: order.number, tried: tried(left, &terms), put_back }
     }
 
     fn terms(
@@ -155,44 +161,41 @@ impl<T: Target> Crew<'_, T> {
         let back = as_before(&order.desired, &terms.before, processes);
         let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
         let processes = &names.join(", ");
-        let world = match self.target.look(&back, false).await {
-            Ok(world) => world,
+        let mut observed = match self.target.look(&back, false).await {
+            Ok(world) => world.observed,
             Err(why) => {
                 self.teller.tell(Event::RolledBack { processes, steps: 0 });
                 return self.teller.tell(Event::Trouble { why: &why });
             }
         };
-        let rules = Rules { prune: false, max_restart: None, ..self.setting.rules.clone() };
-        let plan = reconcile(&back, &world.observed, &rules, &clock::at(self.target.now(), &back));
+        let now = clock::at(self.target.now(), &back);
+        let plan = plan_back(&back, &mut observed, &self.setting.rules, &now);
         self.teller.tell(Event::RolledBack { processes, steps: plan.steps().count() });
         let again = Terms {
             run: format!("{}-back", terms.run),
             restraints: terms.restraints.clone(),
-            ..self.terms(&back, &world.observed, &plan, terms.stop.clone())
+            ..self.terms(&back, &observed, &plan, terms.stop.clone())
         };
         let (backend, state) = (self.target.backend(), self.target.state());
         let mut each = |said: Told<'_>| self.tell(&plan, &said);
         let _ =
             keeping(state, &order.lease, execute::execute(&plan, backend, state, &again, &mut each)).await;
     }
+}
 
-    async fn remember(&self, order: &Order, ended: &[Ended]) {
-        let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
-        let mut summary: BTreeMap<&str, usize> = BTreeMap::new();
-        for step in order.plan.steps() {
-            *summary.entry(step.op.word()).or_default() += 1;
-        }
-        let at = clock::moment();
-        let mut entry = serde_json::json!({
-            "at": at.to_string(), "revision": order.revision, "source": "watch", "summary": summary,
-            "exit": if failed == 0 { 0 } else { 3 }, "failed": failed, "by": history::whoever(),
-            "steps": history::steps(ended),
-        });
-        if let Some(commit) = &order.commit {
-            entry["commit"] = commit.as_str().into();
-        }
-        let _ = history::add(self.target.state(), &self.setting.rules.owner, at, &entry).await;
+/// What the history says of it from its beginning.
+fn begun(order: &Order) -> Value {
+    let mut summary: BTreeMap<&str, usize> = BTreeMap::new();
+    for step in order.plan.steps() {
+        *summary.entry(step.op.word()).or_default() += 1;
     }
+    let mut entry = json!({
+        "revision": order.revision, "source": "watch", "summary": summary, "steps": history::steps_of(&order.plan),
+    });
+    if let Some(commit) = &order.commit {
+        entry["commit"] = commit.as_str().into();
+    }
+    entry
 }
 
 /// What was really tried: what was never begun, because somebody wanted that, has not failed.

@@ -23,9 +23,9 @@ pub enum Event<'a> {
     Problems {
         reading: &'a Reading,
     },
-    /// The manifests are others than those in force, and are not to be followed.
+    /// The manifests are others than those in force, and are not to be followed; `None`: they are the same again.
     Unfollowed {
-        revision: &'a str,
+        revision: Option<&'a str>,
     },
     /// The source is not followed, and why; `None`: it is again.
     Source {

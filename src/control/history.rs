@@ -1,20 +1,28 @@
 //! The history of an owner, and what it says of single instances: who changed what, when, and how it ended.
 //!
-//! `history/OWNER/TIME` is one run that did something. The newest [`KEPT`] are kept.
+//! `history/OWNER/TIME` is one run that did something: it is there from its beginning, with `exit` null, so that nothing is
+//! missing of one that was killed. The newest [`KEPT`] are kept.
+
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::clock;
 use crate::execute::Ended;
-use crate::model::Time;
+use crate::model::{Plan, Step, Time};
 use crate::store::{Error, Outcome, Store, Txn};
 
+/// So long a word in the history is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// So many steps of a run are told one by one.
+const MOST: usize = 1000;
 /// So many entries of an owner are kept.
 pub const KEPT: usize = 1000;
 /// So many older ones go with a new one, at most: where there never was an end to it, it is reached bit by bit.
 const AT_ONCE: usize = 100;
 
-/// Adds an entry, and the oldest go with that.
-pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> Result<(), Error> {
+/// Adds an entry, and the oldest go with that. The place that it has from now on.
+pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> Result<String, Error> {
     let place = format!("history/{owner}/");
     // Where it cannot be counted now, it is counted with the next one.
     let (oldest, count) = state.slice(&place, 0, AT_ONCE).await.unwrap_or_default();
@@ -26,10 +34,56 @@ pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> R
         let new = Txn::put(&key, entry.to_string()).only_if(&key, 0);
         let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
         match state.txn(txn).await? {
-            Outcome::Written(_) => return Ok(()),
+            Outcome::Written(_) => return Ok(key),
             Outcome::Conflict(_) => moment += 1,
         }
     }
+}
+
+/// The newest entries of an owner, the newest first.
+pub async fn newest<S: Store>(state: &S, owner: &str, most: usize) -> Result<Vec<Value>, Error> {
+    let place = format!("history/{owner}/");
+    let (_, count) = state.slice(&place, 0, 0).await?;
+    let (entries, _) = state.slice(&place, count.saturating_sub(most), most).await?;
+    Ok(entries.iter().rev().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
+}
+
+/// Does something, and writes down that it is being done, and how it ended, in one entry. What cannot be written down does
+/// not hold it up.
+pub async fn telling<S: Store, T>(
+    state: &S,
+    owner: &str,
+    begun: Value,
+    work: impl Future<Output = (T, Value)>,
+) -> T {
+    let at = clock::moment();
+    let entry = |more: Value| {
+        let mut entry = begun.clone();
+        entry["at"] = at.to_string().into();
+        entry["by"] = whoever().into();
+        if let (Some(entry), Value::Object(more)) = (entry.as_object_mut(), more) {
+            entry.extend(more);
+        }
+        entry
+    };
+    let first = entry(json!({"exit": null}));
+    let adding = tokio::time::timeout(PATIENCE, add(state, owner, at, &first));
+    let ((done, end), place) = tokio::join!(work, adding);
+    let last = entry(end);
+    let ending = async {
+        match place {
+            Ok(Ok(place)) => state.txn(Txn::put(place, last.to_string())).await.map(|_| ()),
+            Ok(Err(_)) | Err(_) => add(state, owner, at, &last).await.map(|_| ()),
+        }
+    };
+    let _ = tokio::time::timeout(PATIENCE, ending).await;
+    done
+}
+
+/// What a plan is about to do, for the entry of its beginning: nobody knows yet how it ends.
+pub fn steps_of(plan: &Plan) -> Value {
+    let step = |step: &Step| json!({"instance": step.instance, "op": step.op.word(), "outcome": "Unknown"});
+    plan.steps().take(MOST).map(step).collect()
 }
 
 /// The last changes of an instance: when, by whom, to which revision, and how they ended.
@@ -50,7 +104,6 @@ pub fn changes(history: &[Value], instance: &str) -> Vec<Value> {
 
 /// What a run did, instance by instance, for its entry in the history; of a very large one only the beginning.
 pub fn steps(ended: &[Ended]) -> Value {
-    const MOST: usize = 1000;
     let step =
         |one: &Ended| json!({"instance": one.instance, "op": one.op.word(), "outcome": one.outcome.word()});
     ended.iter().take(MOST).map(step).collect()

@@ -1,9 +1,10 @@
-//! A wish for what was there before.
+//! A wish for what was there before, and what it takes to get there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::model::{Desired, InstanceKey, Origin, ProcessKey, Seen};
+use crate::model::{Desired, InstanceKey, Now, Observed, Origin, Plan, ProcessKey, Seen};
+use crate::reconcile::{Rules, reconcile};
 
 /// These processes as they were: each instance with the spec that it ran with, or was given. What was not there before,
 /// or of which nobody knows the spec, is left out.
@@ -28,4 +29,16 @@ pub fn as_before(
         back.instances.insert(key.clone(), want);
     }
     back
+}
+
+/// What it takes to put that back. Nobody waits until an agent relaunches by itself what has just failed, and what puts
+/// things right has no budget.
+pub fn plan_back(back: &Desired, observed: &mut Observed, rules: &Rules, now: &Now) -> Plan {
+    observed
+        .instances
+        .values_mut()
+        .filter(|seen| seen.running == Some(false))
+        .for_each(|seen| seen.since = None);
+    let rules = Rules { prune: false, max_restart: None, ..rules.clone() };
+    reconcile(back, observed, &rules, now)
 }

@@ -11,6 +11,7 @@ use tracing::info;
 
 use super::{Dashboard, Refused, TIME, json_answer, parameter, refusal};
 use crate::clock;
+use crate::control;
 use crate::control::board::{Board, Known, Role, Row, Sync};
 use crate::http::Peer;
 use crate::model::{Health, Hold, Name, Pause, Seen, Version, seconds};
@@ -199,15 +200,12 @@ pub async fn history<S: Store>(dashboard: &Dashboard<S>, parts: &Parts) -> Resul
             .ok_or_else(|| refusal(StatusCode::BAD_REQUEST, "limit must be a number from 1 to 10000"))?,
     };
     let state = dashboard.state.get();
-    let prefix = format!("history/{}/", dashboard.board.subject.owner);
-    let page = tokio::time::timeout(TIME, state.range(&prefix, None, usize::MAX)).await;
-    let page = match page {
-        Ok(Ok(page)) => page,
-        Ok(Err(error)) => return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
-        Err(_) => return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "the state did not answer in time")),
-    };
-    let newest = page.entries.iter().rev().take(limit);
-    Ok(newest.filter_map(|entry| serde_json::from_slice::<Value>(&entry.value).ok()).collect())
+    let newest = control::history::newest(&*state, &dashboard.board.subject.owner, limit);
+    match tokio::time::timeout(TIME, newest).await {
+        Ok(Ok(newest)) => Ok(newest.into()),
+        Ok(Err(error)) => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
+        Err(_) => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "the state did not answer in time")),
+    }
 }
 
 /// The process is there and its loop goes round.

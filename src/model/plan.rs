@@ -246,6 +246,10 @@ pub enum Reason {
     RolledBack,
     /// An earlier plan for it is being carried out.
     UnderWay,
+    /// Drift is not repaired.
+    HealOff,
+    /// The manifests are not followed.
+    FollowOff,
     SourceUnreadable,
 }
 
@@ -275,7 +279,9 @@ impl Reason {
             | Reason::OldSpecUnknown
             | Reason::MoveUnsupported
             | Reason::NotConverging
-            | Reason::RolledBack => false,
+            | Reason::RolledBack
+            | Reason::HealOff
+            | Reason::FollowOff => false,
         }
     }
 
@@ -308,6 +314,8 @@ impl Reason {
             Reason::NotConverging => "NotConverging",
             Reason::RolledBack => "RolledBack",
             Reason::UnderWay => "UnderWay",
+            Reason::HealOff => "HealOff",
+            Reason::FollowOff => "FollowOff",
             Reason::SourceUnreadable => "SourceUnreadable",
         }
     }

@@ -15,11 +15,11 @@ use crate::cli::print::{Printer, count};
 use crate::cli::serve::Signals;
 use crate::cli::target::Live;
 use crate::clock;
-use crate::control::{self, rollback::as_before};
+use crate::control;
+use crate::control::rollback::{as_before, plan_back};
 use crate::execute::restraints::{Restraints, heeding};
 use crate::execute::{self, Ended, Executed, Outcome, Terms, Told};
 use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step, Want, Why};
-use crate::reconcile::{Rules, reconcile};
 use crate::store::keeping::Lost;
 
 /// How long the look at the end may take, though the time is over.
@@ -138,7 +138,7 @@ async fn roll_back(
     let names = names.join(", ");
     printer.remark(&format!("too many of {names} failed: putting it back as it was"));
     let back = as_before(&input.loaded.desired, &terms.before, processes);
-    let observed = match tokio::time::timeout(BACK, live.world(&back, None)).await {
+    let mut observed = match tokio::time::timeout(BACK, live.world(&back, None)).await {
         Ok(Ok(world)) => world.observed,
         Ok(Err(failure)) => {
             printer.warning(&format!("{names} is not back as it was: {}", failure.message));
@@ -149,8 +149,7 @@ async fn roll_back(
             return false;
         }
     };
-    let rules = Rules { prune: false, max_restart: None, ..input.rules.clone() };
-    let plan = reconcile(&back, &observed, &rules, &clock::now(&back));
+    let plan = plan_back(&back, &mut observed, &input.rules, &clock::now(&back));
     let again = Terms {
         owner: terms.owner.clone(),
         target: terms.target.clone(),

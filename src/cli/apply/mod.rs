@@ -22,7 +22,7 @@ use self::approve::{approve, over_budget};
 use self::carry_out::{carry_out, ill};
 use self::lease::Writer;
 use self::report::{Before, Report, can_be_written, reasons, show};
-use self::said::Said;
+use self::said::{Said, ended};
 use self::saved::{same_as, saved_plan};
 use self::settle::{settle, settle_held};
 use super::args::switch;
@@ -33,6 +33,7 @@ use super::print::Printer;
 use super::target::{Live, runtime};
 use super::watch_source::short;
 use super::{Exit, Failure};
+use crate::control::history;
 use crate::control::pin::Pin;
 use crate::model::Plan;
 
@@ -172,8 +173,14 @@ async fn reach(
         return Err(failure);
     }
     let before = Before::of(&input, &planned)?;
-    let report = carry_out(args, live, &mut input, &planned, deadline, writer.lost(), printer).await;
-    tokio::join!(writer.end(live), said.remember(live, &input, &planned, &before, &report));
+    let (owner, begun) = (input.rules.owner.clone(), said.begun(&input, &planned, &before));
+    let working = async {
+        let report = carry_out(args, live, &mut input, &planned, deadline, writer.lost(), printer).await;
+        let end = ended(&report);
+        writer.end(live).await;
+        (report, end)
+    };
+    let report = history::telling(&live.state, &owner, begun, working).await;
     show(args, &planned, &before, &report, printer)
 }
 

@@ -1,16 +1,15 @@
 //! Whose word it is that is carried out, and how it is remembered.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::Apply;
 use super::report::{Before, Report};
-use super::{Apply, GRACE};
 use crate::cli::Failure;
 use crate::cli::plan::input::Input;
 use crate::cli::plan::json as plan_json;
 use crate::cli::print::Printer;
 use crate::cli::rollback;
 use crate::cli::target::Live;
-use crate::clock::moment;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::snapshot::{self, Word};
@@ -79,26 +78,23 @@ impl Said {
         }
     }
 
-    /// A line in the history of this owner.
-    pub async fn remember(
-        &self,
-        live: &Live,
-        input: &Input,
-        planned: &Plan,
-        before: &Before,
-        report: &Report,
-    ) {
+    /// What the history of this owner says of it from its beginning.
+    pub fn begun(&self, input: &Input, planned: &Plan, before: &Before) -> Value {
         let digests = &before.digests;
         let mut entry = json!({
-            "at": moment().to_string(), "revision": digests.wanted, "source": input.paths, "plan": digests.id,
-            "summary": plan_json::summary(planned), "exit": report.exit as u8, "converged": report.converged,
-            "failed": report.ended.iter().filter(|ended| !ended.outcome.is_well()).count(),
-            "by": history::whoever(), "steps": history::steps(&report.ended),
+            "revision": digests.wanted, "source": input.paths, "plan": digests.id,
+            "summary": plan_json::summary(planned), "steps": history::steps_of(planned),
         });
         if let Some(commit) = self.commit() {
             entry["commit"] = commit.into();
         }
-        let remembering = history::add(&live.state, &input.rules.owner, moment(), &entry);
-        let _ = tokio::time::timeout(GRACE, remembering).await;
+        entry
     }
+}
+
+/// And at its end.
+pub fn ended(report: &Report) -> Value {
+    let failed = report.ended.iter().filter(|ended| !ended.outcome.is_well()).count();
+    json!({"exit": report.exit as u8, "converged": report.converged, "failed": failed,
+           "steps": history::steps(&report.ended)})
 }

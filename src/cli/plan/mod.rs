@@ -23,7 +23,7 @@ use self::input::{Digests, Input};
 use super::print::Printer;
 use super::{Exit, Failure};
 use crate::manifest::Limits;
-use crate::manifest::whence::Whence;
+use crate::manifest::whence;
 use crate::model;
 
 pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
@@ -67,20 +67,7 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
 
 /// A field is shown where it is written, not where its process begins.
 pub fn locate(plan: &mut model::Plan, input: &Input, limits: &Limits) {
-    let steps = plan.waves.iter_mut().flat_map(|wave| &mut wave.steps).flat_map(|step| &mut step.why);
-    let all = steps.chain(plan.held.iter_mut().flat_map(|held| &mut held.why));
-    let mut named = all.filter(|why| why.field.is_some()).peekable();
-    if named.peek().is_none() {
-        return;
-    }
-    let mut whence = Whence::new(&input.loaded, limits);
-    for why in named {
-        if let (Some(field), Some(at)) = (&why.field, &why.at)
-            && let Some(place) = whence.field(at, field)
-        {
-            why.at = Some(place);
-        }
-    }
+    whence::locate(plan, &input.loaded, limits);
 }
 
 /// Leaves what is asked for; of what is held, that which would be, or may be, of that kind.

@@ -9,7 +9,7 @@ use crate::control::Event;
 use crate::control::source::Reading;
 use crate::execute::Ended;
 use crate::manifest::{Problem, Severity};
-use crate::model::{Held, Reason, Step};
+use crate::model::Step;
 
 const INFO: &str = "info";
 const WARNING: &str = "warning";
@@ -48,7 +48,15 @@ pub fn log(event: &Event<'_>, said: &mut Said, printer: &Printer) {
         Event::Leading { generation } => log(INFO, "leading", json!({"generation": generation})),
         Event::Planned { look } => {
             said.trouble.clear();
-            held(&look.plan.held, said, printer);
+            let new = said.newly_held(&look.plan);
+            for held in new.into_iter().filter(|_| !printer.is_quiet()) {
+                let (reason, message) = (held.reason.word(), &held.detail);
+                log(
+                    WARNING,
+                    "held",
+                    json!({"instance": held.instance, "reason": reason, "message": message}),
+                );
+            }
         }
         Event::Doing { steps } => log(INFO, "doing", json!({"steps": steps})),
         Event::Ended { step, ended } => {
@@ -97,18 +105,6 @@ fn problems(problems: &[Problem], printer: &Printer) {
         };
         printer.log(level, "problem", serde_json::to_value(problem).unwrap_or_default());
     }
-}
-
-/// What is left alone, when that is not what it was.
-fn held(all: &[Held], said: &mut Said, printer: &Printer) {
-    let of = |held: &Held| json!({"instance": held.instance, "reason": held.reason.word(), "message": held.detail});
-    // What is under way is told as it ends.
-    let lines: Vec<Value> = all.iter().filter(|held| held.reason != Reason::UnderWay).map(of).collect();
-    let text = lines.iter().map(ToString::to_string).collect::<String>();
-    if text != said.held && !printer.is_quiet() {
-        lines.into_iter().for_each(|line| printer.log(WARNING, "held", line));
-    }
-    said.held = text;
 }
 
 fn of_step(step: &Step, ended: &Ended) -> Value {

@@ -1,6 +1,8 @@
 //! What the controller does, line by line on stderr, for whoever watches: things are told when they change, not at every look.
 
-use tracing::{info, warn};
+use std::collections::BTreeSet;
+
+use tracing::info;
 
 use super::log;
 use crate::cli::plan::groups;
@@ -9,16 +11,30 @@ use crate::cli::rollback;
 use crate::cli::watch_source::short;
 use crate::control::Event;
 use crate::manifest::Severity;
-use crate::model::Reason;
+use crate::model::{Held, InstanceKey, Plan, Reason};
 
 /// What was said last.
 #[derive(Default)]
 pub struct Said {
-    pub(super) held: String,
+    /// What is left alone, and why: when the words for it change, that is no news.
+    pub(super) held: BTreeSet<(InstanceKey, Reason)>,
+    /// Somebody else led.
+    pub(super) waited: bool,
     /// Something happened since everything was as wanted.
     pub(super) news: bool,
     /// Why nothing could be done, as long as that is so.
     pub(super) trouble: String,
+}
+
+impl Said {
+    /// What is left alone and was not, or for another reason. What is under way is told as it ends.
+    pub(super) fn newly_held<'p>(&mut self, plan: &'p Plan) -> Vec<&'p Held> {
+        let is_told = |held: &&Held| held.reason != Reason::UnderWay;
+        let of = |held: &Held| (held.instance.clone(), held.reason);
+        let new = plan.held.iter().filter(is_told).filter(|held| !self.held.contains(&of(held))).collect();
+        self.held = plan.held.iter().filter(is_told).map(of).collect();
+        new
+    }
 }
 
 pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
@@ -56,7 +72,8 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
                 printer.to_stderr("the manifests have no errors any more\n");
             }
         }
-        Event::Unfollowed { revision } => {
+        Event::Unfollowed { revision: None } => printer.to_stderr("the manifests are what is in force\n"),
+        Event::Unfollowed { revision: Some(revision) } => {
             info!(%revision, "not followed");
             let revision = short(revision);
             printer.to_stderr(&format!(
@@ -72,7 +89,7 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             info!(%trouble, word, "the source is not followed");
             let hint = trouble.hint().map(|hint| format!("{HINT}hint{HINT:#}: {hint}\n")).unwrap_or_default();
             printer.to_stderr(&format!(
-                "{ERROR}source{ERROR:#}: {word}: {}; what was last taken stays\n{hint}",
+                "{ERROR}source{ERROR:#}: {word}: {}; what was last taken, if anything, stays\n{hint}",
                 visible(&trouble.to_string())
             ));
         }
@@ -86,33 +103,29 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             printer.to_stderr(&format!("{BOLD}no longer pinned{BOLD:#} to {}{why}\n", short(&pin.revision)));
         }
         Event::Waiting { holder } => {
+            said.waited = true;
             printer.to_stderr(&format!(
                 "{WARNING}waiting{WARNING:#}: {} (process {}) leads\n",
                 visible(&holder.host),
                 holder.pid
             ));
         }
-        Event::Leading { generation } => info!(generation, "leading"),
+        Event::Leading { generation } => {
+            info!(generation, "leading");
+            if std::mem::take(&mut said.waited) {
+                printer.to_stderr(&format!("{BOLD}leading{BOLD:#}: the one before is gone\n"));
+            }
+        }
         Event::Planned { look, .. } => {
             said.trouble.clear();
-            let text: String = look
-                .plan
-                .held
-                .iter()
-                // What is under way is told as it ends.
-                .filter(|held| held.reason != Reason::UnderWay)
-                .map(|held| {
-                    format!(
-                        "{WARNING}{}{WARNING:#} {}: {}\n",
-                        held.reason.word(),
-                        visible(&held.instance.to_string()),
-                        visible(&held.detail)
-                    )
-                })
-                .collect();
-            if said.held != text && !printer.is_quiet() {
-                printer.to_stderr(&text);
-                said.held = text;
+            let new = said.newly_held(&look.plan);
+            for held in new.into_iter().filter(|_| !printer.is_quiet()) {
+                printer.to_stderr(&format!(
+                    "{WARNING}{}{WARNING:#} {}: {}\n",
+                    held.reason.word(),
+                    visible(&held.instance.to_string()),
+                    visible(&held.detail)
+                ));
             }
         }
         Event::Doing { .. } | Event::Passing | Event::Passed { .. } | Event::Turned => {}
@@ -141,7 +154,6 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             ));
         }
         Event::RolledBack { processes, .. } => {
-            warn!(%processes, "rolled back");
             printer.to_stderr(&format!(
                 "{ERROR}rolled back{ERROR:#} {}: too many of it failed; left alone until its manifest changes\n",
                 visible(processes)
@@ -162,10 +174,9 @@ pub fn tell(event: &Event<'_>, said: &mut Said, printer: &Printer) {
             info!(settled, held, "as wanted");
             if std::mem::take(&mut said.news) {
                 let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
-                printer.to_stderr(&format!(
-                    "{BOLD}converged{BOLD:#}: {} as wanted{rest}\n",
-                    count(*settled, "instance")
-                ));
+                let word = if *held > 0 { "at rest" } else { "converged" };
+                let many = count(*settled, "instance");
+                printer.to_stderr(&format!("{BOLD}{word}{BOLD:#}: {many} as wanted{rest}\n"));
             }
         }
     }

@@ -41,8 +41,14 @@ impl Inner {
             Event::Read { reading, revision } => self.read(reading, revision),
             Event::Problems { reading } => self.problems(reading),
             Event::Unfollowed { revision } => {
-                let short: String = revision.chars().take(12).collect();
-                let title = format!("revision {short} is there, and is not to be followed");
+                let title = match revision {
+                    Some(revision) => {
+                        let short: String = revision.chars().take(12).collect();
+                        format!("revision {short} is there, and is not to be followed")
+                    }
+                    None => "what is there is what is in force".to_owned(),
+                };
+                self.known.not_followed = revision.map(|_| format!("FollowOff: {title}"));
                 self.note(Kind::Source, Level::Info, title, plain(), json!({"unfollowed": revision}));
             }
             Event::Source { trouble: None } => {
@@ -115,7 +121,8 @@ impl Inner {
             Event::Rested { settled, held } => {
                 if std::mem::take(&mut self.news) {
                     let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
-                    let title = format!("converged: {} as wanted{rest}", count(*settled, "instance"));
+                    let word = if *held > 0 { "at rest" } else { "converged" };
+                    let title = format!("{word}: {} as wanted{rest}", count(*settled, "instance"));
                     let more = json!({"settled": settled, "held": held});
                     self.note(Kind::Converged, Level::Info, title, plain(), more);
                 }

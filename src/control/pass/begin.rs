@@ -9,7 +9,7 @@ use super::super::crew::{Order, Report, keeping};
 use super::super::event::Event;
 use super::super::under_way::Going;
 use super::super::{Look, Target, name_of_run, terms};
-use super::{Pass, Work};
+use super::Pass;
 use crate::clock;
 use crate::execute::journal::{self, Call};
 use crate::execute::{self, Ended};
@@ -26,7 +26,7 @@ enum May {
 
 impl<T: Target> Pass<'_, T> {
     /// Is it to be looked at again at once?
-    pub(super) async fn begin(&mut self, work: &Work) -> bool {
+    pub(super) async fn begin(&mut self, look: &Look) -> bool {
         let lease = match self.may().await {
             May::Yes(lease) => lease,
             may => {
@@ -34,7 +34,7 @@ impl<T: Target> Pass<'_, T> {
                 return matches!(may, May::LookAgain);
             }
         };
-        let Look { plan, desired, observed, .. } = &*work.look;
+        let Look { plan, desired, observed, .. } = look;
         self.unsettled = true;
         let (_, never) = watch::channel(false);
         for part in execute::apart(plan, &terms(desired, observed, plan, never)) {

@@ -4,7 +4,7 @@
 
 mod begin;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::mpsc;
@@ -21,15 +21,26 @@ use super::under_way::UnderWay;
 use super::{Look, Setting, Target};
 use crate::clock;
 use crate::execute::world::World;
-use crate::model::{Desired, Hold, InstanceKey, Pause, Reason, Time};
+use crate::manifest::whence;
+use crate::model::{Desired, Hold, InstanceKey, Observed, Pause, Reason, Time};
 use crate::reconcile::old::missing;
 use crate::reconcile::reconcile;
-use crate::store::{Error, Lease};
+use crate::store::{Error, Lease, Store, Txn};
 
-/// What a pass has found out.
-struct Work {
-    look: Arc<Look>,
-    is_to_be_done: bool,
+/// What everything was made to be, once.
+struct Applied {
+    revision: String,
+    desired: Arc<Desired>,
+}
+
+/// What somebody does not want to be done, and why.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Off {
+    Nothing,
+    /// Drift is left alone.
+    Heal,
+    /// New manifests are.
+    Follow,
 }
 
 pub struct Pass<'a, T> {
@@ -48,15 +59,16 @@ pub struct Pass<'a, T> {
     revision: String,
     /// What was read last is this commit.
     commit: Option<String>,
-    applied: String,
+    applied: Option<Applied>,
     /// What it asks for.
     desired: Arc<Desired>,
     /// The revision and the commit that are known to be kept.
     taken: (String, Option<String>),
     /// What was taken, where the source is not followed.
     standing: Standing,
-    /// What the source says instead.
-    unfollowed: String,
+    /// What the source says instead, and whether something is wrong with it.
+    unfollowed: Option<String>,
+    has_problems: bool,
     recalled: bool,
     /// The lease that lets us act at all, and the number of the last one under which we wrote.
     pub(super) leader: Option<Lease>,
@@ -92,11 +104,12 @@ impl<'a, T: Target> Pass<'a, T> {
             sight: Sight::default(),
             revision: String::new(),
             commit: None,
-            applied: String::new(),
+            applied: None,
             desired: Arc::default(),
             taken: (String::new(), None),
             standing: Standing::default(),
-            unfollowed: String::new(),
+            unfollowed: None,
+            has_problems: false,
             recalled: false,
             leader: None,
             wrote: None,
@@ -131,9 +144,9 @@ impl<'a, T: Target> Pass<'a, T> {
     /// Is it to be looked at again at once?
     pub async fn run(&mut self, source: &mut Source) -> bool {
         self.due = None;
-        let Some(work) = self.find_out(source).await else { return false };
-        let again = match work.is_to_be_done {
-            true => self.begin(&work).await,
+        let Some(look) = self.find_out(source).await else { return false };
+        let again = match look.plan.steps().next().is_some() {
+            true => self.begin(&look).await,
             false => false,
         };
         if std::mem::take(&mut self.untidy) {
@@ -145,11 +158,11 @@ impl<'a, T: Target> Pass<'a, T> {
     }
 
     /// What is wanted, what is there, and what follows. `None`: that is not known, or nothing is wanted.
-    async fn find_out(&mut self, source: &mut Source) -> Option<Work> {
+    async fn find_out(&mut self, source: &mut Source) -> Option<Arc<Look>> {
         if let Some(trouble) = source.news() {
             self.teller.tell(Event::Source { trouble });
         }
-        self.recall(source).await;
+        let was_news = self.recall(source).await;
         let reading = match source.read(self.target.state()).await {
             Ok(reading) => reading,
             Err(error) => return self.trouble(&error.to_string()),
@@ -181,18 +194,21 @@ impl<'a, T: Target> Pass<'a, T> {
         }
         // What is wrong in the source meanwhile is worth knowing all the same.
         let is_other = !std::ptr::eq(reading, said);
-        if is_other && said.is_news {
+        let had_problems = std::mem::replace(&mut self.has_problems, !said.problems.is_empty());
+        if is_other && (said.is_news || was_news) && (self.has_problems || had_problems) {
             self.teller.tell(Event::Problems { reading: said });
         }
-        let unfollowed = standing.is_some() && !is_silent && said.revision != reading.revision;
-        let unfollowed = if unfollowed { said.revision.as_str() } else { "" };
+        let is_left = !self.setting.follow && !is_pinned && !is_silent;
+        let unfollowed = is_left && (standing.is_none() || said.revision != reading.revision);
+        let unfollowed = unfollowed.then(|| said.revision.clone());
         if self.unfollowed != unfollowed {
-            unfollowed.clone_into(&mut self.unfollowed);
-            if !unfollowed.is_empty() {
-                self.teller.tell(Event::Unfollowed { revision: unfollowed });
-            }
+            self.teller.tell(Event::Unfollowed { revision: unfollowed.as_deref() });
+            self.unfollowed = unfollowed;
         }
         self.commit.clone_from(&reading.commit);
+        if self.applied.is_none() && !self.setting.heal {
+            self.applied = self.applied_before(reading).await;
+        }
         if reading.revision != self.revision {
             self.revision.clone_from(&reading.revision);
             // What failed before may work now.
@@ -214,47 +230,112 @@ impl<'a, T: Target> Pass<'a, T> {
             Err(why) => return self.trouble(&why),
         };
         self.tell_relaunched();
-        let look = self.plan(reading, world, under_way).await?;
-        let plan = &look.plan;
-        let may = match self.revision == self.applied {
-            true => self.setting.heal,
-            // What is pinned is a person's word, not the source's; what stands was taken before.
-            false => self.setting.follow || is_pinned || (standing.is_some() && self.setting.heal),
+        // What is pinned is a person's word, not the source's; what stands was taken before.
+        let off = match (is_left && standing.is_none(), self.setting.heal) {
+            (true, _) => Off::Follow,
+            (false, false) => Off::Heal,
+            (false, true) => Off::Nothing,
         };
-        let steps = plan.steps().count();
+        let look = self.plan(reading, world, under_way, off).await?;
+        let plan = &look.plan;
         if !is_pinned
             && standing.is_none()
             && !reading.lacks
-            && (steps == 0 || may)
+            && off != Off::Follow
             && let Err(error) = self.take(reading).await
         {
             return self.trouble(&error.to_string());
         }
-        if steps == 0 {
+        // What is missing is made sure of in a moment.
+        let is_unsure = self.setting.rules.prune && !reading.may_prune && !reading.is_incomplete;
+        if plan.steps().next().is_none() && self.under_way.is_empty() && !is_unsure {
             // What only waits for its time is still to be followed.
-            if !plan.held.iter().any(|held| held.reason.passes()) && self.under_way.is_empty() {
-                self.applied.clone_from(&self.revision);
+            if !plan.held.iter().any(|held| held.reason.passes()) && off != Off::Follow {
+                self.is_applied(&reading.desired).await;
             }
-            if self.under_way.is_empty() {
-                self.teller.tell(Event::Rested { settled: plan.settled, held: plan.held.len() });
-            }
+            self.teller.tell(Event::Rested { settled: plan.settled, held: plan.held.len() });
         }
-        Some(Work { look, is_to_be_done: steps > 0 && may })
+        Some(look)
     }
 
-    /// What was in force before this began stands in for what is broken now.
-    async fn recall(&mut self, source: &mut Source) {
-        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
-        if std::mem::replace(&mut self.recalled, true)
-            || !matches!(source.read(state).await, Ok(Some(reading)) if reading.lacks)
-        {
+    /// What was made true before this began, where drift from it is not to be repaired.
+    async fn applied_before(&mut self, reading: &Reading) -> Option<Applied> {
+        let kept = self.target.state().get(&self.applied_at()).await.ok().flatten()?;
+        let revision = String::from_utf8(kept.value.to_vec()).ok()?;
+        let desired = Arc::clone(&reading.desired);
+        (revision == reading.revision).then_some(Applied { revision, desired })
+    }
+
+    fn applied_at(&self) -> String {
+        format!("source/{}/applied", self.setting.rules.owner)
+    }
+
+    /// Everything is as this revision wants it: what differs from now on is drift.
+    async fn is_applied(&mut self, desired: &Arc<Desired>) {
+        if self.applied.as_ref().is_some_and(|applied| applied.revision == self.revision) {
             return;
         }
-        // What cannot be asked for now is asked for by the next pass.
-        match snapshot::in_force(state, owner, &self.setting.source).await {
-            Ok(texts) => drop(source.recall(texts)),
-            Err(_) => self.recalled = false,
+        self.applied = Some(Applied { revision: self.revision.clone(), desired: Arc::clone(desired) });
+        if !self.setting.heal {
+            // Known to the next one as well, who is not to repair either. What cannot be written now is not: then it repairs.
+            let _ = self.target.state().txn(Txn::put(self.applied_at(), self.revision.clone())).await;
         }
+    }
+
+    /// What is left alone because somebody switched it off.
+    fn switched_off(
+        &self,
+        off: Off,
+        desired: &Desired,
+        observed: &Observed,
+    ) -> BTreeMap<InstanceKey, (Reason, String)> {
+        let said = |reason, why: &str| (reason, why.to_owned());
+        let all = || desired.instances.keys().chain(observed.instances.keys());
+        match (off, &self.applied) {
+            (Off::Nothing, _) | (Off::Heal, None) => BTreeMap::new(),
+            (Off::Follow, _) => {
+                let why = said(
+                    Reason::FollowOff,
+                    "the manifests are not followed (--follow no), and nothing was ever taken",
+                );
+                all().map(|key| (key.clone(), why.clone())).collect()
+            }
+            (Off::Heal, Some(applied)) => {
+                let why = said(
+                    Reason::HealOff,
+                    "it differs though no manifest asks for that, and drift is not repaired (--heal no)",
+                );
+                let is_drift = |key: &&InstanceKey| match (
+                    applied.desired.instances.get(*key),
+                    desired.instances.get(*key),
+                ) {
+                    (Some(then), Some(now)) => then.asks_as(now),
+                    (None, None) => true,
+                    (Some(_), None) | (None, Some(_)) => false,
+                };
+                all().filter(is_drift).map(|key| (key.clone(), why.clone())).collect()
+            }
+        }
+    }
+
+    /// What was in force before this began stands in for what is broken now. Was something new read on the way?
+    async fn recall(&mut self, source: &mut Source) -> bool {
+        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
+        if std::mem::replace(&mut self.recalled, true) {
+            return false;
+        }
+        let (lacks, is_news) = match source.read(state).await {
+            Ok(Some(reading)) => (reading.lacks, reading.is_news),
+            Ok(None) | Err(_) => (false, false),
+        };
+        if lacks {
+            // What cannot be asked for now is asked for by the next pass.
+            match snapshot::in_force(state, owner, &self.setting.source).await {
+                Ok(texts) => drop(source.recall(texts)),
+                Err(_) => self.recalled = false,
+            }
+        }
+        is_news
     }
 
     async fn plan(
@@ -262,6 +343,7 @@ impl<'a, T: Target> Pass<'a, T> {
         reading: &Reading,
         mut world: World,
         under_way: BTreeSet<InstanceKey>,
+        off: Off,
     ) -> Option<Arc<Look>> {
         let desired = &reading.desired;
         let mut rules = self.setting.rules.clone();
@@ -276,13 +358,15 @@ impl<'a, T: Target> Pass<'a, T> {
             }
         }
         rules.source_unreadable |= reading.is_incomplete;
-        rules.prune &= reading.may_prune;
+        // What is missing in a whole reading is made sure of first; in one that is not whole, it is told of.
+        rules.prune &= reading.may_prune || reading.is_incomplete;
         rules.known_namespaces = world.namespaces(&rules.owner);
         let now = clock::at(self.target.now(), desired);
         self.patience.look(desired, &world.observed, now.at, &mut fastrand::f64);
         let left = self.patience.left_alone(now.at);
         let backing_off = left.iter().map(|(key, left)| left.hold(key)).collect();
-        rules.left_alone = left.into_iter().map(|(key, left)| (key, (left.reason, left.why))).collect();
+        rules.left_alone = self.switched_off(off, desired, &world.observed);
+        rules.left_alone.extend(left.into_iter().map(|(key, left)| (key, (left.reason, left.why))));
         let why = || (Reason::UnderWay, "an earlier plan for it is being carried out".to_owned());
         rules.left_alone.extend(under_way.into_iter().map(|key| (key, why())));
         rules.under_way = self.under_way.kinds();
@@ -302,6 +386,7 @@ impl<'a, T: Target> Pass<'a, T> {
             }
         }
         self.patience.held(&plan, &world.observed);
+        whence::locate_in(&mut plan, &reading.texts, &self.setting.limits);
         let observed = Arc::new(world.observed);
         self.sight.keep(Arc::clone(&observed));
         let look = Arc::new(Look {
@@ -319,6 +404,7 @@ impl<'a, T: Target> Pass<'a, T> {
 
     /// Somebody else may have led meanwhile.
     pub fn forget(&mut self) {
+        self.applied = None;
         self.taken = (String::new(), None);
         self.unsettled = true;
     }
