@@ -95,6 +95,7 @@ pub enum Until {
 fn until(text: &str) -> Result<Until, String> {
     match (seconds(text), clock::read(text)) {
         (Some(secs), _) => Ok(Until::After(secs)),
+        (None, Some(time)) if time <= moment() => Err("that is over already".to_owned()),
         (None, Some(time)) => Ok(Until::At(time)),
         (None, None) => Err("a duration such as 2h, or a time such as 2026-11-16T08:00:00Z".to_owned()),
     }

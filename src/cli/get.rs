@@ -11,6 +11,7 @@ use super::print::{BOLD, Printer, problem, visible};
 use super::stand::{Stand, stands};
 use super::target::{Live, Start, TargetArgs, runtime};
 use super::{Exit, Failure};
+use crate::control::left;
 use crate::manifest::{self, Limits, rows};
 use crate::model::{Hold, InstanceKey, Pause};
 use crate::reconcile::Sync;
@@ -147,7 +148,13 @@ async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>
                     pause.namespace.map_or("everything".to_owned(), |name| format!("namespace {name}"));
                 json!({"what": what, "by": pause.by, "reason": pause.reason, "until": time(pause.until)})
             });
-            holds.chain(pauses).collect()
+            let left = left::everybodys(&live.state).await.map_err(|error| live.failure(&error))?;
+            let left = left.into_iter().filter(|(key, _)| selection.means(key, None, &labels(key)));
+            let left = left.map(|(key, left)| {
+                let reason = format!("{}: {}", left.reason, left.why);
+                json!({"what": key, "by": "watch", "reason": reason, "until": null})
+            });
+            holds.chain(pauses).chain(left).collect()
         }
     };
     Ok(rows)

@@ -16,6 +16,9 @@ use super::serve::private_folder;
 use super::{Exit, Failure};
 use crate::http::{Access, Calling};
 
+/// What the lock of one in the background says after its process's number.
+const BACKGROUND: &str = " background";
+
 /// The app that local verbs call as.
 pub const APP: &str = "abide";
 
@@ -62,8 +65,8 @@ impl Home {
         file.map_err(|error| failed("cannot open", &path, &error))
     }
 
-    /// Takes the folder, if nobody serves it.
-    pub fn serve(&self) -> Result<Option<Served>, Failure> {
+    /// Takes the folder, if nobody serves it. One in the background may be asked to give it up.
+    pub fn serve(&self, in_background: bool) -> Result<Option<Served>, Failure> {
         let mut lock = self.lock_file("system.lock")?;
         // Whoever only asks whether it is served has it for a moment, and so has what a dead one was just launching.
         let begin = Instant::now();
@@ -75,16 +78,20 @@ impl Home {
         }
         // Where a former one listened is nobody's address now.
         self.forget_address();
-        let written = lock
-            .set_len(0)
-            .and_then(|()| lock.rewind())
-            .and_then(|()| writeln!(lock, "{}", std::process::id()));
+        let written = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| {
+            writeln!(lock, "{}{}", std::process::id(), if in_background { BACKGROUND } else { "" })
+        });
         written.map_err(|error| failed("cannot write", &self.path("system.lock"), &error))?;
         Ok(Some(Served { _lock: lock }))
     }
 
     /// The process that serves it.
     pub fn served_by(&self) -> Option<u32> {
+        self.served().map(|(pid, _)| pid)
+    }
+
+    /// The same, and whether it is one in the background.
+    pub fn served(&self) -> Option<(u32, bool)> {
         let mut lock = File::open(self.path("system.lock")).ok()?;
         // Whoever can share it proves that nobody has it.
         if flock(&lock, FlockOperation::NonBlockingLockShared).is_ok() {
@@ -92,7 +99,16 @@ impl Home {
         }
         let mut text = String::new();
         lock.read_to_string(&mut text).ok()?;
-        text.trim().parse().ok()
+        let (pid, is_background) = match text.trim_end().strip_suffix(BACKGROUND) {
+            Some(pid) => (pid, true),
+            None => (text.trim_end(), false),
+        };
+        Some((pid.parse().ok()?, is_background))
+    }
+
+    /// Did one that served it die without a word?
+    pub fn is_abandoned(&self) -> bool {
+        self.served_by().is_none() && self.path("address").exists()
     }
 
     /// A secret that is made once.

@@ -9,7 +9,7 @@ use super::plan::groups;
 use super::target::Live;
 use crate::clock;
 use crate::control::source::name_users;
-use crate::control::{pin, snapshot};
+use crate::control::{left, pin, snapshot};
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, InstanceKey, Observed};
 use crate::reconcile::{Rules, Sync, reconcile, standing};
@@ -31,7 +31,10 @@ pub async fn stands(live: &Live) -> Result<BTreeMap<InstanceKey, Stand>, Failure
     let mut all = BTreeMap::new();
     for owner in owners {
         let Some(desired) = wanted(live, &owner).await else { continue };
-        let rules = Rules { owner, holds: holds.clone(), pauses: pauses.clone(), ..Rules::new(live.caps()) };
+        let left = left::read(&live.state, &owner).await.unwrap_or_default();
+        let left_alone = left.into_iter().map(|(key, left)| (key, (left.reason(), left.why))).collect();
+        let (holds, pauses) = (holds.clone(), pauses.clone());
+        let rules = Rules { owner, holds, pauses, left_alone, ..Rules::new(live.caps()) };
         all.extend(beside(&desired, &observed, &rules));
     }
     Ok(all)

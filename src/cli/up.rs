@@ -94,9 +94,14 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     let home = Home::find()?;
     home.make()?;
     let _served = loop {
-        match home.serve()? {
+        match home.serve(args.background)? {
             Some(served) => break served,
             None if args.background => return Ok(Exit::Done),
+            None if let Some((pid, false)) = home.served() => {
+                let message = format!("`abide up` runs already, as process {pid}");
+                let hint = "end that one first, or give this one a folder of its own: ABIDE_HOME";
+                return Err(Failure::new(Exit::Failed, message).hint(hint));
+            }
             // One in the background is taken over: its processes go on, and are held by us from then on.
             None => {
                 printer.remark("taking over the local system that runs in the background");

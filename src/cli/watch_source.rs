@@ -61,6 +61,10 @@ impl SourceArgs {
                 let message = format!("{flag} is about a git repository, and a PATH is watched");
                 return Err(Failure::new(Exit::Usage, message).hint("name the repository: --git URL"));
             }
+            if paths.iter().any(|path| path.as_os_str() == "-") {
+                let message = "standard input is read once: it cannot be watched";
+                return Err(Failure::new(Exit::Usage, message).hint("`abide apply -` makes it true once"));
+            }
             return Ok(Watched::Paths { paths: paths.to_vec(), only_poll: self.poll });
         };
         let setting = Setting {

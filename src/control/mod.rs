@@ -21,6 +21,7 @@ pub mod board;
 mod crew;
 mod event;
 pub mod history;
+pub mod left;
 pub mod old_specs;
 mod pass;
 pub mod patience;

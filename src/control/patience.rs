@@ -154,6 +154,14 @@ impl Patience {
         self.tries.entry(key.clone()).or_default().given_up = Some(given_up);
     }
 
+    /// What is not tried again, and why.
+    pub fn given_up(&self) -> impl Iterator<Item = (&InstanceKey, Reason, &str)> {
+        self.tries.iter().filter_map(|(key, tries)| {
+            let given_up = tries.given_up.as_ref()?;
+            Some((key, given_up.reason, given_up.why.as_str()))
+        })
+    }
+
     /// There are new manifests. What was put back is not tried again for what others ask for.
     pub fn begin_anew(&mut self, before: &Desired, now: &Desired) {
         let asks_as_before = |key: &InstanceKey| {

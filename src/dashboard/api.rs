@@ -275,10 +275,10 @@ pub async fn pause<S: Store>(
         Some(text) => {
             let time =
                 seconds(text).map(|secs| clock::moment().after_secs(secs)).or_else(|| clock::read(text));
-            Some(time.ok_or_else(|| {
+            Some(time.filter(|time| *time > clock::moment()).ok_or_else(|| {
                 refusal(
                     StatusCode::BAD_REQUEST,
-                    "until is a duration such as 2h, or a time such as 2026-11-16T08:00:00Z",
+                    "until is a duration such as 2h, or a time to come such as 2026-11-16T08:00:00Z",
                 )
             })?)
         }

@@ -33,6 +33,8 @@ pub struct Message {
     pub owner: String,
     pub target: String,
     pub revision: String,
+    /// Empty: it is none.
+    pub commit: String,
     pub level: String,
 }
 
@@ -48,7 +50,7 @@ impl Template {
             (!Message::default().places().iter().any(|(known, _)| *known == name)).then_some(name)
         }) {
             Some(name) => Err(format!(
-                "there is no {{{{{name}}}}}: title, text, owner, target, revision and level are there"
+                "there is no {{{{{name}}}}}: title, text, owner, target, revision, commit and level are there"
             )),
             None => Ok(template),
         }
@@ -81,13 +83,14 @@ impl Template {
 }
 
 impl Message {
-    fn places(&self) -> [(&'static str, &str); 6] {
+    fn places(&self) -> [(&'static str, &str); 7] {
         [
             ("title", &self.title),
             ("text", &self.text),
             ("owner", &self.owner),
             ("target", &self.target),
             ("revision", &self.revision),
+            ("commit", &self.commit),
             ("level", &self.level),
         ]
     }
@@ -130,13 +133,15 @@ impl Messages {
     }
 
     async fn send(&self, note: &Note, board: &Board) {
-        let subject = &board.subject;
+        let (subject, known) = (&board.subject, board.known());
+        let short = |id: &str| id.chars().take(12).collect();
         let message = Message {
             title: format!("abide {}/{}: {}", subject.target, subject.owner, note.title),
             text: note.text.clone(),
             owner: subject.owner.clone(),
             target: subject.target.clone(),
-            revision: board.known().revision.chars().take(12).collect(),
+            revision: short(&known.revision),
+            commit: short(known.commit.as_deref().unwrap_or_default()),
             level: note.level.word().to_owned(),
         };
         let body = self.template.get().filled(&message);

@@ -11,9 +11,9 @@ use super::{Gateway, Refusal};
 use crate::store::{Change, Compare, Entry, Holder, Lease, Number, Outcome, Store, Taken, Txn, Write};
 
 /// Where controllers keep things.
-pub const PLACES: [&str; 11] = [
-    "at/", "expect/", "history/", "hold/", "journal/", "lease/", "ledger/", "pause/", "pin/", "snap/",
-    "source/",
+pub const PLACES: [&str; 12] = [
+    "at/", "expect/", "history/", "hold/", "journal/", "lease/", "ledger/", "left/", "pause/", "pin/",
+    "snap/", "source/",
 ];
 /// The most entries of an answer.
 const MOST: usize = 10_000;

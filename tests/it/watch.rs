@@ -43,7 +43,7 @@ pub fn running(machine: &Machine, names: &[&str]) -> bool {
 }
 
 /// As somebody who does not know of manifests would.
-fn stop_directly(machine: &Machine, name: &str) {
+pub fn stop_directly(machine: &Machine, name: &str) {
     operate_directly(machine, name, json!({"op_type": 1}));
 }
 

@@ -3,12 +3,22 @@
 
 use std::collections::BTreeSet;
 
-use crate::cli::Failure;
 use crate::cli::target::TargetArgs;
+use crate::cli::{Exit, Failure};
 use crate::model::Desired;
 
 /// `None`: nobody says so.
 pub fn owner(typed: Option<&str>, desired: &Desired, target: &TargetArgs) -> Result<Option<String>, Failure> {
+    let owner = said(typed, desired, target)?;
+    // It is a part of keys, beside those of other owners.
+    match owner.as_deref().is_some_and(|owner| owner.contains('/') || owner.chars().any(char::is_control)) {
+        true => Err(Failure::new(Exit::Usage, format!("{:?} cannot be an owner", owner.unwrap_or_default()))
+            .hint("a name without `/` and without control characters can")),
+        false => Ok(owner),
+    }
+}
+
+fn said(typed: Option<&str>, desired: &Desired, target: &TargetArgs) -> Result<Option<String>, Failure> {
     let named: BTreeSet<&str> =
         desired.policies.iter().filter_map(|policy| policy.owner.as_deref()).collect();
     match (typed, named.first(), named.len()) {

@@ -17,6 +17,7 @@ use tracing::info;
 use self::tell::{Said, tell};
 use super::args::LimitArgs;
 use super::listen::{Listening, Telling};
+use super::local::Home;
 use super::plan::owner::{may_prune, owner as named};
 use super::plan::source::same_soon;
 use super::print::Printer;
@@ -79,25 +80,24 @@ async fn for_ever(
     signals: &mut Signals,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    if args.how.claims.prune && !args.how.claims.accept_source {
-        let (source, mut said) = (from.source(), Said::default());
-        let mut told = |event: Event<'_>| {
-            telling.board.note(&event);
-            tell(&event, &mut said, printer);
-        };
-        tokio::select! {
-            same = same_soon(&live, args.how.owner(), &source, &mut told) => same?,
-            exit = signals.asked_by() => return Ok(exit),
-        }
-    }
-    let mut rules = rules(&args.how, live.caps());
-    rules.selection = args.select.selection();
     let connect = || args.target.reach();
     loop {
+        if args.how.claims.prune && !args.how.claims.accept_source {
+            let (source, mut said) = (from.source(), Said::default());
+            let mut told = |event: Event<'_>| {
+                telling.board.note(&event);
+                tell(&event, &mut said, printer);
+            };
+            tokio::select! {
+                same = same_soon(&live, args.how.owner(), &source, &mut told) => same?,
+                exit = signals.asked_by() => return Ok(exit),
+            }
+        }
+        let rules = Rules { selection: args.select.selection(), ..rules(&args.how, live.caps()) };
         match watch_with(from, args, &rules, &live, telling, signals, &connect, printer).await {
             Next::End(exit) => return Ok(exit),
             Next::Anew(new, again) => {
-                info!("the config file was read again");
+                info!("begun anew");
                 state.set(new.state.clone());
                 (live, from) = (*new, again);
             }
@@ -132,6 +132,7 @@ async fn watch_with(
         let asked = tokio::select! {
             () = &mut watching => return Next::End(Exit::Failed),
             asked = signals.asked() => asked,
+            () = elsewhere(live) => None,
         };
         match asked {
             Some(exit) => break Next::End(exit),
@@ -147,6 +148,25 @@ async fn watch_with(
     let _ = stop.send(true);
     watching.await;
     next
+}
+
+/// Until this machine's system is to be found at another address, or died without a word. Who ended it on purpose is not
+/// contradicted.
+async fn elsewhere(live: &Live) {
+    let Ok(url) = live.abide().map(|abide| abide.calls().url()) else { return std::future::pending().await };
+    let Ok(home) = Home::find() else { return std::future::pending().await };
+    if live.name != "local" {
+        return std::future::pending().await;
+    }
+    let mut abandoned = 0;
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        abandoned = if home.is_abandoned() { abandoned + 1 } else { 0 };
+        // Whoever takes a folder over is between two for a moment.
+        if abandoned > 1 || home.access().is_some_and(|access| access.url.trim_end_matches('/') != url) {
+            return;
+        }
+    }
 }
 
 /// What is watched over, for whoever asks.

@@ -239,7 +239,12 @@ impl Inner {
         let level = if failures.is_empty() { Level::Info } else { Level::Error };
         let more = json!({"steps": ended.len(), "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
                           "summary": summary, "failed": failures.len()});
-        self.note(Kind::Done, level, title, list(&failures), more);
+        let done = ended
+            .iter()
+            .filter(|one| one.outcome.is_well())
+            .map(|one| format!("{} {}", one.op, one.instance));
+        let lines: Vec<String> = failures.into_iter().chain(done).collect();
+        self.note(Kind::Done, level, title, list(&lines), more);
         self.known.runs.take(took);
     }
 

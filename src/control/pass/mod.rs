@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use super::back::{Back, Standing};
 use super::crew::Order;
 use super::event::{Event, Teller};
+use super::left::{self, Left};
 use super::old_specs::Known;
 use super::patience::Patience;
 use super::sight::Sight;
@@ -81,6 +82,8 @@ pub struct Pass<'a, T> {
     old: Known,
     /// A run may have left something in the journal.
     unsettled: bool,
+    /// What is known to be kept of what was given up; `None`: nobody asked yet.
+    left: Option<left::All>,
     /// What was held and paused at the last look.
     restraints: Option<(Vec<Hold>, Vec<Pause>)>,
 }
@@ -118,6 +121,7 @@ impl<'a, T: Target> Pass<'a, T> {
             back: Back::default(),
             old: Known::default(),
             unsettled: true,
+            left: None,
             restraints: None,
         }
     }
@@ -154,7 +158,35 @@ impl<'a, T: Target> Pass<'a, T> {
             let _ = snapshot::tidy(self.target.state(), &self.setting.rules.owner).await;
         }
         self.due = self.patience.next(self.target.now());
+        self.keep_left().await;
         again
+    }
+
+    /// What was given up is known to others. What cannot be written now is written after the next pass.
+    async fn keep_left(&mut self) {
+        let Some(kept) = &self.left else { return };
+        let all = self
+            .patience
+            .given_up()
+            .map(|(key, reason, why)| (key.clone(), Left::new(reason, why, self.desired.instances.get(key))));
+        let now: left::All = all.collect();
+        if let Some(change) = left::change(&self.setting.rules.owner, kept, &now)
+            && self.target.state().txn(change).await.is_ok()
+        {
+            self.left = Some(now);
+        }
+    }
+
+    /// What was given up before this began, and still is.
+    async fn recall_left(&mut self, desired: &Desired) {
+        if self.left.is_some() {
+            return;
+        }
+        let Ok(kept) = left::read(self.target.state(), &self.setting.rules.owner).await else { return };
+        for (key, left) in kept.iter().filter(|(key, left)| left.lasts(key, desired)) {
+            self.patience.give_up(key, left.reason(), &left.why);
+        }
+        self.left = Some(kept);
     }
 
     /// What is wanted, what is there, and what follows. `None`: that is not known, or nothing is wanted.
@@ -216,6 +248,7 @@ impl<'a, T: Target> Pass<'a, T> {
             self.desired = Arc::clone(&reading.desired);
             self.under_way.heed(&reading.desired);
         }
+        self.recall_left(&reading.desired).await;
         // Nothing was ever read: nothing is wanted, and nothing is known.
         if reading.desired.instances.is_empty() && reading.is_incomplete {
             return None;
@@ -404,7 +437,7 @@ impl<'a, T: Target> Pass<'a, T> {
 
     /// Somebody else may have led meanwhile.
     pub fn forget(&mut self) {
-        self.applied = None;
+        (self.applied, self.left) = (None, None);
         self.taken = (String::new(), None);
         self.unsettled = true;
     }

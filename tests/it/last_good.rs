@@ -1,0 +1,197 @@
+//! What was last good stays in force, whatever becomes of the files: they are gone, claimed twice, cut off from what they
+//! need, or behind a link that leads nowhere; also for a watch that begins anew.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use abide::control::source::Source;
+use abide::manifest::Limits;
+use abide::store::Embedded;
+use serde_json::Value;
+
+use crate::apply::Machine;
+use crate::listen::{address, get};
+use crate::support::until;
+use crate::watch::{running, said, stop_directly, watch};
+
+/// A tree that is read as often as somebody asks.
+struct Tree {
+    folder: tempfile::TempDir,
+    store: Embedded,
+    source: Option<Source>,
+}
+
+impl Tree {
+    fn new(files: &[(&str, &str)]) -> Tree {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Embedded::open(&folder.path().join("state.db")).expect("a store");
+        fs::create_dir(folder.path().join("m")).expect("a folder");
+        let tree = Tree { folder, store, source: None };
+        files.iter().for_each(|(name, text)| tree.write(name, text));
+        tree
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        let file = self.folder.path().join("m").join(name);
+        fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+        fs::write(file, text).expect("a file");
+    }
+
+    /// The names that are wanted, and the files that something is wrong with.
+    async fn read(&mut self) -> (Vec<String>, Vec<String>) {
+        let paths = vec![self.folder.path().join("m")];
+        let open = || Source::new(paths, Limits::default(), Duration::ZERO, Box::new(|_| {}));
+        let source = self.source.get_or_insert_with(open);
+        source.nudge().now();
+        source.changed();
+        let reading = source.read(&self.store).await.expect("a reading").expect("it was read");
+        let mut names: Vec<String> =
+            reading.desired.instances.keys().map(|key| key.name.to_string()).collect();
+        names.dedup();
+        let root = format!("{}/", self.folder.path().join("m").display());
+        let file = |file: &str| file.strip_prefix(&root).unwrap_or("m").to_owned();
+        (names, reading.problems.iter().map(|problem| file(&problem.file)).collect())
+    }
+}
+
+fn process(name: &str, hosts: &str) -> String {
+    format!(
+        "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: {name}}}\nhosts: [{hosts}]\nspec:\n  \
+         identity: {{proc_name: {name}, setup_path: /opt/{name}, pid_path: /run/{name}.pid, user: app}}\n  control: {{start_cmd: ./run}}\n"
+    )
+}
+
+const HERE: &str = "{ip: 10.0.0.1, bk_cloud_id: 0}";
+
+fn wanted(names: &[&str], bad: &[&str]) -> (Vec<String>, Vec<String>) {
+    let all = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+    (all(names), all(bad))
+}
+
+#[tokio::test]
+async fn of_two_that_claim_one_process_the_one_that_had_it_keeps_it() {
+    for copy in ["0.yaml", "z.yaml"] {
+        let mut tree = Tree::new(&[("a.yaml", &process("a", HERE)), ("b.yaml", &process("b", HERE))]);
+        assert_eq!(tree.read().await, wanted(&["a", "b"], &[]));
+        tree.write(copy, &process("a", HERE));
+        let (names, bad) = tree.read().await;
+        assert_eq!((names, bad.len()), (wanted(&["a", "b"], &[]).0, 1), "{copy}");
+        tree.write(copy, &process("c", HERE));
+        assert_eq!(tree.read().await, wanted(&["a", "b", "c"], &[]));
+    }
+}
+
+#[tokio::test]
+async fn what_moves_out_of_a_file_that_breaks_stays() {
+    let (a, b) = (process("a", HERE), process("b", HERE));
+    let mut tree = Tree::new(&[("a.yaml", &a), ("b.yaml", &b)]);
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &[]));
+    tree.write("a.yaml", "x: [");
+    tree.write("b.yaml", &format!("{b}---\n{a}"));
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &["a.yaml"]));
+    tree.write("a.yaml", "");
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &[]), "and moves when it is mended");
+}
+
+#[tokio::test]
+async fn who_loses_what_he_needs_to_another_file_stays() {
+    let group = |name: &str| {
+        format!("apiVersion: abide/v1\nkind: HostGroup\nmeta: {{name: {name}}}\nhosts: [{HERE}]\n")
+    };
+    let mut tree = Tree::new(&[
+        ("a.yaml", &process("a", "{group: eu}")),
+        ("b.yaml", &process("b", HERE)),
+        ("groups.yaml", &group("eu")),
+    ]);
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &[]));
+    tree.write("groups.yaml", &group("us"));
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &["a.yaml"]));
+    tree.write("b.yaml", &process("c", HERE));
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &["a.yaml"]), "all of it, until it is mended");
+    tree.write("groups.yaml", &format!("{}---\n{}", group("us"), group("eu")));
+    assert_eq!(tree.read().await, wanted(&["a", "c"], &[]));
+}
+
+#[tokio::test]
+async fn what_declares_nothing_is_a_problem_and_changes_nothing() {
+    let mut tree = Tree::new(&[("a.yaml", &process("a", HERE))]);
+    assert_eq!(tree.read().await, wanted(&["a"], &[]));
+    tree.write("a.yaml", "# nothing\n");
+    for _ in 0..2 {
+        assert_eq!(tree.read().await, wanted(&["a"], &["m"]));
+    }
+    // What was good before is still known.
+    tree.write("a.yaml", "x: [");
+    assert_eq!(tree.read().await, wanted(&["a"], &["a.yaml"]));
+    let mut new = Tree::new(&[]);
+    assert_eq!(new.read().await, wanted(&[], &["m"]), "also for whoever begins with it");
+}
+
+#[tokio::test]
+async fn what_was_behind_a_link_that_leads_nowhere_stays() {
+    let mut tree = Tree::new(&[("a.yaml", &process("a", HERE)), ("sub/b.yaml", &process("b", HERE))]);
+    let root = tree.folder.path().join("m");
+    symlink("nowhere", root.join("README")).expect("a link");
+    tree.source = None;
+    // Nobody knows yet what was behind it.
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &["README"]));
+    assert!(tree.source.as_mut().expect("a source").recall(Vec::new()));
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &[]), "nothing was");
+    fs::rename(root.join("sub"), tree.folder.path().join("away")).expect("a folder");
+    symlink("nowhere", root.join("sub")).expect("a link");
+    assert_eq!(tree.read().await, wanted(&["a", "b"], &["sub"]));
+}
+
+/// Without its Defaults or its Policy nobody knows how a process is meant.
+#[tokio::test]
+async fn what_may_bind_others_and_was_never_read_is_waited_for() {
+    let (a, b) = (process("a", HERE), process("b", HERE));
+    let mut tree =
+        Tree::new(&[("a.yaml", &a), ("sub/b.yaml", &b), ("sub/policy.yaml", "kind: Policy\nowner: [\n")]);
+    assert_eq!(tree.read().await, wanted(&["a"], &["sub/policy.yaml"]));
+    let mut other =
+        Tree::new(&[("a.yaml", &a), ("sub/b.yaml", &b), ("sub/c.yaml", "kind: Process\nmeta: [\n")]);
+    assert_eq!(other.read().await, wanted(&["a", "b"], &["sub/c.yaml"]), "others go on beside a process");
+}
+
+#[test]
+fn an_emptied_folder_prunes_nothing_also_after_a_restart() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    let args = ["--prune", "--max-delete", "100%", "--interval", "1h"];
+    let first = watch(&machine, "first", &args);
+    until("both run", || running(&machine, &["a", "b"]));
+    until("it is told", || said(&machine, "first").contains("converged: 2 instances as wanted"));
+    ["a", "b"]
+        .iter()
+        .for_each(|name| fs::remove_file(machine.path(&format!("m/{name}.yaml"))).expect("a file"));
+    until("it is told", || said(&machine, "first").contains("no process is declared here"));
+    drop(first);
+    let _second = watch(&machine, "second", &args);
+    until("it is told", || said(&machine, "second").contains("no process is declared here"));
+    let status = || get(address(&machine, "second"), "/api/v1/status").json();
+    until("both are still wanted", || status()["instances"]["sync"]["InSync"] == 2);
+    stop_directly(&machine, "a");
+    until("and repaired", || machine.effects() == ["start a 1", "start a 1", "start b 1", "stop a"]);
+}
+
+/// A reading that is not whole takes nothing away, and says what it left.
+#[test]
+fn what_is_not_pruned_because_of_a_broken_file_is_told() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    let _watch = watch(&machine, "watch.log", &["--prune", "--interval", "1h"]);
+    until("both run", || running(&machine, &["a", "b"]));
+    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    fs::write(machine.path("m/a.yaml"), "x: [").expect("a file");
+    until("it is told", || said(&machine, "watch.log").contains("E0101"));
+    fs::remove_file(machine.path("m/b.yaml")).expect("a file");
+    until("it is held", || said(&machine, "watch.log").contains("SourceUnreadable"));
+    assert!(running(&machine, &["a", "b"]));
+    let status = get(address(&machine, "watch.log"), "/api/v1/status").json();
+    assert_eq!(
+        (&status["converged"], &status["held"][0]["reason"]),
+        (&Value::Bool(false), &"SourceUnreadable".into())
+    );
+}
