@@ -97,6 +97,50 @@ pub fn run(here: &Path, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
+/// Whoever may push tags does not thereby push to a branch of the same name.
+#[test]
+fn a_tag_does_not_stand_in_for_a_branch() {
+    let repo = Repo::new();
+    repo.machine.process("a", "1", "");
+    let branch = repo.commit("the branch");
+    repo.machine.process("a", "2", "");
+    repo.git(&["commit", "--quiet", "--all", "-m", "the tag"]);
+    repo.git(&["push", "--quiet", "origin", "HEAD:refs/tags/main"]);
+    repo.git(&["push", "--quiet", "origin", "HEAD:refs/tags/v2"]);
+    let first = repo.watch("first", &["--ref", "main"]);
+    repo.until_said("first", &format!("at commit {}", &branch[..12]));
+    until("it runs", || repo.machine.effects() == ["start a 1"]);
+    drop(first);
+    // A tag by a name that only it has is what it is.
+    let _second = repo.watch("second", &["--ref", "v2"]);
+    until("it is taken", || repo.machine.effects().contains(&"start a 2".to_owned()));
+}
+
+/// A link to a folder outside of what is followed is no wish that what was there be gone.
+#[test]
+fn what_moves_behind_a_link_that_leads_out_is_told_and_not_pruned() {
+    let repo = Repo::new();
+    let folder = repo.machine.path("m");
+    std::fs::create_dir_all(folder.join("p/team")).expect("a folder");
+    for name in ["a", "b"] {
+        repo.machine.process(name, "1", "");
+    }
+    std::fs::rename(folder.join("a.yaml"), folder.join("p/a.yaml")).expect("a file");
+    std::fs::rename(folder.join("b.yaml"), folder.join("p/team/b.yaml")).expect("a file");
+    std::fs::write(folder.join("notes"), "of people").expect("a file");
+    repo.commit("both");
+    let _watch = repo.watch("watch.log", &["--path", "p", "--prune"]);
+    until("both run", || repo.runs(&["a", "b"]));
+    std::fs::rename(folder.join("p/team"), folder.join("team")).expect("a folder");
+    std::os::unix::fs::symlink("../team", folder.join("p/team")).expect("a link");
+    std::os::unix::fs::symlink("../notes", folder.join("p/notes")).expect("a link");
+    std::os::unix::fs::symlink("nowhere", folder.join("p/lost")).expect("a link");
+    repo.commit("behind a link");
+    repo.until_said("watch.log", "p/team:1:1: the link leads out of the tree");
+    assert!(repo.runs(&["a", "b"]) && !repo.said("watch.log").contains("stop "));
+    assert!(!repo.said("watch.log").contains("p/notes") && !repo.said("watch.log").contains("p/lost"));
+}
+
 #[test]
 fn each_commit_is_made_true_and_known_by_its_name() {
     let repo = Repo::new();

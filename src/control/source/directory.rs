@@ -44,8 +44,10 @@ pub struct Directory {
     is_told_more: bool,
 }
 
-/// For so long the kernel is believed to have told everything.
+/// For so long the kernel is believed to have told everything; longer while it tells of something, so that whoever saved
+/// that does not wait for a walk.
 const BELIEVED: Duration = Duration::from_secs(20);
+const BELIEVED_MEANWHILE: Duration = Duration::from_secs(90);
 /// More paths than this at once are not looked at one by one.
 const MANY: usize = 1000;
 /// After so many times the quiet that is waited for, it is read although it is not quiet.
@@ -183,9 +185,10 @@ impl Directory {
     /// Which files have another text. `None`: everything is to be read.
     fn look(&mut self) -> Option<Vec<Changed>> {
         let touched = std::mem::take(&mut *self.seen.touched());
+        let believed = if touched.is_empty() { BELIEVED } else { BELIEVED_MEANWHILE };
         let is_believed = self.watching.polled.is_none()
             && touched.len() < MANY
-            && self.walked.is_some_and(|walked| walked.elapsed() < BELIEVED);
+            && self.walked.is_some_and(|walked| walked.elapsed() < believed);
         // What may be missing is looked for, not believed.
         if is_believed
             && self.last.may_prune
