@@ -16,8 +16,8 @@ use super::serve::private_folder;
 use super::{Exit, Failure};
 use crate::http::{Access, Calling};
 
-/// What the lock of one in the background says after its process's number.
-const BACKGROUND: &str = " background";
+/// How one that is started on demand is told that it is.
+const BACKGROUND: &str = "--background";
 
 /// The app that local verbs call as.
 pub const APP: &str = "abide";
@@ -65,8 +65,8 @@ impl Home {
         file.map_err(|error| failed("cannot open", &path, &error))
     }
 
-    /// Takes the folder, if nobody serves it. One in the background may be asked to give it up.
-    pub fn serve(&self, in_background: bool) -> Result<Option<Served>, Failure> {
+    /// Takes the folder, if nobody serves it.
+    pub fn serve(&self) -> Result<Option<Served>, Failure> {
         let mut lock = self.lock_file("system.lock")?;
         // Whoever only asks whether it is served has it for a moment, and so has what a dead one was just launching.
         let begin = Instant::now();
@@ -78,9 +78,10 @@ impl Home {
         }
         // Where a former one listened is nobody's address now.
         self.forget_address();
-        let written = lock.set_len(0).and_then(|()| lock.rewind()).and_then(|()| {
-            writeln!(lock, "{}{}", std::process::id(), if in_background { BACKGROUND } else { "" })
-        });
+        let written = lock
+            .set_len(0)
+            .and_then(|()| lock.rewind())
+            .and_then(|()| writeln!(lock, "{}", std::process::id()));
         written.map_err(|error| failed("cannot write", &self.path("system.lock"), &error))?;
         Ok(Some(Served { _lock: lock }))
     }
@@ -99,11 +100,9 @@ impl Home {
         }
         let mut text = String::new();
         lock.read_to_string(&mut text).ok()?;
-        let (pid, is_background) = match text.trim_end().strip_suffix(BACKGROUND) {
-            Some(pid) => (pid, true),
-            None => (text.trim_end(), false),
-        };
-        Some((pid.parse().ok()?, is_background))
+        let pid: u32 = text.trim().parse().ok()?;
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        Some((pid, words.split(|byte| *byte == 0).any(|word| word == BACKGROUND.as_bytes())))
     }
 
     /// Did one that served it die without a word?
@@ -181,7 +180,7 @@ impl Home {
         use std::os::unix::process::CommandExt;
         let mut child = Command::new(program)
             // Where others listen, and who waits to hear from them, is not its business.
-            .args(["up", "--background", "--listen", "127.0.0.1:0"])
+            .args(["up", BACKGROUND, "--listen", "127.0.0.1:0"])
             .env("ABIDE_HOME", &self.0)
             .env_remove("NOTIFY_SOCKET")
             .env_remove("WATCHDOG_USEC")

@@ -94,7 +94,7 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     let home = Home::find()?;
     home.make()?;
     let _served = loop {
-        match home.serve(args.background)? {
+        match home.serve()? {
             Some(served) => break served,
             None if args.background => return Ok(Exit::Done),
             None if let Some((pid, false)) = home.served() => {

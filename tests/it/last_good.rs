@@ -166,7 +166,7 @@ fn an_emptied_folder_prunes_nothing_also_after_a_restart() {
     ["a", "b"]
         .iter()
         .for_each(|name| fs::remove_file(machine.path(&format!("m/{name}.yaml"))).expect("a file"));
-    until("it is told", || said(&machine, "first").contains("no process is declared here"));
+    until("it is told", || said(&machine, "first").contains("error[E0115]"));
     drop(first);
     let _second = watch(&machine, "second", &args);
     until("it is told", || said(&machine, "second").contains("no process is declared here"));

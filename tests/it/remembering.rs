@@ -6,7 +6,7 @@ use std::time::Duration;
 use abide::backend::Abide;
 use abide::control::history;
 use abide::execute::ledger::{self, Entry};
-use abide::execute::{Outcome, Restraints, Terms, execute};
+use abide::execute::{Outcome, Restraints, Terms, Told, execute};
 use abide::http::{Access, Calling, Calls};
 use abide::model::{Host, InstanceKey, Op, Plan, Step, Time, Wave, Which};
 use abide::reconcile::Caps;
@@ -104,7 +104,8 @@ async fn without_its_ledger_nothing_is_begun() {
         restraints,
     };
     let mut sent = false;
-    let done = execute(&plan, &backend, &state, &terms, &mut |_| sent = true).await;
+    let done =
+        execute(&plan, &backend, &state, &terms, &mut |told| sent |= matches!(told, Told::Sent { .. })).await;
     assert!(!sent, "nothing was even tried");
     assert_eq!((done.ended.len(), done.ended[0].outcome), (1, Outcome::Failed));
     assert!(done.ended[0].message.starts_with("not begun: "), "{}", done.ended[0].message);

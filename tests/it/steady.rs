@@ -112,9 +112,8 @@ fn the_local_system_is_found_again_and_begun_again_when_it_died() {
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
     until("a runs", || running(&machine, &["a"]));
     let lock = || fs::read_to_string(machine.path(".abide-home/system.lock")).expect("a lock");
-    assert!(lock().contains("background"), "{}", lock());
-    let pid: u32 = lock().split_whitespace().next().and_then(|pid| pid.parse().ok()).expect("a process");
-    kill(pid, "KILL");
+    let serving = || lock().trim().parse::<u32>().expect("a process");
+    kill(serving(), "KILL");
     machine.process("b", "1", "");
     until("it is begun again", || running(&machine, &["a", "b"]));
     // One in the foreground takes over.
@@ -123,8 +122,8 @@ fn the_local_system_is_found_again_and_begun_again_when_it_died() {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn();
-    let _up = Ends(up.expect("it starts"));
-    until("it serves", || !lock().contains("background"));
+    let up = Ends(up.expect("it starts"));
+    until("it serves", || serving() == up.0.id());
     machine.process("c", "1", "");
     until("it is followed there", || running(&machine, &["a", "b", "c"]));
     // And is not taken over by the next.
