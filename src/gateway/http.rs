@@ -86,11 +86,10 @@ impl Asked {
 }
 
 async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request) -> Response {
-    let begin = Instant::now();
-    let (parts, body) = request.into_parts();
     // A question for the head alone is answered like one for all of it; hyper leaves the body out.
-    let method = if parts.method == axum::http::Method::HEAD { "GET" } else { parts.method.as_str() };
-    let call = match find(method, parts.uri.path()) {
+    let is_head = request.method() == axum::http::Method::HEAD;
+    let method = if is_head { "GET" } else { request.method().as_str() };
+    let call = match find(method, request.uri().path()) {
         Found::Call(call) => call,
         Found::OtherMethod => {
             let message = "this path is there, but not for this method";
@@ -103,6 +102,19 @@ async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request)
     if call.access() == Access::Anybody {
         return health(&shared.gateway, call);
     }
+    if !call.changes() && call != Call::Tell {
+        return serve_call(shared, call, request).await;
+    }
+    // What was begun comes to its end though its caller be gone: a task that is kept is on its way to its agent, too.
+    tokio::spawn(serve_call(shared, call, request)).await.unwrap_or_else(|_| {
+        let message = "it failed for a reason that is not yours";
+        failed(StatusCode::INTERNAL_SERVER_ERROR, EnvelopeCode::NO_GSE, message)
+    })
+}
+
+async fn serve_call<S: Store>(shared: Arc<Shared<S>>, call: Call, request: Request) -> Response {
+    let begin = Instant::now();
+    let (parts, body) = request.into_parts();
     let Ok(_room) = shared.room.try_acquire() else {
         shared.gateway.metrics.shed();
         let message = "too many requests at once: try again in a moment";

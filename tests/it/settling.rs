@@ -1,5 +1,6 @@
 //! What a run had begun when it died is found out by the next one, whatever its calls were made of.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use abide::http::{Access, Calling};
 use abide::model::{Host, InstanceKey, Op, Stamped};
 use abide::reconcile::Caps;
 use abide::store::Embedded;
+use serde_json::json;
 use tokio::time::Instant;
 
 use crate::system::{HOST, System};
@@ -24,6 +26,34 @@ fn order(id: &str, op: Op, name: &str, spec: Option<&Arc<Stamped>>, from: Option
     let (id, owner, from) = (id.to_owned(), Some("team".to_owned()), from.map(key));
     let (spec, revision, takes) = (spec.cloned(), None, Vec::new());
     Order { id, owner, instance, host, op, spec, revision, takes, from, registered: true }
+}
+
+/// Who is killed while the gateway writes down what he asked for is gone before the agent is told: it is told all the same.
+#[test]
+fn a_call_whose_caller_is_gone_comes_to_its_end() {
+    let system = System::new();
+    assert_eq!(system.operate("p", 0, &system.spec("p", "exec sleep 1000")).0, 0);
+    let mut taken_on = 0;
+    for nth in 0..300_u64 {
+        let body = json!({"bk_app_code": "all", "bk_app_secret": "s3cret", "meta": {"namespace": "web", "name": "p"},
+                          "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}], "op_type": if nth % 2 == 0 { 4 } else { 3 }});
+        let body = body.to_string();
+        let mut stream = system.server.connect();
+        write!(
+            stream,
+            "POST /api/c/compapi/v2/gse/operate_proc/ HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\nX-Abide-Op: gone-{nth}\r\n\r\n{body}",
+            body.len()
+        )
+        .expect("a request");
+        std::thread::sleep(Duration::from_micros(nth * 10));
+        drop(stream);
+        let found = system.server.call("GET", &format!("/api/abide/v1/tasks?op=gone-{nth}"), json!({}));
+        if found["data"]["task"].is_string() {
+            system.row("p", &found["data"]["task"]);
+            taken_on += 1;
+        }
+    }
+    assert!(taken_on > 10, "{taken_on} of 300 were taken on");
 }
 
 /// A call of ours may register some, rename some and stop others: only the last two have a task to wait for.
