@@ -126,6 +126,6 @@ async fn read<S: Store>(state: &S, owner: &str, revision: &str, setting: &Settin
         is_news,
         files,
         commit,
-        texts,
+        texts: Arc::new(texts),
     })
 }

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use notify::event::{CreateKind, RemoveKind};
 use notify::{EventKind, RecursiveMode, Watcher};
 
+use super::aside::{Aside, Files};
 use super::kept::{Kept, Places};
 use super::{Finish, Reading, Seen};
 use crate::manifest::{Again, Changed, Given, Limits, shown};
@@ -50,11 +51,6 @@ const BELIEVED: Duration = Duration::from_secs(20);
 const BELIEVED_MEANWHILE: Duration = Duration::from_secs(90);
 /// More paths than this at once are not looked at one by one.
 const MANY: usize = 1000;
-/// After so many times the quiet that is waited for, it is read although it is not quiet.
-const PATIENCE: u32 = 10;
-
-/// Where nobody tells of changes, files are looked at this often.
-const POLL: Duration = Duration::from_secs(2);
 /// More links than this on the way to a file lead nowhere, as for the kernel.
 const MOST_LINKS: usize = 40;
 
@@ -64,8 +60,8 @@ struct Watching {
     /// What the paths led to when it was set up.
     roots: Vec<Root>,
     _watcher: Option<notify::RecommendedWatcher>,
-    /// Where the kernel does not tell everything: when metadata were last compared, and what they were.
-    polled: Option<(Instant, blake3::Hash)>,
+    /// Where the kernel does not tell everything: what the metadata were when they were last compared.
+    polled: Option<blake3::Hash>,
 }
 
 /// A path's real place, and its device and number: a folder of the same name may be another one.
@@ -78,11 +74,13 @@ impl Directory {
         debounce: Duration,
         only_poll: bool,
         finish: Finish,
-    ) -> Directory {
+    ) -> Aside<Directory> {
         let seen = Arc::new(Seen::default());
-        let watching = Watching::begin(&paths, only_poll, &seen);
+        // What it has to be told of is asked for before the first reading.
+        let watching = Watching::default();
         let (again, kept, last) = (Again::default(), Kept::new(finish), Reading::default());
-        Directory {
+        let told = Arc::clone(&seen);
+        let directory = Directory {
             paths,
             limits,
             debounce,
@@ -96,49 +94,11 @@ impl Directory {
             is_read: false,
             sure: Sure::default(),
             is_told_more: false,
-        }
+        };
+        Aside::new(directory, told, debounce)
     }
 
-    pub(super) fn seen(&self) -> &Arc<Seen> {
-        &self.seen
-    }
-
-    pub(super) fn last(&self) -> &Reading {
-        &self.last
-    }
-
-    /// Did something change, and has it been quiet since? Or did somebody ask?
-    pub fn changed(&mut self) -> bool {
-        if self.watching.polls_a_change(&self.paths) {
-            self.seen.changed_now();
-        }
-        let is_due = self.wait_after(self.seen.at().as_ref()).is_some_and(|left| left.is_zero());
-        let changed = is_due && self.seen.at().take().is_some();
-        self.seen.asked.swap(false, Ordering::SeqCst) || changed
-    }
-
-    /// How long until it will have been quiet.
-    pub fn wait(&self) -> Duration {
-        self.wait_after(self.seen.at().as_ref()).unwrap_or(POLL)
-    }
-
-    /// How long until it was quiet for long enough; who is never quiet is not waited for for ever.
-    fn wait_after(&self, at: Option<&(Instant, Instant)>) -> Option<Duration> {
-        let (first, last) = at?;
-        let longest = self.debounce.saturating_mul(PATIENCE);
-        let quiet = self.debounce.saturating_sub(last.elapsed());
-        Some(quiet.min(longest.saturating_sub(first.elapsed())))
-    }
-
-    /// See [`super::Source::recall`].
-    pub fn recall(&mut self, texts: Vec<Given>) -> bool {
-        let is_new = self.kept.recall(texts);
-        self.is_told_more |= is_new;
-        is_new
-    }
-
-    /// The manifests as they are, or as they last were where they are broken.
-    pub fn read(&mut self) -> &Reading {
+    fn look_again(&mut self) {
         let missed = self.seen.missed.swap(false, Ordering::SeqCst);
         if missed || self.watching.roots != roots(&self.paths) {
             // First the watch, then the reading: nothing is lost in between.
@@ -153,7 +113,7 @@ impl Directory {
             && changed.as_ref().is_some_and(Vec::is_empty)
         {
             self.last.is_news = false;
-            return self.confirmed();
+            return self.confirm();
         }
         // On a reading that was whole and confirmed, what a few files say only of themselves takes nothing away.
         if let Some(changed) = changed.filter(|_| self.last.may_prune)
@@ -161,17 +121,17 @@ impl Directory {
         {
             self.kept.put_in(spliced, &mut self.last);
             self.sure.goes_on(&self.last.revision);
-            return &self.last;
+            return;
         }
         let roots = self.paths.iter().map(|path| shown(path)).collect();
         let places = Places { roots, lost: again.lost().map(str::to_owned).collect() };
         let reading = self.kept.take(&places, |stand_ins| again.load(limits, stand_ins));
         self.last = Kept::unless_gone(reading, &mut self.last);
-        self.confirmed()
+        self.confirm();
     }
 
-    /// The last reading; it may be pruned by if it is whole, and says what it said a debounce ago.
-    fn confirmed(&mut self) -> &Reading {
+    /// The last reading may be pruned by if it is whole, and says what it said a debounce ago.
+    fn confirm(&mut self) {
         let Reading { revision, is_incomplete, .. } = &self.last;
         let now = Instant::now();
         self.last.may_prune = self.sure.says(revision, *is_incomplete, now, self.debounce);
@@ -179,7 +139,6 @@ impl Directory {
         if !self.last.may_prune && !self.last.is_incomplete {
             self.seen.changed_now();
         }
-        &self.last
     }
 
     /// Which files have another text. `None`: everything is to be read.
@@ -198,6 +157,36 @@ impl Directory {
         }
         self.walked = Some(Instant::now());
         self.again.walk(&self.paths, &self.limits)
+    }
+}
+
+impl Files for Directory {
+    fn read(&mut self) {
+        self.look_again();
+    }
+
+    fn last(&self) -> &Reading {
+        &self.last
+    }
+
+    fn recall(&mut self, texts: Vec<Given>) -> bool {
+        let is_new = self.kept.recall(texts);
+        self.is_told_more |= is_new;
+        is_new
+    }
+
+    fn is_polled(&self) -> bool {
+        self.watching.polled.is_some()
+    }
+
+    fn poll(&mut self) {
+        if self.watching.polls_a_change(&self.paths) {
+            self.seen.changed_now();
+        }
+    }
+
+    fn name(&self) -> String {
+        self.paths.iter().map(|path| shown(path)).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -229,20 +218,15 @@ impl Watching {
         let roots = roots(paths);
         let asks = !only_poll && !paths.iter().any(|path| is_far(path));
         let (watcher, tells_all) = if asks { watcher(paths, seen) } else { (None, false) };
-        let polled = (!tells_all).then(|| (Instant::now(), metadata(paths)));
+        let polled = (!tells_all).then(|| metadata(paths));
         Watching { roots, _watcher: watcher, polled }
     }
 
-    /// Where nobody tells: are the files others than two seconds ago?
+    /// Where nobody tells: are the files others than when they were last compared?
     fn polls_a_change(&mut self, paths: &[PathBuf]) -> bool {
-        let Some((at, before)) = &mut self.polled else { return false };
-        if at.elapsed() < POLL {
-            return false;
-        }
+        let Some(before) = &mut self.polled else { return false };
         let now = metadata(paths);
-        let changed = *before != now;
-        (*at, *before) = (Instant::now(), now);
-        changed
+        std::mem::replace(before, now) != now
     }
 }
 

@@ -99,7 +99,7 @@ impl Kept {
             .collect();
         let is_news = told != self.told;
         self.told = told;
-        let texts = loaded.given();
+        let texts = Arc::new(loaded.given());
         let (files, desired) = (loaded.files, loaded.desired);
         let revision = of_desired(&desired);
         Reading {
@@ -178,7 +178,7 @@ impl Kept {
         for (given, text) in spliced.texts {
             self.good.insert(given.name.clone(), StandIn { home: given.home.clone(), text });
             if let Ok(at) = last.texts.binary_search_by(|text| text.name.cmp(&given.name)) {
-                last.texts[at] = given;
+                Arc::make_mut(&mut last.texts)[at] = given;
             }
         }
         last.revision = of_desired(&last.desired);

@@ -4,6 +4,7 @@
 //! changes nothing ([`kept`]), and nothing is pruned on such a reading. What is wrong with a source as a whole, rather
 //! than with a file, is its [`Trouble`].
 
+mod aside;
 pub mod directory;
 pub mod git;
 pub mod handed;
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
+use self::aside::Aside;
 use self::directory::Directory;
 use self::git::Git;
 use self::handed::Handed;
@@ -26,7 +28,7 @@ use crate::model::{Desired, InstanceKey, Stamped};
 use crate::store::{Error, Store};
 
 /// One reading of the manifests.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Reading {
     pub desired: Arc<Desired>,
     /// Its digest: two readings with the same one want the same.
@@ -44,7 +46,7 @@ pub struct Reading {
     /// The commit that it is, where it is one.
     pub commit: Option<String>,
     /// The texts that it was read from.
-    pub texts: Vec<Given>,
+    pub texts: Arc<Vec<Given>>,
 }
 
 /// How a want is changed on its way: the local agent's user, say.
@@ -112,7 +114,7 @@ impl fmt::Display for Trouble {
 }
 
 pub enum Source {
-    Directory(Box<Directory>),
+    Directory(Box<Aside<Directory>>),
     Git(Box<Git>),
     Handed(Handed),
 }
@@ -155,7 +157,7 @@ impl Source {
     /// be remembered of it is in the store before this comes back.
     pub async fn read<S: Store>(&mut self, state: &S) -> Result<Option<&Reading>, Error> {
         match self {
-            Source::Directory(directory) => Ok(Some(directory.read())),
+            Source::Directory(directory) => Ok(Some(directory.read().await)),
             Source::Git(git) => git.read(state).await,
             Source::Handed(handed) => Ok(handed.read()),
         }

@@ -1,0 +1,260 @@
+//! Files are read on a thread: a file system that does not answer holds up nobody but that thread.
+//!
+//! Who reads waits for a moment. If nothing comes back by then, what was last read stays in force, that is told, and when
+//! the thread is back, it is read again.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use tokio::sync::oneshot;
+
+use super::{Reading, Seen};
+use crate::manifest::{Code, Given, Problem};
+
+/// So long a reading is waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Where nobody tells of changes, files are looked at this often.
+const POLL: Duration = Duration::from_secs(2);
+/// After so many times the quiet that is waited for, it is read although it is not quiet.
+const HASTE: u32 = 10;
+
+/// What is read aside.
+pub trait Files: Send + 'static {
+    fn read(&mut self);
+    fn last(&self) -> &Reading;
+    fn recall(&mut self, texts: Vec<Given>) -> bool;
+    /// Does nobody tell of its changes?
+    fn is_polled(&self) -> bool;
+    /// Notes whether something changed, where nobody tells.
+    fn poll(&mut self);
+    /// As people know it.
+    fn name(&self) -> String;
+}
+
+pub struct Aside<F> {
+    name: String,
+    debounce: Duration,
+    seen: Arc<Seen>,
+    /// `None`: a thread has them.
+    files: Option<F>,
+    away: Option<oneshot::Receiver<F>>,
+    polled: Instant,
+    last: Reading,
+    /// They did not come back in time, and that was told.
+    is_silent: bool,
+    /// What was in force before, for when they are back.
+    to_recall: Option<Vec<Given>>,
+}
+
+impl<F: Files> Aside<F> {
+    pub(super) fn new(files: F, seen: Arc<Seen>, debounce: Duration) -> Aside<F> {
+        Aside {
+            name: files.name(),
+            debounce,
+            seen,
+            files: Some(files),
+            away: None,
+            polled: Instant::now(),
+            last: Reading::default(),
+            is_silent: false,
+            to_recall: None,
+        }
+    }
+
+    pub(super) fn seen(&self) -> &Arc<Seen> {
+        &self.seen
+    }
+
+    pub(super) fn last(&self) -> &Reading {
+        &self.last
+    }
+
+    /// Did something change, and has it been quiet since? Or did somebody ask?
+    pub fn changed(&mut self) -> bool {
+        self.is_back();
+        if self.files.as_ref().is_some_and(F::is_polled) && self.polled.elapsed() >= POLL {
+            self.polled = Instant::now();
+            self.send(F::poll);
+        }
+        let is_due = self.wait_after(self.seen.at().as_ref()).is_some_and(|left| left.is_zero());
+        let changed = is_due && self.seen.at().take().is_some();
+        self.seen.asked.swap(false, Ordering::SeqCst) || changed
+    }
+
+    /// How long until it will have been quiet.
+    pub fn wait(&self) -> Duration {
+        self.wait_after(self.seen.at().as_ref()).unwrap_or(POLL)
+    }
+
+    /// How long until it was quiet for long enough; who is never quiet is not waited for for ever.
+    fn wait_after(&self, at: Option<&(Instant, Instant)>) -> Option<Duration> {
+        let (first, last) = at?;
+        let longest = self.debounce.saturating_mul(HASTE);
+        let quiet = self.debounce.saturating_sub(last.elapsed());
+        Some(quiet.min(longest.saturating_sub(first.elapsed())))
+    }
+
+    /// See [`super::Source::recall`].
+    pub fn recall(&mut self, texts: Vec<Given>) -> bool {
+        match &mut self.files {
+            Some(files) => files.recall(texts),
+            None => {
+                self.to_recall = Some(texts);
+                false
+            }
+        }
+    }
+
+    /// The manifests as they are, or as they last were where they are broken or do not come.
+    pub async fn read(&mut self) -> &Reading {
+        let patience = if self.is_silent { Duration::ZERO } else { PATIENCE };
+        self.read_within(patience).await
+    }
+
+    async fn read_within(&mut self, patience: Duration) -> &Reading {
+        let until = tokio::time::Instant::now() + patience;
+        // What is at hand may be from before the silence.
+        if !self.comes_back(until).await {
+            return self.silence();
+        }
+        self.send(F::read);
+        if !self.comes_back(until).await {
+            return self.silence();
+        }
+        self.is_silent = false;
+        if let Some(files) = &self.files {
+            self.last.clone_from(files.last());
+        }
+        &self.last
+    }
+
+    fn send(&mut self, what: fn(&mut F)) {
+        let Some(mut files) = self.files.take() else { return };
+        let texts = self.to_recall.take();
+        let (back, away) = oneshot::channel();
+        let seen = Arc::clone(&self.seen);
+        let work = move || {
+            texts.map(|texts| files.recall(texts));
+            what(&mut files);
+            let _ = back.send(files);
+            seen.wake.notify_one();
+        };
+        self.away = Some(away);
+        // Without a thread nothing can be read: what it took along is lost, and with it all that was known.
+        if std::thread::Builder::new().name("files".to_owned()).spawn(work).is_err() {
+            tracing::error!("no thread can be made: the manifests cannot be read any more");
+        }
+    }
+
+    /// Waits for whoever is away.
+    async fn comes_back(&mut self, until: tokio::time::Instant) -> bool {
+        if let Some(away) = &mut self.away {
+            match tokio::time::timeout_at(until, away).await {
+                Ok(Ok(files)) => (self.files, self.away) = (Some(files), None),
+                Ok(Err(_)) | Err(_) => {}
+            }
+        }
+        self.files.is_some()
+    }
+
+    /// Whoever was away for too long is back: it is read again.
+    fn is_back(&mut self) {
+        if let Some(away) = &mut self.away
+            && let Ok(files) = away.try_recv()
+        {
+            (self.files, self.away) = (Some(files), None);
+            if self.is_silent {
+                self.seen.asked.store(true, Ordering::SeqCst);
+            }
+        }
+    }
+
+    fn silence(&mut self) -> &Reading {
+        let is_new = !std::mem::replace(&mut self.is_silent, true);
+        if is_new {
+            let message = format!(
+                "it could not be read within {} s: what was last read stays in force",
+                PATIENCE.as_secs()
+            );
+            let hint = Some("does its file system answer?".to_owned());
+            self.last.problems.push(Problem::of_file(
+                self.name.as_str().into(),
+                Code::Unreadable,
+                message,
+                hint,
+            ));
+        }
+        self.last.lacks |= self.last.desired.instances.is_empty();
+        (self.last.is_incomplete, self.last.may_prune, self.last.is_news) = (true, false, is_new);
+        &self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::*;
+
+    /// Files that come when somebody lets them.
+    struct Stuck {
+        go: Receiver<&'static str>,
+        last: Reading,
+    }
+
+    impl Files for Stuck {
+        fn read(&mut self) {
+            let revision = self.go.recv().expect("somebody lets them").to_owned();
+            self.last = Reading { revision, may_prune: true, ..Reading::default() };
+        }
+
+        fn last(&self) -> &Reading {
+            &self.last
+        }
+
+        fn recall(&mut self, _texts: Vec<Given>) -> bool {
+            true
+        }
+
+        fn is_polled(&self) -> bool {
+            false
+        }
+
+        fn poll(&mut self) {}
+
+        fn name(&self) -> String {
+            "m".to_owned()
+        }
+    }
+
+    fn stuck() -> (Aside<Stuck>, Sender<&'static str>) {
+        let (let_go, go) = channel();
+        let files = Stuck { go, last: Reading::default() };
+        (Aside::new(files, Arc::default(), Duration::ZERO), let_go)
+    }
+
+    #[tokio::test]
+    async fn what_does_not_come_is_not_waited_for_and_is_read_again_when_it_is_back() {
+        let (mut aside, let_go) = stuck();
+        let_go.send("1").expect("it is there");
+        assert_eq!(aside.read().await.revision, "1");
+        // The next one hangs.
+        let reading = aside.read_within(Duration::from_millis(10)).await;
+        assert_eq!((reading.revision.as_str(), reading.is_incomplete, reading.may_prune), ("1", true, false));
+        assert!(reading.is_news && reading.problems.len() == 1);
+        let reading = aside.read().await;
+        assert!(!reading.is_news && reading.problems.len() == 1, "told once, and at once");
+        assert!(!aside.changed());
+        let_go.send("2").expect("it is there");
+        while !aside.changed() {
+            tokio::task::yield_now().await;
+        }
+        let_go.send("3").expect("it is there");
+        let reading = aside.read_within(PATIENCE).await;
+        assert_eq!(
+            (reading.revision.as_str(), reading.is_incomplete, reading.problems.len()),
+            ("3", false, 0)
+        );
+    }
+}
