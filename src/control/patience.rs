@@ -164,13 +164,9 @@ impl Patience {
 
     /// There are new manifests. What was put back is not tried again for what others ask for.
     pub fn begin_anew(&mut self, before: &Desired, now: &Desired) {
-        let asks_as_before = |key: &InstanceKey| {
-            let (then, now) = (before.instances.get(key), now.instances.get(key));
-            then.zip(now).is_some_and(|(then, now)| then.asks_as(now))
-        };
         self.tries.retain(|key, tries| {
             let put_back = tries.given_up.take_if(|given_up| given_up.reason == Reason::RolledBack);
-            *tries = Tries { given_up: put_back.filter(|_| asks_as_before(key)), ..Tries::default() };
+            *tries = Tries { given_up: put_back.filter(|_| before.asks_as(now, key)), ..Tries::default() };
             tries.given_up.is_some()
         });
     }

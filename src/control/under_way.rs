@@ -122,13 +122,7 @@ impl UnderWay {
     /// The manifests ask for this now: whatever is under way for something else is to come to its end.
     pub fn heed(&mut self, desired: &Desired) {
         for going in self.orders.values_mut().filter(|going| !going.is_outdated) {
-            let asks =
-                |key: &InstanceKey| match (going.desired.instances.get(key), desired.instances.get(key)) {
-                    (Some(then), Some(now)) => then.asks_as(now),
-                    (None, None) => true,
-                    (Some(_), None) | (None, Some(_)) => false,
-                };
-            if !going.plan.steps().all(|step| asks(&step.instance)) {
+            if !going.plan.steps().all(|step| going.desired.asks_as(desired, &step.instance)) {
                 going.is_outdated = true;
                 going.ends.send_replace(true);
             }

@@ -22,6 +22,17 @@ pub struct Want {
     pub origin: Arc<Origin>,
 }
 
+impl Desired {
+    /// Do both ask for the same of an instance? What neither of them wants is the same, too.
+    pub fn asks_as(&self, other: &Desired, key: &InstanceKey) -> bool {
+        match (self.instances.get(key), other.instances.get(key)) {
+            (Some(one), Some(other)) => one.asks_as(other),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        }
+    }
+}
+
 impl Want {
     /// Does it ask for the same? Where it is written, and which rules bind it, is no part of that.
     pub fn asks_as(&self, other: &Want) -> bool {

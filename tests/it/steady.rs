@@ -35,6 +35,22 @@ fn who_does_not_heal_follows_what_changed_and_nothing_else() {
     until("c follows", || machine.effects() == effects);
 }
 
+/// Who neither follows nor heals does nothing at all.
+#[test]
+fn both_switches_off_is_only_looking() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let first = watch(&machine, "first", &["--interval", "1h"]);
+    until("it is told", || said(&machine, "first").contains("converged: 1 instance as wanted"));
+    drop(first);
+    stop_directly(&machine, "a");
+    machine.process("a", "2", "");
+    let _second = watch(&machine, "second", &["--heal", "no", "--follow", "no", "--interval", "1h"]);
+    until("it is left alone, and why", || said(&machine, "second").contains("HealOff 0:127.0.0.1:web:a"));
+    until("it is told", || said(&machine, "second").contains("not followed"));
+    assert_eq!(machine.effects(), ["start a 1", "stop a"]);
+}
+
 #[test]
 fn who_does_not_follow_says_so() {
     let machine = Machine::new();

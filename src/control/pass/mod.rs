@@ -3,46 +3,33 @@
 //! Nothing here waits for a reason, nor for what was handed over; whoever runs it does. Time is the target's.
 
 mod begin;
+mod kept;
+mod switches;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::mpsc;
 
+use self::switches::{Applied, Off};
 use super::back::{Back, Standing};
 use super::crew::Order;
 use super::event::{Event, Teller};
-use super::left::{self, Left};
+use super::left;
 use super::old_specs::Known;
 use super::patience::Patience;
 use super::sight::Sight;
-use super::snapshot::{self, Word};
+use super::snapshot;
 use super::source::{Reading, Source};
 use super::under_way::UnderWay;
 use super::{Look, Setting, Target};
 use crate::clock;
 use crate::execute::world::World;
 use crate::manifest::whence;
-use crate::model::{Desired, Hold, InstanceKey, Observed, Pause, Reason, Time};
+use crate::model::{Desired, Hold, InstanceKey, Pause, Reason, Time};
 use crate::reconcile::old::missing;
 use crate::reconcile::reconcile;
-use crate::store::{Error, Lease, Store, Txn};
-
-/// What everything was made to be, once.
-struct Applied {
-    revision: String,
-    desired: Arc<Desired>,
-}
-
-/// What somebody does not want to be done, and why.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Off {
-    Nothing,
-    /// Drift is left alone.
-    Heal,
-    /// New manifests are.
-    Follow,
-}
+use crate::store::Lease;
 
 pub struct Pass<'a, T> {
     setting: &'a Setting,
@@ -162,33 +149,6 @@ impl<'a, T: Target> Pass<'a, T> {
         again
     }
 
-    /// What was given up is known to others. What cannot be written now is written after the next pass.
-    async fn keep_left(&mut self) {
-        let Some(kept) = &self.left else { return };
-        let all = self
-            .patience
-            .given_up()
-            .map(|(key, reason, why)| (key.clone(), Left::new(reason, why, self.desired.instances.get(key))));
-        let now: left::All = all.collect();
-        if let Some(change) = left::change(&self.setting.rules.owner, kept, &now)
-            && self.target.state().txn(change).await.is_ok()
-        {
-            self.left = Some(now);
-        }
-    }
-
-    /// What was given up before this began, and still is.
-    async fn recall_left(&mut self, desired: &Desired) {
-        if self.left.is_some() {
-            return;
-        }
-        let Ok(kept) = left::read(self.target.state(), &self.setting.rules.owner).await else { return };
-        for (key, left) in kept.iter().filter(|(key, left)| left.lasts(key, desired)) {
-            self.patience.give_up(key, left.reason(), &left.why);
-        }
-        self.left = Some(kept);
-    }
-
     /// What is wanted, what is there, and what follows. `None`: that is not known, or nothing is wanted.
     async fn find_out(&mut self, source: &mut Source) -> Option<Arc<Look>> {
         if let Some(trouble) = source.news() {
@@ -269,6 +229,10 @@ impl<'a, T: Target> Pass<'a, T> {
             (false, false) => Off::Heal,
             (false, true) => Off::Nothing,
         };
+        if off == Off::Heal && standing.is_some() {
+            // Nobody follows, nobody repairs: whatever is otherwise is drift.
+            self.applied = Some(Applied::of(reading));
+        }
         let look = self.plan(reading, world, under_way, off).await?;
         let plan = &look.plan;
         if !is_pinned
@@ -289,86 +253,6 @@ impl<'a, T: Target> Pass<'a, T> {
             self.teller.tell(Event::Rested { settled: plan.settled, held: plan.held.len() });
         }
         Some(look)
-    }
-
-    /// What was made true before this began, where drift from it is not to be repaired.
-    async fn applied_before(&mut self, reading: &Reading) -> Option<Applied> {
-        let kept = self.target.state().get(&self.applied_at()).await.ok().flatten()?;
-        let revision = String::from_utf8(kept.value.to_vec()).ok()?;
-        let desired = Arc::clone(&reading.desired);
-        (revision == reading.revision).then_some(Applied { revision, desired })
-    }
-
-    fn applied_at(&self) -> String {
-        format!("source/{}/applied", self.setting.rules.owner)
-    }
-
-    /// Everything is as this revision wants it: what differs from now on is drift.
-    async fn is_applied(&mut self, desired: &Arc<Desired>) {
-        if self.applied.as_ref().is_some_and(|applied| applied.revision == self.revision) {
-            return;
-        }
-        self.applied = Some(Applied { revision: self.revision.clone(), desired: Arc::clone(desired) });
-        if !self.setting.heal {
-            // Known to the next one as well, who is not to repair either. What cannot be written now is not: then it repairs.
-            let _ = self.target.state().txn(Txn::put(self.applied_at(), self.revision.clone())).await;
-        }
-    }
-
-    /// What is left alone because somebody switched it off.
-    fn switched_off(
-        &self,
-        off: Off,
-        desired: &Desired,
-        observed: &Observed,
-    ) -> BTreeMap<InstanceKey, (Reason, String)> {
-        let said = |reason, why: &str| (reason, why.to_owned());
-        let all = || desired.instances.keys().chain(observed.instances.keys());
-        match (off, &self.applied) {
-            (Off::Nothing, _) | (Off::Heal, None) => BTreeMap::new(),
-            (Off::Follow, _) => {
-                let why = said(
-                    Reason::FollowOff,
-                    "the manifests are not followed (--follow no), and nothing was ever taken",
-                );
-                all().map(|key| (key.clone(), why.clone())).collect()
-            }
-            (Off::Heal, Some(applied)) => {
-                let why = said(
-                    Reason::HealOff,
-                    "it differs though no manifest asks for that, and drift is not repaired (--heal no)",
-                );
-                let is_drift = |key: &&InstanceKey| match (
-                    applied.desired.instances.get(*key),
-                    desired.instances.get(*key),
-                ) {
-                    (Some(then), Some(now)) => then.asks_as(now),
-                    (None, None) => true,
-                    (Some(_), None) | (None, Some(_)) => false,
-                };
-                all().filter(is_drift).map(|key| (key.clone(), why.clone())).collect()
-            }
-        }
-    }
-
-    /// What was in force before this began stands in for what is broken now. Was something new read on the way?
-    async fn recall(&mut self, source: &mut Source) -> bool {
-        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
-        if std::mem::replace(&mut self.recalled, true) {
-            return false;
-        }
-        let (lacks, is_news) = match source.read(state).await {
-            Ok(Some(reading)) => (reading.lacks, reading.is_news),
-            Ok(None) | Err(_) => (false, false),
-        };
-        if lacks {
-            // What cannot be asked for now is asked for by the next pass.
-            match snapshot::in_force(state, owner, &self.setting.source).await {
-                Ok(texts) => drop(source.recall(texts)),
-                Err(_) => self.recalled = false,
-            }
-        }
-        is_news
     }
 
     async fn plan(
@@ -440,25 +324,5 @@ impl<'a, T: Target> Pass<'a, T> {
         (self.applied, self.left) = (None, None);
         self.taken = (String::new(), None);
         self.unsettled = true;
-    }
-
-    /// What is about to be made true is kept, if it is not what was kept last.
-    async fn take(&mut self, reading: &Reading) -> Result<(), Error> {
-        let (owner, source) = (&self.setting.rules.owner, &self.setting.source);
-        let (revision, commit) = (reading.revision.as_str(), reading.commit.as_deref());
-        if (self.taken.0.as_str(), self.taken.1.as_deref()) == (revision, commit) {
-            return Ok(());
-        }
-        let state = self.target.state();
-        let known = snapshot::taken(state, owner).await?.0;
-        let is_known = known.is_some_and(|known| {
-            (known.revision.as_str(), known.commit.as_deref(), &known.source) == (revision, commit, source)
-        });
-        if !is_known {
-            snapshot::take(state, &Word { owner, source, revision, commit, texts: &reading.texts }).await?;
-            self.untidy = true;
-        }
-        self.taken = (revision.to_owned(), reading.commit.clone());
-        Ok(())
     }
 }

@@ -1,0 +1,86 @@
+//! Heal and follow are two switches: what is off is left alone, with that as its reason.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::super::Target;
+use super::super::source::Reading;
+use super::Pass;
+use crate::model::{Desired, InstanceKey, Observed, Reason};
+use crate::store::{Store, Txn};
+
+/// What everything was made to be, once.
+pub(super) struct Applied {
+    revision: String,
+    desired: Arc<Desired>,
+}
+
+impl Applied {
+    pub(super) fn of(reading: &Reading) -> Applied {
+        Applied { revision: reading.revision.clone(), desired: Arc::clone(&reading.desired) }
+    }
+}
+
+/// What somebody does not want to be done, and why.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Off {
+    Nothing,
+    /// Drift is left alone.
+    Heal,
+    /// New manifests are.
+    Follow,
+}
+
+impl<T: Target> Pass<'_, T> {
+    /// What was made true before this began, where drift from it is not to be repaired.
+    pub(super) async fn applied_before(&mut self, reading: &Reading) -> Option<Applied> {
+        let kept = self.target.state().get(&self.applied_at()).await.ok().flatten()?;
+        let revision = String::from_utf8(kept.value.to_vec()).ok()?;
+        (revision == reading.revision).then(|| Applied::of(reading))
+    }
+
+    fn applied_at(&self) -> String {
+        format!("source/{}/applied", self.setting.rules.owner)
+    }
+
+    /// Everything is as this revision wants it: what differs from now on is drift.
+    pub(super) async fn is_applied(&mut self, desired: &Arc<Desired>) {
+        if self.applied.as_ref().is_some_and(|applied| applied.revision == self.revision) {
+            return;
+        }
+        self.applied = Some(Applied { revision: self.revision.clone(), desired: Arc::clone(desired) });
+        if !self.setting.heal {
+            // Known to the next one as well, who is not to repair either. What cannot be written now is not: then it repairs.
+            let _ = self.target.state().txn(Txn::put(self.applied_at(), self.revision.clone())).await;
+        }
+    }
+
+    /// What is left alone because somebody switched it off.
+    pub(super) fn switched_off(
+        &self,
+        off: Off,
+        desired: &Desired,
+        observed: &Observed,
+    ) -> BTreeMap<InstanceKey, (Reason, String)> {
+        let said = |reason, why: &str| (reason, why.to_owned());
+        let all = || desired.instances.keys().chain(observed.instances.keys());
+        match (off, &self.applied) {
+            (Off::Nothing, _) | (Off::Heal, None) => BTreeMap::new(),
+            (Off::Follow, _) => {
+                let why = said(
+                    Reason::FollowOff,
+                    "the manifests are not followed (--follow no), and nothing was ever taken",
+                );
+                all().map(|key| (key.clone(), why.clone())).collect()
+            }
+            (Off::Heal, Some(applied)) => {
+                let why = said(
+                    Reason::HealOff,
+                    "it differs though no manifest asks for that, and drift is not repaired (--heal no)",
+                );
+                let is_drift = |key: &&InstanceKey| applied.desired.asks_as(desired, key);
+                all().filter(is_drift).map(|key| (key.clone(), why.clone())).collect()
+            }
+        }
+    }
+}
