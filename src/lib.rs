@@ -50,6 +50,7 @@ pub mod gateway;
 pub mod gse;
 pub mod http;
 pub mod manifest;
+mod memory;
 pub mod model;
 pub mod reconcile;
 pub mod store;

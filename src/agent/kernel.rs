@@ -240,23 +240,10 @@ pub fn usage(pid: u32) -> Option<(u64, u64)> {
     ))
 }
 
-/// One place to allocate from: an agent has few threads, and a thousand processes should cost it little.
-pub fn allocate_tightly() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: a setting of the allocator, which may be made at any time.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
-    }
-}
-
 /// Gives memory back that is not needed any more: what was freed, and the program's own code, most of which is for other
 /// verbs or for a start. What is needed again comes from the page cache.
 pub fn give_memory_back() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: the allocator's own business; it may be called at any time.
-    unsafe {
-        libc::malloc_trim(0);
-    }
+    crate::memory::give_freed_back();
     for (from, to) in code() {
         // SAFETY: these pages are a file's, mapped to be read or run, and nobody can have written to them: dropped,
         // they are read from the file again.

@@ -86,7 +86,7 @@ impl Table {
         up: mpsc::UnboundedSender<Told>,
     ) -> Result<Table, Error> {
         kernel::keep_descriptors();
-        kernel::allocate_tightly();
+        crate::memory::allocate_tightly();
         let store = Embedded::open_alone(&folder.join("agent.db"))?;
         let exits = folder.join("exits");
         std::fs::create_dir_all(&exits)

@@ -31,6 +31,7 @@ use crate::control::{self, Event, Setting};
 use crate::dashboard;
 use crate::http::Reloaded;
 use crate::manifest;
+use crate::memory;
 use crate::model::Desired;
 use crate::reconcile::{Caps, Rules};
 use crate::store::Either;
@@ -42,6 +43,7 @@ pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
         may_prune(args.how.owner.as_deref(), args.target.target == "local")?;
     }
     let from = args.source.from(&args.paths, &args.limits, &args.how)?;
+    memory::allocate_tightly();
     runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let socket = args.listen.bind().await?;

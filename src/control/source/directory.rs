@@ -25,6 +25,7 @@ use super::aside::{Aside, Files};
 use super::kept::{Kept, Places};
 use super::{Finish, Reading, Seen};
 use crate::manifest::{Again, Changed, Given, Limits, shown};
+use crate::memory;
 
 pub struct Directory {
     paths: Vec<PathBuf>,
@@ -128,6 +129,8 @@ impl Directory {
         let reading = self.kept.take(&places, |stand_ins| again.load(limits, stand_ins));
         self.last = Kept::unless_gone(reading, &mut self.last);
         self.confirm();
+        // A whole tree was parsed: far more than is kept of it.
+        memory::give_freed_back();
     }
 
     /// The last reading may be pruned by if it is whole, and says what it said a debounce ago.
