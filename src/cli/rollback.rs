@@ -116,7 +116,8 @@ async fn back(
         by: history::user(),
         reason: args.reason.clone(),
         // Whatever is pinned meanwhile, it is the source's revision that is left behind.
-        over: pinned.and_then(|pin| pin.over).or(taken.map(|taken| taken.revision)),
+        over: pinned.as_ref().and_then(|pin| pin.over.clone()).or(taken.map(|taken| taken.revision)),
+        also: pinned.map(|pin| pin.also).unwrap_or_default(),
     };
     apply::go_back(&apply, wanted, live, pin, printer).await
 }

@@ -50,10 +50,8 @@ impl Back {
         };
         if changed != self.changed {
             // Of a source that is broken somewhere, what runs is left behind as well, though it was never taken whole.
-            let left_behind =
-                source.is_incomplete && !source.revision.is_empty() && source.revision != pin.revision;
-            if left_behind && pin.over.as_deref() != Some(&source.revision) {
-                pin.over = Some(source.revision.clone());
+            if source.is_incomplete && !source.revision.is_empty() && pin.is_older_than(&source.revision) {
+                pin.also.push(source.revision.clone());
                 let put = pin::put(owner, &pin).only_if(pin::place(owner), changed);
                 if let Outcome::Written(now) = state.txn(put).await? {
                     changed = now;

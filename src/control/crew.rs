@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -26,6 +27,10 @@ use crate::execute::{self, Ended, Executed, Outcome, Terms, Told};
 use crate::model::{Desired, InstanceKey, Observed, Plan, ProcessKey};
 use crate::store::keeping::keep;
 use crate::store::{Lease, Store};
+
+/// How long a target may be out of sight before something is put back there, and how often it is looked for.
+const TO_BE_SEEN: Duration = Duration::from_secs(30);
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// A part of a plan that is to be carried out.
 pub struct Order {
@@ -109,18 +114,19 @@ impl<T: Target> Crew<'_, T> {
         let backend = self.target.backend();
         let executing = execute::execute(plan, backend, state, &terms, &mut each);
         let rules = &self.setting.rules;
-        let executing = heeding(&restrain, rules, || self.target.restraints(), executing);
-        let executing = ending(state, lease, self.halt.clone(), ends, executing);
         let working = async {
             let Executed { ended, to_roll_back } = executing.await;
-            if !to_roll_back.is_empty() {
-                self.roll_back(&order, &terms, &to_roll_back).await;
-            }
+            let put_back = match to_roll_back.is_empty() {
+                true => BTreeSet::new(),
+                false => self.roll_back(&order, &terms, &to_roll_back).await,
+            };
             let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
             let exit = if failed == 0 { 0 } else { 3 };
             let end = json!({"exit": exit, "failed": failed, "steps": history::steps(&ended)});
-            ((ended, to_roll_back), end)
+            ((ended, put_back), end)
         };
+        let working = heeding(&restrain, rules, || self.target.restraints(), working);
+        let working = ending(state, lease, self.halt.clone(), ends, working);
         let (ended, put_back) = history::telling(state, &rules.owner, begun(&order), working).await;
         self.teller.tell(Event::Did { ended: &ended, took: begin.elapsed() });
         let left: Vec<Ended> = ended.into_iter().filter(|one| !free.is_told(&one.instance)).collect();
@@ -156,21 +162,31 @@ impl<T: Target> Crew<'_, T> {
         }
     }
 
-    /// Puts processes back as they were.
-    async fn roll_back(&self, order: &Order, terms: &Terms, processes: &BTreeSet<ProcessKey>) {
+    /// Puts processes back as they were. Those that are.
+    async fn roll_back(
+        &self,
+        order: &Order,
+        terms: &Terms,
+        processes: &BTreeSet<ProcessKey>,
+    ) -> BTreeSet<ProcessKey> {
         let back = as_before(&order.desired, &terms.before, processes);
         let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
-        let processes = &names.join(", ");
-        let mut observed = match self.target.look(&back, false).await {
-            Ok(world) => world.observed,
-            Err(why) => {
-                self.teller.tell(Event::RolledBack { processes, steps: 0 });
-                return self.teller.tell(Event::Trouble { why: &why });
+        let names = &names.join(", ");
+        let begin = Instant::now();
+        let mut observed = loop {
+            match self.target.look(&back, false).await {
+                Ok(world) => break world.observed,
+                Err(why) if begin.elapsed() > TO_BE_SEEN || *terms.stop.borrow() => {
+                    let why = format!("{names}: its rollout failed, and it is not put back: {why}");
+                    self.teller.tell(Event::Trouble { why: &why });
+                    return BTreeSet::new();
+                }
+                Err(_) => tokio::time::sleep(AGAIN).await,
             }
         };
         let now = clock::at(self.target.now(), &back);
         let plan = plan_back(&back, &mut observed, &self.setting.rules, &now);
-        self.teller.tell(Event::RolledBack { processes, steps: plan.steps().count() });
+        self.teller.tell(Event::RolledBack { processes: names, steps: plan.steps().count() });
         let again = Terms {
             run: format!("{}-back", terms.run),
             restraints: terms.restraints.clone(),
@@ -178,8 +194,12 @@ impl<T: Target> Crew<'_, T> {
         };
         let (backend, state) = (self.target.backend(), self.target.state());
         let mut each = |said: Told<'_>| self.tell(&plan, &said);
-        let _ =
-            keeping(state, &order.lease, execute::execute(&plan, backend, state, &again, &mut each)).await;
+        let done = execute::execute(&plan, backend, state, &again, &mut each).await;
+        let bad = done.ended.iter().filter(|one| !one.outcome.is_well()).map(|one| &one.instance);
+        let bad = bad.chain(plan.held.iter().map(|held| &held.instance));
+        let bad: BTreeSet<&ProcessKey> =
+            bad.filter_map(|key| back.instances.get(key)).map(|want| &want.origin.declared).collect();
+        processes.iter().filter(|process| !bad.contains(process)).cloned().collect()
     }
 }
 
@@ -228,7 +248,10 @@ impl Free {
         let Some((left, all)) = self.left.get_mut(&ended.instance).filter(|_| !self.waits) else { return };
         all.push((*ended).clone());
         *left = left.saturating_sub(1);
+        // Of what nobody knows, more may come: it is free when the run is over, and what it left is found out first.
+        let is_known = |one: &Ended| !matches!(one.outcome, Outcome::Unknown | Outcome::TimedOut);
         if *left == 0
+            && all.iter().all(is_known)
             && let Some((instance, (_, all))) = self.left.remove_entry(&ended.instance)
         {
             self.ready.insert(instance, all);

@@ -3,6 +3,7 @@
 //! `history/OWNER/TIME` is one run that did something: it is there from its beginning, with `exit` null, so that nothing is
 //! missing of one that was killed. The newest [`KEPT`] are kept.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use crate::clock;
 use crate::execute::Ended;
 use crate::model::{Plan, Step, Time};
-use crate::store::{Error, Outcome, Store, Txn};
+use crate::store::{Error, Store, Txn};
 
 /// So long a word in the history is waited for.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -21,23 +22,25 @@ pub const KEPT: usize = 1000;
 /// So many older ones go with a new one, at most: where there never was an end to it, it is reached bit by bit.
 const AT_ONCE: usize = 100;
 
-/// Adds an entry, and the oldest go with that. The place that it has from now on.
-pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> Result<String, Error> {
-    let place = format!("history/{owner}/");
+/// A place that no other entry has: two may begin at the same moment, and both are told of.
+fn place_for(owner: &str, at: Time) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let nth = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("history/{owner}/{:013}-{}-{nth}", at.0, std::process::id())
+}
+
+/// Adds an entry, and the oldest go with that.
+pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> Result<(), Error> {
+    add_at(state, owner, &place_for(owner, at), entry).await
+}
+
+async fn add_at<S: Store>(state: &S, owner: &str, place: &str, entry: &Value) -> Result<(), Error> {
     // Where it cannot be counted now, it is counted with the next one.
-    let (oldest, count) = state.slice(&place, 0, AT_ONCE).await.unwrap_or_default();
+    let (oldest, count) = state.slice(&format!("history/{owner}/"), 0, AT_ONCE).await.unwrap_or_default();
     let over = (count + 1).saturating_sub(KEPT);
-    let mut moment = at.0;
-    loop {
-        let key = format!("{place}{moment:013}");
-        // Two may end at the same moment, and both are told of.
-        let new = Txn::put(&key, entry.to_string()).only_if(&key, 0);
-        let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
-        match state.txn(txn).await? {
-            Outcome::Written(_) => return Ok(key),
-            Outcome::Conflict(_) => moment += 1,
-        }
-    }
+    let new = Txn::put(place, entry.to_string());
+    let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
+    state.txn(txn).await.map(|_| ())
 }
 
 /// The newest entries of an owner, the newest first.
@@ -67,15 +70,11 @@ pub async fn telling<S: Store, T>(
         entry
     };
     let first = entry(json!({"exit": null}));
-    let adding = tokio::time::timeout(PATIENCE, add(state, owner, at, &first));
-    let ((done, end), place) = tokio::join!(work, adding);
-    let last = entry(end);
-    let ending = async {
-        match place {
-            Ok(Ok(place)) => state.txn(Txn::put(place, last.to_string())).await.map(|_| ()),
-            Ok(Err(_)) | Err(_) => add(state, owner, at, &last).await.map(|_| ()),
-        }
-    };
+    let place = place_for(owner, at);
+    let adding = tokio::time::timeout(PATIENCE, add_at(state, owner, &place, &first));
+    let ((done, end), _) = tokio::join!(work, adding);
+    // Whatever became of the first word, the last one is at the same place.
+    let ending = state.txn(Txn::put(&place, entry(end).to_string()));
     let _ = tokio::time::timeout(PATIENCE, ending).await;
     done
 }

@@ -288,6 +288,7 @@ impl<T: Target> Standing<'_, T> {
         {
             self.pass.hear(report).await;
         }
+        self.pass.keep_left().await;
     }
 
     async fn lead(&self, holder: &Holder, stop: &mut watch::Receiver<bool>) -> Option<Lease> {

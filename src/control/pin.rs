@@ -21,12 +21,16 @@ pub struct Pin {
     /// What was in force then: no reason to end the pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<String>,
+    /// What else was left behind: what the source said while it was broken somewhere.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub also: Vec<String>,
 }
 
 impl Pin {
     /// Is this revision of the source a newer word than the pin?
     pub fn is_older_than(&self, revision: &str) -> bool {
-        revision != self.revision && self.over.as_deref().is_some_and(|over| revision != over)
+        let is_left_behind = |over: &str| revision == over || self.also.iter().any(|also| also == revision);
+        revision != self.revision && self.over.as_deref().is_some_and(|over| !is_left_behind(over))
     }
 }
 
@@ -62,8 +66,10 @@ mod tests {
             by: "ann".to_owned(),
             reason: None,
             over: Some("2".to_owned()),
+            also: vec!["4".to_owned()],
         };
-        assert_eq!(["1", "2", "3"].map(|revision| pin.is_older_than(revision)), [false, false, true]);
+        let newer = ["1", "2", "3", "4"].map(|revision| pin.is_older_than(revision));
+        assert_eq!(newer, [false, false, true, false]);
         // Nobody knows what was in force: the pin stays until somebody ends it.
         pin.over = None;
         assert!(!pin.is_older_than("3"));

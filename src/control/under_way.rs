@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::model::{Desired, InstanceKey, Op, Plan, ProcessKey, State, Want};
+use crate::model::{Desired, HostKey, InstanceKey, Op, Plan, ProcessKey, State, Want};
 use crate::reconcile::Kinds;
 
 /// Every order that is not over.
@@ -22,15 +22,15 @@ pub struct UnderWay {
 pub struct Going {
     /// The name of its run.
     pub run: String,
-    pub plan: Arc<Plan>,
-    pub desired: Arc<Desired>,
+    plan: Arc<Plan>,
+    desired: Arc<Desired>,
     /// Of which something is still to be done, or to be seen.
     instances: BTreeSet<InstanceKey>,
     /// It waits in between: until its end, nothing of these processes is free.
     processes: BTreeSet<ProcessKey>,
     ends: watch::Sender<bool>,
     /// The manifests ask for something else by now.
-    pub is_outdated: bool,
+    is_outdated: bool,
 }
 
 impl Going {
@@ -53,6 +53,18 @@ impl Going {
 
     pub fn instances(&self) -> impl Iterator<Item = &InstanceKey> {
         self.instances.iter()
+    }
+
+    /// What is done, and what was asked for then.
+    pub fn what(&self) -> (Arc<Plan>, Arc<Desired>) {
+        (Arc::clone(&self.plan), Arc::clone(&self.desired))
+    }
+
+    /// What hangs together with it by its process, as it was asked for then.
+    fn all_of_it(&self) -> impl Iterator<Item = &InstanceKey> {
+        let is_of_it = |want: &Want| self.processes.contains(&want.origin.declared);
+        let all = self.desired.instances.iter().filter(|_| !self.processes.is_empty());
+        all.filter(move |(_, want)| is_of_it(want)).map(|(key, _)| key)
     }
 }
 
@@ -98,8 +110,31 @@ impl UnderWay {
         if !processes.is_empty() {
             let of_them = |(_, want): &(&InstanceKey, &Want)| processes.contains(&want.origin.declared);
             all.extend(desired.instances.iter().filter(of_them).map(|(key, _)| key.clone()));
+            // Also what is not wanted any more by now: a rollout that fails may still put it back.
+            all.extend(self.orders.values().flat_map(Going::all_of_it).cloned());
         }
+        all.extend(self.in_their_places(desired));
         all
+    }
+
+    /// Whoever is to be where something under way is, by another name: nobody sees yet that the place is taken.
+    fn in_their_places(&self, desired: &Desired) -> Vec<InstanceKey> {
+        let steps = self.orders.values().flat_map(|going| going.plan.steps());
+        let places: BTreeMap<(&HostKey, String), &InstanceKey> = steps
+            .filter_map(|step| {
+                let spec = step.spec.as_ref()?;
+                Some(((&step.instance.host, spec.identity.index_key()), &step.instance))
+            })
+            .collect();
+        if places.is_empty() {
+            return Vec::new();
+        }
+        let hosts: BTreeSet<&HostKey> = places.keys().map(|(host, _)| *host).collect();
+        let is_there = |(key, want): &(&InstanceKey, &Want)| {
+            hosts.contains(&key.host)
+                && places.get(&(&key.host, want.spec.identity.index_key())).is_some_and(|who| *who != *key)
+        };
+        desired.instances.iter().filter(is_there).map(|(key, _)| key.clone()).collect()
     }
 
     /// What it costs, for the budgets.
@@ -122,7 +157,10 @@ impl UnderWay {
     /// The manifests ask for this now: whatever is under way for something else is to come to its end.
     pub fn heed(&mut self, desired: &Desired) {
         for going in self.orders.values_mut().filter(|going| !going.is_outdated) {
-            if !going.plan.steps().all(|step| going.desired.asks_as(desired, &step.instance)) {
+            let mut touched = going.plan.steps().map(|step| &step.instance).chain(going.all_of_it());
+            let is_as_before = touched.all(|key| going.desired.asks_as(desired, key));
+            drop(touched);
+            if !is_as_before {
                 going.is_outdated = true;
                 going.ends.send_replace(true);
             }

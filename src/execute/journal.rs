@@ -88,12 +88,14 @@ impl<'a, S: Store> Journal<'a, S> {
         format!("{}{}", self.run, call.rsplit('.').next().unwrap_or_default())
     }
 
-    /// Every row of it is final. What is to be known of that is written with it.
-    pub async fn ended(&self, call: &str, known: Txn) {
-        if let Err(error) = self.store.txn(Txn::delete(self.key(call)).and(known)).await {
+    /// Every row of it is final. What is to be known of that is written with it. Was it?
+    pub async fn ended(&self, call: &str, known: Txn) -> bool {
+        let written = self.store.txn(Txn::delete(self.key(call)).and(known)).await;
+        if let Err(error) = &written {
             warn!(%error, "the journal keeps a call that is over");
         }
         fail::step("journal: ended");
+        written.is_ok()
     }
 }
 

@@ -108,8 +108,9 @@ async fn wait_for<B: Backend>(
     call: &Call,
     deadline: Instant,
 ) -> Result<Vec<Answer>, Unsettled> {
+    // As long as a run that lives would wait, since it was sent.
     let longest = call.steps.iter().map(|began| patience(&step_of(began), PACE)).max().unwrap_or_default();
-    let until = Instant::now() + longest;
+    let until = Instant::now() + longest.saturating_sub(gone(backend, call));
     loop {
         let asked = backend.poll(task).await;
         let answers = match asked {
@@ -123,14 +124,19 @@ async fn wait_for<B: Backend>(
         if open == 0 && !answers.is_empty() {
             return Ok(answers);
         }
-        if Instant::now() >= deadline {
-            return Err(Unsettled::UnderWay(open.max(1)));
-        }
         if !backend.knows_names() && Instant::now() >= until {
             return Ok(answers);
         }
+        if Instant::now() >= deadline {
+            return Err(Unsettled::UnderWay(open.max(1)));
+        }
         tokio::time::sleep(PACE).await;
     }
+}
+
+/// How long ago a call was made.
+fn gone<B: Backend>(backend: &B, call: &Call) -> Duration {
+    Duration::from_secs(call.at.map_or(0, |at| backend.now().secs_since(at)))
 }
 
 /// A restart that may have been sent, and of which nothing was told, may still come, and a second one would be one too many:
@@ -152,8 +158,7 @@ async fn see_restarts<B: Backend>(
         .map(|began| (began, step_of(began)))
         .collect();
     let longest = open.iter().map(|(_, step)| patience(step, PACE)).max().unwrap_or_default();
-    let gone = call.at.map_or(0, |at| backend.now().secs_since(at));
-    let until = Instant::now() + longest.saturating_sub(Duration::from_secs(gone));
+    let until = Instant::now() + longest.saturating_sub(gone(backend, call));
     let mut pace = PACE;
     while !open.is_empty() && Instant::now() < until {
         let subjects: Vec<Subject> = open.iter().map(|(_, step)| subject(step)).collect();

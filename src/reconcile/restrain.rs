@@ -100,9 +100,15 @@ impl<'a> Law<'a> {
         let kinds = Kinds::of(chain);
         self.paused(chain)
             .or_else(|| self.by_hand(chain))
-            .or_else(|| self.rules.left_alone.get(chain.key).cloned())
+            .or_else(|| self.left_alone(chain))
             .or_else(|| protected(chain, kinds))
             .or_else(|| self.outside_window(chain, kinds))
+    }
+
+    /// Under its name, or under the one that it comes from.
+    fn left_alone(&self, chain: &Chain<'_>) -> Option<(Reason, String)> {
+        let all = &self.rules.left_alone;
+        all.get(chain.key).or_else(|| chain.from.and_then(|from| all.get(from))).cloned()
     }
 
     fn paused(&self, chain: &Chain<'_>) -> Option<(Reason, String)> {

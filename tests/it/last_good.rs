@@ -150,6 +150,14 @@ async fn what_may_bind_others_and_was_never_read_is_waited_for() {
     let mut tree =
         Tree::new(&[("a.yaml", &a), ("sub/b.yaml", &b), ("sub/policy.yaml", "kind: Policy\nowner: [\n")]);
     assert_eq!(tree.read().await, wanted(&["a"], &["sub/policy.yaml"]));
+    // Who is known is as he was.
+    let mut known = Tree::new(&[("a.yaml", &a), ("sub/b.yaml", &b)]);
+    assert_eq!(known.read().await, wanted(&["a", "b"], &[]));
+    known.write("sub/policy.yaml", "kind: Policy\nowner: [\n");
+    assert_eq!(known.read().await, wanted(&["a", "b"], &["sub/policy.yaml"]));
+    known.write("sub/policy.yaml", "");
+    known.write("sub/b.yaml", "x: [");
+    assert_eq!(known.read().await, wanted(&["a", "b"], &["sub/b.yaml"]), "and still known");
     let mut other =
         Tree::new(&[("a.yaml", &a), ("sub/b.yaml", &b), ("sub/c.yaml", "kind: Process\nmeta: [\n")]);
     assert_eq!(other.read().await, wanted(&["a", "b"], &["sub/c.yaml"]), "others go on beside a process");

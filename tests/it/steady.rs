@@ -35,6 +35,46 @@ fn who_does_not_heal_follows_what_changed_and_nothing_else() {
     until("c follows", || machine.effects() == effects);
 }
 
+/// A change that is taken back before it was everywhere is no drift.
+#[test]
+fn who_does_not_heal_follows_a_revert() {
+    let machine = Machine::new();
+    machine.several("many", "1");
+    let file = machine.path("m/many.yaml");
+    let _watch = watch(&machine, "watch.log", &["--heal", "no", "--interval", "1h"]);
+    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    let good = fs::read_to_string(&file).expect("a file");
+    let bad = good.replace("start many 1", "start many 2").replace("batch: 1", "batch: 1, soak: 1h");
+    fs::write(&file, bad).expect("a file");
+    until("the first is changed", || machine.effects().contains(&"start many 2".to_owned()));
+    until("it waits", || said(&machine, "watch.log").contains("whether it stays well"));
+    fs::write(&file, good).expect("a file");
+    let again = || machine.effects().iter().filter(|line| *line == "start many 1").count();
+    until("it is as it was", || again() == 3);
+}
+
+/// A new name for what is just being started waits until that is over.
+#[test]
+fn what_is_under_way_is_not_renamed() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let file = machine.path("m/a.yaml");
+    let text = fs::read_to_string(&file).expect("a file");
+    let text = text.replace("start_check_secs: 0", "start_check_secs: 300");
+    fs::write(&file, &text).expect("a file");
+    let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
+    until("it is begun", || machine.effects() == ["start a 1"]);
+    let renamed = format!("moved_from: web/a\n{}", text.replace("name: a}", "name: b}"));
+    fs::write(&file, renamed).expect("a file");
+    let held = || {
+        let status = get(address(&machine, "watch.log"), "/api/v1/status").json();
+        let all = status["held"].as_array().cloned().unwrap_or_default();
+        all.iter().any(|one| one["instance"] == "0:127.0.0.1:web:b" && one["reason"] == "UnderWay")
+    };
+    until("it is left alone", held);
+    assert_eq!(machine.effects(), ["start a 1"]);
+}
+
 /// Who neither follows nor heals does nothing at all.
 #[test]
 fn both_switches_off_is_only_looking() {
@@ -128,8 +168,9 @@ fn the_local_system_is_found_again_and_begun_again_when_it_died() {
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
     until("a runs", || running(&machine, &["a"]));
     let lock = || fs::read_to_string(machine.path(".abide-home/system.lock")).expect("a lock");
-    let serving = || lock().trim().parse::<u32>().expect("a process");
-    kill(serving(), "KILL");
+    // It is empty for a moment when somebody takes it.
+    let serving = || lock().trim().parse::<u32>().ok();
+    kill(serving().expect("a process"), "KILL");
     machine.process("b", "1", "");
     until("it is begun again", || running(&machine, &["a", "b"]));
     // One in the foreground takes over.
@@ -139,7 +180,7 @@ fn the_local_system_is_found_again_and_begun_again_when_it_died() {
         .stdout(Stdio::null())
         .spawn();
     let up = Ends(up.expect("it starts"));
-    until("it serves", || serving() == up.0.id());
+    until("it serves", || serving() == Some(up.0.id()));
     machine.process("c", "1", "");
     until("it is followed there", || running(&machine, &["a", "b", "c"]));
     // And is not taken over by the next.

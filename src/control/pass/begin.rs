@@ -1,6 +1,8 @@
 //! A plan is handed over to be carried out: under the writer's lease, and only if it is still ours to do.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -12,10 +14,14 @@ use super::super::{Look, Target, name_of_run, terms};
 use super::Pass;
 use crate::clock;
 use crate::execute::journal::{self, Call};
-use crate::execute::{self, Ended};
-use crate::model::{Plan, Reason};
+use crate::execute::{self, Ended, Unsettled};
+use crate::model::{Desired, Plan, Reason};
 use crate::store::keeping::LIVES;
 use crate::store::{Error, Holder, Lease, Store, Taken};
+
+/// How long a pass waits for what a run that died had begun, and how soon it asks again.
+const SETTLING: Duration = Duration::from_secs(3);
+const ASKED_AGAIN: Duration = Duration::from_secs(10);
 
 /// What came of it.
 enum May {
@@ -35,6 +41,7 @@ impl<T: Target> Pass<'_, T> {
             }
         };
         let Look { plan, desired, observed, .. } = look;
+        self.is_begun(plan, desired).await;
         self.unsettled = true;
         let (_, never) = watch::channel(false);
         for part in execute::apart(plan, &terms(desired, observed, plan, never)) {
@@ -114,20 +121,42 @@ impl<T: Target> Pass<'_, T> {
         }
     }
 
-    /// What runs that died left in the journal.
+    /// What runs that died left in the journal. What was still under way a moment ago is not asked about again.
     async fn left(&self) -> Result<Vec<(String, Call)>, Error> {
         let owner = &self.setting.rules.owner;
         let mut left = journal::left(self.target.state(), owner).await?;
-        left.retain(|(key, _)| !self.under_way.runs().any(|run| journal::is_of(key, owner, run)));
+        left.retain(|(key, _)| {
+            let lives = self.under_way.runs().any(|run| journal::is_of(key, owner, run));
+            !lives && (self.is_open_due() || !self.open.contains_key(key))
+        });
         Ok(left)
     }
 
-    async fn settle(&self, left: Vec<(String, Call)>, lease: &Lease) -> Result<(), String> {
+    /// Finds out what became of what was left. What takes longer than a moment is left alone meanwhile, so that nobody waits
+    /// for it who has nothing to do with it.
+    async fn settle(&mut self, left: Vec<(String, Call)>, lease: &Lease) -> Result<(), String> {
         let (state, owner) = (self.target.state(), &self.setting.rules.owner);
-        let deadline = Instant::now() + self.setting.timeout;
+        let deadline = Instant::now() + SETTLING.min(self.setting.timeout);
         let whom = (self.target.name(), &self.setting.rules.caps);
         let settling = execute::settle(self.target.backend(), state, whom, owner, left, deadline);
-        keeping(state, lease, settling).await.map_err(|why| why.to_string())
+        let settled = keeping(state, lease, settling).await;
+        (self.open, self.open_until) = (BTreeMap::new(), None);
+        match settled {
+            Ok(()) => Ok(()),
+            Err(Unsettled::UnderWay(_)) => {
+                let left = self.left().await.map_err(|error| error.to_string())?;
+                let instances = |call: Call| call.steps.into_iter().map(|began| began.instance).collect();
+                self.open = left.into_iter().map(|(key, call)| (key, instances(call))).collect();
+                self.open_until = Some(Instant::now() + ASKED_AGAIN);
+                Ok(())
+            }
+            Err(why @ (Unsettled::Target(_) | Unsettled::State(_))) => Err(why.to_string()),
+        }
+    }
+
+    /// Is it time to ask again about what was still under way?
+    pub(super) fn is_open_due(&self) -> bool {
+        self.open_until.is_some_and(|then| then <= Instant::now())
     }
 
     /// What a run that died had begun is found out before anything is planned on: where specs are not read back, a look
@@ -141,6 +170,8 @@ impl<T: Target> Pass<'_, T> {
             Ok(left) => left,
             Err(error) => return self.fails(&error.to_string(), false),
         };
+        // Whatever comes of it, it is not asked about again at once.
+        self.open_until = self.open_until.map(|_| Instant::now() + ASKED_AGAIN);
         let lease = match self.lease().await {
             Ok(Some(lease)) => lease,
             // It is their own, and not left.
@@ -161,19 +192,20 @@ impl<T: Target> Pass<'_, T> {
     pub async fn hear(&mut self, report: Report) -> bool {
         match report {
             Report::Free { order, instance, tried } => {
-                let plan = self.under_way.get(order).filter(|going| !going.is_outdated);
-                if let Some(plan) = plan.map(|going| Arc::clone(&going.plan)) {
-                    self.note(&plan, &tried);
+                if let Some((plan, desired)) = self.under_way.get(order).map(Going::what) {
+                    self.note(&plan, &desired, tried);
                 }
                 self.under_way.free(order, &instance);
                 false
             }
             Report::Over { order, tried, put_back } => {
                 let going = self.under_way.over(order);
-                if let Some(going) = going.filter(|going| !going.is_outdated) {
-                    self.note(&going.plan, &tried);
-                    let instances = going.desired.instances.iter();
-                    for (key, _) in instances.filter(|(_, want)| put_back.contains(&want.origin.declared)) {
+                if let Some((plan, desired)) = going.as_ref().map(Going::what) {
+                    self.note(&plan, &desired, tried);
+                    let put_back = desired.instances.iter().filter(|(key, want)| {
+                        put_back.contains(&want.origin.declared) && desired.asks_as(&self.desired, key)
+                    });
+                    for (key, _) in put_back {
                         let why = "its rollout failed, and it was put back as it was: left alone until its manifest changes";
                         self.patience.give_up(key, Reason::RolledBack, why);
                     }
@@ -186,8 +218,10 @@ impl<T: Target> Pass<'_, T> {
         }
     }
 
-    fn note(&mut self, plan: &Plan, tried: &[Ended]) {
-        self.patience.note(plan, tried, self.target.now(), &mut fastrand::f64);
+    /// Of what is asked for as it was then, how it ended counts.
+    fn note(&mut self, plan: &Plan, desired: &Desired, mut tried: Vec<Ended>) {
+        tried.retain(|one| desired.asks_as(&self.desired, &one.instance));
+        self.patience.note(plan, &tried, self.target.now(), &mut fastrand::f64);
         self.due = self.patience.next(self.target.now());
     }
 

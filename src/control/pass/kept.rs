@@ -50,7 +50,7 @@ impl<T: Target> Pass<'_, T> {
     }
 
     /// What was given up is known to others. What cannot be written now is written after the next pass.
-    pub(super) async fn keep_left(&mut self) {
+    pub async fn keep_left(&mut self) {
         let Some(kept) = &self.left else { return };
         let all = self
             .patience

@@ -6,10 +6,11 @@ mod begin;
 mod kept;
 mod switches;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use self::switches::{Applied, Off};
 use super::back::{Back, Standing};
@@ -69,6 +70,9 @@ pub struct Pass<'a, T> {
     old: Known,
     /// A run may have left something in the journal.
     unsettled: bool,
+    /// Calls of runs that died which are still under way, whom they concern, and when to ask again.
+    open: BTreeMap<String, BTreeSet<InstanceKey>>,
+    open_until: Option<Instant>,
     /// What is known to be kept of what was given up; `None`: nobody asked yet.
     left: Option<left::All>,
     /// What was held and paused at the last look.
@@ -108,6 +112,8 @@ impl<'a, T: Target> Pass<'a, T> {
             back: Back::default(),
             old: Known::default(),
             unsettled: true,
+            open: BTreeMap::new(),
+            open_until: None,
             left: None,
             restraints: None,
         }
@@ -115,7 +121,7 @@ impl<'a, T: Target> Pass<'a, T> {
 
     /// Is it time to try something again?
     pub fn is_due(&self) -> bool {
-        self.due.is_some_and(|due| due <= self.target.now())
+        self.due.is_some_and(|due| due <= self.target.now()) || self.is_open_due()
     }
 
     /// Did somebody hold, release, pause, resume or pin something since the last look? What cannot be asked has not changed.
@@ -213,7 +219,8 @@ impl<'a, T: Target> Pass<'a, T> {
         if reading.desired.instances.is_empty() && reading.is_incomplete {
             return None;
         }
-        if self.unsettled && !self.setting.rules.caps.reads_specs && !self.settle_first().await {
+        let needs_to_know = self.unsettled && !self.setting.rules.caps.reads_specs;
+        if (needs_to_know || self.is_open_due()) && !self.settle_first().await {
             return None;
         }
         let prune = self.setting.rules.prune;
@@ -284,8 +291,13 @@ impl<'a, T: Target> Pass<'a, T> {
         let backing_off = left.iter().map(|(key, left)| left.hold(key)).collect();
         rules.left_alone = self.switched_off(off, desired, &world.observed);
         rules.left_alone.extend(left.into_iter().map(|(key, left)| (key, (left.reason, left.why))));
-        let why = || (Reason::UnderWay, "an earlier plan for it is being carried out".to_owned());
-        rules.left_alone.extend(under_way.into_iter().map(|key| (key, why())));
+        let why = |what: &str| (Reason::UnderWay, what.to_owned());
+        let open = self.open.values().flatten().cloned();
+        rules
+            .left_alone
+            .extend(open.map(|key| (key, why("what an interrupted run had begun is still under way"))));
+        let at_work = "an earlier plan for it is being carried out";
+        rules.left_alone.extend(under_way.into_iter().map(|key| (key, why(at_work))));
         rules.under_way = self.under_way.kinds();
         let mut plan = reconcile(desired, &world.observed, &rules, &now);
         let missing = missing(&plan, desired, &world.observed, &rules.caps);

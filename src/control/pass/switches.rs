@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::Target;
 use super::super::source::Reading;
 use super::Pass;
-use crate::model::{Desired, InstanceKey, Observed, Reason};
+use crate::model::{Desired, InstanceKey, Observed, Plan, Reason};
 use crate::store::{Store, Txn};
 
 /// What everything was made to be, once.
@@ -53,6 +53,24 @@ impl<T: Target> Pass<'_, T> {
             // Known to the next one as well, who is not to repair either. What cannot be written now is not: then it repairs.
             let _ = self.target.state().txn(Txn::put(self.applied_at(), self.revision.clone())).await;
         }
+    }
+
+    /// This is begun: from here on, going back to what was before is a change, and no drift.
+    pub(super) async fn is_begun(&mut self, plan: &Plan, desired: &Desired) {
+        let Some(applied) = self.applied.as_mut().filter(|_| !self.setting.heal) else { return };
+        if applied.revision == self.revision {
+            return;
+        }
+        let made = Arc::make_mut(&mut applied.desired);
+        for key in plan.steps().map(|step| &step.instance) {
+            match desired.instances.get(key) {
+                Some(want) => made.instances.insert(key.clone(), want.clone()),
+                None => made.instances.remove(key),
+            };
+        }
+        // It is neither the one nor the other.
+        applied.revision.clear();
+        let _ = self.target.state().txn(Txn::delete(self.applied_at())).await;
     }
 
     /// What is left alone because somebody switched it off.

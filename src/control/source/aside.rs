@@ -3,8 +3,8 @@
 //! Who reads waits for a moment. If nothing comes back by then, what was last read stays in force, that is told, and when
 //! the thread is back, it is read again.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -36,9 +36,10 @@ pub struct Aside<F> {
     name: String,
     debounce: Duration,
     seen: Arc<Seen>,
-    /// `None`: a thread has them.
-    files: Option<F>,
-    away: Option<oneshot::Receiver<F>>,
+    /// A thread has them for as long as it works.
+    files: Arc<Mutex<F>>,
+    /// One is at work.
+    away: Option<oneshot::Receiver<()>>,
     polled: Instant,
     last: Reading,
     /// They did not come back in time, and that was told.
@@ -53,13 +54,18 @@ impl<F: Files> Aside<F> {
             name: files.name(),
             debounce,
             seen,
-            files: Some(files),
+            files: Arc::new(Mutex::new(files)),
             away: None,
             polled: Instant::now(),
             last: Reading::default(),
             is_silent: false,
             to_recall: None,
         }
+    }
+
+    /// They themselves, if nobody is at work.
+    fn at_hand(&self) -> Option<MutexGuard<'_, F>> {
+        self.away.is_none().then(|| lock(&self.files))
     }
 
     pub(super) fn seen(&self) -> &Arc<Seen> {
@@ -73,7 +79,7 @@ impl<F: Files> Aside<F> {
     /// Did something change, and has it been quiet since? Or did somebody ask?
     pub fn changed(&mut self) -> bool {
         self.is_back();
-        if self.files.as_ref().is_some_and(F::is_polled) && self.polled.elapsed() >= POLL {
+        if self.polled.elapsed() >= POLL && self.at_hand().is_some_and(|files| files.is_polled()) {
             self.polled = Instant::now();
             self.send(F::poll);
         }
@@ -97,18 +103,18 @@ impl<F: Files> Aside<F> {
 
     /// See [`super::Source::recall`].
     pub fn recall(&mut self, texts: Vec<Given>) -> bool {
-        match &mut self.files {
-            Some(files) => files.recall(texts),
-            None => {
-                self.to_recall = Some(texts);
-                false
-            }
+        if let Some(mut files) = self.at_hand() {
+            return files.recall(texts);
         }
+        self.to_recall = Some(texts);
+        false
     }
 
     /// The manifests as they are, or as they last were where they are broken or do not come.
     pub async fn read(&mut self) -> &Reading {
-        let patience = if self.is_silent { Duration::ZERO } else { PATIENCE };
+        self.is_back();
+        // Who was waited for in vain is not waited for again, until he is back.
+        let patience = if self.is_silent && self.away.is_some() { Duration::ZERO } else { PATIENCE };
         self.read_within(patience).await
     }
 
@@ -123,50 +129,46 @@ impl<F: Files> Aside<F> {
             return self.silence();
         }
         self.is_silent = false;
-        if let Some(files) = &self.files {
-            self.last.clone_from(files.last());
-        }
+        let last = lock(&self.files).last().clone();
+        self.last = last;
         &self.last
     }
 
     fn send(&mut self, what: fn(&mut F)) {
-        let Some(mut files) = self.files.take() else { return };
         let texts = self.to_recall.take();
         let (back, away) = oneshot::channel();
-        let seen = Arc::clone(&self.seen);
+        let (files, seen) = (Arc::clone(&self.files), Arc::clone(&self.seen));
         let work = move || {
+            let mut files = lock(&files);
             texts.map(|texts| files.recall(texts));
             what(&mut files);
-            let _ = back.send(files);
+            drop(files);
+            let _ = back.send(());
             seen.wake.notify_one();
         };
-        self.away = Some(away);
-        // Without a thread nothing can be read: what it took along is lost, and with it all that was known.
-        if std::thread::Builder::new().name("files".to_owned()).spawn(work).is_err() {
-            tracing::error!("no thread can be made: the manifests cannot be read any more");
+        match std::thread::Builder::new().name("files".to_owned()).spawn(work) {
+            Ok(_) => self.away = Some(away),
+            Err(error) => tracing::warn!(%error, "no thread can be made: the manifests are read later"),
         }
     }
 
     /// Waits for whoever is away.
     async fn comes_back(&mut self, until: tokio::time::Instant) -> bool {
-        if let Some(away) = &mut self.away {
-            match tokio::time::timeout_at(until, away).await {
-                Ok(Ok(files)) => (self.files, self.away) = (Some(files), None),
-                Ok(Err(_)) | Err(_) => {}
-            }
+        if let Some(away) = &mut self.away
+            && tokio::time::timeout_at(until, away).await.is_ok()
+        {
+            self.away = None;
         }
-        self.files.is_some()
+        self.away.is_none()
     }
 
     /// Whoever was away for too long is back: it is read again.
     fn is_back(&mut self) {
-        if let Some(away) = &mut self.away
-            && let Ok(files) = away.try_recv()
-        {
-            (self.files, self.away) = (Some(files), None);
-            if self.is_silent {
-                self.seen.asked.store(true, Ordering::SeqCst);
-            }
+        let is_still_away = |away: &mut oneshot::Receiver<()>| {
+            matches!(away.try_recv(), Err(oneshot::error::TryRecvError::Empty))
+        };
+        if self.away.take_if(|away| !is_still_away(away)).is_some() && self.is_silent {
+            self.seen.asked.store(true, Ordering::SeqCst);
         }
     }
 
@@ -191,6 +193,11 @@ impl<F: Files> Aside<F> {
     }
 }
 
+/// A thread that panicked left them as they were.
+fn lock<F>(files: &Mutex<F>) -> MutexGuard<'_, F> {
+    files.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
@@ -205,7 +212,7 @@ mod tests {
 
     impl Files for Stuck {
         fn read(&mut self) {
-            let revision = self.go.recv().expect("somebody lets them").to_owned();
+            let revision = self.go.recv().expect("somebody lets them, or this thread panics").to_owned();
             self.last = Reading { revision, may_prune: true, ..Reading::default() };
         }
 

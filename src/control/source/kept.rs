@@ -59,7 +59,9 @@ impl Kept {
         let mut bad = bad_files(&problems);
         let is_incomplete = !bad.is_empty();
         let lacks = bad.iter().any(|file| self.below(file).next().is_none());
-        let mut blank = self.unbound(&loaded, &bad);
+        let (known, mut blank): (Files, Files) =
+            self.unbound(&loaded, &bad).into_iter().partition(|file| self.good.contains_key(&**file));
+        bad.extend(known);
         let mut is_frozen = false;
         self.take_sides(&loaded, &mut bad, &mut blank);
         while !is_frozen {
@@ -88,6 +90,7 @@ impl Kept {
                 known.into_iter().chain(self.good.keys().map(|name| Arc::from(name.as_str()))).collect();
             loaded = load(&self.stand_ins(&known, &unknown, &loaded));
         } else if !is_empty {
+            bad.extend(blank);
             self.keep(&loaded, &bad);
         }
         (self.finish)(&mut loaded.desired);

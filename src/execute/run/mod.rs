@@ -270,8 +270,10 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     /// What cannot be written in time stays in the journal, and is found out by whoever comes next.
     async fn forget(&mut self, call: &str) {
         let notes = self.take_notes();
-        let _ = tokio::time::timeout_at(self.last_words(), self.journal.ended(call, notes)).await;
-        (self.told)(Told::Noted);
+        let written = tokio::time::timeout_at(self.last_words(), self.journal.ended(call, notes)).await;
+        if written.unwrap_or(false) {
+            (self.told)(Told::Noted);
+        }
     }
 
     fn last_words(&self) -> Instant {
