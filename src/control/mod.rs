@@ -270,13 +270,13 @@ impl<T: Target> Standing<'_, T> {
 
     /// Takes in what became of an order, and of others that came to their end meanwhile.
     async fn hear(&mut self, report: Report) {
-        let mut next = Some(report);
-        while let Some(report) = next {
-            match self.pass.hear(report).await {
-                true => self.looked = None,
-                false => self.look_within((self.took * AT_LEISURE).clamp(TOGETHER, BESIDE)),
-            }
-            next = self.reported.try_recv().ok();
+        let mut reports = vec![report];
+        while let Ok(report) = self.reported.try_recv() {
+            reports.push(report);
+        }
+        match self.pass.hear(reports).await {
+            true => self.looked = None,
+            false => self.look_within((self.took * AT_LEISURE).clamp(TOGETHER, BESIDE)),
         }
     }
 
@@ -286,7 +286,7 @@ impl<T: Target> Standing<'_, T> {
         while !self.pass.under_way.is_empty()
             && let Some(report) = self.reported.recv().await
         {
-            self.pass.hear(report).await;
+            self.pass.hear(vec![report]).await;
         }
         self.pass.keep_left().await;
     }

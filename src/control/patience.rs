@@ -8,7 +8,7 @@
 //!
 //! Time and chance come in as values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::sight::standing;
 use crate::execute::Ended;
@@ -97,8 +97,9 @@ fn after(now: Time, secs: f64) -> Time {
 impl Patience {
     /// Takes in how a plan ended.
     pub fn note(&mut self, plan: &Plan, ended: &[Ended], now: Time, chance: &mut impl FnMut() -> f64) {
+        let concerned: BTreeSet<&InstanceKey> = ended.iter().map(|one| &one.instance).collect();
         let mut steps: BTreeMap<&InstanceKey, (String, Vec<&str>)> = BTreeMap::new();
-        for step in plan.steps() {
+        for step in plan.steps().filter(|step| concerned.contains(&step.instance)) {
             let (text, fields) = steps.entry(&step.instance).or_default();
             text.push_str(step.op.word());
             text.push(' ');

@@ -19,8 +19,9 @@ use crate::model::{Desired, Plan, Reason};
 use crate::store::keeping::LIVES;
 use crate::store::{Error, Holder, Lease, Store, Taken};
 
-/// How long a pass waits for what a run that died had begun, and how soon it asks again.
+/// How long a pass waits for what runs that died had begun, for each of it at least, and how soon it asks again.
 const SETTLING: Duration = Duration::from_secs(3);
+const AT_LEAST: Duration = Duration::from_millis(200);
 const ASKED_AGAIN: Duration = Duration::from_secs(10);
 
 /// What came of it.
@@ -136,22 +137,24 @@ impl<T: Target> Pass<'_, T> {
     /// for it who has nothing to do with it.
     async fn settle(&mut self, left: Vec<(String, Call)>, lease: &Lease) -> Result<(), String> {
         let (state, owner) = (self.target.state(), &self.setting.rules.owner);
-        let deadline = Instant::now() + SETTLING.min(self.setting.timeout);
         let whom = (self.target.name(), &self.setting.rules.caps);
-        let settling = execute::settle(self.target.backend(), state, whom, owner, left, deadline);
-        let settled = keeping(state, lease, settling).await;
-        (self.open, self.open_until) = (BTreeMap::new(), None);
-        match settled {
-            Ok(()) => Ok(()),
-            Err(Unsettled::UnderWay(_)) => {
-                let left = self.left().await.map_err(|error| error.to_string())?;
-                let instances = |call: Call| call.steps.into_iter().map(|began| began.instance).collect();
-                self.open = left.into_iter().map(|(key, call)| (key, instances(call))).collect();
-                self.open_until = Some(Instant::now() + ASKED_AGAIN);
-                Ok(())
+        let until = Instant::now() + SETTLING;
+        let mut open = BTreeMap::new();
+        for (key, call) in left {
+            let instances = call.steps.iter().map(|began| began.instance.clone()).collect();
+            // One that takes long does not take the time of the others.
+            let deadline = until.max(Instant::now() + AT_LEAST);
+            let one = vec![(key.clone(), call)];
+            let settling = execute::settle(self.target.backend(), state, whom, owner, one, deadline);
+            match keeping(state, lease, settling).await {
+                Ok(()) => {}
+                Err(Unsettled::UnderWay(_)) => drop(open.insert(key, instances)),
+                Err(why @ (Unsettled::Target(_) | Unsettled::State(_))) => return Err(why.to_string()),
             }
-            Err(why @ (Unsettled::Target(_) | Unsettled::State(_))) => Err(why.to_string()),
         }
+        self.open_until = (!open.is_empty()).then(|| Instant::now() + ASKED_AGAIN);
+        self.open = open;
+        Ok(())
     }
 
     /// Is it time to ask again about what was still under way?
@@ -164,6 +167,10 @@ impl<T: Target> Pass<'_, T> {
     pub(super) async fn settle_first(&mut self) -> bool {
         let left = match self.left().await {
             Ok(left) if left.is_empty() => {
+                if self.is_open_due() {
+                    // Somebody else found out.
+                    (self.open, self.open_until) = (BTreeMap::new(), None);
+                }
                 self.unsettled = false;
                 return true;
             }
@@ -188,34 +195,42 @@ impl<T: Target> Pass<'_, T> {
         }
     }
 
-    /// Takes in what became of an order. Is it over?
-    pub async fn hear(&mut self, report: Report) -> bool {
-        match report {
-            Report::Free { order, instance, tried } => {
-                if let Some((plan, desired)) = self.under_way.get(order).map(Going::what) {
-                    self.note(&plan, &desired, tried);
+    /// Takes in what became of orders. Is one of them over?
+    pub async fn hear(&mut self, reports: Vec<Report>) -> bool {
+        // Of one order many may be free at once.
+        let (mut free, mut over): (BTreeMap<u64, Vec<Ended>>, Vec<_>) = Default::default();
+        for report in reports {
+            match report {
+                Report::Free { order, instance, tried } => {
+                    self.under_way.free(order, &instance);
+                    free.entry(order).or_default().extend(tried);
                 }
-                self.under_way.free(order, &instance);
-                false
-            }
-            Report::Over { order, tried, put_back } => {
-                let going = self.under_way.over(order);
-                if let Some((plan, desired)) = going.as_ref().map(Going::what) {
-                    self.note(&plan, &desired, tried);
-                    let put_back = desired.instances.iter().filter(|(key, want)| {
-                        put_back.contains(&want.origin.declared) && desired.asks_as(&self.desired, key)
-                    });
-                    for (key, _) in put_back {
-                        let why = "its rollout failed, and it was put back as it was: left alone until its manifest changes";
-                        self.patience.give_up(key, Reason::RolledBack, why);
-                    }
-                }
-                // What it did not see the end of is in the journal.
-                self.unsettled = true;
-                self.rest().await;
-                true
+                Report::Over { order, tried, put_back } => over.push((order, tried, put_back)),
             }
         }
+        for (order, tried) in free {
+            if let Some((plan, desired)) = self.under_way.get(order).map(Going::what) {
+                self.note(&plan, &desired, tried);
+            }
+        }
+        let is_over = !over.is_empty();
+        for (order, tried, put_back) in over {
+            let going = self.under_way.over(order);
+            if let Some((plan, desired)) = going.as_ref().map(Going::what) {
+                self.note(&plan, &desired, tried);
+                let put_back = desired.instances.iter().filter(|(key, want)| {
+                    put_back.contains(&want.origin.declared) && desired.asks_as(&self.desired, key)
+                });
+                for (key, _) in put_back {
+                    let why = "its rollout failed, and it was put back as it was: left alone until its manifest changes";
+                    self.patience.give_up(key, Reason::RolledBack, why);
+                }
+            }
+            // What it did not see the end of is in the journal.
+            self.unsettled = true;
+        }
+        self.rest().await;
+        is_over
     }
 
     /// Of what is asked for as it was then, how it ended counts.
