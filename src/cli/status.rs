@@ -16,8 +16,9 @@ use super::watch_source::short;
 use super::{Exit, Failure};
 use crate::control::history::{self, changes};
 use crate::control::pin::{self, Pin};
+use crate::control::snapshot::{self, Taken};
 use crate::manifest::print as manifests;
-use crate::model::{Desired, Health, Host, HostKey, InstanceKey, ProcessKey, Seen, Spec, State};
+use crate::model::{Desired, Health, Host, HostKey, InstanceKey, ProcessKey, Reason, Seen, Spec, State};
 use crate::reconcile::Sync;
 use crate::store::{Error, Store};
 
@@ -83,11 +84,12 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         let left = args.target.target == "local" && Home::find()?.path("gateway/store.db").exists();
         return Ok(if args.check && left { Exit::Incomplete } else { Exit::Done });
     };
-    let (observed, hosts, (holds, pauses), pins, stands) = runtime()?.block_on(async {
+    let (observed, hosts, (holds, pauses), pins, stands, taken) = runtime()?.block_on(async {
         let observed = live.everything().await?;
         let hosts = live.hosts(&observed).await?;
         let stands = stands(&live).await?;
-        Ok::<_, Failure>((observed, hosts, live.restraints().await?, live.pins().await?, stands))
+        let taken = taken(&live).await?;
+        Ok::<_, Failure>((observed, hosts, live.restraints().await?, live.pins().await?, stands, taken))
     })?;
     // What its engine says of it comes before what its manifest says.
     let mut wrong: BTreeMap<&InstanceKey, String> =
@@ -101,7 +103,8 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         let wrong: Vec<Value> = wrong.iter().map(|(key, why)| json!({"instance": key, "why": why})).collect();
         let whole = json!({"running": true, "url": live.backend.url(), "hosts": hosts.len(), "hosts_without_agent": dead,
                            "processes": observed.instances.len(), "processes_running": running, "not_as_told": wrong,
-                           "holds": holds.len(), "pauses": pauses.len(), "pins": pins.iter().map(shown_pin).collect::<Vec<_>>()});
+                           "holds": holds.len(), "pauses": pauses.len(), "pins": pins.iter().map(shown_pin).collect::<Vec<_>>(),
+                           "sources": taken.iter().map(shown_source).collect::<Vec<_>>()});
         printer.data(&format!("{whole:#}\n"));
         return Ok(exit);
     }
@@ -113,6 +116,11 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         restraints.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {}", count(n, what))),
     );
     text.push('\n');
+    for (owner, taken) in &taken {
+        let commit = taken.commit.as_deref().map(|id| format!(", commit {}", short(id))).unwrap_or_default();
+        let (owner, revision, source) = (visible(owner), short(&taken.revision), visible(&taken.source));
+        text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}\n"));
+    }
     for (owner, pin) in &pins {
         text.push_str(&format!("{:?} is {WARNING}pinned{WARNING:#} to {}\n", visible(owner), words(pin)));
     }
@@ -126,14 +134,38 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
     Ok(exit)
 }
 
+/// What was last taken of whose manifests.
+async fn taken(live: &Live) -> Result<Vec<(String, Taken)>, Failure> {
+    let broken = |error: Error| live.failure(&error);
+    let mut all = Vec::new();
+    for owner in snapshot::owners(&live.state).await.map_err(broken)? {
+        let taken = snapshot::taken(&live.state, &owner).await.map_err(broken)?.0;
+        all.extend(taken.map(|taken| (owner, taken)));
+    }
+    Ok(all)
+}
+
+fn shown_source((owner, taken): &(String, Taken)) -> Value {
+    json!({"owner": owner, "revision": taken.revision, "commit": taken.commit, "source": taken.source,
+           "since": taken.at.to_string()})
+}
+
 fn shown_pin((owner, pin): &(String, Pin)) -> Value {
     json!({"owner": owner, "revision": pin.revision, "commit": pin.commit, "since": pin.since.to_string(),
            "by": pin.by, "reason": pin.reason})
 }
 
-/// What would be done to make an instance as its owner wants it. What is left alone on purpose is as it should be.
+/// What would be done to make an instance as its owner wants it. What is left alone on purpose is as it should be; what
+/// `watch` gave up on is not.
 fn not_as_wanted(stand: &Stand) -> Option<String> {
+    let given_up = [Reason::NotConverging, Reason::RolledBack].map(Reason::word);
     match stand.sync {
+        Sync::Held
+            if let Some(held) = stand.next.iter().find_map(|next| next["held"].as_str())
+                && given_up.contains(&held) =>
+        {
+            return Some(format!("not as it is wanted, and given up: {held}"));
+        }
         Sync::OutOfSync => {}
         Sync::InSync | Sync::Unknown | Sync::Held | Sync::Paused | Sync::Orphan => return None,
     }

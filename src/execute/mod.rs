@@ -1,7 +1,7 @@
 //! From a plan to outcomes: everything that the plan says is done, once, and nothing else.
 //!
 //! # Theory of operation
-//! What waits does not hold up what has nothing to do with it: a plan falls into [`parts`] that run side by side. In each,
+//! What soaks does not hold up what has nothing to do with it: a plan falls into [`parts`] that run side by side. In each,
 //! waves come one after the other ([`run`]). Within one, the steps of an instance run in order and instances do not wait
 //! for each other: whatever is ready is sent in as few calls as the target allows, and every task is asked about until
 //! each of its rows is final. A step that fails takes the rest of its instance with it, and whatever depends on it.
@@ -176,7 +176,7 @@ pub async fn execute<B: Backend, S: Store>(
     told: &mut (dyn FnMut(Told<'_>) + Send),
 ) -> Executed {
     let (told, under_way) = (Mutex::new(told), AtomicUsize::new(0));
-    let parts = parts::parts(plan, terms);
+    let parts = parts::parts(plan, terms, parts::Which::Soaking);
     let each = parts.iter().enumerate().map(|(nth, waves)| {
         let common = run::Common { backend, store, terms, under_way: &under_way };
         carry_out(waves, nth, common, &told)
@@ -193,7 +193,7 @@ pub async fn execute<B: Backend, S: Store>(
 /// The parts of a plan that have nothing to do with each other, each as a plan of its own. The numbers of the steps stay.
 pub fn apart(plan: &Plan, terms: &Terms) -> Vec<Plan> {
     let alone = |waves: std::borrow::Cow<'_, [Wave]>| Plan { waves: waves.into_owned(), ..Plan::default() };
-    parts::parts(plan, terms).into_iter().map(alone).collect()
+    parts::parts(plan, terms, parts::Which::Waiting).into_iter().map(alone).collect()
 }
 
 /// One part of it.

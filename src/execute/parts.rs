@@ -2,8 +2,8 @@
 //!
 //! Waves are counted through the whole plan, though most of it does not wait for most of it. Whatever hangs together, by a
 //! process, a dependency, a move or a place that one leaves and another takes, stays together. Each of those that soak is a
-//! part of its own, and each of those that wait for something of their own, unless there are very many; all others are one
-//! part, so that they go out in as few calls as they can.
+//! part of its own, all others are one part, so that they go out in as few calls as they can. For somebody who stands for
+//! long, each of those that wait for something of their own is a part as well, unless there are very many.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -14,13 +14,22 @@ use crate::model::{HostKey, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
 /// So many that wait for something go out by themselves; more would be too many calls.
 const APART: usize = 32;
 
+/// What is a part of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Which {
+    Soaking,
+    Waiting,
+}
+
 /// The parts; most often there is one.
-pub fn parts<'p>(plan: &'p Plan, terms: &Terms) -> Vec<Cow<'p, [Wave]>> {
-    if plan.waves.len() <= 1 && plan.waves.iter().all(|wave| wave.gates.is_empty()) {
+pub fn parts<'p>(plan: &'p Plan, terms: &Terms, which: Which) -> Vec<Cow<'p, [Wave]>> {
+    let soaks = |wave: &Wave| wave.gates.iter().any(|gate| gate.soak_secs > 0);
+    let waits = plan.waves.len() > 1 && which == Which::Waiting;
+    if !waits && !plan.waves.iter().any(soaks) {
         return vec![Cow::Borrowed(&plan.waves)];
     }
     let mut knots = Knots::tied(plan, terms);
-    let apart = knots.apart(plan, terms);
+    let apart = knots.apart(plan, terms, which);
     let place = |root: usize| if apart.contains(&root) { root + 1 } else { 0 };
     let mut parts: BTreeMap<usize, Vec<Wave>> = BTreeMap::new();
     for wave in &plan.waves {
@@ -79,7 +88,7 @@ impl Knots {
     }
 
     /// Those that go out by themselves.
-    fn apart(&mut self, plan: &Plan, terms: &Terms) -> HashSet<usize> {
+    fn apart(&mut self, plan: &Plan, terms: &Terms, which: Which) -> HashSet<usize> {
         let (mut soaking, mut waiting) = (HashSet::new(), HashSet::new());
         let mut first: HashMap<usize, usize> = HashMap::new();
         for (nth, wave) in plan.waves.iter().enumerate() {
@@ -93,7 +102,7 @@ impl Knots {
                 soaking.insert(self.root_of(&gate.process));
             }
         }
-        if waiting.len() <= APART {
+        if which == Which::Waiting && waiting.len() <= APART {
             soaking.extend(waiting);
         }
         soaking

@@ -110,6 +110,8 @@ fn a_tag_does_not_stand_in_for_a_branch() {
     let first = repo.watch("first", &["--ref", "main"]);
     repo.until_said("first", &format!("at commit {}", &branch[..12]));
     until("it runs", || repo.machine.effects() == ["start a 1"]);
+    let status = repo.machine.run(&["status"]).1;
+    assert!(status.contains(&format!("commit {}", &branch[..12])), "{status}");
     drop(first);
     // A tag by a name that only it has is what it is.
     let _second = repo.watch("second", &["--ref", "v2"]);

@@ -53,6 +53,25 @@ fn who_does_not_heal_follows_a_revert() {
     until("it is as it was", || again() == 3);
 }
 
+/// Two plans at once have one budget.
+#[test]
+fn what_is_under_way_counts_for_the_budget() {
+    let machine = Machine::new();
+    ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
+    let _watch = watch(&machine, "watch.log", &["--max-restart", "1", "--interval", "1h"]);
+    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    machine.process("a", "2", "");
+    let file = machine.path("m/a.yaml");
+    let text = fs::read_to_string(&file).expect("a file");
+    fs::write(&file, text.replace("start_check_secs: 0", "start_check_secs: 300")).expect("a file");
+    until("it is begun", || machine.effects().contains(&"start a 2".to_owned()));
+    machine.process("b", "2", "");
+    until("it is held", || {
+        said(&machine, "watch.log").contains("1 restart planned, 1 under way, and at most 1 may happen")
+    });
+    assert!(!machine.effects().contains(&"start b 2".to_owned()));
+}
+
 /// A new name for what is just being started waits until that is over.
 #[test]
 fn what_is_under_way_is_not_renamed() {
@@ -128,6 +147,7 @@ fn what_was_put_back_waits_for_its_own_manifest() {
     drop(first);
     let holds = machine.run(&["get", "holds"]).1;
     assert!(holds.contains("RolledBack") && holds.contains("watch"), "{holds}");
+    assert_eq!(machine.run(&["status", "--check"]).0, 3, "it is not as wanted");
     let described = machine.run(&["describe", "web/a", "-o", "json"]).1;
     assert!(described.contains("RolledBack"), "{described}");
     let _second = watch(&machine, "second", &["--interval", "1h"]);
