@@ -16,7 +16,7 @@ use crate::manifest::{self, Limits, rows};
 use crate::model::{Hold, InstanceKey, Pause};
 use crate::reconcile::Sync;
 
-/// Show processes, hosts or tasks of a target
+/// Show processes, hosts, tasks, holds or orphans of a target
 ///
 /// `-o json` prints rows that `plan --observed` takes. `orphans` are processes that nobody owns; with manifests also
 /// those of the owner that they do not declare any more.

@@ -27,7 +27,7 @@ use crate::store::{Error, Store};
 pub struct Status {
     #[command(flatten)]
     pub target: TargetArgs,
-    /// Exit with 3 when anything is not as it was told to be, or not as its owner's manifests want it; what is held or paused is left alone on purpose, and is not counted
+    /// Exit with 3 when anything is not as it was told to be, or not as its owner's manifests want it; what is held or paused is left alone on purpose, and is not counted; what `watch` gave up on is
     #[arg(long, env = "ABIDE_CHECK", value_parser = switch)]
     pub check: bool,
     /// Form of the answer
