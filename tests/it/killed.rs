@@ -292,6 +292,9 @@ fn survives<S: Stage>(verb: Verb, dialect: &'static str, scene: &Scene<S>, few: 
         before(&stage);
         stage.write_stays();
         Run::begin(&stage, Verb::Apply, &[], "prepared", None).comes_to_its_end(what);
+        // A process runs a moment before it has written its line.
+        let run = stage.rows().values().filter(|row| row["running"] == true).count();
+        until("all have begun", || stage.effects().len() >= run);
         std::fs::write(format!("{}/effects", stage.folder()), "").expect("a file");
         after(&stage);
         stage
