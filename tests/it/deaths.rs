@@ -5,8 +5,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::{project, until};
-use crate::system::{System, is_alive, kill, lines, processes, whoami};
+use crate::support::{needs, needs_root, project, skip, until};
+use crate::system::{System, is_alive, kill, lines, processes};
 
 /// Live processes of an instance, their helpers not counted: those that carry its mark and run its program.
 fn incarnations(system: &System, name: &str) -> Vec<u32> {
@@ -206,13 +206,12 @@ fn each_operation_does_what_the_planner_counts_on() {
 /// A pid that is somebody else's by now: it is neither held, nor signalled, nor taken for what had it before.
 #[test]
 fn a_pid_that_was_given_to_another_is_not_touched() {
-    let allowed = Command::new("unshare")
-        .args(["-p", "-f", "--mount-proc", "true"])
-        .status()
-        .is_ok_and(|s| s.success());
-    if whoami() != "root" || !allowed {
-        println!("no pid namespaces here");
+    if !needs_root() || !needs("unshare") || !needs("python3") {
         return;
+    }
+    let allowed = Command::new("unshare").args(["-p", "-f", "--mount-proc", "true"]).status();
+    if !allowed.is_ok_and(|status| status.success()) {
+        return skip("the kernel refuses a pid namespace");
     }
     let folder = tempfile::tempdir().expect("a folder");
     let script = project().join("tests/it/reuse.sh");

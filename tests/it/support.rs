@@ -110,3 +110,64 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
+
+/// An unprivileged user for tests with a second uid; `tests/run` creates it.
+pub struct TestUser {
+    pub name: String,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl TestUser {
+    /// A command that runs with this user's uid and gid, and without supplementary groups.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        use std::os::unix::process::CommandExt;
+        let mut command = Command::new(program);
+        command.uid(self.uid).gid(self.gid);
+        command
+    }
+}
+
+/// The test user, if these tests run as root and it exists; otherwise the calling test is skipped.
+pub fn test_user() -> Option<TestUser> {
+    const NAME: &str = "abide-test";
+    if !needs_root() {
+        return None;
+    }
+    match nix::unistd::User::from_name(NAME).expect("the user database can be read") {
+        Some(user) => Some(TestUser { name: user.name, uid: user.uid.as_raw(), gid: user.gid.as_raw() }),
+        None => {
+            skip(&format!("the user {NAME} does not exist (tests/run creates it)"));
+            None
+        }
+    }
+}
+
+/// Whether a program is on PATH; if not, the calling test is skipped: `if !needs("nginx") { return; }`.
+pub fn needs(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
+    if !found {
+        skip(&format!("{program} is not installed (tests/run installs it)"));
+    }
+    found
+}
+
+/// Whether these tests run as root; if not, the calling test is skipped.
+pub fn needs_root() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        skip("not root");
+    }
+    root
+}
+
+/// Prints that the calling test is skipped, past the capture of test output. With `ABIDE_TEST_ALL=1` the test fails.
+pub fn skip(reason: &str) {
+    use std::io::Write;
+    let test = std::thread::current().name().unwrap_or("a test").to_owned();
+    if std::env::var_os("ABIDE_TEST_ALL").is_some_and(|value| value == "1") {
+        panic!("skipped, and ABIDE_TEST_ALL=1 forbids that: {test}: {reason}");
+    }
+    let _ = writeln!(std::io::stderr(), "skipped: {test}: {reason}");
+}
