@@ -18,7 +18,7 @@ use tracing::{debug, info, warn};
 use super::{Table, now_ms};
 use crate::gse::answer::Envelope;
 use crate::gse::channel::{Acked, BEAT_SECS, Down, Join, Joined, Told, Up};
-use crate::http::{Calling, told_of};
+use crate::http::{Calling, redirect, told_of};
 use crate::model::HostKey;
 
 /// Whom an agent joins, and as what.
@@ -48,7 +48,7 @@ pub async fn run(
     mut ready: impl FnMut(),
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), String> {
-    let client = joining.calling.client()?;
+    let client = joining.calling.client(&joining.url)?;
     let mut wait = BACK_OFF.0;
     loop {
         let begun = Instant::now();
@@ -229,6 +229,10 @@ impl Gateway {
         let url = format!("{}/{call}?{}", self.base, query.join("&"));
         let request = self.client.post(url).bearer_auth(&self.token).json(body).timeout(SILENCE);
         let response = request.send().await.map_err(|error| told_of(&error))?;
+        // Whoever redirects is not the gateway that the token is for.
+        if let Some(why) = redirect(&response) {
+            return Err(why);
+        }
         let status = response.status();
         let bytes = response.bytes().await.map_err(|error| told_of(&error))?;
         understand(status, &bytes)
@@ -241,6 +245,9 @@ impl Gateway {
         let url = format!("{}/stream?session={session}&after=0", self.base);
         let response =
             self.client.get(url).bearer_auth(&self.token).send().await.map_err(|error| told_of(&error))?;
+        if let Some(why) = redirect(&response) {
+            return Err(why);
+        }
         let status = response.status();
         if status != StatusCode::OK {
             let bytes = response.bytes().await.map_err(|error| told_of(&error))?;

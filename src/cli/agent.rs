@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
+use super::args::switch;
 use super::print::Printer;
 use super::serve::{Signals, private_folder};
 use super::systemd::Systemd;
 use super::{Exit, Failure};
 use crate::agent::{Joining, Table, own_name, run as serve, this_host};
-use crate::http::Calling;
+use crate::http::{AddressError, Calling};
 use crate::model::HostKey;
 
 /// Run a host agent: it joins a gateway and starts, stops and guards processes here
@@ -37,6 +38,23 @@ pub struct Agent {
     /// Certificate of the gateway's authority in PEM
     #[arg(long, env = "ABIDE_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
+    /// Trust only the certificates in --ca-file, not those that this machine trusts
+    #[arg(long, env = "ABIDE_CA_ONLY", value_parser = switch)]
+    pub ca_only: bool,
+    /// Accept plain http to a gateway that is not on loopback; anyone on the network path can then read the token and forge operations
+    #[arg(long, env = "ABIDE_INSECURE_JOIN", value_parser = switch)]
+    pub insecure_join: bool,
+}
+
+impl Agent {
+    fn calling(&self) -> Calling {
+        Calling {
+            ca_file: self.ca_file.clone(),
+            ca_only: self.ca_only,
+            insecure: self.insecure_join,
+            ..Calling::default()
+        }
+    }
 }
 
 pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
@@ -44,6 +62,15 @@ pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
         let message = format!("--join {:?} is no URL", args.join);
         return Err(Failure::new(Exit::Usage, message).hint("such as http://127.0.0.1:7465"));
     }
+    // Before the data folder is opened: a refusal at start leaves everything as it is.
+    let refused = |why: String| Failure::new(Exit::Usage, format!("--join: {why}"));
+    args.calling().check(&args.join).map_err(|error| match error {
+        AddressError::Plain(_) => refused(error.to_string()).hint(
+            "use https, or pass --insecure-join to accept operations that anyone on the network path can forge",
+        ),
+        AddressError::Invalid(why) => refused(why),
+    })?;
+    args.calling().client(&args.join).map_err(refused)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(8)
@@ -68,7 +95,7 @@ async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
         token_file: args.token_file.clone(),
         agent,
         hosts,
-        calling: Calling { ca_file: args.ca_file.clone(), ..Calling::default() },
+        calling: args.calling(),
     };
     let (stop, stopped) = watch::channel(false);
     let systemd = Systemd::here();

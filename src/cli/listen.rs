@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
+use super::args::switch;
 use super::local::Home;
 use super::plan::input::Digests;
 use super::plan::json::{About, of_loop};
@@ -20,7 +21,7 @@ use crate::control::Look;
 use crate::control::board::{Board, Subject};
 use crate::dashboard::messages::{Messages, Template, USUAL};
 use crate::dashboard::{Access, Dashboard, More};
-use crate::http::{Hook, Listener, Reloaded, follow, serve};
+use crate::http::{AddressError, Calling, Hook, Listener, Reloaded, follow, serve};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Listening")]
@@ -43,6 +44,9 @@ pub struct TellArgs {
     /// Address to which messages for people are sent, such as a chat's webhook
     #[arg(long, env = "ABIDE_NOTIFY", value_name = "URL", hide_env_values = true)]
     pub notify: Option<String>,
+    /// Accept a --notify address of plain http that is not loopback
+    #[arg(long, env = "ABIDE_INSECURE_NOTIFY", value_parser = switch)]
+    pub insecure_notify: bool,
     /// File with the JSON of a message, in which {{title}}, {{text}}, {{owner}}, {{target}}, {{revision}} and {{level}} are filled in
     #[arg(long, env = "ABIDE_NOTIFY_TEMPLATE", value_name = "FILE")]
     pub notify_template: Option<PathBuf>,
@@ -128,7 +132,7 @@ impl Telling {
             None => None,
         };
         let messages = match (&args.notify, &args.notify_template) {
-            (Some(url), template) => Some(messages(url, template.as_deref())?),
+            (Some(url), template) => Some(messages(url, args.insecure_notify, template.as_deref())?),
             (None, Some(_)) => {
                 return Err(Failure::new(Exit::Usage, "--notify-template is given, and no --notify"));
             }
@@ -181,9 +185,12 @@ impl Telling {
     }
 }
 
-fn messages(url: &str, template: Option<&Path>) -> Result<Messages, Failure> {
+fn messages(url: &str, insecure: bool, template: Option<&Path>) -> Result<Messages, Failure> {
     let usage = |why: String| Failure::new(Exit::Usage, why);
-    let to = Hook::new(url).map_err(|why| usage(format!("--notify: {why}")))?;
+    if let Err(plain @ AddressError::Plain(_)) = (Calling { insecure, ..Calling::default() }).check(url) {
+        return Err(usage(format!("--notify: {plain}")).hint("use https, or pass --insecure-notify"));
+    }
+    let to = Hook::new(url, insecure).map_err(|why| usage(format!("--notify: {why}")))?;
     let template = match template {
         None => Template::parse(USUAL).map(Reloaded::fixed),
         Some(file) => {

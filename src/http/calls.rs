@@ -6,8 +6,8 @@ use reqwest::{Client, Method, StatusCode};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::Calling;
 use super::told::{never_left, told_of, was_too_late};
+use super::{Calling, redirect};
 use crate::fail;
 
 /// Whom to call, and as whom.
@@ -37,7 +37,7 @@ pub struct Calls {
 /// Why a call came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// It never left: nobody was there.
+    /// It never left, or was redirected: it was not carried out.
     Unreachable(String),
     /// It left, and no whole answer came: it may have been carried out.
     NoAnswer(String),
@@ -76,7 +76,7 @@ impl Calls {
             "bk_username": access.username.as_deref().unwrap_or("admin"),
         });
         Ok(Calls {
-            client: access.calling.client()?,
+            client: access.calling.client(&access.url)?,
             base: access.url.trim_end_matches('/').to_owned(),
             authorization: authorization.to_string(),
         })
@@ -113,6 +113,9 @@ impl Calls {
             true => Broken::Unreachable(told_of(&error)),
             false => Broken::NoAnswer(told_of(&error)),
         })?;
+        if let Some(broken) = redirected(&response) {
+            return Err(broken);
+        }
         let status = response.status();
         let bytes = response.bytes().await.map_err(|error| Broken::NoAnswer(told_of(&error)))?;
         if counts {
@@ -132,6 +135,16 @@ impl Calls {
         let message = envelope.message.filter(|text| !text.is_empty()).unwrap_or_else(|| said(&status));
         Err(Broken::Refused { status: status.as_u16(), code: envelope.code.unwrap_or(0), message })
     }
+}
+
+/// A redirect, as the failure that it is.
+fn redirected(response: &reqwest::Response) -> Option<Broken> {
+    let why = redirect(response)?;
+    Some(match response.status() {
+        // "See other" may be the answer to a request that was carried out.
+        StatusCode::SEE_OTHER => Broken::NoAnswer(why),
+        _ => Broken::Unreachable(why),
+    })
 }
 
 /// How often a call is made again that found its connection gone before it was sent.
@@ -167,6 +180,9 @@ impl Calls {
         let response = asked
             .map_err(|_| Broken::NoAnswer("no answer came in time".to_owned()))?
             .map_err(|error| Broken::Unreachable(told_of(&error)))?;
+        if let Some(broken) = redirected(&response) {
+            return Err(broken);
+        }
         let status = response.status();
         match status {
             StatusCode::OK => Ok(Lines { response, rest: Vec::new() }),

@@ -1,8 +1,13 @@
-//! Calling: one client for everything that we ask others.
+//! HTTP client set-up: the one function that builds a client, for targets, state, agents and notifications.
+//!
+//! A client never follows a redirect: the request, its credentials and its orders were meant for the address that the
+//! user named. It refuses plain http to an address that is not loopback unless the user accepted that.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::told::root_of;
@@ -18,20 +23,78 @@ pub struct Calling {
     pub proxy: Option<String>,
     /// Sent with every call.
     pub headers: Vec<(String, String)>,
+    /// Trust only the certificates in `ca_file`, not those of this machine.
+    pub ca_only: bool,
+    /// Accept plain http to an address that is not loopback.
+    pub insecure: bool,
+}
+
+/// Why no request is sent to an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddressError {
+    Invalid(String),
+    /// Plain http to an address that is not loopback.
+    Plain(String),
+}
+
+impl std::fmt::Display for AddressError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            AddressError::Invalid(why) => f.write_str(why),
+            AddressError::Plain(to) => write!(f, "refusing plain http to {to}"),
+        }
+    }
 }
 
 /// How long it may take until a connection stands.
 const CONNECT: Duration = Duration::from_secs(5);
 
 impl Calling {
-    pub fn client(&self) -> Result<reqwest::Client, String> {
+    /// Checks an address before any request: `Err` says why no request is sent to it.
+    pub fn check(&self, url: &str) -> Result<(), AddressError> {
+        let invalid = |why: String| Err(AddressError::Invalid(why));
+        let parsed: Url = match url.parse() {
+            Ok(url) => url,
+            Err(error) => return invalid(format!("the URL is not valid: {error}")),
+        };
+        match parsed.scheme() {
+            "https" => return Ok(()),
+            "http" => {}
+            other => return invalid(format!("{other:?} is not a supported scheme: use https or http")),
+        }
+        if self.insecure {
+            return Ok(());
+        }
+        let host = parsed.host_str().unwrap_or_default();
+        if !is_loopback(&parsed) {
+            return Err(AddressError::Plain(format!("{host} (not a loopback address)")));
+        }
+        // A request to loopback that a proxy elsewhere forwards crosses the network as well.
+        let proxy = self.proxy.as_deref().and_then(|proxy| proxy.parse::<Url>().ok());
+        match proxy.filter(|proxy| !is_loopback(proxy)) {
+            Some(_) => Err(AddressError::Plain(format!("{host} through a proxy that is not on loopback"))),
+            None => Ok(()),
+        }
+    }
+
+    /// A client for this address.
+    pub fn client(&self, url: &str) -> Result<reqwest::Client, String> {
+        self.check(url).map_err(|error| error.to_string())?;
         // Somebody else may have installed it: then it is there.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let mut builder = reqwest::Client::builder().connect_timeout(CONNECT).tcp_nodelay(true);
-        if let Some(file) = &self.ca_file {
-            for certificate in certificates(file)? {
-                builder = builder.add_root_certificate(certificate);
-            }
+        let mut builder = reqwest::Client::builder()
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .redirect(reqwest::redirect::Policy::none());
+        builder = match (&self.ca_file, self.ca_only) {
+            (Some(file), true) => builder.tls_certs_only(certificates(file)?),
+            (Some(file), false) => builder.tls_certs_merge(certificates(file)?),
+            (None, true) => return Err("ca_only needs a ca_file: no certificate would be trusted".to_owned()),
+            (None, false) => builder,
+        };
+        // A proxy that the environment names is not on the way to this machine itself.
+        if self.proxy.is_none() && url.parse::<Url>().is_ok_and(|url| is_loopback(&url)) {
+            builder = builder.no_proxy();
         }
         if let Some(file) = &self.client_cert {
             builder = builder.identity(identity(file)?);
@@ -63,6 +126,33 @@ impl Calling {
     }
 }
 
+/// Whether a URL names this machine itself, by a literal address or as `localhost`.
+fn is_loopback(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    match address.parse::<IpAddr>() {
+        Ok(address) => address.to_canonical().is_loopback(),
+        Err(_) => host == "localhost",
+    }
+}
+
+/// Why an answer that redirects is not followed; `None`: the answer does not redirect. Of the location only the host is
+/// shown: its path and its user may be secrets.
+pub fn redirect(answer: &reqwest::Response) -> Option<String> {
+    let status = answer.status();
+    if !status.is_redirection() {
+        return None;
+    }
+    let location = answer.headers().get(reqwest::header::LOCATION).and_then(|value| value.to_str().ok());
+    let location = location.and_then(|location| answer.url().join(location).ok());
+    let host = location.as_ref().and_then(|url| {
+        let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+        Some(format!("{}{port}", url.host_str()?))
+    });
+    let to = host.map_or_else(String::new, |host| format!(" to {host}"));
+    Some(format!("the answer redirects{to} (HTTP {}), and redirects are never followed", status.as_u16()))
+}
+
 fn identity(file: &Path) -> Result<reqwest::Identity, String> {
     let pem = std::fs::read(file).map_err(|error| useless(file, &error.to_string()))?;
     reqwest::Identity::from_pem(&pem)
@@ -80,5 +170,51 @@ fn certificates(file: &Path) -> Result<Vec<reqwest::Certificate>, String> {
     match all.is_empty() {
         true => Err(format!("{} holds no certificate", file.display())),
         false => Ok(all),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_http_is_for_loopback_alone() {
+        let calling = Calling::default();
+        for good in [
+            "https://gateway.example",
+            "http://127.0.0.1:7465",
+            "http://127.8.9.10/x",
+            "http://[::1]:80",
+            "http://[::ffff:127.0.0.1]",
+            "http://localhost:1",
+            "HTTP://LOCALHOST",
+            "http://2130706433/",
+        ] {
+            assert_eq!(calling.check(good), Ok(()), "{good}");
+            calling.client(good).expect(good);
+        }
+        for bad in [
+            "http://gateway.example",
+            "http://0.0.0.0:80",
+            "http://10.0.0.1",
+            "http://localhost.example",
+            "http://127.0.0.1.example",
+            "http://127.0.0.1@gateway.example",
+            "http://[::]",
+            "http://[fe80::1]",
+        ] {
+            let why = calling.check(bad).expect_err(bad);
+            assert!(matches!(why, AddressError::Plain(_)), "{why}");
+            assert!(calling.client(bad).is_err(), "{bad}");
+            assert_eq!(Calling { insecure: true, ..Calling::default() }.check(bad), Ok(()), "{bad}");
+        }
+        for bad in ["", "gateway.example", "ftp://127.0.0.1", "file:///etc/passwd", "http://"] {
+            assert!(Calling { insecure: true, ..Calling::default() }.check(bad).is_err(), "{bad}");
+        }
+        let proxied = Calling { proxy: Some("http://proxy.example:3128".to_owned()), ..Calling::default() };
+        assert!(
+            proxied.check("http://127.0.0.1").is_err() && proxied.check("https://gateway.example").is_ok()
+        );
+        assert!(Calling { ca_only: true, ..Calling::default() }.client("https://gateway.example").is_err());
     }
 }

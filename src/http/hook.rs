@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use reqwest::{Client, Url};
 
-use super::{Calling, told_of};
+use super::{Calling, redirect, told_of};
 
 pub struct Hook {
     client: Client,
@@ -12,12 +12,13 @@ pub struct Hook {
 }
 
 impl Hook {
-    pub fn new(url: &str) -> Result<Hook, String> {
+    /// `insecure`: plain http is accepted to an address that is not loopback, too.
+    pub fn new(url: &str, insecure: bool) -> Result<Hook, String> {
+        // What is wrong with it is not repeated: it may be the secret.
         let parsed = url.parse::<Url>().ok().filter(|url| matches!(url.scheme(), "http" | "https"));
-        Ok(Hook {
-            client: Calling::default().client()?,
-            url: parsed.ok_or("it is no http or https address")?,
-        })
+        let parsed = parsed.ok_or("it is no http or https address")?;
+        let calling = Calling { insecure, ..Calling::default() };
+        Ok(Hook { client: calling.client(url)?, url: parsed })
     }
 
     /// All of the address that may be shown.
@@ -34,6 +35,9 @@ impl Hook {
             .timeout(time)
             .body(body);
         let answer = request.send().await.map_err(|error| (told_of(&error.without_url()), true))?;
+        if let Some(why) = redirect(&answer) {
+            return Err((why, false));
+        }
         let status = answer.status();
         match status.as_u16() {
             _ if status.is_success() => Ok(()),
@@ -49,10 +53,10 @@ mod tests {
 
     #[test]
     fn the_address_is_not_shown() {
-        let hook = Hook::new("https://hooks.example/T0/s3cret?key=k").expect("an address");
+        let hook = Hook::new("https://hooks.example/T0/s3cret?key=k", false).expect("an address");
         assert_eq!(hook.shown(), "https://hooks.example/…");
-        for wrong in ["hooks/s3cret", "file:///s3cret", ""] {
-            assert!(Hook::new(wrong).is_err_and(|why| !why.contains("s3cret")), "{wrong}");
+        for wrong in ["hooks/s3cret", "file:///s3cret", "http://hooks.example/s3cret", ""] {
+            assert!(Hook::new(wrong, false).is_err_and(|why| !why.contains("s3cret")), "{wrong}");
         }
     }
 }

@@ -12,7 +12,7 @@ mod tls;
 mod told;
 
 pub use calls::{Access, Broken, Calls, Lines};
-pub use client::Calling;
+pub use client::{AddressError, Calling, redirect};
 pub use hook::Hook;
 pub use reload::{Reloaded, follow};
 pub use secret::{base64, is_signed, same};

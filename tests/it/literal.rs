@@ -260,8 +260,11 @@ fn a_proxy_is_asked_for_everything() {
     let seed = fixture("gse_operate_proc.json");
     let key = "1:10.0.0.1:gse:proc-test";
     // The platform's own address leads nowhere.
-    let config =
-        config("gse-v2", "proxy: \"URL\",").replacen("url: \"URL\"", "url: \"http://platform.invalid\"", 1);
+    let config = config("gse-v2", "proxy: \"URL\", insecure: true,").replacen(
+        "url: \"URL\"",
+        "url: \"http://platform.invalid\"",
+        1,
+    );
     let stand = Stand::new(&config, &seed.to_string(), [key, key]);
     let (code, told) = stand.apply();
     assert_eq!(code, 0, "{told}\n{:?}", stand.paths());

@@ -32,6 +32,7 @@ mod outside;
 mod plan;
 mod planner;
 mod reading;
+mod redirects;
 mod remembering;
 mod rollback;
 mod rooms;

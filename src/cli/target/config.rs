@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::TargetArgs;
 use crate::backend::{Abide, Business, Client, Pace, Platform};
 use crate::cli::{Exit, Failure};
-use crate::http::{Access, Calling};
+use crate::http::{Access, AddressError, Calling};
 use crate::model::Dialect;
 
 #[derive(Debug, Default, Deserialize)]
@@ -29,6 +29,12 @@ pub struct Entry {
     auth: Option<Auth>,
     #[serde(default)]
     ca_file: Option<PathBuf>,
+    /// Trust only `ca_file`, not the certificates of this machine.
+    #[serde(default)]
+    ca_only: bool,
+    /// Accept plain http to an address that is not loopback.
+    #[serde(default)]
+    insecure: bool,
     /// A certificate of ours and its key, in one PEM file.
     #[serde(default)]
     client_cert: Option<PathBuf>,
@@ -153,9 +159,25 @@ impl Entry {
     }
 
     pub fn access(&self, name: &str) -> Result<Access, Failure> {
+        let mut calling = Calling {
+            ca_file: self.ca_file.clone(),
+            ca_only: self.ca_only,
+            client_cert: self.client_cert.clone(),
+            proxy: self.proxy.clone(),
+            headers: Vec::new(),
+            insecure: self.insecure,
+        };
+        // Before a secret is read.
+        calling.check(&self.url).map_err(|error| {
+            let failure = unusable(name, &error.to_string());
+            match error {
+                AddressError::Plain(_) => failure.hint("use https, or set `insecure: true` for this target"),
+                AddressError::Invalid(_) => failure,
+            }
+        })?;
         let auth = self.auth.as_ref();
         let auth = auth.ok_or_else(|| Failure::new(Exit::Usage, format!("target {name:?} has no auth")))?;
-        let mut headers = Vec::new();
+        let headers = &mut calling.headers;
         for (header, value) in &self.headers {
             let value = match value {
                 HeaderFrom::Text(text) => text.clone(),
@@ -169,12 +191,7 @@ impl Entry {
             code: auth.app_code.clone(),
             secret: auth.app_secret.read(name, "auth.app_secret")?,
             username: auth.username.clone(),
-            calling: Calling {
-                ca_file: self.ca_file.clone(),
-                client_cert: self.client_cert.clone(),
-                proxy: self.proxy.clone(),
-                headers,
-            },
+            calling,
         })
     }
 

@@ -28,7 +28,7 @@ const KEPT: [&str; 4] = ["GIT_CONFIG_", "GIT_SSH", "GIT_SSL_", "GIT_HTTP_"];
 const KEPT_WHOLE: [&str; 2] = ["GIT_EXEC_PATH", "GIT_PROXY_COMMAND"];
 
 /// For every command, whatever the user's configuration says.
-const CONFIG: [&str; 15] = [
+const CONFIG: [&str; 16] = [
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
     "core.pager=cat",
@@ -42,6 +42,8 @@ const CONFIG: [&str; 15] = [
     "protocol.ext.allow=never",
     "protocol.fd.allow=never",
     "submodule.recurse=false",
+    // Credentials and trust are for the host that the user named.
+    "http.followRedirects=false",
     // A connection over which nothing comes is given up before the time is over.
     "http.lowSpeedLimit=1",
     "http.lowSpeedTime=60",
@@ -237,7 +239,10 @@ fn sentence(bytes: &[u8]) -> String {
         |line: &&str| line.starts_with("Please make sure you have") || line.starts_with("and the repository");
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !advice(line));
     let lines: Vec<&str> = lines.map(|line| line.trim_end_matches('.')).collect();
-    let text = masked(&lines.join("; "));
+    let mut text = masked(&lines.join("; "));
+    if text.contains("The requested URL returned error: 30") {
+        text.push_str("; redirects are never followed: name the final address");
+    }
     match text.char_indices().nth(MOST_SAID) {
         Some((at, _)) => format!("{}…", &text[..at]),
         None => text,
