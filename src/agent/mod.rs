@@ -54,6 +54,7 @@ use self::row::{Intent, Row, Run, all, intent_key, row_key};
 use crate::gse::channel::{Down, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
+use crate::store::lease::MAX_GENERATION;
 use crate::store::{Embedded, Error, Store, Txn};
 
 /// Processes that are made at once: more would only wait for the processors.
@@ -106,7 +107,15 @@ impl Table {
             look_every,
         });
         tokio::spawn(reaper::reap());
-        let fences = all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
+        let mut fences: HashMap<String, u64> =
+            all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
+        fences.retain(|owner, generation| {
+            let given = *generation <= MAX_GENERATION;
+            if !given {
+                warn!(?owner, generation, "forgotten: no lease has this generation");
+            }
+            given
+        });
         let (keepers, under_way) = (HashMap::new(), HashSet::new());
         let mut table = Table { keepers, under_way, fences, strays: None, shared };
         let mut rows: HashMap<InstanceKey, Row> = HashMap::new();
@@ -270,6 +279,12 @@ impl Table {
             return;
         }
         if let (Some(owner), Some(generation)) = (&request.owner, request.generation) {
+            if generation > MAX_GENERATION {
+                let message = format!("no lease of owner {owner} has generation {generation}");
+                let (op_id, code) = (request.op_id, RowCode::OLD_GENERATION.0);
+                let _ = self.shared.up.send(Told::Result(OpResult { op_id, code, message, content: None }));
+                return;
+            }
             let last = self.fences.get(owner).copied().unwrap_or(0);
             if generation < last {
                 let message = RowCode::OLD_GENERATION.meaning().unwrap_or_default().to_owned();

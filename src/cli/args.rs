@@ -121,6 +121,7 @@ pub enum Verb {
     Release(super::by_hand::Release),
     Pause(super::by_hand::Stay),
     Resume(super::by_hand::Resume),
+    Lease(super::lease::Lease),
     Doctor(super::doctor::Doctor),
     Convert(Convert),
     Explain(Explain),

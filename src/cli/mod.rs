@@ -15,6 +15,7 @@ mod generate;
 mod get;
 mod import;
 mod init;
+mod lease;
 mod listen;
 mod local;
 mod logging;
@@ -157,6 +158,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Release(args) => by_hand::release(&args, printer),
         Verb::Pause(args) => by_hand::pause(&args, printer),
         Verb::Resume(args) => by_hand::resume(&args, printer),
+        Verb::Lease(args) => lease::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),
         Verb::Agent(args) => agent::run(&args, printer),

@@ -6,15 +6,18 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use futures_util::stream;
+use tracing::{info, warn};
 
 use super::auth::short_digest;
 use super::hosts::{Stream, Taken};
+use super::operate::writer_lease;
 use super::registry::{Record, key_of, record_txn};
 use super::tasks::{Done, Task};
 use super::{Gateway, Refusal};
 use crate::gse::channel::{Acked, BEAT_SECS, Down, Held, Join, Joined, Order, Report, Told, Up};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
+use crate::store::lease::{self, Reported};
 use crate::store::{Number, Outcome, Store, Txn};
 
 impl<S: Store> Gateway<S> {
@@ -133,6 +136,8 @@ impl<S: Store> Gateway<S> {
         let mut taking = Taking::default();
         let mut finals: BTreeMap<String, Finals> = BTreeMap::new();
         let mut reports: BTreeMap<&InstanceKey, &Report> = BTreeMap::new();
+        // By owner: the newest generation that a host refused an older one for.
+        let mut generations: BTreeMap<String, (u64, HostKey)> = BTreeMap::new();
         for up in fresh {
             match &up.what {
                 Told::Report(report) if hosts.contains(&report.instance.host) => {
@@ -164,8 +169,11 @@ impl<S: Store> Gateway<S> {
                     }
                     if result.code == RowCode::OLD_GENERATION.0 {
                         let newest = result.content.as_ref().and_then(|told| told["generation"].as_u64());
-                        if let (Some(owner), Some(newest)) = (&order.owner, newest) {
-                            taking.add(self.count_on(owner, newest).await?);
+                        if let (Some(owner), Some(_), Some(newest)) = (&order.owner, order.generation, newest)
+                        {
+                            let reported = (newest, order.instance.host.clone());
+                            let known = generations.entry(owner.clone()).or_insert_with(|| reported.clone());
+                            *known = reported.max(known.clone());
                         }
                     }
                     let id = task.id.clone();
@@ -179,26 +187,36 @@ impl<S: Store> Gateway<S> {
             taking.add(part);
             taking.rows.extend(rows.into_iter().map(|(nth, done)| (Arc::clone(&task), nth, done)));
         }
+        for (owner, (newest, host)) in generations {
+            taking.add(self.newer_generation(&owner, newest, &host).await?);
+        }
         for (instance, report) in reports {
             self.reported(instance, report, &mut taking).await?;
         }
         Ok(taking)
     }
 
-    /// An agent has seen a newer generation than we ever gave out: our store is another one than it was. The next lease
-    /// has a number beyond it.
-    async fn count_on(&self, owner: &str, newest: u64) -> Result<Txn, Refusal> {
-        let key = format!("lease/writer/{owner}");
+    /// A host's agent knows a newer generation than the lease: this store is not the one that gave it out. The next
+    /// lease gets a number above it, within bounds: an agent's token is not the store's.
+    async fn newer_generation(&self, owner: &str, newest: u64, host: &HostKey) -> Result<Txn, Refusal> {
+        let key = writer_lease(owner);
         let entry = self.store.get(&key).await?;
-        let mut record: serde_json::Value = entry
-            .as_ref()
-            .and_then(|entry| serde_json::from_slice(&entry.value).ok())
-            .unwrap_or_else(|| serde_json::json!({"generation": 0, "holder": null, "expires": 0}));
-        if record["generation"].as_u64().unwrap_or(0) >= newest {
-            return Ok(Txn::default());
+        let record = entry.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let record: lease::Record = record.unwrap_or_default();
+        let generation = record.generation;
+        match record.reported(newest) {
+            Reported::Known => Ok(Txn::default()),
+            Reported::OutOfBounds => {
+                warn!(%host, ?owner, newest, generation, "ignored: the agent reports a generation far above the \
+                      lease; `abide lease reset` with --generation accepts one");
+                Ok(Txn::default())
+            }
+            Reported::Raised(record) => {
+                warn!(%host, ?owner, newest, generation, "the agent knows a newer generation: the next lease is above it");
+                let changed = entry.map_or(0, |entry| entry.changed);
+                Ok(Txn::put(key.clone(), serde_json::to_vec(&record)?).only_if(key, changed))
+            }
         }
-        record["generation"] = newest.into();
-        Ok(Txn::put(key, record.to_string()))
     }
 
     /// An operation that succeeded: what it came with is what the engine holds now.
@@ -254,6 +272,7 @@ impl<S: Store> Gateway<S> {
         let report = Report { at: report.at.min(super::now_ms()), ..report.clone() };
         taking.add(Txn::put(key, serde_json::to_vec(&report)?));
         if let (false, Some(given)) = (known, &report.given) {
+            info!(%instance, owner = ?given.owner, "registered as its agent reports: the store did not know it");
             let part = record_txn(instance, given, None, None, None)?;
             taking.add(part);
         }

@@ -15,7 +15,7 @@
 //! for controllers ([`state`]).
 //!
 //! Invariants: what was acknowledged is on disk; a row of a task stands for itself; the same `X-Abide-Op` is carried
-//! out once; who carries an older generation than his owner's last is refused.
+//! out once; a generation counts only if the writer lease of its owner holds it.
 
 pub mod auth;
 mod calls;

@@ -201,7 +201,7 @@ fn schemas() -> Value {
         "State": {"type": "object", "description": "one of", "properties": {
             "get": {"type": "object"}, "range": {"type": "object"}, "txn": {"type": "object"},
             "changes": {"type": "object"}, "take_lease": {"type": "object"}, "renew_lease": {"type": "object"},
-            "release_lease": {"type": "object"}}},
+            "release_lease": {"type": "object"}, "reset_lease": {"type": "object"}}},
         "Join": {"type": "object", "required": ["agent", "hosts"], "properties": {
             "agent": text, "hosts": list(text.clone()), "version": text}},
         "Told": list(json!({"type": "object", "required": ["seq"], "properties": {

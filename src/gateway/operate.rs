@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use super::auth::short_digest;
 use super::registry::held;
@@ -14,6 +15,7 @@ use crate::gse::keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::{JobApi, JobBody, Subject};
 use crate::model::{HostKey, InstanceKey, ProcessKey};
+use crate::store::lease::{self, Fenced};
 use crate::store::{Store, Txn};
 
 /// What became of a call that has a name of its own.
@@ -189,11 +191,9 @@ impl<S: Store> Gateway<S> {
             if let Some(answer) = self.answered(caller).await? {
                 return serde_json::from_value(answer).map_err(Refusal::from);
             }
-            let (fence, is_old) = self.fence(caller).await?;
-            if is_old {
-                for order in orders.iter_mut().filter(|order| order.refused.is_none()) {
-                    order.refused = Some(old_generation());
-                }
+            let (fence, refused) = self.fence(caller).await?;
+            for order in orders.iter_mut().filter(|order| order.refused.is_none()) {
+                order.refused.clone_from(&refused);
             }
             let with = |id: &str| Ok(fence.clone().and(self.answers(caller, &id)?));
             if let Some(id) = self.begin(&orders, &with).await? {
@@ -225,24 +225,26 @@ impl<S: Store> Gateway<S> {
         Ok(Txn::put(name.clone(), serde_json::to_vec(&called)?).only_if(name, 0))
     }
 
-    /// What keeps an owner's older controllers out. `true`: this caller is one.
-    pub(super) async fn fence(&self, caller: &Caller) -> Result<(Txn, bool), Refusal> {
+    /// A generation counts only while the writer lease of its owner holds it. With what a commit has to compare for
+    /// that; else why the call is refused, and then nothing of it is remembered.
+    pub(super) async fn fence(&self, caller: &Caller) -> Result<(Txn, Option<Done>), Refusal> {
         let (Some(owner), Some(generation)) = (&caller.owner, caller.generation) else {
-            return Ok((Txn::default(), false));
+            return Ok((Txn::default(), None));
         };
-        let key = format!("fence/{owner}");
+        let key = writer_lease(owner);
         let entry = self.store.get(&key).await?;
-        let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
-        let last: u64 = text.and_then(|text| text.parse().ok()).unwrap_or(0);
-        if generation < last {
-            return Ok((Txn::default(), true));
-        }
-        let changed = entry.map_or(0, |entry| entry.changed);
-        let txn = match generation > last {
-            true => Txn::put(key.clone(), generation.to_string()).only_if(key, changed),
-            false => Txn::default().only_if(key, changed),
+        let record: Option<lease::Record> =
+            entry.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let message = match lease::Record::fences(record.as_ref(), generation) {
+            None => return Ok((Txn::default().only_if(key, entry.map_or(0, |entry| entry.changed)), None)),
+            Some(Fenced::Older) => RowCode::OLD_GENERATION.meaning().unwrap_or_default().to_owned(),
+            Some(Fenced::Released) => format!("the writer lease of owner {owner} was released"),
+            Some(Fenced::NeverGiven) => {
+                warn!(app = ?caller.app, ?owner, generation, "refused: no writer lease has this generation");
+                format!("no writer lease of owner {owner} has generation {generation}")
+            }
         };
-        Ok((txn, false))
+        Ok((Txn::default(), Some(Done::new(RowCode::OLD_GENERATION, message))))
     }
 
     /// Two processes on one host cannot have one identity.
@@ -268,9 +270,9 @@ pub fn shares_identity(other: &ProcessKey, own: &ProcessKey) -> String {
     }
 }
 
-pub fn old_generation() -> Done {
-    let message = RowCode::OLD_GENERATION.meaning().unwrap_or_default();
-    Done::new(RowCode::OLD_GENERATION, message)
+/// The key of the lease whose number is an owner's generation.
+pub fn writer_lease(owner: &str) -> String {
+    format!("lease/writer/{owner}")
 }
 
 fn order(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::operate::{old_generation, shares_identity};
+use super::operate::shares_identity;
 use super::tasks::instance;
 use super::{Caller, Gateway, Refusal, now_secs};
 use crate::gse::answer::{Row, Rows};
@@ -28,7 +28,7 @@ pub struct Record {
 }
 
 /// How often a call begins anew because another wrote meanwhile.
-const TRIES: usize = 50;
+pub(super) const TRIES: usize = 50;
 
 /// What a registry call does with each host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl<S: Store> Gateway<S> {
             if let Some(answer) = self.answered(caller).await? {
                 return Ok(serde_json::from_value(answer)?);
             }
-            let (fence, is_old) = self.fence(caller).await?;
+            let (fence, fenced) = self.fence(caller).await?;
             let mut rows = Rows::new();
             let mut txn = fence;
             let mut told: Vec<(InstanceKey, Option<Held>)> = Vec::new();
@@ -92,15 +92,13 @@ impl<S: Store> Gateway<S> {
                     Some(given) => Some(self.still_owned(&instance, given).await?),
                     None => None,
                 };
-                let (row, part) = match &given {
-                    _ if is_old => {
-                        (Row::new(RowCode::OLD_GENERATION, old_generation().message), Txn::default())
-                    }
-                    Some(given) => {
+                let (row, part) = match (&fenced, &given) {
+                    (Some(done), _) => (Row::new(RowCode(done.code), done.message.clone()), Txn::default()),
+                    (None, Some(given)) => {
                         let update = call == Call::Update;
                         self.put(&instance, host.supplier, given, update, caller).await?
                     }
-                    None => self.remove(&instance).await?,
+                    (None, None) => self.remove(&instance).await?,
                 };
                 rows.insert(row_key, row);
                 if !part.writes.is_empty() {

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{Gateway, Refusal};
-use crate::store::{Change, Compare, Entry, Holder, Lease, Number, Outcome, Store, Taken, Txn, Write};
+use crate::store::lease::{MAX_RESET, MAX_TTL};
+use crate::store::{Change, Compare, Entry, Holder, Lease, Number, Outcome, Reset, Store, Taken, Txn, Write};
 
 /// Where controllers keep things.
 pub const PLACES: [&str; 12] = [
@@ -19,6 +20,8 @@ pub const PLACES: [&str; 12] = [
 const MOST: usize = 10_000;
 /// The longest that a question for changes waits.
 const LONGEST: Duration = Duration::from_secs(30);
+/// Maximum bytes in a lease's name.
+const LONGEST_NAME: usize = 1024;
 
 /// One question to the store. Values are texts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,6 +73,13 @@ pub enum Ask {
         holder: String,
         generation: u64,
     },
+    ResetLease {
+        name: String,
+        #[serde(default)]
+        above: u64,
+        #[serde(default)]
+        force: bool,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -100,6 +110,9 @@ impl Ask {
             Ask::TakeLease { name, .. } => Some(format!("takes lease {name}")),
             Ask::RenewLease { name, .. } => Some(format!("keeps lease {name}")),
             Ask::ReleaseLease { name, .. } => Some(format!("leaves lease {name}")),
+            Ask::ResetLease { name, above, force } => {
+                Some(format!("resets lease {name} (above {above}, force {force})"))
+            }
         }
     }
 }
@@ -152,7 +165,7 @@ impl<S: Store> Gateway<S> {
                 Ok(json!({"changes": changes.iter().map(change).collect::<Vec<_>>()}))
             }
             Ask::TakeLease { name, holder, lives_ms } => {
-                let taken = self.store.take_lease(&name, &holder, Duration::from_millis(lives_ms)).await?;
+                let taken = self.store.take_lease(&named(name)?, &holder, ttl(lives_ms)?).await?;
                 Ok(match taken {
                     Taken::Ours(lease) => json!({"ours": {"generation": lease.generation}}),
                     Taken::Theirs { holder, generation, left_ms } => {
@@ -162,11 +175,24 @@ impl<S: Store> Gateway<S> {
             }
             Ask::RenewLease { name, holder, generation, lives_ms } => {
                 let lease = Lease { name, holder, generation };
-                Ok(json!({"kept": self.store.renew_lease(&lease, Duration::from_millis(lives_ms)).await?}))
+                Ok(json!({"kept": self.store.renew_lease(&lease, ttl(lives_ms)?).await?}))
             }
             Ask::ReleaseLease { name, holder, generation } => {
                 self.store.release_lease(&Lease { name, holder, generation }).await?;
                 Ok(json!({"released": true}))
+            }
+            Ask::ResetLease { name, above, force } => {
+                if above > MAX_RESET {
+                    return Err(Refusal::Wrong(format!(
+                        "above is {above}: the greatest generation is {MAX_RESET}"
+                    )));
+                }
+                Ok(match self.store.reset_lease(&named(name)?, above, force).await? {
+                    Reset::Free { generation } => json!({"free": {"generation": generation}}),
+                    Reset::Renewed { holder, left_ms } => {
+                        json!({"renewed": {"holder": holder, "left_ms": left_ms}})
+                    }
+                })
             }
         }
     }
@@ -176,6 +202,26 @@ fn place(key: String) -> Result<String, Refusal> {
     match PLACES.iter().any(|place| key.starts_with(place)) {
         true => Ok(key),
         false => Err(Refusal::Wrong(format!("{key:?} is no place of a controller's: {}", PLACES.join(" ")))),
+    }
+}
+
+/// A lease's name is part of a key.
+fn named(name: String) -> Result<String, Refusal> {
+    match name.is_empty() || name.len() > LONGEST_NAME {
+        true => Err(Refusal::Wrong(format!("a lease's name has 1 to {LONGEST_NAME} bytes"))),
+        false => Ok(name),
+    }
+}
+
+/// A holder that dies must not keep others out for long.
+fn ttl(lives_ms: u64) -> Result<Duration, Refusal> {
+    let ttl = Duration::from_millis(lives_ms);
+    match ttl > MAX_TTL {
+        true => {
+            let most = MAX_TTL.as_millis();
+            Err(Refusal::Wrong(format!("lives_ms is {lives_ms}: a lease lives at most {most} ms")))
+        }
+        false => Ok(ttl),
     }
 }
 

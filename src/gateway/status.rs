@@ -6,8 +6,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use super::operate::old_generation;
-use super::registry::{instance_of, key_of};
+use super::registry::{TRIES, instance_of, key_of};
 use super::tasks::instance;
 use super::{Caller, Gateway, Refusal};
 use crate::gse::answer::{Row, Rows, StatusData, StatusHost, StatusMeta, StatusRow};
@@ -73,28 +72,32 @@ impl<S: Store> Gateway<S> {
         let groups = body.pointer("/spec/process_group").filter(|groups| groups.is_array());
         let groups = groups.ok_or_else(|| Refusal::Wrong("spec.process_group is missing".to_owned()))?;
         check_groups(groups)?;
-        let mut rows = Rows::new();
-        let (mut txn, is_old) = self.fence(caller).await?;
         let (hosts, written) = (request.targets()?, request.written());
-        for host in &hosts {
-            let key = keys::v1_namespace(host, namespace.as_str())
-                .unwrap_or_else(|| format!("{}:{namespace}", host.key));
-            let key = keys::as_written(key, &host.key, written.get(&host.key));
-            if is_old {
-                rows.insert(key, Row::new(RowCode::OLD_GENERATION, old_generation().message));
-                continue;
+        let rows = 'written: {
+            for _ in 0..TRIES {
+                let (mut txn, fenced) = self.fence(caller).await?;
+                let mut rows = Rows::new();
+                for host in &hosts {
+                    let key = keys::v1_namespace(host, namespace.as_str())
+                        .unwrap_or_else(|| format!("{}:{namespace}", host.key));
+                    let key = keys::as_written(key, &host.key, written.get(&host.key));
+                    if let Some(done) = &fenced {
+                        rows.insert(key, Row::new(RowCode(done.code), done.message.clone()));
+                        continue;
+                    }
+                    txn = txn.and(Txn::put(format!("group/{namespace}/{}", host.key), groups.to_string()));
+                    rows.insert(key, Row::done());
+                }
+                if fenced.is_some() {
+                    return Ok(rows);
+                }
+                // A conflict: the lease was renewed, or taken, between the check and the commit.
+                if let Outcome::Written(_) = self.store.txn(txn).await? {
+                    break 'written rows;
+                }
             }
-            txn = txn.and(Txn::put(format!("group/{namespace}/{}", host.key), groups.to_string()));
-            rows.insert(key, Row::done());
-        }
-        if is_old {
-            return Ok(rows);
-        }
-        if let Outcome::Conflict(_) = self.store.txn(txn).await? {
-            return Err(Refusal::Wrong(
-                "others keep changing the same owner's generation: try again".to_owned(),
-            ));
-        }
+            return Err(Refusal::Wrong("the owner's writer lease keeps changing: try again".to_owned()));
+        };
         for host in hosts {
             let (namespace, groups) = (namespace.to_string(), groups.clone());
             self.hosts.send(&host.key.clone(), Down::Groups { host: host.key, namespace, groups });

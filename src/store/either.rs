@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::lease::{Holder, Lease, Taken};
+use super::lease::{Holder, Lease, Record, Reset, Taken};
 use super::{Change, Embedded, Entry, Error, Number, Outcome, Page, Remote, Store, Txn, Write};
 
 #[derive(Clone)]
@@ -52,6 +52,17 @@ impl Either {
     /// Is it the target itself that keeps it? Then its numbers of leases are the target's.
     pub fn is_own(&self) -> bool {
         self.place.is_empty()
+    }
+
+    /// All leases of this target by name. A lease's key begins with `lease/`, also where targets share a store.
+    pub async fn leases(&self) -> Result<Vec<(String, Record)>, Error> {
+        let prefix = format!("lease/{}", self.place);
+        let page = whichever!(self.range(&prefix, None, usize::MAX))?;
+        let lease = |entry: &Entry| {
+            let name = entry.key.strip_prefix(&prefix)?.to_owned();
+            Some((name, serde_json::from_slice(&entry.value).ok()?))
+        };
+        Ok(page.entries.iter().filter_map(lease).collect())
     }
 
     fn key(&self, key: &str) -> String {
@@ -123,5 +134,10 @@ impl Store for Either {
 
     async fn release_lease(&self, lease: &Lease) -> Result<(), Error> {
         whichever!(self.release_lease(lease))
+    }
+
+    async fn reset_lease(&self, name: &str, above: u64, force: bool) -> Result<Reset, Error> {
+        let name = self.key(name);
+        whichever!(self.reset_lease(&name, above, force))
     }
 }

@@ -7,7 +7,7 @@
 mod either;
 mod embedded;
 pub mod keeping;
-mod lease;
+pub mod lease;
 mod remote;
 
 use std::fmt;
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 pub use either::Either;
 pub use embedded::Embedded;
-pub use lease::{Holder, Lease, Taken};
+pub use lease::{Holder, Lease, Reset, Taken};
 pub use remote::Remote;
 
 /// The number of a change. 0: before the first.
@@ -140,6 +140,14 @@ pub trait Store: Send + Sync + 'static {
     -> impl Future<Output = Result<bool, Error>> + Send;
 
     fn release_lease(&self, lease: &Lease) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Frees a lease for an administrator; see [`lease::Record::reset`].
+    fn reset_lease(
+        &self,
+        name: &str,
+        above: u64,
+        force: bool,
+    ) -> impl Future<Output = Result<Reset, Error>> + Send;
 }
 
 /// Why the store cannot do its work.

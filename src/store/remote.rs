@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::lease::{Holder, Lease, Taken};
+use super::lease::{Holder, Lease, Reset, Taken};
 use super::{Change, Entry, Error, Number, Outcome, Page, Store, Txn, Write};
 use crate::http::{Broken, Calls};
 
@@ -186,5 +186,19 @@ impl Store for Remote {
         let Lease { name, holder, generation } = lease;
         let question = json!({"release_lease": {"name": name, "holder": holder, "generation": generation}});
         self.ask::<Value>(question).await.map(|_| ())
+    }
+
+    async fn reset_lease(&self, name: &str, above: u64, force: bool) -> Result<Reset, Error> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "snake_case")]
+        enum Answer {
+            Free { generation: u64 },
+            Renewed { holder: Holder, left_ms: u64 },
+        }
+        let question = json!({"reset_lease": {"name": name, "above": above, "force": force}});
+        Ok(match self.ask(question).await? {
+            Answer::Free { generation } => Reset::Free { generation },
+            Answer::Renewed { holder, left_ms } => Reset::Renewed { holder, left_ms },
+        })
     }
 }

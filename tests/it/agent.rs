@@ -381,7 +381,8 @@ fn an_older_generation_is_refused_by_the_agent_too() {
         let answer = system.server.call_with("POST", "/api/c/compapi/v2/gse/operate_proc/", &headers, body);
         system.row("s", &answer["data"]["task_id"])["error_code"].as_i64().expect("a code")
     };
-    assert_eq!(begin(&system, 7, 0), 0);
+    let seventh = system.server.lease_again("team", 5);
+    assert_eq!((seventh, begin(&system, 7, 0)), (7, 0));
     let pid = system.pid("s").expect("a pid");
     let address = system.server.address;
     system.server = Server::at(address);
@@ -392,9 +393,13 @@ fn an_older_generation_is_refused_by_the_agent_too() {
         let hosts = system.server.call("GET", "/api/abide/v1/hosts", json!({}));
         hosts["data"][0]["agent"] == true
     });
-    assert_eq!(begin(&system, 6, 1), 1_900_409);
+    let first = system.server.lease("team", "holder");
+    assert_eq!((first, begin(&system, first, 1)), (1, 1_900_409));
     assert!(is_alive(pid), "and nothing was done");
-    assert_eq!(begin(&system, 7, 1), 0);
+    // The next lease has a number above what the agent reported.
+    system.server.release("team", "holder", first);
+    assert_eq!(system.server.lease("team", "next"), 8);
+    assert_eq!(begin(&system, 8, 1), 0);
 }
 
 /// A daemon that runs already, and that nobody told of, is known and guarded from its first start on.

@@ -340,6 +340,11 @@ fn the_same_call_is_carried_out_once_and_an_older_controller_is_refused() {
             body(spec("./run"), Some(0)),
         )
     };
+    let held = server.lease("shop", "first");
+    server.release("shop", "first", held);
+    let second = server.lease("shop", "second");
+    server.release("shop", "second", second);
+    assert_eq!(server.lease("shop", "third"), 3);
     let first = operate("one", 3);
     assert_eq!(operate("one", 3)["data"], first["data"]);
     assert_ne!(operate("two", 3)["data"], first["data"]);
@@ -352,6 +357,8 @@ fn the_same_call_is_carried_out_once_and_an_older_controller_is_refused() {
         server.call_with("POST", path, &headers, body(spec("./run"), None))["data"]["0:0:10.0.0.1:web:p"]["error_code"].clone()
     };
     assert_eq!(register("four", 2), 1_900_409);
+    server.release("shop", "third", 3);
+    assert_eq!(server.lease("shop", "fourth"), 4);
     assert_eq!(
         (register("five", 4), register("five", 4)),
         (json!(0), json!(0)),

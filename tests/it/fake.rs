@@ -17,7 +17,9 @@ use abide::model::{
     Desired, Dialect, Hold, HostKey, InstanceKey, Now, Observed, Pause, Plan, Runs, Seen, Time, Version,
 };
 use abide::reconcile::{Caps, Rules, reconcile};
-use abide::store::{Change, Entry, Error, Holder, Lease, Number, Outcome, Page, Store, Taken, Txn, Write};
+use abide::store::{
+    Change, Entry, Error, Holder, Lease, Number, Outcome, Page, Reset, Store, Taken, Txn, Write,
+};
 
 pub struct Fake {
     pub far: Far,
@@ -305,6 +307,14 @@ impl Store for Memory {
     async fn release_lease(&self, lease: &Lease) -> Result<(), Error> {
         self.is_mine(lease, |held| held.1 = Instant::now());
         Ok(())
+    }
+
+    async fn reset_lease(&self, name: &str, above: u64, _force: bool) -> Result<Reset, Error> {
+        let mut leases = self.1.lock().expect("a lock");
+        let Held(generation, held) = leases.entry(name.to_owned()).or_default();
+        *held = None;
+        *generation = (*generation).max(above) + 1;
+        Ok(Reset::Free { generation: *generation })
     }
 }
 

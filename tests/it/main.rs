@@ -14,6 +14,7 @@ mod day;
 mod deaths;
 mod dialects;
 mod fake;
+mod fencing;
 mod foreign;
 mod gateway;
 mod git;

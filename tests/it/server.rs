@@ -119,6 +119,35 @@ impl Server {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{method} {path}: {error}: {text}"))
     }
 
+    /// Takes the writer lease of an owner for a minute: its generation.
+    pub fn lease(&self, owner: &str, id: &str) -> u64 {
+        self.lease_for(owner, id, 60_000)
+    }
+
+    pub fn lease_for(&self, owner: &str, id: &str, lives_ms: u64) -> u64 {
+        let holder = json!({"id": id, "host": "elsewhere", "boot_id": "b", "pid": 1, "started": 1});
+        let ask = json!({"name": format!("writer/{owner}"), "holder": holder, "lives_ms": lives_ms});
+        let answer = self.call("POST", "/api/abide/v1/state", json!({"take_lease": ask}));
+        answer["data"]["ours"]["generation"].as_u64().unwrap_or_else(|| panic!("{answer}"))
+    }
+
+    /// Another holder takes the lease, until its generation is this one's successor.
+    pub fn lease_again(&self, owner: &str, generation: u64) -> u64 {
+        let reset = json!({"name": format!("writer/{owner}"), "above": generation, "force": true});
+        self.call("POST", "/api/abide/v1/state", json!({"reset_lease": reset}));
+        self.lease(owner, "another")
+    }
+
+    pub fn renewed(&self, owner: &str, id: &str, generation: u64) -> bool {
+        let ask = json!({"name": format!("writer/{owner}"), "holder": id, "generation": generation, "lives_ms": 60_000});
+        self.call("POST", "/api/abide/v1/state", json!({"renew_lease": ask}))["data"]["kept"] == true
+    }
+
+    pub fn release(&self, owner: &str, id: &str, generation: u64) {
+        let ask = json!({"name": format!("writer/{owner}"), "holder": id, "generation": generation});
+        self.call("POST", "/api/abide/v1/state", json!({"release_lease": ask}));
+    }
+
     pub fn gse(&self, name: &str, body: Value) -> Value {
         self.call("POST", &format!("/api/c/compapi/v2/gse/{name}/"), body)
     }

@@ -27,7 +27,7 @@ use self::copy::{Copy, beginning_with};
 use self::file::{connect, data_version, logged, prepare, understand};
 use self::mark::Mark;
 use self::writer::{Ask, Granted, Job, Writer};
-use super::lease::{Holder, Lease, Taken};
+use super::lease::{Holder, Lease, Reset, Taken};
 use super::{Change, Entry, Error, Number, Outcome, Page, Store, Txn};
 
 /// How often a waiting reader asks whether another process wrote.
@@ -220,7 +220,7 @@ impl Store for Embedded {
     async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<Taken, Error> {
         match self.ask(name, Ask::Take(holder.clone(), lives)).await? {
             Granted::Taken(taken) => Ok(taken),
-            Granted::Kept(_) => Err(Error::Closed),
+            Granted::Kept(_) | Granted::Reset(_) => Err(Error::Closed),
         }
     }
 
@@ -230,6 +230,13 @@ impl Store for Embedded {
 
     async fn release_lease(&self, lease: &Lease) -> Result<(), Error> {
         self.ask(&lease.name, Ask::Release(lease.clone())).await.map(|_| ())
+    }
+
+    async fn reset_lease(&self, name: &str, above: u64, force: bool) -> Result<Reset, Error> {
+        match self.ask(name, Ask::Reset { above, force }).await? {
+            Granted::Reset(reset) => Ok(reset),
+            Granted::Kept(_) | Granted::Taken(_) => Err(Error::Closed),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use super::Shared;
 use super::file::{KEPT, gone, last_number, number, signed, sum, understand};
 use super::mark::Mark;
-use crate::store::lease::{Holder, Lease, Record, Taken, now_ms};
+use crate::store::lease::{Holder, Lease, Record, Reset, Taken, now_ms};
 use crate::store::{Change, Compare, Error, Number, Outcome, Txn, Write};
 
 /// The most transactions that share a commit: more would only make the first of them wait.
@@ -39,11 +39,13 @@ pub(super) enum Ask {
     Take(Holder, Duration),
     Renew(Lease, Duration),
     Release(Lease),
+    Reset { above: u64, force: bool },
 }
 
 pub(super) enum Granted {
     Taken(Taken),
     Kept(bool),
+    Reset(Reset),
 }
 
 /// The thread that writes.
@@ -227,7 +229,6 @@ fn lease(
     let value: Option<Vec<u8>> = row.query_row([key], |row| row.get(0)).optional()?;
     let record: Option<Record> = value.and_then(|value| serde_json::from_slice(&value).ok());
     let now = now_ms();
-    let ms = |lives: &Duration| i64::try_from(lives.as_millis()).unwrap_or(i64::MAX);
     let ours = |lease: &Lease| {
         record.clone().filter(|record| {
             let holds = record.holder.as_ref().is_some_and(|holder| holder.id == lease.holder);
@@ -236,26 +237,39 @@ fn lease(
     };
     let name = key.trim_start_matches("lease/").to_owned();
     let (next, granted) = match ask {
-        Ask::Take(holder, lives) => match Record::taken_by(record, holder, ms(lives), now) {
+        Ask::Take(holder, lives) => match Record::taken_by(record, holder, *lives, now) {
             Ok(next) => {
                 let lease = Lease { name, holder: holder.id.clone(), generation: next.generation };
                 (Some(next), Granted::Taken(Taken::Ours(lease)))
             }
             Err(theirs) => {
-                let Record { generation, holder, expires } = *theirs;
+                let Record { generation, holder, expires, .. } = *theirs;
                 let left_ms = u64::try_from(expires - now).unwrap_or(0);
                 let holder = holder.unwrap_or_else(|| Holder::this("nobody"));
                 (None, Granted::Taken(Taken::Theirs { holder, generation, left_ms }))
             }
         },
         Ask::Renew(lease, lives) => match ours(lease) {
-            Some(record) => (Some(Record { expires: now + ms(lives), ..record }), Granted::Kept(true)),
+            Some(record) => {
+                (Some(Record { expires: Record::ends(now, *lives), ..record }), Granted::Kept(true))
+            }
             None => (None, Granted::Kept(false)),
         },
         Ask::Release(lease) => {
             let next = ours(lease).map(|record| Record { holder: None, expires: now, ..record });
             (next, Granted::Kept(true))
         }
+        Ask::Reset { above, force } => match Record::reset(record, *above, *force, now) {
+            Ok(next) => {
+                let generation = next.generation;
+                (Some(next), Granted::Reset(Reset::Free { generation }))
+            }
+            Err(record) => {
+                let left_ms = u64::try_from(record.expires - now).unwrap_or(0);
+                let holder = record.holder.unwrap_or_else(|| Holder::this("unknown"));
+                (None, Granted::Reset(Reset::Renewed { holder, left_ms }))
+            }
+        },
     };
     if let Some(next) = next {
         let value = serde_json::to_vec(&next).unwrap_or_default();
