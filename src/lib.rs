@@ -28,6 +28,7 @@
 //! - [`http`]: how we listen and call: TLS, limits, credentials, files that are read again.
 //! - [`gateway`]: GSE's and JOB's API over a store, the channel of the agents, and our own API beside it.
 //! - [`agent`]: the processes of a host: started, stopped, guarded, limited, found again.
+//! - `permissions`: which other users can change or read a file or folder.
 //! - [`clock`]: what time it is, and what the clocks of a zone show.
 //! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
 //!
@@ -52,5 +53,6 @@ pub mod http;
 pub mod manifest;
 mod memory;
 pub mod model;
+mod permissions;
 pub mod reconcile;
 pub mod store;

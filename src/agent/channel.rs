@@ -214,6 +214,7 @@ impl Gateway {
         let file = joining.token_file.display();
         let token = std::fs::read_to_string(&joining.token_file)
             .map_err(|error| format!("cannot read the token in {file}: {error}"))?;
+        crate::permissions::check_private(&joining.token_file)?;
         let token = token.trim().to_owned();
         let base = format!("{}/api/abide/v1/agent", joining.url.trim_end_matches('/'));
         Ok(Gateway { client: client.clone(), base, token })

@@ -7,12 +7,13 @@ use tokio::sync::{mpsc, watch};
 
 use super::args::switch;
 use super::print::Printer;
-use super::serve::{Signals, private_folder};
+use super::serve::{Signals, private_file, private_folder};
 use super::systemd::Systemd;
 use super::{Exit, Failure};
 use crate::agent::{Joining, Table, own_name, run as serve, this_host};
 use crate::http::{AddressError, Calling};
 use crate::model::HostKey;
+use crate::permissions::require_private;
 
 /// Run a host agent: it joins a gateway and starts, stops and guards processes here
 ///
@@ -84,6 +85,11 @@ async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
     private_folder(&args.data)?;
+    private_file(&args.data.join("agent.db"))?;
+    // One that is not there yet is waited for, like a gateway that is not.
+    if args.token_file.exists() {
+        require_private(&args.token_file).map_err(failed)?;
+    }
     let agent = own_name(&args.data).map_err(failed)?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
     let (up, told) = mpsc::unbounded_channel();

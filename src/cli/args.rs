@@ -123,7 +123,6 @@ pub enum Verb {
     Resume(super::by_hand::Resume),
     Lease(super::lease::Lease),
     Doctor(super::doctor::Doctor),
-    Config(super::config::ConfigArgs),
     Convert(Convert),
     Explain(Explain),
     Serve(Box<super::serve::Serve>),

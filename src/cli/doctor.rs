@@ -8,6 +8,7 @@ use super::target::{Start, TargetArgs, runtime};
 use super::{Exit, Failure};
 use crate::backend::{Backend, Client, Fault, HostRow};
 use crate::clock;
+use crate::permissions::check_private;
 
 /// Check the config, the target, credentials, clocks, agents and limits, and say what to do
 ///
@@ -61,7 +62,6 @@ fn limits() -> Finding {
 }
 
 fn local() -> Vec<Finding> {
-    use std::os::unix::fs::PermissionsExt;
     let home = match Home::find() {
         Ok(home) => home,
         Err(failure) => return vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())],
@@ -69,15 +69,17 @@ fn local() -> Vec<Finding> {
     let folder = home.path("");
     let shown = folder.display().to_string();
     let mut findings = Vec::new();
-    match std::fs::metadata(&folder) {
-        Err(_) => {
-            findings.push(Finding::Well(format!("{shown} is not there yet: the first change makes it")))
+    match folder.exists().then(|| check_private(&folder)) {
+        None => findings.push(Finding::Well(format!("{shown} is not there yet: the first change makes it"))),
+        Some(Err(refused)) => {
+            let todo = "until then the local system does not start: other users could change what it trusts";
+            findings.push(Finding::Bad(refused, todo.to_owned()));
         }
-        Ok(meta) if meta.permissions().mode() & 0o077 != 0 => findings.push(Finding::Warning(
-            format!("{shown} can be read by others, and holds what processes are given, secrets too"),
-            format!("chmod 700 {shown}"),
-        )),
-        Ok(_) => findings.push(Finding::Well(format!("{shown} is for this user alone"))),
+        Some(Ok(Some(warning))) => {
+            let todo = "it holds the specs of processes, with their secrets";
+            findings.push(Finding::Warning(warning, todo.to_owned()));
+        }
+        Some(Ok(None)) => findings.push(Finding::Well(format!("only this user can enter {shown}"))),
     }
     match home.served_by() {
         Some(pid) => findings.push(Finding::Well(format!("the local system runs as process {pid}"))),
@@ -127,9 +129,8 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
             )]);
         }
     };
-    let defined_in = live.defined_in.as_ref().map(|file| format!(" (defined in {file})")).unwrap_or_default();
     let mut findings = vec![Finding::Well(format!(
-        "target {name} at {url}{defined_in} answers in {} ms, and knows us",
+        "target {name} at {url} answers in {} ms, and knows us",
         begin.elapsed().as_millis()
     ))];
     let Some(hosts) = hosts else {

@@ -107,6 +107,7 @@ fn secret_file(flag: &str, file: &Path) -> Result<Reloaded<String>, Failure> {
     let read = move || {
         let text = std::fs::read_to_string(&path)
             .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        crate::permissions::require_private(&path)?;
         match text.trim() {
             "" => Err(format!("{} is empty", path.display())),
             secret => Ok(secret.to_owned()),

@@ -18,6 +18,7 @@ use super::{Exit, Failure};
 use crate::gateway::auth::{Apps, Keepers, Tokens};
 use crate::gateway::{Gateway, http};
 use crate::http::{Listener, Reloaded, Tls, follow, serve};
+use crate::permissions::{Above, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error};
 
 /// Run the gateway: BlueKing's GSE and JOB process API, for clients and for agents
@@ -101,12 +102,20 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
     let file = args.apps.clone();
-    let apps = follow(vec![file.clone()], move || Apps::read(&file)).map_err(failed)?;
+    let apps = follow(vec![file.clone()], move || {
+        let apps = Apps::read(&file)?;
+        require_private(&file).map(|()| apps)
+    });
+    let apps = apps.map_err(failed)?;
     let tokens = match &args.agent_token_file {
         None => Reloaded::fixed(Tokens::default()),
         Some(file) => {
             let file = file.clone();
-            follow(vec![file.clone()], move || Tokens::read(&file)).map_err(failed)?
+            let tokens = follow(vec![file.clone()], move || {
+                let tokens = Tokens::read(&file)?;
+                require_private(&file).map(|()| tokens)
+            });
+            tokens.map_err(failed)?
         }
     };
     let tls = match (&args.tls_cert, &args.tls_key) {
@@ -210,36 +219,42 @@ impl Standing {
 
 /// Opens the store of a folder, which nobody else may read: it holds what processes are given, secrets too.
 pub fn open(folder: &Path) -> Result<Embedded, Failure> {
-    use std::os::unix::fs::PermissionsExt;
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let shown = folder.display();
     private_folder(folder)?;
     let file = folder.join("store.db");
+    private_file(&file)?;
     let store = Embedded::open_alone(&file).map_err(|error| match error {
         Error::Corrupt { .. } | Error::TooNew { .. } | Error::InUse { .. } => failed(error.to_string()),
         error => failed(format!("cannot open the store in {shown}: {error}")),
     })?;
-    let only_ours = std::fs::Permissions::from_mode(0o600);
-    for name in ["store.db", "store.db-wal", "store.db-shm"] {
-        let file = folder.join(name);
-        if file.exists() {
-            std::fs::set_permissions(&file, only_ours.clone())
-                .map_err(|error| failed(format!("cannot protect {}: {error}", file.display())))?;
-        }
-    }
+    close_to_others(folder, &["store.db", "store.db-wal", "store.db-shm"]).map_err(failed)?;
     Ok(store)
 }
 
-/// Makes a folder that nobody else may read.
+/// Makes a folder that no other user can enter. One that exists already must be safe from changes by other users.
 pub fn private_folder(folder: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::DirBuilderExt;
     if folder.exists() {
-        return Ok(());
+        return require_private(folder).map_err(unsafe_path);
     }
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(|error| {
         Failure::new(Exit::Failed, format!("cannot make the folder {}: {error}", folder.display()))
-    })
+    })?;
+    refuse_changeable(folder, own_uid(), Above::NotWritable).map(drop).map_err(unsafe_path)
+}
+
+/// A file of such a folder, if it exists, must be safe from changes by other users.
+pub fn private_file(file: &Path) -> Result<(), Failure> {
+    match file.exists() {
+        true => refuse_changeable(file, own_uid(), Above::NotWritable).map(drop).map_err(unsafe_path),
+        false => Ok(()),
+    }
+}
+
+fn unsafe_path(why: String) -> Failure {
+    Failure::new(Exit::Failed, why).hint("other users could change what this program trusts")
 }
 
 /// SIGXFSZ.

@@ -232,6 +232,7 @@ impl Agent {
         let failed = |why: String| Failure::new(Exit::Failed, why);
         let folder = home.path("agent");
         super::serve::private_folder(&folder)?;
+        super::serve::private_file(&folder.join("agent.db"))?;
         let (up, told) = mpsc::unbounded_channel();
         let table = Table::open(&folder, look_every, up).await.map_err(|error| failed(error.to_string()))?;
         let joining = Joining {

@@ -1,0 +1,187 @@
+//! Permissions of files and folders: which other users can change or read them.
+//!
+//! The agent and the gateway trust what their folders, token files and policy files say. That trust holds only while no
+//! other user can write there: the owner must be root or the trusted user, and neither group nor others may write. A
+//! group counts as the owner's own when it has no other member ("user private groups", umask 002).
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const STICKY: u32 = 0o1000;
+const GROUP_WRITE: u32 = 0o020;
+const OTHERS_WRITE: u32 = 0o002;
+const GROUP_READ: u32 = 0o040;
+const OTHERS_READ: u32 = 0o004;
+
+/// The user that this process runs as.
+pub fn own_uid() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+/// How far the folders above a path are checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Above {
+    /// None of them may let another user replace what is below it.
+    NotWritable,
+    /// In addition, each belongs to root or the trusted user.
+    Owned,
+}
+
+/// Refuses a path that a user other than root and `trusted` can change, with the command that corrects it.
+pub fn refuse_changeable(path: &Path, trusted: u32, above: Above) -> Result<Metadata, String> {
+    let shown = path.display();
+    let meta = std::fs::metadata(path).map_err(|error| format!("cannot check {shown}: {error}"))?;
+    refuse_owner(path, &meta, trusted)?;
+    refuse_writable(path, &meta)?;
+    if !meta.is_file() && !meta.is_dir() {
+        // A pipe has no folder: `--token-file <(command)`.
+        return Ok(meta);
+    }
+    let real = path.canonicalize().map_err(|error| format!("cannot check {shown}: {error}"))?;
+    for folder in real.ancestors().skip(1) {
+        let meta = std::fs::metadata(folder)
+            .map_err(|error| format!("cannot check the folder {}: {error}", folder.display()))?;
+        if above == Above::Owned {
+            refuse_owner(folder, &meta, trusted)?;
+        }
+        // In a sticky folder only the owner of an entry can rename or remove it.
+        if meta.mode() & STICKY == 0 {
+            refuse_writable(folder, &meta)?;
+        }
+    }
+    Ok(meta)
+}
+
+fn refuse_owner(path: &Path, meta: &Metadata, trusted: u32) -> Result<(), String> {
+    if meta.uid() == 0 || meta.uid() == trusted {
+        return Ok(());
+    }
+    let shown = path.display();
+    let (owner, own) = (user_name(meta.uid()), user_name(trusted));
+    let or_root = if trusted == 0 { "" } else { " or root" };
+    Err(format!(
+        "{shown} belongs to user {owner}, not to {own}{or_root}: check its content, then run `chown {own} {shown}`"
+    ))
+}
+
+fn refuse_writable(path: &Path, meta: &Metadata) -> Result<(), String> {
+    let shown = path.display();
+    if meta.mode() & OTHERS_WRITE != 0 {
+        return Err(format!("{shown} is writable by every user: run `chmod go-w {shown}`"));
+    }
+    if meta.mode() & GROUP_WRITE != 0 && !is_private_group(meta.gid(), meta.uid()) {
+        let group = group_name(meta.gid());
+        return Err(format!("{shown} is writable by group {group}: run `chmod g-w {shown}`"));
+    }
+    Ok(())
+}
+
+/// Which other users can read a path that holds secrets; `None`: only its owner and root.
+pub fn readers(meta: &Metadata) -> Option<String> {
+    if meta.mode() & OTHERS_READ != 0 {
+        return Some("every user".to_owned());
+    }
+    let by_group = meta.mode() & GROUP_READ != 0 && !is_private_group(meta.gid(), meta.uid());
+    by_group.then(|| format!("group {}", group_name(meta.gid())))
+}
+
+/// Checks a folder or file that holds secrets: refuses one that another user can change, and returns a warning for one
+/// that another user can read.
+pub fn check_private(path: &Path) -> Result<Option<String>, String> {
+    let meta = refuse_changeable(path, own_uid(), Above::NotWritable)?;
+    let shown = path.display();
+    let mode = if meta.is_dir() { "700" } else { "600" };
+    Ok(readers(&meta).map(|who| format!("{shown} is readable by {who}: run `chmod {mode} {shown}`")))
+}
+
+/// The same; the warning is logged.
+pub fn require_private(path: &Path) -> Result<(), String> {
+    if let Some(warning) = check_private(path)? {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
+}
+
+/// Takes all rights of group and others from the files of a store, where they exist.
+pub fn close_to_others(folder: &Path, names: &[&str]) -> Result<(), String> {
+    use std::os::unix::fs::PermissionsExt;
+    for file in names.iter().map(|name| folder.join(name)).filter(|file| file.exists()) {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))
+            .map_err(|error| format!("cannot protect {}: {error}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// A group whose only member is the user himself.
+fn is_private_group(gid: u32, uid: u32) -> bool {
+    let Ok(Some(user)) = nix::unistd::User::from_uid(uid.into()) else { return false };
+    let Ok(Some(group)) = nix::unistd::Group::from_gid(gid.into()) else { return false };
+    let Ok(passwd) = std::fs::read_to_string("/etc/passwd") else { return false };
+    // NAME:x:UID:GID:…
+    let has_primary = |line: &str| {
+        let mut fields = line.split(':');
+        let name = fields.next().unwrap_or_default();
+        name != user.name && fields.nth(2).and_then(|text| text.parse::<u32>().ok()) == Some(gid)
+    };
+    user.gid.as_raw() == gid
+        && group.mem.iter().all(|member| *member == user.name)
+        && !passwd.lines().any(has_primary)
+}
+
+pub fn user_name(uid: u32) -> String {
+    match nix::unistd::User::from_uid(uid.into()) {
+        Ok(Some(user)) => user.name,
+        Ok(None) | Err(_) => uid.to_string(),
+    }
+}
+
+fn group_name(gid: u32) -> String {
+    match nix::unistd::Group::from_gid(gid.into()) {
+        Ok(Some(group)) => group.name,
+        Ok(None) | Err(_) => gid.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn set(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("a mode");
+    }
+
+    #[test]
+    fn a_writable_file_or_folder_is_refused_and_a_readable_one_is_warned_of() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let inner = folder.path().join("inner");
+        std::fs::create_dir(&inner).expect("a folder");
+        let file = inner.join("token");
+        std::fs::write(&file, "x").expect("a file");
+        set(&inner, 0o700);
+        for (mode, expected) in [
+            (0o600, ""),
+            (0o400, ""),
+            (0o604, "every user"),
+            (0o644, "every user"),
+            (0o602, "chmod go-w"),
+            (0o666, "chmod go-w"),
+        ] {
+            set(&file, mode);
+            let said = check_private(&file).map(Option::unwrap_or_default);
+            let said = said.unwrap_or_else(|refused| format!("refused: {refused}"));
+            assert_eq!(said.is_empty(), expected.is_empty(), "{mode:o}: {said}");
+            assert!(
+                said.contains(expected) && said.starts_with("refused") == (mode & 2 != 0),
+                "{mode:o}: {said}"
+            );
+        }
+        set(&file, 0o600);
+        set(&inner, 0o777);
+        assert!(check_private(&file).is_err_and(|why| why.contains("inner is writable by every user")));
+        set(&inner, 0o1777);
+        assert!(check_private(&file).is_ok(), "a sticky folder protects its entries");
+        assert!(check_private(&inner).is_err(), "but new entries can be made there");
+    }
+}
