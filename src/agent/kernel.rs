@@ -3,7 +3,6 @@
 //! A pid alone proves nothing: it may be somebody else's by now. A process is known by boot, pid and start time together,
 //! and held by a pidfd, which never becomes another process.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -16,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
 use super::reaper;
-use crate::model::InstanceKey;
 
 /// Which process, of all that ever were.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,11 +53,39 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat(pid).map(|stat| stat.parent)
 }
 
+/// The users of a process: real, effective, saved, of the filesystem.
+pub fn uids(pid: u32) -> Option<[u32; 4]> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    let ids: Vec<u32> = line.split_whitespace().filter_map(|id| id.parse().ok()).collect();
+    ids.try_into().ok()
+}
+
+/// The clock that [`Identity::started`] is read from, now.
+pub fn ticks_since_boot() -> u64 {
+    use rustix::time::{ClockId, clock_gettime};
+    let now = clock_gettime(ClockId::Boottime);
+    let nanos = i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec);
+    let per_second = i128::from(rustix::param::clock_ticks_per_second().max(1));
+    u64::try_from(nanos * per_second / 1_000_000_000).unwrap_or(0)
+}
+
 impl Identity {
     /// The process that has this pid now.
     pub fn of(pid: u32) -> Option<Identity> {
         let stat = stat(pid)?;
         Some(Identity { boot: boot_id().to_owned(), pid, started: stat.started })
+    }
+
+    /// Does the pid still name this process, alive?
+    pub fn is_current(&self) -> bool {
+        let same = |stat: Stat| stat.started == self.started && !matches!(stat.state, 'Z' | 'X');
+        self.boot == boot_id() && stat(self.pid).is_some_and(same)
+    }
+
+    /// Does an instance, or a command of one, hold this process?
+    pub fn is_held(&self) -> bool {
+        reaper::is_held(self.pid, self.started)
     }
 }
 
@@ -70,7 +96,8 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Takes hold of a process, if it is still the one that is meant and alive.
+    /// Takes hold of a process, if it is still the one that is meant, alive, and not held already: two holders would
+    /// each supervise and stop it.
     pub fn take(identity: &Identity) -> Option<Hold> {
         if identity.boot != boot_id() {
             return None;
@@ -82,18 +109,16 @@ impl Hold {
         if stat.started != identity.started || matches!(stat.state, 'Z' | 'X') {
             return None;
         }
-        Some(Hold::new(watched(fd)?, identity.clone()))
+        let fd = watched(fd)?;
+        reaper::hold_alone(identity.pid, identity.started).then(|| Hold { fd, identity: identity.clone() })
     }
 
     /// Takes hold of a child of ours that has not been waited for: its pid is its own.
     pub fn child(pid: u32, fd: OwnedFd) -> Option<Hold> {
         let identity = Identity::of(pid)?;
-        Some(Hold::new(watched(fd)?, identity))
-    }
-
-    fn new(fd: AsyncFd<OwnedFd>, identity: Identity) -> Hold {
-        reaper::hold(identity.pid);
-        Hold { fd, identity }
+        let fd = watched(fd)?;
+        reaper::hold_alone(identity.pid, identity.started);
+        Some(Hold { fd, identity })
     }
 
     /// Waits until it has ended. The exit code, where it was our child; a signal n is 128 + n.
@@ -119,7 +144,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        reaper::release(self.identity.pid);
+        reaper::release(self.identity.pid, self.identity.started);
     }
 }
 
@@ -176,7 +201,10 @@ pub fn runs(pid: u32, name: &str) -> bool {
         return true;
     }
     let args = cmdline(pid);
-    if args.first().is_some_and(|first| base(first.trim_start_matches('-')) == name) {
+    // Some replace their arguments by a title, whose first word is their name: `redis-server 127.0.0.1:6379`.
+    let title = args.first().and_then(|first| first.split_whitespace().next()).unwrap_or_default();
+    let first = args.first().map_or("", String::as_str);
+    if [first, title].iter().any(|word| base(word.trim_start_matches('-').trim_end_matches(':')) == name) {
         return true;
     }
     const INTERPRETERS: [&str; 8] = ["sh", "bash", "dash", "python", "perl", "ruby", "node", "java"];
@@ -193,39 +221,36 @@ pub fn cmdline(pid: u32) -> Vec<String> {
     args
 }
 
-/// The launches that processes belong to, by their mark; the oldest process of each.
-pub fn incarnations() -> HashMap<String, u32> {
-    oldest().into_iter().map(|(mark, (_, pid))| (mark, pid)).collect()
+/// A process whose environment names a launch. Its environment is what it says of itself, and proves nothing alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marked {
+    pub identity: Identity,
+    pub parent: u32,
+    pub launch_id: String,
+    /// The instance that it was launched as; empty, where it does not say.
+    pub instance: String,
 }
 
-/// The same by instance: its launch, and the oldest process of it.
-pub fn marked() -> HashMap<InstanceKey, (String, u32)> {
-    let instance =
-        |(mark, (instance, pid)): (String, (String, u32))| Some((instance.parse().ok()?, (mark, pid)));
-    oldest().into_iter().filter_map(instance).collect()
-}
-
-/// By launch: the instance that its oldest process says it is of, and that process.
-fn oldest() -> HashMap<String, (String, u32)> {
-    let Ok(folder) = std::fs::read_dir("/proc") else { return HashMap::new() };
-    let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let mut all: HashMap<String, Stat> = HashMap::new();
-    let mut found: HashMap<String, (String, u32)> = HashMap::new();
-    for pid in pids {
+impl Marked {
+    pub fn of(pid: u32) -> Option<Marked> {
         let bytes = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let value = |name: &[u8]| {
             let found = bytes.split(|byte| *byte == 0).find_map(|one| one.strip_prefix(name))?;
-            std::str::from_utf8(found).ok()
+            std::str::from_utf8(found).ok().map(str::to_owned)
         };
-        let Some(mark) = value(b"ABIDE_INCARNATION=") else { continue };
-        let Some(stat) = stat(pid).filter(|stat| !matches!(stat.state, 'Z' | 'X')) else { continue };
-        if all.get(mark).is_none_or(|oldest| stat.started < oldest.started) {
-            all.insert(mark.to_owned(), stat);
-            let instance = value(b"ABIDE_INSTANCE=").unwrap_or_default().to_owned();
-            found.insert(mark.to_owned(), (instance, pid));
-        }
+        let launch_id = value(b"ABIDE_INCARNATION=")?;
+        let instance = value(b"ABIDE_INSTANCE=").unwrap_or_default();
+        let stat = stat(pid).filter(|stat| !matches!(stat.state, 'Z' | 'X'))?;
+        let identity = Identity { boot: boot_id().to_owned(), pid, started: stat.started };
+        Some(Marked { identity, parent: stat.parent, launch_id, instance })
     }
-    found
+}
+
+/// Every process of this host whose environment names a launch.
+pub fn marked() -> Vec<Marked> {
+    let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(Marked::of).collect()
 }
 
 /// Resident memory and processor time of one process: bytes, and ticks since it began.

@@ -28,6 +28,7 @@ mod kernel;
 mod life;
 mod meter;
 mod operations;
+mod ownership;
 mod pools;
 mod reaper;
 mod row;
@@ -36,6 +37,7 @@ mod spawn;
 mod telling;
 
 use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,14 +48,16 @@ use tracing::{info, warn};
 pub use channel::{Joining, run};
 pub use checks::not_there;
 
-use self::cgroup::Groups;
+use self::cgroup::{Group, Groups};
 use self::keeper::{Ask, Keeper, Shared};
-use self::kernel::{Hold, Identity, incarnations, marked};
+use self::kernel::{Hold, Marked, marked};
+use self::ownership::Interrupted;
 use self::pools::Pools;
 use self::row::{Intent, Row, Run, all, intent_key, row_key};
 use crate::gse::channel::{Down, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
+use crate::permissions::close_to_others;
 use crate::store::lease::MAX_GENERATION;
 use crate::store::{Embedded, Error, Store, Txn};
 
@@ -73,9 +77,8 @@ pub struct Table {
     /// Operations that are under way: the gateway may ask for them again.
     under_way: HashSet<String>,
     fences: HashMap<String, u64>,
-    /// Nothing was known when this folder was opened, and not everything has been given since: whatever is running with
-    /// our marks, by instance.
-    strays: Option<HashMap<InstanceKey, (String, u32)>>,
+    /// Processes that named a launch when an empty folder was opened: an earlier agent's, whose folder is lost.
+    unclaimed: Option<Arc<Vec<Marked>>>,
     shared: Arc<Shared>,
 }
 
@@ -89,9 +92,10 @@ impl Table {
         kernel::keep_descriptors();
         crate::memory::allocate_tightly();
         let store = Embedded::open_alone(&folder.join("agent.db"))?;
+        close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"]).map_err(Error::Disk)?;
         let exits = folder.join("exits");
-        std::fs::create_dir_all(&exits)
-            .map_err(|error| Error::Disk(format!("{}: {error}", exits.display())))?;
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&exits);
+        made.map_err(|error| Error::Disk(format!("{}: {error}", exits.display())))?;
         let groups = Groups::below_ours(folder);
         let (births, commands, looks) =
             (Semaphore::new(BIRTHS), Semaphore::new(COMMANDS), Semaphore::new(LOOKS));
@@ -117,7 +121,7 @@ impl Table {
             given
         });
         let (keepers, under_way) = (HashMap::new(), HashSet::new());
-        let mut table = Table { keepers, under_way, fences, strays: None, shared };
+        let mut table = Table { keepers, under_way, fences, unclaimed: None, shared };
         let mut rows: HashMap<InstanceKey, Row> = HashMap::new();
         for (name, row) in all::<Row>(&table.shared.store, "proc/").await? {
             if let Ok(instance) = name.parse() {
@@ -140,10 +144,21 @@ impl Table {
             if !found.is_empty() {
                 info!(processes = found.len(), "running with marks, and not in this folder");
             }
-            table.strays = Some(found);
+            table.unclaimed = Some(Arc::new(found));
         }
-        for (instance, row) in rows {
+        // Where two rows name one process, the one that launched it holds it.
+        let mut rows: Vec<(InstanceKey, Row)> = rows.into_iter().collect();
+        rows.sort_by_key(|(_, row)| row.run.as_ref().is_none_or(|run| run.incarnation.is_empty()));
+        for (instance, mut row) in rows {
             let hold = row.run.as_ref().and_then(|run| Hold::take(&run.identity));
+            if hold.is_none()
+                && let Some(run) = row.run.take_if(|run| run.identity.is_held())
+            {
+                let pid = run.identity.pid;
+                warn!(%instance, pid, "another instance holds this process: this one is not supervised any more");
+                row.message = format!("process {pid} is held by another instance of this agent");
+                (row.hosted, row.next) = (false, None);
+            }
             table.keep(instance, row, hold);
         }
         info!(instances = held, "taken up");
@@ -160,7 +175,19 @@ impl Table {
         if intents.is_empty() && !marks(rows) {
             return Ok(());
         }
-        let mut found = incarnations();
+        let find = || {
+            let by_intent = intents.iter().map(|(_, intent)| Interrupted {
+                launch_id: &intent.incarnation,
+                spec: &intent.held.spec,
+                group: intent.group.as_deref().map(Group::at),
+            });
+            let by_guard = rows.values().filter_map(|row| {
+                let (launch_id, given) = (row.next.as_ref()?, row.given.as_ref()?);
+                Some(Interrupted { launch_id, spec: &given.spec, group: self.shared.groups.of(launch_id) })
+            });
+            ownership::interrupted(&by_intent.chain(by_guard).collect::<Vec<_>>())
+        };
+        let mut found = find();
         let dead = |row: &Row| row.run.as_ref().is_none_or(|run| Hold::take(&run.identity).is_none());
         let lost = |row: &Row| row.next.as_ref().is_some_and(|mark| !found.contains_key(mark)) && dead(row);
         if intents.iter().any(|(_, intent)| !found.contains_key(&intent.incarnation))
@@ -168,13 +195,13 @@ impl Table {
         {
             // One that was made has its mark only when it has become the program, a moment later.
             tokio::time::sleep(A_MOMENT).await;
-            found = incarnations();
+            found = find();
         }
         let mut txn = Txn::default();
         // Guards that were bringing a process back: they had no intent of their own.
         for (instance, row) in rows.iter_mut() {
             let (Some(mark), Some(given)) = (&row.next, &row.given) else { continue };
-            let Some(identity) = found.get(mark).and_then(|pid| Identity::of(*pid)) else { continue };
+            let Some(identity) = found.get(mark).cloned() else { continue };
             info!(%instance, pid = identity.pid, "it was being brought back");
             let (incarnation, live) = (mark.clone(), given.clone());
             let group = self.shared.groups.of(&incarnation).map(|group| group.path());
@@ -184,9 +211,9 @@ impl Table {
         }
         for (instance, intent) in intents {
             let row = rows.entry(instance.clone()).or_default();
-            let pid = found.get(&intent.incarnation);
-            info!(%instance, ?pid, "a launch was interrupted");
-            if let Some(identity) = pid.and_then(|pid| Identity::of(*pid)) {
+            let identity = found.get(&intent.incarnation).cloned();
+            info!(%instance, pid = identity.as_ref().map(|one| one.pid), "a launch was interrupted");
+            if let Some(identity) = identity {
                 // Whoever asked for it asks again, and is told that it is done.
                 (row.started, row.since) = (intent.at, intent.at);
                 let Intent { incarnation, op_id: by, held: live, group, .. } = intent;
@@ -251,18 +278,20 @@ impl Table {
     pub async fn take(&mut self, down: Down, now: i64) {
         match down {
             Down::Give { instance, given, changed } => {
-                let stray = self.strays.as_mut().map(|strays| strays.remove(&instance));
                 self.ask(&instance, Ask::Give(Box::new((given, changed))));
                 // The gateway may know a state of it from before this folder.
-                if let Some(stray) = stray {
-                    if let Some((incarnation, pid)) = stray {
-                        self.ask(&instance, Ask::Found(incarnation, pid));
-                    }
+                if let Some(unclaimed) = self.unclaimed.clone() {
+                    self.ask(&instance, Ask::Found { unclaimed, renamed: false });
                     self.ask(&instance, Ask::Report);
                 }
             }
-            // Only what is registered has rows at the gateway; what else runs here tells of itself.
-            Down::Synced { .. } => self.strays = None,
+            // Each instance has claimed what carries its name: what is left may have been renamed since its launch.
+            Down::Synced { .. } => {
+                let Some(unclaimed) = &self.unclaimed else { return };
+                for keeper in self.keepers.values() {
+                    let _ = keeper.send(Ask::Found { unclaimed: Arc::clone(unclaimed), renamed: true });
+                }
+            }
             Down::Groups { host, namespace, groups } => match namespace.parse() {
                 Ok(namespace) => {
                     self.shared.pools.set(host, namespace, &groups);
@@ -348,10 +377,14 @@ fn now_ms() -> i64 {
     i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
 }
 
-/// A name that nobody else has.
+/// A random name that no other user can guess: 128 bits from the kernel.
 fn fresh_id() -> String {
-    use std::hash::{BuildHasher, RandomState};
-    let (one, other) =
-        (RandomState::new().hash_one(now_ms()), RandomState::new().hash_one(std::process::id()));
-    format!("{one:016x}{other:016x}")
+    use ring::rand::SecureRandom;
+    let mut bytes = [0; 16];
+    if ring::rand::SystemRandom::new().fill(&mut bytes).is_err() {
+        // A launch id that can be guessed would prove nothing.
+        tracing::error!("the kernel has no random numbers: the agent cannot continue");
+        std::process::abort();
+    }
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

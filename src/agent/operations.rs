@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
+use tracing::info;
 
 use super::cgroup::Group;
 use super::keeper::{Keeper, Said, Tended, done, failed};
-use super::kernel::{Hold, Identity, read_pid_file, runs};
+use super::kernel::{Hold, read_pid_file, ticks_since_boot};
 use super::life::{Event, Series};
+use super::ownership::{self, LaunchEvidence, Proof};
 use super::row::{Intent, Run, intent_key};
 use super::spawn::{Account, Ended, Launch, environment, log_file, run, write_pid_file};
 use super::{fresh_id, now_ms};
@@ -38,15 +40,54 @@ impl Keeper {
         self.is_running() && by.is_some() && by == op_id
     }
 
-    /// A daemon that runs and that nobody told us of: known by its pid file and its program.
-    pub(super) fn adopt(&mut self, held: &Held) {
-        let daemon = held.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
-        if self.is_running() || !daemon {
+    /// Supervises it from now on. A daemon that runs already and that this agent did not launch is adopted, with proof:
+    /// this operation names it explicitly.
+    pub(super) fn host(&mut self, held: Held) -> Said {
+        if is_daemon(&held.spec) && !self.is_running() {
+            let adopted = Account::of(&held.spec).and_then(|account| ownership::adopt(&held.spec, &account));
+            match adopted {
+                Err(why) => return failed(why),
+                Ok(None) => {}
+                Ok(Some(hold)) => {
+                    info!(instance = %self.key, pid = hold.identity.pid, "process adopted");
+                    self.row.run = Some(Run::found(&hold, &held));
+                    (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
+                    self.hold = Some(hold);
+                }
+            }
+        }
+        (self.row.given, self.row.hosted, self.next) = (Some(held), true, None);
+        done()
+    }
+
+    /// The pid of a daemon that runs under this identity without being ours.
+    pub(super) fn stranger(&self, held: &Held) -> Option<u32> {
+        if self.is_running() || !is_daemon(&held.spec) {
+            return None;
+        }
+        ownership::stranger(&held.spec, &Account::of(&held.spec).ok()?)
+    }
+
+    /// Not running, as far as this agent is concerned: a process that it did not start is not its to stop.
+    fn not_running(&self, held: &Held) -> Said {
+        let message = match self.stranger(held) {
+            None => "it is not running".to_owned(),
+            Some(pid) => format!("it is not running under this agent: {}", not_owned(pid)),
+        };
+        (RowCode::NOT_RUNNING, message)
+    }
+
+    /// A daemon of an earlier launch of this agent, whose pid file came too late for that launch.
+    fn take_left_behind(&mut self, held: &Held) {
+        if self.is_running() || !is_daemon(&held.spec) {
             return;
         }
-        if let Some(hold) = by_pid_file(&held.spec) {
-            self.row.run = Some(Run::found(&hold, held));
-            self.row.since = now_ms();
+        let account = Account::of(&held.spec).ok();
+        let left = account.and_then(|account| ownership::left_behind(&self.key, &held.spec, &account));
+        if let Some((hold, incarnation)) = left {
+            let group = self.shared.groups.of(&incarnation).map(|group| group.path());
+            self.row.run = Some(Run { incarnation, group, ..Run::found(&hold, held) });
+            (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
             self.hold = Some(hold);
         }
     }
@@ -56,12 +97,16 @@ impl Keeper {
             (self.row.given, self.row.hosted) = (Some(held.clone()), true);
             return done();
         }
+        self.take_left_behind(held);
         if self.is_running() {
-            // A daemon that nobody told us of, found at its pid file: from now on it is known, and guarded.
+            // A daemon of an earlier launch: from now on it is known, and supervised.
             if self.row.given.is_none() {
                 (self.row.given, self.row.hosted) = (Some(held.clone()), true);
             }
             return (RowCode::ALREADY_RUNNING, "it is running already".to_owned());
+        }
+        if let Some(pid) = self.stranger(held) {
+            return (RowCode::ALREADY_RUNNING, not_owned(pid));
         }
         self.series = Series::default();
         let (given, hosted) = (self.row.given.clone(), self.row.hosted);
@@ -166,6 +211,13 @@ impl Keeper {
                 }
                 let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
                 let room = shared.commands.acquire().await;
+                let of_launch = shared.groups.of(incarnation);
+                let evidence = LaunchEvidence {
+                    launch_id: incarnation,
+                    group: of_launch.as_ref(),
+                    since: ticks_since_boot(),
+                    replaces: None,
+                };
                 let (ended, output) =
                     run(&command, &folder, &account, env, time, group).await.map_err(failed)?;
                 drop(room);
@@ -185,14 +237,11 @@ impl Keeper {
                 let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
                 let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
                 loop {
-                    if let Some(hold) = by_pid_file(spec) {
-                        return Ok(hold);
-                    }
+                    let why = match ownership::launched(spec, &account, &evidence) {
+                        Ok((hold, _)) => return Ok(hold),
+                        Err(why) => why,
+                    };
                     if tokio::time::Instant::now() >= until {
-                        let why = match read_pid_file(pid_file) {
-                            Err(why) => why,
-                            Ok(pid) => format!("process {pid} is gone, or is no {}", spec.identity.proc_name),
-                        };
                         return Err((RowCode::CHECK_FAILED, format!("it did not come up: {why}")));
                     }
                     tokio::time::sleep(LOOK).await;
@@ -242,7 +291,7 @@ impl Keeper {
             return done();
         }
         if !self.is_running() {
-            return (RowCode::NOT_RUNNING, "it is not running".to_owned());
+            return self.not_running(held);
         }
         // Should we die on the way, it must not be launched again by whoever comes after.
         let hosted = std::mem::replace(&mut self.row.hosted, false);
@@ -263,7 +312,7 @@ impl Keeper {
         let wait = Duration::from_secs(secs.into());
         let Some(hold) = self.hold.take() else { return done() };
         if let Some(command) = command {
-            let output = match self.command(&held.spec, command).await {
+            let output = match self.command(&held.spec, command, None).await {
                 Err(why) => Some(why),
                 Ok(Ended::Well) => None,
                 Ok(Ended::Badly(code, output)) => {
@@ -319,7 +368,7 @@ impl Keeper {
         }
         let begun = self.ended_by(op_id.as_deref());
         if !self.is_running() && !begun {
-            return (RowCode::NOT_RUNNING, "it is not running".to_owned());
+            return self.not_running(held);
         }
         let daemon = held.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
         if let (true, Some(command)) = (daemon, &held.spec.control.restart_cmd) {
@@ -355,7 +404,35 @@ impl Keeper {
 
     /// By its own command: the process that is there afterwards is another.
     async fn restart_by(&mut self, held: &Held, command: &str) -> Said {
-        match self.command(&held.spec, command).await {
+        let account = match Account::of(&held.spec) {
+            Ok(account) => account,
+            Err(why) => return failed(why),
+        };
+        let launch_id = fresh_id();
+        let group = self.shared.groups.make(&launch_id, &held.spec.resource);
+        let replaced = self.row.run.clone();
+        let evidence = LaunchEvidence {
+            launch_id: &launch_id,
+            group: group.as_ref(),
+            since: ticks_since_boot(),
+            replaces: replaced.as_ref(),
+        };
+        let said = self.replace_by(held, command, &account, &evidence).await;
+        // An empty group is removed; what a failed command left in its group is not the instance's process.
+        let is_used = self.row.run.as_ref().is_some_and(|run| run.incarnation == launch_id);
+        group.into_iter().filter(|_| !is_used).for_each(Group::clear);
+        said
+    }
+
+    async fn replace_by(
+        &mut self,
+        held: &Held,
+        command: &str,
+        account: &Account,
+        evidence: &LaunchEvidence<'_>,
+    ) -> Said {
+        let launch = Some((evidence.launch_id, evidence.group.and_then(Group::door)));
+        match self.command(&held.spec, command, launch).await {
             Err(why) => return failed(why),
             Ok(Ended::Well) => {}
             Ok(Ended::Badly(code, output)) => {
@@ -363,19 +440,26 @@ impl Keeper {
             }
             Ok(Ended::TooLong(output)) => return failed(format!("restart_cmd took too long: {output}")),
         }
-        let before = self.hold.as_ref().map(|hold| hold.identity.clone());
         let secs = held.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
         let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
         loop {
-            let found = by_pid_file(&held.spec).filter(|hold| Some(&hold.identity) != before.as_ref());
-            if let Some(hold) = found {
-                self.row.run = Some(Run::found(&hold, held));
-                (self.row.since, self.row.started) = (now_ms(), now_ms());
-                self.hold = Some(hold);
-                return done();
-            }
+            let why = match ownership::launched(&held.spec, account, evidence) {
+                Ok((hold, proof)) => {
+                    let (incarnation, group) = match (proof, evidence.replaces) {
+                        (Proof::Replaced, Some(run)) => (run.incarnation.clone(), run.group.clone()),
+                        (Proof::Replaced, None) | (Proof::Launch, _) => {
+                            (evidence.launch_id.to_owned(), evidence.group.map(Group::path))
+                        }
+                    };
+                    self.row.run = Some(Run { incarnation, group, ..Run::found(&hold, held) });
+                    (self.row.since, self.row.started) = (now_ms(), now_ms());
+                    self.hold = Some(hold);
+                    return done();
+                }
+                Err(why) => why,
+            };
             if tokio::time::Instant::now() >= until {
-                return (RowCode::CHECK_FAILED, "no new process came up after restart_cmd".to_owned());
+                return (RowCode::CHECK_FAILED, format!("no new process came up after restart_cmd: {why}"));
             }
             tokio::time::sleep(LOOK).await;
         }
@@ -383,12 +467,12 @@ impl Keeper {
 
     pub(super) async fn reload(&mut self, held: &Held, takes: Option<&[String]>) -> Said {
         if !self.is_running() {
-            return (RowCode::NOT_RUNNING, "it is not running".to_owned());
+            return self.not_running(held);
         }
         let Some(command) = held.spec.control.reload_cmd.clone() else {
             return failed("its spec has no reload_cmd");
         };
-        match self.command(&held.spec, &command).await {
+        match self.command(&held.spec, &command, None).await {
             Err(why) => return failed(why),
             Ok(Ended::Well) => {}
             Ok(Ended::Badly(code, output)) => {
@@ -413,16 +497,27 @@ impl Keeper {
     }
 
     /// Runs one of a spec's commands, as its user, in its folder.
-    async fn command(&self, spec: &Spec, command: &str) -> Result<Ended, String> {
+    /// With a launch its descendants carry that launch's id and are in its control group.
+    async fn command(
+        &self,
+        spec: &Spec,
+        command: &str,
+        launch: Option<(&str, Option<File>)>,
+    ) -> Result<Ended, String> {
         let account = Account::of(spec)?;
         let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];
         if let Some(run) = &self.row.run {
             marks.push(("ABIDE_PID", run.identity.pid.to_string()));
         }
+        let mut group = None;
+        if let Some((launch_id, door)) = launch {
+            marks.push(("ABIDE_INCARNATION", launch_id.to_owned()));
+            group = door;
+        }
         let env = environment(spec, &account, &marks)?;
         let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
         let _room = self.shared.commands.acquire().await;
-        let ran = run(command, Path::new(&spec.identity.setup_path), &account, env, time, None).await;
+        let ran = run(command, Path::new(&spec.identity.setup_path), &account, env, time, group).await;
         ran.map(|(ended, _)| ended)
     }
 
@@ -450,10 +545,16 @@ impl Keeper {
     }
 }
 
-/// The process that a spec's pid file names, if it lives and runs that program.
-fn by_pid_file(spec: &Spec) -> Option<Hold> {
-    let pid = read_pid_file(Path::new(&spec.identity.pid_path)).ok()?;
-    let identity = Identity::of(pid)?;
-    let hold = Hold::take(&identity)?;
-    runs(pid, &spec.identity.proc_name).then_some(hold)
+/// Does a start leave a process behind that is known by its pid file?
+fn is_daemon(spec: &Spec) -> bool {
+    let resident = spec.monitor.auto_type == AutoType::Resident;
+    resident && spec.control.start_mode.unwrap_or_default() == StartMode::Daemon
+}
+
+/// Why a process that runs is not acted on.
+pub(super) fn not_owned(pid: u32) -> String {
+    format!(
+        "process {pid} runs under this identity, and this agent did not start it: adopt it (`--adopt`, operation 3) or \
+         stop it first"
+    )
 }

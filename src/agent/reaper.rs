@@ -4,27 +4,32 @@
 //! agent's to know, and no zombie is left. What a keeper holds is its own to wait for; what is just being born is nobody's
 //! yet; the rest is ended here.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::warn;
 
-static HELD: Mutex<Option<HashSet<u32>>> = Mutex::new(None);
+/// Processes that an instance or a command of one holds, by pid and start time.
+static HELD: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
 static BIRTHS: RwLock<()> = RwLock::new(());
 
-fn held() -> MutexGuard<'static, Option<HashSet<u32>>> {
+fn held() -> MutexGuard<'static, BTreeSet<(u32, u64)>> {
     HELD.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Somebody waits for this one.
-pub fn hold(pid: u32) {
-    held().get_or_insert_default().insert(pid);
+/// Enters a holder of a process. False: it has one already.
+pub fn hold_alone(pid: u32, started: u64) -> bool {
+    held().insert((pid, started))
 }
 
-pub fn release(pid: u32) {
-    held().get_or_insert_default().remove(&pid);
+pub fn release(pid: u32, started: u64) {
+    held().remove(&(pid, started));
+}
+
+pub fn is_held(pid: u32, started: u64) -> bool {
+    held().contains(&(pid, started))
 }
 
 /// As long as this lives, what is born and not held yet is not taken for an orphan.
@@ -55,7 +60,7 @@ pub async fn reap() {
 fn all_ended_orphans() -> bool {
     let Ok(_no_birth) = BIRTHS.try_write() else { return true };
     while let Some(pid) = first_ended() {
-        if held().as_ref().is_some_and(|held| held.contains(&pid)) {
+        if held().range((pid, 0)..=(pid, u64::MAX)).next().is_some() {
             return true;
         }
         wait_for(pid);

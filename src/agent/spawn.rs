@@ -34,6 +34,14 @@ impl Account {
         }
     }
 
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     pub fn named(name: &str) -> Result<Account, String> {
         use nix::unistd::{User, getgrouplist};
         let user = User::from_name(name).map_err(|error| format!("cannot look user {name:?} up: {error}"))?;

@@ -7,6 +7,7 @@ use super::kernel::cmdline;
 use super::life::Phase;
 use super::meter::Meter;
 use super::now_ms;
+use super::operations::not_owned;
 use super::row::Run;
 use crate::gse::answer::{LiveInstance, LiveLook, LiveProcess};
 use crate::gse::channel::{Held, Ran, Report, Told};
@@ -46,6 +47,10 @@ impl Keeper {
             (false, _) => "NotReported",
         };
         let pid = self.hold.as_ref().map(|hold| hold.identity.pid);
+        let stranger = row.given.as_ref().and_then(|given| self.stranger(given));
+        if let Some(pid) = stranger {
+            message = not_owned(pid);
+        }
         let report = Report {
             instance: self.key.clone(),
             at: now_ms(),
@@ -64,24 +69,30 @@ impl Keeper {
             cpu: self.tended.share.map_or(0.0, |share| share.cpu),
             mem: self.tended.share.map_or(0.0, |share| share.mem),
             config: self.tended.config.clone(),
+            stranger,
         };
         let _ = self.shared.up.send(Told::Report(Box::new(report)));
     }
 
     /// A live look, as operation 2 tells it.
     pub(super) fn look(&self, held: &Held) -> Value {
-        let pid = self.hold.as_ref().map(|hold| hold.identity.pid);
+        let stranger = self.stranger(held);
+        let pid = self.hold.as_ref().map(|hold| hold.identity.pid).or(stranger);
         let group = self.row.run.as_ref().and_then(Run::group);
         let share =
             pid.map(|pid| Meter::since_its_start(pid, group.as_ref(), self.row.started)).unwrap_or_default();
         let instance = LiveInstance {
             pid: pid.map_or(-1, i64::from),
-            is_auto: self.row.hosted,
+            is_auto: self.row.hosted && stranger.is_none(),
             process_name: held.spec.identity.proc_name.clone(),
             cmdline: pid.map(|pid| cmdline(pid).join(" ")).unwrap_or_default(),
-            start_time: pid.map(|_| Time(self.row.started).to_string()).unwrap_or_default(),
+            start_time: pid
+                .filter(|_| stranger.is_none())
+                .map(|_| Time(self.row.started).to_string())
+                .unwrap_or_default(),
             cpu_usage: share.cpu,
             phy_mem_usage: share.mem,
+            not_owned: stranger.is_some(),
         };
         let ip = match &self.key.host {
             crate::model::HostKey::Address { ip, .. } => ip.to_string(),

@@ -186,6 +186,9 @@ pub struct LiveInstance {
     pub start_time: String,
     pub cpu_usage: f64,
     pub phy_mem_usage: f64,
+    /// Beyond GSE: it runs under this identity, and the agent neither launched nor adopted it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub not_owned: bool,
 }
 
 impl Default for LiveInstance {
@@ -199,6 +202,7 @@ impl Default for LiveInstance {
             start_time: text(),
             cpu_usage: 0.0,
             phy_mem_usage: 0.0,
+            not_owned: false,
         }
     }
 }

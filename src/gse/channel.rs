@@ -201,6 +201,9 @@ pub struct Report {
     /// Of each file in its configmap, whether it is what it is said to be.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub config: Vec<(String, ConfigState)>,
+    /// The pid of a process that runs under this identity, and that the agent neither launched nor adopted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stranger: Option<u32>,
 }
 
 /// How a configuration file stands to the sum that its spec states.

@@ -119,7 +119,7 @@ fn a_daemon_is_known_by_its_pid_file_and_program() {
     assert_eq!(system.operate("sleep", 1, &spec).0, 0);
     // A pid file that names something else is no proof.
     for (content, says) in
-        [("1", "process 1"), ("nonsense", "no pid"), (&std::process::id().to_string(), "is no sleep")]
+        [("1", "process 1"), ("nonsense", "no pid"), (&std::process::id().to_string(), "does not run sleep")]
     {
         spec["control"]["start_cmd"] = json!(format!("echo {content} > run/sleep.pid"));
         spec["monitor_policy"]["start_check_secs"] = json!(0);
@@ -400,25 +400,4 @@ fn an_older_generation_is_refused_by_the_agent_too() {
     system.server.release("team", "holder", first);
     assert_eq!(system.server.lease("team", "next"), 8);
     assert_eq!(begin(&system, 8, 1), 0);
-}
-
-/// A daemon that runs already, and that nobody told of, is known and guarded from its first start on.
-#[test]
-fn a_daemon_that_nobody_told_of_is_met_once() {
-    let system = System::new();
-    std::fs::create_dir_all(system.path("run")).expect("a folder");
-    let pid_file = system.path("run/stray.pid");
-    let mut stray = std::process::Command::new("sleep").arg("1000").spawn().expect("it starts");
-    std::fs::write(&pid_file, format!("{}\n", stray.id())).expect("a file");
-    let mut spec = system.spec("stray", "echo started >> effects");
-    spec["identity"]["proc_name"] = json!("sleep");
-    spec["control"] = json!({"start_cmd": "echo started >> effects", "stop_cmd": format!("kill $(cat {})", pid_file.display())});
-    assert_eq!(system.operate("stray", 0, &spec).0, 828);
-    until("it is known", || system.facts("stray") == (true, true, true));
-    assert_eq!(system.pid("stray"), Some(stray.id()));
-    // Its parent is here: it is gone when it was waited for.
-    let task = system.begin("stray", 1, &spec);
-    stray.wait().expect("it ends");
-    assert_eq!(system.row("stray", &task)["error_code"], 0);
-    assert!(!system.path("effects").exists(), "nothing was started beside it");
 }

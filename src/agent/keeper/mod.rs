@@ -16,13 +16,14 @@ use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::sleep_until;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::cgroup::Groups;
 use super::checks::{Files, Note};
-use super::kernel::{Hold, Identity};
+use super::kernel::{Hold, Marked};
 use super::life::{Event, Phase, Series};
 use super::meter::{Meter, Share};
+use super::ownership;
 use super::pools::Pools;
 use super::row::{Row, Run, intent_key, row_key, writing};
 use super::schedule::{Moment, Schedule};
@@ -60,8 +61,12 @@ pub enum Ask {
     /// It is known by another name now; its old name is forgotten.
     Rename(Box<(InstanceKey, OpRequest)>),
     Report,
-    /// A process with its mark runs, of which nothing is known: its launch, and its pid.
-    Found(String, u32),
+    /// Processes of an earlier agent whose folder is lost: one of them may be this instance's, under this name or, if
+    /// it was renamed since, under another.
+    Found {
+        unclaimed: Arc<Vec<Marked>>,
+        renamed: bool,
+    },
     /// Something that concerns it may have changed.
     Wake,
 }
@@ -209,7 +214,7 @@ impl Keeper {
     async fn asked(&mut self, ask: Ask) {
         match ask {
             Ask::Report => self.report(),
-            Ask::Found(incarnation, pid) => self.take_back(incarnation, pid).await,
+            Ask::Found { unclaimed, renamed } => self.take_back(&unclaimed, renamed).await,
             Ask::Wake => {}
             Ask::Give(given) => {
                 let (given, changed) = *given;
@@ -239,23 +244,26 @@ impl Keeper {
         }
     }
 
-    /// A process with our mark, from before this folder: it is what was given, as far as anybody knows, and unguarded
-    /// until somebody says otherwise.
-    async fn take_back(&mut self, incarnation: String, pid: u32) {
+    /// Holds the process of an earlier agent's launch again: it counts as running with what is registered, and is not
+    /// supervised until an operation says so.
+    async fn take_back(&mut self, unclaimed: &[Marked], renamed: bool) {
         let Some(live) = self.row.given.clone().filter(|_| self.hold.is_none()) else { return };
-        // Another system on this machine may have an instance of the same name, in another place.
-        let here = std::fs::read_link(format!("/proc/{pid}/cwd")).ok();
-        let there = std::fs::canonicalize(&live.spec.identity.setup_path).ok();
-        let Some(hold) = Identity::of(pid).and_then(|identity| Hold::take(&identity)) else { return };
-        if here.is_none() || here != there {
-            return;
-        }
-        info!(instance = %self.key, pid, "found again by its mark");
+        let (hold, incarnation) = match ownership::found_again(&self.key, &live.spec, unclaimed, renamed) {
+            Ok(found) => found,
+            Err(why) => {
+                debug!(instance = %self.key, %why, renamed, "no process was found again");
+                return;
+            }
+        };
+        info!(instance = %self.key, pid = hold.identity.pid, renamed, "process found again by its launch");
         let group = self.shared.groups.of(&incarnation).map(|group| group.path());
         self.row.run = Some(Run { identity: hold.identity.clone(), live, by: None, incarnation, group });
         (self.row.since, self.row.started) = (now_ms(), now_ms());
         self.hold = Some(hold);
         self.write(None).await;
+        if renamed {
+            self.report();
+        }
     }
 
     async fn operate(&mut self, request: &OpRequest) -> (RowCode, String, Option<Value>) {
@@ -271,7 +279,6 @@ impl Keeper {
             );
         };
         let op_id = Some(request.op_id.clone());
-        self.adopt(&held);
         let (code, message) = match &request.op {
             Order::Status => return (RowCode::DONE, "success".to_owned(), Some(self.look(&held))),
             Order::Start => self.start(&held, op_id).await,
@@ -279,10 +286,7 @@ impl Keeper {
             Order::Kill => self.kill(&held, &request.op_id).await,
             Order::Restart => self.restart(&held, op_id).await,
             Order::Reload => self.reload(&held, request.takes.as_deref()).await,
-            Order::Host => {
-                (self.row.given, self.row.hosted, self.next) = (Some(held), true, None);
-                done()
-            }
+            Order::Host => self.host(held),
             Order::Unhost => {
                 self.row.hosted = false;
                 self.series = Series::default();
