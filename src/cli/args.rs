@@ -123,6 +123,7 @@ pub enum Verb {
     Resume(super::by_hand::Resume),
     Lease(super::lease::Lease),
     Doctor(super::doctor::Doctor),
+    Config(super::config::ConfigArgs),
     Convert(Convert),
     Explain(Explain),
     Serve(Box<super::serve::Serve>),

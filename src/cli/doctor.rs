@@ -129,8 +129,9 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
             )]);
         }
     };
+    let defined_in = live.defined_in.as_ref().map(|file| format!(" (defined in {file})")).unwrap_or_default();
     let mut findings = vec![Finding::Well(format!(
-        "target {name} at {url} answers in {} ms, and knows us",
+        "target {name} at {url}{defined_in} answers in {} ms, and knows us",
         begin.elapsed().as_millis()
     ))];
     let Some(hosts) = hosts else {

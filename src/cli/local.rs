@@ -65,6 +65,14 @@ impl Home {
         file.map_err(|error| failed("cannot open", &path, &error))
     }
 
+    /// Waits for a lock of the folder, and holds it while the file lives.
+    pub fn lock(&self, name: &str) -> Result<File, Failure> {
+        let file = self.lock_file(name)?;
+        let locked = flock(&file, FlockOperation::LockExclusive);
+        locked.map_err(|error| failed("cannot lock", &self.path(name), &error.into()))?;
+        Ok(file)
+    }
+
     /// Takes the folder, if nobody serves it.
     pub fn serve(&self) -> Result<Option<Served>, Failure> {
         let mut lock = self.lock_file("system.lock")?;

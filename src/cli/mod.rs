@@ -7,6 +7,7 @@ mod apply;
 mod args;
 mod aside;
 mod by_hand;
+mod config;
 mod convert;
 mod diff;
 mod doctor;
@@ -160,6 +161,7 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Resume(args) => by_hand::resume(&args, printer),
         Verb::Lease(args) => lease::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
+        Verb::Config(args) => config::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),
         Verb::Agent(args) => agent::run(&args, printer),
         Verb::Schema => generate::schema(printer),

@@ -144,7 +144,9 @@ fn without_one_or_with_anothers_it_says_so() {
             ),
         ] {
             let (code, told) = plan(at, &authority, pem, more);
-            let meant = format!("error: target it: the target cannot be reached: {says}");
+            let meant = format!(
+                "error: target it: the target cannot be reached: {says}\nhint: target it is defined in abide.yaml"
+            );
             assert_eq!((code, told.trim()), (69, meant.as_str()), "{version:?}");
         }
     }

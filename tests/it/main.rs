@@ -9,6 +9,7 @@ mod cases;
 mod certificate;
 mod channel;
 mod codes;
+mod config_trust;
 mod convert;
 mod day;
 mod deaths;

@@ -1,13 +1,14 @@
 //! The config file: which targets there are, and how each is reached.
 //!
-//! A field that is not known is an error. Secrets are never in it: it says where they are.
+//! A field that is not known is an error. Secrets are never in it: it says where they are. Which file is used, and how far
+//! it is trusted, [`super::chosen`] decides.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::TargetArgs;
+use super::chosen::Definition;
 use crate::backend::{Abide, Business, Client, Pace, Platform};
 use crate::cli::{Exit, Failure};
 use crate::http::{Access, AddressError, Calling};
@@ -54,6 +55,8 @@ pub struct Entry {
     qps: Option<f64>,
     #[serde(default)]
     max_in_flight: Option<usize>,
+    #[serde(skip)]
+    pub definition: Definition,
 }
 
 #[derive(Debug, Deserialize)]
@@ -117,37 +120,6 @@ impl SecretFrom {
     }
 }
 
-impl TargetArgs {
-    pub(super) fn config(&self) -> Result<(Config, PathBuf), Failure> {
-        let usual =
-            std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config/abide/config.yaml"));
-        let places = [Some(PathBuf::from("abide.yaml")), usual];
-        let file = match &self.config {
-            Some(file) => file.clone(),
-            None => match places.into_iter().flatten().find(|file| file.is_file()) {
-                Some(file) => file,
-                None => return Ok((Config::default(), PathBuf::from("abide.yaml"))),
-            },
-        };
-        let wrong = |why: String| Failure::new(Exit::Usage, format!("{}: {why}", file.display()));
-        let text = std::fs::read_to_string(&file).map_err(|error| wrong(error.to_string()))?;
-        // One that says nothing is no mistake.
-        let config: Option<Config> = serde_yaml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        Ok((config.unwrap_or_default(), file))
-    }
-
-    /// What the config file says of a target.
-    pub(super) fn entry(&self, name: &str) -> Result<Entry, Failure> {
-        let (mut config, file) = self.config()?;
-        config.targets.remove(name).ok_or_else(|| {
-            let known: Vec<&str> = config.targets.keys().map(String::as_str).collect();
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            let message = format!("there is no target {name:?} in {} (it has {known})", file.display());
-            Failure::new(Exit::Usage, message)
-        })
-    }
-}
-
 impl Entry {
     pub fn dialect(&self, name: &str) -> Result<Dialect, Failure> {
         let found = Dialect::ALL.into_iter().find(|dialect| dialect.name() == self.dialect);
@@ -159,6 +131,18 @@ impl Entry {
     }
 
     pub fn access(&self, name: &str) -> Result<Access, Failure> {
+        let found = self.usable(name);
+        // Which file is meant is half of the answer, where there are several.
+        found.map_err(|mut failure| {
+            failure.message = format!("{} ({})", failure.message, self.definition.file.display());
+            failure
+        })
+    }
+
+    fn usable(&self, name: &str) -> Result<Access, Failure> {
+        let auth = self.auth.as_ref();
+        let auth = auth.ok_or_else(|| Failure::new(Exit::Usage, format!("target {name:?} has no auth")))?;
+        self.definition.may_use(name, "its credentials")?;
         let mut calling = Calling {
             ca_file: self.ca_file.clone(),
             ca_only: self.ca_only,
@@ -175,8 +159,6 @@ impl Entry {
                 AddressError::Invalid(_) => failure,
             }
         })?;
-        let auth = self.auth.as_ref();
-        let auth = auth.ok_or_else(|| Failure::new(Exit::Usage, format!("target {name:?} has no auth")))?;
         let headers = &mut calling.headers;
         for (header, value) in &self.headers {
             let value = match value {

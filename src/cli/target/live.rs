@@ -20,12 +20,18 @@ pub struct Live {
     pub name: String,
     pub backend: Client,
     pub state: Either,
+    /// The config file that defines it.
+    pub defined_in: Option<String>,
 }
 
 impl Live {
     /// It, or where its state is kept, did not answer, or said no.
     pub fn failure(&self, why: &dyn Display) -> Failure {
-        Failure::new(Exit::Unreachable, format!("target {}: {why}", self.name))
+        let failure = Failure::new(Exit::Unreachable, format!("target {}: {why}", self.name));
+        match &self.defined_in {
+            Some(file) => failure.hint(format!("target {} is defined in {file}", self.name)),
+            None => failure,
+        }
     }
 
     pub fn caps(&self) -> Caps {

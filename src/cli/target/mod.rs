@@ -1,7 +1,12 @@
 //! Targets: whom the verbs look at and change. `local` is the system of this machine; others are in the config file.
 
+mod chosen;
 mod config;
 mod live;
+pub mod trust;
+
+pub use chosen::{ConfigFile, FOUND, choose};
+pub use trust::Trust;
 
 pub use live::{Live, namespaces};
 
@@ -22,7 +27,7 @@ pub struct TargetArgs {
     /// The target: `local`, or a name in the config file
     #[arg(long, value_name = "NAME", env = "ABIDE_TARGET", default_value = "local")]
     pub target: String,
-    /// The config file [default: ./abide.yaml, else ~/.config/abide/config.yaml]
+    /// The config file [default: ./abide.yaml (see `abide config trust`), then ~/.config/abide/config.yaml]
     #[arg(long, value_name = "FILE", env = "ABIDE_CONFIG")]
     pub config: Option<PathBuf>,
     /// Where journal, ledger, holds and history are kept: a folder, or the URL of an Abide gateway that the config file
@@ -60,20 +65,22 @@ impl TargetArgs {
 
     /// Whose set it is, where the config file says so.
     pub fn owner(&self) -> Result<Option<String>, Failure> {
-        Ok(self.config()?.0.owner)
+        Ok(self.config()?.owner())
     }
 
     /// `None`: the local system was never started, or nobody serves it.
     pub fn connect(&self, start: Start) -> Result<Option<Live>, Failure> {
         let name = self.target.clone();
         if name != "local" {
-            let backend = self.entry(&name)?.client(&name)?;
+            let entry = self.entry(&name)?;
+            let defined_in = Some(entry.definition.file.display().to_string());
+            let backend = entry.client(&name)?;
             let own = match &backend {
                 Client::Abide(abide) => Some(Remote::new(abide.calls().clone())),
                 Client::Platform(_) => None,
             };
             let state = self.state(own)?;
-            return Ok(Some(Live { name, backend, state }));
+            return Ok(Some(Live { name, backend, state, defined_in }));
         }
         // It says nothing of this machine, but whoever wrote it meant something.
         self.config()?;
@@ -92,7 +99,7 @@ impl TargetArgs {
         let Some(access) = access else { return Ok(None) };
         let abide = Abide::new(&access).map_err(broken)?;
         let state = self.state(Some(Remote::new(abide.calls().clone())))?;
-        Ok(Some(Live { name, backend: Client::Abide(Box::new(abide)), state }))
+        Ok(Some(Live { name, backend: Client::Abide(Box::new(abide)), state, defined_in: None }))
     }
 
     /// One that can be asked, started if need be.
@@ -106,7 +113,7 @@ impl TargetArgs {
         let said = match (&self.state, &own) {
             (Some(said), _) => Some(said.clone()),
             (None, Some(_)) => None,
-            (None, None) => self.config()?.0.state,
+            (None, None) => self.config()?.state()?,
         };
         if let (None, Some(own)) = (&said, own) {
             return Ok(Either::own(own));
@@ -131,12 +138,12 @@ impl TargetArgs {
 
     /// The state of a gateway that the config file names, as the app that it names.
     fn state_at(&self, url: &str) -> Result<Remote, Failure> {
-        let (config, file) = self.config()?;
+        let config = self.config()?;
         let same = |entry: &&Entry| entry.url.trim_end_matches('/') == url.trim_end_matches('/');
-        let found = config.targets.iter().find(|(_, entry)| same(entry) && entry.dialect == "abide");
+        let found = config.targets().find(|(_, entry)| same(entry) && entry.dialect == "abide");
         let Some((name, entry)) = found else {
             let message =
-                format!("--state {url}: no target of dialect abide in {} has this URL", file.display());
+                format!("--state {url}: no target of dialect abide in {} has this URL", config.shown());
             return Err(
                 Failure::new(Exit::Usage, message).hint("add one: its auth is what the state is kept as")
             );
