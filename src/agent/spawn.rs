@@ -82,6 +82,7 @@ pub fn environment(
         let value = match value {
             EnvValue::Text(text) => text.clone(),
             EnvValue::Secret(secret) => secret.expose().to_owned(),
+            EnvValue::Digest(_) => return Err(format!("env {name}: the secret's value is not known here")),
             EnvValue::File(file) => std::fs::read_to_string(file)
                 .map(|text| text.trim_end_matches('\n').to_owned())
                 .map_err(|error| format!("env {name}: cannot read {file}: {error}"))?,

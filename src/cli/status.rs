@@ -18,7 +18,9 @@ use crate::control::history::{self, changes};
 use crate::control::pin::{self, Pin};
 use crate::control::snapshot::{self, Taken};
 use crate::manifest::print as manifests;
-use crate::model::{Desired, Health, Host, HostKey, InstanceKey, ProcessKey, Reason, Seen, Spec, State};
+use crate::model::{
+    Desired, EnvValue, Health, Host, HostKey, InstanceKey, ProcessKey, Reason, Seen, Spec, State,
+};
 use crate::reconcile::Sync;
 use crate::store::{Error, Store};
 
@@ -368,11 +370,23 @@ pub fn export(args: &Export, printer: &Printer) -> Result<Exit, Failure> {
         printer
             .warning(&format!("{} left out: nobody knows what they were given", count(unknown, "instance")));
     }
-    let secret = |value: &crate::model::EnvValue| matches!(value, crate::model::EnvValue::Secret(_));
-    if kinds.iter().any(|(_, _, spec, _)| spec.env.values().any(secret)) {
+    let is =
+        |secret: fn(&EnvValue) -> bool| kinds.iter().any(|(_, _, spec, _)| spec.env.values().any(secret));
+    if is(|value| matches!(value, EnvValue::Secret(_))) {
         printer.warning(
             "secret values of env are in this output as they are: keep it private, or use {file: PATH}",
         );
+    }
+    for (key, _, spec, _) in &kinds {
+        let names = spec.env.iter().filter(|(_, value)| matches!(value, EnvValue::Digest(_)));
+        let names: Vec<String> = names.map(|(name, _)| visible(name)).collect();
+        if !names.is_empty() {
+            let names = names.join(", ");
+            printer.warning(&format!(
+                "{}: secret values of env are not exported ({names}): fill in value, or use {{file: PATH}}",
+                visible(&key.to_string())
+            ));
+        }
     }
     let documents: Vec<_> =
         kinds.iter().map(|(key, state, spec, hosts)| manifests::process(key, hosts, *state, spec)).collect();

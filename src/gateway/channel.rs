@@ -12,6 +12,7 @@ use super::auth::short_digest;
 use super::hosts::{Stream, Taken};
 use super::operate::writer_lease;
 use super::registry::{Record, key_of, record_txn};
+use super::secrets::remembered;
 use super::tasks::{Done, Task};
 use super::{Gateway, Refusal};
 use crate::gse::channel::{Acked, BEAT_SECS, Down, Held, Join, Joined, Order, Report, Told, Up};
@@ -249,8 +250,9 @@ impl<S: Store> Gateway<S> {
         let part = record_txn(instance, held, old.as_ref(), supplier, generation)?;
         taking.add(part);
         taking.given.push((instance.clone(), Some(held.clone())));
-        let registered = old.map_or_else(super::now_secs, |old| old.registered);
-        let record = Record { given: held.clone(), supplier, registered, generation };
+        let registered = old.as_ref().map_or_else(super::now_secs, |old| old.registered);
+        let secrets = remembered(old.as_ref(), &held.spec);
+        let record = Record { given: held.clone(), supplier, registered, generation, secrets };
         taking.records.insert(instance.clone(), record);
         Ok(())
     }

@@ -12,7 +12,7 @@
 //! for as long as one may need to reconnect ([`tasks`], [`lost`]).
 //!
 //! Beyond GSE there are `/api/abide/v1/processes` with everything that is known ([`processes`]) and the store itself
-//! for controllers ([`state`]).
+//! for controllers ([`state`]). Readers get digests in place of secrets ([`secrets`]).
 //!
 //! Invariants: what was acknowledged is on disk; a row of a task stands for itself; the same `X-Abide-Op` is carried
 //! out once; a generation counts only if the writer lease of its owner holds it.
@@ -30,6 +30,7 @@ mod processes;
 mod registry;
 mod results;
 pub mod routes;
+mod secrets;
 mod state;
 mod status;
 mod tasks;

@@ -48,11 +48,22 @@ impl<S: Store> Gateway<S> {
                     Some(held) => Some(self.still_owned(&instance, held.clone()).await?),
                     None => self.record(&instance).await?.map(|record| record.given),
                 };
+                let (held, unknown) = match held {
+                    Some(held) => match self.with_secrets(&instance, held).await? {
+                        Ok(held) => (Some(held), None),
+                        // What becomes of the process does not depend on the spec that was sent.
+                        Err(_) if op.is_some_and(|op| !Order::from(op).gives()) => {
+                            (self.record(&instance).await?.map(|record| record.given), None)
+                        }
+                        Err(why) => (None, Some(why)),
+                    },
+                    None => (None, None),
+                };
                 let refused = match op {
                     None => Some(Done::new(RowCode::BAD_OP_TYPE, format!("op_type {code} is unknown"))),
                     Some(_) if held.is_none() => {
-                        let message = "it is not registered, and no spec was sent";
-                        Some(Done::new(RowCode::COMMAND_FAILED, message))
+                        let message = "it is not registered, and no spec was sent".to_owned();
+                        Some(Done::new(RowCode::COMMAND_FAILED, unknown.unwrap_or(message)))
                     }
                     Some(_) => None,
                 };
@@ -161,9 +172,14 @@ impl<S: Store> Gateway<S> {
         }
         let known = self.record(&from).await?;
         let supplier = known.as_ref().and_then(|record| record.supplier);
-        let held = sent.or_else(|| known.map(|record| record.given));
-        let refused =
-            held.is_none().then(|| Done::new(RowCode::COMMAND_FAILED, format!("{from} is not registered")));
+        let (held, why) = match sent {
+            Some(sent) => match self.with_secrets(&from, sent).await? {
+                Ok(held) => (Some(held), String::new()),
+                Err(why) => (None, why),
+            },
+            None => (known.map(|record| record.given), format!("{from} is not registered")),
+        };
+        let refused = held.is_none().then(|| Done::new(RowCode::COMMAND_FAILED, why));
         let orders = vec![order(Some(Order::Rename { from }), to, supplier, held, refused, caller)];
         self.submit(orders, caller).await
     }

@@ -8,11 +8,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::registry::{Record, instance_of};
+use super::secrets::{has_secrets, redacted, shown};
 use super::tasks::Allowed;
 use super::{Gateway, Refusal};
 use crate::gse::channel::{Held, Ran, Report};
-use crate::gse::spec_body;
-use crate::model::{Dialect, InstanceKey, Time, glob};
+use crate::model::{InstanceKey, Time, glob};
 use crate::store::{Error, Number, Store};
 
 /// The most rows on a page, and how many there are unless asked for.
@@ -131,12 +131,25 @@ impl<S: Store> Gateway<S> {
             "config": report.map_or(json!({}), |report| report.config.iter().map(|(path, state)| (path.clone(), json!(state))).collect()),
         });
         if whole {
-            row["spec"] = body(given);
-            row["live_spec"] = live.map_or(Value::Null, body);
+            let labels = &given.spec.labels;
+            // A reader that knows nothing of redacted specs compares revisions.
+            let mut put = |name: &str, revision: &str, held: Option<&Held>| match held {
+                Some(held) if has_secrets(&held.spec) => {
+                    let redacted = redacted(&held.spec, labels);
+                    if row[revision].is_null() {
+                        row[revision] = redacted["revision"].clone();
+                    }
+                    row[name] = Value::Null;
+                    row[format!("{name}_redacted")] = redacted;
+                }
+                held => row[name] = held.map_or(Value::Null, |held| shown(&held.spec)),
+            };
+            put("spec", "revision", Some(given));
+            put("live_spec", "live_revision", live);
             row["ran"] = match report.and_then(|report| report.ran.as_ref()) {
                 None | Some(Ran::Never) => json!("never"),
                 Some(Ran::Unknown) => json!("unknown"),
-                Some(Ran::With(held)) => json!({"revision": held.revision, "spec": body(held)}),
+                Some(Ran::With(held)) => json!({"revision": held.revision, "spec": shown(&held.spec)}),
             };
         }
         row
@@ -224,7 +237,3 @@ impl<S: Store> Gateway<S> {
 /// Which namespaces a watcher may see; asked for every change, so that a right that is taken away is gone. With an empty
 /// name: whether the watcher is still known at all.
 pub type Watcher = Arc<dyn Fn(&str) -> bool + Send + Sync>;
-
-fn body(held: &Held) -> Value {
-    spec_body(&held.spec, Dialect::Abide)
-}

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::operate::shares_identity;
+use super::secrets::remembered;
 use super::tasks::instance;
 use super::{Caller, Gateway, Refusal, now_secs};
 use crate::gse::answer::{Row, Rows};
@@ -12,7 +13,7 @@ use crate::gse::channel::{Down, Held, Report};
 use crate::gse::codes::RowCode;
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;
-use crate::model::{AutoType, Host, InstanceKey, ProcessKey, Spec};
+use crate::model::{AutoType, Host, InstanceKey, ProcessKey, Secret, Spec};
 use crate::store::{Number, Outcome, Store, Txn};
 
 /// One registered instance.
@@ -25,6 +26,9 @@ pub struct Record {
     /// Of the controller that wrote it last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
+    /// Secrets that newer specs replaced; see [`super::secrets`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub secrets: Vec<Secret>,
 }
 
 /// How often a call begins anew because another wrote meanwhile.
@@ -89,7 +93,16 @@ impl<S: Store> Gateway<S> {
                 let row_key = keys::as_written(row_key, &host.key, written.get(&host.key));
                 let instance = instance(&process, &host.key);
                 let given = match given.clone().filter(|_| call != Call::Unregister) {
-                    Some(given) => Some(self.still_owned(&instance, given).await?),
+                    Some(given) => {
+                        let given = self.still_owned(&instance, given).await?;
+                        match self.with_secrets(&instance, given).await? {
+                            Ok(given) => Some(given),
+                            Err(why) => {
+                                rows.insert(row_key, Row::new(RowCode::COMMAND_FAILED, why));
+                                continue;
+                            }
+                        }
+                    }
                     None => None,
                 };
                 let (row, part) = match (&fenced, &given) {
@@ -238,7 +251,8 @@ pub fn record_txn(
 ) -> Result<Txn, Refusal> {
     let registered = old.map_or_else(now_secs, |old| old.registered);
     let supplier = supplier.or(old.and_then(|old| old.supplier));
-    let record = Record { given: given.clone(), supplier, registered, generation };
+    let secrets = remembered(old, &given.spec);
+    let record = Record { given: given.clone(), supplier, registered, generation, secrets };
     let identity = identity_key(instance, &given.spec);
     let mut txn = Txn::put(key_of("reg", instance), serde_json::to_vec(&record)?);
     if let Some(left) =

@@ -179,5 +179,6 @@ fn env_value(value: &EnvValue) -> Value {
         EnvValue::Text(text) => json!(text),
         EnvValue::File(file) => json!({"file": file}),
         EnvValue::Secret(secret) => json!({"value": secret.expose(), "secret": true}),
+        EnvValue::Digest(digest) => json!({"digest": digest, "secret": true}),
     }
 }

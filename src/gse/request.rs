@@ -190,6 +190,10 @@ pub enum EnvWire {
         #[serde(default)]
         secret: bool,
     },
+    /// A secret that the gateway knows: only its digest is said.
+    Digest {
+        digest: String,
+    },
     Plain(Loose),
 }
 
@@ -416,6 +420,7 @@ impl EnvWire {
     fn value(&self) -> EnvValue {
         match self {
             EnvWire::File { file } => EnvValue::File(file.clone()),
+            EnvWire::Digest { digest } => EnvValue::Digest(digest.clone()),
             EnvWire::Value { value, secret: true } => EnvValue::Secret(Secret::new(value.to_string())),
             EnvWire::Value { value, secret: false } | EnvWire::Plain(value) => {
                 EnvValue::Text(value.to_string())

@@ -137,6 +137,8 @@ fn env_entry(value: &EnvValue) -> EnvEntry {
         EnvValue::Secret(secret) => {
             EnvEntry::Source(EnvSource { value: Some(text(secret.expose())), secret: Some(true), file: None })
         }
+        // No value, so that the manifest is refused until one is filled in.
+        EnvValue::Digest(_) => EnvEntry::Source(EnvSource { secret: Some(true), ..EnvSource::default() }),
     }
 }
 

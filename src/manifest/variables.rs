@@ -170,6 +170,7 @@ fn each_text(spec: &mut Spec, mut with: impl FnMut(&mut String)) {
                 with(&mut text);
                 *secret = Secret::new(text);
             }
+            EnvValue::Digest(_) => {}
         }
     }
 }

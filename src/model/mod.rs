@@ -34,7 +34,7 @@ pub use selection::{Selection, glob};
 pub use selector::{Selector, SelectorError};
 pub use spec::{
     AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Percent, Resource, Secret, Spec,
-    StartMode,
+    StartMode, secret_digest,
 };
 pub use stamped::Stamped;
 pub use time::{Now, Time, seconds, span};

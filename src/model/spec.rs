@@ -249,13 +249,37 @@ pub struct ConfigFile {
 }
 
 /// A value of the process's environment.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EnvValue {
     Text(String),
     /// Read by the agent at each start; the content is never in a plan, a store or a log.
     File(String),
     Secret(Secret),
+    /// A secret of which only the digest is known here: the gateway that told of it has the value.
+    Digest(String),
+}
+
+impl PartialEq for EnvValue {
+    fn eq(&self, other: &EnvValue) -> bool {
+        match (self, other) {
+            (EnvValue::Text(one), EnvValue::Text(other)) | (EnvValue::File(one), EnvValue::File(other)) => {
+                one == other
+            }
+            (EnvValue::Secret(one), EnvValue::Secret(other)) => one == other,
+            (EnvValue::Digest(one), EnvValue::Digest(other)) => one == other,
+            (EnvValue::Secret(secret), EnvValue::Digest(digest))
+            | (EnvValue::Digest(digest), EnvValue::Secret(secret)) => secret.digest() == *digest,
+            (EnvValue::Text(_) | EnvValue::File(_) | EnvValue::Secret(_) | EnvValue::Digest(_), _) => false,
+        }
+    }
+}
+
+impl Eq for EnvValue {}
+
+/// What is told of a secret: enough to compare it, 32 hex digits.
+pub fn secret_digest(text: &str) -> String {
+    blake3::hash(text.as_bytes()).to_hex()[..32].to_owned()
 }
 
 /// Text that is not printed by accident: `Debug` shows nothing of it, and there is no `Display`.
@@ -266,6 +290,10 @@ pub struct Secret(String);
 impl Secret {
     pub fn new(value: String) -> Self {
         Secret(value)
+    }
+
+    pub fn digest(&self) -> String {
+        secret_digest(&self.0)
     }
 
     /// For the wire, the agent and a digest; never for a message.

@@ -25,6 +25,16 @@ impl Stamped {
         Stamped { sum, revision, set, spec }
     }
 
+    /// A spec with secrets of which only digests are known, and what was made of it where they are known.
+    pub fn redacted(spec: Spec, revision: Revision, sum: [u8; 16]) -> Stamped {
+        let set = Stamped::mask(Field::ALL.iter().copied().filter(|field| spec.is_set(*field)));
+        Stamped { sum, revision, set, spec }
+    }
+
+    pub fn sum(&self) -> [u8; 16] {
+        self.sum
+    }
+
     /// The digests on a target that can say everything, for a process without a word of its own on its fields.
     pub fn revision(&self) -> &Revision {
         &self.revision

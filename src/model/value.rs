@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{
     ConfigFile, Control, EnvValue, Field, Identity, Job, Monitor, Percent, Resource, Spec, StartMode,
+    secret_digest,
 };
 
 /// A field's value in canonical form.
@@ -27,19 +28,35 @@ pub enum Value<'a> {
 pub struct Env<'a>(pub &'a BTreeMap<String, EnvValue>);
 
 impl<'a> Env<'a> {
-    /// Key, whether the value is read from a file, and the text or the file's path.
+    /// Key, whether the value is read from a file, and the text, the file's path, or a secret's digest.
     pub fn seen(self) -> impl Iterator<Item = (&'a str, bool, &'a str)> {
         self.0.iter().map(|(key, value)| match value {
             EnvValue::Text(text) => (key.as_str(), false, text.as_str()),
             EnvValue::File(path) => (key.as_str(), true, path.as_str()),
             EnvValue::Secret(secret) => (key.as_str(), false, secret.expose()),
+            EnvValue::Digest(digest) => (key.as_str(), false, digest.as_str()),
         })
     }
 }
 
 impl PartialEq for Env<'_> {
     fn eq(&self, other: &Self) -> bool {
-        self.seen().eq(other.seen())
+        self.0.len() == other.0.len()
+            && self.seen().zip(self.0.values()).zip(other.seen().zip(other.0.values())).all(
+                |((seen, value), (other_seen, other_value))| match (value, other_value) {
+                    (EnvValue::Digest(digest), EnvValue::Digest(other)) => {
+                        seen.0 == other_seen.0 && digest == other
+                    }
+                    // Of one side only the digest is known.
+                    (EnvValue::Digest(digest), _) => {
+                        seen.0 == other_seen.0 && !other_seen.1 && *digest == secret_digest(other_seen.2)
+                    }
+                    (_, EnvValue::Digest(digest)) => {
+                        seen.0 == other_seen.0 && !seen.1 && *digest == secret_digest(seen.2)
+                    }
+                    (EnvValue::Text(_) | EnvValue::File(_) | EnvValue::Secret(_), _) => seen == other_seen,
+                },
+            )
     }
 }
 

@@ -1,7 +1,7 @@
 //! The effect table as the planner reads it: field by field, for one spec.
 
 pub use crate::model::{Classes, base_effect, effect_of};
-use crate::model::{Effect, Field, OnChange, Revision, Spec, Value};
+use crate::model::{Effect, Field, OnChange, Revision, Spec, Value, secret_digest};
 
 /// One row: a field of one spec, what changing it does there, and what it is.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,5 +25,5 @@ pub fn revision(spec: &Spec, on_change: &OnChange) -> Revision {
 
 /// What is shown of a value that is not to be shown.
 pub fn digest(text: &str) -> String {
-    blake3::hash(text.as_bytes()).to_hex()[..8].to_owned()
+    secret_digest(text)[..8].to_owned()
 }

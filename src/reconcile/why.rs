@@ -54,13 +54,15 @@ pub fn parts(field: Field, old: &Spec, new: &Spec, beside: &[&Spec]) -> Vec<Part
             // What one side keeps secret the other does not give away.
             let secret = |key: &str| {
                 let all = [old, new].into_iter().chain(beside.iter().copied());
-                all.into_iter().any(|spec| matches!(spec.env.get(key), Some(EnvValue::Secret(_))))
+                all.into_iter()
+                    .any(|spec| matches!(spec.env.get(key), Some(EnvValue::Secret(_) | EnvValue::Digest(_))))
             };
             keyed(field, &old.env, &new.env, |key, value| match value {
                 EnvValue::File(path) => format!("file {path}"),
                 EnvValue::Text(text) if !secret(key) => text.clone(),
                 EnvValue::Text(text) => format!("secret {}", digest(text)),
                 EnvValue::Secret(text) => format!("secret {}", digest(text.expose())),
+                EnvValue::Digest(digest) => format!("secret {}", digest.chars().take(8).collect::<String>()),
             })
         }
         Field::Configmap => files(old, new),

@@ -42,6 +42,7 @@ mod rollback;
 mod rooms;
 mod samples;
 mod schema;
+mod secrets;
 mod serve;
 mod server;
 mod settling;

@@ -1,0 +1,153 @@
+//! Secrets of specs reach the process and no reader: not in rows, not in the stream of changes, not in an export; and plans
+//! compare them all the same.
+
+use serde_json::{Value, json};
+
+use crate::support::{abide, stderr, stdout, until};
+use crate::system::{HOST, System, whoami};
+
+const OLD: &str = "hunter2-of-the-db";
+const NEW: &str = "correct-horse-battery";
+
+fn manifest(system: &System, secret: &str, more: &str) -> String {
+    let folder = system.folder.path().display();
+    format!(
+        "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: api}}\n\
+         hosts: [{{ip: 127.0.0.1, bk_cloud_id: 0}}]\nspec:\n\
+         \x20 identity: {{proc_name: api, setup_path: {folder}, pid_path: {folder}/api.pid, log_path: {folder}/api.log, user: {user}}}\n\
+         \x20 control: {{start_cmd: 'echo hello; exec sleep 1000{more}', start_mode: foreground}}\n\
+         \x20 monitor_policy: {{auto_type: 1, start_check_secs: 0, stop_check_secs: 5}}\n\
+         \x20 env: {{TOKEN: {{value: {secret}, secret: true}}, MODE: plain}}\n",
+        user = whoami()
+    )
+}
+
+fn system() -> System {
+    let system = System::new();
+    let config = format!(
+        "targets:\n  there: {{url: 'http://{}', dialect: abide, auth: {{app_code: all, app_secret: {{file: secret}}}}}}\n",
+        system.server.address
+    );
+    std::fs::write(system.path("abide.yaml"), config).expect("a file");
+    std::fs::write(system.path("secret"), "s3cret\n").expect("a file");
+    std::fs::create_dir(system.path("m")).expect("a folder");
+    until("the agent is there", || {
+        system.server.call("GET", "/api/abide/v1/hosts", json!({}))["data"][0]["agent"] == true
+    });
+    system
+}
+
+fn run(system: &System, args: &[&str]) -> (i32, String, String) {
+    let output = abide(&[args, &["--target", "there"]].concat(), system.folder.path(), b"");
+    (output.status.code().unwrap_or(-1), stdout(&output), stderr(&output))
+}
+
+fn token(system: &System) -> String {
+    let environ =
+        system.pid("api").map(|pid| std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default());
+    let environ = String::from_utf8_lossy(&environ.unwrap_or_default()).into_owned();
+    environ.split('\0').find_map(|one| one.strip_prefix("TOKEN=")).unwrap_or_default().to_owned()
+}
+
+fn is_clean(what: &str, text: &str) {
+    assert!(!text.contains(OLD) && !text.contains(NEW), "{what} tells a secret: {text}");
+}
+
+#[test]
+fn a_secret_is_planned_and_carried_out_without_being_told() {
+    let system = system();
+    let write = |secret: &str, more: &str| {
+        std::fs::write(system.path("m/api.yaml"), manifest(&system, secret, more)).expect("a file");
+    };
+    write(OLD, "");
+    let (code, out, err) = run(&system, &["apply", "m", "--yes"]);
+    assert_eq!(code, 0, "{out}{err}");
+    until("it runs with its secret", || token(&system) == OLD);
+    let pid = system.pid("api");
+    // Readers.
+    let page = system.server.call("GET", "/api/abide/v1/processes", json!({})).to_string();
+    is_clean("a page", &page);
+    let row = system.process("api");
+    assert_eq!((&row["spec"], &row["live_spec"]), (&Value::Null, &Value::Null), "{row}");
+    assert!(
+        row["revision"].is_string() && row["live_revision"].is_string(),
+        "older clients compare these: {row}"
+    );
+    let redacted = &row["spec_redacted"]["spec"]["env"];
+    assert_eq!((&redacted["MODE"], &redacted["TOKEN"]["secret"]), (&json!("plain"), &json!(true)), "{row}");
+    let (_, mut lines) = system
+        .server
+        .stream("/api/abide/v1/processes/watch?after=0", "Authorization: Basic YWxsOnMzY3JldA==\r\n");
+    is_clean("the stream of changes", &lines.next().expect("a line").to_string());
+    is_clean("the tasks", &system.server.call("GET", "/api/abide/v1/tasks", json!({})).to_string());
+    for args in [
+        &["get", "processes", "-o", "json"][..],
+        &["describe", "web/api"],
+        &["describe", "web/api", "-o", "json"],
+        &["get", "tasks", "-o", "json"],
+    ] {
+        let (code, out, err) = run(&system, args);
+        assert_eq!(code, 0, "{args:?}: {err}");
+        is_clean(&args.join(" "), &out);
+    }
+    let (_, exported, warned) = run(&system, &["export"]);
+    is_clean("an export", &exported);
+    assert!(warned.contains("not exported (TOKEN)"), "{warned}");
+    std::fs::create_dir(system.path("x")).expect("a folder");
+    std::fs::write(system.path("x/exported.yaml"), &exported).expect("a file");
+    let checked = abide(&["validate", "x"], system.folder.path(), b"");
+    assert_eq!(checked.status.code(), Some(65), "without its secret it cannot be applied: {exported}");
+    // The same secret is no change; another field's change does not touch it.
+    let (code, out, err) = run(&system, &["plan", "m", "--detailed-exitcode"]);
+    assert!(code == 0 && out.to_lowercase().contains("nothing to do"), "{code} {out}{err}");
+    write(OLD, "0");
+    let (_, out, _) = run(&system, &["plan", "m"]);
+    assert!(out.contains("start_cmd") && !out.contains("TOKEN"), "{out}");
+    write(NEW, "");
+    let (_, out, err) = run(&system, &["plan", "m"]);
+    assert!(out.contains("env.TOKEN: secret ") && out.contains("restart"), "{out}{err}");
+    is_clean("a plan", &out);
+    assert_eq!(system.pid("api"), pid);
+    let (code, out, err) = run(&system, &["apply", "m", "--yes", "--max-restart", "1"]);
+    assert_eq!(code, 0, "{out}{err}");
+    until("it runs with the new one", || token(&system) == NEW);
+}
+
+#[test]
+fn a_digest_that_is_sent_back_means_the_value_that_is_known() {
+    let system = system();
+    std::fs::write(system.path("m/api.yaml"), manifest(&system, OLD, "")).expect("a file");
+    let (code, out, err) = run(&system, &["apply", "m", "--yes"]);
+    assert_eq!(code, 0, "{out}{err}");
+    until("it runs", || token(&system) == OLD);
+    let old = system.process("api")["spec_redacted"]["spec"].clone();
+    // By hand: the client has only the digest.
+    for verb in ["restart", "stop", "start"] {
+        let (code, out, err) = run(&system, &[verb, "web/api"]);
+        assert_eq!(code, 0, "{verb}: {out}{err}");
+    }
+    until("it runs with its secret again", || token(&system) == OLD);
+    run(&system, &["release", "web/api"]);
+    // A rollback: the value was replaced since.
+    std::fs::write(system.path("m/api.yaml"), manifest(&system, NEW, "")).expect("a file");
+    let (code, out, err) = run(&system, &["apply", "m", "--yes", "--max-restart", "1"]);
+    assert_eq!(code, 0, "{out}{err}");
+    until("it runs with the new one", || token(&system) == NEW);
+    assert_eq!(system.operate("api", 7, &old).0, 0);
+    until("it runs with the old one", || token(&system) == OLD);
+    // A digest of nothing that is known starts nothing.
+    let mut forged = old.clone();
+    forged["env"]["TOKEN"] = json!({"digest": "00", "secret": true});
+    let (code, message) = system.operate("api", 7, &forged);
+    assert!(code != 0 && message.contains("env TOKEN"), "{code} {message}");
+    let body = json!({"meta": {"namespace": "web", "name": "api"}, "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0}],
+                      "spec": forged});
+    let rows = system.server.gse("update_proc_info", body)["data"].to_string();
+    assert!(rows.contains("env TOKEN"), "{rows}");
+    assert_eq!(token(&system), OLD);
+    // Another process has no part in it.
+    let (code, message) = system.operate("other", 0, &old);
+    assert!(code != 0 && message.contains("env TOKEN"), "{code} {message} on {HOST}");
+    let (code, _, err) = run(&system, &["stop", "web/api"]);
+    assert_eq!(code, 0, "{err}");
+}
