@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use super::spawn::{Account, Ended, environment, run};
+use super::spawn::{Account, Ended, Program, environment, run};
 use crate::gse::channel::{ConfigState, Held};
 use crate::model::{ConfigFile, InstanceKey, Monitor, Spec};
 
@@ -67,8 +67,8 @@ async fn ask(key: &InstanceKey, spec: &Spec, pid: u32, command: &str) -> Result<
     let env = environment(spec, &account, &marks)?;
     let limit = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
     let time = limit.min(TIME);
-    let (ended, output) =
-        run(command, Path::new(&spec.identity.setup_path), &account, env, time, None).await?;
+    let folder = Path::new(&spec.identity.setup_path);
+    let (ended, output) = run(Program { command, folder, account: &account, env, time }, None, None).await?;
     match ended {
         Ended::Well => Ok(output.tail()),
         Ended::Badly(code, said) if said.is_empty() => Err(format!("it ended with {code}")),

@@ -8,11 +8,14 @@
 //! ([`life`]). How it stands is written to the agent's own store ([`row`]): before a launch the intent, then the process.
 //!
 //! When the agent dies, its processes live on. The next agent finds them in its store, proves by boot, pid and start time
-//! that they are the ones, and holds them again; what ended meanwhile has ended now. A launch whose outcome was not written
-//! is settled by looking for a process with its mark (`ABIDE_INCARNATION`): nothing is started a second time.
+//! that they are the ones, and holds them again; what ended meanwhile has ended now. An operation that has begun is in the
+//! store until its result is: the next agent resumes it, before it supervises the instance, from what it finds
+//! ([`recovery`]). A launch whose outcome was not written is settled by looking for a process with its mark
+//! (`ABIDE_INCARNATION`): nothing is started a second time.
 //!
-//! What comes to an end by itself (auto_type 0 and 2) runs below a shell that writes its exit code to a file, so that it is
-//! known even if nobody waited. A schedule is kept while a process is hosted.
+//! What comes to an end by itself (auto_type 0 and 2) and every command of an operation run below a shell that records
+//! their end in a file ([`exit_record`]), so that it is known even if nobody waited. A schedule is kept while a process is
+//! hosted.
 //!
 //! Each launch has a control group of its own where that is possible ([`cgroup`]), so that its whole tree is counted and
 //! can be ended. Limits are looked after by samples ([`meter`], [`pools`]), health, version and configuration files by
@@ -23,6 +26,8 @@ mod birth;
 mod cgroup;
 mod channel;
 mod checks;
+mod commands;
+mod exit_record;
 mod keeper;
 mod kernel;
 mod life;
@@ -31,13 +36,13 @@ mod operations;
 mod ownership;
 mod pools;
 mod reaper;
+mod recovery;
 mod row;
 mod schedule;
 mod spawn;
 mod telling;
 
 use std::collections::{HashMap, HashSet};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,12 +53,13 @@ use tracing::{info, warn};
 pub use channel::{Joining, run};
 pub use checks::not_there;
 
-use self::cgroup::{Group, Groups};
+use self::cgroup::Groups;
+use self::exit_record::ExitRecords;
 use self::keeper::{Ask, Keeper, Shared};
 use self::kernel::{Hold, Marked, marked};
-use self::ownership::Interrupted;
 use self::pools::Pools;
-use self::row::{Intent, Row, Run, all, intent_key, row_key};
+use self::recovery::{Recovered, Resumption};
+use self::row::{Row, all};
 use crate::gse::channel::{Down, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
@@ -67,9 +73,6 @@ const BIRTHS: usize = 8;
 const COMMANDS: usize = 64;
 /// Looks at health, version and files at once.
 const LOOKS: usize = 32;
-
-/// From a fork to the program: much less than this.
-const A_MOMENT: Duration = Duration::from_millis(50);
 
 /// All keepers of this agent.
 pub struct Table {
@@ -93,9 +96,8 @@ impl Table {
         crate::memory::allocate_tightly();
         let store = Embedded::open_alone(&folder.join("agent.db"))?;
         close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"]).map_err(Error::Disk)?;
-        let exits = folder.join("exits");
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&exits);
-        made.map_err(|error| Error::Disk(format!("{}: {error}", exits.display())))?;
+        let exits = ExitRecords::in_folder(folder)
+            .map_err(|error| Error::Disk(format!("{}: {error}", folder.display())))?;
         let groups = Groups::below_ours(folder);
         let (births, commands, looks) =
             (Semaphore::new(BIRTHS), Semaphore::new(COMMANDS), Semaphore::new(LOOKS));
@@ -122,22 +124,14 @@ impl Table {
         });
         let (keepers, under_way) = (HashMap::new(), HashSet::new());
         let mut table = Table { keepers, under_way, fences, unclaimed: None, shared };
-        let mut rows: HashMap<InstanceKey, Row> = HashMap::new();
-        for (name, row) in all::<Row>(&table.shared.store, "proc/").await? {
-            if let Ok(instance) = name.parse() {
-                rows.insert(instance, row);
-            }
-        }
-        let intents: Vec<(InstanceKey, Intent)> = all::<Intent>(&table.shared.store, "intent/")
-            .await?
-            .into_iter()
-            .filter_map(|(name, intent)| Some((name.parse().ok()?, intent)))
-            .collect();
-        table.settle(intents, &mut rows).await?;
+        let Recovered { rows, mut pending } = recovery::recover(&table.shared).await?;
         // What was done before we died is told, not done again.
         for result in table.untaken().await? {
             table.under_way.insert(result.op_id);
         }
+        // What was begun is resumed here, though the gateway sends it again.
+        let resumed = pending.values().map(|resumption| resumption.pending.request.op_id.clone());
+        table.under_way.extend(resumed);
         let held = rows.len();
         if rows.is_empty() && table.fences.is_empty() {
             let found = marked();
@@ -159,78 +153,26 @@ impl Table {
                 row.message = format!("process {pid} is held by another instance of this agent");
                 (row.hosted, row.next) = (false, None);
             }
-            table.keep(instance, row, hold);
+            let resumption = pending.remove(&instance);
+            table.keep(instance, row, hold, resumption);
+        }
+        for (instance, resumption) in pending {
+            table.keep(instance, Row::default(), None, Some(resumption));
         }
         info!(instances = held, "taken up");
         Ok(table)
     }
 
-    /// Launches that nobody wrote the outcome of: what carries a launch's mark is what it launched.
-    async fn settle(
-        &self,
-        intents: Vec<(InstanceKey, Intent)>,
-        rows: &mut HashMap<InstanceKey, Row>,
-    ) -> Result<(), Error> {
-        let marks = |rows: &HashMap<InstanceKey, Row>| rows.values().any(|row| row.next.is_some());
-        if intents.is_empty() && !marks(rows) {
-            return Ok(());
-        }
-        let find = || {
-            let by_intent = intents.iter().map(|(_, intent)| Interrupted {
-                launch_id: &intent.incarnation,
-                spec: &intent.held.spec,
-                group: intent.group.as_deref().map(Group::at),
-            });
-            let by_guard = rows.values().filter_map(|row| {
-                let (launch_id, given) = (row.next.as_ref()?, row.given.as_ref()?);
-                Some(Interrupted { launch_id, spec: &given.spec, group: self.shared.groups.of(launch_id) })
-            });
-            ownership::interrupted(&by_intent.chain(by_guard).collect::<Vec<_>>())
-        };
-        let mut found = find();
-        let dead = |row: &Row| row.run.as_ref().is_none_or(|run| Hold::take(&run.identity).is_none());
-        let lost = |row: &Row| row.next.as_ref().is_some_and(|mark| !found.contains_key(mark)) && dead(row);
-        if intents.iter().any(|(_, intent)| !found.contains_key(&intent.incarnation))
-            || rows.values().any(lost)
-        {
-            // One that was made has its mark only when it has become the program, a moment later.
-            tokio::time::sleep(A_MOMENT).await;
-            found = find();
-        }
-        let mut txn = Txn::default();
-        // Guards that were bringing a process back: they had no intent of their own.
-        for (instance, row) in rows.iter_mut() {
-            let (Some(mark), Some(given)) = (&row.next, &row.given) else { continue };
-            let Some(identity) = found.get(mark).cloned() else { continue };
-            info!(%instance, pid = identity.pid, "it was being brought back");
-            let (incarnation, live) = (mark.clone(), given.clone());
-            let group = self.shared.groups.of(&incarnation).map(|group| group.path());
-            row.run = Some(Run { identity, live, by: None, incarnation, group });
-            (row.next, row.started, row.since) = (None, now_ms(), now_ms());
-            txn = txn.and(Txn::put(row_key(instance), serde_json::to_vec(row).unwrap_or_default()));
-        }
-        for (instance, intent) in intents {
-            let row = rows.entry(instance.clone()).or_default();
-            let identity = found.get(&intent.incarnation).cloned();
-            info!(%instance, pid = identity.as_ref().map(|one| one.pid), "a launch was interrupted");
-            if let Some(identity) = identity {
-                // Whoever asked for it asks again, and is told that it is done.
-                (row.started, row.since) = (intent.at, intent.at);
-                let Intent { incarnation, op_id: by, held: live, group, .. } = intent;
-                row.run = Some(Run { identity, live, by, incarnation, group });
-            }
-            let value = serde_json::to_vec(row).unwrap_or_default();
-            txn = txn.and(Txn::delete(intent_key(&instance))).and(Txn::put(row_key(&instance), value));
-        }
-        match txn.writes.is_empty() {
-            true => Ok(()),
-            false => self.shared.store.txn(txn).await.map(|_| ()),
-        }
-    }
-
-    fn keep(&mut self, instance: InstanceKey, row: Row, hold: Option<Hold>) -> &mpsc::UnboundedSender<Ask> {
+    fn keep(
+        &mut self,
+        instance: InstanceKey,
+        row: Row,
+        hold: Option<Hold>,
+        resumption: Option<Resumption>,
+    ) -> &mpsc::UnboundedSender<Ask> {
         let (send, asks) = mpsc::unbounded_channel();
-        let keeper = Keeper::new(instance.clone(), row, hold, Arc::clone(&self.shared));
+        let mut keeper = Keeper::new(instance.clone(), row, hold, Arc::clone(&self.shared));
+        keeper.resumption = resumption.map(Box::new);
         tokio::spawn(keeper.keep(asks));
         self.keepers.entry(instance).insert_entry(send).into_mut()
     }
@@ -238,7 +180,7 @@ impl Table {
     fn ask(&mut self, instance: &InstanceKey, ask: Ask) {
         let keeper = match self.keepers.get(instance) {
             Some(keeper) => keeper,
-            None => self.keep(instance.clone(), Row::default(), None),
+            None => self.keep(instance.clone(), Row::default(), None, None),
         };
         let _ = keeper.send(ask);
     }

@@ -9,12 +9,13 @@ use rustix::process::Signal;
 use tracing::info;
 
 use super::cgroup::Group;
+use super::exit_record::{command_id, start_id};
 use super::keeper::{Keeper, Said, Tended, done, failed};
-use super::kernel::{Hold, read_pid_file, ticks_since_boot};
+use super::kernel::{Hold, boot_id, read_pid_file, ticks_since_boot};
 use super::life::{Event, Series};
 use super::ownership::{self, LaunchEvidence, Proof};
 use super::row::{Intent, Run, intent_key};
-use super::spawn::{Account, Ended, Launch, environment, log_file, run, write_pid_file};
+use super::spawn::{Account, Ended, Launch, Program, environment, log_file, write_pid_file};
 use super::{fresh_id, now_ms};
 use crate::fail;
 use crate::gse::channel::Held;
@@ -56,6 +57,8 @@ impl Keeper {
                 }
             }
         }
+        // Supervision of a process that does not run begins with its next start.
+        self.row.dormant |= !self.is_running() && !self.row.hosted;
         (self.row.given, self.row.hosted, self.next) = (Some(held), true, None);
         done()
     }
@@ -94,8 +97,11 @@ impl Keeper {
 
     pub(super) async fn start(&mut self, held: &Held, op_id: Option<String>) -> Said {
         if self.launched_by(op_id.as_deref()) {
-            (self.row.given, self.row.hosted) = (Some(held.clone()), true);
-            return done();
+            let said = self.stays_as_launched(held).await;
+            if said.0 == RowCode::DONE {
+                (self.row.given, self.row.hosted) = (Some(held.clone()), true);
+            }
+            return said;
         }
         self.take_left_behind(held);
         if self.is_running() {
@@ -116,21 +122,36 @@ impl Keeper {
             RowCode::DONE => (Some(held.clone()), true),
             _ => (given, hosted),
         };
+        if said.0 != RowCode::DONE {
+            self.supervise_after_failure().await;
+        }
         said
+    }
+
+    /// A supervised process that a failed operation left down comes back with what it was given before.
+    async fn supervise_after_failure(&mut self) {
+        if self.row.hosted && !self.row.dormant && !self.is_running() {
+            self.guard(Event::Ended { up_ms: 0 }).await;
+        }
     }
 
     /// Brings it up with a spec. `check`: waits until it has shown that it stays.
     pub(super) async fn launch(&mut self, held: &Held, op_id: Option<String>, check: bool) -> Said {
-        // What its guard launches has its mark on disk already.
+        // What its guard launches has its mark on disk already, and so has a launch that is resumed.
+        let resumed = self.interrupted.take().filter(|intent| intent.op_id == op_id);
         let reserved = self.row.next.take().filter(|_| op_id.is_none());
-        let written = reserved.is_some();
-        let incarnation = reserved.unwrap_or_else(fresh_id);
-        let group = self.shared.groups.make(&incarnation, &held.spec.resource);
+        let mark = resumed.map(|intent| intent.incarnation).or(reserved);
+        let written = mark.is_some();
+        let incarnation = mark.unwrap_or_else(fresh_id);
+        let groups = &self.shared.groups;
+        let group = groups.of(&incarnation).or_else(|| groups.make(&incarnation, &held.spec.resource));
         let path = group.as_ref().map(Group::path);
-        let intent = Intent { incarnation, op_id, held: held.clone(), at: now_ms(), group: path };
+        let boot = boot_id().to_owned();
+        let intent = Intent { incarnation, op_id, held: held.clone(), at: now_ms(), group: path, boot };
         if !written {
             let value = serde_json::to_vec(&intent).unwrap_or_default();
-            if let Err(error) = self.shared.store.txn(Txn::put(intent_key(&self.key), value)).await {
+            let txn = Txn::put(intent_key(&self.key), value).and(self.pending());
+            if let Err(error) = self.shared.store.txn(txn).await {
                 return failed(format!("nothing was started, since it cannot be written down: {error}"));
             }
         }
@@ -145,6 +166,7 @@ impl Keeper {
         };
         fail::point("born");
         let Intent { incarnation, op_id: by, group, .. } = intent;
+        (self.row.dormant, self.row.unknown_run) = (false, None);
         self.row.run =
             Some(Run { identity: begun.identity.clone(), live: held.clone(), by, incarnation, group });
         (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
@@ -162,6 +184,16 @@ impl Keeper {
             return done();
         }
         self.stays(Duration::from_secs(secs.into())).await
+    }
+
+    /// Does a process that this operation launched, before the agent was restarted, stay for the rest of its check?
+    async fn stays_as_launched(&mut self, held: &Held) -> Said {
+        let secs = held.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
+        if held.spec.monitor.auto_type != AutoType::Resident {
+            return done();
+        }
+        let passed = u64::try_from(now_ms().saturating_sub(self.row.started)).unwrap_or(0);
+        self.stays(Duration::from_secs(secs.into()).saturating_sub(Duration::from_millis(passed))).await
     }
 
     /// Runs what brings it up, and takes hold of what came up.
@@ -183,7 +215,8 @@ impl Keeper {
                 let name = self.key.name.to_string();
                 let output = spec.identity.log_path.as_ref().map(|path| log_file(path, &name)).transpose();
                 let output = output.map_err(failed)?;
-                let code = if resident { None } else { Some(self.exit_file(incarnation).map_err(failed)?) };
+                let code =
+                    if resident { None } else { Some(shared.exits.create(incarnation).map_err(failed)?) };
                 let room = shared.births.acquire().await;
                 // About a millisecond, in which this thread cannot do anything else.
                 let launch = Launch {
@@ -218,10 +251,11 @@ impl Keeper {
                     since: ticks_since_boot(),
                     replaces: None,
                 };
+                let program = Program { command: &command, folder: &folder, account: &account, env, time };
                 let (ended, output) =
-                    run(&command, &folder, &account, env, time, group).await.map_err(failed)?;
+                    self.recorded(&start_id(incarnation), program, group).await.map_err(failed)?;
                 drop(room);
-                self.output = Some(output);
+                self.output = output;
                 match ended {
                     Ended::Well => {}
                     Ended::Badly(code, output) => {
@@ -248,19 +282,6 @@ impl Keeper {
                 }
             }
         }
-    }
-
-    /// Where a run's exit code is written by its shell, also when nobody waits for it.
-    fn exit_file(&self, incarnation: &str) -> Result<std::fs::File, String> {
-        let path = self.shared.exits.join(incarnation);
-        std::fs::File::create(&path)
-            .map_err(|error| format!("cannot keep its exit code in {}: {error}", path.display()))
-    }
-
-    /// The code that a run left behind, if it did.
-    pub(super) fn left_code(&self) -> Option<i32> {
-        let incarnation = &self.row.run.as_ref()?.incarnation;
-        std::fs::read_to_string(self.shared.exits.join(incarnation)).ok()?.trim().parse().ok()
     }
 
     /// Does it stay up for so long?
@@ -297,9 +318,10 @@ impl Keeper {
         let hosted = std::mem::replace(&mut self.row.hosted, false);
         self.series = Series::default();
         self.row.ending = Some(op_id.to_owned());
-        self.write(None).await;
+        let pending = self.pending();
+        self.write_with(None, pending).await;
         fail::point("unguarded");
-        let said = self.bring_down(held, command, signal).await;
+        let said = self.bring_down(held, command, signal, Some(op_id)).await;
         if said.0 != RowCode::DONE && self.is_running() {
             self.row.hosted = hosted;
         }
@@ -307,12 +329,19 @@ impl Keeper {
     }
 
     /// By its command, or by a signal to the process itself, and in the end by force.
-    pub(super) async fn bring_down(&mut self, held: &Held, command: Option<&str>, signal: Signal) -> Said {
+    pub(super) async fn bring_down(
+        &mut self,
+        held: &Held,
+        command: Option<&str>,
+        signal: Signal,
+        op_id: Option<&str>,
+    ) -> Said {
         let secs = held.spec.monitor.stop_check_secs.unwrap_or(STOP_SECS);
         let wait = Duration::from_secs(secs.into());
         let Some(hold) = self.hold.take() else { return done() };
         if let Some(command) = command {
-            let output = match self.command(&held.spec, command, None).await {
+            let record = op_id.map(|op_id| command_id(op_id, "stop"));
+            let output = match self.command(&held.spec, command, record, None).await {
                 Err(why) => Some(why),
                 Ok(Ended::Well) => None,
                 Ok(Ended::Badly(code, output)) => {
@@ -363,8 +392,12 @@ impl Keeper {
 
     pub(super) async fn restart(&mut self, held: &Held, op_id: Option<String>) -> Said {
         if self.launched_by(op_id.as_deref()) {
-            self.row.given = Some(held.clone());
-            return done();
+            let said = self.stays_as_launched(held).await;
+            match said.0 {
+                RowCode::DONE => self.row.given = Some(held.clone()),
+                _ => self.supervise_after_failure().await,
+            }
+            return said;
         }
         let begun = self.ended_by(op_id.as_deref());
         if !self.is_running() && !begun {
@@ -372,7 +405,7 @@ impl Keeper {
         }
         let daemon = held.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
         if let (true, Some(command)) = (daemon, &held.spec.control.restart_cmd) {
-            let said = self.restart_by(held, command).await;
+            let said = self.restart_by(held, command, op_id.as_deref()).await;
             if said.0 == RowCode::DONE {
                 self.row.given = Some(held.clone());
             }
@@ -381,8 +414,10 @@ impl Keeper {
         let live = self.row.run.as_ref().map_or_else(|| held.clone(), |run| run.live.clone());
         if !begun {
             self.row.ending.clone_from(&op_id);
-            self.write(None).await;
-            let said = self.bring_down(&live, live.spec.control.stop_cmd.as_deref(), Signal::TERM).await;
+            let pending = self.pending();
+            self.write_with(None, pending).await;
+            let stop = live.spec.control.stop_cmd.as_deref();
+            let said = self.bring_down(&live, stop, Signal::TERM, op_id.as_deref()).await;
             if said.0 != RowCode::DONE {
                 return said;
             }
@@ -392,32 +427,35 @@ impl Keeper {
         match said.0 {
             RowCode::DONE => self.row.given = Some(held.clone()),
             _ => {
-                // A guarded process comes back with what it was given before.
                 self.row.given = given;
-                if self.row.hosted && !self.is_running() {
-                    self.guard(Event::Ended { up_ms: 0 }).await;
-                }
+                self.supervise_after_failure().await;
             }
         }
         said
     }
 
     /// By its own command: the process that is there afterwards is another.
-    async fn restart_by(&mut self, held: &Held, command: &str) -> Said {
+    async fn restart_by(&mut self, held: &Held, command: &str, op_id: Option<&str>) -> Said {
         let account = match Account::of(&held.spec) {
             Ok(account) => account,
             Err(why) => return failed(why),
         };
-        let launch_id = fresh_id();
-        let group = self.shared.groups.make(&launch_id, &held.spec.resource);
+        self.row.ending = op_id.map(str::to_owned);
+        if let Err(said) = self.write_pending().await {
+            return said;
+        }
+        let (launch_id, since) = self.launch_of_operation();
+        let groups = &self.shared.groups;
+        let group = groups.of(&launch_id).or_else(|| groups.make(&launch_id, &held.spec.resource));
         let replaced = self.row.run.clone();
         let evidence = LaunchEvidence {
             launch_id: &launch_id,
             group: group.as_ref(),
-            since: ticks_since_boot(),
+            since,
             replaces: replaced.as_ref(),
         };
-        let said = self.replace_by(held, command, &account, &evidence).await;
+        let record = op_id.map(|op_id| command_id(op_id, "restart"));
+        let said = self.replace_by(held, command, record, &account, &evidence).await;
         // An empty group is removed; what a failed command left in its group is not the instance's process.
         let is_used = self.row.run.as_ref().is_some_and(|run| run.incarnation == launch_id);
         group.into_iter().filter(|_| !is_used).for_each(Group::clear);
@@ -428,11 +466,12 @@ impl Keeper {
         &mut self,
         held: &Held,
         command: &str,
+        record: Option<String>,
         account: &Account,
         evidence: &LaunchEvidence<'_>,
     ) -> Said {
         let launch = Some((evidence.launch_id, evidence.group.and_then(Group::door)));
-        match self.command(&held.spec, command, launch).await {
+        match self.command(&held.spec, command, record, launch).await {
             Err(why) => return failed(why),
             Ok(Ended::Well) => {}
             Ok(Ended::Badly(code, output)) => {
@@ -465,14 +504,17 @@ impl Keeper {
         }
     }
 
-    pub(super) async fn reload(&mut self, held: &Held, takes: Option<&[String]>) -> Said {
+    pub(super) async fn reload(&mut self, held: &Held, takes: Option<&[String]>, op_id: &str) -> Said {
         if !self.is_running() {
             return self.not_running(held);
         }
         let Some(command) = held.spec.control.reload_cmd.clone() else {
             return failed("its spec has no reload_cmd");
         };
-        match self.command(&held.spec, &command, None).await {
+        if let Err(said) = self.write_pending().await {
+            return said;
+        }
+        match self.command(&held.spec, &command, Some(command_id(op_id, "reload")), None).await {
             Err(why) => return failed(why),
             Ok(Ended::Well) => {}
             Ok(Ended::Badly(code, output)) => {
@@ -496,36 +538,12 @@ impl Keeper {
         done()
     }
 
-    /// Runs one of a spec's commands, as its user, in its folder.
-    /// With a launch its descendants carry that launch's id and are in its control group.
-    async fn command(
-        &self,
-        spec: &Spec,
-        command: &str,
-        launch: Option<(&str, Option<File>)>,
-    ) -> Result<Ended, String> {
-        let account = Account::of(spec)?;
-        let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];
-        if let Some(run) = &self.row.run {
-            marks.push(("ABIDE_PID", run.identity.pid.to_string()));
-        }
-        let mut group = None;
-        if let Some((launch_id, door)) = launch {
-            marks.push(("ABIDE_INCARNATION", launch_id.to_owned()));
-            group = door;
-        }
-        let env = environment(spec, &account, &marks)?;
-        let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
-        let _room = self.shared.commands.acquire().await;
-        let ran = run(command, Path::new(&spec.identity.setup_path), &account, env, time, group).await;
-        ran.map(|(ended, _)| ended)
-    }
-
     /// It is no longer there.
     pub(super) fn gone(&mut self, code: Option<i32>) {
-        let code = code.or_else(|| self.left_code());
+        let left = |run: &Run| self.shared.exits.code(&run.incarnation);
+        let code = code.or_else(|| self.row.run.as_ref().and_then(left));
         if let Some(run) = self.row.run.take() {
-            let _ = std::fs::remove_file(self.shared.exits.join(&run.incarnation));
+            self.shared.exits.remove(&run.incarnation);
             let spec = &run.live.spec;
             let ends = spec.monitor.auto_type != AutoType::Resident;
             let foreground = ends || spec.control.start_mode == Some(StartMode::Foreground);

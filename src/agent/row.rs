@@ -1,13 +1,15 @@
 //! What an agent keeps of an instance, in a file of its own: enough to go on after any death.
 //!
-//! `proc/INSTANCE` is how it stands, `intent/INSTANCE` a launch whose outcome is not written yet, `up/OP` a result that the
-//! gateway has not taken, `fence/OWNER` the newest generation seen.
+//! `proc/INSTANCE` is how it stands, `intent/INSTANCE` a launch whose outcome is not written yet, `pending/INSTANCE` an
+//! operation that has begun and has no result yet, `up/OP` a result that the gateway has not taken, `fence/OWNER` the
+//! newest generation seen.
 
 use serde::{Deserialize, Serialize};
 
 use super::cgroup::Group;
 use super::kernel::{Hold, Identity};
-use crate::gse::channel::{Held, OpResult};
+use super::life::{Phase, Series};
+use crate::gse::channel::{Held, OpRequest, OpResult};
 use crate::model::InstanceKey;
 use crate::store::{Embedded, Error, Store, Txn};
 
@@ -34,6 +36,66 @@ pub struct Row {
     /// The operation that is bringing it down: should we die on the way and it be asked for again, it goes on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<String>,
+    /// Where its supervision stands in a series of launches; `None`: at the beginning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retry: Option<Retry>,
+    /// Supervised since it was last down: its supervision begins with its next start.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub dormant: bool,
+    /// The operation whose run of a one-shot began, and whose outcome nobody recorded. It is not run again unasked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown_run: Option<String>,
+}
+
+/// A series of launches, as it continues after a restart of the agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Retry {
+    /// Launches so far.
+    pub tries: u32,
+    /// The time of the next launch, in milliseconds since 1970; `None`: it is running, or is launched at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<i64>,
+    /// All of its retries were used up.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub failed: bool,
+}
+
+impl Retry {
+    /// `wall` and `passed` are one moment by two clocks; the wait itself goes by the second.
+    pub fn of(series: Series, wall: i64, passed: i64) -> Option<Retry> {
+        let at = |until: i64| Some(wall.saturating_add(until.saturating_sub(passed)));
+        let (at, failed) = match series.phase {
+            Phase::Calm if series.tries == 0 => return None,
+            Phase::Calm => (None, false),
+            Phase::Waiting { until } => (at(until), false),
+            Phase::Failed { until } => (at(until), true),
+        };
+        Some(Retry { tries: series.tries, at, failed })
+    }
+
+    /// A clock that was set back must not make the wait longer than any wait is.
+    pub fn series(&self, wall: i64, passed: i64) -> Series {
+        let until =
+            |at: i64| passed.saturating_add(at.saturating_sub(wall).clamp(0, super::life::LONGEST_MS));
+        let phase = match (self.at, self.failed) {
+            (None, _) => Phase::Calm,
+            (Some(at), false) => Phase::Waiting { until: until(at) },
+            (Some(at), true) => Phase::Failed { until: until(at) },
+        };
+        Series { tries: self.tries, phase }
+    }
+}
+
+/// An operation that has begun: on disk before its first effect, gone with its result. After a kill of the agent the
+/// next one resumes it before it supervises the instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pending {
+    pub request: OpRequest,
+    /// The boot in which it began, and the ticks of that boot then.
+    pub boot: String,
+    pub since: u64,
+    /// The launch id of what its own command brings up.
+    pub launch_id: String,
 }
 
 /// A process that was started, and the spec in effect in it.
@@ -73,6 +135,9 @@ pub struct Intent {
     pub at: i64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// The boot in which it began; empty: an agent of an earlier version began it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub boot: String,
 }
 
 pub fn row_key(instance: &InstanceKey) -> String {
@@ -83,19 +148,28 @@ pub fn intent_key(instance: &InstanceKey) -> String {
     format!("intent/{instance}")
 }
 
+pub fn pending_key(instance: &InstanceKey) -> String {
+    format!("pending/{instance}")
+}
+
 pub fn up_key(op_id: &str) -> String {
     format!("up/{op_id}")
 }
 
 /// Writes how an instance stands now; with it, what was told of an operation.
 pub fn writing(instance: &InstanceKey, row: &Row, result: Option<&OpResult>) -> Txn {
-    let is_nothing = row.given.is_none() && !row.hosted && row.run.is_none() && row.ran.is_none();
+    let is_nothing = row.given.is_none()
+        && !row.hosted
+        && row.run.is_none()
+        && row.ran.is_none()
+        && row.unknown_run.is_none();
     let mut txn = match is_nothing {
         true => Txn::delete(row_key(instance)),
         false => Txn::put(row_key(instance), serde_json::to_vec(row).unwrap_or_default()),
     };
     if let Some(result) = result {
-        txn = txn.and(Txn::put(up_key(&result.op_id), serde_json::to_vec(result).unwrap_or_default()));
+        let up = Txn::put(up_key(&result.op_id), serde_json::to_vec(result).unwrap_or_default());
+        txn = txn.and(up).and(Txn::delete(pending_key(instance)));
     }
     txn
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::birth::{Birth, Stage};
+use super::exit_record::{kill_group, recording};
 use super::kernel::Hold;
 use super::reaper;
 use crate::model::{EnvValue, Spec};
@@ -114,8 +115,7 @@ impl Launch<'_> {
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
         let by_shell = match &self.code {
             None => shell(self.command.to_owned()),
-            // A subshell, so that the command's own `exit` is not ours.
-            Some(_) => shell(format!("(\n{}\n) 3>&-; code=$?; echo $code >&3; exit $code", self.command)),
+            Some(_) => shell(recording(self.command)),
         };
         let (programs, words) = match plain(self.command).filter(|_| self.code.is_none()) {
             Some(words) => (self.places(&words[0])?, words),
@@ -241,24 +241,35 @@ pub enum Ended {
 /// How much of a command's output is kept.
 const TAIL: u64 = 4096;
 
+/// A command of a spec, and the time that it may take.
+pub struct Program<'a> {
+    pub command: &'a str,
+    pub folder: &'a Path,
+    pub account: &'a Account,
+    pub env: Vec<(String, String)>,
+    pub time: Duration,
+}
+
 /// Runs a command to its end, within a time. Its output goes to memory, not through a pipe: a daemon that it leaves behind
-/// may hold that open for ever without anybody waiting for it.
+/// may hold that open for ever without anybody waiting for it. `record`: where its end is recorded.
 pub async fn run(
-    command: &str,
-    folder: &Path,
-    account: &Account,
-    env: Vec<(String, String)>,
-    time: Duration,
+    program: Program<'_>,
+    record: Option<File>,
     group: Option<File>,
 ) -> Result<(Ended, Output), String> {
+    let Program { command, folder, account, env, time } = program;
     let kept = Output::new()?;
     let output = Some(kept.0.try_clone().map_err(|error| error.to_string())?);
-    let launch = Launch { command, folder, account, env, output, code: None, group };
+    let recorded = record.is_some();
+    let launch = Launch { command, folder, account, env, output, code: record, group };
     let hold = launch.go()?;
+    if recorded {
+        crate::fail::point("command-begun");
+    }
     let code = match tokio::time::timeout(time, hold.ended()).await {
         Ok(code) => code,
         Err(_) => {
-            let _ = hold.signal(rustix::process::Signal::KILL);
+            kill_group(&hold);
             hold.ended().await;
             return Ok((Ended::TooLong(kept.tail()), kept));
         }

@@ -58,7 +58,10 @@ impl Keeper {
             given: row.given.clone().filter(|_| row.hosted || row.run.is_some()),
             pid,
             live: row.run.as_ref().map(|run| run.live.clone()),
-            ran: once.then(|| row.ran.clone().map_or(Ran::Never, Ran::With)),
+            ran: once.then(|| match &row.unknown_run {
+                Some(_) => Ran::Unknown,
+                None => row.ran.clone().map_or(Ran::Never, Ran::With),
+            }),
             health: health.to_owned(),
             since: row.since,
             started: row.started,

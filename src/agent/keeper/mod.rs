@@ -3,9 +3,11 @@
 //!
 //! What it is about to do is in the store before it is done, and what became of it is written before it is told.
 //!
-//! [`tending`] is what is looked at while a process runs, [`guarding`] what brings it back and keeps its schedule.
+//! [`tending`] is what is looked at while a process runs, [`guarding`] what brings it back and keeps its schedule,
+//! [`resuming`] what continues an operation after a restart of the agent.
 
 mod guarding;
+mod resuming;
 mod tending;
 
 use std::future::pending;
@@ -20,12 +22,14 @@ use tracing::{debug, info, warn};
 
 use super::cgroup::Groups;
 use super::checks::{Files, Note};
+use super::exit_record::ExitRecords;
 use super::kernel::{Hold, Marked};
 use super::life::{Event, Phase, Series};
 use super::meter::{Meter, Share};
 use super::ownership;
 use super::pools::Pools;
-use super::row::{Row, Run, intent_key, row_key, writing};
+use super::recovery::Resumption;
+use super::row::{Intent, Pending, Retry, Row, Run, intent_key, row_key, writing};
 use super::schedule::{Moment, Schedule};
 use super::spawn::Output;
 use super::{fresh_id, now_ms};
@@ -40,8 +44,8 @@ pub struct Shared {
     pub store: Embedded,
     /// What is to be told to the gateway.
     pub up: mpsc::UnboundedSender<Told>,
-    /// Where runs that come to an end leave their exit codes.
-    pub exits: std::path::PathBuf,
+    /// Where commands, and runs that come to an end, leave their exit codes.
+    pub exits: ExitRecords,
     /// How many processes are made, and how many commands of specs run, at once.
     pub births: Semaphore,
     pub commands: Semaphore,
@@ -84,6 +88,14 @@ pub struct Keeper {
     pub(super) tended: Box<Tended>,
     /// Where a daemon writes that kept its starter's output.
     pub(super) output: Option<Output>,
+    /// The operation in progress, and whether it is in the store.
+    pub(super) operation: Option<Box<(Pending, bool)>>,
+    /// An operation that an earlier agent began.
+    pub(super) resumption: Option<Box<Resumption>>,
+    /// The launch of a daemon that an earlier agent began, and the operation in progress continues.
+    pub(super) interrupted: Option<Box<Intent>>,
+    /// Exit records that are of no use once the instance is written next.
+    pub(super) records: Vec<String>,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -136,25 +148,34 @@ impl Keeper {
         }
         let output = hold.as_ref().and_then(|hold| Output::of(hold.identity.pid));
         let tended = Box::default();
+        let Moment { wall, passed } = moment();
+        let series = row.retry.as_ref().map(|retry| retry.series(wall, passed)).unwrap_or_default();
         Keeper {
             key,
             row,
             hold,
-            series: Series::default(),
+            series,
             next: None,
             launched: None,
             tended,
             output,
+            operation: None,
+            resumption: None,
+            interrupted: None,
+            records: Vec::new(),
             shared,
         }
     }
 
     /// Until nobody can ask any more.
     pub async fn keep(mut self, mut asks: mpsc::UnboundedReceiver<Ask>) {
-        // What ended while nobody looked has ended now.
-        if self.hold.is_none() && self.row.run.is_some() {
+        // An operation that has begun comes before supervision; what ended while nobody looked has ended now.
+        if let Some(resumption) = self.resumption.take() {
+            Box::pin(self.resume(*resumption)).await;
+        } else if self.hold.is_none() && self.row.run.is_some() {
             Box::pin(self.ended(None)).await;
         }
+        Box::pin(self.relaunch_if_due()).await;
         loop {
             enum Next {
                 Ask(Option<Ask>),
@@ -226,20 +247,18 @@ impl Keeper {
             }
             Ask::Op(request) => {
                 let (code, message, content) = self.operate(&request).await;
-                self.finish(&request, code, message, content).await;
+                self.finish(&request, code, message, content, Txn::default()).await;
             }
             Ask::Rename(rename) => {
                 let (to, request) = *rename;
                 let from = std::mem::replace(&mut self.key, to);
-                let forget = Txn::delete(row_key(&from)).and(Txn::delete(intent_key(&from)));
-                if let Err(error) = self.shared.store.txn(forget).await {
-                    warn!(%error, "a renamed process's old row stays");
-                }
                 if let Some(held) = request.spec.clone() {
                     self.row.given = Some(held);
                 }
                 let (code, message) = done();
-                self.finish(&request, code, message, None).await;
+                // With the new row in one commit: an agent that is killed here loses neither.
+                let forget = Txn::delete(row_key(&from)).and(Txn::delete(intent_key(&from)));
+                self.finish(&request, code, message, None, forget).await;
             }
         }
     }
@@ -279,16 +298,27 @@ impl Keeper {
             );
         };
         let op_id = Some(request.op_id.clone());
+        self.begin_operation(request);
+        self.perform(request, held, op_id).await
+    }
+
+    /// Performs an operation, from the beginning or from where an earlier agent left it.
+    pub(super) async fn perform(
+        &mut self,
+        request: &OpRequest,
+        held: Held,
+        op_id: Option<String>,
+    ) -> (RowCode, String, Option<Value>) {
         let (code, message) = match &request.op {
             Order::Status => return (RowCode::DONE, "success".to_owned(), Some(self.look(&held))),
             Order::Start => self.start(&held, op_id).await,
             Order::Stop => self.stop(&held, &request.op_id).await,
             Order::Kill => self.kill(&held, &request.op_id).await,
             Order::Restart => self.restart(&held, op_id).await,
-            Order::Reload => self.reload(&held, request.takes.as_deref()).await,
+            Order::Reload => self.reload(&held, request.takes.as_deref(), &request.op_id).await,
             Order::Host => self.host(held),
             Order::Unhost => {
-                self.row.hosted = false;
+                (self.row.hosted, self.row.dormant) = (false, false);
                 self.series = Series::default();
                 done()
             }
@@ -300,13 +330,22 @@ impl Keeper {
         (code, message, None)
     }
 
-    async fn finish(&mut self, request: &OpRequest, code: RowCode, message: String, content: Option<Value>) {
+    /// Writes and reports the result. `with`: what is written in the same commit.
+    pub(super) async fn finish(
+        &mut self,
+        request: &OpRequest,
+        code: RowCode,
+        message: String,
+        content: Option<Value>,
+        with: Txn,
+    ) {
         let result = OpResult { op_id: request.op_id.clone(), code: code.0, message, content };
         if !request.op.looks() {
             info!(instance = %self.key, op = ?request.op, code = code.0, message = %result.message, "operation");
             self.row.ending = None;
             fail::point("done");
-            self.write(Some(&result)).await;
+            self.operation = None;
+            self.write_with(Some(&result), with).await;
             fail::point("result-written");
             self.report();
         }
@@ -315,15 +354,29 @@ impl Keeper {
 
     /// Writes how it stands. What cannot be written is still so; the next write says it.
     pub(super) async fn write(&mut self, result: Option<&OpResult>) {
+        self.write_with(result, Txn::default()).await;
+    }
+
+    /// The same, with more in the same commit.
+    pub(super) async fn write_with(&mut self, result: Option<&OpResult>, with: Txn) {
         let resident = |held: &Held| held.spec.monitor.auto_type == AutoType::Resident;
         match self.row.hosted && self.row.given.as_ref().is_some_and(resident) {
             true => drop(self.row.next.get_or_insert_with(fresh_id)),
             false => self.row.next = None,
         }
-        let txn = writing(&self.key, &self.row, result).and(Txn::delete(intent_key(&self.key)));
-        if let Err(error) = self.shared.store.txn(txn).await {
-            self.row.next = None;
-            warn!(instance = %self.key, %error, "cannot be written down");
+        let Moment { wall, passed } = moment();
+        self.row.retry = Retry::of(self.series, wall, passed);
+        let txn = writing(&self.key, &self.row, result).and(Txn::delete(intent_key(&self.key))).and(with);
+        match self.shared.store.txn(txn).await {
+            // A command of an operation in progress is remembered until its result is written.
+            Ok(_) if self.operation.is_none() => {
+                self.records.drain(..).for_each(|id| self.shared.exits.remove(&id));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                self.row.next = None;
+                warn!(instance = %self.key, %error, "cannot be written down");
+            }
         }
     }
 }

@@ -49,10 +49,10 @@ impl Keeper {
         let pooled = self.shared.pools.tell(&self.key, (share, cpu, mem), Instant::now());
         let Some(why) = excess.map(|excess| format!("it was {excess}")).or(pooled) else { return };
         warn!(instance = %self.key, %why, "stopped for its limit");
-        let said = self.bring_down(&live, live.spec.control.stop_cmd.as_deref(), Signal::TERM).await;
+        let said = self.bring_down(&live, live.spec.control.stop_cmd.as_deref(), Signal::TERM, None).await;
         if said.0 != RowCode::DONE && self.is_running() {
             // A command that does not stop it is no way to keep what it uses.
-            let _ = self.bring_down(&live, None, Signal::KILL).await;
+            let _ = self.bring_down(&live, None, Signal::KILL, None).await;
         }
         self.row.message = why;
         if !self.is_running() {

@@ -1,0 +1,192 @@
+//! Exit records: the end of a command or run, written by its own shell, so that it is known after a kill of the agent.
+//!
+//! A record is a file in the agent's folder. The shell that runs the command writes its own pid before the command begins
+//! and the exit code after it ended; the command itself has no descriptor of the file. The next agent reads from it
+//! whether the command began, whether it goes on, and how it ended. Records are not synced to disk: they are proof within
+//! one boot only.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::kernel::{Hold, Identity};
+
+/// The descriptor of the record in the recording shell.
+const DESCRIPTOR: i32 = super::birth::CODE;
+
+/// A script that runs a command and records its pid and its end.
+pub fn recording(command: &str) -> String {
+    // A subshell, so that the command's own `exit` does not end the recording shell.
+    format!("echo pid $$ >&3; (\n{command}\n) 3>&-; code=$?; echo $code >&3; exit $code")
+}
+
+/// All records of an agent.
+#[derive(Clone, Debug)]
+pub struct ExitRecords(PathBuf);
+
+/// The content of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExitRecord {
+    /// No launch got as far as making the record.
+    Missing,
+    /// The record was made, and its shell has not begun the command.
+    Empty,
+    /// The command began; its shell has this pid.
+    Begun(u32),
+    Ended(i32),
+}
+
+impl ExitRecords {
+    pub fn in_folder(folder: &Path) -> io::Result<ExitRecords> {
+        let path = folder.join("exits");
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
+        Ok(ExitRecords(path))
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.0.join(id)
+    }
+
+    /// A new, empty record.
+    pub fn create(&self, id: &str) -> Result<File, String> {
+        let path = self.path(id);
+        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&path);
+        file.map_err(|error| format!("cannot create the exit record {}: {error}", path.display()))
+    }
+
+    pub fn read(&self, id: &str) -> ExitRecord {
+        match std::fs::read_to_string(self.path(id)) {
+            Ok(text) => parse(&text),
+            Err(_) => ExitRecord::Missing,
+        }
+    }
+
+    pub fn code(&self, id: &str) -> Option<i32> {
+        match self.read(id) {
+            ExitRecord::Ended(code) => Some(code),
+            ExitRecord::Missing | ExitRecord::Empty | ExitRecord::Begun(_) => None,
+        }
+    }
+
+    /// The recording shell, if it still runs. Proved by its descriptor: only that shell has this very file open there.
+    pub fn shell(&self, id: &str) -> Option<Hold> {
+        let ExitRecord::Begun(pid) = self.read(id) else { return None };
+        let hold = Hold::take(&Identity::of(pid)?)?;
+        let its = std::fs::metadata(format!("/proc/{pid}/fd/{DESCRIPTOR}")).ok()?;
+        let record = std::fs::metadata(self.path(id)).ok()?;
+        ((its.dev(), its.ino()) == (record.dev(), record.ino())).then_some(hold)
+    }
+
+    pub fn remove(&self, id: &str) {
+        let _ = std::fs::remove_file(self.path(id));
+    }
+
+    /// Removes the records that no instance refers to any more.
+    pub fn remove_all_but(&self, in_use: impl Fn(&str) -> bool) {
+        let Ok(folder) = std::fs::read_dir(&self.0) else { return };
+        for entry in folder.flatten() {
+            if entry.file_name().to_str().is_some_and(|id| !in_use(id)) {
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+}
+
+/// A record of the version before has no pid, only the code.
+fn parse(text: &str) -> ExitRecord {
+    let complete = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+    complete.fold(ExitRecord::Empty, |record, line| match line.strip_prefix("pid ") {
+        Some(pid) => pid.trim().parse().map_or(record, ExitRecord::Begun),
+        None => line.trim().parse().map_or(record, ExitRecord::Ended),
+    })
+}
+
+/// The record of one command of an operation: the same after a restart of the agent.
+pub fn command_id(op_id: &str, command: &str) -> String {
+    let digest = blake3::hash(op_id.as_bytes()).to_hex();
+    format!("command-{}-{command}", &digest[..32])
+}
+
+/// The record of a daemon's start command. Apart from the record of a run, which tells how the process itself ended.
+pub fn start_id(launch_id: &str) -> String {
+    format!("start-{launch_id}")
+}
+
+/// Waits until a shell that was launched has recorded that it began. `Empty`: none was.
+///
+/// A shell that was launched right before the agent was killed may not have written its first line yet; it is known by
+/// its environment.
+pub async fn resolved(records: &ExitRecords, id: &str) -> Result<ExitRecord, String> {
+    const LONGEST: Duration = Duration::from_secs(5);
+    let begun = tokio::time::Instant::now();
+    let mut was_carried = true;
+    loop {
+        let record = records.read(id);
+        if record != ExitRecord::Empty || !was_carried {
+            return Ok(record);
+        }
+        if begun.elapsed() > LONGEST {
+            return Err("an earlier launch of this command neither began nor ended".to_owned());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        was_carried = is_carried(id);
+    }
+}
+
+/// The variable that names the record to a command that is recorded.
+pub const VARIABLE: &str = "ABIDE_RECORD";
+
+/// Does some process carry the name of a record in its environment?
+fn is_carried(id: &str) -> bool {
+    let entry = format!("{VARIABLE}={id}");
+    let Ok(folder) = std::fs::read_dir("/proc") else { return false };
+    let pids = folder
+        .flatten()
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()));
+    let carries = |path: PathBuf| {
+        let environment = std::fs::read(path).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|one| one == entry.as_bytes())
+    };
+    pids.into_iter().any(|pid| carries(pid.path().join("environ")))
+}
+
+/// Ends a recording shell and everything in its process group.
+pub fn kill_group(shell: &Hold) {
+    if let Some(pid) = i32::try_from(shell.identity.pid).ok().and_then(rustix::process::Pid::from_raw) {
+        let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
+    }
+    let _ = shell.signal(rustix::process::Signal::KILL);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_line_by_line() {
+        for (text, record) in [
+            ("", ExitRecord::Empty),
+            ("pid 1", ExitRecord::Empty),
+            ("pid 17\n", ExitRecord::Begun(17)),
+            ("pid 17\n2", ExitRecord::Begun(17)),
+            ("pid 17\n2\n", ExitRecord::Ended(2)),
+            ("137\n", ExitRecord::Ended(137)),
+            ("nonsense\n", ExitRecord::Empty),
+        ] {
+            assert_eq!(parse(text), record, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_shell_records_its_command() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let records = ExitRecords::in_folder(folder.path()).expect("a folder");
+        let path = records.path("one");
+        assert_eq!(records.read("one"), ExitRecord::Missing);
+        let script = format!("exec 3> {}\n{}", path.display(), recording("exit 9"));
+        let status = std::process::Command::new("sh").arg("-c").arg(script).status().expect("a shell");
+        assert_eq!((status.code(), records.read("one")), (Some(9), ExitRecord::Ended(9)));
+    }
+}

@@ -1,0 +1,227 @@
+//! Recovery: the state that an agent takes up from its folder after a restart.
+//!
+//! A launch whose outcome was not written is resolved by what it left behind: a process with its launch id, or its exit
+//! record. An operation that had begun is resumed by its instance's keeper before supervision continues. A run of a
+//! one-shot that began and whose end nobody recorded stays unknown, and is not repeated.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use super::cgroup::Group;
+use super::exit_record::{ExitRecord, start_id};
+use super::keeper::{Said, Shared, done, failed};
+use super::kernel::{Hold, Identity, boot_id};
+use super::now_ms;
+use super::ownership::{self, Interrupted};
+use super::row::{Intent, Pending, Row, Run, all, intent_key, pending_key, row_key, up_key};
+use crate::gse::channel::OpResult;
+use crate::model::{AutoType, InstanceKey, StartMode};
+use crate::store::{Error, Store, Txn};
+
+/// From the launch of a process to its program: much less than this.
+const A_MOMENT: Duration = Duration::from_millis(50);
+
+/// What is known of all instances.
+pub struct Recovered {
+    pub rows: HashMap<InstanceKey, Row>,
+    /// Operations to be resumed.
+    pub pending: HashMap<InstanceKey, Resumption>,
+}
+
+/// An operation that an earlier agent began.
+pub struct Resumption {
+    pub pending: Pending,
+    /// The launch that it had begun, where that is continued by its start command's exit record.
+    pub launch: Option<Intent>,
+}
+
+/// Reads everything, and resolves the launches whose outcome is not written.
+pub async fn recover(shared: &Shared) -> Result<Recovered, Error> {
+    let mut rows: HashMap<InstanceKey, Row> = keyed(all(&shared.store, "proc/").await?);
+    let mut pending: HashMap<InstanceKey, Resumption> =
+        keyed::<Pending>(all(&shared.store, "pending/").await?)
+            .into_iter()
+            .map(|(instance, pending)| (instance, Resumption { pending, launch: None }))
+            .collect();
+    let intents: HashMap<InstanceKey, Intent> = keyed(all(&shared.store, "intent/").await?);
+    let (daemons, intents): (HashMap<_, _>, HashMap<_, _>) =
+        intents.into_iter().partition(|(_, intent)| is_daemon(intent));
+    let txn = resolve(shared, intents, &mut rows, &mut pending).await;
+    if !txn.writes.is_empty() {
+        shared.store.txn(txn).await?;
+    }
+    for (instance, intent) in daemons {
+        if let Some(resumption) = pending.get_mut(&instance) {
+            resumption.launch = Some(intent);
+        }
+    }
+    remove_stale_records(shared, &rows, &pending);
+    Ok(Recovered { rows, pending })
+}
+
+fn keyed<T>(entries: Vec<(String, T)>) -> HashMap<InstanceKey, T> {
+    entries.into_iter().filter_map(|(name, value)| Some((name.parse().ok()?, value))).collect()
+}
+
+/// Is the process found by its pid file, after its start command ended?
+fn is_daemon(intent: &Intent) -> bool {
+    let spec = &intent.held.spec;
+    spec.monitor.auto_type == AutoType::Resident
+        && spec.control.start_mode.unwrap_or_default() == StartMode::Daemon
+}
+
+/// Resolves launches of foreground processes, of one-shots and of scheduled runs, and the supervisor's own.
+async fn resolve(
+    shared: &Shared,
+    intents: HashMap<InstanceKey, Intent>,
+    rows: &mut HashMap<InstanceKey, Row>,
+    pending: &mut HashMap<InstanceKey, Resumption>,
+) -> Txn {
+    let reserved = |rows: &HashMap<InstanceKey, Row>| rows.values().any(|row| row.next.is_some());
+    if intents.is_empty() && !reserved(rows) {
+        return Txn::default();
+    }
+    let find = || {
+        let by_intent = intents.values().map(|intent| Interrupted {
+            launch_id: &intent.incarnation,
+            spec: &intent.held.spec,
+            group: intent.group.as_deref().map(Group::at),
+        });
+        let by_supervisor = rows.values().filter_map(|row| {
+            let (launch_id, given) = (row.next.as_ref()?, row.given.as_ref()?);
+            Some(Interrupted { launch_id, spec: &given.spec, group: shared.groups.of(launch_id) })
+        });
+        ownership::interrupted(&by_intent.chain(by_supervisor).collect::<Vec<_>>())
+    };
+    let mut found = find();
+    let dead = |row: &Row| row.run.as_ref().is_none_or(|run| Hold::take(&run.identity).is_none());
+    let lost = |row: &Row| row.next.as_ref().is_some_and(|mark| !found.contains_key(mark)) && dead(row);
+    if intents.values().any(|intent| !found.contains_key(&intent.incarnation)) || rows.values().any(lost) {
+        // A launched process carries its launch id only once it has become its program, a moment later.
+        tokio::time::sleep(A_MOMENT).await;
+        found = find();
+    }
+    let mut txn = Txn::default();
+    for (instance, row) in rows.iter_mut() {
+        if relaunched(shared, instance, row, &found) {
+            txn = txn.and(Txn::put(row_key(instance), serde_json::to_vec(row).unwrap_or_default()));
+        }
+    }
+    for (instance, intent) in intents {
+        let row = rows.entry(instance.clone()).or_default();
+        let process = found.get(&intent.incarnation).cloned();
+        info!(%instance, pid = process.as_ref().map(|one| one.pid), "a launch was interrupted");
+        let said = resolve_one(shared, intent, process, row);
+        let value = serde_json::to_vec(row).unwrap_or_default();
+        txn = txn.and(Txn::delete(intent_key(&instance))).and(Txn::put(row_key(&instance), value));
+        if let Some((op_id, (code, message))) = said {
+            pending.remove(&instance);
+            let result = OpResult { op_id, code: code.0, message, content: None };
+            let value = serde_json::to_vec(&result).unwrap_or_default();
+            txn = txn.and(Txn::put(up_key(&result.op_id), value)).and(Txn::delete(pending_key(&instance)));
+        }
+    }
+    txn
+}
+
+/// A supervisor was bringing a foreground process back: that launch has no intent of its own.
+fn relaunched(
+    shared: &Shared,
+    instance: &InstanceKey,
+    row: &mut Row,
+    found: &HashMap<String, Identity>,
+) -> bool {
+    let (Some(mark), Some(given)) = (&row.next, &row.given) else { return false };
+    if given.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon {
+        return false;
+    }
+    let Some(identity) = found.get(mark).cloned() else { return false };
+    info!(%instance, pid = identity.pid, "a relaunch was interrupted");
+    let (incarnation, live) = (mark.clone(), given.clone());
+    let group = shared.groups.of(&incarnation).map(|group| group.path());
+    row.run = Some(Run { identity, live, by: None, incarnation, group });
+    (row.next, row.started, row.since) = (None, now_ms(), now_ms());
+    true
+}
+
+/// Resolves one launch. The result of the operation that asked for it, where nothing is left to be done.
+fn resolve_one(
+    shared: &Shared,
+    intent: Intent,
+    process: Option<Identity>,
+    row: &mut Row,
+) -> Option<(String, Said)> {
+    let resident = intent.held.spec.monitor.auto_type == AutoType::Resident;
+    let once = intent.held.spec.monitor.auto_type == AutoType::OneShot;
+    let record = shared.exits.read(&intent.incarnation);
+    let shell = || shared.exits.shell(&intent.incarnation).map(|hold| hold.identity.clone());
+    let identity = match resident {
+        true => process,
+        false => shell().or(process),
+    };
+    if let Some(identity) = identity {
+        (row.started, row.since, row.unknown_run) = (intent.at, intent.at, None);
+        if once {
+            row.ran = Some(intent.held.clone());
+        }
+        let Intent { incarnation, op_id: by, held: live, group, .. } = intent;
+        row.run = Some(Run { identity, live, by, incarnation, group });
+        return None;
+    }
+    if resident {
+        return None;
+    }
+    let not_begun = intent.boot == boot_id() && matches!(record, ExitRecord::Missing | ExitRecord::Empty);
+    if not_begun {
+        return None;
+    }
+    (row.run, row.started, row.since) = (None, intent.at, now_ms());
+    if intent.op_id.is_some() {
+        // As after any start: the gateway keeps what is registered, and with it that the run is unknown.
+        (row.given, row.hosted) = (Some(intent.held.clone()), true);
+    }
+    let said = match record {
+        ExitRecord::Ended(code) => {
+            (row.exit, row.unknown_run) = (Some(code), None);
+            row.message = format!("ended with code {code}");
+            if once {
+                row.ran = Some(intent.held.clone());
+            }
+            done()
+        }
+        ExitRecord::Missing | ExitRecord::Empty | ExitRecord::Begun(_) => {
+            let why = "a run began, and its outcome is unknown: the agent and the run were killed";
+            warn!(launch = intent.incarnation, "{why}");
+            row.message = why.to_owned();
+            if once {
+                row.unknown_run = Some(intent.op_id.clone().unwrap_or_default());
+            }
+            failed(why)
+        }
+    };
+    shared.exits.remove(&intent.incarnation);
+    intent.op_id.map(|op_id| (op_id, said))
+}
+
+/// Records that an agent left behind which was killed after it had written a result.
+fn remove_stale_records(
+    shared: &Shared,
+    rows: &HashMap<InstanceKey, Row>,
+    pending: &HashMap<InstanceKey, Resumption>,
+) {
+    // Commands of an operation share a prefix.
+    let ops: Vec<String> = pending
+        .values()
+        .map(|resumption| super::exit_record::command_id(&resumption.pending.request.op_id, ""))
+        .collect();
+    let launches = pending.values().filter_map(|resumption| resumption.launch.as_ref());
+    let mut in_use: Vec<String> = launches.map(|intent| start_id(&intent.incarnation)).collect();
+    for row in rows.values() {
+        in_use.extend(row.run.as_ref().map(|run| run.incarnation.clone()));
+        in_use.extend(row.next.as_deref().map(start_id));
+    }
+    let in_use: std::collections::HashSet<String> = in_use.into_iter().collect();
+    shared.exits.remove_all_but(|id| in_use.contains(id) || ops.iter().any(|op| id.starts_with(op.as_str())));
+}
