@@ -55,6 +55,7 @@ mod store;
 mod support;
 mod system;
 mod tending;
+mod upgrade;
 mod verbs;
 mod watch;
 mod wire;
