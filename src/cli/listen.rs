@@ -20,7 +20,7 @@ use super::{Exit, Failure};
 use crate::control::Look;
 use crate::control::board::{Board, Subject};
 use crate::dashboard::messages::{Messages, Template, USUAL};
-use crate::dashboard::{Access, Dashboard, More};
+use crate::dashboard::{Access, Dashboard, More, Webhook};
 use crate::http::{AddressError, Calling, Hook, Listener, Reloaded, follow, serve};
 
 #[derive(Debug, clap::Args)]
@@ -121,7 +121,7 @@ pub struct Telling {
     pub board: Arc<Board>,
     pub look_now: Arc<Notify>,
     pub systemd: Arc<Systemd>,
-    webhook: Option<Reloaded<String>>,
+    webhook: Option<Webhook>,
     messages: Option<JoinHandle<()>>,
     tending: JoinHandle<()>,
 }
@@ -129,7 +129,7 @@ pub struct Telling {
 impl Telling {
     pub fn begin(args: &TellArgs, subject: Subject) -> Result<Telling, Failure> {
         let webhook = match &args.webhook_secret_file {
-            Some(file) => Some(secret_file("--webhook-secret-file", file)?),
+            Some(file) => Some(Webhook::new(secret_file("--webhook-secret-file", file)?)),
             None => None,
         };
         let messages = match (&args.notify, &args.notify_template) {

@@ -10,7 +10,7 @@ use super::watch::How;
 use super::{Exit, Failure};
 use crate::control::old_specs::Past;
 use crate::control::source::directory::Directory;
-use crate::control::source::git::{Git, Setting, work_tree};
+use crate::control::source::git::{Git, Setting, Signatures, version, work_tree};
 use crate::control::source::{Finish, Source};
 use crate::manifest::Limits;
 
@@ -19,8 +19,9 @@ use crate::manifest::Limits;
 pub struct SourceArgs {
     /// Follow a git repository instead of a PATH: https, ssh, git, file, or a path
     ///
-    /// Credentials come from git's own helpers and ssh's keys; nothing is ever asked.
-    #[arg(long, value_name = "URL", env = "ABIDE_GIT")]
+    /// Credentials come from git's own helpers and ssh's keys; nothing is ever asked. A URL with a password belongs into
+    /// ABIDE_GIT: arguments are visible to every user of the machine.
+    #[arg(long, value_name = "URL", env = "ABIDE_GIT", hide_env_values = true)]
     pub git: Option<String>,
     /// With --git: the branch or tag to follow [default: the repository's HEAD]
     #[arg(long = "ref", value_name = "REF", env = "ABIDE_GIT_REF")]
@@ -31,6 +32,9 @@ pub struct SourceArgs {
     /// With --git: take only tips that are signed by somebody in FILE, an ssh allowed-signers file or gpg public keys
     #[arg(long, value_name = "FILE", env = "ABIDE_VERIFY_SIGNATURES")]
     pub verify_signatures: Option<PathBuf>,
+    /// With --verify-signatures: which commits must be signed: the tip, or all since the commit taken last
+    #[arg(long, value_name = "WHICH", env = "ABIDE_SIGNATURES", value_enum, requires = "verify_signatures")]
+    pub signatures: Option<Signatures>,
     /// With --git: take this tip though it does not follow from the commit taken last
     #[arg(long, value_name = "COMMIT", env = "ABIDE_ACCEPT_REWIND")]
     pub accept_rewind: Option<String>,
@@ -55,6 +59,7 @@ impl SourceArgs {
                 ("--ref", self.reference.is_some()),
                 ("--path", self.path.is_some()),
                 ("--verify-signatures", self.verify_signatures.is_some()),
+                ("--signatures", self.signatures.is_some()),
                 ("--accept-rewind", self.accept_rewind.is_some()),
             ];
             if let Some((flag, _)) = only_git.into_iter().find(|(_, is_there)| *is_there) {
@@ -72,6 +77,7 @@ impl SourceArgs {
             reference: self.reference.clone().unwrap_or_else(|| "HEAD".to_owned()),
             path: self.path.clone().unwrap_or_default(),
             signers: self.verify_signatures.clone(),
+            signatures: self.signatures.unwrap_or_default(),
             accept_rewind: self.accept_rewind.clone(),
             interval: how.every(),
             patience: Duration::from_secs(self.git_timeout.max(1)),
@@ -79,10 +85,10 @@ impl SourceArgs {
             owner: how.owner().to_owned(),
             limits: limits.limits(),
         };
-        let checked = setting.checked();
-        checked
-            .map(|setting| Watched::Git(Box::new(setting)))
-            .map_err(|(message, hint)| Failure::new(Exit::Usage, message).hint(hint))
+        let setting = setting.checked();
+        let setting = setting.map_err(|(message, hint)| Failure::new(Exit::Usage, message).hint(hint))?;
+        version::check().map_err(|why| Failure::new(Exit::Failed, format!("--git: {why}")))?;
+        Ok(Watched::Git(Box::new(setting)))
     }
 }
 

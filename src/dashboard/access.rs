@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::{Refused, refusal};
-use crate::http::{Reloaded, base64, is_signed, same};
+use crate::http::{Reloaded, base64, same};
 
 pub struct Access {
     /// Where we listen.
@@ -77,29 +77,6 @@ impl Access {
     fn knows(&self, said: Option<String>) -> bool {
         let token = self.token.as_ref().map(Reloaded::get);
         said.zip(token).is_some_and(|(said, token)| !token.is_empty() && same(&said, &token))
-    }
-
-    /// As GitHub and Gitea sign a body, or as GitLab tells that it knows the secret.
-    pub(super) fn is_signed(
-        &self,
-        parts: &Parts,
-        body: &[u8],
-        secret: Option<&Reloaded<String>>,
-    ) -> Result<(), Refused> {
-        let Some(secret) = secret.map(Reloaded::get).filter(|secret| !secret.is_empty()) else {
-            return Err(refusal(StatusCode::UNAUTHORIZED, "there is no secret"));
-        };
-        let hex = text(&parts.headers, "x-hub-signature-256").and_then(|text| text.strip_prefix("sha256="));
-        let told = text(&parts.headers, "x-gitlab-token");
-        match hex.is_some_and(|hex| is_signed(&secret, body, hex))
-            || told.is_some_and(|told| same(told, &secret))
-        {
-            true => Ok(()),
-            false => Err(refusal(
-                StatusCode::UNAUTHORIZED,
-                "X-Hub-Signature-256 does not sign this body, nor is X-Gitlab-Token the secret",
-            )),
-        }
     }
 }
 

@@ -15,6 +15,7 @@ mod events;
 pub mod messages;
 mod metrics;
 mod page;
+mod webhook;
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore};
 
 pub use self::access::Access;
+pub use self::webhook::Webhook;
 use crate::control::Look;
 use crate::control::board::Board;
 use crate::http::Reloaded;
@@ -55,8 +57,8 @@ pub struct Dashboard<S> {
     /// A plan in the form that `abide plan -o json` has.
     pub plan: Box<dyn Fn(&Look) -> Value + Send + Sync>,
     pub access: Access,
-    /// The secret of webhooks; `None`: there are none.
-    pub webhook: Option<Reloaded<String>>,
+    /// Webhooks and their secret; `None`: there are none.
+    pub webhook: Option<Webhook>,
     pub more_metrics: Option<More>,
 }
 
@@ -210,7 +212,11 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
         }
         Route::Webhook => {
             let bytes = whole(body).await?;
-            dashboard.access.is_signed(parts, &bytes, dashboard.webhook.as_ref())?;
+            let now = crate::clock::moment().0.div_euclid(1000);
+            match &dashboard.webhook {
+                Some(webhook) => webhook.accept(parts, &bytes, now)?,
+                None => return Err(unknown()),
+            }
             api::look(dashboard, parts, "a webhook came: looking now")
         }
     })

@@ -15,7 +15,7 @@ pub use calls::{Access, Broken, Calls, Lines};
 pub use client::{AddressError, Calling, redirect};
 pub use hook::Hook;
 pub use reload::{Reloaded, follow};
-pub use secret::{base64, is_signed, same};
+pub use secret::{base64, is_signed, same, signs};
 pub use server::{Listener, Peer, serve};
 pub use tls::Tls;
 pub use told::told_of;

@@ -15,6 +15,11 @@ pub fn is_signed(secret: &str, bytes: &[u8], hex: &str) -> bool {
     from_hex(hex).is_some_and(|tag| hmac::verify(&key, bytes, &tag).is_ok())
 }
 
+/// Is this the HMAC-SHA256 of these bytes under the key?
+pub fn signs(key: &[u8], bytes: &[u8], tag: &[u8]) -> bool {
+    hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, key), bytes, tag).is_ok()
+}
+
 fn from_hex(text: &str) -> Option<Vec<u8>> {
     if !text.is_ascii() || text.len() % 2 == 1 {
         return None;
@@ -22,7 +27,7 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
     (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()).collect()
 }
 
-/// HTTP's Basic credentials are written so; nothing else here is.
+/// HTTP's Basic credentials and Standard Webhooks are written so.
 pub fn base64(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let (mut bits, mut held) = (0u32, 0u32);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use abide::control::source::Source;
-use abide::control::source::git::{Git, Setting};
+use abide::control::source::git::{Git, Setting, Signatures};
 use abide::manifest::Limits;
 use abide::store::Embedded;
 use serde_json::Value;
@@ -30,7 +30,7 @@ impl Repo {
         repo
     }
 
-    fn git(&self, args: &[&str]) -> String {
+    pub fn git(&self, args: &[&str]) -> String {
         run(&self.machine.path("m"), args)
     }
 
@@ -39,7 +39,7 @@ impl Repo {
         self.commit_with(message, &[])
     }
 
-    fn commit_with(&self, message: &str, more: &[&str]) -> String {
+    pub fn commit_with(&self, message: &str, more: &[&str]) -> String {
         self.git(&["add", "--all"]);
         let mut args = more.to_vec();
         args.extend(["commit", "--quiet", "--allow-empty", "-m", message]);
@@ -47,7 +47,7 @@ impl Repo {
         self.push(&[])
     }
 
-    fn push(&self, more: &[&str]) -> String {
+    pub fn push(&self, more: &[&str]) -> String {
         let mut args = vec!["push", "--quiet"];
         args.extend(more);
         args.extend(["origin", "HEAD:main"]);
@@ -68,15 +68,15 @@ impl Repo {
         Ends(child)
     }
 
-    fn said(&self, log: &str) -> String {
+    pub fn said(&self, log: &str) -> String {
         std::fs::read_to_string(self.machine.path(log)).unwrap_or_default()
     }
 
-    fn until_said(&self, log: &str, what: &str) {
+    pub fn until_said(&self, log: &str, what: &str) {
         until(what, || self.said(log).contains(what));
     }
 
-    fn runs(&self, names: &[&str]) -> bool {
+    pub fn runs(&self, names: &[&str]) -> bool {
         let pids = self.machine.pids();
         names.iter().all(|name| pids.get(*name).is_some_and(|pid| is_alive(*pid as u32)))
     }
@@ -518,6 +518,7 @@ fn a_nudge_is_followed_at_once() {
         reference: "main".to_owned(),
         path: PathBuf::new(),
         signers: None,
+        signatures: Signatures::Tip,
         accept_rewind: None,
         interval: Duration::from_secs(3600),
         patience: Duration::from_secs(60),

@@ -20,6 +20,7 @@ mod fencing;
 mod foreign;
 mod gateway;
 mod git;
+mod git_hardening;
 mod hostile;
 mod http;
 mod import;

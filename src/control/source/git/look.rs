@@ -19,13 +19,15 @@ use serde::{Deserialize, Serialize};
 use super::super::kept::{Kept, Places};
 use super::super::{Finish, Reading, Trouble};
 use super::program::Program;
-use super::setting::Setting;
+use super::setting::{Setting, Signatures};
 use super::signature;
 use super::tree::{Choice, Chosen, Tree};
 use crate::manifest::{self, Given, Limits, Loaded, Problem, StandIn};
 
 /// The longest listing of a commit: some two million files.
 const LISTING: u64 = 256 << 20;
+/// The most commits that `--signatures all` verifies at once.
+const MOST_VERIFIED: usize = 10_000;
 /// The longest way that a link may name.
 const LONGEST_LINK: u64 = 4096;
 
@@ -138,7 +140,8 @@ impl Looker {
 
     /// The tip of what is followed, as it is now.
     fn fetch(&self, lock: &File) -> Result<String, String> {
-        let (url, name) = (&self.setting.url, &self.setting.reference);
+        let name = &self.setting.reference;
+        let address = self.setting.address()?;
         let shown = self.setting.shown_url();
         if !self.program.mirror.join("HEAD").is_file() {
             let mirror = self.program.mirror.display().to_string();
@@ -153,9 +156,9 @@ impl Looker {
         for name in meant_by(name) {
             let what = format!("+{name}:{seen}");
             let flags = ["fetch", "--quiet", "--no-tags", "--no-prune", "--no-write-fetch-head"];
-            let more = ["--no-recurse-submodules", "--update-shallow", "--", url, &what];
+            let more = ["--no-recurse-submodules", "--update-shallow", "--", &address.url, &what];
             let args: Vec<&str> = flags.into_iter().chain(more).collect();
-            let fetched = self.program.remote(&args, lock).map_err(|why| cannot(&why))?;
+            let fetched = self.program.remote(&args, lock, &address).map_err(|why| cannot(&why))?;
             if fetched.is_well() {
                 missing.clear();
                 break;
@@ -187,7 +190,32 @@ impl Looker {
             let what = format!("{} of {}", self.setting.reference, self.setting.shown_url());
             return Err(Trouble::Rewound { taken: pin.commit.clone(), tip: tip.to_owned(), what });
         }
-        self.verify(tip)
+        self.verify(tip)?;
+        match (&self.setting.signers, self.setting.signatures) {
+            (Some(_), Signatures::All) => self.verify_since(&pin.commit, tip),
+            (Some(_), Signatures::Tip) | (None, _) => Ok(()),
+        }
+    }
+
+    /// Each commit that came with this tip, on whatever branch it was made.
+    fn verify_since(&self, last: &str, tip: &str) -> Result<(), Trouble> {
+        let refused = |why: String| Trouble::NotSigned { tip: tip.to_owned(), why };
+        let most = (MOST_VERIFIED + 1).to_string();
+        let (without, count) = (format!("^{last}"), format!("--max-count={most}"));
+        let listed = self.program.local(&["rev-list", &count, tip, &without], &[], 1 << 20);
+        let listed = listed.map_err(|why| Trouble::Unreachable { why })?;
+        if !listed.is_well() {
+            // Only a tip that was accepted by name gets here without the commit that was taken last.
+            return Err(refused(format!("cannot list the commits since {last}: {}", listed.said)));
+        }
+        let commits = String::from_utf8_lossy(&listed.out).into_owned();
+        let commits: Vec<&str> = commits.lines().filter(|commit| *commit != tip).collect();
+        if commits.len() >= MOST_VERIFIED {
+            return Err(refused(format!("it brings more than {MOST_VERIFIED} commits, too many to verify")));
+        }
+        let Some(signers) = &self.setting.signers else { return Ok(()) };
+        signature::verify_all(&self.program, &commits, signers)
+            .map_err(|(commit, why)| refused(format!("it contains commit {commit}: {why}")))
     }
 
     fn verify(&self, commit: &str) -> Result<(), Trouble> {

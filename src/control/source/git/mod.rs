@@ -9,11 +9,13 @@
 //! taken last is in the store (`source/<owner>/git`) before it is acted on, so that a branch that was rewound is known to
 //! be so by whoever leads next, wherever. `git` itself is run by [`program`].
 
+mod address;
 pub mod look;
 mod program;
 mod setting;
 mod signature;
 mod tree;
+pub mod version;
 pub mod work_tree;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -25,7 +27,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use self::look::{Looked, Looker, Pin};
-pub use self::setting::Setting;
+pub use self::setting::{Setting, Signatures};
 use super::kept::Kept;
 use super::{Finish, Reading, Seen, Trouble};
 use crate::clock;
@@ -227,9 +229,9 @@ impl Git {
         let kept: serde_json::Value =
             serde_json::from_slice(&entry.value).map_err(|error| damaged(error.to_string()))?;
         // Another repository or branch was followed: that is a choice of the user, not a rewind.
-        if (kept["url"].as_str(), kept["ref"].as_str())
-            != (Some(&self.setting.shown_url()), Some(&self.setting.reference))
-        {
+        // Older versions masked less.
+        let url = kept["url"].as_str().map(address::masked);
+        if (url, kept["ref"].as_str()) != (Some(self.setting.shown_url()), Some(&self.setting.reference)) {
             return Ok(None);
         }
         serde_json::from_value(kept).map(Some).map_err(|error| damaged(error.to_string()))

@@ -3,12 +3,23 @@
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use super::program::{PROTOCOLS, masked};
+use super::address::{self, Address, masked};
+use super::program::PROTOCOLS;
 use super::signature;
 use crate::manifest::Limits;
 
+/// Which commits must be signed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Signatures {
+    /// The tip alone: who signs it vouches for all that it contains.
+    #[default]
+    Tip,
+    /// Each commit that is reachable from the tip and not from the commit taken last.
+    All,
+}
+
 /// A branch of a repository, and how it is to be followed.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Setting {
     pub url: String,
     /// A branch, a tag, or `HEAD`: what the other side calls its usual branch.
@@ -17,6 +28,8 @@ pub struct Setting {
     pub path: PathBuf,
     /// Only commits that are signed by somebody in this file.
     pub signers: Option<PathBuf>,
+    /// Which commits must be signed so.
+    pub signatures: Signatures,
     /// This commit may be taken though it does not follow from the last one.
     pub accept_rewind: Option<String>,
     /// How often to fetch.
@@ -28,6 +41,15 @@ pub struct Setting {
     /// Whose set it is.
     pub owner: String,
     pub limits: Limits,
+}
+
+impl std::fmt::Debug for Setting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setting")
+            .field("url", &self.shown_url())
+            .field("reference", &self.reference)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Setting {
@@ -53,6 +75,11 @@ impl Setting {
         Ok(self)
     }
 
+    /// What git is given.
+    pub fn address(&self) -> Result<Address, String> {
+        address::parse(&self.url).map_err(|why| format!("{} {why}", self.shown_url()))
+    }
+
     /// As people may read it.
     pub fn shown_url(&self) -> String {
         masked(&self.url)
@@ -70,6 +97,12 @@ fn url(url: &str) -> Result<String, (String, String)> {
     }
     if url.chars().any(char::is_control) {
         return refused("holds a control character", usual);
+    }
+    if let Err(why) = address::parse(url) {
+        return refused(
+            &why,
+            "write such characters as %2F, %3F, %23 and %40; or use a credential helper of git",
+        );
     }
     // `ext::sh -c …` and the like: a program, not a place.
     let scheme = url.split("://").next().filter(|scheme| scheme.len() < url.len());

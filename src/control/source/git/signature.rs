@@ -62,51 +62,80 @@ fn kind(bytes: &[u8]) -> Option<Keys> {
 
 /// `Err`: why it is not good.
 pub fn verify(program: &Program, commit: &str, file: &Path) -> Result<(), String> {
-    let (keys, bytes) = keys(file)?;
-    let shown = file.display();
-    let ended = program.local(&["cat-file", "commit", commit], &[], 1 << 24)?;
-    let signed = ended.is_well().then(|| scheme(&ended.out)).flatten();
-    match (signed, keys) {
-        (None, _) => return Err("it is not signed".to_owned()),
-        (Some(Scheme::Ssh), Keys::Ssh) | (Some(Scheme::Pgp), Keys::Pgp | Keys::Keybox) => {}
-        (Some(Scheme::Ssh), _) => {
-            return Err(format!("it is signed with ssh, and {shown} holds keys of gpg"));
+    verify_all(program, &[commit], file).map_err(|(_, why)| why)
+}
+
+/// `Err`: the first commit that is not good, and why.
+pub fn verify_all(program: &Program, commits: &[&str], file: &Path) -> Result<(), (String, String)> {
+    let Some(first) = commits.first() else { return Ok(()) };
+    let verifier = Verifier::new(program, file).map_err(|why| ((*first).to_owned(), why))?;
+    commits.iter().try_for_each(|commit| verifier.verify(commit).map_err(|why| ((*commit).to_owned(), why)))
+}
+
+/// The keys of a file, where git and gpg find them.
+struct Verifier<'a> {
+    program: &'a Program,
+    file: &'a Path,
+    keys: Keys,
+    home: Home,
+    /// Settings of git.
+    settings: Vec<String>,
+}
+
+impl<'a> Verifier<'a> {
+    fn new(program: &'a Program, file: &'a Path) -> Result<Verifier<'a>, String> {
+        let (keys, bytes) = keys(file)?;
+        let home = Home::make(program)?;
+        match keys {
+            Keys::Ssh => {}
+            Keys::Pgp => import(program, &home.0, &bytes)?,
+            Keys::Keybox => fs::write(home.0.join("pubring.kbx"), &bytes)
+                .map_err(|error| format!("cannot copy the keys: {error}"))?,
         }
-        (Some(Scheme::Pgp), _) => {
-            return Err(format!("it is signed with gpg, and {shown} holds keys of ssh"));
+        let signers = home.0.join("signers");
+        let text: &[u8] = if keys == Keys::Ssh { &bytes } else { &[] };
+        fs::write(&signers, text).map_err(|error| format!("cannot copy the keys: {error}"))?;
+        // git chooses the program by the signature: those of other kinds are none.
+        // For ssh a good signature of nobody in particular is none; gpg knows nobody but those in the file.
+        let (ssh, pgp, trust) = match keys {
+            Keys::Ssh => ("ssh-keygen", "false", "fully"),
+            Keys::Pgp | Keys::Keybox => ("false", "gpg", "undefined"),
+        };
+        let settings = vec![
+            format!("gpg.ssh.program={ssh}"),
+            format!("gpg.openpgp.program={pgp}"),
+            format!("gpg.program={pgp}"),
+            "gpg.x509.program=false".to_owned(),
+            format!("gpg.ssh.allowedSignersFile={}", signers.display()),
+            format!("gpg.minTrustLevel={trust}"),
+        ];
+        Ok(Verifier { program, file, keys, home, settings })
+    }
+
+    fn verify(&self, commit: &str) -> Result<(), String> {
+        let shown = self.file.display();
+        let ended = self.program.local(&["cat-file", "commit", commit], &[], 1 << 24)?;
+        let signed = ended.is_well().then(|| scheme(&ended.out)).flatten();
+        match (signed, self.keys) {
+            (None, _) => return Err("it is not signed".to_owned()),
+            (Some(Scheme::Ssh), Keys::Ssh) | (Some(Scheme::Pgp), Keys::Pgp | Keys::Keybox) => {}
+            (Some(Scheme::Ssh), _) => {
+                return Err(format!("it is signed with ssh, and {shown} holds keys of gpg"));
+            }
+            (Some(Scheme::Pgp), _) => {
+                return Err(format!("it is signed with gpg, and {shown} holds keys of ssh"));
+            }
+            (Some(Scheme::Other), _) => {
+                return Err("it is signed in a way that is not known here".to_owned());
+            }
         }
-        (Some(Scheme::Other), _) => return Err("it is signed in a way that is not known here".to_owned()),
-    }
-    let home = Home::make(program)?;
-    match keys {
-        Keys::Ssh => {}
-        Keys::Pgp => import(program, &home.0, &bytes)?,
-        Keys::Keybox => fs::write(home.0.join("pubring.kbx"), &bytes)
-            .map_err(|error| format!("cannot copy the keys: {error}"))?,
-    }
-    let signers = home.0.join("signers");
-    let text: &[u8] = if keys == Keys::Ssh { &bytes } else { &[] };
-    fs::write(&signers, text).map_err(|error| format!("cannot copy the keys: {error}"))?;
-    // git chooses the program by the signature: those of other kinds are none.
-    // For ssh a good signature of nobody in particular is none; gpg knows nobody but those in the file.
-    let (ssh, pgp, trust) = match keys {
-        Keys::Ssh => ("ssh-keygen", "false", "fully"),
-        Keys::Pgp | Keys::Keybox => ("false", "gpg", "undefined"),
-    };
-    let settings = [
-        format!("gpg.ssh.program={ssh}"),
-        format!("gpg.openpgp.program={pgp}"),
-        format!("gpg.program={pgp}"),
-        "gpg.x509.program=false".to_owned(),
-        format!("gpg.ssh.allowedSignersFile={}", signers.display()),
-        format!("gpg.minTrustLevel={trust}"),
-    ];
-    let mut args: Vec<&str> = settings.iter().flat_map(|setting| ["-c", setting.as_str()]).collect();
-    args.extend(["verify-commit", "--raw", commit]);
-    let ended = program.local_with(&args, &[], 1 << 20, &[("GNUPGHOME", &home.0)])?;
-    match ended.is_well() {
-        true => Ok(()),
-        false => Err(format!("its signature is not good by {shown}: {}", reason(&ended.said))),
+        let mut args: Vec<&str> = self.settings.iter().flat_map(|setting| ["-c", setting.as_str()]).collect();
+        args.extend(["verify-commit", "--raw", commit]);
+        let ended = self.program.local_with(&args, &[], 1 << 20, &[("GNUPGHOME", &self.home.0)])?;
+        match ended.is_well() {
+            true => Ok(()),
+            false => Err(format!("its signature is not good by {shown}: {}", reason(&ended.said))),
+        }
     }
 }
 

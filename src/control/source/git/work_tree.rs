@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use super::address::without_credentials;
 use super::look::{files, load, mirror};
 use super::program::Program;
 use super::setting::Setting;
@@ -112,18 +113,6 @@ pub fn source(url: &str, path: &str) -> String {
     }
 }
 
-/// A user alone says nothing secret in ssh, and belongs to the address there.
-fn without_credentials(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let kept = match authority.rsplit_once('@') {
-        Some((_, host)) if scheme.starts_with("http") => host.to_owned(),
-        Some((user, host)) => format!("{}@{host}", user.split(':').next().unwrap_or_default()),
-        None => authority.to_owned(),
-    };
-    format!("{scheme}://{kept}{path}")
-}
-
 /// Where a path really is. A link that is exchanged for another stays the same place, wherever it leads, and nowhere.
 fn own_place(path: &Path) -> PathBuf {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -159,6 +148,8 @@ mod tests {
             ("https://u:p@h/x.git", "", "https://h/x"),
             ("https://token@h/x/", "m/a", "https://h/x//m/a"),
             ("ssh://git:p@h/x.git", "", "ssh://git@h/x"),
+            ("https://u:p@s/s@h/x.git", "", "https://***@h/x"),
+            ("https://h/x?private_token=t", "m", "https://h/x?private_token=***//m"),
             ("git@h:x.git", "m", "git@h:x//m"),
             ("/srv/x.git", "m", "/srv/x//m"),
         ] {

@@ -1,0 +1,235 @@
+//! Repository addresses and their credentials: what git is given, what people may read.
+//!
+//! Credentials of a URL reach git by its environment, which only this user can read, and never by its arguments, which
+//! every user of the machine can. In every text that leaves here they are masked.
+
+/// Parameters of a URL that are credentials, by a part of their name.
+const SECRETS: [&str; 6] = ["token", "password", "passwd", "secret", "apikey", "api_key"];
+
+/// What a repository's address says.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Address {
+    /// Without credentials.
+    pub url: String,
+    /// The URL up to its path, for which the credentials are; http and https alone.
+    pub site: String,
+    pub user: Option<String>,
+    pub password: Option<String>,
+}
+
+impl std::fmt::Debug for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Address").field("url", &masked(&self.url)).finish_non_exhaustive()
+    }
+}
+
+/// Splits an address. `Err`: why it cannot be used, without its secrets.
+pub fn parse(address: &str) -> Result<Address, String> {
+    let whole = |url: &str| Address { url: url.to_owned(), site: String::new(), user: None, password: None };
+    let Some((scheme, rest)) = address.split_once("://") else { return Ok(whole(address)) };
+    let web = matches!(scheme, "http" | "https");
+    if web && has_secret_parameter(rest) {
+        return Err("holds a credential as a parameter, which git cannot send".to_owned());
+    }
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let Some((userinfo, host)) = authority.rsplit_once('@') else {
+        let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|_| !authority.ends_with(']'));
+        // The host would be a part of the user's name.
+        if port.is_some_and(|port| port.bytes().any(|byte| !byte.is_ascii_digit())) && path.contains('@') {
+            return Err("has a '/', '?' or '#' in its credentials, which would end the host".to_owned());
+        }
+        return Ok(Address { site: site(web, scheme, authority), ..whole(address) });
+    };
+    let (user, password) = match userinfo.split_once(':') {
+        Some((user, password)) => (user, Some(decoded(password))),
+        None => (userinfo, None),
+    };
+    let has_control = |text: &str| text.chars().any(char::is_control);
+    // Which of the two ends the password cannot be told.
+    if password.is_some() && path.contains('@') {
+        return Err("has an '@' after its host: a part of the password, or of the path".to_owned());
+    }
+    if !web {
+        // ssh takes no password from an address, and shows it to everybody.
+        return Ok(whole(&format!("{scheme}://{user}@{host}{path}")));
+    }
+    let user = decoded(user);
+    if has_control(&user) || password.as_deref().is_some_and(has_control) {
+        return Err("holds a control character in its credentials".to_owned());
+    }
+    Ok(Address {
+        url: format!("{scheme}://{host}{path}"),
+        site: site(web, scheme, host),
+        user: Some(user),
+        password,
+    })
+}
+
+fn site(web: bool, scheme: &str, host: &str) -> String {
+    if web { format!("{scheme}://{host}") } else { String::new() }
+}
+
+/// `%40` and the like as what they mean; what is no such thing stays.
+fn decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while let Some(byte) = bytes.get(at) {
+        let digits =
+            bytes.get(at + 1..at + 3).filter(|two| *byte == b'%' && two.iter().all(u8::is_ascii_hexdigit));
+        let value = digits.and_then(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok());
+        out.push(value.unwrap_or(*byte));
+        at += if value.is_some() { 3 } else { 1 };
+    }
+    String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
+}
+
+/// The same source under one address, whoever reads it. A user alone says nothing secret in ssh, and belongs to the address
+/// there.
+pub fn without_credentials(url: &str) -> String {
+    match parse(url) {
+        Ok(address) => masked(&address.url),
+        Err(_) => masked(url),
+    }
+}
+
+/// A text in which no URL shows a credential.
+pub fn masked(text: &str) -> String {
+    let mut masked = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let scheme = rest[..at].rsplit(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or_default();
+        let (before, after) = rest.split_at(at + 3);
+        masked.push_str(before);
+        let (shown, more) = without_user(scheme, after);
+        masked.push_str(&shown);
+        rest = more;
+    }
+    masked.push_str(rest);
+    without_parameters(&masked)
+}
+
+/// What may be shown of the beginning of a URL after its scheme, and the rest of the text.
+fn without_user<'a>(scheme: &str, after: &'a str) -> (String, &'a str) {
+    // Names alone are secrets in https (tokens are given so), but not in ssh.
+    let secret = |user: &str| user.contains(':') || scheme.starts_with("http");
+    let token = &after[..after.find(char::is_whitespace).unwrap_or(after.len())];
+    let end = after.find(|c: char| matches!(c, '/' | '?' | '#' | '\'' | '"') || c.is_whitespace());
+    let (authority, more) = after.split_at(end.unwrap_or(after.len()));
+    // A password may hold what ends a host: then the last @ ends it, unless another URL begins before.
+    let token = &token[..token.find("://").unwrap_or(token.len())];
+    let is_cut = !authority.contains('@') && authority.contains(':') && token.len() > authority.len();
+    if is_cut && let Some((_, host)) = token.rsplit_once('@') {
+        let begin = token.len() - host.len();
+        let length = host.find(['/', '?', '#', '\'', '"']).unwrap_or(host.len());
+        return (format!("***@{}", &host[..length]), &after[begin + length..]);
+    }
+    match authority.rsplit_once('@') {
+        Some((user, host)) if secret(user) => {
+            // One more @ further on may be the real end.
+            match token.rsplit_once('@') {
+                Some((_, last)) if user.contains(':') && token.len() - last.len() > authority.len() => {
+                    let begin = token.len() - last.len();
+                    let length = last.find(['/', '?', '#', '\'', '"']).unwrap_or(last.len());
+                    (format!("***@{}", &last[..length]), &after[begin + length..])
+                }
+                Some(_) | None => (format!("***@{host}"), more),
+            }
+        }
+        Some(_) | None => (authority.to_owned(), more),
+    }
+}
+
+/// A text without the values of parameters that are credentials.
+fn without_parameters(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(['?', '&', ';']) {
+        let (before, after) = rest.split_at(at + 1);
+        out.push_str(before);
+        let (name, value) = match after.split_once('=') {
+            Some((name, value)) if is_secret(name) => (name, value),
+            Some(_) | None => {
+                rest = after;
+                continue;
+            }
+        };
+        let end = value.find(|c: char| matches!(c, '&' | ';' | '#' | '\'' | '"') || c.is_whitespace());
+        out.push_str(name);
+        out.push_str("=***");
+        rest = &value[end.unwrap_or(value.len())..];
+    }
+    out + rest
+}
+
+fn is_secret(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let name = name.to_ascii_lowercase();
+    name.chars().all(plain) && SECRETS.iter().any(|secret| name.contains(secret))
+}
+
+fn has_secret_parameter(url: &str) -> bool {
+    without_parameters(url) != url
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_url_shows_a_credential() {
+        for (text, shown) in [
+            (
+                "fatal: unable to access 'https://u:p@h/x.git/': no",
+                "fatal: unable to access 'https://***@h/x.git/': no",
+            ),
+            ("https://token@h", "https://***@h"),
+            ("ssh://git@h/x and http://a:b@c/d", "ssh://git@h/x and http://***@c/d"),
+            ("ssh://git:p@ss@h/x", "ssh://***@h/x"),
+            ("git@h:x", "git@h:x"),
+            ("https://h/a@b", "https://h/a@b"),
+            ("https://u:pa/s3cret@h/x", "https://***@h/x"),
+            ("https://u:p@s3cret/s3cret@h/x", "https://***@h/x"),
+            ("https://u:p?s3cret#s3cret'\"s3cret@h/x'", "https://***@h/x'"),
+            ("https://u:pä%2Fs3crét@h/x", "https://***@h/x"),
+            ("https://h/x?access_token=s3cret&a=b", "https://h/x?access_token=***&a=b"),
+            ("'https://h/x?a=b&private_token=s3cret'", "'https://h/x?a=b&private_token=***'"),
+            ("https://h/x?a=b;OAuth-Token=s3cret end", "https://h/x?a=b;OAuth-Token=*** end"),
+            ("https://h:8443/x and https://h:8443/y", "https://h:8443/x and https://h:8443/y"),
+            ("what? a & b = c", "what? a & b = c"),
+        ] {
+            assert_eq!(masked(text), shown);
+        }
+    }
+
+    #[test]
+    fn credentials_are_taken_out_of_an_address() {
+        for (text, url, user, password) in [
+            ("https://h/x", "https://h/x", None, None),
+            ("https://u:p@h:8443/x.git", "https://h:8443/x.git", Some("u"), Some("p")),
+            ("https://u:p%40s%2Fs@h/x", "https://h/x", Some("u"), Some("p@s/s")),
+            ("https://u:p@ss%@h/x", "https://h/x", Some("u"), Some("p@ss%")),
+            ("https://u:a:b@h/x", "https://h/x", Some("u"), Some("a:b")),
+            ("https://u:pÄ%C3%A4@[::1]:1/x", "https://[::1]:1/x", Some("u"), Some("pÄä")),
+            ("https://token@h/x", "https://h/x", Some("token"), None),
+            ("ssh://git:p@h/x", "ssh://git@h/x", None, None),
+            ("git@h:x", "git@h:x", None, None),
+            ("/srv/a@b", "/srv/a@b", None, None),
+        ] {
+            let address = parse(text).expect(text);
+            assert_eq!(
+                (&*address.url, address.user.as_deref(), address.password.as_deref()),
+                (url, user, password)
+            );
+            assert!(!format!("{address:?}").contains("p@s"), "{address:?}");
+        }
+        for bad in [
+            "https://u:pa/ss@h/x",
+            "https://u:p@s/s@h/x",
+            "https://h/x?access_token=t",
+            "https://u:a%0Ab@h/x",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

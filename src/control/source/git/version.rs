@@ -1,0 +1,71 @@
+//! The version of git: one that does not know `GIT_NO_LAZY_FETCH` is refused.
+//!
+//! In a partial clone such a git fetches a missing object while it only reads, by whatever program the configuration of that
+//! repository names. The variable keeps it from that; a git that ignores it would run a stranger's code.
+
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// The first version of each line of releases that knows the variable; later lines all do.
+const KNOWN: [(u32, u32, u32); 7] =
+    [(2, 39, 4), (2, 40, 2), (2, 41, 1), (2, 42, 2), (2, 43, 4), (2, 44, 1), (2, 45, 0)];
+
+/// `Err`: why the git of this machine is not used. Asked once; a git that cannot be run says so itself when it is needed.
+pub fn check() -> Result<(), String> {
+    static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
+    CHECKED
+        .get_or_init(|| {
+            let output =
+                Command::new("git").arg("--version").stdin(Stdio::null()).env("LC_ALL", "C").output();
+            match output {
+                Ok(output) => judge(&String::from_utf8_lossy(&output.stdout)),
+                Err(_) => Ok(()),
+            }
+        })
+        .clone()
+}
+
+fn judge(said: &str) -> Result<(), String> {
+    let version = said.trim().strip_prefix("git version ").unwrap_or_default();
+    let mut numbers = version.split(['.', ' ', '-']).map(str::parse::<u32>);
+    let mut next = || numbers.next().and_then(Result::ok);
+    let (Some(major), Some(minor)) = (next(), next()) else {
+        return Err("cannot tell the version of git: `git --version` must say it".to_owned());
+    };
+    let found = (major, minor, next().unwrap_or(0));
+    let line = KNOWN.iter().find(|known| (known.0, known.1) == (major, minor));
+    let knows = line.map_or(found > KNOWN[KNOWN.len() - 1], |first| found >= *first);
+    match knows {
+        true => Ok(()),
+        false => Err(format!(
+            "git {}.{}.{} does not know GIT_NO_LAZY_FETCH: reading a partial clone could run programs that its \
+             configuration names; git 2.45 or newer is needed (or 2.39.4, 2.40.2, 2.41.1, 2.42.2, 2.43.4, 2.44.1)",
+            found.0, found.1, found.2
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_git_that_could_fetch_while_it_reads_is_refused() {
+        for good in [
+            "2.45.0",
+            "2.47.3",
+            "2.39.5 (Apple Git-154)",
+            "2.44.1.windows.1",
+            "2.100.0",
+            "3.0.1",
+            "2.45.0-rc1",
+        ] {
+            assert_eq!(judge(&format!("git version {good}\n")), Ok(()), "{good}");
+        }
+        for old in ["2.34.1", "2.39.3", "2.43.0", "2.44.0", "1.9.5", "2.38.9"] {
+            let why = judge(&format!("git version {old}\n")).expect_err(old);
+            assert!(why.contains(old) && why.contains("GIT_NO_LAZY_FETCH"), "{why}");
+        }
+        assert!(judge("").is_err() && judge("hub version 2").is_err());
+    }
+}

@@ -1,0 +1,161 @@
+//! Webhooks: who may ask for a look by a signed request.
+//!
+//! Three forms: GitHub and Gitea sign the body, GitLab sends the secret, and senders of Standard Webhooks sign the body with an
+//! id and a time. Where the signature covers a time, it must be within five minutes of ours, and each id counts once: a
+//! request that was recorded on its way cannot be sent again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+
+use super::{Refused, refusal};
+use crate::http::{Reloaded, base64, is_signed, same, signs};
+
+/// How far a sender's clock may be from ours, in seconds.
+const WINDOW_SECS: i64 = 300;
+/// The most ids that are remembered. Only who knows the secret adds one.
+const MOST_IDS: usize = 100_000;
+/// What a secret of Standard Webhooks begins with; the rest is base64.
+const PREFIX: &str = "whsec_";
+
+/// The secret of webhooks, and the requests that were accepted lately.
+#[derive(Clone)]
+pub struct Webhook {
+    secret: Reloaded<String>,
+    /// Ids with their times.
+    accepted: Arc<Mutex<BTreeMap<String, i64>>>,
+}
+
+impl Webhook {
+    pub fn new(secret: Reloaded<String>) -> Webhook {
+        Webhook { secret, accepted: Arc::default() }
+    }
+
+    /// Accepts a request once; `now` in seconds of the epoch.
+    pub(super) fn accept(&self, parts: &Parts, body: &[u8], now: i64) -> Result<(), Refused> {
+        let unsigned = |why: &str| Err(refusal(StatusCode::UNAUTHORIZED, why));
+        let secret = self.secret.get();
+        if secret.is_empty() {
+            return unsigned("there is no secret");
+        }
+        if let Some(signatures) = text(&parts.headers, "webhook-signature") {
+            return self.accept_timed(&secret, &parts.headers, signatures, body, now);
+        }
+        let hex = text(&parts.headers, "x-hub-signature-256").and_then(|text| text.strip_prefix("sha256="));
+        let told = text(&parts.headers, "x-gitlab-token");
+        match hex.is_some_and(|hex| is_signed(&secret, body, hex))
+            || told.is_some_and(|told| same(told, &secret))
+        {
+            true => Ok(()),
+            false => {
+                unsigned("X-Hub-Signature-256 does not sign this body, nor is X-Gitlab-Token the secret")
+            }
+        }
+    }
+
+    /// Standard Webhooks: the signature is of `id.timestamp.body`.
+    fn accept_timed(
+        &self,
+        secret: &str,
+        headers: &HeaderMap,
+        signatures: &str,
+        body: &[u8],
+        now: i64,
+    ) -> Result<(), Refused> {
+        let unsigned = |why: &str| Err(refusal(StatusCode::UNAUTHORIZED, why));
+        let (id, timestamp) = (text(headers, "webhook-id"), text(headers, "webhook-timestamp"));
+        let (Some(id), Some(timestamp)) = (id, timestamp) else {
+            return unsigned("webhook-signature needs webhook-id and webhook-timestamp");
+        };
+        let key = match secret.strip_prefix(PREFIX) {
+            Some(encoded) => base64(encoded).unwrap_or_default(),
+            None => secret.as_bytes().to_vec(),
+        };
+        let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body].concat();
+        let tags = signatures.split_ascii_whitespace().filter_map(|one| base64(one.strip_prefix("v1,")?));
+        if key.is_empty() || !tags.into_iter().any(|tag| signs(&key, &signed, &tag)) {
+            return unsigned("webhook-signature does not sign this id, time and body");
+        }
+        let Some(at) = timestamp.parse::<i64>().ok().filter(|at| at.abs_diff(now) <= WINDOW_SECS as u64)
+        else {
+            return unsigned("webhook-timestamp is not within five minutes of this machine's clock");
+        };
+        let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
+        accepted.retain(|_, at| at.abs_diff(now) <= WINDOW_SECS as u64);
+        if accepted.len() >= MOST_IDS {
+            return Err(refusal(StatusCode::TOO_MANY_REQUESTS, "too many webhooks within five minutes"));
+        }
+        match accepted.insert(id.to_owned(), at) {
+            None => Ok(()),
+            Some(first) => {
+                // The later of the two keeps it known for longer.
+                accepted.insert(id.to_owned(), first.max(at));
+                Err(refusal(StatusCode::CONFLICT, "a webhook with this webhook-id was accepted before"))
+            }
+        }
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::Request;
+
+    const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
+    const BODY: &[u8] = br#"{"email":"test@example.com","username":"test_user"}"#;
+    const AT: i64 = 1_674_087_231;
+
+    fn ask(webhook: &Webhook, headers: &[(&str, &str)], body: &[u8], now: i64) -> u16 {
+        let mut request = Request::builder();
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let (parts, ()) = request.body(()).expect("a request").into_parts();
+        webhook.accept(&parts, body, now).map_or_else(|refused| refused.status().as_u16(), |()| 202)
+    }
+
+    #[test]
+    fn a_recorded_webhook_is_not_accepted_again() {
+        let webhook = Webhook::new(Reloaded::fixed(SECRET.to_owned()));
+        let id = ("webhook-id", "msg_27UH4WbU6Z5A5EzD8u03UvzRbpk");
+        let (at, other) = (("webhook-timestamp", "1674087231"), ("webhook-timestamp", "1674087232"));
+        let sign = ("webhook-signature", "v1,AAAA v2,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5=");
+        let tag = ring::hmac::sign(
+            &ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &base64(&SECRET[6..]).expect("base64")),
+            &[id.1.as_bytes(), b".", at.1.as_bytes(), b".", BODY].concat(),
+        );
+        let good = format!("v1,AAAA v1,{}", encoded(tag.as_ref()));
+        let good = ("webhook-signature", good.as_str());
+        assert_eq!(ask(&webhook, &[id, at, sign], BODY, AT), 401);
+        assert_eq!(ask(&webhook, &[id, other, good], BODY, AT), 401, "another time");
+        assert_eq!(ask(&webhook, &[("webhook-id", "x"), at, good], BODY, AT), 401, "another id");
+        assert_eq!(ask(&webhook, &[id, at, good], b"{}", AT), 401, "another body");
+        assert_eq!(ask(&webhook, &[id, good], BODY, AT), 401, "no time");
+        assert_eq!(ask(&webhook, &[id, at, good], BODY, AT + 301), 401, "too late");
+        assert_eq!(ask(&webhook, &[id, at, good], BODY, AT - 301), 401, "too early");
+        assert_eq!(ask(&webhook, &[id, at, good], BODY, AT + 299), 202);
+        assert_eq!(ask(&webhook, &[id, at, good], BODY, AT + 300), 409, "again");
+        // The secret as GitLab sends it is none where a signature is sent, too.
+        assert_eq!(ask(&webhook, &[id, at, sign, ("x-gitlab-token", SECRET)], BODY, AT), 401);
+        assert_eq!(ask(&webhook, &[("x-gitlab-token", SECRET)], BODY, AT), 202);
+    }
+
+    fn encoded(bytes: &[u8]) -> String {
+        const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let mut text = String::new();
+        for three in bytes.chunks(3) {
+            let bits =
+                three.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - three.len()));
+            let letters =
+                (0..=three.len()).map(|nth| LETTERS[(bits >> (18 - 6 * nth) & 63) as usize] as char);
+            text.extend(letters);
+        }
+        text
+    }
+}
