@@ -37,6 +37,7 @@ mod ownership;
 mod permissions;
 mod plan;
 mod planner;
+mod random_kills;
 mod reading;
 mod redirects;
 mod remembering;
