@@ -4,9 +4,10 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use super::spawn::{Account, Ended, Program, environment, run};
+use super::spawn::{Ended, Program, environment, run};
+use super::user_files::{Rights, Sum, own_sum};
 use crate::gse::channel::{ConfigState, Held};
 use crate::model::{ConfigFile, InstanceKey, Monitor, Spec};
 
@@ -18,8 +19,6 @@ pub const VERSION_EVERY: u32 = 30;
 const TIME: Duration = Duration::from_secs(5);
 /// As much of a version as anybody wants to read.
 const VERSION_CHARS: usize = 100;
-/// A file that is larger is not read.
-const LARGEST: u64 = 64 << 20;
 
 /// Is there anything to look at?
 pub fn has_any(spec: &Spec) -> bool {
@@ -38,37 +37,48 @@ pub struct Note {
 }
 
 /// Of each file: how it was, and the sum that it had then.
-pub type Files = HashMap<PathBuf, (u64, SystemTime, String)>;
+pub type Files = HashMap<PathBuf, Sum>;
 
 /// One look.
-pub async fn look(key: InstanceKey, held: Held, pid: u32, with_version: bool, files: Files) -> Note {
+pub async fn look(
+    key: InstanceKey,
+    held: Held,
+    rights: Rights,
+    pid: u32,
+    with_version: bool,
+    files: Files,
+) -> Note {
     let spec = &held.spec;
     let health = match &spec.control.health_cmd {
-        Some(command) => Some(ask(&key, spec, pid, command).await.map(|_| ())),
+        Some(command) => Some(ask(&key, spec, &rights, pid, command).await.map(|_| ())),
         None => None,
     };
     let version = match spec.control.version_cmd.as_ref().filter(|_| with_version) {
         // A version that cannot be told is none.
-        Some(command) => ask(&key, spec, pid, command).await.ok().map(|text| {
+        Some(command) => ask(&key, spec, &rights, pid, command).await.ok().map(|text| {
             text.lines().next().unwrap_or_default().chars().take(VERSION_CHARS).collect::<String>()
         }),
         None => None,
     };
-    let entries = spec.configmap.clone();
-    let compared = tokio::task::spawn_blocking(move || compare(&entries, files)).await;
-    let (config, files) = compared.unwrap_or_default();
+    let files = sums(&spec.configmap, &rights, files).await;
+    let config = compare(&spec.configmap, |path| files.get(path).map(|(_, _, sum)| sum.clone()));
     Note { health, version, config, files }
 }
 
 /// Runs a command that only looks: what it says, or why it failed.
-async fn ask(key: &InstanceKey, spec: &Spec, pid: u32, command: &str) -> Result<String, String> {
-    let account = Account::of(spec)?;
+async fn ask(
+    key: &InstanceKey,
+    spec: &Spec,
+    rights: &Rights,
+    pid: u32,
+    command: &str,
+) -> Result<String, String> {
     let marks = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", pid.to_string())];
-    let env = environment(spec, &account, &marks)?;
+    let env = environment(spec, rights, &marks).await?;
     let limit = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
     let time = limit.min(TIME);
     let folder = Path::new(&spec.identity.setup_path);
-    let (ended, output) = run(Program { command, folder, account: &account, env, time }, None, None).await?;
+    let (ended, output) = run(Program { command, folder, rights, env, time }, None, None).await?;
     match ended {
         Ended::Well => Ok(output.tail()),
         Ended::Badly(code, said) if said.is_empty() => Err(format!("it ended with {code}")),
@@ -77,45 +87,41 @@ async fn ask(key: &InstanceKey, spec: &Spec, pid: u32, command: &str) -> Result<
     }
 }
 
-/// The first of these files that is not what it is said to be, in words.
+/// The first of these files that is not what it is said to be, in words. With the caller's own rights.
 pub fn not_there(entries: &[ConfigFile]) -> Option<String> {
-    let (states, _) = compare(entries, Files::new());
-    states.into_iter().find_map(|(path, state)| match state {
+    compare(entries, own_sum).into_iter().find_map(|(path, state)| match state {
         ConfigState::AsStated => None,
         ConfigState::Differs => Some(format!("{path} has another md5 than the manifest states")),
         ConfigState::Missing => Some(format!("{path} is not there, or cannot be read")),
     })
 }
 
+/// The sums of all files that can be read with the spec user's rights.
+async fn sums(entries: &[ConfigFile], rights: &Rights, mut known: Files) -> Files {
+    let stated = |entry: &ConfigFile| entry.path.clone().filter(|_| entry.md5.is_some());
+    let files: Vec<_> = entries.iter().filter_map(stated).map(PathBuf::from).collect();
+    if files.is_empty() {
+        return Files::new();
+    }
+    let files: Vec<_> =
+        files.into_iter().map(|path| (known.remove(&path), path)).map(|(sum, path)| (path, sum)).collect();
+    let summed = rights.run("read the configmap files", move |rights| Ok(rights.sums(files))).await;
+    summed.unwrap_or_default().into_iter().filter_map(|(path, sum)| Some((path, sum?))).collect()
+}
+
 /// Is each file what it is said to be?
-fn compare(entries: &[ConfigFile], mut known: Files) -> (Vec<(String, ConfigState)>, Files) {
+fn compare(entries: &[ConfigFile], sum: impl Fn(&Path) -> Option<String>) -> Vec<(String, ConfigState)> {
     let mut states = Vec::new();
     for ConfigFile { path, md5 } in entries {
         let (Some(path), Some(md5)) = (path, md5) else { continue };
-        let state = match sum(Path::new(path), &mut known) {
+        let state = match sum(Path::new(path)) {
             None => ConfigState::Missing,
             Some(sum) if sum.eq_ignore_ascii_case(md5) => ConfigState::AsStated,
             Some(_) => ConfigState::Differs,
         };
         states.push((path.clone(), state));
     }
-    (states, known)
-}
-
-fn sum(path: &Path, known: &mut Files) -> Option<String> {
-    use md5::{Digest, Md5};
-    let meta = std::fs::metadata(path).ok().filter(|meta| meta.is_file() && meta.len() <= LARGEST)?;
-    let modified = meta.modified().ok()?;
-    if let Some((length, at, sum)) = known.get(path)
-        && *length == meta.len()
-        && *at == modified
-    {
-        return Some(sum.clone());
-    }
-    let bytes = std::fs::read(path).ok()?;
-    let sum: String = Md5::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    known.insert(path.to_owned(), (meta.len(), modified, sum.clone()));
-    Some(sum)
+    states
 }
 
 #[cfg(test)]
@@ -137,11 +143,11 @@ mod tests {
             entry(&folder.path().join("none"), "b1946ac92492d2347c6235b4d2611184"),
             entry(folder.path(), "b1946ac92492d2347c6235b4d2611184"),
         ];
-        let (states, known) = compare(&entries, Files::new());
-        let states: Vec<ConfigState> = states.into_iter().map(|(_, state)| state).collect();
+        let states: Vec<ConfigState> =
+            compare(&entries, own_sum).into_iter().map(|(_, state)| state).collect();
         use ConfigState::{AsStated, Differs, Missing};
         assert_eq!(states, [AsStated, Differs, Missing, Missing]);
         std::fs::write(&path, "other").expect("a file");
-        assert_eq!(compare(&entries[..1], known).0[0].1, Differs, "a change is seen");
+        assert_eq!(compare(&entries[..1], own_sum)[0].1, Differs, "a change is seen");
     }
 }

@@ -1,20 +1,21 @@
 //! Commands of operations: run as the spec's user, each with a record of its end, so that none that finished is repeated.
 
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::cgroup::Group;
 use super::exit_record::{self, ExitRecord, kill_group};
 use super::keeper::{Keeper, Said, failed};
+use super::output::Output;
 use super::row::row_key;
-use super::spawn::{Account, Ended, Output, Program, environment, run};
+use super::spawn::{Ended, Program, environment, run};
 use crate::fail;
 use crate::model::{Monitor, Spec};
 use crate::store::{Store, Txn};
 
-/// A launch whose descendants carry its id, and the door of its control group.
-pub type LaunchOf<'a> = Option<(&'a str, Option<File>)>;
+/// A launch whose descendants carry its id, and its control group.
+pub type LaunchOf<'a> = Option<(&'a str, Option<Group>)>;
 
 impl Keeper {
     /// Puts the operation into the store before a command of it runs.
@@ -41,22 +42,22 @@ impl Keeper {
         record: Option<String>,
         launch: LaunchOf<'_>,
     ) -> Result<Ended, String> {
-        let account = Account::of(spec)?;
+        let rights = self.shared.rights_of(spec)?;
         let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];
         if let Some(run) = &self.row.run {
             marks.push(("ABIDE_PID", run.identity.pid.to_string()));
         }
         let mut group = None;
-        if let Some((launch_id, door)) = launch {
+        if let Some((launch_id, of_launch)) = launch {
             marks.push(("ABIDE_INCARNATION", launch_id.to_owned()));
-            group = door;
+            group = of_launch;
         }
-        let env = environment(spec, &account, &marks)?;
+        let env = environment(spec, &rights, &marks).await?;
         let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
         let folder = Path::new(&spec.identity.setup_path);
         let shared = Arc::clone(&self.shared);
-        let _room = shared.commands.acquire().await;
-        let program = Program { command, folder, account: &account, env, time };
+        let _permit = shared.commands.acquire(rights.account().uid()).await;
+        let program = Program { command, folder, rights: &rights, env, time };
         match record {
             Some(record) => self.recorded(&record, program, group).await.map(|(ended, _)| ended),
             None => run(program, None, group).await.map(|(ended, _)| ended),
@@ -68,7 +69,7 @@ impl Keeper {
         &mut self,
         id: &str,
         mut program: Program<'_>,
-        group: Option<File>,
+        group: Option<Group>,
     ) -> Result<(Ended, Option<Output>), String> {
         let shared = Arc::clone(&self.shared);
         let records = &shared.exits;
@@ -97,7 +98,7 @@ impl Keeper {
             ExitRecord::Missing | ExitRecord::Empty => {}
         }
         program.env.push((exit_record::VARIABLE.to_owned(), id.to_owned()));
-        let record = records.create(id)?;
+        let record = (records.clone(), id.to_owned());
         let (ended, output) = run(program, Some(record), group).await?;
         fail::point("command-ended");
         Ok((ended, Some(output)))

@@ -137,6 +137,12 @@ impl Hold {
         status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal))
     }
 
+    /// A duplicate of one of its descriptors. Nothing is opened, and no path is followed.
+    pub fn descriptor(&self, number: i32) -> Option<OwnedFd> {
+        use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+        pidfd_getfd(self.fd.get_ref(), number, PidfdGetfdFlags::empty()).ok()
+    }
+
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         Ok(pidfd_send_signal(self.fd.get_ref(), signal)?)
     }
@@ -163,31 +169,6 @@ pub fn keep_descriptors() {
 fn watched(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
     // SAFETY: an `OwnedFd` is the same descriptor, and open, for as long as it lives.
     unsafe { AsyncFd::register(fd) }.ok()
-}
-
-/// The largest pid file: a number and a line's end fit many times.
-const PID_FILE: u64 = 64;
-
-/// The pid that a pid file names. A hint: only a plain file, only a number, never the first process or ourselves.
-pub fn read_pid_file(path: &Path) -> Result<u32, String> {
-    use rustix::fs::{Mode, OFlags, open};
-    use std::io::Read;
-    let shown = path.display();
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let fd = open(path, flags, Mode::empty())
-        .map_err(|error| format!("cannot read {shown}: {}", io::Error::from(error)))?;
-    let file = std::fs::File::from(fd);
-    let meta = file.metadata().map_err(|error| format!("cannot read {shown}: {error}"))?;
-    if !meta.is_file() || meta.len() > PID_FILE {
-        return Err(format!("{shown} is no pid file"));
-    }
-    let mut text = String::new();
-    file.take(PID_FILE).read_to_string(&mut text).map_err(|error| format!("cannot read {shown}: {error}"))?;
-    let pid: u32 = text.trim().parse().map_err(|_| format!("{shown} holds no pid"))?;
-    if pid <= 1 || pid == std::process::id() {
-        return Err(format!("{shown} names process {pid}, which is none of ours"));
-    }
-    Ok(pid)
 }
 
 /// Does a process run this program? By its executable, its first argument, or, under an interpreter, its script.

@@ -17,6 +17,9 @@
 //! their end in a file ([`exit_record`]), so that it is known even if nobody waited. A schedule is kept while a process is
 //! hosted.
 //!
+//! Files that a spec names are opened with the rights of its user ([`user_files`]). A launch ([`spawn`]) has a thread of its
+//! own and a permit of its user ([`permits`]): neither a file nor a process that a user stopped holds up anyone else.
+//!
 //! Each launch has a control group of its own where that is possible ([`cgroup`]), so that its whole tree is counted and
 //! can be ended. Limits are looked after by samples ([`meter`], [`pools`]), health, version and configuration files by
 //! looks now and then ([`checks`]); who sets none of these costs nothing while nothing happens. Orphans of our processes
@@ -30,10 +33,13 @@ mod commands;
 mod exit_record;
 mod keeper;
 mod kernel;
+mod launching;
 mod life;
 mod meter;
 mod operations;
+mod output;
 mod ownership;
+mod permits;
 mod pools;
 mod reaper;
 mod recovery;
@@ -41,13 +47,14 @@ mod row;
 mod schedule;
 mod spawn;
 mod telling;
+mod user_files;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tracing::{info, warn};
 
 pub use channel::{Joining, run};
@@ -57,6 +64,7 @@ use self::cgroup::Groups;
 use self::exit_record::ExitRecords;
 use self::keeper::{Ask, Keeper, Shared};
 use self::kernel::{Hold, Marked, marked};
+use self::permits::Permits;
 use self::pools::Pools;
 use self::recovery::{Recovered, Resumption};
 use self::row::{Row, all};
@@ -67,11 +75,9 @@ use crate::permissions::close_to_others;
 use crate::store::lease::MAX_GENERATION;
 use crate::store::{Embedded, Error, Store, Txn};
 
-/// Processes that are made at once: more would only wait for the processors.
-const BIRTHS: usize = 8;
-/// Commands of specs that run at once: they may wait for something.
+/// Commands of one user's specs that run at once: they may wait for something.
 const COMMANDS: usize = 64;
-/// Looks at health, version and files at once.
+/// Checks of health, version and files of one user's processes at once.
 const LOOKS: usize = 32;
 
 /// All keepers of this agent.
@@ -99,15 +105,14 @@ impl Table {
         let exits = ExitRecords::in_folder(folder)
             .map_err(|error| Error::Disk(format!("{}: {error}", folder.display())))?;
         let groups = Groups::below_ours(folder);
-        let (births, commands, looks) =
-            (Semaphore::new(BIRTHS), Semaphore::new(COMMANDS), Semaphore::new(LOOKS));
         let shared = Arc::new(Shared {
             store,
             up,
             exits,
-            births,
-            commands,
-            looks,
+            user_permits: Arc::default(),
+            root_may: Arc::new(|_| false),
+            commands: Permits::new(COMMANDS),
+            looks: Permits::new(LOOKS),
             groups,
             pools: Pools::default(),
             look_every,

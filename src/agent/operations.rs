@@ -1,7 +1,5 @@
 //! What a keeper does when it is asked: GSE's operations on a real process, and the codes that they answer with.
 
-use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,13 +7,15 @@ use rustix::process::Signal;
 use tracing::info;
 
 use super::cgroup::Group;
-use super::exit_record::{command_id, start_id};
+use super::exit_record::command_id;
 use super::keeper::{Keeper, Said, Tended, done, failed};
-use super::kernel::{Hold, boot_id, read_pid_file, ticks_since_boot};
+use super::kernel::boot_id;
 use super::life::{Event, Series};
+use super::output::Output;
 use super::ownership::{self, LaunchEvidence, Proof};
 use super::row::{Intent, Run, intent_key};
-use super::spawn::{Account, Ended, Launch, Program, environment, log_file, write_pid_file};
+use super::spawn::Ended;
+use super::user_files::Rights;
 use super::{fresh_id, now_ms};
 use crate::fail;
 use crate::gse::channel::Held;
@@ -28,7 +28,7 @@ const STOP_SECS: u32 = 10;
 /// How long a process may take to go after it was killed.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 /// How often a pid file is looked at while a daemon comes up.
-const LOOK: Duration = Duration::from_millis(20);
+pub(super) const LOOK: Duration = Duration::from_millis(20);
 
 impl Keeper {
     pub(super) fn is_running(&self) -> bool {
@@ -45,7 +45,8 @@ impl Keeper {
     /// this operation names it explicitly.
     pub(super) fn host(&mut self, held: Held) -> Said {
         if is_daemon(&held.spec) && !self.is_running() {
-            let adopted = Account::of(&held.spec).and_then(|account| ownership::adopt(&held.spec, &account));
+            let rights = self.shared.rights_of(&held.spec);
+            let adopted = rights.and_then(|rights| ownership::adopt(&held.spec, &rights));
             match adopted {
                 Err(why) => return failed(why),
                 Ok(None) => {}
@@ -68,7 +69,7 @@ impl Keeper {
         if self.is_running() || !is_daemon(&held.spec) {
             return None;
         }
-        ownership::stranger(&held.spec, &Account::of(&held.spec).ok()?)
+        ownership::stranger(&held.spec, &self.shared.rights_of(&held.spec).ok()?)
     }
 
     /// Not running, as far as this agent is concerned: a process that it did not start is not its to stop.
@@ -85,8 +86,8 @@ impl Keeper {
         if self.is_running() || !is_daemon(&held.spec) {
             return;
         }
-        let account = Account::of(&held.spec).ok();
-        let left = account.and_then(|account| ownership::left_behind(&self.key, &held.spec, &account));
+        let rights = self.shared.rights_of(&held.spec).ok();
+        let left = rights.and_then(|rights| ownership::left_behind(&self.key, &held.spec, &rights));
         if let Some((hold, incarnation)) = left {
             let group = self.shared.groups.of(&incarnation).map(|group| group.path());
             self.row.run = Some(Run { incarnation, group, ..Run::found(&hold, held) });
@@ -156,8 +157,7 @@ impl Keeper {
             }
         }
         fail::point("intent-written");
-        let door = group.as_ref().and_then(Group::door);
-        let begun = match self.begin(held, &intent.incarnation, door).await {
+        let begun = match self.begin(held, &intent.incarnation, group.clone()).await {
             Ok(hold) => hold,
             Err(said) => {
                 group.into_iter().for_each(Group::clear);
@@ -167,8 +167,9 @@ impl Keeper {
         fail::point("born");
         let Intent { incarnation, op_id: by, group, .. } = intent;
         (self.row.dormant, self.row.unknown_run) = (false, None);
-        self.row.run =
-            Some(Run { identity: begun.identity.clone(), live: held.clone(), by, incarnation, group });
+        let (identity, live) = (begun.identity.clone(), held.clone());
+        let output = self.output.as_ref().and_then(Output::inode);
+        self.row.run = Some(Run { identity, live, by, incarnation, group, output });
         (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
         (self.launched, *self.tended) = (Some(Instant::now()), Tended::default());
         self.row.message.clear();
@@ -196,99 +197,11 @@ impl Keeper {
         self.stays(Duration::from_secs(secs.into()).saturating_sub(Duration::from_millis(passed))).await
     }
 
-    /// Runs what brings it up, and takes hold of what came up.
-    async fn begin(&mut self, held: &Held, incarnation: &str, group: Option<File>) -> Result<Hold, Said> {
-        let shared = Arc::clone(&self.shared);
-        let spec = &held.spec;
-        let Some(command) = spec.control.start_cmd.clone() else {
-            return Err(failed("its spec has no start_cmd"));
-        };
-        let account = Account::of(spec).map_err(failed)?;
-        let marks = [("ABIDE_INSTANCE", self.key.to_string()), ("ABIDE_INCARNATION", incarnation.to_owned())];
-        let env = environment(spec, &account, &marks).map_err(failed)?;
-        let folder = Path::new(&spec.identity.setup_path).to_owned();
-        let pid_file = Path::new(&spec.identity.pid_path);
-        // What comes to an end by itself is our child, so that its end and its code are known.
-        let resident = spec.monitor.auto_type == AutoType::Resident;
-        match if resident { spec.control.start_mode.unwrap_or_default() } else { StartMode::Foreground } {
-            StartMode::Foreground => {
-                let name = self.key.name.to_string();
-                let output = spec.identity.log_path.as_ref().map(|path| log_file(path, &name)).transpose();
-                let output = output.map_err(failed)?;
-                let code =
-                    if resident { None } else { Some(shared.exits.create(incarnation).map_err(failed)?) };
-                let room = shared.births.acquire().await;
-                // About a millisecond, in which this thread cannot do anything else.
-                let launch = Launch {
-                    command: &command,
-                    folder: &folder,
-                    account: &account,
-                    env,
-                    output,
-                    code,
-                    group,
-                };
-                let launched = tokio::task::block_in_place(|| launch.go());
-                drop(room);
-                let hold = launched.map_err(failed)?;
-                if let Err(why) = write_pid_file(pid_file, hold.identity.pid) {
-                    let _ = hold.signal(Signal::KILL);
-                    hold.ended().await;
-                    return Err(failed(why));
-                }
-                Ok(hold)
-            }
-            StartMode::Daemon => {
-                if let Some(parent) = pid_file.parent() {
-                    let _ = std::fs::create_dir_all(parent);
-                }
-                let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
-                let room = shared.commands.acquire().await;
-                let of_launch = shared.groups.of(incarnation);
-                let evidence = LaunchEvidence {
-                    launch_id: incarnation,
-                    group: of_launch.as_ref(),
-                    since: ticks_since_boot(),
-                    replaces: None,
-                };
-                let program = Program { command: &command, folder: &folder, account: &account, env, time };
-                let (ended, output) =
-                    self.recorded(&start_id(incarnation), program, group).await.map_err(failed)?;
-                drop(room);
-                self.output = output;
-                match ended {
-                    Ended::Well => {}
-                    Ended::Badly(code, output) => {
-                        return Err(failed(format!("start_cmd ended with {code}: {output}")));
-                    }
-                    Ended::TooLong(output) => {
-                        return Err(failed(format!(
-                            "start_cmd took longer than {} s: {output}",
-                            time.as_secs()
-                        )));
-                    }
-                }
-                let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
-                let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
-                loop {
-                    let why = match ownership::launched(spec, &account, &evidence) {
-                        Ok((hold, _)) => return Ok(hold),
-                        Err(why) => why,
-                    };
-                    if tokio::time::Instant::now() >= until {
-                        return Err((RowCode::CHECK_FAILED, format!("it did not come up: {why}")));
-                    }
-                    tokio::time::sleep(LOOK).await;
-                }
-            }
-        }
-    }
-
     /// Does it stay up for so long?
     async fn stays(&mut self, time: Duration) -> Said {
         let Some(hold) = &self.hold else { return failed("it is gone") };
         let Ok(code) = tokio::time::timeout(time, hold.ended()).await else { return done() };
-        self.gone(code);
+        self.gone(code).await;
         let code = code.map_or("an unknown code".to_owned(), |code| format!("code {code}"));
         (RowCode::CHECK_FAILED, format!("it ended with {code} within {} s", time.as_secs()))
     }
@@ -352,7 +265,7 @@ impl Keeper {
             let ended = tokio::time::timeout(wait, hold.ended()).await;
             return match (ended, output) {
                 (Ok(code), _) => {
-                    self.gone(code);
+                    self.gone(code).await;
                     done()
                 }
                 (Err(_), output) => {
@@ -380,7 +293,7 @@ impl Keeper {
         }
         match ended {
             Ok(code) => {
-                self.gone(code);
+                self.gone(code).await;
                 done()
             }
             Err(_) => {
@@ -436,8 +349,8 @@ impl Keeper {
 
     /// By its own command: the process that is there afterwards is another.
     async fn restart_by(&mut self, held: &Held, command: &str, op_id: Option<&str>) -> Said {
-        let account = match Account::of(&held.spec) {
-            Ok(account) => account,
+        let rights = match self.shared.rights_of(&held.spec) {
+            Ok(rights) => rights,
             Err(why) => return failed(why),
         };
         self.row.ending = op_id.map(str::to_owned);
@@ -455,7 +368,7 @@ impl Keeper {
             replaces: replaced.as_ref(),
         };
         let record = op_id.map(|op_id| command_id(op_id, "restart"));
-        let said = self.replace_by(held, command, record, &account, &evidence).await;
+        let said = self.replace_by(held, command, record, &rights, &evidence).await;
         // An empty group is removed; what a failed command left in its group is not the instance's process.
         let is_used = self.row.run.as_ref().is_some_and(|run| run.incarnation == launch_id);
         group.into_iter().filter(|_| !is_used).for_each(Group::clear);
@@ -467,10 +380,10 @@ impl Keeper {
         held: &Held,
         command: &str,
         record: Option<String>,
-        account: &Account,
+        rights: &Rights,
         evidence: &LaunchEvidence<'_>,
     ) -> Said {
-        let launch = Some((evidence.launch_id, evidence.group.and_then(Group::door)));
+        let launch = Some((evidence.launch_id, evidence.group.cloned()));
         match self.command(&held.spec, command, record, launch).await {
             Err(why) => return failed(why),
             Ok(Ended::Well) => {}
@@ -482,7 +395,7 @@ impl Keeper {
         let secs = held.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
         let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
         loop {
-            let why = match ownership::launched(&held.spec, account, evidence) {
+            let why = match ownership::launched(&held.spec, rights, evidence) {
                 Ok((hold, proof)) => {
                     let (incarnation, group) = match (proof, evidence.replaces) {
                         (Proof::Replaced, Some(run)) => (run.incarnation.clone(), run.group.clone()),
@@ -539,7 +452,7 @@ impl Keeper {
     }
 
     /// It is no longer there.
-    pub(super) fn gone(&mut self, code: Option<i32>) {
+    pub(super) async fn gone(&mut self, code: Option<i32>) {
         let left = |run: &Run| self.shared.exits.code(&run.incarnation);
         let code = code.or_else(|| self.row.run.as_ref().and_then(left));
         if let Some(run) = self.row.run.take() {
@@ -547,10 +460,9 @@ impl Keeper {
             let spec = &run.live.spec;
             let ends = spec.monitor.auto_type != AutoType::Resident;
             let foreground = ends || spec.control.start_mode == Some(StartMode::Foreground);
-            let pid_file = Path::new(&run.live.spec.identity.pid_path);
             // Ours to remove only as long as it names what is gone.
-            if foreground && read_pid_file(pid_file) == Ok(run.identity.pid) {
-                let _ = std::fs::remove_file(pid_file);
+            if let Some(rights) = self.shared.rights_of(spec).ok().filter(|_| foreground) {
+                rights.remove_pid_file(&spec.identity.pid_path, run.identity.pid).await;
             }
             // What it left behind would stand in the way of the next. A daemon's workers may outlive it on purpose.
             if let Some(group) = run.group().filter(|group| foreground || group.processes().is_empty()) {

@@ -11,9 +11,11 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::cgroup::Group;
-use super::kernel::{Hold, Identity, Marked, marked, parent, read_pid_file, runs, uids};
+use super::keeper::Shared;
+use super::kernel::{Hold, Identity, Marked, marked, parent, runs, uids};
 use super::row::Run;
 use super::spawn::Account;
+use super::user_files::Rights;
 use crate::model::{InstanceKey, Spec};
 use crate::permissions::{Above, refuse_changeable, user_name};
 
@@ -40,8 +42,8 @@ pub enum Proof {
 }
 
 /// The process that a spec's pid file names, if it runs the named executable. Not a proof of anything.
-fn named(spec: &Spec) -> Result<Identity, String> {
-    let pid = read_pid_file(Path::new(&spec.identity.pid_path))?;
+fn named(spec: &Spec, rights: &Rights) -> Result<Identity, String> {
+    let pid = rights.read_pid_file(&spec.identity.pid_path)?;
     let identity = Identity::of(pid).filter(Identity::is_current);
     let identity = identity.ok_or_else(|| format!("process {pid} is gone"))?;
     match runs(pid, &spec.identity.proc_name) {
@@ -62,10 +64,10 @@ fn take(identity: &Identity) -> Result<Hold, String> {
 /// Takes hold of the main process of a launch, as its pid file names it, if it belongs to the launch.
 pub fn launched(
     spec: &Spec,
-    account: &Account,
+    rights: &Rights,
     evidence: &LaunchEvidence<'_>,
 ) -> Result<(Hold, Proof), String> {
-    let identity = named(spec)?;
+    let (identity, account) = (named(spec, rights)?, rights.account());
     if evidence.replaces.is_some_and(|run| run.identity == identity) {
         return Err(format!("process {} is the one from before", identity.pid));
     }
@@ -149,16 +151,16 @@ fn descends(identity: &Identity, since: u64, replaced: Option<&Identity>) -> Opt
 
 /// A process that runs under a daemon's identity, which this agent neither launched nor adopted. It is reported, never
 /// held: only adoption makes it ours.
-pub fn stranger(spec: &Spec, account: &Account) -> Option<u32> {
-    let identity = named(spec).ok()?;
-    (!identity.is_held() && refuse_user(identity.pid, account).is_ok()).then_some(identity.pid)
+pub fn stranger(spec: &Spec, rights: &Rights) -> Option<u32> {
+    let identity = named(spec, rights).ok()?;
+    (!identity.is_held() && refuse_user(identity.pid, rights.account()).is_ok()).then_some(identity.pid)
 }
 
 /// A daemon that an earlier launch of this agent left behind for an instance: its pid file came too late. It is the
 /// agent's own descendant, and its environment names the instance.
-pub fn left_behind(key: &InstanceKey, spec: &Spec, account: &Account) -> Option<(Hold, String)> {
-    let identity = named(spec).ok()?;
-    refuse_user(identity.pid, account).ok()?;
+pub fn left_behind(key: &InstanceKey, spec: &Spec, rights: &Rights) -> Option<(Hold, String)> {
+    let identity = named(spec, rights).ok()?;
+    refuse_user(identity.pid, rights.account()).ok()?;
     let marked = Marked::of(identity.pid).filter(|marked| marked.instance == key.to_string())?;
     descends(&identity, 0, None)?;
     let hold = take(&identity).ok()?;
@@ -166,9 +168,9 @@ pub fn left_behind(key: &InstanceKey, spec: &Spec, account: &Account) -> Option<
 }
 
 /// Takes hold of a daemon that the agent did not launch, because it was told to host it. `None`: no process runs there.
-pub fn adopt(spec: &Spec, account: &Account) -> Result<Option<Hold>, String> {
-    let Ok(identity) = named(spec) else { return Ok(None) };
-    let pid = identity.pid;
+pub fn adopt(spec: &Spec, rights: &Rights) -> Result<Option<Hold>, String> {
+    let Ok(identity) = named(spec, rights) else { return Ok(None) };
+    let (pid, account) = (identity.pid, rights.account());
     let hold = take(&identity).map_err(|why| format!("cannot adopt: {why}"))?;
     let real = uids(pid).map(|ids| ids[0]);
     if real != Some(account.uid()) {
@@ -178,7 +180,7 @@ pub fn adopt(spec: &Spec, account: &Account) -> Result<Option<Hold>, String> {
     refuse_pid_file(Path::new(&spec.identity.pid_path), account)
         .map_err(|why| format!("cannot adopt process {pid}: {why}"))?;
     // The file is read again: what it said before its permissions were checked may have been another user's word.
-    match named(spec) {
+    match named(spec, rights) {
         Ok(again) if again == identity => Ok(Some(hold)),
         Ok(_) | Err(_) => Err(format!("cannot adopt process {pid}: its pid file changed meanwhile")),
     }
@@ -204,26 +206,26 @@ pub struct Interrupted<'a> {
 
 /// The main processes of interrupted launches, by launch id: in the launch's control group or with its id, which only
 /// this agent's store knows, and with a user that fits.
-pub fn interrupted(launches: &[Interrupted<'_>]) -> HashMap<String, Identity> {
+pub fn interrupted(shared: &Shared, launches: &[Interrupted<'_>]) -> HashMap<String, Identity> {
     if launches.is_empty() {
         return HashMap::new();
     }
     let all = marked();
     let find = |launch: &Interrupted<'_>| {
-        let account = Account::of(launch.spec).ok()?;
+        let rights = shared.rights_of(launch.spec).ok()?;
         let with_id = all.iter().filter(|one| one.launch_id == launch.launch_id);
         let mut pids: Vec<u32> = with_id.map(|one| one.identity.pid).collect();
         pids.extend(launch.group.iter().flat_map(Group::processes));
-        pids.retain(|pid| refuse_user(*pid, &account).is_ok());
-        main_of(&pids, launch.spec)
+        pids.retain(|pid| refuse_user(*pid, rights.account()).is_ok());
+        main_of(&pids, launch.spec, &rights)
     };
     launches.iter().filter_map(|launch| Some((launch.launch_id.to_owned(), find(launch)?))).collect()
 }
 
 /// Of the processes of one launch the main one: as the pid file names it, else the oldest whose parent is not one of them.
-fn main_of(pids: &[u32], spec: &Spec) -> Option<Identity> {
+fn main_of(pids: &[u32], spec: &Spec, rights: &Rights) -> Option<Identity> {
     let free = |identity: &Identity| identity.is_current() && !identity.is_held();
-    if let Ok(identity) = named(spec)
+    if let Ok(identity) = named(spec, rights)
         && pids.contains(&identity.pid)
         && free(&identity)
     {
@@ -239,11 +241,11 @@ fn main_of(pids: &[u32], spec: &Spec) -> Option<Identity> {
 pub fn found_again(
     key: &InstanceKey,
     spec: &Spec,
+    rights: &Rights,
     unclaimed: &[Marked],
     renamed: bool,
 ) -> Result<(Hold, String), String> {
-    let account = Account::of(spec)?;
-    let named_pid = named(spec).ok().map(|identity| identity.pid);
+    let named_pid = named(spec, rights).ok().map(|identity| identity.pid);
     let candidates = unclaimed.iter().filter(|one| match renamed {
         false => one.instance == key.to_string(),
         // Under a name of another host or none it is not a renamed instance of this one.
@@ -255,13 +257,13 @@ pub fn found_again(
     let mut why = "no process carries its launch".to_owned();
     let mut fitting: Vec<&Marked> = Vec::new();
     for one in candidates {
-        match fits(one, spec, &account, renamed) {
+        match fits(one, spec, rights.account(), renamed) {
             Ok(()) => fitting.push(one),
             Err(refused) => why = refused,
         }
     }
     let pids: Vec<u32> = fitting.iter().map(|one| one.identity.pid).collect();
-    let main = main_of(&pids, spec).ok_or(why)?;
+    let main = main_of(&pids, spec, rights).ok_or(why)?;
     let launch_id = fitting.iter().find(|one| one.identity == main).map(|one| one.launch_id.clone());
     let launch_id = launch_id.ok_or_else(|| format!("process {} is gone", main.pid))?;
     Ok((take(&main)?, launch_id))

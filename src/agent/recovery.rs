@@ -93,7 +93,7 @@ async fn resolve(
             let (launch_id, given) = (row.next.as_ref()?, row.given.as_ref()?);
             Some(Interrupted { launch_id, spec: &given.spec, group: shared.groups.of(launch_id) })
         });
-        ownership::interrupted(&by_intent.chain(by_supervisor).collect::<Vec<_>>())
+        ownership::interrupted(shared, &by_intent.chain(by_supervisor).collect::<Vec<_>>())
     };
     let mut found = find();
     let dead = |row: &Row| row.run.as_ref().is_none_or(|run| Hold::take(&run.identity).is_none());
@@ -141,7 +141,7 @@ fn relaunched(
     info!(%instance, pid = identity.pid, "a relaunch was interrupted");
     let (incarnation, live) = (mark.clone(), given.clone());
     let group = shared.groups.of(&incarnation).map(|group| group.path());
-    row.run = Some(Run { identity, live, by: None, incarnation, group });
+    row.run = Some(Run { identity, live, by: None, incarnation, group, output: None });
     (row.next, row.started, row.since) = (None, now_ms(), now_ms());
     true
 }
@@ -167,7 +167,7 @@ fn resolve_one(
             row.ran = Some(intent.held.clone());
         }
         let Intent { incarnation, op_id: by, held: live, group, .. } = intent;
-        row.run = Some(Run { identity, live, by, incarnation, group });
+        row.run = Some(Run { identity, live, by, incarnation, group, output: None });
         return None;
     }
     if resident {

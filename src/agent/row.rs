@@ -112,13 +112,16 @@ pub struct Run {
     /// Its control group, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// The inode of its captured output, if it kept that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<u64>,
 }
 
 impl Run {
     /// One that was not launched here, or by its own command.
     pub fn found(hold: &Hold, held: &Held) -> Run {
         let (identity, live) = (hold.identity.clone(), held.clone());
-        Run { identity, live, by: None, incarnation: String::new(), group: None }
+        Run { identity, live, by: None, incarnation: String::new(), group: None, output: None }
     }
 
     pub fn group(&self) -> Option<Group> {

@@ -1,15 +1,21 @@
 //! Launching: a process of its own session, as its user, in its folder, with its environment and none of ours.
 
+use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::birth::{Birth, Stage};
-use super::exit_record::{kill_group, recording};
+use rustix::process::Signal;
+
+use super::birth::{self, Birth, Borrowing, Stage};
+use super::cgroup::Group;
+use super::exit_record::{ExitRecords, kill_group, recording};
 use super::kernel::Hold;
-use super::reaper;
+use super::output::Output;
+use super::user_files::{self, PidFile, Rights};
 use crate::model::{EnvValue, Spec};
 
 /// Whom a process runs as.
@@ -35,14 +41,6 @@ impl Account {
         }
     }
 
-    pub fn uid(&self) -> u32 {
-        self.uid
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     pub fn named(name: &str) -> Result<Account, String> {
         use nix::unistd::{User, getgrouplist};
         let user = User::from_name(name).map_err(|error| format!("cannot look user {name:?} up: {error}"))?;
@@ -63,14 +61,36 @@ impl Account {
             shell: user.shell,
         })
     }
+
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    pub fn gid(&self) -> u32 {
+        self.gid
+    }
+
+    pub fn groups(&self) -> &[u32] {
+        &self.groups
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The agent runs as this user itself.
+    pub fn is_own(&self) -> bool {
+        self.uid == nix::unistd::geteuid().as_raw()
+    }
 }
 
 /// The environment of a process: a plain one, what its spec says, and who it is.
-pub fn environment(
+pub async fn environment(
     spec: &Spec,
-    account: &Account,
+    rights: &Rights,
     marks: &[(&str, String)],
 ) -> Result<Vec<(String, String)>, String> {
+    let account = rights.account();
     let mut env: Vec<(String, String)> = vec![
         ("PATH".to_owned(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
         ("LANG".to_owned(), "C.UTF-8".to_owned()),
@@ -79,52 +99,154 @@ pub fn environment(
         ("USER".to_owned(), account.name.clone()),
         ("LOGNAME".to_owned(), account.name.clone()),
     ];
+    let file = |(name, value): (&String, &EnvValue)| match value {
+        EnvValue::File(path) => Some((name.clone(), path.clone())),
+        EnvValue::Text(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => None,
+    };
+    let files: Vec<(String, String)> = spec.env.iter().filter_map(file).collect();
+    let mut values: HashMap<String, String> = match files.is_empty() {
+        true => HashMap::new(),
+        false => rights.env_values(files).await?.into_iter().collect(),
+    };
     for (name, value) in &spec.env {
         let value = match value {
             EnvValue::Text(text) => text.clone(),
             EnvValue::Secret(secret) => secret.expose().to_owned(),
             EnvValue::Digest(_) => return Err(format!("env {name}: the secret's value is not known here")),
-            EnvValue::File(file) => std::fs::read_to_string(file)
-                .map(|text| text.trim_end_matches('\n').to_owned())
-                .map_err(|error| format!("env {name}: cannot read {file}: {error}"))?,
+            EnvValue::File(_) => values.remove(name).unwrap_or_default(),
         };
+        if name.contains('\0') || value.contains('\0') {
+            return Err(format!("env {name:?} contains a NUL byte"));
+        }
         env.push((name.clone(), value));
     }
     env.extend(marks.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
     Ok(env)
 }
 
-/// One launch, ready to go.
-pub struct Launch<'a> {
-    pub command: &'a str,
-    pub folder: &'a Path,
-    pub account: &'a Account,
-    pub env: Vec<(String, String)>,
-    /// Where its output goes; `None`: nowhere.
-    pub output: Option<File>,
-    /// Where its exit code is written when it ends.
-    pub code: Option<File>,
-    /// The door of its control group.
-    pub group: Option<File>,
+/// Where the output of a launch goes.
+pub enum Sink {
+    Nowhere,
+    Memory(File),
+    /// To the log at this path; in a directory, to NAME.log.
+    Log(PathBuf, String),
 }
 
-impl Launch<'_> {
-    /// Begins it, and holds it from its first moment on.
-    pub fn go(self) -> Result<Hold, String> {
+/// How long a launch may take in all: its files, and its way to the program.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// One launch. Its files are opened once it has its user's permit, and not before: any number of launches may wait.
+pub struct Launch {
+    pub command: String,
+    pub folder: PathBuf,
+    pub rights: Rights,
+    pub env: Vec<(String, String)>,
+    pub output: Sink,
+    /// The exit record that its end is written to.
+    pub record: Option<(ExitRecords, String)>,
+    pub pid_file: Option<PathBuf>,
+    pub group: Option<Group>,
+}
+
+/// The descriptors of a launch.
+struct Opened {
+    null: File,
+    output: Option<File>,
+    code: Option<File>,
+    group: Option<File>,
+}
+
+impl Launch {
+    /// Launches it on a thread of its own, and holds it from its first moment on.
+    pub async fn go(self) -> Result<Hold, String> {
+        let permit = self.rights.launch_permit().await;
+        let (command, user) = (self.command.clone(), self.rights.account().name().to_owned());
+        let borrowing = Arc::new(Borrowing::default());
+        let (send, receive) = tokio::sync::oneshot::channel();
+        let watched = Arc::clone(&borrowing);
+        let work = move || {
+            let launched = self.launch(&watched, || send.is_closed());
+            // The thread gives the permit back, so that stuck launches of a user are counted.
+            drop(permit);
+            // Nobody waits any more: the launch has failed, so its process must not be there.
+            if let Err(Ok((pid, fd))) = send.send(launched) {
+                end(pid, &fd);
+            }
+        };
+        user_files::on_thread("launch", work)?;
+        match tokio::time::timeout(LIMIT, receive).await {
+            Ok(Ok(launched)) => {
+                let (pid, fd) = launched?;
+                Hold::child(pid, fd).ok_or_else(|| format!("cannot run {command:?}: it cannot be held"))
+            }
+            Ok(Err(_)) => {
+                Err(format!("cannot run {command:?} as user {user:?}: the launching thread failed"))
+            }
+            Err(_) => {
+                borrowing.end();
+                Err(format!(
+                    "cannot run {command:?} as user {user:?}: no answer within {} s",
+                    LIMIT.as_secs()
+                ))
+            }
+        }
+    }
+
+    fn launch(&self, borrowing: &Borrowing, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), String> {
+        let opened = self.open()?;
+        let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
+        if given_up() {
+            pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
+            return Err("the launch was given up".to_owned());
+        }
+        let born = self.bear(&opened, borrowing);
+        let named = born.and_then(|(pid, fd)| match self.name(pid_file.as_ref(), pid) {
+            Ok(()) => Ok((pid, fd)),
+            Err(why) => {
+                end(pid, &fd);
+                Err(why)
+            }
+        });
+        if named.is_err() {
+            pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
+        }
+        named
+    }
+
+    fn name(&self, pid_file: Option<&PidFile>, pid: u32) -> Result<(), String> {
+        pid_file.map_or(Ok(()), |file| self.rights.write_pid_file(file, pid))
+    }
+
+    fn open(&self) -> Result<Opened, String> {
+        let null = File::options().read(true).write(true).open("/dev/null");
+        let null = null.map_err(|error| format!("cannot open /dev/null: {error}"))?;
+        let output = match &self.output {
+            Sink::Nowhere => None,
+            Sink::Memory(file) => {
+                Some(file.try_clone().map_err(|error| format!("cannot keep the command's output: {error}"))?)
+            }
+            Sink::Log(path, name) => Some(self.rights.open_log(path, name)?),
+        };
+        let code = self.record.as_ref().map(|(records, id)| records.create(id)).transpose()?;
+        Ok(Opened { null, output, code, group: self.group.as_ref().and_then(Group::door) })
+    }
+
+    /// Directly where it can be, by a shell where it must be.
+    fn bear(&self, opened: &Opened, borrowing: &Borrowing) -> Result<(u32, OwnedFd), String> {
         let shell =
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
-        let by_shell = match &self.code {
-            None => shell(self.command.to_owned()),
-            Some(_) => shell(recording(self.command)),
+        let by_shell = match &self.record {
+            None => shell(self.command.clone()),
+            Some(_) => shell(recording(&self.command)),
         };
-        let (programs, words) = match plain(self.command).filter(|_| self.code.is_none()) {
+        let (programs, words) = match plain(&self.command).filter(|_| self.record.is_none()) {
             Some(words) => (self.places(&words[0])?, words),
             None => by_shell.clone(),
         };
-        match self.begin(programs, &words) {
+        match self.begin(opened, borrowing, programs, &words) {
             // A script that does not say what runs it: a shell does.
             Err((Stage::Program, error)) if error.raw_os_error() == Some(libc::ENOEXEC) => {
-                self.begin(by_shell.0, &by_shell.1)
+                self.begin(opened, borrowing, by_shell.0, &by_shell.1)
             }
             begun => begun,
         }
@@ -141,36 +263,46 @@ impl Launch<'_> {
         path.split(':').map(|folder| c_text(&format!("{folder}/{program}"))).collect()
     }
 
-    fn begin(&self, programs: Vec<CString>, words: &[String]) -> Result<Hold, (Stage, std::io::Error)> {
+    fn begin(
+        &self,
+        opened: &Opened,
+        borrowing: &Borrowing,
+        programs: Vec<CString>,
+        words: &[String],
+    ) -> Result<(u32, OwnedFd), (Stage, std::io::Error)> {
         let wrong = |why: String| (Stage::Program, std::io::Error::other(why));
         let texts =
             |texts: &[String]| texts.iter().map(|text| c_text(text)).collect::<Result<_, _>>().map_err(wrong);
         let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        let null = File::options().read(true).write(true).open("/dev/null");
-        let null = null.map_err(|error| (Stage::Descriptors, error))?;
-        let Account { uid, gid, groups, .. } = self.account;
+        let account = self.rights.account();
+        let Account { uid, gid, groups, .. } = account;
         let birth = Birth {
             programs,
             args: texts(words)?,
             env: texts(&env)?,
             folder: c_text(&self.folder.display().to_string()).map_err(wrong)?,
-            input: null.as_fd(),
-            output: self.output.as_ref().unwrap_or(&null).as_fd(),
-            code: self.code.as_ref().map(AsFd::as_fd),
-            group: self.group.as_ref().map(AsFd::as_fd),
+            input: opened.null.as_fd(),
+            output: opened.output.as_ref().unwrap_or(&opened.null).as_fd(),
+            code: opened.code.as_ref().map(AsFd::as_fd),
+            group: opened.group.as_ref().map(AsFd::as_fd),
             ids: nix::unistd::geteuid().is_root().then(|| (*uid, *gid, groups.clone())),
+            is_own: account.is_own(),
         };
-        let _born = reaper::birth();
-        let (pid, fd) = birth.go()?;
-        Hold::child(pid, fd).ok_or_else(|| (Stage::Clone, std::io::Error::other("it cannot be held")))
+        birth.go(borrowing)
     }
 
     fn explain(&self, stage: Stage, error: &std::io::Error) -> String {
-        let (command, folder, name) = (self.command, self.folder.display(), &self.account.name);
+        let (command, folder, name) = (&self.command, self.folder.display(), self.rights.account().name());
         match stage {
-            Stage::Folder if !self.folder.is_dir() => format!("setup_path {folder} is not there"),
-            Stage::Folder => format!("cannot enter setup_path {folder}: {error}"),
+            Stage::Folder if error.raw_os_error() == Some(libc::ENOENT) => {
+                format!("setup_path {folder} is not there")
+            }
+            Stage::Folder => format!("cannot enter setup_path {folder} as user {name:?}: {error}"),
             Stage::User => format!("cannot become user {name:?}: {error}"),
+            Stage::Late => format!(
+                "cannot run {command:?} as user {name:?}: the new process did not reach its program within {} s, and was killed",
+                birth::LIMIT.as_secs()
+            ),
             Stage::Clone | Stage::Session | Stage::Descriptors | Stage::Program => {
                 format!("cannot run {command:?}: {error}")
             }
@@ -178,8 +310,16 @@ impl Launch<'_> {
     }
 }
 
+/// Ends a process that was launched for nothing.
+fn end(pid: u32, fd: &OwnedFd) {
+    let _ = rustix::process::pidfd_send_signal(fd, Signal::KILL);
+    birth::bury(pid, fd);
+}
+
 fn c_text(text: &str) -> Result<CString, String> {
-    CString::new(text).map_err(|_| format!("{text:?} contains a NUL"))
+    // The text may be a secret.
+    CString::new(text)
+        .map_err(|_| "the command, its environment or its folder contains a NUL byte".to_owned())
 }
 
 /// The words of a command that needs no shell; `None`: it does.
@@ -202,32 +342,6 @@ pub fn plain(command: &str) -> Option<Vec<String>> {
     (!sets && !SHELLS.contains(&first.as_str())).then_some(words)
 }
 
-/// Opens a process's log: for appending, made with its folders if need be; below a folder it has its own name.
-pub fn log_file(path: &str, name: &str) -> Result<File, String> {
-    let mut path = PathBuf::from(path);
-    if path.is_dir() {
-        path.push(format!("{name}.log"));
-    }
-    let failed = |error: std::io::Error| format!("cannot write to log_path {}: {error}", path.display());
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).map_err(failed)?;
-    }
-    File::options().append(true).create(true).open(&path).map_err(failed)
-}
-
-/// Writes a pid file so that a reader sees all of it or none.
-pub fn write_pid_file(path: &Path, pid: u32) -> Result<(), String> {
-    let failed = |error: std::io::Error| format!("cannot write pid_path {}: {error}", path.display());
-    if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).map_err(failed)?;
-    }
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{pid}"));
-    let beside = PathBuf::from(beside);
-    std::fs::write(&beside, format!("{pid}\n")).map_err(failed)?;
-    std::fs::rename(&beside, path).map_err(failed)
-}
-
 /// How a command of a spec ended.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -238,14 +352,11 @@ pub enum Ended {
     TooLong(String),
 }
 
-/// How much of a command's output is kept.
-const TAIL: u64 = 4096;
-
 /// A command of a spec, and the time that it may take.
 pub struct Program<'a> {
     pub command: &'a str,
     pub folder: &'a Path,
-    pub account: &'a Account,
+    pub rights: &'a Rights,
     pub env: Vec<(String, String)>,
     pub time: Duration,
 }
@@ -254,15 +365,23 @@ pub struct Program<'a> {
 /// may hold that open for ever without anybody waiting for it. `record`: where its end is recorded.
 pub async fn run(
     program: Program<'_>,
-    record: Option<File>,
-    group: Option<File>,
+    record: Option<(ExitRecords, String)>,
+    group: Option<Group>,
 ) -> Result<(Ended, Output), String> {
-    let Program { command, folder, account, env, time } = program;
+    let Program { command, folder, rights, env, time } = program;
     let kept = Output::new()?;
-    let output = Some(kept.0.try_clone().map_err(|error| error.to_string())?);
     let recorded = record.is_some();
-    let launch = Launch { command, folder, account, env, output, code: record, group };
-    let hold = launch.go()?;
+    let launch = Launch {
+        command: command.to_owned(),
+        folder: folder.to_owned(),
+        rights: rights.clone(),
+        env,
+        output: Sink::Memory(kept.descriptor()?),
+        record,
+        pid_file: None,
+        group,
+    };
+    let hold = launch.go().await?;
     if recorded {
         crate::fail::point("command-begun");
     }
@@ -277,50 +396,6 @@ pub async fn run(
     match code {
         Some(0) => Ok((Ended::Well, kept)),
         code => Ok((Ended::Badly(code.unwrap_or(-1), kept.tail()), kept)),
-    }
-}
-
-/// What a command says, in memory that has no name. A daemon that it leaves behind may go on writing there for as long as
-/// it lives: what was said is forgotten now and then, so that it takes no memory.
-pub struct Output(File);
-
-/// No page is larger on machines that we know.
-const PAGE: u64 = 65_536;
-
-impl Output {
-    const NAME: &str = "abide-output";
-
-    fn new() -> Result<Output, String> {
-        let fd = rustix::fs::memfd_create(Output::NAME, rustix::fs::MemfdFlags::CLOEXEC);
-        fd.map(|fd| Output(File::from(fd)))
-            .map_err(|error| format!("cannot keep the command's output: {}", std::io::Error::from(error)))
-    }
-
-    /// Where a process that is there already writes, if that is such a place.
-    pub fn of(pid: u32) -> Option<Output> {
-        let path = format!("/proc/{pid}/fd/1");
-        let is_ours =
-            std::fs::read_link(&path).is_ok_and(|to| to.display().to_string().contains(Output::NAME));
-        is_ours.then(|| File::options().write(true).open(&path).ok().map(Output)).flatten()
-    }
-
-    pub fn tail(&self) -> String {
-        use std::os::unix::fs::FileExt;
-        let length = self.0.metadata().map_or(0, |meta| meta.len());
-        // Read without moving: whoever writes shares the position.
-        let mut bytes = vec![0; length.min(TAIL) as usize];
-        let _ = self.0.read_exact_at(&mut bytes, length.saturating_sub(TAIL));
-        String::from_utf8_lossy(&bytes).trim().to_owned()
-    }
-
-    pub fn forget(&self) {
-        use rustix::fs::{FallocateFlags, fallocate};
-        let length = self.0.metadata().map_or(0, |meta| meta.len());
-        if length > 0 {
-            // The last page too: it is only given back whole.
-            let length = length.next_multiple_of(PAGE);
-            let _ = fallocate(&self.0, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, length);
-        }
     }
 }
 

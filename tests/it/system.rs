@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::server::Server;
-use crate::support::{command, until};
+use crate::support::{TestUser, command, until};
 
 pub const APPS: &str = "apps: [{code: all, secret: s3cret}]\n";
 pub const HOST: &str = "0:127.0.0.1";
@@ -74,6 +74,26 @@ impl System {
                             "pid_path": self.path(&format!("run/{name}.pid")), "log_path": self.path(&format!("log/{name}.log"))},
                "control": {"start_cmd": start, "start_mode": "foreground"},
                "monitor_policy": {"auto_type": 1, "start_check_secs": 0, "start_interval": 1, "stop_check_secs": 5}})
+    }
+
+    /// A folder that belongs to a user, below one that everyone can enter.
+    pub fn home(&self, user: &TestUser) -> PathBuf {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let home = self.path(&user.name);
+        std::fs::create_dir_all(&home).expect("a folder");
+        chown(&home, Some(user.uid), Some(user.gid)).expect("another owner");
+        std::fs::set_permissions(self.folder.path(), std::fs::Permissions::from_mode(0o755)).expect("a mode");
+        home
+    }
+
+    /// The same for another user, all of it in that user's folder.
+    pub fn spec_of(&self, user: &TestUser, name: &str, start: &str) -> Value {
+        let (mut spec, home) = (self.spec(name, start), self.home(user));
+        spec["identity"]["user"] = json!(user.name);
+        spec["identity"]["setup_path"] = json!(home);
+        spec["identity"]["pid_path"] = json!(home.join(format!("run/{name}.pid")));
+        spec["identity"]["log_path"] = json!(home.join(format!("log/{name}.log")));
+        spec
     }
 
     pub fn begin(&self, name: &str, op: i64, spec: &Value) -> Value {

@@ -188,9 +188,8 @@ fn many_deaths_at_once_leave_no_zombie() {
 fn another_user_is_another_user() {
     let Some(user) = test_user() else { return };
     let system = System::new();
-    let mut spec = system.spec("n", "sleep 1000");
-    spec["identity"]["user"] = json!(user.name);
-    assert_eq!(system.operate("n", 0, &spec).0, 0);
+    let spec = system.spec_of(&user, "n", "sleep 1000");
+    assert_eq!(system.operate("n", 0, &spec), (0, "success".to_owned()));
     let pid = system.pid("n").expect("a pid");
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let field = |name: &str| {

@@ -61,7 +61,7 @@ impl Keeper {
             None => now_ms().saturating_sub(self.row.started),
         };
         let kind = self.row.run.as_ref().map(|run| run.live.spec.monitor.auto_type);
-        self.gone(code);
+        self.gone(code).await;
         let code = self.row.exit;
         let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
         info!(instance = %self.key, ?code, up_ms, "ended");

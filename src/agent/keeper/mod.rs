@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::sleep_until;
 use tracing::{debug, info, warn};
@@ -26,17 +26,20 @@ use super::exit_record::ExitRecords;
 use super::kernel::{Hold, Marked};
 use super::life::{Event, Phase, Series};
 use super::meter::{Meter, Share};
+use super::output::Output;
 use super::ownership;
+use super::permits::Permits;
 use super::pools::Pools;
 use super::recovery::Resumption;
 use super::row::{Intent, Pending, Retry, Row, Run, intent_key, row_key, writing};
 use super::schedule::{Moment, Schedule};
-use super::spawn::Output;
+use super::spawn::Account;
+use super::user_files::{Rights, RootMay, UserPermits};
 use super::{fresh_id, now_ms};
 use crate::fail;
 use crate::gse::channel::{ConfigState, Held, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
-use crate::model::{AutoType, InstanceKey};
+use crate::model::{AutoType, InstanceKey, Spec};
 use crate::store::{Embedded, Store, Txn};
 
 /// What all keepers share.
@@ -46,15 +49,26 @@ pub struct Shared {
     pub up: mpsc::UnboundedSender<Told>,
     /// Where commands, and runs that come to an end, leave their exit codes.
     pub exits: ExitRecords,
-    /// How many processes are made, and how many commands of specs run, at once.
-    pub births: Semaphore,
-    pub commands: Semaphore,
-    /// How many looks at health and files: those that hang must not hold operations up.
-    pub looks: Semaphore,
+    /// Files and launches, per user.
+    pub user_permits: Arc<UserPermits>,
+    /// Where the host's policy lets root open files for other users.
+    pub root_may: RootMay,
+    /// Commands of specs that run at once, per user.
+    pub commands: Permits,
+    /// Checks of health and files at once, per user: those that hang must not hold operations up.
+    pub looks: Permits,
     pub groups: Groups,
     pub pools: Pools,
     /// Between two looks at health and files.
     pub look_every: Duration,
+}
+
+impl Shared {
+    /// The rights that a spec's files are opened with, and its commands run with.
+    pub fn rights_of(&self, spec: &Spec) -> Result<Rights, String> {
+        let account = Account::of(spec)?;
+        Ok(Rights::new(account, Arc::clone(&self.user_permits), Arc::clone(&self.root_may)))
+    }
 }
 
 /// What a keeper is asked.
@@ -146,7 +160,8 @@ impl Keeper {
         {
             run.live = given.clone();
         }
-        let output = hold.as_ref().and_then(|hold| Output::of(hold.identity.pid));
+        let recorded = row.run.as_ref().and_then(|run| run.output);
+        let output = hold.as_ref().and_then(|hold| Output::of(hold, recorded));
         let tended = Box::default();
         let Moment { wall, passed } = moment();
         let series = row.retry.as_ref().map(|retry| retry.series(wall, passed)).unwrap_or_default();
@@ -267,7 +282,10 @@ impl Keeper {
     /// supervised until an operation says so.
     async fn take_back(&mut self, unclaimed: &[Marked], renamed: bool) {
         let Some(live) = self.row.given.clone().filter(|_| self.hold.is_none()) else { return };
-        let (hold, incarnation) = match ownership::found_again(&self.key, &live.spec, unclaimed, renamed) {
+        let rights = self.shared.rights_of(&live.spec);
+        let found = rights
+            .and_then(|rights| ownership::found_again(&self.key, &live.spec, &rights, unclaimed, renamed));
+        let (hold, incarnation) = match found {
             Ok(found) => found,
             Err(why) => {
                 debug!(instance = %self.key, %why, renamed, "no process was found again");
@@ -276,7 +294,8 @@ impl Keeper {
         };
         info!(instance = %self.key, pid = hold.identity.pid, renamed, "process found again by its launch");
         let group = self.shared.groups.of(&incarnation).map(|group| group.path());
-        self.row.run = Some(Run { identity: hold.identity.clone(), live, by: None, incarnation, group });
+        self.row.run =
+            Some(Run { identity: hold.identity.clone(), live, by: None, incarnation, group, output: None });
         (self.row.since, self.row.started) = (now_ms(), now_ms());
         self.hold = Some(hold);
         self.write(None).await;

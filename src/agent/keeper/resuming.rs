@@ -55,7 +55,7 @@ impl Keeper {
         info!(instance = %self.key, op = ?request.op, "an operation is resumed");
         self.operation = Some(Box::new((pending, true)));
         self.interrupted = launch.map(Box::new);
-        let (code, message) = match self.launch_that_ended(&request) {
+        let (code, message) = match self.launch_that_ended(&request).await {
             Some(said) => said,
             None => {
                 let known =
@@ -75,11 +75,11 @@ impl Keeper {
     }
 
     /// The process that runs no more ended while no agent looked. The result of the operation, if it had launched it.
-    fn launch_that_ended(&mut self, request: &OpRequest) -> Option<Said> {
+    async fn launch_that_ended(&mut self, request: &OpRequest) -> Option<Said> {
         let run = self.row.run.as_ref().filter(|_| self.hold.is_none())?;
         let (by, live) = (run.by.clone(), run.live.clone());
         let resident = live.spec.monitor.auto_type == AutoType::Resident;
-        self.gone(None);
+        self.gone(None).await;
         let launched = by.as_deref() == Some(request.op_id.as_str());
         match request.op {
             Order::Start | Order::Restart if launched && resident => {

@@ -67,11 +67,15 @@ impl Keeper {
         let with_version = self.tended.looks.is_multiple_of(checks::VERSION_EVERY);
         self.tended.looks = self.tended.looks.saturating_add(1);
         let files = std::mem::take(&mut self.tended.files);
-        let look = checks::look(self.key.clone(), run.live.clone(), hold.identity.pid, with_version, files);
+        let (key, live, pid) = (self.key.clone(), run.live.clone(), hold.identity.pid);
         let shared = Arc::clone(&self.shared);
         self.tended.looking = Some(tokio::spawn(async move {
-            let _room = shared.looks.acquire().await;
-            look.await
+            let rights = match shared.rights_of(&live.spec) {
+                Ok(rights) => rights,
+                Err(why) => return Note { health: Some(Err(why)), files, ..Note::default() },
+            };
+            let _permit = shared.looks.acquire(rights.account().uid()).await;
+            checks::look(key, live, rights, pid, with_version, files).await
         }));
     }
 

@@ -1,0 +1,108 @@
+//! Launches of an instance: a foreground process as the agent's child, a daemon by its start_cmd and its pid file.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::cgroup::Group;
+use super::exit_record::start_id;
+use super::keeper::{Keeper, Said, failed};
+use super::kernel::{Hold, ticks_since_boot};
+use super::operations::LOOK;
+use super::ownership::{self, LaunchEvidence};
+use super::spawn::{Ended, Launch, Program, Sink, environment};
+use super::user_files::Rights;
+use crate::gse::channel::Held;
+use crate::gse::codes::RowCode;
+use crate::model::{AutoType, Monitor, Spec, StartMode};
+
+impl Keeper {
+    /// Launches the process of a spec, and holds it.
+    pub(super) async fn begin(
+        &mut self,
+        held: &Held,
+        incarnation: &str,
+        group: Option<Group>,
+    ) -> Result<Hold, Said> {
+        let spec = &held.spec;
+        let Some(command) = spec.control.start_cmd.clone() else {
+            return Err(failed("its spec has no start_cmd"));
+        };
+        let rights = self.shared.rights_of(spec).map_err(failed)?;
+        let marks = [("ABIDE_INSTANCE", self.key.to_string()), ("ABIDE_INCARNATION", incarnation.to_owned())];
+        let env = environment(spec, &rights, &marks).await.map_err(failed)?;
+        let pid_file = PathBuf::from(&spec.identity.pid_path);
+        // A process that ends is the agent's child in any case, so that its end and its code are known.
+        let resident = spec.monitor.auto_type == AutoType::Resident;
+        match if resident { spec.control.start_mode.unwrap_or_default() } else { StartMode::Foreground } {
+            StartMode::Foreground => {
+                let log = spec.identity.log_path.as_ref();
+                let launch = Launch {
+                    command,
+                    folder: PathBuf::from(&spec.identity.setup_path),
+                    rights,
+                    env,
+                    output: log
+                        .map_or(Sink::Nowhere, |path| Sink::Log(path.into(), self.key.name.to_string())),
+                    record: (!resident).then(|| (self.shared.exits.clone(), incarnation.to_owned())),
+                    pid_file: Some(pid_file),
+                    group,
+                };
+                launch.go().await.map_err(failed)
+            }
+            StartMode::Daemon => {
+                let make = move |rights: &Rights| rights.make_parents("pid_path", &pid_file);
+                // Where the user cannot create the directory, the daemon fails with its own message.
+                let _ = rights.run("create the directory of pid_path", make).await;
+                self.begin_daemon(spec, &rights, &command, env, (incarnation, group)).await
+            }
+        }
+    }
+
+    /// Runs a daemon's start_cmd, and holds the process that its pid file names, with proof.
+    async fn begin_daemon(
+        &mut self,
+        spec: &Spec,
+        rights: &Rights,
+        command: &str,
+        env: Vec<(String, String)>,
+        (incarnation, group): (&str, Option<Group>),
+    ) -> Result<Hold, Said> {
+        let shared = Arc::clone(&self.shared);
+        let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
+        let permit = shared.commands.acquire(rights.account().uid()).await;
+        let of_launch = shared.groups.of(incarnation);
+        let evidence = LaunchEvidence {
+            launch_id: incarnation,
+            group: of_launch.as_ref(),
+            since: ticks_since_boot(),
+            replaces: None,
+        };
+        let folder = Path::new(&spec.identity.setup_path);
+        let program = Program { command, folder, rights, env, time };
+        let (ended, output) = self.recorded(&start_id(incarnation), program, group).await.map_err(failed)?;
+        drop(permit);
+        self.output = output;
+        match ended {
+            Ended::Well => {}
+            Ended::Badly(code, output) => {
+                return Err(failed(format!("start_cmd ended with {code}: {output}")));
+            }
+            Ended::TooLong(output) => {
+                return Err(failed(format!("start_cmd took longer than {} s: {output}", time.as_secs())));
+            }
+        }
+        let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
+        let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
+        loop {
+            let why = match ownership::launched(spec, rights, &evidence) {
+                Ok((hold, _)) => return Ok(hold),
+                Err(why) => why,
+            };
+            if tokio::time::Instant::now() >= until {
+                return Err((RowCode::CHECK_FAILED, format!("it did not come up: {why}")));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! Files that a spec names (`log_path`, `pid_path`, `env.file`, `configmap`): opened with the rights of the spec's user.
+//!
+//! The agent is root, and a manifest author is not. A file is therefore opened by a helper thread that has the user's
+//! groups and file-system ids and no capability, for good: it ends with its work. The user cannot signal or trace it,
+//! since its real ids stay root's. Files of the agent's own user are opened directly, by a walk ([`walk`]) that no other
+//! user's link can redirect. Root opens a file for another user only where the host's policy lists its path
+//! ([`RootMay`]), the user's own rights do not suffice, and every component belongs to root alone.
+//!
+//! Nothing here runs on an async thread: [`Rights::run`] has a thread, a time limit, and permits per user. A file system
+//! that does not answer costs its user permits, and nobody else anything.
+
+mod pid_file;
+mod walk;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+pub use self::pid_file::PidFile;
+use self::walk::{Access, FileError, Folder, Rule, parent};
+use super::permits::Permits;
+use super::spawn::Account;
+
+/// Whether the host's policy lets root open this path for another user.
+pub type RootMay = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
+
+/// How long the work on a spec's files may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The same where a caller waits on an async thread.
+const SHORT: Duration = Duration::from_secs(1);
+/// Threads that work on files, and launches, of one user at once: more would only wait for the processors.
+const PER_USER: usize = 8;
+/// The largest value that an `env.file` gives.
+const ENV_FILE: u64 = 64 << 10;
+/// A file that is larger has no sum.
+const SUMMED_FILE: u64 = 64 << 20;
+const STACK: usize = 256 << 10;
+
+/// What one user may do at once.
+pub struct UserPermits {
+    files: Permits,
+    launches: Permits,
+}
+
+impl Default for UserPermits {
+    fn default() -> UserPermits {
+        UserPermits { files: Permits::new(PER_USER), launches: Permits::new(PER_USER) }
+    }
+}
+
+/// The right to open files as one account.
+#[derive(Clone)]
+pub struct Rights {
+    account: Account,
+    permits: Arc<UserPermits>,
+    root_may: RootMay,
+}
+
+/// The length, modification time and md5 of a file when it was last read.
+pub type Sum = (u64, SystemTime, String);
+
+impl Rights {
+    pub fn new(account: Account, permits: Arc<UserPermits>, root_may: RootMay) -> Rights {
+        Rights { account, permits, root_may }
+    }
+
+    pub fn account(&self) -> &Account {
+        &self.account
+    }
+
+    /// Waits for its turn to launch a process.
+    pub async fn launch_permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.permits.launches.acquire(self.account.uid()).await
+    }
+
+    /// Does work on files on a thread of its own, within [`LIMIT`].
+    pub async fn run<T: Send + 'static>(
+        &self,
+        what: &str,
+        work: impl FnOnce(&Rights) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        let user = self.account.name();
+        let job = async {
+            // The thread gives the permit back, so that stuck threads of a user are counted.
+            let permit = self.permits.files.acquire(self.account.uid()).await;
+            let rights = self.clone();
+            let done = on_thread("files", move || {
+                let done = work(&rights);
+                drop(permit);
+                done
+            });
+            done?.await.unwrap_or_else(|_| Err(format!("cannot {what} as user {user:?}: the helper failed")))
+        };
+        tokio::time::timeout(LIMIT, job).await.unwrap_or_else(|_| {
+            Err(format!("cannot {what} as user {user:?}: no answer within {} s", LIMIT.as_secs()))
+        })
+    }
+
+    /// The same for callers that cannot wait for long: within [`SHORT`], and not at all while the user's permits are out.
+    pub fn run_now<T: Send + 'static>(
+        &self,
+        what: &str,
+        work: impl FnOnce(&Rights) -> Result<T, String> + Send + 'static,
+    ) -> Result<T, String> {
+        let user = self.account.name();
+        let failed = |why: &str| format!("cannot {what} as user {user:?}: {why}");
+        let permit = self.permits.files.try_acquire(self.account.uid());
+        let permit = permit.ok_or_else(|| failed("too much other work on this user's files"))?;
+        let rights = self.clone();
+        let (send, receive) = std::sync::mpsc::channel();
+        on_thread("files", move || {
+            let done = work(&rights);
+            drop(permit);
+            let _ = send.send(done);
+        })?;
+        let wait = || receive.recv_timeout(SHORT).unwrap_or_else(|_| Err(failed("no answer within 1 s")));
+        use tokio::runtime::{Handle, RuntimeFlavor};
+        // Other tasks of this thread go on elsewhere.
+        match Handle::try_current().map(|handle| handle.runtime_flavor()) {
+            Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(wait),
+            Ok(_) | Err(_) => wait(),
+        }
+    }
+
+    /// The values of `env.file` entries, each a name and a path.
+    pub async fn env_values(&self, entries: Vec<(String, String)>) -> Result<Vec<(String, String)>, String> {
+        let read = |rights: &Rights, (name, path): (String, String)| {
+            let path = Path::new(&path);
+            let value = rights.with(path, |rule| env_value(path, rule));
+            let failed = |error| rights.explain(&format!("env {name}: cannot read"), path, error);
+            value.map(|value| (name.clone(), value)).map_err(failed)
+        };
+        self.run("read the env files", move |rights| {
+            entries.into_iter().map(|entry| read(rights, entry)).collect()
+        })
+        .await
+    }
+
+    /// Opens a log for appending; its missing directories are created. In a directory it is NAME.log. Blocks.
+    pub fn open_log(&self, path: &Path, name: &str) -> Result<File, String> {
+        let opened = self.with(path, |rule| open_log(path, name, rule));
+        opened.map_err(|error| {
+            let denied =
+                matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
+            let hint = if denied { self.hint(path) } else { String::new() };
+            match error {
+                FileError::Link => format!(
+                    "log_path {} is a symbolic link; Abide does not follow links to a log file",
+                    path.display()
+                ),
+                error => self.explain("cannot open log_path", path, error) + &hint,
+            }
+        })
+    }
+
+    /// Creates the missing directories on the way to a file. Blocks.
+    pub fn make_parents(&self, field: &str, path: &Path) -> Result<(), String> {
+        self.with(path, |rule| parent(path, rule, true).map(|_| ()))
+            .map_err(|error| self.explain(&format!("cannot create the directory of {field}"), path, error))
+    }
+
+    /// The md5 of each file; `None`: it is missing or cannot be read. `known` sums of unchanged files are used again. Blocks.
+    pub fn sums(&self, files: Vec<(PathBuf, Option<Sum>)>) -> Vec<(PathBuf, Option<Sum>)> {
+        let sum = |(path, known): (PathBuf, Option<Sum>)| {
+            let summed = self.with(&path, |rule| sum(&path, rule, known.as_ref())).ok();
+            (path, summed)
+        };
+        files.into_iter().map(sum).collect()
+    }
+
+    /// Does work with the rights of the account.
+    fn with<T: Send>(
+        &self,
+        path: &Path,
+        work: impl Fn(Rule) -> Result<T, FileError> + Sync,
+    ) -> Result<T, FileError> {
+        if self.account.is_own() {
+            return work(Rule::Trusting(self.account.uid()));
+        }
+        match as_user(&self.account, || work(Rule::Any))? {
+            Err(FileError::Io(error))
+                if error.kind() == io::ErrorKind::PermissionDenied && (self.root_may)(path) =>
+            {
+                work(Rule::RootOnly)
+            }
+            done => done,
+        }
+    }
+
+    fn explain(&self, attempt: &str, path: &Path, error: FileError) -> String {
+        let (user, path) = (self.account.name(), path.display());
+        let attempt = format!("{attempt} {path} as user {user:?}");
+        match error {
+            FileError::Io(error) => format!("{attempt}: {error}"),
+            FileError::NotAbsolute => format!("{attempt}: the path is not absolute"),
+            FileError::Link => format!("{attempt}: the file is a symbolic link"),
+            FileError::ForeignLink(link, uid) => {
+                format!("{attempt}: {} is a symbolic link of user {}", link.display(), name_of(uid))
+            }
+            FileError::Kind(kind) => format!("{attempt}: the path is {kind}, not a regular file"),
+            FileError::TooLarge(limit) => format!("{attempt}: the file is larger than {limit} bytes"),
+            FileError::Owner(uid) => format!(
+                "{attempt}: the file belongs to user {} and others can write its directory; hand it over with: chown {user} {path}",
+                name_of(uid)
+            ),
+            FileError::HardLinks => {
+                format!("{attempt}: the file has several hard links and others can write its directory")
+            }
+            FileError::Exposed(part) => format!(
+                "{attempt}: the host's policy lists the path, but {} can be written by others than root",
+                part.display()
+            ),
+            FileError::Content(why) => format!("{attempt}: the file {why}"),
+        }
+    }
+
+    /// What to do about a log that the user may not write, as far as the user can see it.
+    fn hint(&self, path: &Path) -> String {
+        let user = self.account.name();
+        let seen = self.with(path, |rule| {
+            let (folder, name) = parent(path, rule, false)?;
+            Ok(folder.kind(&name)?.map(|stat| stat.st_uid))
+        });
+        match seen {
+            Ok(Some(owner)) if owner != self.account.uid() => format!(
+                "; the file belongs to user {}: if it is the log of this process, hand it over with: chown {user}: {}",
+                name_of(owner),
+                path.display()
+            ),
+            Ok(Some(_)) => String::new(),
+            Ok(None) | Err(_) => {
+                format!("; log_path needs a directory that user {user:?} can write")
+            }
+        }
+    }
+}
+
+/// Starts work on a thread that no runtime waits for: the agent ends even if the work never does.
+pub fn on_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<oneshot::Receiver<T>, String> {
+    let (send, receive) = oneshot::channel();
+    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK);
+    let started = thread.spawn(move || {
+        let _ = send.send(work());
+    });
+    started.map(|_| receive).map_err(|error| format!("cannot start a thread: {error}"))
+}
+
+/// Does work on a thread that has this account's rights to files, and no others.
+fn as_user<T: Send>(account: &Account, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("user-files".to_owned()).stack_size(STACK);
+        let thread = thread.spawn_scoped(scope, || {
+            take_rights(account)?;
+            Ok(work())
+        })?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("the helper thread failed")))
+    })
+}
+
+/// Gives this thread, and only this one, an account's groups and file-system ids, and takes every capability from it.
+///
+/// Only the file-system ids: with the user's real ids the thread, and so the whole agent, could be signalled by the user.
+fn take_rights(account: &Account) -> io::Result<()> {
+    use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_groups};
+    let groups: Vec<_> =
+        account.groups().iter().map(|group| rustix::process::Gid::from_raw(*group)).collect();
+    set_thread_groups(&groups)?;
+    // The calls return the former id, also where they fail: only a second call shows the outcome.
+    // SAFETY: both are system calls without pointers that change the calling thread alone.
+    let (gid, uid) = unsafe {
+        libc::setfsgid(account.gid());
+        libc::setfsuid(account.uid());
+        (libc::setfsgid(u32::MAX), libc::setfsuid(u32::MAX))
+    };
+    if u32::try_from(gid) != Ok(account.gid()) || u32::try_from(uid) != Ok(account.uid()) {
+        return Err(io::Error::from_raw_os_error(libc::EPERM));
+    }
+    let none = CapabilitySet::empty();
+    Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
+}
+
+fn name_of(uid: u32) -> String {
+    let user = nix::unistd::User::from_uid(nix::unistd::Uid::from_raw(uid)).ok().flatten();
+    user.map_or_else(|| uid.to_string(), |user| user.name)
+}
+
+fn open_log(path: &Path, name: &str, rule: Rule) -> Result<File, FileError> {
+    let below = |folder: Folder| {
+        let name = format!("{name}.log");
+        // A name of several components would leave the directory.
+        match name.contains('/') {
+            true => Err(FileError::Content("name contains a slash")),
+            false => folder.open(name.as_ref(), Access::Append),
+        }
+    };
+    let (folder, last) = parent(path, rule, true)?;
+    match folder.open(&last, Access::Append) {
+        Err(FileError::Kind("a directory")) => below(Folder::walk(path, rule, false)?),
+        // A link to a directory is a link on the way.
+        Err(FileError::Link) => match Folder::walk(path, rule, false) {
+            Ok(folder) => below(folder),
+            Err(foreign @ FileError::ForeignLink(..)) => Err(foreign),
+            Err(_) => Err(FileError::Link),
+        },
+        opened => opened,
+    }
+}
+
+fn env_value(path: &Path, rule: Rule) -> Result<String, FileError> {
+    let (folder, name) = parent(path, rule, false)?;
+    let file = folder.open(&name, Access::Read)?;
+    if file.metadata()?.len() > ENV_FILE {
+        return Err(FileError::TooLarge(ENV_FILE));
+    }
+    let mut bytes = Vec::new();
+    file.take(ENV_FILE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > ENV_FILE {
+        return Err(FileError::TooLarge(ENV_FILE));
+    }
+    let text = String::from_utf8(bytes).map_err(|_| FileError::Content("is not valid UTF-8"))?;
+    match text.contains('\0') {
+        true => Err(FileError::Content("contains a NUL byte")),
+        false => Ok(text.trim_end_matches('\n').to_owned()),
+    }
+}
+
+fn sum(path: &Path, rule: Rule, known: Option<&Sum>) -> Result<Sum, FileError> {
+    use md5::{Digest, Md5};
+    let (folder, name) = parent(path, rule, false)?;
+    let file = folder.open(&name, Access::Compare)?;
+    let meta = file.metadata()?;
+    let (length, modified) = (meta.len(), meta.modified()?);
+    if length > SUMMED_FILE {
+        return Err(FileError::TooLarge(SUMMED_FILE));
+    }
+    if let Some(known) = known.filter(|known| (known.0, known.1) == (length, modified)) {
+        return Ok(known.clone());
+    }
+    let (mut digest, mut piece) = (Md5::new(), vec![0; 64 << 10]);
+    // As long as it was when it was opened: a file that grows has another sum next time.
+    let mut file = file.take(length);
+    loop {
+        match file.read(&mut piece)? {
+            0 => break,
+            count => digest.update(&piece[..count]),
+        }
+    }
+    let sum = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok((length, modified, sum))
+}
+
+/// The md5 of a file that the calling process may read, wherever links lead on the way.
+pub fn own_sum(path: &Path) -> Option<String> {
+    sum(path, Rule::Any, None).ok().map(|(_, _, sum)| sum)
+}
+
+#[cfg(test)]
+mod tests;

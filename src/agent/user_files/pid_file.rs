@@ -1,0 +1,122 @@
+//! Pid files: read as a hint, written whole by a rename, removed only while they name the process that ended.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
+
+use super::walk::{Access, FileError, Folder, Rule, parent};
+use super::{Rights, as_user};
+
+/// The largest pid file: a number and a line's end fit many times.
+const LARGEST: u64 = 64;
+
+/// A pid file that is about to be written: its directory is open, and a temporary file is there.
+pub struct PidFile {
+    path: PathBuf,
+    folder: Folder,
+    name: OsString,
+    temporary: OsString,
+    file: File,
+    rule: Rule,
+}
+
+impl Rights {
+    /// Does everything that can fail for want of rights, before there is a process. Blocks.
+    pub fn prepare_pid_file(&self, path: &Path) -> Result<PidFile, String> {
+        self.with(path, |rule| PidFile::prepare(path, rule))
+            .map_err(|error| self.explain("cannot write pid_path", path, error))
+    }
+
+    /// Writes the pid, and gives the file its name. Blocks.
+    pub fn write_pid_file(&self, prepared: &PidFile, pid: u32) -> Result<(), String> {
+        self.again(prepared, |prepared| prepared.write(pid))
+            .map_err(|error| self.explain("cannot write pid_path", &prepared.path, error))
+    }
+
+    /// Removes what was prepared for a process that never came to be. Blocks.
+    pub fn discard_pid_file(&self, prepared: &PidFile) {
+        let _ = self.again(prepared, |prepared| {
+            Ok(unlinkat(&prepared.folder.fd, &prepared.temporary, AtFlags::empty())?)
+        });
+    }
+
+    /// The pid that a pid file names. A hint: only a plain file, only a number, never the first process or ourselves.
+    pub fn read_pid_file(&self, path: &str) -> Result<u32, String> {
+        let path = PathBuf::from(path);
+        self.run_now("read pid_path", move |rights| rights.pid_in(&path))
+    }
+
+    /// Removes a pid file as long as it names this process.
+    pub async fn remove_pid_file(&self, path: &str, pid: u32) {
+        let path = PathBuf::from(path);
+        let removed = self.run("remove pid_path", move |rights| {
+            if rights.pid_in(&path)? != pid {
+                return Ok(());
+            }
+            let removed = rights.with(&path, |rule| {
+                let (folder, name) = parent(&path, rule, false)?;
+                Ok(unlinkat(&folder.fd, &name, AtFlags::empty())?)
+            });
+            removed.map_err(|error| rights.explain("cannot remove pid_path", &path, error))
+        });
+        // A file that is gone, or names another process, is not ours to remove.
+        let _ = removed.await;
+    }
+
+    fn pid_in(&self, path: &Path) -> Result<u32, String> {
+        let shown = path.display();
+        let text = self.with(path, |rule| {
+            let (folder, name) = parent(path, rule, false)?;
+            let file = folder.open(&name, Access::Compare)?;
+            if file.metadata()?.len() > LARGEST {
+                return Err(FileError::TooLarge(LARGEST));
+            }
+            let mut text = String::new();
+            file.take(LARGEST).read_to_string(&mut text)?;
+            Ok(text)
+        });
+        let text = text.map_err(|error| self.explain("cannot read pid_path", path, error))?;
+        let pid: u32 = text.trim().parse().map_err(|_| format!("{shown} holds no pid"))?;
+        if pid <= 1 || pid == std::process::id() {
+            return Err(format!("{shown} names process {pid}, which is none of ours"));
+        }
+        Ok(pid)
+    }
+
+    /// With the same rights as before.
+    fn again<T: Send>(
+        &self,
+        prepared: &PidFile,
+        work: impl Fn(&PidFile) -> Result<T, FileError> + Sync,
+    ) -> Result<T, FileError> {
+        match prepared.rule {
+            Rule::Any => as_user(self.account(), || work(prepared))?,
+            Rule::Trusting(_) | Rule::RootOnly => work(prepared),
+        }
+    }
+}
+
+impl PidFile {
+    fn prepare(path: &Path, rule: Rule) -> Result<PidFile, FileError> {
+        let (folder, name) = parent(path, rule, true)?;
+        // A directory of this name is an error now, not after the launch.
+        if let Some(stat) = folder.kind(&name)?
+            && rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory
+        {
+            return Err(FileError::Kind("a directory"));
+        }
+        // Neither guessed nor shared: the name is random, and nothing has it yet.
+        let temporary = OsString::from(format!(".abide-{}", crate::agent::fresh_id()));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&folder.fd, &temporary, flags, Mode::from_raw_mode(0o644))?;
+        Ok(PidFile { path: path.to_owned(), folder, name, temporary, file: File::from(file), rule })
+    }
+
+    fn write(&self, pid: u32) -> Result<(), FileError> {
+        (&self.file).write_all(format!("{pid}\n").as_bytes())?;
+        Ok(renameat(&self.folder.fd, &self.temporary, &self.folder.fd, &self.name)?)
+    }
+}

@@ -1,0 +1,260 @@
+//! Path walk: resolves a path one component at a time, and decides which links and which files may be used.
+//!
+//! The kernel's own resolution follows every link with the caller's rights. Here each directory is opened relative to the
+//! one before it, never through a link; a link is read and checked first. Magic links of /proc become plain text that way.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, Stat, fstat, fstatfs, mkdirat, open, openat, readlinkat, statat,
+};
+
+/// Which components a walk accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// Everything that the kernel permits: the thread has exactly the rights that it needs.
+    Any,
+    /// No link that belongs to anyone but this user and root, unless only they can write its directory. What is opened below
+    /// a directory that others can write is checked.
+    Trusting(u32),
+    /// Every component belongs to root, and nobody else can write it.
+    RootOnly,
+}
+
+/// Why a file of a spec cannot be used.
+#[derive(Debug)]
+pub enum FileError {
+    Io(io::Error),
+    NotAbsolute,
+    /// The file itself is a link.
+    Link,
+    /// A link on the way, of a user who is not trusted.
+    ForeignLink(PathBuf, u32),
+    /// Something other than a regular file.
+    Kind(&'static str),
+    TooLarge(u64),
+    /// In a directory that others can write: the file belongs to this user.
+    Owner(u32),
+    /// In a directory that others can write: the file has more than one name.
+    HardLinks,
+    /// For [`Rule::RootOnly`]: a component that others can write.
+    Exposed(PathBuf),
+    Content(&'static str),
+}
+
+impl From<rustix::io::Errno> for FileError {
+    fn from(error: rustix::io::Errno) -> FileError {
+        FileError::Io(error.into())
+    }
+}
+
+impl From<io::Error> for FileError {
+    fn from(error: io::Error) -> FileError {
+        FileError::Io(error)
+    }
+}
+
+/// What a file is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// To append; a missing file is created with mode 0640.
+    Append,
+    /// To use its content.
+    Read,
+    /// To compare its content with a known sum; the content goes nowhere.
+    Compare,
+}
+
+/// As many links as the kernel follows.
+const MAX_LINKS: u32 = 40;
+const PROC_SUPER_MAGIC: u64 = 0x9fa0;
+
+/// An open directory.
+pub struct Folder {
+    pub fd: OwnedFd,
+    rule: Rule,
+    /// A directory on the way, or this one, can be written by an untrusted user.
+    exposed: bool,
+}
+
+/// The directory of a path, and the last component. `make`: missing directories are created.
+pub fn parent(path: &Path, rule: Rule, make: bool) -> Result<(Folder, OsString), FileError> {
+    let name = path.file_name().ok_or(FileError::NotAbsolute)?.to_owned();
+    let parent = path.parent().ok_or(FileError::NotAbsolute)?;
+    Ok((Folder::walk(parent, rule, make)?, name))
+}
+
+impl Folder {
+    pub fn walk(path: &Path, rule: Rule, make: bool) -> Result<Folder, FileError> {
+        if !path.is_absolute() {
+            return Err(FileError::NotAbsolute);
+        }
+        let mut folder = Folder::root(rule, false)?;
+        let (mut left, mut shown, mut links) = (names(path), PathBuf::from("/"), 0);
+        while let Some(name) = left.pop_front() {
+            if rule == Rule::RootOnly && name == ".." {
+                return Err(FileError::Exposed(path.to_owned()));
+            }
+            shown.push(&name);
+            match folder.enter(&name, make) {
+                Ok(fd) => folder = folder.replaced_by(fd, &shown)?,
+                Err(rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) => {
+                    links += 1;
+                    if links > MAX_LINKS {
+                        return Err(FileError::Io(io::Error::from_raw_os_error(libc::ELOOP)));
+                    }
+                    let target = folder.read_link(&name, &shown)?;
+                    if target.is_absolute() {
+                        (folder, shown) = (Folder::root(rule, folder.exposed)?, PathBuf::from("/"));
+                    } else {
+                        shown.pop();
+                    }
+                    for name in names(&target).into_iter().rev() {
+                        left.push_front(name);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(folder)
+    }
+
+    fn root(rule: Rule, exposed: bool) -> Result<Folder, FileError> {
+        let fd = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Folder { fd, rule, exposed })
+    }
+
+    fn enter(&self, name: &OsStr, make: bool) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match openat(&self.fd, name, flags, Mode::empty()) {
+            Err(rustix::io::Errno::NOENT) if make => {
+                match mkdirat(&self.fd, name, Mode::from_raw_mode(0o755)) {
+                    Ok(()) | Err(rustix::io::Errno::EXIST) => openat(&self.fd, name, flags, Mode::empty()),
+                    Err(error) => Err(error),
+                }
+            }
+            opened => opened,
+        }
+    }
+
+    fn replaced_by(self, fd: OwnedFd, shown: &Path) -> Result<Folder, FileError> {
+        let exposed = match self.rule {
+            Rule::Any => false,
+            Rule::Trusting(uid) => {
+                let stat = fstat(&fd)?;
+                self.exposed || stat.st_mode & 0o022 != 0 || ![0, uid].contains(&stat.st_uid)
+            }
+            Rule::RootOnly if is_root_only(&fstat(&fd)?) => false,
+            Rule::RootOnly => return Err(FileError::Exposed(shown.to_owned())),
+        };
+        Ok(Folder { fd, rule: self.rule, exposed })
+    }
+
+    /// The target of a link that this rule lets a walk follow.
+    fn read_link(&self, name: &OsStr, shown: &Path) -> Result<PathBuf, FileError> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let link = openat(&self.fd, name, flags, Mode::empty())?;
+        let stat = fstat(&link)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+            return Err(FileError::Io(io::Error::from_raw_os_error(libc::ENOTDIR)));
+        }
+        let trusted = match self.rule {
+            Rule::Any => true,
+            Rule::Trusting(uid) => !self.exposed || [0, uid].contains(&stat.st_uid),
+            Rule::RootOnly => stat.st_uid == 0,
+        };
+        if !trusted {
+            return Err(FileError::ForeignLink(shown.to_owned(), stat.st_uid));
+        }
+        // Read from the link that was checked, not from its name.
+        let target = readlinkat(&link, "", Vec::new())?;
+        Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
+    }
+
+    /// What a name is, without following it; `None`: nothing has this name.
+    pub fn kind(&self, name: &OsStr) -> Result<Option<Stat>, FileError> {
+        match statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Opens a regular file (or /dev/null). FIFOs and devices are refused by their type, before anything is opened.
+    pub fn open(&self, name: &OsStr, access: Access) -> Result<File, FileError> {
+        if let Some(stat) = self.kind(name)? {
+            is_file(&stat)?;
+        }
+        let flags = match access {
+            Access::Append => OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE,
+            Access::Read | Access::Compare => OFlags::RDONLY,
+        };
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let opened = openat(&self.fd, name, flags, Mode::from_raw_mode(0o640));
+        let fd = opened.map_err(|error| match error {
+            rustix::io::Errno::LOOP => FileError::Link,
+            error => error.into(),
+        })?;
+        // What was looked at before may have been exchanged since: only the descriptor counts.
+        let stat = fstat(&fd)?;
+        is_file(&stat)?;
+        if u64::try_from(fstatfs(&fd)?.f_type) == Ok(PROC_SUPER_MAGIC) {
+            return Err(FileError::Kind("a file of /proc"));
+        }
+        self.check(&stat, access)?;
+        // A program that inherits it as its output expects writes that wait.
+        rustix::fs::fcntl_setfl(&fd, flags & OFlags::APPEND)?;
+        Ok(File::from(fd))
+    }
+
+    /// A name in a directory that others can write may lead to a file that is not the spec's.
+    fn check(&self, stat: &Stat, access: Access) -> Result<(), FileError> {
+        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        match self.rule {
+            Rule::RootOnly if !regular || is_root_only(stat) && stat.st_nlink == 1 => Ok(()),
+            Rule::RootOnly if stat.st_nlink != 1 => Err(FileError::HardLinks),
+            Rule::RootOnly => Err(FileError::Owner(stat.st_uid)),
+            Rule::Trusting(uid) if self.exposed && regular && access != Access::Compare => {
+                if access == Access::Append && ![0, uid].contains(&stat.st_uid) {
+                    return Err(FileError::Owner(stat.st_uid));
+                }
+                if stat.st_nlink != 1 { Err(FileError::HardLinks) } else { Ok(()) }
+            }
+            Rule::Any | Rule::Trusting(_) => Ok(()),
+        }
+    }
+}
+
+fn names(path: &Path) -> VecDeque<OsString> {
+    let name = |component: Component<'_>| match component {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    };
+    path.components().filter_map(name).collect()
+}
+
+fn is_root_only(stat: &Stat) -> bool {
+    stat.st_uid == 0 && stat.st_mode & 0o022 == 0
+}
+
+/// Regular, or /dev/null.
+fn is_file(stat: &Stat) -> Result<(), FileError> {
+    let null = rustix::fs::makedev(1, 3);
+    Err(FileError::Kind(match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => return Ok(()),
+        FileType::CharacterDevice if stat.st_rdev == null => return Ok(()),
+        FileType::Symlink => return Err(FileError::Link),
+        FileType::Directory => "a directory",
+        FileType::Fifo => "a FIFO",
+        FileType::Socket => "a socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "a device",
+        FileType::Unknown => "a file of unknown type",
+    }))
+}
