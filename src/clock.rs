@@ -1,6 +1,7 @@
 //! The one that knows what time it is, and what the clocks of a zone show.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
@@ -9,7 +10,25 @@ use crate::model::{Desired, Now, Time};
 
 /// This moment.
 pub fn moment() -> Time {
-    Time(Timestamp::now().as_millisecond())
+    Time(Timestamp::now().as_millisecond().saturating_add(crate::fail::clock_shift_ms()))
+}
+
+/// A moment of this boot's monotonic clock, which also counts the time that the machine is suspended. No wall clock moves
+/// it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootInstant(Duration);
+
+impl BootInstant {
+    pub fn now() -> BootInstant {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+        BootInstant(Duration::new(seconds, u32::try_from(time.tv_nsec).unwrap_or(0)))
+    }
+
+    pub fn elapsed_ms(self) -> u64 {
+        let passed = BootInstant::now().0.saturating_sub(self.0);
+        u64::try_from(passed.as_millis()).unwrap_or(u64::MAX)
+    }
 }
 
 /// This moment, with the clocks that the policies ask for.

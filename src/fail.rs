@@ -1,10 +1,10 @@
 //! Places where a test can let us die, one for each effect. Not in a release.
 //!
 //! `ABIDE_DIE_AT=PLACE` dies at a place by its name. `ABIDE_DIE_AFTER=N` dies at the Nth step of any kind, counted from 1,
-//! and `ABIDE_STEPS_FILE` gets a line for each of them.
+//! and `ABIDE_STEPS_FILE` gets a line for each of them. `ABIDE_CLOCK_SHIFT_MS=N` shifts the wall clock of this process.
 
 use std::io::Write;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// Dies here, without a word, if that was asked for.
 pub fn point(place: &str) {
@@ -29,6 +29,15 @@ pub fn step(what: &str) {
     if std::env::var("ABIDE_DIE_AFTER").is_ok_and(|at| at.parse() == Ok(*steps)) {
         die();
     }
+}
+
+/// How far a test shifts the wall clock of this process, in milliseconds.
+pub fn clock_shift_ms() -> i64 {
+    static SHIFT: LazyLock<i64> = LazyLock::new(|| {
+        let shift = std::env::var("ABIDE_CLOCK_SHIFT_MS").ok().filter(|_| cfg!(debug_assertions));
+        shift.and_then(|text| text.parse().ok()).unwrap_or(0)
+    });
+    *SHIFT
 }
 
 fn die() {

@@ -15,9 +15,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use super::stream_clock::StreamClock;
 use super::{Table, now_ms};
 use crate::gse::answer::Envelope;
-use crate::gse::channel::{Acked, BEAT_SECS, Down, Join, Joined, Told, Up};
+use crate::gse::channel::{Acked, BEAT_SECS, Down, Join, Joined, OpResult, Told, Up};
 use crate::http::{Calling, redirect, told_of};
 use crate::model::HostKey;
 
@@ -37,6 +38,8 @@ pub struct Joining {
 const BATCH: usize = 1000;
 /// Silence for this long means that nobody is there.
 const SILENCE: Duration = Duration::from_secs(3 * BEAT_SECS + 1);
+/// A stream whose heartbeats are later than this is opened again: the gateway then stamps open operations anew.
+const LAG_MS: u64 = 5_000;
 /// Between two tries to join: from, to.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
@@ -96,8 +99,12 @@ async fn try_session(
         agent: joining.agent.clone(),
         hosts: joining.hosts.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        clock: Some(now_ms()),
+        floors: true,
+        last_seq: table.last_seq(),
     };
-    let Joined { session, acked } = gateway.ask("join", &[], &ask).await?;
+    let Joined { session, acked, store } = gateway.ask("join", &[], &ask).await?;
+    table.joined(&store).await.map_err(|error| error.to_string())?;
     let mut outbox =
         Outbox { gateway: gateway.clone(), session: session.clone(), seq: acked, waiting: Vec::new() };
     // What was under way when the last session broke: results are in the store, and everything else is told anew.
@@ -110,6 +117,7 @@ async fn try_session(
     }
     outbox.waiting.extend(untaken.into_iter().map(Told::Result));
     table.report_all();
+    let mut clock = StreamClock::start();
     let mut stream = gateway.stream(&session).await?;
     info!(url = %joining.url, hosts = joining.hosts.len(), "joined");
     ready();
@@ -117,7 +125,7 @@ async fn try_session(
     let mut heard = Instant::now();
     let mut beat = tokio::time::interval(Duration::from_secs(BEAT_SECS));
     let mut busy = true;
-    let mut telling: Option<tokio::task::JoinHandle<Result<Vec<String>, String>>> = None;
+    let mut telling: Option<tokio::task::JoinHandle<Result<Vec<OpResult>, String>>> = None;
     loop {
         if telling.is_none() && !outbox.waiting.is_empty() {
             telling = Some(tokio::spawn(outbox.batch()));
@@ -134,7 +142,10 @@ async fn try_session(
                         if line.len() > 1 {
                             // What a newer gateway says and we do not understand is none of our business.
                             match serde_json::from_slice::<Down>(&line) {
-                                Ok(down) => table.take(down, now_ms()).await,
+                                Ok(down) => {
+                                    let age_ms = clock.age_ms_of(&down)?;
+                                    table.take(down, age_ms).await;
+                                }
                                 Err(error) => warn!(%error, "the gateway said something unknown"),
                             }
                         }
@@ -151,7 +162,7 @@ async fn try_session(
             ended = async { match &mut telling { Some(telling) => telling.await, None => std::future::pending().await } } => {
                 telling = None;
                 let taken = ended.map_err(|error| error.to_string())??;
-                table.taken(&taken).await.map_err(|error| error.to_string())?;
+                table.acknowledged(taken).await.map_err(|error| error.to_string())?;
             }
             _ = beat.tick() => {
                 // A burst of work is over.
@@ -169,6 +180,24 @@ async fn try_session(
     }
 }
 
+impl StreamClock {
+    /// How long a message was on its way. An error: this stream lags, or one of the two clocks stood still.
+    fn age_ms_of(&mut self, down: &Down) -> Result<u64, String> {
+        match down {
+            // An older gateway does not stamp its messages.
+            Down::Op(request) => Ok(request.ttl_ms.map_or(0, |_| self.age_ms(request.sent_ms))),
+            Down::Heartbeat { sent_ms, .. } => {
+                let age_ms = self.age_ms(*sent_ms);
+                match age_ms > LAG_MS {
+                    true => Err(format!("the stream lags by {age_ms} ms")),
+                    false => Ok(age_ms),
+                }
+            }
+            Down::Give { .. } | Down::Synced { .. } | Down::Groups { .. } => Ok(0),
+        }
+    }
+}
+
 /// What is to be told, and from which number on.
 struct Outbox {
     gateway: Gateway,
@@ -178,8 +207,8 @@ struct Outbox {
 }
 
 impl Outbox {
-    /// Tells what waits, or, if nothing does, that we are here. The operations whose results were taken.
-    fn batch(&mut self) -> impl Future<Output = Result<Vec<String>, String>> + Send + 'static {
+    /// Tells what waits, or, if nothing does, that we are here. The results that the gateway has now.
+    fn batch(&mut self) -> impl Future<Output = Result<Vec<OpResult>, String>> + Send + 'static {
         let many = self.waiting.len().min(BATCH);
         let mut ups = Vec::with_capacity(many);
         for what in self.waiting.drain(..many) {
@@ -188,12 +217,14 @@ impl Outbox {
         }
         let (gateway, session) = (self.gateway.clone(), self.session.clone());
         async move {
-            let acked: Acked = gateway.ask("tell", &[("session", session.as_str())], &ups).await?;
+            let clock = now_ms().to_string();
+            let query = [("session", session.as_str()), ("clock", clock.as_str())];
+            let acked: Acked = gateway.ask("tell", &query, &ups).await?;
             debug!(told = ups.len(), acked = acked.acked, "told");
             let results = ups.into_iter().filter(|up| up.seq <= acked.acked);
             Ok(results
                 .filter_map(|up| match up.what {
-                    Told::Result(result) => Some(result.op_id),
+                    Told::Result(result) => Some(result),
                     Told::Report(_) => None,
                 })
                 .collect())

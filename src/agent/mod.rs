@@ -37,6 +37,7 @@ mod launching;
 mod life;
 mod meter;
 mod operations;
+mod oplog;
 mod output;
 mod ownership;
 mod permits;
@@ -46,10 +47,11 @@ mod recovery;
 mod row;
 mod schedule;
 mod spawn;
+mod stream_clock;
 mod telling;
 mod user_files;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,10 +66,11 @@ use self::cgroup::Groups;
 use self::exit_record::ExitRecords;
 use self::keeper::{Ask, Keeper, Shared};
 use self::kernel::{Hold, Marked, marked};
+use self::oplog::{Known, OpLog};
 use self::permits::Permits;
 use self::pools::Pools;
 use self::recovery::{Recovered, Resumption};
-use self::row::{Row, all};
+use self::row::{Row, all, up_key};
 use crate::gse::channel::{Down, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
@@ -83,8 +86,8 @@ const LOOKS: usize = 32;
 /// All keepers of this agent.
 pub struct Table {
     keepers: HashMap<InstanceKey, mpsc::UnboundedSender<Ask>>,
-    /// Operations that are under way: the gateway may ask for them again.
-    under_way: HashSet<String>,
+    /// Operations that are in flight or ran: the gateway may send them again.
+    oplog: OpLog,
     fences: HashMap<String, u64>,
     /// Processes that named a launch when an empty folder was opened: an earlier agent's, whose folder is lost.
     unclaimed: Option<Arc<Vec<Marked>>>,
@@ -127,16 +130,12 @@ impl Table {
             }
             given
         });
-        let (keepers, under_way) = (HashMap::new(), HashSet::new());
-        let mut table = Table { keepers, under_way, fences, unclaimed: None, shared };
-        let Recovered { rows, mut pending } = recovery::recover(&table.shared).await?;
-        // What was done before we died is told, not done again.
-        for result in table.untaken().await? {
-            table.under_way.insert(result.op_id);
-        }
-        // What was begun is resumed here, though the gateway sends it again.
-        let resumed = pending.values().map(|resumption| resumption.pending.request.op_id.clone());
-        table.under_way.extend(resumed);
+        let Recovered { rows, mut pending } = recovery::recover(&shared).await?;
+        // An operation that ran before we died is reported, and not run again. One that was begun is resumed here, though
+        // the gateway sends it again.
+        let mut oplog = OpLog::open(&shared.store).await?;
+        pending.values().for_each(|resumption| oplog.begin(&resumption.pending.request));
+        let mut table = Table { keepers: HashMap::new(), oplog, fences, unclaimed: None, shared };
         let held = rows.len();
         if rows.is_empty() && table.fences.is_empty() {
             let found = marked();
@@ -209,20 +208,23 @@ impl Table {
         Ok(all::<OpResult>(&self.shared.store, "up/").await?.into_iter().map(|(_, result)| result).collect())
     }
 
-    /// These were taken.
-    pub async fn taken(&mut self, op_ids: &[String]) -> Result<(), Error> {
-        let txn = op_ids.iter().fold(Txn::default(), |txn, op| txn.and(Txn::delete(row::up_key(op))));
-        for op in op_ids {
-            self.under_way.remove(op);
-        }
-        if txn.writes.is_empty() {
-            return Ok(());
-        }
-        self.shared.store.txn(txn).await.map(|_| ())
+    /// The gateway has acknowledged these results.
+    pub async fn acknowledged(&mut self, results: Vec<OpResult>) -> Result<(), Error> {
+        self.oplog.acknowledged(&self.shared.store, results, now_ms()).await
     }
 
-    /// What the gateway says.
-    pub async fn take(&mut self, down: Down, now: i64) {
+    /// The largest sequence number that this agent knows.
+    pub fn last_seq(&self) -> u64 {
+        self.oplog.last_seq()
+    }
+
+    /// A session with a gateway begins, whose store has this identity.
+    pub async fn joined(&mut self, gateway_store: &str) -> Result<(), Error> {
+        self.oplog.joined(&self.shared.store, gateway_store, now_ms()).await
+    }
+
+    /// What the gateway says. `age_ms`: how long it was on its way.
+    pub async fn take(&mut self, down: Down, age_ms: u64) {
         match down {
             Down::Give { instance, given, changed } => {
                 self.ask(&instance, Ask::Give(Box::new((given, changed))));
@@ -246,19 +248,27 @@ impl Table {
                 }
                 Err(_) => warn!(%namespace, "a pool of no namespace"),
             },
-            Down::Op(request) => self.operation(request, now).await,
+            Down::Heartbeat { floor, .. } => {
+                // A floor that cannot be written is confirmed again later; the records stay until then.
+                if let Err(error) = self.oplog.raise_floor(&self.shared.store, floor).await {
+                    warn!(%error, floor, "the floor of operations cannot be written");
+                }
+            }
+            Down::Op(request) => self.operation(*request, age_ms).await,
         }
     }
 
-    async fn operation(&mut self, request: OpRequest, now: i64) {
-        if self.under_way.contains(&request.op_id) || now > request.deadline {
+    async fn operation(&mut self, request: OpRequest, age_ms: u64) {
+        // A live status check changes nothing. It runs again whenever the gateway asks again: its result may be lost.
+        if !request.op.looks() && !self.is_new(&request, age_ms).await {
             return;
         }
         if let (Some(owner), Some(generation)) = (&request.owner, request.generation) {
             if generation > MAX_GENERATION {
                 let message = format!("no lease of owner {owner} has generation {generation}");
-                let (op_id, code) = (request.op_id, RowCode::OLD_GENERATION.0);
-                let _ = self.shared.up.send(Told::Result(OpResult { op_id, code, message, content: None }));
+                let (op_id, seq, code) = (request.op_id, request.seq, RowCode::OLD_GENERATION.0);
+                let result = OpResult { op_id, seq, code, message, content: None };
+                let _ = self.shared.up.send(Told::Result(result));
                 return;
             }
             let last = self.fences.get(owner).copied().unwrap_or(0);
@@ -266,6 +276,7 @@ impl Table {
                 let message = RowCode::OLD_GENERATION.meaning().unwrap_or_default().to_owned();
                 let result = OpResult {
                     op_id: request.op_id,
+                    seq: request.seq,
                     code: RowCode::OLD_GENERATION.0,
                     message,
                     // A gateway that lost its store counts on from here.
@@ -282,7 +293,9 @@ impl Table {
                 self.fences.insert(owner.clone(), generation);
             }
         }
-        self.under_way.insert(request.op_id.clone());
+        if !request.op.looks() {
+            self.oplog.begin(&request);
+        }
         let instance = request.instance.clone();
         let Order::Rename { from } = &request.op else {
             return self.ask(&instance, Ask::Op(Box::new(request)));
@@ -296,6 +309,54 @@ impl Table {
             None => self.ask(&instance, Ask::Op(Box::new(request))),
         }
     }
+    /// Is this operation to be run now? If not, the gateway has its result, gets it again, or gets the reason.
+    async fn is_new(&mut self, request: &OpRequest, age_ms: u64) -> bool {
+        let (instance, op_id) = (&request.instance, &request.op_id);
+        match self.oplog.known(request) {
+            Known::InFlight => return false,
+            Known::Ran => {
+                match self.oplog.result(&self.shared.store, op_id).await {
+                    Ok(Some(result)) => drop(self.shared.up.send(Told::Result(result))),
+                    Ok(None) => warn!(%instance, op_id, "operation ran before, and its result is unreadable"),
+                    Err(error) => {
+                        warn!(%instance, op_id, %error, "operation ran before, and its result is unreadable")
+                    }
+                }
+                return false;
+            }
+            Known::BelowFloor(floor) => {
+                let message = format!(
+                    "not begun: the gateway confirmed before that operation {} is final (floor {floor}); its store may be \
+                     an older copy",
+                    request.seq
+                );
+                warn!(%instance, op_id, seq = request.seq, floor, "operation refused: it is final already");
+                let _ = self.shared.up.send(Told::Result(not_begun(request, message)));
+                return false;
+            }
+            Known::New => {}
+        }
+        let Some(ttl_ms) = request.ttl_ms.filter(|ttl_ms| age_ms > *ttl_ms) else { return true };
+        let message = format!(
+            "not begun: the operation reached the agent {age_ms} ms after the gateway sent it, and may begin within \
+             {ttl_ms} ms"
+        );
+        warn!(%instance, op_id, age_ms, ttl_ms, "operation refused: it arrived too late");
+        // It stays refused: the gateway may send it again before it reads this result.
+        let result = not_begun(request, message);
+        let value = serde_json::to_vec(&result).unwrap_or_default();
+        if let Err(error) = self.shared.store.txn(Txn::put(up_key(op_id), value)).await {
+            warn!(%instance, op_id, %error, "a refused operation cannot be written");
+        }
+        self.oplog.begin(request);
+        let _ = self.shared.up.send(Told::Result(result));
+        false
+    }
+}
+
+fn not_begun(request: &OpRequest, message: String) -> OpResult {
+    let (op_id, seq) = (request.op_id.clone(), request.seq);
+    OpResult { op_id, seq, code: RowCode::NOT_BEGUN.0, message, content: None }
 }
 
 /// Which host an agent answers for unless it is told.
@@ -320,8 +381,7 @@ pub fn own_name(folder: &Path) -> Result<String, String> {
 
 /// Milliseconds since 1970.
 fn now_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
+    crate::clock::moment().0
 }
 
 /// A random name that no other user can guess: 128 bits from the kernel.

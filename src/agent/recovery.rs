@@ -117,8 +117,8 @@ async fn resolve(
         let value = serde_json::to_vec(row).unwrap_or_default();
         txn = txn.and(Txn::delete(intent_key(&instance))).and(Txn::put(row_key(&instance), value));
         if let Some((op_id, (code, message))) = said {
-            pending.remove(&instance);
-            let result = OpResult { op_id, code: code.0, message, content: None };
+            let seq = pending.remove(&instance).map_or(0, |resumption| resumption.pending.request.seq);
+            let result = OpResult { op_id, seq, code: code.0, message, content: None };
             let value = serde_json::to_vec(&result).unwrap_or_default();
             txn = txn.and(Txn::put(up_key(&result.op_id), value)).and(Txn::delete(pending_key(&instance)));
         }

@@ -1,8 +1,8 @@
 //! What an agent keeps of an instance, in a file of its own: enough to go on after any death.
 //!
 //! `proc/INSTANCE` is how it stands, `intent/INSTANCE` a launch whose outcome is not written yet, `pending/INSTANCE` an
-//! operation that has begun and has no result yet, `up/OP` a result that the gateway has not taken, `fence/OWNER` the
-//! newest generation seen.
+//! operation that has begun and has no result yet, `up/OP` a result that the gateway has not taken, `ran/OP` one that it
+//! has taken and `floor` ([`oplog`](super::oplog)), `fence/OWNER` the newest generation seen.
 
 use serde::{Deserialize, Serialize};
 

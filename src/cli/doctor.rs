@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::get::{SKEW_MS, clock as clock_of};
 use super::local::Home;
 use super::print::{ERROR, HINT, Printer, WARNING, count, visible};
 use super::target::{Start, TargetArgs, runtime};
@@ -167,6 +168,7 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
             findings.push(Finding::Well(format!("{}, each with an agent", count(hosts.len(), "host"))))
         }
     }
+    findings.extend(skewed(&alive));
     // An agent says something every few seconds: what it was last heard at is what the gateway's clock shows.
     let newest = alive.iter().filter_map(|host| clock::read(&host.heard)).max();
     let here = clock::moment();
@@ -195,4 +197,21 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
         ));
     }
     Ok(findings)
+}
+
+/// Agents whose clocks differ from the gateway's.
+fn skewed(alive: &[&HostRow]) -> Option<Finding> {
+    let skewed: Vec<String> = alive
+        .iter()
+        .filter(|host| host.clock_skew_ms.is_some_and(|skew_ms| skew_ms.saturating_abs() > SKEW_MS))
+        .map(|host| format!("{} ({})", host.host, clock_of(host.clock_skew_ms)))
+        .collect();
+    let shown = skewed.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+    (!skewed.is_empty()).then(|| {
+        Finding::Warning(
+            format!("the clocks of {} differ from the gateway's: {shown}", count(skewed.len(), "agent")),
+            "let these hosts follow a time server: schedules, start times and logs use their clock"
+                .to_owned(),
+        )
+    })
 }

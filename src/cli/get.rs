@@ -67,6 +67,9 @@ pub enum Form {
     Name,
 }
 
+/// Clocks that differ by more than this are reported.
+pub const SKEW_MS: i64 = 2_000;
+
 pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
     let declared = Declared::read(args, printer)?;
     let runtime = runtime()?;
@@ -119,7 +122,7 @@ async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>
             meant
                 .map(|row| {
                     json!({"host": row.host, "agent": row.agent, "version": row.version, "heard": row.heard,
-                           "processes": row.processes})
+                           "clock_skew_ms": row.clock_skew_ms, "processes": row.processes})
                 })
                 .collect()
         }
@@ -239,6 +242,16 @@ fn shown(args: &Get, rows: &[Value]) -> Result<String, Failure> {
     }
 }
 
+/// Compares an agent's clock with its gateway's.
+pub fn clock(skew_ms: Option<i64>) -> String {
+    match skew_ms {
+        None => "-".to_owned(),
+        Some(skew_ms) if skew_ms.saturating_abs() <= SKEW_MS => "ok".to_owned(),
+        Some(skew_ms) if skew_ms > 0 => format!("{} s ahead", skew_ms / 1000),
+        Some(skew_ms) => format!("{} s behind", skew_ms.saturating_abs() / 1000),
+    }
+}
+
 fn name(kind: Kind, row: &Value) -> String {
     let field = match kind {
         Kind::Processes | Kind::Orphans => "instance",
@@ -271,7 +284,7 @@ fn table(args: &Get, rows: &[Value]) -> String {
             "next",
             "message",
         ],
-        (Kind::Hosts, _) => &["host", "agent", "version", "processes", "heard"],
+        (Kind::Hosts, _) => &["host", "agent", "version", "processes", "clock", "heard"],
         (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
         (Kind::Orphans, _) => &["namespace", "name", "host", "running", "hosting", "pid", "owner", "why"],
         (Kind::Holds, _) => &["what", "by", "until", "reason"],
@@ -286,8 +299,12 @@ fn table(args: &Get, rows: &[Value]) -> String {
         Value::String(text) => visible(text.lines().next().unwrap_or_default()),
         other => other.to_string(),
     };
+    let shown = |row: &Value, field: &str| match (args.kind, field) {
+        (Kind::Hosts, "clock") => clock(row["clock_skew_ms"].as_i64()),
+        _ => cell(&row[field]),
+    };
     let cells: Vec<Vec<String>> =
-        rows.iter().map(|row| fields.iter().map(|field| cell(&row[*field])).collect()).collect();
+        rows.iter().map(|row| fields.iter().map(|field| shown(row, field)).collect()).collect();
     let width = |at: usize| {
         cells.iter().map(|row| row[at].chars().count()).chain([fields[at].len()]).max().unwrap_or(0)
     };

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -15,11 +16,15 @@ use super::registry::{Record, key_of, record_txn};
 use super::secrets::remembered;
 use super::tasks::{Done, Task};
 use super::{Gateway, Refusal};
+use crate::clock::BootInstant;
 use crate::gse::channel::{Acked, BEAT_SECS, Down, Held, Join, Joined, Order, Report, Told, Up};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};
 use crate::store::{Number, Outcome, Store, Txn};
+
+/// A floor that rose is sent at most this often on a busy stream.
+const FLOOR_MS: u64 = 2_000;
 
 impl<S: Store> Gateway<S> {
     /// A session for all of an agent's hosts.
@@ -30,8 +35,9 @@ impl<S: Store> Gateway<S> {
         let session = self.hosts.join(join, self.patience).map_err(|Taken(host)| {
             Refusal::Taken(format!("host {host} has an agent already; it has to go first"))
         })?;
+        self.number_above(join).await?;
         let (acked, _) = self.acked(&counter(&join.agent, &join.hosts)).await?;
-        Ok(Joined { session, acked })
+        Ok(Joined { session, acked, store: self.store_id().await? })
     }
 
     /// The hosts that a session stands for.
@@ -62,7 +68,8 @@ impl<S: Store> Gateway<S> {
     /// whatever comes.
     pub async fn stream(self: &Arc<Self>, session: &str, after: u64, may: StillMay) -> Result<Body, Refusal> {
         let (stream, hosts) = self.hosts.open(session).ok_or_else(gone)?;
-        let guard = Guard { gateway: Arc::clone(self), session: session.to_owned(), stream, may };
+        let heartbeat = Heartbeat { floor: 0, sent: stream.opened };
+        let guard = Guard { gateway: Arc::clone(self), session: session.to_owned(), stream, may, heartbeat };
         self.sync_agent(&hosts).await?;
         self.dispatch_after(&hosts, after);
         Ok(Body::from_stream(stream::unfold(guard, |mut guard| async move {
@@ -102,8 +109,10 @@ impl<S: Store> Gateway<S> {
     }
 
     /// Takes what an agent tells, all of it in one commit; what was taken before is taken once.
-    pub async fn tell(&self, session: &str, mut told: Vec<Up>) -> Result<Acked, Refusal> {
+    /// `clock`: the agent's, in milliseconds since 1970.
+    pub async fn tell(&self, session: &str, mut told: Vec<Up>, clock: Option<i64>) -> Result<Acked, Refusal> {
         let (agent, hosts) = self.hosts.heard(session).ok_or_else(gone)?;
+        self.hosts.measure_skew(session, clock);
         let key = counter(&agent, &hosts);
         told.sort_by_key(|up| up.seq);
         loop {
@@ -322,31 +331,53 @@ struct Guard<S: Store> {
     session: String,
     stream: Stream,
     may: StillMay,
+    heartbeat: Heartbeat,
+}
+
+/// The last heartbeat of a stream.
+struct Heartbeat {
+    floor: u64,
+    sent: BootInstant,
 }
 
 impl<S: Store> Guard<S> {
-    /// The next line; an empty one now and then, so that a reader who is gone is noticed.
+    /// The next lines; an empty one or a heartbeat now and then, so that a reader who is gone is noticed.
     async fn next(&mut self) -> Option<Bytes> {
         let next = tokio::time::timeout(Duration::from_secs(BEAT_SECS), self.stream.receive.recv()).await;
         if !(self.may)() {
             return None;
         }
-        match next {
-            Err(_) => Some(Bytes::from_static(b"\n")),
-            Ok(None) => None,
-            Ok(Some(first)) => {
-                let mut lines = Vec::new();
-                let mut next = Some(first);
-                // Whatever waits goes out at once, but not without end.
-                while let Some(down) = next {
-                    serde_json::to_writer(&mut lines, &down).ok()?;
-                    lines.push(b'\n');
-                    next = if lines.len() < 1 << 20 { self.stream.receive.try_recv().ok() } else { None };
-                }
-                Some(Bytes::from(lines))
-            }
+        // Read before the queue is: an operation that is final by now, and queued before, goes out before the floor.
+        let floor = self.gateway.floor.load(Ordering::Acquire);
+        let is_idle = next.is_err();
+        let mut lines = Vec::new();
+        let mut next = match next {
+            Err(_) => None,
+            Ok(None) => return None,
+            Ok(Some(first)) => Some(first),
+        };
+        // Whatever waits goes out at once, but not without end.
+        const MOST_BYTES: usize = 1 << 20;
+        while let Some(down) = next {
+            write_line(&mut lines, &down)?;
+            next = if lines.len() < MOST_BYTES { self.stream.receive.try_recv().ok() } else { None };
         }
+        let is_risen = floor > self.heartbeat.floor && self.heartbeat.sent.elapsed_ms() >= FLOOR_MS;
+        if self.stream.floors && lines.len() < MOST_BYTES && (is_idle || is_risen) {
+            self.heartbeat = Heartbeat { floor, sent: BootInstant::now() };
+            write_line(&mut lines, &Down::Heartbeat { floor, sent_ms: self.stream.opened.elapsed_ms() })?;
+        }
+        if lines.is_empty() {
+            lines.push(b'\n');
+        }
+        Some(Bytes::from(lines))
     }
+}
+
+fn write_line(lines: &mut Vec<u8>, down: &Down) -> Option<()> {
+    serde_json::to_writer(&mut *lines, down).ok()?;
+    lines.push(b'\n');
+    Some(())
 }
 
 impl<S: Store> Drop for Guard<S> {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::{fresh_id, now_ms};
+use crate::clock::BootInstant;
 use crate::gse::channel::{Down, Join};
 use crate::model::HostKey;
 
@@ -29,10 +30,35 @@ struct Session {
     hosts: Vec<HostKey>,
     version: String,
     heard: Instant,
-    /// The open stream, and its number: a stream that was replaced must not end its successor.
-    stream: Option<(u64, mpsc::UnboundedSender<Down>)>,
+    /// How far the agent's wall clock is ahead of ours, in milliseconds, as last measured.
+    skew_ms: Option<i64>,
+    /// Its agent understands heartbeats with a floor.
+    floors: bool,
+    stream: Option<OpenStream>,
     streams: u64,
 }
+
+struct OpenStream {
+    /// A stream that was replaced must not end its successor.
+    number: u64,
+    to: mpsc::UnboundedSender<Down>,
+    opened: BootInstant,
+}
+
+/// A host with a session, as `get hosts` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostSession {
+    pub host: HostKey,
+    /// Its stream is open.
+    pub connected: bool,
+    pub version: String,
+    pub clock_skew_ms: Option<i64>,
+    /// Milliseconds since 1970.
+    pub heard: i64,
+}
+
+/// Above this difference of the clocks a warning is logged.
+const SKEW_MS: i64 = 2_000;
 
 /// Somebody else is the agent of a host.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,14 +87,17 @@ impl Hosts {
             }
         }
         let id = fresh_id();
-        let session = Session {
+        let mut session = Session {
             agent: join.agent.clone(),
             hosts: join.hosts.clone(),
             version: join.version.clone(),
             heard: Instant::now(),
+            skew_ms: None,
+            floors: join.floors,
             stream: None,
             streams: 0,
         };
+        session.measure_skew(join.clock);
         inner.sessions.insert(id.clone(), session);
         for host in &join.hosts {
             inner.by_host.insert(host.clone(), id.clone());
@@ -80,19 +109,27 @@ impl Hosts {
     pub fn open(&self, id: &str) -> Option<(Stream, Vec<HostKey>)> {
         let mut inner = self.inner();
         let session = inner.sessions.get_mut(id)?;
-        let (send, receive) = mpsc::unbounded_channel();
+        let (to, receive) = mpsc::unbounded_channel();
         session.streams += 1;
-        session.stream = Some((session.streams, send));
+        let (number, opened, floors) = (session.streams, BootInstant::now(), session.floors);
+        session.stream = Some(OpenStream { number, to, opened });
         session.heard = Instant::now();
-        Some((Stream { receive, number: session.streams }, session.hosts.clone()))
+        Some((Stream { receive, number, opened, floors }, session.hosts.clone()))
     }
 
     /// The stream broke.
     pub fn closed(&self, id: &str, number: u64) {
         if let Some(session) = self.inner().sessions.get_mut(id)
-            && session.stream.as_ref().is_some_and(|(open, _)| *open == number)
+            && session.stream.as_ref().is_some_and(|stream| stream.number == number)
         {
             session.stream = None;
+        }
+    }
+
+    /// The clock of a session's agent, in milliseconds since 1970.
+    pub fn measure_skew(&self, id: &str, clock: Option<i64>) {
+        if let Some(session) = self.inner().sessions.get_mut(id) {
+            session.measure_skew(clock);
         }
     }
 
@@ -105,10 +142,14 @@ impl Hosts {
     }
 
     /// Hands something to a host's agent. `false`: nobody is there to take it.
-    pub fn send(&self, host: &HostKey, down: Down) -> bool {
+    pub fn send(&self, host: &HostKey, mut down: Down) -> bool {
         let inner = self.inner();
         let session = inner.by_host.get(host).and_then(|id| inner.sessions.get(id));
-        session.and_then(|session| session.stream.as_ref()).is_some_and(|(_, to)| to.send(down).is_ok())
+        let Some(stream) = session.and_then(|session| session.stream.as_ref()) else { return false };
+        if let Down::Op(request) = &mut down {
+            request.sent_ms = stream.opened.elapsed_ms();
+        }
+        stream.to.send(down).is_ok()
     }
 
     /// The version of a host's agent, if there is a live one.
@@ -130,26 +171,21 @@ impl Hosts {
         }
     }
 
-    /// All hosts with a session: whether its stream is open, its agent's version, when it was last heard.
-    pub fn all(&self) -> Vec<(HostKey, bool, String, i64)> {
-        let hosts: Vec<(HostKey, bool, String)> = {
-            let inner = self.inner();
-            let sessions = inner.sessions.values();
-            sessions
-                .flat_map(|session| {
-                    let tell =
-                        |host: &HostKey| (host.clone(), session.stream.is_some(), session.version.clone());
-                    session.hosts.iter().map(tell).collect::<Vec<_>>()
-                })
-                .collect()
+    /// All hosts with a session, by host.
+    pub fn all(&self) -> Vec<HostSession> {
+        let inner = self.inner();
+        let of = |session: &Session| {
+            let ago = i64::try_from(session.heard.elapsed().as_millis()).unwrap_or(0);
+            let row = |host: &HostKey| HostSession {
+                host: host.clone(),
+                connected: session.stream.is_some(),
+                version: session.version.clone(),
+                clock_skew_ms: session.skew_ms,
+                heard: now_ms().saturating_sub(ago),
+            };
+            session.hosts.iter().map(row).collect::<Vec<_>>()
         };
-        let mut all: Vec<_> = hosts
-            .into_iter()
-            .map(|(host, open, version)| {
-                let last = self.last_heard(&host).unwrap_or(0);
-                (host, open, version, last)
-            })
-            .collect();
+        let mut all: Vec<HostSession> = inner.sessions.values().flat_map(of).collect();
         all.sort();
         all
     }
@@ -165,6 +201,18 @@ impl Hosts {
 
     pub fn sessions(&self) -> usize {
         self.inner().sessions.values().filter(|session| session.stream.is_some()).count()
+    }
+}
+
+impl Session {
+    fn measure_skew(&mut self, clock: Option<i64>) {
+        let Some(skew_ms) = clock.map(|clock| clock.saturating_sub(now_ms())) else { return };
+        let warned = self.skew_ms.is_some_and(|before| before.saturating_abs() > SKEW_MS);
+        if skew_ms.saturating_abs() > SKEW_MS && !warned {
+            let hosts: Vec<String> = self.hosts.iter().map(HostKey::to_string).collect();
+            tracing::warn!(agent = %self.agent, hosts = %hosts.join(","), skew_ms, "the agent's clock differs from the gateway's");
+        }
+        self.skew_ms = Some(skew_ms);
     }
 }
 
@@ -186,6 +234,9 @@ impl Inner {
 pub struct Stream {
     pub receive: mpsc::UnboundedReceiver<Down>,
     pub number: u64,
+    pub opened: BootInstant,
+    /// Its agent understands heartbeats with a floor.
+    pub floors: bool,
 }
 
 #[cfg(test)]
@@ -196,7 +247,8 @@ mod tests {
 
     fn join(agent: &str, hosts: &[&str]) -> Join {
         let hosts = hosts.iter().map(|host| host.parse().expect("a host")).collect();
-        Join { agent: agent.into(), hosts, version: "1".into() }
+        let (agent, version) = (agent.into(), "1".into());
+        Join { agent, hosts, version, clock: None, floors: false, last_seq: 0 }
     }
 
     #[test]

@@ -314,7 +314,8 @@ async fn agent<S: Store>(
     }
     let told: Vec<Up> =
         serde_json::from_slice(bytes).map_err(|error| refuse(Refusal::Wrong(in_words(&error))))?;
-    let acked = gateway.tell(&session, told).await.map_err(refuse)?;
+    let clock = parameter(parts, "clock").and_then(|text| text.parse().ok());
+    let acked = gateway.tell(&session, told, clock).await.map_err(refuse)?;
     Ok(json(StatusCode::OK, &Envelope::ok(acked)))
 }
 

@@ -9,7 +9,9 @@
 //! A task is in the store before its number is told; then its orders go to the sessions of their hosts' agents
 //! ([`hosts`], [`channel`]). What an agent tells (results, reports) is written in one commit, and only then
 //! acknowledged: an agent repeats what was not. A row without a result ends in 117 when its host's agent has been gone
-//! for as long as one may need to reconnect ([`tasks`], [`lost`]).
+//! for as long as one may need to reconnect ([`tasks`], [`lost`]), and in 1900504 when a connected agent gives no result
+//! before the row's deadline ([`deadlines`]). Operations have sequence numbers, and agents forget what they ran when all
+//! numbers up to a floor are final ([`floor`]).
 //!
 //! Beyond GSE there are `/api/abide/v1/processes` with everything that is known ([`processes`]) and the store itself
 //! for controllers ([`state`]). Readers get digests in place of secrets ([`secrets`]).
@@ -20,6 +22,8 @@
 pub mod auth;
 mod calls;
 mod channel;
+mod deadlines;
+mod floor;
 mod hosts;
 pub mod http;
 mod lost;
@@ -36,7 +40,7 @@ mod status;
 mod tasks;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::store::{Store, Txn};
@@ -46,12 +50,20 @@ pub use registry::Record;
 /// How long an operation waits for a host's agent: its row is to be final within ten seconds.
 const PATIENCE: Duration = Duration::from_secs(9);
 
+/// How long an agent may take for an operation, beyond the timeouts and checks of its spec: a slow disk, a busy host.
+const ALLOWANCE: Duration = Duration::from_secs(60);
+
 /// Everything that the calls work with. One a process; handlers share it.
 pub struct Gateway<S> {
     store: Arc<S>,
     /// How long an operation waits for a host's agent to come back.
     patience: Duration,
+    /// How long an agent may take for an operation, beyond what its spec allows for.
+    allowance: Duration,
     tasks: tasks::Tasks,
+    numbers: floor::Numbers,
+    /// Every operation with a sequence number up to this one is final.
+    floor: AtomicU64,
     hosts: hosts::Hosts,
     pub(crate) metrics: metrics::Metrics,
     /// The last write failed: reads go on, and nothing that must survive can be taken on.
@@ -63,7 +75,10 @@ impl<S: Store> Gateway<S> {
         Gateway {
             store: Arc::new(store),
             patience: PATIENCE,
+            allowance: ALLOWANCE,
             tasks: tasks::Tasks::default(),
+            numbers: floor::Numbers::default(),
+            floor: AtomicU64::new(0),
             hosts: hosts::Hosts::default(),
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
@@ -73,6 +88,12 @@ impl<S: Store> Gateway<S> {
     /// For tests: an agent that is not there is given up sooner.
     pub fn with_patience(mut self, patience: Duration) -> Gateway<S> {
         self.patience = patience;
+        self
+    }
+
+    /// For tests: an agent that gives no result is given up sooner.
+    pub fn with_allowance(mut self, allowance: Duration) -> Gateway<S> {
+        self.allowance = allowance;
         self
     }
 }
@@ -96,6 +117,10 @@ impl<S: Store> Gateway<S> {
             if let Err(refusal) = self.give_up().await {
                 tracing::warn!(?refusal, "rows without an agent cannot be ended");
             }
+            if let Err(refusal) = self.expire_rows().await {
+                tracing::warn!(?refusal, "rows past their deadline cannot be ended");
+            }
+            self.raise_floor();
             if forgotten.is_none_or(|last| last.elapsed() > SELDOM) {
                 forgotten = Some(std::time::Instant::now());
                 if let Err(refusal) = self.forget_old_tasks().await {
@@ -177,8 +202,7 @@ impl From<serde_json::Error> for Refusal {
 
 /// Milliseconds since 1970.
 fn now_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH);
-    i64::try_from(since.unwrap_or_default().as_millis()).unwrap_or(i64::MAX)
+    crate::clock::moment().0
 }
 
 /// Seconds since 1970, as rows tell times.

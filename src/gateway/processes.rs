@@ -7,6 +7,7 @@ use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::hosts::HostSession;
 use super::registry::{Record, instance_of};
 use super::secrets::{has_secrets, redacted, shown};
 use super::tasks::Allowed;
@@ -222,9 +223,9 @@ impl<S: Store> Gateway<S> {
     /// each has.
     pub async fn list_hosts(&self, brief: bool) -> Result<Value, Refusal> {
         let mut hosts = Vec::new();
-        for (host, alive, version, heard) in self.hosts.all() {
-            let mut row =
-                json!({"host": host, "agent": alive, "version": version, "heard": Time(heard).to_string()});
+        for HostSession { host, connected, version, clock_skew_ms, heard } in self.hosts.all() {
+            let mut row = json!({"host": host, "agent": connected, "version": version,
+                                 "heard": Time(heard).to_string(), "clock_skew_ms": clock_skew_ms});
             if !brief {
                 row["processes"] = json!(self.store.slice(&format!("identity/{host}/"), 0, 0).await?.1);
             }

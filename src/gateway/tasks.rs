@@ -6,7 +6,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -52,6 +53,9 @@ pub struct Task {
     pub(super) begun: i64,
     /// Since when its rows wait for an agent: after a restart agents have their time again.
     pub(super) waits_since: i64,
+    /// The same moment by the monotonic clock, and how long after it each row becomes final without a result.
+    pub(super) accepted: std::time::Instant,
+    pub(super) deadlines: OnceLock<Vec<Duration>>,
     /// Its orders are with the agents, or known to have none.
     pub(super) queued: AtomicBool,
     pub orders: Vec<Ordered>,
@@ -146,7 +150,9 @@ impl Task {
         let rows: Vec<Stand> = orders.iter().map(stand).collect();
         let left = AtomicUsize::new(rows.iter().filter(|row| **row == Stand::Waiting).count());
         let (queued, rows) = (AtomicBool::new(false), Mutex::new(rows));
-        Task { id, number, begun, waits_since: now_ms(), queued, orders, rows, left }
+        let (accepted, deadlines) = (std::time::Instant::now(), OnceLock::new());
+        let waits_since = now_ms();
+        Task { id, number, begun, waits_since, accepted, deadlines, queued, orders, rows, left }
     }
 
     pub(super) fn rows(&self) -> MutexGuard<'_, Vec<Stand>> {
@@ -178,7 +184,7 @@ impl Task {
         }
     }
 
-    fn request(&self, nth: usize, deadline: i64) -> Option<OpRequest> {
+    fn request(&self, nth: usize, deadline: i64, ttl_ms: u64) -> Option<OpRequest> {
         let order = self.orders.get(nth)?;
         Some(OpRequest {
             seq: self.seq(nth),
@@ -191,6 +197,8 @@ impl Task {
             owner: order.owner.clone(),
             generation: order.generation,
             deadline,
+            ttl_ms: Some(ttl_ms),
+            sent_ms: 0,
         })
     }
 
@@ -242,6 +250,9 @@ impl<S: Store> Gateway<S> {
                 self.tasks.known().insert(id.to_owned(), task);
             }
         }
+        let last = self.store.get("task-number").await?;
+        let last = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
+        self.numbers.given(last.and_then(|text| text.parse().ok()).unwrap_or(0));
         self.tasks.loaded.store(true, Ordering::Release);
         Ok(())
     }
@@ -275,6 +286,7 @@ impl<S: Store> Gateway<S> {
     /// Makes a task of orders: in the store first, then on its way to the agents. `with`: what is written in the same
     /// commit, given the task's number. `None`: something that it compares was no longer so.
     pub(super) async fn begin(&self, orders: &[Ordered], with: With<'_>) -> Result<Option<String>, Refusal> {
+        let creating = self.numbers.creating();
         let only_looks = orders.iter().all(|order| order.op.as_ref().is_some_and(Order::looks));
         let task = match only_looks {
             true => self.remember(orders.to_vec()),
@@ -284,6 +296,7 @@ impl<S: Store> Gateway<S> {
             },
         };
         self.tasks.known().insert(task.id.clone(), Arc::clone(&task));
+        drop(creating);
         for nth in 0..task.orders.len() {
             self.dispatch(&task, nth);
         }
@@ -321,6 +334,7 @@ impl<S: Store> Gateway<S> {
             }
             match self.store.txn(txn).await? {
                 Outcome::Written(_) => {
+                    self.numbers.given(kept.number);
                     return Ok(Some(Arc::new(Task::new(id, kept.number, kept.begun, kept.orders))));
                 }
                 Outcome::Conflict(key) if key == "task-number" => {}
@@ -331,19 +345,16 @@ impl<S: Store> Gateway<S> {
 
     /// Hands an order to its host's agent, if there is one.
     fn dispatch(&self, task: &Task, nth: usize) {
-        let waits = matches!(task.rows().get(nth), Some(Stand::Waiting));
         let patience = i64::try_from(self.patience.as_millis()).unwrap_or(i64::MAX);
         let deadline = now_ms().saturating_add(patience);
-        let Some(request) = waits.then(|| task.request(nth, deadline)).flatten() else { return };
-        // Sent before it is handed over: its result may come at once.
-        if let Some(row) = task.rows().get_mut(nth) {
-            *row = Stand::Sent;
-        }
+        let request = || task.request(nth, deadline, patience.unsigned_abs());
+        // Locked until it is in the queue: a row that becomes final meanwhile must neither be queued nor be open again.
+        let mut rows = task.rows();
+        let Some(row @ Stand::Waiting) = rows.get_mut(nth) else { return };
+        let Some(request) = request() else { return };
         let host = request.instance.host.clone();
-        if !self.hosts.send(&host, Down::Op(request))
-            && let Some(row @ Stand::Sent) = task.rows().get_mut(nth)
-        {
-            *row = Stand::Waiting;
+        if self.hosts.send(&host, Down::Op(Box::new(request))) {
+            *row = Stand::Sent;
         }
     }
 
@@ -381,7 +392,7 @@ impl<S: Store> Gateway<S> {
         }
         let mut txn = Txn::default();
         for (nth, done) in rows {
-            txn = txn.and(Txn::put(format!("done/{}/{nth}", task.id), serde_json::to_vec(done)?));
+            txn = txn.and(Txn::put(done_key(&task.id, *nth), serde_json::to_vec(done)?));
         }
         Ok(txn.and(task.closed(|nth| rows.iter().any(|(finished, _)| *finished == nth))))
     }
@@ -399,6 +410,15 @@ impl Task {
         open.map(|(nth, _)| nth).collect()
     }
 
+    /// The smallest sequence number of a row that is not final.
+    pub(super) fn first_open_seq(&self) -> Option<u64> {
+        if self.is_a_look() {
+            return None;
+        }
+        let first = self.rows().iter().position(|row| !matches!(row, Stand::Done(_)));
+        first.map(|nth| self.seq(nth))
+    }
+
     /// With these rows, is every one final? Then the task is no longer open.
     pub(super) fn closed(&self, finished: impl Fn(usize) -> bool) -> Txn {
         let open = |(nth, row): (usize, &Stand)| matches!(row, Stand::Done(_)) || finished(nth);
@@ -407,6 +427,11 @@ impl Task {
             false => Txn::default(),
         }
     }
+}
+
+/// Where a row that is final is kept.
+pub(super) fn done_key(task: &str, nth: usize) -> String {
+    format!("done/{task}/{nth}")
 }
 
 /// An instance of a process on a host.

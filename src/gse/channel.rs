@@ -23,6 +23,16 @@ pub struct Join {
     pub hosts: Vec<HostKey>,
     #[serde(default)]
     pub version: String,
+    /// The agent's wall clock when it sent this, in milliseconds since 1970. Only shown and warned about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock: Option<i64>,
+    /// The agent understands [`Down::Heartbeat`].
+    #[serde(default)]
+    pub floors: bool,
+    /// The largest sequence number this agent knows. The gateway numbers new operations above it, also after its store
+    /// was lost or restored from a copy.
+    #[serde(default)]
+    pub last_seq: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +40,9 @@ pub struct Joined {
     pub session: String,
     /// The last number of this agent's that was taken.
     pub acked: u64,
+    /// Identity of the gateway's store: sequence numbers and floors of two stores do not compare. Empty: an older gateway.
+    #[serde(default)]
+    pub store: String,
 }
 
 /// From the gateway to the agent.
@@ -47,7 +60,14 @@ pub enum Down {
     Synced {
         as_of: u64,
     },
-    Op(OpRequest),
+    Op(Box<OpRequest>),
+    /// Sent when the stream is idle and when the floor rose, to agents that announce [`Join::floors`]. Every operation
+    /// with a sequence number up to `floor` is final, and the gateway never sends it again. `sent_ms` as in [`OpRequest`].
+    Heartbeat {
+        floor: u64,
+        #[serde(default)]
+        sent_ms: u64,
+    },
     /// The pools of a namespace on a host, as they were sent.
     Groups {
         host: HostKey,
@@ -72,8 +92,15 @@ pub struct OpRequest {
     pub takes: Option<Vec<String>>,
     pub owner: Option<String>,
     pub generation: Option<u64>,
-    /// Milliseconds since 1970, after which it must not be taken on: its caller was told that nobody was there.
+    /// For older agents, which compare it with their own wall clock: milliseconds since 1970 by the gateway's.
     pub deadline: i64,
+    /// How long after `sent_ms` the agent may begin it; its caller may have been answered 117 after that. Absent: an older
+    /// gateway, no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl_ms: Option<u64>,
+    /// Milliseconds between the opening of this stream and the sending, by the gateway's monotonic clock.
+    #[serde(default)]
+    pub sent_ms: u64,
 }
 
 /// What is to be done: GSE's operations, and one of our own.
@@ -152,12 +179,19 @@ pub enum Told {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpResult {
     pub op_id: String,
+    /// Sequence number of the operation; 0: a look, or a result that an older agent stored.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub seq: u64,
     pub code: i64,
     #[serde(default)]
     pub message: String,
     /// Of a look: what was seen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<serde_json::Value>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// How one instance stands on its host.

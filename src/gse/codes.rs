@@ -42,6 +42,10 @@ codes! {
     STOPPING = 1015012, "it is being stopped";
     /// Our gateway and agent only.
     OLD_GENERATION = 1900409, "a newer controller has taken over: look again, plan again";
+    /// Our agent only: the operation reached it too late, or is final already. Nothing was done.
+    NOT_BEGUN = 1900408, "the operation was not begun";
+    /// Our gateway only: the agent is connected and gave no result before the row's deadline. It may have been carried out.
+    NO_RESULT = 1900504, "the agent gave no result in time";
 }
 
 /// What an envelope says.

@@ -54,7 +54,7 @@ fn each_room_knows_only_those_it_may_know() {
         ("dashboard", &["model", "control", "store", "http", "clock"]),
         ("store", &["model", "http"]),
         ("http", &[]),
-        ("gateway", &["model", "gse", "store", "http"]),
+        ("gateway", &["model", "gse", "store", "http", "clock"]),
         ("agent", &["model", "gse", "store", "http", "clock"]),
     ];
     for (room, known) in may_know {

@@ -1,6 +1,7 @@
 //! A gateway and an agent with real processes, for tests.
 
 use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
@@ -22,13 +23,17 @@ pub struct System {
 
 impl System {
     pub fn new() -> System {
+        let mut system = System::without_agent();
+        system.start_agent();
+        system
+    }
+
+    pub fn without_agent() -> System {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("token"), "token\n").expect("a file");
         let patience = Duration::from_secs(10);
         let server = Server::over(&folder.path().join("store.db"), patience, APPS, "* token\n");
-        let mut system = System { folder, server, agent: None };
-        system.start_agent();
-        system
+        System { folder, server, agent: None }
     }
 
     pub fn start_agent(&mut self) {
@@ -36,7 +41,12 @@ impl System {
     }
 
     pub fn start_agent_with(&mut self, more: &[&str], env: &[(&str, &str)]) {
-        let url = format!("http://{}", self.server.address);
+        self.start_agent_at(self.server.address, more, env);
+    }
+
+    /// One that joins at another address than the gateway's own.
+    pub fn start_agent_at(&mut self, address: SocketAddr, more: &[&str], env: &[(&str, &str)]) {
+        let url = format!("http://{address}");
         let mut args = vec!["agent", "--join", &url, "--token-file", "token", "--data", "agent"];
         args.extend(more);
         let log =

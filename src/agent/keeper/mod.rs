@@ -358,7 +358,8 @@ impl Keeper {
         content: Option<Value>,
         with: Txn,
     ) {
-        let result = OpResult { op_id: request.op_id.clone(), code: code.0, message, content };
+        let (op_id, seq) = (request.op_id.clone(), request.seq);
+        let result = OpResult { op_id, seq, code: code.0, message, content };
         if !request.op.looks() {
             info!(instance = %self.key, op = ?request.op, code = code.0, message = %result.message, "operation");
             self.row.ending = None;

@@ -30,6 +30,9 @@ pub struct HostRow {
     pub agent: bool,
     pub version: Option<String>,
     pub heard: String,
+    /// How far the agent's clock is ahead of the gateway's, in milliseconds; `None`: unknown.
+    #[serde(default)]
+    pub clock_skew_ms: Option<i64>,
     #[serde(default)]
     pub processes: u64,
 }

@@ -90,7 +90,8 @@ impl Live {
         observed.instances.keys().for_each(|key| *hosts.entry(key.host.clone()).or_default() += 1);
         let host = |(host, processes): (HostKey, u64)| {
             let agent = !observed.gaps.contains_key(&host);
-            HostRow { host, agent, version: None, heard: observed.at.to_string(), processes }
+            let heard = observed.at.to_string();
+            HostRow { host, agent, version: None, heard, clock_skew_ms: None, processes }
         };
         Ok(hosts.into_iter().map(host).collect())
     }

@@ -92,6 +92,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             (Op::Stop | Op::Kill, 829) | (Op::Register, 850) => (Outcome::AlreadySo, message),
             // A one-shot has ended by the time it is checked.
             (Op::Start, 836) if is_once(step) && !self.terms.caps.reads_health => (Outcome::Done, message),
+            // Our gateway ended the row without a result: the agent may have carried it out, or may still.
+            (_, 1_900_504) => (Outcome::Unknown, message),
             _ => (Outcome::Failed, message),
         }
     }

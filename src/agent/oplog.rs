@@ -1,0 +1,276 @@
+//! Operation log: which operations this agent has taken, so that each of them runs once.
+//!
+//! An operation is in flight from its arrival until the gateway acknowledges its result. Then a `ran/OP` record replaces
+//! `up/OP` in one transaction, because a stream that was opened before the acknowledgement may still contain the operation.
+//! The record keeps the result: a gateway that asks again, for instance one whose store was restored from a copy, gets it
+//! again.
+//!
+//! A `ran/OP` record is deleted when the gateway confirms a floor at or above its sequence number, which means that the
+//! gateway never sends the operation again. The floor itself is stored, and the agent refuses every operation at or below
+//! it. Floors and sequence numbers count within one gateway store. Records of another store, or of a gateway that sends no
+//! floors, are deleted after two days: such a gateway forgets its tasks after one.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+use tracing::{info, warn};
+
+use super::row::{all, up_key};
+use crate::clock::BootInstant;
+use crate::gse::channel::{OpRequest, OpResult};
+use crate::store::{Embedded, Error, Store, Txn};
+
+const FLOOR_KEY: &str = "floor";
+const TWO_DAYS_MS: i64 = 2 * 86_400_000;
+/// A floor that deletes no record is written this often.
+const FLOOR_WRITE_MS: u64 = 600_000;
+
+/// The operations that an agent knows.
+pub struct OpLog {
+    in_flight: HashMap<String, Numbered>,
+    ran: HashMap<String, (Numbered, i64)>,
+    floor: Numbered,
+    /// When the floor was last written.
+    written: Option<BootInstant>,
+    /// Identity of the gateway store of the current session.
+    store: String,
+}
+
+/// A sequence number of one gateway store.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Numbered {
+    seq: u64,
+    /// Empty: an older gateway, or unknown.
+    #[serde(default)]
+    store: String,
+}
+
+/// An operation whose result the gateway has acknowledged.
+#[derive(Serialize, Deserialize)]
+struct Ran {
+    #[serde(flatten)]
+    number: Numbered,
+    /// Milliseconds since 1970 by this host's clock.
+    at: i64,
+    result: OpResult,
+}
+
+/// What the log says of an operation that arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    New,
+    /// Its result follows.
+    InFlight,
+    Ran,
+    /// The gateway confirmed this floor: the operation is final.
+    BelowFloor(u64),
+}
+
+impl OpLog {
+    pub async fn open(store: &Embedded) -> Result<OpLog, Error> {
+        let entry = store.get(FLOOR_KEY).await?;
+        let floor = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()).unwrap_or_default();
+        let ran = all::<Ran>(store, "ran/").await?.into_iter().map(|(op, ran)| (op, (ran.number, ran.at)));
+        // The store of an operation from before this start is unknown: its record is deleted by age.
+        let results = all::<OpResult>(store, "up/").await?.into_iter();
+        let in_flight = results.map(|(op, result)| (op, Numbered { seq: result.seq, store: String::new() }));
+        let (in_flight, ran) = (in_flight.collect(), ran.collect());
+        Ok(OpLog { in_flight, ran, floor, written: None, store: String::new() })
+    }
+
+    /// The largest sequence number that this agent knows.
+    pub fn last_seq(&self) -> u64 {
+        let ran = self.ran.values().map(|(number, _)| number.seq);
+        let known = self.in_flight.values().map(|number| number.seq).chain(ran);
+        known.fold(self.floor.seq, u64::max)
+    }
+
+    /// A session with a gateway begins. Deletes records that no floor of this gateway will delete.
+    pub async fn joined(&mut self, store: &Embedded, gateway_store: &str, now: i64) -> Result<(), Error> {
+        if !gateway_store.is_empty() && !self.floor.store.is_empty() && gateway_store != self.floor.store {
+            info!(
+                floor = self.floor.seq,
+                "the gateway has another store: the floor of the former one is void"
+            );
+        }
+        gateway_store.clone_into(&mut self.store);
+        let counted =
+            |number: &Numbered| number.seq > 0 && !number.store.is_empty() && number.store == self.store;
+        let old = |(number, at): &(Numbered, i64)| !counted(number) && now.saturating_sub(*at) > TWO_DAYS_MS;
+        let old: Vec<String> =
+            self.ran.iter().filter(|(_, entry)| old(entry)).map(|(op, _)| op.clone()).collect();
+        self.forget(store, Txn::default(), &old).await
+    }
+
+    pub fn known(&self, request: &OpRequest) -> Known {
+        if self.in_flight.contains_key(&request.op_id) {
+            return Known::InFlight;
+        }
+        if self.ran.contains_key(&request.op_id) {
+            return Known::Ran;
+        }
+        let counts = !self.store.is_empty() && self.floor.store == self.store;
+        match counts && 0 < request.seq && request.seq <= self.floor.seq {
+            true => Known::BelowFloor(self.floor.seq),
+            false => Known::New,
+        }
+    }
+
+    pub fn begin(&mut self, request: &OpRequest) {
+        let number = Numbered { seq: request.seq, store: self.store.clone() };
+        self.in_flight.insert(request.op_id.clone(), number);
+    }
+
+    /// The result of an operation that ran before.
+    pub async fn result(&self, store: &Embedded, op_id: &str) -> Result<Option<OpResult>, Error> {
+        let entry = store.get(&ran_key(op_id)).await?;
+        Ok(entry.and_then(|entry| serde_json::from_slice::<Ran>(&entry.value).ok()).map(|ran| ran.result))
+    }
+
+    /// The gateway has these results. Results of operations that are not in flight (looks, refusals, repetitions) leave no
+    /// record.
+    pub async fn acknowledged(
+        &mut self,
+        store: &Embedded,
+        results: Vec<OpResult>,
+        now: i64,
+    ) -> Result<(), Error> {
+        let mut txn = Txn::default();
+        let mut ran = Vec::new();
+        for result in results {
+            let Some(number) = self.in_flight.get(&result.op_id).cloned() else { continue };
+            let op = result.op_id.clone();
+            txn = txn.and(Txn::delete(up_key(&op)));
+            let is_final = number.seq > 0 && number.store == self.floor.store && number.seq <= self.floor.seq;
+            if !is_final {
+                let record = Ran { number: number.clone(), at: now, result };
+                txn = txn.and(Txn::put(ran_key(&op), serde_json::to_vec(&record).unwrap_or_default()));
+            }
+            ran.push((op, number, is_final));
+        }
+        if txn.writes.is_empty() {
+            return Ok(());
+        }
+        store.txn(txn).await?;
+        for (op, number, is_final) in ran {
+            self.in_flight.remove(&op);
+            if !is_final {
+                self.ran.insert(op, (number, now));
+            }
+        }
+        Ok(())
+    }
+
+    /// The gateway never again sends an operation up to this sequence number.
+    pub async fn raise_floor(&mut self, store: &Embedded, seq: u64) -> Result<(), Error> {
+        if self.store.is_empty() || (self.floor.store == self.store && seq <= self.floor.seq) {
+            return Ok(());
+        }
+        let floor = Numbered { seq, store: self.store.clone() };
+        let is_final = |(number, _): &(Numbered, i64)| {
+            0 < number.seq && number.seq <= seq && number.store == floor.store
+        };
+        let over: Vec<String> =
+            self.ran.iter().filter(|(_, entry)| is_final(entry)).map(|(op, _)| op.clone()).collect();
+        // The records may only go together with the floor that takes their place. Without records a write can wait: the
+        // floor rises with every operation of the whole fleet.
+        let due = self.written.is_none_or(|written| written.elapsed_ms() > FLOOR_WRITE_MS);
+        if !over.is_empty() || due {
+            let txn = Txn::put(FLOOR_KEY, serde_json::to_vec(&floor).unwrap_or_default());
+            self.forget(store, txn, &over).await?;
+            self.written = Some(BootInstant::now());
+        }
+        self.floor = floor;
+        Ok(())
+    }
+
+    async fn forget(&mut self, store: &Embedded, txn: Txn, ops: &[String]) -> Result<(), Error> {
+        let txn = ops.iter().fold(txn, |txn, op| txn.and(Txn::delete(ran_key(op))));
+        if txn.writes.is_empty() {
+            return Ok(());
+        }
+        if let Err(error) = store.txn(txn).await {
+            warn!(%error, "cannot write the operation log");
+            return Err(error);
+        }
+        for op in ops {
+            self.ran.remove(op);
+        }
+        Ok(())
+    }
+}
+
+fn ran_key(op_id: &str) -> String {
+    format!("ran/{op_id}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(op_id: &str, seq: u64) -> OpRequest {
+        let request = serde_json::json!({"seq": seq, "op_id": op_id, "task": "t", "instance": "0:10.0.0.1:web:p", "op": "start",
+                                         "spec": null, "owner": null, "generation": null, "deadline": 0});
+        serde_json::from_value(request).expect("a request of an older gateway")
+    }
+
+    fn result(op_id: &str, seq: u64) -> OpResult {
+        OpResult { op_id: op_id.to_owned(), seq, code: 0, message: "success".to_owned(), content: None }
+    }
+
+    async fn records(store: &Embedded) -> usize {
+        store.range("ran/", None, usize::MAX).await.expect("a page").entries.len()
+    }
+
+    #[tokio::test]
+    async fn an_operation_is_known_until_its_floor_is_confirmed_and_refused_after_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("agent.db");
+        let store = Embedded::open(&file).expect("it opens");
+        let mut log = OpLog::open(&store).await.expect("it opens");
+        log.joined(&store, "one", 0).await.expect("it is written");
+        let (first, second) = (request("a/0", 11), request("b/0", 12));
+        log.begin(&first);
+        assert_eq!((log.known(&first), log.known(&second)), (Known::InFlight, Known::New));
+        log.acknowledged(&store, vec![result("a/0", 11)], 0).await.expect("it is written");
+        assert_eq!((log.known(&first), records(&store).await, log.last_seq()), (Known::Ran, 1, 11));
+        // It survives a restart, and a repetition of its result leaves no second record.
+        let mut log = OpLog::open(&store).await.expect("it opens");
+        log.joined(&store, "one", i64::MAX).await.expect("it is written");
+        assert_eq!(log.known(&first), Known::Ran, "its age does not count where floors do");
+        let repeated = log.result(&store, "a/0").await.expect("it is read");
+        assert_eq!(repeated, Some(result("a/0", 11)));
+        log.raise_floor(&store, 10).await.expect("it is written");
+        assert_eq!((log.known(&first), records(&store).await), (Known::Ran, 1));
+        log.raise_floor(&store, 11).await.expect("it is written");
+        assert_eq!((log.known(&first), log.known(&second)), (Known::BelowFloor(11), Known::New));
+        assert_eq!(records(&store).await, 0);
+        let mut log = OpLog::open(&store).await.expect("it opens");
+        log.joined(&store, "one", 0).await.expect("it is written");
+        assert_eq!(log.known(&first), Known::BelowFloor(11));
+        // A result that comes after the floor needs no record.
+        log.begin(&second);
+        log.raise_floor(&store, 12).await.expect("it is written");
+        log.acknowledged(&store, vec![result("b/0", 12)], 0).await.expect("it is written");
+        assert_eq!((records(&store).await, log.known(&second)), (0, Known::BelowFloor(12)));
+    }
+
+    #[tokio::test]
+    async fn another_gateway_store_has_its_own_numbers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Embedded::open(&folder.path().join("agent.db")).expect("it opens");
+        let mut log = OpLog::open(&store).await.expect("it opens");
+        log.joined(&store, "one", 0).await.expect("it is written");
+        log.raise_floor(&store, 100).await.expect("it is written");
+        let later = request("later/0", 101);
+        log.begin(&later);
+        log.acknowledged(&store, vec![result("later/0", 101)], 0).await.expect("it is written");
+        log.joined(&store, "two", 0).await.expect("it is written");
+        assert_eq!(log.known(&request("low/0", 5)), Known::New);
+        log.raise_floor(&store, 1000).await.expect("it is written");
+        assert_eq!(log.known(&later), Known::Ran, "a floor of another store says nothing of it");
+        // Neither does an older gateway, which has no floors: two days are enough.
+        log.joined(&store, "", TWO_DAYS_MS + 1).await.expect("it is written");
+        assert_eq!((log.known(&later), records(&store).await), (Known::New, 0));
+    }
+}

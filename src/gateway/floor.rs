@@ -1,0 +1,142 @@
+//! Sequence numbers of operations: above every number that an agent knows, and the floor up to which all are final.
+//!
+//! The floor lets agents forget what they ran. It is below every row that is not final, and below every task that is being
+//! written and is not in memory yet.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard};
+
+use tracing::warn;
+
+use super::tasks::MOST_ROWS;
+use super::{Gateway, Refusal, fresh_id, now_ms};
+use crate::gse::channel::Join;
+use crate::store::{Outcome, Store, Txn};
+
+/// Numbers follow the clock in milliseconds. An agent that knows one further ahead than a week has a broken clock behind it,
+/// or is forged.
+const MOST_AHEAD_MS: u64 = 7 * 86_400_000;
+
+/// Task numbers, as far as they bound the floor.
+#[derive(Default)]
+pub struct Numbers(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// The largest number that was given to a task.
+    last: u64,
+    /// Tasks that are being written: each has a larger number than this.
+    creating: BTreeMap<u64, u64>,
+    next: u64,
+}
+
+/// A task that is being written. When it is dropped, the task is in memory, or there is none.
+pub struct Creating<'a> {
+    numbers: &'a Numbers,
+    id: u64,
+}
+
+impl Numbers {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// To be called before a number is taken from the store.
+    pub fn creating(&self) -> Creating<'_> {
+        let mut inner = self.inner();
+        inner.next += 1;
+        let (id, last) = (inner.next, inner.last);
+        inner.creating.insert(id, last);
+        Creating { numbers: self, id }
+    }
+
+    pub fn given(&self, number: u64) {
+        let mut inner = self.inner();
+        inner.last = inner.last.max(number);
+    }
+
+    /// The largest sequence number below every task that is being written or will be.
+    fn bound(&self) -> u64 {
+        let inner = self.inner();
+        let last = inner.creating.values().copied().fold(inner.last, u64::min);
+        last.saturating_add(1).saturating_mul(MOST_ROWS)
+    }
+}
+
+impl Drop for Creating<'_> {
+    fn drop(&mut self) {
+        self.numbers.inner().creating.remove(&self.id);
+    }
+}
+
+impl<S: Store> Gateway<S> {
+    /// Computes the floor for the heartbeats of all streams.
+    pub(super) fn raise_floor(&self) {
+        if !self.is_ready() {
+            return;
+        }
+        // The bound first: a task that is in memory by now was being written, or not begun, at that moment.
+        let bound = self.numbers.bound();
+        let open = self.tasks.unfinished().iter().filter_map(|task| task.first_open_seq()).min();
+        let floor = open.map_or(bound, |open| bound.min(open.saturating_sub(1)));
+        self.floor.fetch_max(floor, Ordering::AcqRel);
+    }
+
+    /// New tasks get larger numbers than an agent knows: its gateway may have been another one, or have lost its store.
+    pub(super) async fn number_above(&self, join: &Join) -> Result<(), Refusal> {
+        let known = join.last_seq / MOST_ROWS;
+        let now = u64::try_from(now_ms()).unwrap_or(0);
+        if known < now {
+            return Ok(());
+        }
+        if known - now > MOST_AHEAD_MS {
+            warn!(agent = %join.agent, last_seq = join.last_seq, "the agent claims a sequence number that is more than a week ahead: ignored");
+            return Ok(());
+        }
+        loop {
+            let entry = self.store.get("task-number").await?;
+            let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
+            if text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) >= known {
+                return Ok(());
+            }
+            let txn = Txn::put("task-number", known.to_string())
+                .only_if("task-number", entry.map_or(0, |entry| entry.changed));
+            if let Outcome::Written(_) = self.store.txn(txn).await? {
+                warn!(agent = %join.agent, last_seq = join.last_seq, "the agent knows larger sequence numbers: was the store restored from a copy?");
+                return Ok(());
+            }
+        }
+    }
+
+    /// Identity of this store: made once, and gone when the store is lost.
+    pub(super) async fn store_id(&self) -> Result<String, Refusal> {
+        const KEY: &str = "store-id";
+        loop {
+            if let Some(entry) = self.store.get(KEY).await? {
+                return Ok(String::from_utf8_lossy(&entry.value).into_owned());
+            }
+            self.store.txn(Txn::put(KEY, fresh_id()).only_if(KEY, 0)).await?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bound_is_below_every_task_that_is_being_written() {
+        let numbers = Numbers::default();
+        numbers.given(10);
+        assert_eq!(numbers.bound(), 11 * MOST_ROWS);
+        let first = numbers.creating();
+        let second = numbers.creating();
+        numbers.given(12);
+        assert_eq!(numbers.bound(), 11 * MOST_ROWS, "the first may have got 11");
+        drop(second);
+        assert_eq!(numbers.bound(), 11 * MOST_ROWS);
+        drop(first);
+        assert_eq!(numbers.bound(), 13 * MOST_ROWS);
+    }
+}
