@@ -11,6 +11,7 @@ mod config;
 mod convert;
 mod diff;
 mod doctor;
+mod escape;
 mod explain;
 mod generate;
 mod get;

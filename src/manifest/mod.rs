@@ -368,7 +368,7 @@ fn look(source: &Source, slice: usize, count: &AtomicUsize, limits: &Limits) -> 
             more,
         }
     };
-    Ok(reads.into_iter().map(checked).collect())
+    Ok(read::tight(reads.into_iter().map(checked)))
 }
 
 /// A slice of a file after it was looked at by itself: its documents, or why there are none.

@@ -45,7 +45,7 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
                 let document = Some(document?);
                 Some(Read { nth, begin: None, document, faults: Vec::new(), dropped: HashSet::new() })
             });
-            return Ok(reads.collect());
+            return Ok(tight(reads));
         }
         Ok(_) => None,
         Err(refusal) => Some(refusal),
@@ -65,7 +65,7 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
         return Err(Fault::too_many_documents(limits.documents, beyond.span));
     }
     let items = items.into_iter().enumerate();
-    let reads: Vec<_> = items.filter_map(|(nth, node)| understood(nth, &node)).collect();
+    let reads = tight(items.filter_map(|(nth, node)| understood(nth, &node)));
     match refusal {
         // Serde refused what the grammar takes: what serde said is all that can be said.
         Some(refusal) if !lists && reads.iter().all(|read| read.faults.is_empty()) => {
@@ -73,6 +73,13 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
         }
         _ => Ok(reads),
     }
+}
+
+/// Without room for more: a file may be a hundred thousand slices of one document each.
+pub fn tight<T>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut all: Vec<T> = items.collect();
+    all.shrink_to_fit();
+    all
 }
 
 /// The documents of a text: a list stands for what is in it. (In JSON the text was cut so already.)

@@ -21,7 +21,7 @@ pub struct Source {
     pub text: Arc<str>,
     pub json: bool,
     pub slices: Vec<Slice>,
-    /// Where lines begin; counted when the first problem asks.
+    /// Where every [`STRIDE`]th line begins; counted when the first problem asks. A file may be nothing but line ends.
     lines: OnceLock<Vec<usize>>,
 }
 
@@ -52,14 +52,27 @@ impl Source {
     /// The byte at a line and column, both from 1.
     fn byte(&self, line: u32, column: u32) -> usize {
         let starts = self.lines.get_or_init(|| {
-            let ends = self.text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(at, _)| at + 1);
-            std::iter::once(0).chain(ends).collect()
+            std::iter::once(0).chain(line_starts(&self.text, 0).skip(STRIDE - 1).step_by(STRIDE)).collect()
         });
-        let start = starts.get((line as usize).saturating_sub(1)).copied().unwrap_or(self.text.len());
+        let line = (line as usize).saturating_sub(1);
+        let near = starts.get(line / STRIDE).copied();
+        let start = near.and_then(|near| match line % STRIDE {
+            0 => Some(near),
+            more => line_starts(&self.text, near).nth(more - 1),
+        });
+        let start = start.unwrap_or(self.text.len());
         let rest =
             self.text[start..].chars().take_while(|c| *c != '\n').take((column as usize).saturating_sub(1));
         start + rest.map(char::len_utf8).sum::<usize>()
     }
+}
+
+/// Lines between two entries of the index.
+const STRIDE: usize = 64;
+
+/// Where lines begin after a place in the text.
+fn line_starts(text: &str, from: usize) -> impl Iterator<Item = usize> + '_ {
+    text.as_bytes()[from..].iter().enumerate().filter(|(_, b)| **b == b'\n').map(move |(at, _)| from + at + 1)
 }
 
 /// A part of a file that is parsed by itself: one document, or a whole file with directives.
@@ -264,6 +277,19 @@ mod tests {
         assert_eq!(content_start(text, &slices(text, 100)[0]), (2, 1));
         assert_eq!(content_start(text, &slices(text, 100)[3]), (8, 1));
         assert_eq!(content_start("--- {a: 1}", &slices("--- {a: 1}", 100)[0]), (1, 5));
+    }
+
+    #[test]
+    fn a_place_is_found_however_many_lines_are_before_it() {
+        let text: String = (1..=1000).map(|n| format!("{}x{n}\n", " ".repeat(n % 7))).collect();
+        let source = Source::new("a".into(), text.clone(), false, 100);
+        let mut start = 0;
+        for (line, raw) in (1..).zip(text.split_inclusive('\n')) {
+            assert_eq!((source.byte(line, 1), source.byte(line, 2)), (start, start + 1), "{line}");
+            start += raw.len();
+        }
+        assert_eq!(source.byte(1001, 1), text.len());
+        assert_eq!(source.byte(5000, 3), text.len());
     }
 
     #[test]

@@ -153,6 +153,15 @@ fn many_small_documents_cost_what_they_are() {
     refused("a.yaml", groups + &lost, "E0403");
 }
 
+/// Right below the limits of a file's size and of its documents.
+#[test]
+fn what_is_just_allowed_fits_into_the_memory_too() {
+    refused("a.yaml", "\n".repeat(60 << 20), "E0111");
+    for document in ["--- {}\n", "---\na: 1\n", "--- {kind: Process, meta: {namespace: a, name: b}}\n"] {
+        refused("a.yaml", document.repeat(99_999), "E0114");
+    }
+}
+
 #[test]
 fn a_command_that_no_system_runs_is_not_copied_a_thousand_times() {
     let long = format!("\"{} ${{instance}}\"", "a".repeat(1_000_000));

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::Apply;
+use crate::cli::escape;
 use crate::cli::plan::args::PlanForm;
 use crate::cli::plan::input::{Digests, Input};
 use crate::cli::plan::json as plan_json;
@@ -202,24 +203,12 @@ fn in_markdown(report: &Report) -> String {
             outcome.word(),
             count(instances.len(), "instance")
         ));
-        text.push_str(&format!(
-            "  ```text\n  {}\n  ```\n",
-            message.replace('\n', "\n  ").replace("```", "'''")
-        ));
+        text.push_str(&escape::block(&message, "  "));
     }
     text
 }
 
 fn junit(report: &Report) -> String {
-    let escape = |text: &str| {
-        text.replace('&', "&amp;")
-            .replace('<', "&lt;")
-            .replace('>', "&gt;")
-            .replace('"', "&quot;")
-            .chars()
-            .filter(|c| !c.is_control() || *c == '\n')
-            .collect::<String>()
-    };
     let failures = report
         .ended
         .iter()
@@ -235,10 +224,10 @@ fn junit(report: &Report) -> String {
         let name = format!("{} {}", ended.op, ended.instance);
         text.push_str(&format!(
             "  <testcase classname=\"{}\" name=\"{}\" time=\"{secs:.3}\"",
-            ended.instance.process(),
-            escape(&name)
+            escape::xml(&ended.instance.process().to_string()),
+            escape::xml(&name)
         ));
-        let message = escape(&ended.message);
+        let message = escape::xml(&ended.message);
         match ended.outcome {
             Outcome::Done | Outcome::AlreadySo => text.push_str("/>\n"),
             Outcome::Skipped => text.push_str(&format!("><skipped message=\"{message}\"/></testcase>\n")),
@@ -249,4 +238,41 @@ fn junit(report: &Report) -> String {
         }
     }
     text + "</testsuite>\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a process wrote before it failed is in its message.
+    #[test]
+    fn a_message_does_not_become_markup() {
+        let message = "x\r# owned @team <img src=x>\r\n```\n\"/><failure a=\"\u{0}\u{ffff}";
+        let ended = Ended {
+            step: 1,
+            instance: "0:127.0.0.1:web:api".parse().expect("a key"),
+            op: Op::Start,
+            outcome: Outcome::Failed,
+            code: 1,
+            message: message.to_owned(),
+            took_ms: 1,
+        };
+        let report = Report {
+            ended: vec![ended],
+            converged: Some(false),
+            exit: Exit::Incomplete,
+            reason: None,
+            ill: Vec::new(),
+        };
+        let markdown = in_markdown(&report);
+        assert!(!markdown.contains('\r') && markdown.contains("\n  # owned @team"), "{markdown}");
+        assert!(markdown.contains("\n  ```\n") && markdown.ends_with("\n  ````\n"), "{markdown}");
+        let junit = junit(&report);
+        assert_eq!(junit.matches("<failure").count(), 1, "{junit}");
+        assert!(
+            junit.contains("message=\"x&#13;# owned @team &lt;img src=x&gt;&#13;&#10;```&#10;&quot;/&gt;"),
+            "{junit}"
+        );
+        assert!(!junit.contains(['\u{0}', '\u{ffff}']), "{junit}");
+    }
 }

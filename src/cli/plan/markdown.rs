@@ -3,6 +3,7 @@
 use super::groups::{groups, held, reason, whereabouts};
 use super::input::{Digests, Input};
 use super::text::{gate, once, ops, summary};
+use crate::cli::escape::code;
 use crate::model::Plan;
 
 pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, hidden: usize, most: usize) -> String {
@@ -83,15 +84,6 @@ fn cut(head: String, blocks: &[String], most: usize) -> String {
     text
 }
 
-/// Shown as it is, whatever is in it: no text of a manifest becomes markup.
-fn code(text: &str) -> String {
-    let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-    let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
-    let fence = "`".repeat(longest + 1);
-    let pad = if text.starts_with('`') || text.ends_with('`') { " " } else { "" };
-    format!("{fence}{pad}{text}{pad}{fence}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -110,13 +102,5 @@ mod tests {
             text.starts_with("head\n- block number 0\n") && text.contains("more: `abide plan`"),
             "{text}"
         );
-    }
-
-    #[test]
-    fn no_text_becomes_markup() {
-        assert_eq!(code("a"), "`a`");
-        assert_eq!(code("a `b` c"), "``a `b` c``");
-        assert_eq!(code("`"), "`` ` ``");
-        assert_eq!(code("a\nb"), "`a b`");
     }
 }

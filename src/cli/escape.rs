@@ -1,0 +1,155 @@
+//! Escaping of texts that others wrote, for reports in XML and markdown: no name, message or value becomes markup.
+
+use super::print::visible;
+
+/// A text inside an XML attribute in double quotes, or between tags. Characters that XML 1.0 forbids are replaced, line ends
+/// and tabs are kept by reference: a parser would turn them into spaces.
+pub fn xml(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&apos;"),
+            '\n' => out.push_str("&#10;"),
+            '\t' => out.push_str("&#9;"),
+            '\r' => out.push_str("&#13;"),
+            // Unpaired or private to XML processors; C1 controls are allowed and never meant.
+            c if c.is_control() || matches!(c as u32 & 0xffff, 0xfffe | 0xffff) => out.push('\u{fffd}'),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// A code span of markdown, on one line: no text in it is a link, a mention, HTML or an end of it.
+pub fn code(text: &str) -> String {
+    let text = one_line(text);
+    // A span cannot be empty: its two ends would be one beginning.
+    if text.trim().is_empty() {
+        return "` `".to_owned();
+    }
+    let fence = "`".repeat(longest_run(&text) + 1);
+    let pad = if text.starts_with('`') || text.ends_with('`') { " " } else { "" };
+    format!("{fence}{pad}{text}{pad}{fence}")
+}
+
+/// A code block of markdown with this indent: each line of the text is a line in it, and none is an end of it.
+pub fn block(text: &str, indent: &str) -> String {
+    let fence = "`".repeat((longest_run(text) + 1).max(3));
+    // A carriage return ends a line in markdown, and would leave the indent, and so the block.
+    let text = text.replace("\r\n", "\n").replace('\r', "\n");
+    let lines: String = text.lines().map(|line| format!("{indent}{}\n", one_line(line))).collect();
+    format!("{indent}{fence}text\n{lines}{indent}{fence}\n")
+}
+
+fn one_line(text: &str) -> String {
+    let spaced: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    visible(&spaced)
+}
+
+fn longest_run(text: &str) -> usize {
+    text.split(|c| c != '`').map(str::len).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn no_text_becomes_markup() {
+        assert_eq!(code("a"), "`a`");
+        assert_eq!(code("a `b` c"), "``a `b` c``");
+        assert_eq!(code("`"), "`` ` ``");
+        assert_eq!(code("a\nb\r# c"), "`a b # c`");
+        assert_eq!(code(""), "` `");
+        assert_eq!(block("a\r# b\n```\n", "  "), "  ````text\n  a\n  # b\n  ```\n  ````\n");
+        assert_eq!(
+            xml("a\n<b c=\"d\">&'\u{0}\u{ffff}"),
+            "a&#10;&lt;b c=&quot;d&quot;&gt;&amp;&apos;\u{fffd}\u{fffd}"
+        );
+    }
+
+    fn nasty() -> impl Strategy<Value = String> {
+        let parts = [
+            "`",
+            "``",
+            "```",
+            "~~~",
+            "|",
+            "\n",
+            "\r",
+            "\r\n",
+            "\n\n",
+            "<img src=x>",
+            "<!--",
+            "-->",
+            "]]>",
+            "&amp;",
+            "@team",
+            "[a](http://h)",
+            "# h",
+            "\"",
+            "'",
+            "\0",
+            "\u{b}",
+            "\u{85}",
+            "\u{2028}",
+            "\u{202e}",
+            "\u{fffe}",
+            "\u{1ffff}",
+            "  ",
+            "\t",
+            "x",
+            "::error::",
+        ];
+        proptest::collection::vec(proptest::sample::select(parts.to_vec()), 0..12)
+            .prop_map(|parts| parts.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn xml_stays_one_value(text in nasty()) {
+            let out = xml(&text);
+            let allowed = |c: char| !c.is_control() && !matches!(c as u32 & 0xffff, 0xfffe | 0xffff);
+            prop_assert!(out.chars().all(|c| allowed(c) && !matches!(c, '<' | '>' | '"')), "{out:?}");
+            let entities = ["amp;", "lt;", "gt;", "quot;", "apos;", "#10;", "#9;", "#13;"];
+            for after in out.split('&').skip(1) {
+                prop_assert!(entities.iter().any(|entity| after.starts_with(entity)), "{out:?}");
+            }
+        }
+
+        /// As CommonMark reads it: a span ends at the next run of exactly as many backticks.
+        #[test]
+        fn a_span_ends_where_it_ends(text in nasty()) {
+            let out = code(&text);
+            prop_assert!(!out.contains(['\n', '\r']), "{out:?}");
+            let fence = out.len() - out.trim_start_matches('`').len();
+            let inner = &out[fence..];
+            let mut at = 0;
+            let mut ends = Vec::new();
+            for run in inner.split_inclusive(|c| c != '`').flat_map(|piece| {
+                let ticks = piece.len() - piece.trim_start_matches('`').len();
+                at += piece.len();
+                (ticks > 0).then_some((at - piece.len(), ticks))
+            }) {
+                ends.push(run);
+            }
+            let first = ends.iter().find(|(_, ticks)| *ticks == fence);
+            prop_assert_eq!(first.map(|(begin, ticks)| begin + ticks), Some(inner.len()), "{:?}", out);
+        }
+
+        #[test]
+        fn a_block_ends_where_it_ends(text in nasty()) {
+            let out = block(&text, "  ");
+            let lines: Vec<&str> = out.split('\n').collect();
+            prop_assert!(!out.contains('\r') && lines[..lines.len() - 1].iter().all(|line| line.starts_with("  ")));
+            let fence = lines[0].trim().trim_end_matches("text").to_owned();
+            let ends = |line: &&&str| line.trim().starts_with(&fence) && line.trim().trim_matches('`').is_empty();
+            prop_assert_eq!(lines[1..].iter().filter(ends).count(), 1, "{:?}", out);
+        }
+    }
+}
