@@ -9,6 +9,7 @@ use axum::Router;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+use tracing::warn;
 
 use super::args::switch;
 use super::local::Home;
@@ -21,7 +22,7 @@ use crate::control::Look;
 use crate::control::board::{Board, Subject};
 use crate::dashboard::messages::{Messages, Template, USUAL};
 use crate::dashboard::{Access, Dashboard, More, Webhook};
-use crate::http::{AddressError, Calling, Hook, Listener, Reloaded, follow, serve};
+use crate::http::{AddressError, Calling, Hook, Listener, Reloaded, bind, follow, is_short, serve};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Listening")]
@@ -54,14 +55,14 @@ pub struct TellArgs {
 
 impl ListenArgs {
     /// Takes the port before anything else is done.
-    pub async fn bind(&self) -> Result<TcpListener, Failure> {
+    pub fn bind(&self) -> Result<TcpListener, Failure> {
         if !self.listen.ip().is_loopback() && self.token_file.is_none() {
             let message = format!("{} is not this machine alone, and there is no token", self.listen);
             return Err(Failure::new(Exit::Usage, message).hint(
                 "pass --token-file FILE, or listen on 127.0.0.1 behind something that asks for credentials",
             ));
         }
-        TcpListener::bind(self.listen).await.map_err(|error| {
+        bind(self.listen).map_err(|error| {
             let taken = error.kind() == std::io::ErrorKind::AddrInUse;
             let why =
                 if taken { "another watch, or something else, has it".to_owned() } else { error.to_string() };
@@ -110,7 +111,12 @@ fn secret_file(flag: &str, file: &Path) -> Result<Reloaded<String>, Failure> {
         crate::permissions::require_private(&path)?;
         match text.trim() {
             "" => Err(format!("{} is empty", path.display())),
-            secret => Ok(secret.to_owned()),
+            secret => {
+                if is_short(secret) {
+                    warn!(file = %path.display(), "the secret in this file has fewer than 16 characters");
+                }
+                Ok(secret.to_owned())
+            }
         }
     };
     follow(vec![file.to_owned()], read).map_err(|why| Failure::new(Exit::Usage, format!("{flag}: {why}")))
@@ -206,6 +212,9 @@ fn messages(url: &str, insecure: bool, template: Option<&Path>) -> Result<Messag
     Ok(Messages { to, template: template.map_err(|why| usage(format!("--notify-template: {why}")))? })
 }
 
+/// Connections at once.
+const CONNECTIONS: usize = 1024;
+
 /// A listener that serves.
 pub struct Listening {
     pub url: String,
@@ -216,7 +225,8 @@ pub struct Listening {
 impl Listening {
     pub fn begin(socket: TcpListener, address: SocketAddr, router: Router) -> Listening {
         let (stop, stopped) = watch::channel(false);
-        let listener = Listener { socket, tls: None, connections: 256, header_time: Duration::from_secs(10) };
+        let listener =
+            Listener { socket, tls: None, connections: CONNECTIONS, header_time: Duration::from_secs(10) };
         let serving = tokio::spawn(serve(listener, router, stopped));
         Listening { url: format!("http://{address}"), stop, serving }
     }

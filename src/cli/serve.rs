@@ -17,7 +17,7 @@ use super::systemd::Systemd;
 use super::{Exit, Failure};
 use crate::gateway::auth::{Apps, Keepers, Tokens};
 use crate::gateway::{Gateway, http};
-use crate::http::{Listener, Reloaded, Tls, follow, serve};
+use crate::http::{Listener, Reloaded, Tls, bind, follow, raise_file_limit, serve};
 use crate::permissions::{Above, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error};
 
@@ -63,16 +63,16 @@ pub struct LimitArgs {
     /// Most bytes of a request's body
     #[arg(long, env = "ABIDE_MAX_BODY_BYTES", value_name = "N", default_value_t = http::Limits::default().body_bytes, value_parser = at_least_one)]
     pub max_body_bytes: usize,
-    /// Most connections at once; more are answered 503
+    /// Most connections at once: unauthenticated ones make room for new ones, known callers beyond it are answered 503
     #[arg(long, env = "ABIDE_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub max_connections: usize,
-    /// Most requests at once; more are answered 503
+    /// Most requests at once of known callers, and as many of agents; more are answered 503
     #[arg(long, env = "ABIDE_MAX_REQUESTS", value_name = "N", default_value_t = http::Limits::default().at_once, value_parser = at_least_one)]
     pub max_requests: usize,
     /// Most requests a second of one app; more are answered 429
     #[arg(long, env = "ABIDE_MAX_RATE", value_name = "N", default_value_t = http::Limits::default().rate, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_rate: u32,
-    /// Seconds for a request's header, and for its body, to arrive
+    /// Seconds for a request's header, and for its body, to arrive; a connection's first header has 5
     #[arg(long, env = "ABIDE_REQUEST_SECS", value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub request_secs: u64,
 }
@@ -132,9 +132,9 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
         at_once: max_requests.min(1 << 20),
         rate: max_rate,
     };
-    let socket = TcpListener::bind(args.listen)
-        .await
-        .map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
+    raise_file_limit();
+    let socket =
+        bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let connections = max_connections.clamp(1, 1 << 20);
     let keepers = Keepers::new(apps, tokens);
     let standing =

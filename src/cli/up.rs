@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
@@ -30,7 +29,7 @@ use crate::execute::world::World;
 use crate::gateway::Gateway;
 use crate::gateway::auth::{Apps, Keepers, Tokens};
 use crate::gateway::http::Limits;
-use crate::http::{Calling, Reloaded};
+use crate::http::{Calling, Reloaded, bind};
 use crate::manifest;
 use crate::model::{Desired, HostKey, InstanceKey, Op, Seen, Step};
 use crate::store::Embedded;
@@ -114,9 +113,8 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
         .map_err(|error| failed(error.to_string()))?;
     let tokens = Tokens::parse(&format!("* {token}\n")).map_err(|error| failed(error.to_string()))?;
     let keepers = Keepers::new(Reloaded::fixed(apps), Reloaded::fixed(tokens));
-    let socket = TcpListener::bind(args.listen)
-        .await
-        .map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
+    let socket =
+        bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let store = open(&home.path("gateway"))?;
     let from = Watched::Paths { paths: args.paths.clone(), only_poll: false };
     let telling = match args.paths.is_empty() {

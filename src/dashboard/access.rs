@@ -6,7 +6,26 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::{Refused, refusal};
-use crate::http::{Reloaded, base64, same};
+use crate::http::{Reloaded, Revoked, base64, same};
+
+/// What a caller that is let in has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Proof {
+    /// The token, or a signature.
+    Shown,
+    NotNeeded,
+}
+
+/// Marks a refusal of credentials that were shown and are wrong.
+#[derive(Clone, Copy)]
+pub(super) struct WrongCredentials;
+
+pub(super) fn marked(mut response: Refused, shown: bool) -> Refused {
+    if shown {
+        response.extensions_mut().insert(WrongCredentials);
+    }
+    response
+}
 
 pub struct Access {
     /// Where we listen.
@@ -42,10 +61,21 @@ impl Access {
         name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(address)
     }
 
+    /// Resolves when the token that a reader came with is replaced. `None`: reading needs none.
+    pub(super) fn reader_revoked(&self, parts: &Parts) -> Option<Revoked> {
+        let said = bearer(&parts.headers).or_else(|| password(&parts.headers))?;
+        let token = self.token.as_ref().filter(|_| self.guarded)?;
+        Some(token.revoked(move |token| !token.is_empty() && same(&said, token)))
+    }
+
     /// The token as a browser sends a password is good for reading: it is sent by itself, so never for more.
-    pub(super) fn may_read(&self, parts: &Parts) -> Result<(), Refused> {
-        if !self.guarded || self.knows(bearer(&parts.headers).or_else(|| password(&parts.headers))) {
-            return Ok(());
+    pub(super) fn may_read(&self, parts: &Parts) -> Result<Proof, Refused> {
+        let said = bearer(&parts.headers).or_else(|| password(&parts.headers));
+        let shown = said.is_some();
+        match self.knows(said) {
+            true => return Ok(Proof::Shown),
+            false if !self.guarded => return Ok(Proof::NotNeeded),
+            false => {}
         }
         let mut response = refusal(
             StatusCode::UNAUTHORIZED,
@@ -54,19 +84,21 @@ impl Access {
         response
             .headers_mut()
             .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"abide\", Bearer"));
-        Err(response)
+        Err(marked(response, shown))
     }
 
-    pub(super) fn may_change(&self, parts: &Parts) -> Result<(), Refused> {
-        match (&self.token, self.knows(bearer(&parts.headers))) {
-            (_, true) => Ok(()),
+    pub(super) fn may_change(&self, parts: &Parts) -> Result<Proof, Refused> {
+        let said = bearer(&parts.headers);
+        let shown = said.is_some();
+        match (&self.token, self.knows(said)) {
+            (_, true) => Ok(Proof::Shown),
             (Some(_), false) => {
                 let mut response = refusal(
                     StatusCode::UNAUTHORIZED,
                     "whoever changes something needs the token: Authorization: Bearer TOKEN",
                 );
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-                Err(response)
+                Err(marked(response, shown))
             }
             (None, false) => {
                 Err(refusal(StatusCode::FORBIDDEN, "there is no token, so nothing can be changed here"))

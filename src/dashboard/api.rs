@@ -13,7 +13,7 @@ use super::{Dashboard, Refused, TIME, json_answer, parameter, refusal};
 use crate::clock;
 use crate::control;
 use crate::control::board::{Board, Known, Role, Row, Sync};
-use crate::http::Peer;
+use crate::http::{Peer, Resource};
 use crate::model::{Health, Hold, Name, Pause, Seen, Version, seconds};
 use crate::store::{Error, Store, Txn};
 
@@ -217,15 +217,16 @@ pub fn health(board: &Board) -> Response {
 }
 
 /// It does its work: it has looked and could, or it waits for its turn.
-pub fn ready(board: &Board) -> Response {
+pub fn ready(board: &Board, exhausted: Option<Resource>) -> Response {
     let known = board.known();
+    let overload = exhausted.map(|resource| resource.reason().to_owned());
     let why = match (&known.role, &known.trouble, &known.look) {
         (_, Some(trouble), _) => Some(trouble.clone()),
         (Role::Waiting { .. }, None, _) | (Role::Leading { .. }, None, Some(_)) => None,
         (Role::Starting, None, _) => Some("starting".to_owned()),
         (Role::Leading { .. }, None, None) => Some("nothing was looked at yet".to_owned()),
     };
-    match why {
+    match why.or(overload) {
         None => json_answer(StatusCode::OK, &json!({"status": "ok"})),
         Some(why) => {
             json_answer(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": format!("not ready: {why}")}))

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -32,10 +32,14 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore};
 
 pub use self::access::Access;
+use self::access::{Proof, WrongCredentials, marked};
 pub use self::webhook::Webhook;
 use crate::control::Look;
 use crate::control::board::Board;
-use crate::http::Reloaded;
+use crate::http::{
+    Admitted, BodyError, Budget, Connection, Reloaded, Resource, UnknownCallers, Verdict, read_body,
+    until_revoked,
+};
 use crate::store::Store;
 
 /// The largest body.
@@ -44,6 +48,9 @@ const BODY_BYTES: usize = 1 << 20;
 const TIME: Duration = Duration::from_secs(10);
 /// Readers of events at once.
 const READERS: usize = 64;
+/// Requests with a body at once of callers with the token, and of others; and the memory that their bodies share.
+const BODIES: usize = 64;
+const BODIES_BYTES: usize = 32 << 20;
 
 /// A text that somebody else adds to the metrics.
 pub type More = Box<dyn Fn() -> Pin<Box<dyn Future<Output = String> + Send>> + Send + Sync>;
@@ -65,6 +72,8 @@ pub struct Dashboard<S> {
 struct Shared<S> {
     dashboard: Dashboard<S>,
     readers: Arc<Semaphore>,
+    known: Budget,
+    unknown: UnknownCallers,
 }
 
 /// A listener of its own.
@@ -80,7 +89,12 @@ pub fn routes<S: Store>(dashboard: Dashboard<S>) -> Router {
 }
 
 fn share<S>(dashboard: Dashboard<S>) -> Arc<Shared<S>> {
-    Arc::new(Shared { dashboard, readers: Arc::new(Semaphore::new(READERS)) })
+    Arc::new(Shared {
+        dashboard,
+        readers: Arc::new(Semaphore::new(READERS)),
+        known: Budget::new(Resource::KnownCallers, BODIES, BODIES_BYTES),
+        unknown: UnknownCallers::new(BODIES, BODIES_BYTES),
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +176,8 @@ async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request)
 }
 
 async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) -> Result<Response, Refused> {
-    let Shared { dashboard, readers } = &**shared;
+    let Shared { dashboard, readers, .. } = &**shared;
+    let connection = Connection::of(&parts.extensions);
     let board = &dashboard.board;
     dashboard.access.right_name(parts)?;
     let unknown = || refusal(StatusCode::NOT_FOUND, "there is no such path");
@@ -185,14 +200,24 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
     }
     match need {
         Need::Nothing | Need::Signed => {}
-        Need::Reading => dashboard.access.may_read(parts)?,
-        Need::Changing => dashboard.access.may_change(parts)?,
+        Need::Reading => proved(dashboard.access.may_read(parts), connection, "a reader").await?,
+        Need::Changing => {
+            proved(dashboard.access.may_change(parts), connection, "the token's holder").await?
+        }
     }
+    // Only after the header: a body of a caller without the token is not read.
+    let admit = || shared.known.admit().map_err(|resource| overloaded(connection, resource));
     Ok(match route {
         Route::Page => page::page(board),
         Route::Status => json_answer(StatusCode::OK, &api::status(board)),
         Route::Processes => json_answer(StatusCode::OK, &api::processes(&board.known())),
-        Route::Events => events::stream(board, readers, parts)?,
+        Route::Events => {
+            let response = events::stream(board, readers, parts)?;
+            match dashboard.access.reader_revoked(parts) {
+                Some(revoked) => response.map(|body| until_revoked(body, revoked, "")),
+                None => response,
+            }
+        }
         Route::Plan => api::plan(dashboard)?,
         Route::History => json_answer(StatusCode::OK, &api::history(dashboard, parts).await?),
         Route::Metrics => {
@@ -200,36 +225,109 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
             if let Some(more) = &dashboard.more_metrics {
                 text.push_str(&more().await);
             }
+            if let Some(connection) = connection {
+                text.push_str(&connection.listener().metrics_text());
+            }
             typed(Body::from(text), "text/plain; version=0.0.4; charset=utf-8")
         }
         Route::Health => api::health(board),
-        Route::Ready => api::ready(board),
-        Route::Pause => api::pause(dashboard, parts, &whole(body).await?).await?,
-        Route::Resume => api::resume(dashboard, parts, &whole(body).await?).await?,
+        Route::Ready => api::ready(board, connection.and_then(Connection::exhausted)),
+        Route::Pause => api::pause(dashboard, parts, &whole(body, &mut admit()?, connection).await?).await?,
+        Route::Resume => {
+            api::resume(dashboard, parts, &whole(body, &mut admit()?, connection).await?).await?
+        }
         Route::Look => {
-            whole(body).await?;
+            whole(body, &mut admit()?, connection).await?;
             api::look(dashboard, parts, "asked to look now")
         }
         Route::Webhook => {
-            let bytes = whole(body).await?;
-            let now = crate::clock::moment().0.div_euclid(1000);
-            match &dashboard.webhook {
-                Some(webhook) => webhook.accept(parts, &bytes, now)?,
-                None => return Err(unknown()),
-            }
+            signed(shared, parts, body).await?;
             api::look(dashboard, parts, "a webhook came: looking now")
         }
     })
 }
 
-async fn whole(body: Body) -> Result<Bytes, Refused> {
-    match tokio::time::timeout(TIME, to_bytes(body, BODY_BYTES)).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(_)) => {
-            Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB, or ended early"))
+/// Reads a webhook's body among those of unknown callers, and checks its signature.
+async fn signed<S>(shared: &Shared<S>, parts: &Parts, body: Body) -> Result<(), Refused> {
+    let connection = Connection::of(&parts.extensions);
+    let mut admitted = shared.unknown.admit(peer_of(parts));
+    let bytes = whole(body, &mut admitted, connection).await?;
+    let now = crate::clock::moment().0.div_euclid(1000);
+    let accepted = match &shared.dashboard.webhook {
+        Some(webhook) => webhook.accept(parts, &bytes, now),
+        None => Err(refusal(StatusCode::NOT_FOUND, "there is no such path")),
+    };
+    // Neither a permit nor memory is held while a refusal waits.
+    drop((admitted, bytes));
+    let accepted = accepted.map(|()| Proof::Shown).map_err(|refused| {
+        let wrong = refused.status() == StatusCode::UNAUTHORIZED && webhook::is_signed_at_all(parts);
+        marked(refused, wrong)
+    });
+    proved(accepted, connection, "a webhook").await
+}
+
+/// What a check of credentials says. Who passed is known from then on; wrong credentials are logged, and answered later
+/// the more of them a peer sends.
+async fn proved(
+    checked: Result<Proof, Refused>,
+    connection: Option<&Connection>,
+    who: &str,
+) -> Result<(), Refused> {
+    match (checked, connection) {
+        (Ok(Proof::Shown), Some(connection)) => {
+            connection.authenticated();
+            Ok(())
         }
-        Err(_) => Err(refusal(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive")),
+        (Ok(Proof::Shown | Proof::NotNeeded), _) => Ok(()),
+        (Err(refused), Some(connection)) if refused.extensions().get::<WrongCredentials>().is_some() => {
+            match connection.login_failed(who).await {
+                Verdict::Refuse => Err(refused),
+                Verdict::TooMany => Err(busy(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    "too many requests with wrong credentials from this address",
+                )),
+            }
+        }
+        (Err(refused), _) => Err(refused),
     }
+}
+
+fn peer_of(parts: &Parts) -> std::net::IpAddr {
+    // Every request of a listener has a peer; without one it shares the limits of loopback.
+    let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
+    Connection::of(&parts.extensions).map_or(loopback, |connection| connection.peer().ip())
+}
+
+async fn whole(
+    body: Body,
+    admitted: &mut Admitted<'_>,
+    connection: Option<&Connection>,
+) -> Result<Bytes, Refused> {
+    read_body(body, BODY_BYTES, TIME, admitted).await.map_err(|error| match error {
+        BodyError::TooLarge | BodyError::Broken => {
+            refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB, or ended early")
+        }
+        BodyError::TooSlow => refusal(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive"),
+        BodyError::NoMemory => overloaded(connection, Resource::BodyMemory),
+        BodyError::Evicted => {
+            busy(StatusCode::SERVICE_UNAVAILABLE, "too many requests of unknown callers at once: try again")
+        }
+    })
+}
+
+/// A known caller is refused: that shows in readiness.
+fn overloaded(connection: Option<&Connection>, resource: Resource) -> Refused {
+    if let Some(connection) = connection {
+        connection.refused(resource);
+    }
+    busy(StatusCode::SERVICE_UNAVAILABLE, "too many requests at once: try again in a moment")
+}
+
+/// A refusal after which the caller may try again.
+fn busy(status: StatusCode, message: &str) -> Refused {
+    let mut response = refusal(status, message);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
 }
 
 /// The answer to whom something is refused.

@@ -98,6 +98,12 @@ impl Webhook {
     }
 }
 
+/// Does a request carry a signature or a secret, right or wrong?
+pub(super) fn is_signed_at_all(parts: &Parts) -> bool {
+    let names = ["webhook-signature", "x-hub-signature-256", "x-gitlab-token"];
+    names.into_iter().any(|name| parts.headers.contains_key(name))
+}
+
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }

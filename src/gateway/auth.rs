@@ -14,8 +14,9 @@ use axum::http::{HeaderMap, header};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+use tracing::warn;
 
-use crate::http::{Reloaded, base64};
+use crate::http::{Reloaded, Revoked, base64, is_short};
 use crate::model::{HostKey, glob};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,17 +59,29 @@ impl Apps {
     pub fn read(file: &Path) -> Result<Apps, String> {
         let text = std::fs::read_to_string(file)
             .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
-        Apps::parse(&text).map_err(|error| format!("{}: {error}", file.display()))
+        let (apps, short) = Apps::checked(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+        for app in short {
+            warn!(file = %file.display(), ?app, "the secret of this app has fewer than 16 characters");
+        }
+        Ok(apps)
     }
 
     /// Messages name no secret.
     pub fn parse(text: &str) -> Result<Apps, String> {
+        Apps::checked(text).map(|(apps, _)| apps)
+    }
+
+    /// The same, and the codes of apps with a short secret.
+    fn checked(text: &str) -> Result<(Apps, Vec<String>), String> {
         let file: File = serde_yaml::from_str(text).map_err(|error| match error.location() {
             Some(at) => format!("it cannot be understood (line {})", at.line()),
             None => "it cannot be understood".to_owned(),
         })?;
-        let mut apps = Vec::new();
+        let (mut apps, mut short) = (Vec::new(), Vec::new());
         for entry in file.apps {
+            if entry.secret.as_deref().is_some_and(is_short) {
+                short.push(entry.code.clone());
+            }
             let secret = match (entry.secret, entry.secret_sha256) {
                 (Some(secret), None) if !secret.is_empty() => Sha256::digest(secret.as_bytes()).into(),
                 (None, Some(hex)) => from_hex(&hex)
@@ -80,7 +93,7 @@ impl Apps {
             }
             apps.push(App { code: entry.code, secret, namespaces: entry.namespaces });
         }
-        Ok(Apps(apps))
+        Ok((Apps(apps), short))
     }
 
     pub fn named(&self, code: &str) -> Option<&App> {
@@ -125,12 +138,22 @@ impl Tokens {
     pub fn read(file: &Path) -> Result<Tokens, String> {
         let text = std::fs::read_to_string(file)
             .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
-        Tokens::parse(&text).map_err(|error| format!("{}: {error}", file.display()))
+        let (tokens, short) =
+            Tokens::checked(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+        for line in short {
+            warn!(file = %file.display(), line, "the token in this line has fewer than 16 characters");
+        }
+        Ok(tokens)
     }
 
     /// Lines `CLOUD:IP TOKEN`, or `* TOKEN` for any host. Messages name no token.
     pub fn parse(text: &str) -> Result<Tokens, String> {
-        let mut tokens = Vec::new();
+        Tokens::checked(text).map(|(tokens, _)| tokens)
+    }
+
+    /// The same, and the lines with a short token.
+    fn checked(text: &str) -> Result<(Tokens, Vec<usize>), String> {
+        let (mut tokens, mut short) = (Vec::new(), Vec::new());
         for (nth, line) in text.lines().enumerate() {
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
@@ -149,9 +172,12 @@ impl Tokens {
             if token.trim().contains(char::is_whitespace) {
                 return Err(format!("line {at} has more than a host and a token"));
             }
+            if is_short(token.trim()) {
+                short.push(at);
+            }
             tokens.push((host, Sha256::digest(token.trim().as_bytes()).into()));
         }
-        Ok(Tokens(tokens))
+        Ok((Tokens(tokens), short))
     }
 
     pub fn allow(&self, token: &str, host: &HostKey) -> bool {
@@ -193,6 +219,19 @@ impl Keepers {
         self.tokens.get()
     }
 
+    /// Resolves when an app's secret is replaced or removed.
+    pub fn app_revoked(&self, app: &App) -> Revoked {
+        let (code, secret) = (app.code.clone(), app.secret);
+        self.apps
+            .revoked(move |apps| apps.named(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret))))
+    }
+
+    /// Resolves when a token no longer speaks for these hosts.
+    pub fn token_revoked(&self, token: &str, hosts: Vec<HostKey>) -> Revoked {
+        let token = token.to_owned();
+        self.tokens.revoked(move |tokens| hosts.iter().all(|host| tokens.allow(&token, host)))
+    }
+
     /// A bucket that fills by `rate` a second and holds as much.
     pub fn may_ask(&self, app: &str, rate: u32) -> bool {
         let mut rates = self.rates.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -226,10 +265,8 @@ impl Said {
     }
 }
 
-/// Code and secret: from the header that the API gateway uses, as HTTP's own, or from the body, as ESB's callers send
-/// them.
-pub fn credentials(headers: &HeaderMap, body: &Said) -> Option<(String, String)> {
-    let from = |said: &Said| Some((said.bk_app_code.clone()?, said.bk_app_secret.clone()?));
+/// Code and secret of a header: the one that the API gateway uses, or HTTP's own.
+pub fn header_credentials(headers: &HeaderMap) -> Option<(String, String)> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let header: Option<Said> = text("x-bkapi-authorization").and_then(|text| serde_json::from_str(text).ok());
     let basic = || {
@@ -237,7 +274,17 @@ pub fn credentials(headers: &HeaderMap, body: &Said) -> Option<(String, String)>
         let decoded = String::from_utf8(base64(encoded)?).ok()?;
         decoded.split_once(':').map(|(code, secret)| (code.to_owned(), secret.to_owned()))
     };
-    header.as_ref().and_then(from).or_else(basic).or_else(|| from(body))
+    header.as_ref().and_then(body_credentials).or_else(basic)
+}
+
+/// Code and secret of a body, as ESB's callers send them. They count where the header has none.
+pub fn body_credentials(body: &Said) -> Option<(String, String)> {
+    Some((body.bk_app_code.clone()?, body.bk_app_secret.clone()?))
+}
+
+/// An agent's token.
+pub fn bearer(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
 /// A few digits that stand for a text.
@@ -302,6 +349,8 @@ mod tests {
             headers
         };
         let is = |code: &str, secret: &str| Some((code.to_owned(), secret.to_owned()));
+        let credentials =
+            |headers: &HeaderMap, body: &Said| header_credentials(headers).or_else(|| body_credentials(body));
         assert_eq!(credentials(&HeaderMap::new(), &body), is("a", "s"));
         let header = headers("x-bkapi-authorization", r#"{"bk_app_code": "b", "bk_app_secret": "t"}"#);
         assert_eq!(credentials(&header, &body), is("b", "t"), "the header goes first");

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::auth::App;
-use super::http::{Asked, Shared, json, lines, number, parameter, read};
+use super::form::{number, parameter, read};
+use super::http::{Asked, Shared, json, lines};
 use super::metrics::Gauges;
 use super::processes::Query;
 use super::registry::{Call as Registry, held};
@@ -21,6 +22,7 @@ use crate::gse::answer::{Envelope, JobTaskData, TaskData};
 use crate::gse::codes::RowCode;
 use crate::gse::request::{MultiRequest, ProcRequest};
 use crate::gse::{JobApi, JobBody};
+use crate::http::{Connection, until_revoked};
 use crate::model::InstanceKey;
 use crate::store::Store;
 
@@ -91,7 +93,8 @@ pub(super) async fn carry_out<S: Store>(
                 let apps = keepers.apps();
                 apps.named(&code).is_some_and(|app| namespace.is_empty() || app.may_touch(namespace))
             });
-            return Ok(lines(gateway.watch(query(parts)?, after, may).await));
+            let body = gateway.watch(query(parts)?, after, may).await;
+            return Ok(lines(until_revoked(body, shared.keepers.app_revoked(app), NO_LONGER_KNOWN)));
         }
         Call::Rename => rename(gateway, app, asked, body, &caller).await?,
         Call::Hosts => gateway.list_hosts(parameter(parts, "brief").is_some()).await?,
@@ -107,14 +110,26 @@ pub(super) async fn carry_out<S: Store>(
             let changes = ask.changes();
             asked.changes = changes.is_some();
             asked.what = changes.unwrap_or_default();
-            gateway.state(ask).await?
+            if matches!(ask, Ask::Changes { .. }) {
+                tokio::select! {
+                    answer = gateway.state(ask) => answer?,
+                    () = shared.keepers.app_revoked(app) => {
+                        return Err(Refusal::NotAllowed("these credentials are no longer known".to_owned()));
+                    }
+                }
+            } else {
+                gateway.state(ask).await?
+            }
         }
-        Call::Metrics => return Ok(metrics(gateway).await),
+        Call::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         Call::Description => return Ok(json(StatusCode::OK, openapi::description())),
         Call::Join | Call::Stream | Call::Tell | Call::Health | Call::Ready => Value::Null,
     };
     Ok(json(StatusCode::OK, &Envelope::ok(data)))
 }
+
+/// The last line of a watch whose app is gone, or has another secret.
+const NO_LONGER_KNOWN: &str = "{\"error\":\"these credentials are no longer known\"}\n";
 
 /// Which task is asked for, by GSE's name for it or by JOB's.
 #[derive(Deserialize)]
@@ -243,8 +258,12 @@ impl<S: Store> Gateway<S> {
     }
 }
 
-async fn metrics<S: Store>(gateway: &Gateway<S>) -> Response {
-    let mut response = Response::new(Body::from(gateway.metrics_text().await));
+async fn metrics<S: Store>(gateway: &Gateway<S>, connection: Option<&Connection>) -> Response {
+    let mut text = gateway.metrics_text().await;
+    if let Some(connection) = connection {
+        text.push_str(&connection.listener().metrics_text());
+    }
+    let mut response = Response::new(Body::from(text));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response

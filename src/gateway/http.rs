@@ -1,29 +1,34 @@
-//! What a request meets before it is a call: how many there are, size, time, form, credentials, rate. And what it leaves
-//! behind: a count, and for every change a line that says who did what from where.
+//! What a request meets before it is a call: credentials, permits, size, time, form, rate. And what it leaves behind: a
+//! count, and for every change a line that says who did what from where.
+//!
+//! Credentials in a header are checked before a byte of the body is read. A body with credentials in it (ESB's form) is
+//! read in the pool of unknown callers, whose permits and memory are apart from those of known callers and of agents.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::{Body, Bytes, to_bytes};
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::sync::Semaphore;
 use tracing::info;
 
-use super::auth::{Keepers, Said, credentials};
+use super::auth::{App, Apps, Keepers, Said, Tokens, bearer, body_credentials, header_credentials};
 use super::calls::carry_out;
+use super::form::{in_words, number, parameter, read};
 use super::routes::{Access, Call, Found, find};
 use super::{Gateway, Refusal};
 use crate::gse::answer::Envelope;
 use crate::gse::channel::{Join, Up};
 use crate::gse::codes::EnvelopeCode;
-use crate::http::Peer;
+use crate::http::{
+    Admitted, BodyError, Budget, Connection, Peer, Resource, UnknownCallers, Verdict, read_body, readmit,
+    until_revoked,
+};
 use crate::store::Store;
 
 /// What a request may cost.
@@ -33,7 +38,7 @@ pub struct Limits {
     pub body_bytes: usize,
     /// How long a body may take to arrive.
     pub body_time: Duration,
-    /// Requests at once; more are turned away.
+    /// Requests at once of known callers, and as many of agents; more are refused.
     pub at_once: usize,
     /// Requests a second of one app; more are told to slow down.
     pub rate: u32,
@@ -49,21 +54,30 @@ pub(super) struct Shared<S> {
     pub(super) gateway: Arc<Gateway<S>>,
     pub(super) keepers: Arc<Keepers>,
     limits: Limits,
-    room: Semaphore,
-    /// In chunks.
-    memory: Semaphore,
+    known: Budget,
+    agents: Budget,
+    unknown: UnknownCallers,
 }
 
-/// Memory of bodies is counted so.
-const CHUNK: usize = 64 << 10;
-/// What all bodies together may take.
-const BODIES: usize = 256 << 20;
+/// The memory of all bodies that are being read or carried out: of known callers, of agents, of unknown callers. The
+/// largest body always fits.
+const KNOWN_BYTES: usize = 128 << 20;
+const AGENT_BYTES: usize = 64 << 20;
+const UNKNOWN_BYTES: usize = 64 << 20;
 
 /// The whole API. Health answers anybody; everything else wants credentials.
 pub fn router<S: Store>(gateway: Arc<Gateway<S>>, keepers: Arc<Keepers>, limits: Limits) -> Router {
-    let room = Semaphore::new(limits.at_once);
-    let memory = Semaphore::new(BODIES.max(limits.body_bytes) / CHUNK + 1);
-    Router::new().fallback(serve::<S>).with_state(Arc::new(Shared { gateway, keepers, limits, room, memory }))
+    let Limits { body_bytes, at_once, .. } = limits;
+    let shared = Shared {
+        gateway,
+        keepers,
+        limits,
+        known: Budget::new(Resource::KnownCallers, at_once, KNOWN_BYTES.max(body_bytes)),
+        agents: Budget::new(Resource::Agents, at_once, AGENT_BYTES.max(body_bytes)),
+        // A peer may have half of it.
+        unknown: UnknownCallers::new(at_once, UNKNOWN_BYTES.max(2 * body_bytes)),
+    };
+    Router::new().fallback(serve::<S>).with_state(Arc::new(shared))
 }
 
 /// A request on its way: what its line will say.
@@ -100,7 +114,7 @@ async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request)
         }
     };
     if call.access() == Access::Anybody {
-        return health(&shared.gateway, call);
+        return health(&shared.gateway, call, Connection::of(request.extensions()));
     }
     if !call.changes() && call != Call::Tell {
         return serve_call(shared, call, request).await;
@@ -115,15 +129,7 @@ async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request)
 async fn serve_call<S: Store>(shared: Arc<Shared<S>>, call: Call, request: Request) -> Response {
     let begin = Instant::now();
     let (parts, body) = request.into_parts();
-    let Ok(_room) = shared.room.try_acquire() else {
-        shared.gateway.metrics.shed();
-        let message = "too many requests at once: try again in a moment";
-        let mut response =
-            failed(StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message);
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        return response;
-    };
-    let mut asked = Asked { call, changes: call.changes(), ..Asked::of(call) };
+    let mut asked = Asked::of(call);
     let (response, result) = match answer(&shared, &mut asked, &parts, body).await {
         Ok(response) if asked.refused > 0 => (response, format!("{} rows refused", asked.refused)),
         Ok(response) => (response, "ok".to_owned()),
@@ -131,7 +137,8 @@ async fn serve_call<S: Store>(shared: Arc<Shared<S>>, call: Call, request: Reque
     };
     let counted = if result == "ok" { "ok" } else { "refused" };
     shared.gateway.metrics.request(call.word(), counted, begin.elapsed());
-    if asked.changes {
+    // Unknown callers change nothing, and must not be able to fill the log.
+    if asked.changes && !asked.who.is_empty() {
         let from =
             parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| SocketAddr::to_string(peer));
         let Asked { who, what, as_user, .. } = asked;
@@ -143,6 +150,30 @@ async fn serve_call<S: Store>(shared: Arc<Shared<S>>, call: Call, request: Reque
 
 type Refused = (Box<Response>, String);
 
+/// Who asks, as far as the header says.
+enum Identity<'a> {
+    App(&'a App),
+    Agent,
+    /// Credentials, if there are any, are in the body.
+    Unknown,
+    /// An agent's call without a token.
+    Missing,
+    /// The claimed name.
+    Wrong(String),
+}
+
+fn identify<'a>(apps: &'a Apps, tokens: &Tokens, call: Call, parts: &Parts) -> Identity<'a> {
+    if call.access() == Access::Agent {
+        return match bearer(&parts.headers) {
+            None => Identity::Missing,
+            Some(token) if tokens.is_known(token) => Identity::Agent,
+            Some(_) => Identity::Wrong("an agent".to_owned()),
+        };
+    }
+    let Some((code, secret)) = header_credentials(&parts.headers) else { return Identity::Unknown };
+    apps.known(&code, &secret).map_or(Identity::Wrong(code), Identity::App)
+}
+
 async fn answer<S: Store>(
     shared: &Shared<S>,
     asked: &mut Asked,
@@ -150,57 +181,44 @@ async fn answer<S: Store>(
     body: Body,
 ) -> Result<Response, Refused> {
     let call = asked.call;
-    let refuse =
-        |status, code, message: &str| (Box::new(refusal_of(call, status, code, message)), message.to_owned());
-    let length =
-        parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    let most = shared.limits.body_bytes;
-    if length.is_some_and(|length: usize| length > most) {
-        let message = format!("the body is larger than {most} bytes");
-        return Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message));
-    }
-    // Bodies that are on their way share a fixed amount of memory, whoever sends them.
-    let chunks = u32::try_from(length.unwrap_or(most).div_ceil(CHUNK)).unwrap_or(u32::MAX);
-    let Ok(_memory) = shared.memory.try_acquire_many(chunks) else {
-        shared.gateway.metrics.shed();
-        let message = "too many large requests at once: try again in a moment";
-        return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message));
-    };
-    let bytes = match tokio::time::timeout(shared.limits.body_time, to_bytes(body, most)).await {
-        Ok(Ok(bytes)) => bytes,
-        Ok(Err(_)) => {
-            let message = format!("the body is larger than {most} bytes, or broke off");
-            return Err(refuse(StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message));
-        }
-        Err(_) => {
-            let message = "the body took too long to arrive";
-            return Err(refuse(StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message));
-        }
-    };
-    if asked.call.access() == Access::Agent {
+    within_size(shared.limits.body_bytes, call, parts)?;
+    let connection = Connection::of(&parts.extensions);
+    let (apps, tokens) = (shared.keepers.apps(), shared.keepers.tokens());
+    let identity = identify(&apps, &tokens, call, parts);
+    let mut admitted = admit(shared, call, &identity, parts).await?;
+    let read_in = shared.limits.body_time;
+    let bytes = read_body(body, shared.limits.body_bytes, read_in, &mut admitted).await;
+    let bytes = bytes.map_err(|error| unread(shared, call, connection, error))?;
+    if matches!(identity, Identity::Agent) {
+        asked.who = "agent".to_owned();
         return agent(shared, asked, parts, &bytes).await;
     }
     let said: Said = read(&bytes).map_err(|refusal| refused(call, &refusal))?;
-    let apps = shared.keepers.apps();
-    let Some(app) = credentials(&parts.headers, &said).and_then(|(code, secret)| apps.known(&code, &secret))
-    else {
-        let message = "no app is known by these credentials";
-        return Err(refuse(StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message));
+    let app = match identity {
+        Identity::App(app) => app,
+        Identity::Unknown | Identity::Agent | Identity::Missing | Identity::Wrong(_) => {
+            let Some((code, secret)) = body_credentials(&said) else {
+                return Err(not_known(call, NO_APP));
+            };
+            let Some(app) = apps.known(&code, &secret) else {
+                // Neither a permit nor memory is held while the answer waits.
+                drop((admitted, bytes));
+                return Err(wrong_credentials(call, connection, &code).await);
+            };
+            app
+        }
     };
+    if let Some(connection) = connection {
+        connection.authenticated();
+    }
     asked.who.clone_from(&app.code);
     asked.as_user = said.user().unwrap_or_default();
-    if !shared.keepers.may_ask(&app.code, shared.limits.rate) {
-        shared.gateway.metrics.shed();
-        let message = format!("more than {} requests a second", shared.limits.rate);
-        let (mut response, text) =
-            refuse(StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, &message);
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
-        return Err((response, text));
-    }
-    if asked.call.access() == Access::Everywhere && !app.may_touch_all() {
-        let message = format!("app {:?} may not touch every namespace, which this call needs", app.code);
-        return Err(refuse(StatusCode::OK, EnvelopeCode::NOT_ALLOWED, &message));
-    }
+    let _admitted = match admitted.is_unknown() {
+        true => readmit(&shared.known, &bytes)
+            .map_err(|resource| overloaded(shared, call, connection, resource))?,
+        false => admitted,
+    };
+    within_limits(shared, call, app)?;
     let carried = carry_out(shared, app, asked, parts, &bytes).await;
     if asked.changes {
         shared.gateway.wrote(!matches!(carried, Err(Refusal::Store(_))));
@@ -208,63 +226,154 @@ async fn answer<S: Store>(
     carried.map_err(|refusal| refused(call, &refusal))
 }
 
-fn health<S: Store>(gateway: &Gateway<S>, call: Call) -> Response {
+fn within_size(most: usize, call: Call, parts: &Parts) -> Result<(), Refused> {
+    let length =
+        parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    match length.is_some_and(|length: usize| length > most) {
+        true => {
+            let message = format!("the body is larger than {most} bytes");
+            Err(refuse(call, StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message))
+        }
+        false => Ok(()),
+    }
+}
+
+/// A permit of the class that the header's credentials are of.
+async fn admit<'a, S: Store>(
+    shared: &'a Shared<S>,
+    call: Call,
+    identity: &Identity<'_>,
+    parts: &Parts,
+) -> Result<Admitted<'a>, Refused> {
+    let connection = Connection::of(&parts.extensions);
+    let budget = match identity {
+        Identity::App(_) => &shared.known,
+        Identity::Agent => &shared.agents,
+        // Its last request was a known caller's; if this one is not, it is one no longer.
+        Identity::Unknown if connection.is_some_and(Connection::is_known) => &shared.known,
+        Identity::Unknown => return Ok(shared.unknown.admit(peer_of(parts))),
+        Identity::Missing => return Err(not_known(call, NOT_FOR_HOSTS)),
+        Identity::Wrong(who) => return Err(wrong_credentials(call, connection, who).await),
+    };
+    if let (Identity::App(_) | Identity::Agent, Some(connection)) = (identity, connection) {
+        connection.authenticated();
+    }
+    budget.admit().map_err(|resource| overloaded(shared, call, connection, resource))
+}
+
+/// The app's rate, and whether it may make this call at all.
+fn within_limits<S: Store>(shared: &Shared<S>, call: Call, app: &App) -> Result<(), Refused> {
+    if !shared.keepers.may_ask(&app.code, shared.limits.rate) {
+        shared.gateway.metrics.shed();
+        let message = format!("more than {} requests a second", shared.limits.rate);
+        return Err(busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, &message));
+    }
+    if call.access() == Access::Everywhere && !app.may_touch_all() {
+        let message = format!("app {:?} may not touch every namespace, which this call needs", app.code);
+        return Err(refuse(call, StatusCode::OK, EnvelopeCode::NOT_ALLOWED, &message));
+    }
+    Ok(())
+}
+
+const NO_APP: &str = "no app is known by these credentials";
+const NOT_FOR_HOSTS: &str = "this token is not for these hosts";
+
+fn peer_of(parts: &Parts) -> std::net::IpAddr {
+    // Every request of a listener has a peer; without one it shares the limits of loopback.
+    let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
+    parts.extensions.get::<Peer>().map_or(loopback, |Peer(peer)| peer.ip())
+}
+
+fn refuse(call: Call, status: StatusCode, code: EnvelopeCode, message: &str) -> Refused {
+    (Box::new(refusal_of(call, status, code, message)), message.to_owned())
+}
+
+fn not_known(call: Call, message: &str) -> Refused {
+    refuse(call, StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message)
+}
+
+/// Wrong credentials are logged, and answered later the more of them a peer sends.
+async fn wrong_credentials(call: Call, connection: Option<&Connection>, who: &str) -> Refused {
+    let verdict = match connection {
+        Some(connection) => connection.login_failed(who).await,
+        None => Verdict::Refuse,
+    };
+    match (verdict, call.access()) {
+        (Verdict::Refuse, Access::Agent) => not_known(call, NOT_FOR_HOSTS),
+        (Verdict::Refuse, Access::Anybody | Access::App | Access::Everywhere) => not_known(call, NO_APP),
+        (Verdict::TooMany, _) => {
+            let message = "too many requests with wrong credentials from this address";
+            busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, message)
+        }
+    }
+}
+
+/// A refusal after which the caller may try again.
+fn busy(call: Call, status: StatusCode, code: EnvelopeCode, message: &str) -> Refused {
+    let (mut response, message) = refuse(call, status, code, message);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    (response, message)
+}
+
+/// A known caller is refused: that shows in readiness.
+fn overloaded<S: Store>(
+    shared: &Shared<S>,
+    call: Call,
+    connection: Option<&Connection>,
+    resource: Resource,
+) -> Refused {
+    shared.gateway.metrics.shed();
+    if let Some(connection) = connection {
+        connection.refused(resource);
+    }
+    let message = match resource {
+        Resource::BodyMemory => "too many large requests at once: try again in a moment",
+        Resource::Connections | Resource::KnownCallers | Resource::Agents => {
+            "too many requests at once: try again in a moment"
+        }
+    };
+    busy(call, StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message)
+}
+
+/// The answer to a body that was not read.
+fn unread<S: Store>(
+    shared: &Shared<S>,
+    call: Call,
+    connection: Option<&Connection>,
+    error: BodyError,
+) -> Refused {
+    let most = shared.limits.body_bytes;
+    match error {
+        BodyError::TooLarge | BodyError::Broken => {
+            let message = format!("the body is larger than {most} bytes, or broke off");
+            refuse(call, StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message)
+        }
+        BodyError::TooSlow => {
+            let message = "the body took too long to arrive";
+            refuse(call, StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message)
+        }
+        BodyError::NoMemory => overloaded(shared, call, connection, Resource::BodyMemory),
+        BodyError::Evicted => {
+            shared.gateway.metrics.shed();
+            let message =
+                "too many requests of unknown callers at once: send credentials in a header, or try again";
+            busy(call, StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message)
+        }
+    }
+}
+
+fn health<S: Store>(gateway: &Gateway<S>, call: Call, connection: Option<&Connection>) -> Response {
+    let exhausted = || connection.and_then(Connection::exhausted).map(Resource::reason);
     let wrong = match call == Call::Ready {
-        true => gateway.not_ready(),
+        true => {
+            gateway.not_ready().map(str::to_owned).or_else(|| Some(format!("not ready: {}", exhausted()?)))
+        }
         false => None,
     };
     match wrong {
         Some(why) => json(StatusCode::SERVICE_UNAVAILABLE, &serde_json::json!({"status": why})),
         None => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
     }
-}
-
-/// The body as JSON, whatever its Content-Type says. An empty one is an empty object.
-pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
-    let bytes = if bytes.iter().all(u8::is_ascii_whitespace) { b"{}" } else { bytes };
-    let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    serde_json::from_slice(bytes).map_err(|error| {
-        if !error.is_data() {
-            let (line, column) = (error.line(), error.column());
-            return Refusal::Wrong(format!("the body is no JSON: line {line}, column {column}"));
-        }
-        if first != Some(&b'{') {
-            return Refusal::Wrong("the body is no JSON object".to_owned());
-        }
-        Refusal::Wrong(in_words(&error))
-    })
-}
-
-/// What is wrong with a field, and where. What was found there may be a secret: only what was expected is told.
-fn in_words(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" at line ").next().unwrap_or_default();
-    let at = match error.line() {
-        0 => String::new(),
-        line => format!(" (line {line}, column {})", error.column()),
-    };
-    for said in ["missing field ", "duplicate field "] {
-        if let Some(field) = text.strip_prefix(said) {
-            let is = if said.starts_with("missing") { "is missing" } else { "is there twice" };
-            return format!("{} {is}{at}", field.replace('`', ""));
-        }
-    }
-    if let Some((field, _)) = text.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
-        return format!("there is no field {field:?}{at}");
-    }
-    let expected = text.rsplit_once("expected ").map(|(_, expected)| expected);
-    let kind = match expected {
-        Some(kind) if kind.starts_with("struct") || kind.starts_with("a map") || kind.contains("variant") => {
-            "an object"
-        }
-        Some(kind) if kind.contains("sequence") => "a list",
-        Some(kind) if kind.contains("string") || kind.contains("str") => "a text",
-        Some("u64" | "i64" | "u32" | "usize" | "i32" | "u16") => "a whole number",
-        Some("f64") => "a number",
-        Some("a boolean") => "true or false",
-        Some(_) | None => return format!("a field cannot be used as it is{at}"),
-    };
-    format!("a field has the wrong type: {kind} was expected{at}")
 }
 
 /// The agents' own calls: a token for all of their hosts.
@@ -275,16 +384,12 @@ async fn agent<S: Store>(
     bytes: &Bytes,
 ) -> Result<Response, Refused> {
     let gateway = &shared.gateway;
-    let token = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token = token.and_then(|text| text.strip_prefix("Bearer ")).unwrap_or_default();
+    let token = bearer(&parts.headers).unwrap_or_default();
     let tokens = shared.keepers.tokens();
-    let unknown = || {
-        let message = "this token is not for these hosts";
-        let response = failed(StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message);
-        (Box::new(response), message.to_owned())
-    };
     let call = asked.call;
+    let unknown = || not_known(call, NOT_FOR_HOSTS);
     let refuse = |refusal: Refusal| refused(call, &refusal);
+    // It may have been taken out while the body came.
     if !tokens.is_known(token) {
         return Err(unknown());
     }
@@ -305,43 +410,21 @@ async fn agent<S: Store>(
     }
     if asked.call == Call::Stream {
         let after = number(parts, "after").map_err(refuse)?;
-        let (keepers, token) = (Arc::clone(&shared.keepers), token.to_owned());
+        let (keepers, owned) = (Arc::clone(&shared.keepers), token.to_owned());
+        let hosts_of_stream = hosts.clone();
         let may = Arc::new(move || {
             let tokens = keepers.tokens();
-            hosts.iter().all(|host| tokens.allow(&token, host))
+            hosts.iter().all(|host| tokens.allow(&owned, host))
         });
-        return Ok(lines(gateway.stream(&session, after, may).await.map_err(refuse)?));
+        let revoked = shared.keepers.token_revoked(token, hosts_of_stream);
+        let body = gateway.stream(&session, after, may).await.map_err(refuse)?;
+        return Ok(lines(until_revoked(body, revoked, "")));
     }
     let told: Vec<Up> =
         serde_json::from_slice(bytes).map_err(|error| refuse(Refusal::Wrong(in_words(&error))))?;
     let clock = parameter(parts, "clock").and_then(|text| text.parse().ok());
     let acked = gateway.tell(&session, told, clock).await.map_err(refuse)?;
     Ok(json(StatusCode::OK, &Envelope::ok(acked)))
-}
-
-pub(super) fn parameter(parts: &Parts, name: &str) -> Option<String> {
-    let pairs = parts.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
-    pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| decoded(value))
-}
-
-/// `%41` is `A`.
-fn decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        let hex = after.get(..2).and_then(|pair| std::str::from_utf8(pair).ok());
-        let byte = hex.filter(|_| *first == b'%').and_then(|pair| u8::from_str_radix(pair, 16).ok());
-        bytes.push(byte.unwrap_or(if *first == b'+' { b' ' } else { *first }));
-        rest = if byte.is_some() { &after[2..] } else { after };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-pub(super) fn number(parts: &Parts, name: &str) -> Result<u64, Refusal> {
-    match parameter(parts, name) {
-        None => Ok(0),
-        Some(text) => text.parse().map_err(|_| Refusal::Wrong(format!("{name} is {text:?}: no number"))),
-    }
 }
 
 fn refused(call: Call, refusal: &Refusal) -> Refused {
@@ -357,7 +440,7 @@ fn refused(call: Call, refusal: &Refusal) -> Refused {
         Refusal::Gone(message) => (StatusCode::GONE, EnvelopeCode::GONE, message.clone()),
         Refusal::Store(error) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, error.to_string()),
     };
-    (Box::new(refusal_of(call, status, code, &message)), message)
+    refuse(call, status, code, &message)
 }
 
 /// A failure in the words of whoever answers the call.
@@ -387,6 +470,8 @@ pub(super) fn lines(body: Body) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::to_bytes;
+
     use super::*;
 
     #[tokio::test]

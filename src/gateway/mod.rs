@@ -24,6 +24,7 @@ mod calls;
 mod channel;
 mod deadlines;
 mod floor;
+mod form;
 mod hosts;
 pub mod http;
 mod lost;

@@ -1,16 +1,20 @@
 //! What comes from a file and follows it. A file that cannot be understood changes nothing, and is told of once.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use axum::body::{Body, Bytes};
+use futures_util::{StreamExt, stream};
+use tokio::sync::watch;
 use tracing::{error, info};
 
 /// How often files are looked at.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The present value; handles share it.
-pub struct Reloaded<T>(Arc<RwLock<Arc<T>>>);
+pub struct Reloaded<T>(Arc<watch::Sender<Arc<T>>>);
 
 impl<T> Clone for Reloaded<T> {
     fn clone(&self) -> Self {
@@ -21,16 +25,45 @@ impl<T> Clone for Reloaded<T> {
 impl<T> Reloaded<T> {
     /// A value that no file changes.
     pub fn fixed(value: T) -> Reloaded<T> {
-        Reloaded(Arc::new(RwLock::new(Arc::new(value))))
+        Reloaded(Arc::new(watch::Sender::new(Arc::new(value))))
     }
 
     pub fn get(&self) -> Arc<T> {
-        Arc::clone(&self.0.read().unwrap_or_else(|poisoned| poisoned.into_inner()))
+        Arc::clone(&self.0.borrow())
     }
 
     pub fn set(&self, value: T) {
-        *self.0.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = Arc::new(value);
+        self.0.send_replace(Arc::new(value));
     }
+}
+
+/// Resolves when the credential that opened a stream is no longer in force.
+pub type Revoked = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+impl<T: Send + Sync + 'static> Reloaded<T> {
+    /// Resolves when the value no longer holds a credential.
+    pub fn revoked(&self, holds: impl Fn(&T) -> bool + Send + Sync + 'static) -> Revoked {
+        let mut values = self.0.subscribe();
+        Box::pin(async move {
+            // Without a sender the value stays as it is.
+            if values.wait_for(|value| !holds(value)).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+}
+
+/// A stream that ends when its credential does, with a last line for its reader if there is one.
+pub fn until_revoked(body: Body, revoked: Revoked, last: &'static str) -> Body {
+    let open = Some((body.into_data_stream(), revoked));
+    Body::from_stream(stream::unfold(open, move |state| async move {
+        let (mut pieces, mut revoked) = state?;
+        tokio::select! {
+            biased;
+            () = &mut revoked => (!last.is_empty()).then(|| (Ok(Bytes::from_static(last.as_bytes())), None)),
+            piece = pieces.next() => piece.map(|piece| (piece, Some((pieces, revoked)))),
+        }
+    }))
 }
 
 /// Reads files now, and again whenever one of them changes, for as long as the program runs.

@@ -9,6 +9,11 @@ pub fn same(one: &str, other: &str) -> bool {
     hmac::verify(&key, one.as_bytes(), hmac::sign(&key, other.as_bytes()).as_ref()).is_ok()
 }
 
+/// A secret that a patient attacker may guess. Shorter ones work, and a warning is logged.
+pub fn is_short(secret: &str) -> bool {
+    secret.chars().count() < 16
+}
+
 /// Is `hex` the HMAC-SHA256 of these bytes under the secret?
 pub fn is_signed(secret: &str, bytes: &[u8], hex: &str) -> bool {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());

@@ -30,6 +30,7 @@ mod last_good;
 mod launching;
 mod laws;
 mod listen;
+mod listeners;
 mod literal;
 mod looks;
 mod mutations;

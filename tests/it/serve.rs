@@ -15,14 +15,14 @@ const APPS: &str =
     "apps:\n  - {code: all, secret: s3cret}\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
 
 /// A gateway in a process of its own; it ends with the test.
-struct Gateway {
-    child: Child,
-    url: String,
-    server: Server,
+pub struct Gateway {
+    pub child: Child,
+    pub url: String,
+    pub server: Server,
 }
 
 impl Gateway {
-    fn start(folder: &Path, more: &[&str]) -> Gateway {
+    pub fn start(folder: &Path, more: &[&str]) -> Gateway {
         if !folder.join("apps.yaml").exists() {
             std::fs::write(folder.join("apps.yaml"), APPS).expect("a file");
         }
@@ -52,7 +52,7 @@ impl Drop for Gateway {
     }
 }
 
-fn log_of(folder: &Path) -> String {
+pub fn log_of(folder: &Path) -> String {
     std::fs::read_to_string(folder.join("log")).unwrap_or_default()
 }
 
@@ -193,11 +193,23 @@ fn slow_and_greedy_clients_are_turned_away_and_others_go_on() {
         let answer = String::from_utf8_lossy(&answer);
         assert!(answer.is_empty() || answer.contains(" 408 "), "{answer}");
     }
-    // More connections than it has places.
-    let crowd: Vec<_> = (0..12).map(|_| server.connect()).collect();
-    until("the thirteenth is turned away", || server.send("GET", "/healthz", "", b"").0 == 503);
+    // More silent connections than it has room for: the oldest makes room, and the others are served.
+    let mut crowd: Vec<_> = (0..20).map(|_| server.connect()).collect();
+    assert_eq!(server.send("GET", "/healthz", "", b"").0, 200);
+    let mut byte = [0];
+    assert_eq!(crowd[0].read(&mut byte).expect("it is closed"), 0);
     drop(crowd);
+    // Known callers are not displaced: the one beyond the limit is refused, and readiness says so.
+    let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
+    let watch = || server.stream("/api/abide/v1/processes/watch", auth);
+    let known: Vec<_> = (0..12).map(|_| watch()).collect();
+    assert!(known.iter().all(|(status, _)| *status == 200));
+    assert_eq!(server.send("GET", "/healthz", "", b"").0, 503);
+    drop(known);
     until("there is room again", || server.send("GET", "/healthz", "", b"").0 == 200);
+    let (status, text) = server.send("GET", "/readyz", "", b"");
+    assert!(status == 503 && text.contains("all connections are in use"), "{status} {text}");
+    until("it is ready again", || server.send("GET", "/readyz", "", b"").0 == 200);
     // A body that is too large, and too many requests a second.
     let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
     let (status, text) = server.send("POST", "/api/abide/v1/state", auth, &[b' '; 3000]);
@@ -222,40 +234,54 @@ fn more_requests_at_once_than_it_has_room_for_are_turned_away_and_it_recovers() 
     let gateway = Gateway::start(folder.path(), &["--max-requests", "2"]);
     let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
     let get = || gateway.server.send("GET", "/api/abide/v1/hosts", auth, b"");
-    let unfinished = |length: usize| {
+    let unfinished = |auth: &str, length: usize| {
         let mut stream = gateway.server.connect();
         let head = format!(
-            "POST /api/c/compapi/v2/gse/register_proc_info/ HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{{"
+            "POST /api/c/compapi/v2/gse/register_proc_info/ HTTP/1.1\r\nHost: x\r\n{auth}Content-Length: {length}\r\n\r\n{{"
         );
         stream.write_all(head.as_bytes()).expect("it takes it");
         stream
     };
+    // Unknown callers hold none of the permits of known ones.
+    let unknown: Vec<_> = (0..40).map(|_| unfinished("", 1000)).collect();
+    assert_eq!(get().0, 200);
+    drop(unknown);
     // One that comes while another is answered is turned away itself.
     let mut held = Vec::new();
     until("there is no room", || {
-        held.push(unfinished(1000));
+        held.push(unfinished(auth, 1000));
         get().0 == 503
     });
     let (_, text) = get();
     assert!(text.contains("1642903"), "{text}");
     assert_eq!(gateway.server.send("GET", "/healthz", "", b"").0, 200, "health is answered anyway");
+    let (status, text) = gateway.server.send("GET", "/readyz", "", b"");
+    assert!(status == 503 && text.contains("permits of known callers"), "{status} {text}");
     drop(held);
     until("there is room again", || get().0 == 200);
+    until("it is ready again", || gateway.server.send("GET", "/readyz", "", b"").0 == 200);
     drop(gateway);
-    // Large bodies on their way share an amount of memory.
+    // Bodies that have arrived share an amount of memory; announced ones take none.
     let gateway = Gateway::start(folder.path(), &["--max-body-bytes", "100000000"]);
-    let mut held: Vec<_> = (0..3).map(|_| gateway.server.connect()).collect();
-    for stream in &mut held {
-        stream.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
-        let head = "POST /api/c/compapi/v2/gse/register_proc_info/ HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{";
-        stream.write_all(head.as_bytes()).expect("it takes it");
-    }
-    until("one of three is turned away", || {
-        let mut answer = [0; 12];
-        held.iter().any(|mut stream| stream.read_exact(&mut answer).is_ok() && answer.ends_with(b"503"))
-    });
-    drop(held);
+    let head = format!(
+        "POST /api/c/compapi/v2/gse/register_proc_info/ HTTP/1.1\r\nHost: x\r\n{auth}Content-Length: 100000000\r\n\r\n{{"
+    );
+    let mut held: Vec<_> = (0..5).map(|_| gateway.server.connect()).collect();
+    held.iter_mut().for_each(|stream| stream.write_all(head.as_bytes()).expect("it takes it"));
     assert_eq!(gateway.server.gse("register_proc_info", body("p", "10.0.0.1"))["result"], true);
+    let large = vec![b' '; 90_000_000];
+    let refused = held.iter_mut().any(|stream| {
+        stream.set_write_timeout(Some(Duration::from_secs(5))).expect("a timeout");
+        let sent = stream.write_all(&large);
+        stream.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
+        let mut answer = [0; 12];
+        sent.is_err() || stream.read_exact(&mut answer).is_ok() && answer.ends_with(b"503")
+    });
+    assert!(refused, "two of 90 MB do not fit");
+    drop(held);
+    until("the memory is free again", || {
+        gateway.server.gse("register_proc_info", body("q", "10.0.0.1"))["result"] == true
+    });
     for zero in ["--max-requests", "--max-connections", "--max-body-bytes", "--max-rate", "--request-secs"] {
         let output = abide(&["serve", "--apps", "apps.yaml", zero, "0"], folder.path(), b"");
         assert_eq!(output.status.code(), Some(64), "{zero} 0: {}", stderr(&output));

@@ -71,7 +71,23 @@ impl Server {
 
     /// One request, byte for byte as written here; its status and body. Status 0: nobody is there.
     pub fn send(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> (u16, String) {
-        let Ok(mut stream) = TcpStream::connect(self.address) else { return (0, String::new()) };
+        let Ok(stream) = TcpStream::connect(self.address) else { return (0, String::new()) };
+        Server::send_on(stream, method, path, headers, body)
+    }
+
+    /// The same from another of this machine's loopback addresses: another peer.
+    pub fn send_from(
+        &self,
+        from: [u8; 4],
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &[u8],
+    ) -> (u16, String) {
+        Server::send_on(connect_from(from, self.address), method, path, headers, body)
+    }
+
+    fn send_on(mut stream: TcpStream, method: &str, path: &str, headers: &str, body: &[u8]) -> (u16, String) {
         stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
         let length = body.len();
         let head = format!(
@@ -151,6 +167,18 @@ impl Server {
     pub fn gse(&self, name: &str, body: Value) -> Value {
         self.call("POST", &format!("/api/c/compapi/v2/gse/{name}/"), body)
     }
+}
+
+/// A connection from a loopback address.
+pub fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().expect("a runtime");
+    let stream = runtime.block_on(async {
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind(SocketAddr::from((from, 0))).expect("an address");
+        socket.connect(to).await.expect("a connection").into_std().expect("a stream")
+    });
+    stream.set_nonblocking(false).expect("a mode");
+    stream
 }
 
 /// Lines of a chunked body.

@@ -46,7 +46,7 @@ pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
     memory::allocate_tightly();
     runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
-        let socket = args.listen.bind().await?;
+        let socket = args.listen.bind()?;
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let live = args.target.reach()?;
         let telling = Telling::begin(&args.tell, subject(&from, &args.how, &live.name))?;

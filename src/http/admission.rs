@@ -1,0 +1,340 @@
+//! Admission of requests: permits and body memory, apart for known callers, agents and unknown callers.
+//!
+//! Memory is charged as bytes arrive, never in advance. Known callers and agents have budgets of their own. Unknown
+//! callers, whose credentials may be in their body, share a pool that is limited by peer: in a full pool the peer's
+//! oldest request gives way, and where memory is short its largest.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use futures_util::StreamExt;
+use tokio::sync::{Notify, Semaphore, SemaphorePermit};
+use tokio::time::Instant;
+
+use super::overload::Resource;
+use super::peers::{PeerKey, Peers, Position, Stage};
+
+/// A body may be this slow on average, in bytes per second, once the grace is over.
+const MIN_RATE: u64 = 1024;
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Requests and received bytes at once of callers who are known by their header.
+pub struct Budget {
+    resource: Resource,
+    permits: Semaphore,
+    most_bytes: usize,
+    bytes: AtomicUsize,
+}
+
+impl Budget {
+    pub fn new(resource: Resource, requests: usize, most_bytes: usize) -> Budget {
+        Budget { resource, permits: Semaphore::new(requests), most_bytes, bytes: AtomicUsize::new(0) }
+    }
+
+    pub fn admit(&self) -> Result<Admitted<'_>, Resource> {
+        let permit = self.permits.try_acquire().map_err(|_| self.resource)?;
+        Ok(Admitted::Known(Charge { budget: self, bytes: 0, _permit: permit }))
+    }
+}
+
+/// A request's part of a budget; it returns with the value.
+pub struct Charge<'a> {
+    budget: &'a Budget,
+    bytes: usize,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Charge<'_> {
+    fn add(&mut self, more: usize) -> bool {
+        let fits = |bytes: usize| bytes.checked_add(more).filter(|sum| *sum <= self.budget.most_bytes);
+        let added = self.budget.bytes.try_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok();
+        if added {
+            self.bytes += more;
+        }
+        added
+    }
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        self.budget.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Requests of callers who are not known until their body is read.
+pub struct UnknownCallers {
+    requests: usize,
+    requests_per_peer: usize,
+    bytes: usize,
+    bytes_per_peer: usize,
+    state: Mutex<Peers>,
+    total_bytes: AtomicUsize,
+}
+
+impl UnknownCallers {
+    /// A peer may have an eighth of the requests and half of the memory.
+    pub fn new(requests: usize, bytes: usize) -> UnknownCallers {
+        let requests = requests.max(16);
+        UnknownCallers {
+            requests,
+            requests_per_peer: (requests / 8).max(16),
+            bytes,
+            bytes_per_peer: bytes / 2,
+            state: Mutex::default(),
+            total_bytes: AtomicUsize::new(0),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, Peers> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// There is always room: the peer's oldest request, or the fullest peer's, gives way.
+    pub fn admit(&self, peer: IpAddr) -> Admitted<'_> {
+        let key = PeerKey::from(peer);
+        let mut state = self.state();
+        let full = match () {
+            () if state.of(key) >= self.requests_per_peer => Some(key),
+            () if state.len() >= self.requests => state.fullest(),
+            () => None,
+        };
+        if let Some(peer) = full
+            && let Some((position, _)) = state.oldest(peer)
+        {
+            self.evict(&mut state, peer, position);
+        }
+        let evicted: Arc<Notify> = Arc::default();
+        let position = state.insert(key, Stage::Busy, 0, Arc::clone(&evicted));
+        Admitted::Unknown(Unknown { callers: self, key, position, evicted })
+    }
+
+    fn evict(&self, state: &mut Peers, peer: PeerKey, position: Position) {
+        if let Some(entry) = state.evict(peer, position) {
+            self.total_bytes.fetch_sub(entry.bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A request of an unknown caller.
+pub struct Unknown<'a> {
+    callers: &'a UnknownCallers,
+    key: PeerKey,
+    position: Position,
+    evicted: Arc<Notify>,
+}
+
+impl Unknown<'_> {
+    /// Charges received bytes. `false`: this request is the one that gives way.
+    fn add(&mut self, more: usize) -> bool {
+        let callers = self.callers;
+        let mut state = callers.state();
+        let Some(entry) = state.get_mut(self.key, self.position) else { return false };
+        entry.bytes += more;
+        callers.total_bytes.fetch_add(more, Ordering::Relaxed);
+        loop {
+            let heaviest = match () {
+                () if state.bytes_of(self.key) > callers.bytes_per_peer => Some(self.key),
+                () if callers.total_bytes.load(Ordering::Relaxed) > callers.bytes => state.heaviest(),
+                () => None,
+            };
+            let Some(peer) = heaviest else { return true };
+            let Some(position) = state.largest(peer) else { return true };
+            callers.evict(&mut state, peer, position);
+            if (peer, position) == (self.key, self.position) {
+                return false;
+            }
+        }
+    }
+}
+
+impl Drop for Unknown<'_> {
+    fn drop(&mut self) {
+        if let Some(entry) = self.callers.state().remove(self.key, self.position) {
+            self.callers.total_bytes.fetch_sub(entry.bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A request that may be read.
+pub enum Admitted<'a> {
+    Known(Charge<'a>),
+    Unknown(Unknown<'a>),
+}
+
+impl Admitted<'_> {
+    fn add(&mut self, more: usize) -> bool {
+        match self {
+            Admitted::Known(charge) => charge.add(more),
+            Admitted::Unknown(unknown) => unknown.add(more),
+        }
+    }
+
+    async fn evicted(&self) {
+        match self {
+            Admitted::Known(_) => std::future::pending().await,
+            Admitted::Unknown(unknown) => unknown.evicted.notified().await,
+        }
+    }
+
+    pub fn is_unknown(&self) -> bool {
+        matches!(self, Admitted::Unknown(_))
+    }
+}
+
+/// A request whose body was read by one class and is answered by another: the bytes move along.
+pub fn readmit<'a>(budget: &'a Budget, body: &Bytes) -> Result<Admitted<'a>, Resource> {
+    let mut admitted = budget.admit()?;
+    match admitted.add(body.len()) {
+        true => Ok(admitted),
+        false => Err(Resource::BodyMemory),
+    }
+}
+
+/// Why a body was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyError {
+    TooLarge,
+    /// The connection ended, or its framing is wrong.
+    Broken,
+    TooSlow,
+    /// A known caller's body does not fit into the memory that is left.
+    NoMemory,
+    /// An unknown caller's request gave way to another.
+    Evicted,
+}
+
+/// Reads a whole body, at its minimum rate and within `time`.
+pub async fn read_body(
+    body: Body,
+    most: usize,
+    time: Duration,
+    admitted: &mut Admitted<'_>,
+) -> Result<Bytes, BodyError> {
+    let begin = Instant::now();
+    let grace = GRACE.min(time);
+    let mut stream = body.into_data_stream();
+    let (mut first, mut rest, mut length) = (Bytes::new(), Vec::new(), 0usize);
+    loop {
+        let at_rate = grace + Duration::from_secs(length as u64 / MIN_RATE);
+        let next = tokio::select! {
+            biased;
+            next = stream.next() => next,
+            () = admitted.evicted() => return Err(BodyError::Evicted),
+            () = tokio::time::sleep_until(begin + at_rate.min(time)) => return Err(BodyError::TooSlow),
+        };
+        let piece = match next {
+            None => break,
+            Some(Err(_)) => return Err(BodyError::Broken),
+            Some(Ok(piece)) => piece,
+        };
+        length = length.saturating_add(piece.len());
+        if length > most {
+            return Err(BodyError::TooLarge);
+        }
+        if !admitted.add(piece.len()) {
+            return Err(if admitted.is_unknown() { BodyError::Evicted } else { BodyError::NoMemory });
+        }
+        match first.is_empty() {
+            true => first = piece,
+            false => {
+                if rest.is_empty() {
+                    rest.extend_from_slice(&first);
+                }
+                rest.extend_from_slice(&piece);
+            }
+        }
+    }
+    Ok(if rest.is_empty() { first } else { rest.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+
+    use super::*;
+
+    const TIME: Duration = Duration::from_secs(30);
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    fn other(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    /// Pieces of bytes, one each `wait`; then it goes silent.
+    fn dripping(pieces: usize, size: usize, wait: Duration) -> Body {
+        Body::from_stream(stream::unfold(0, move |nth| async move {
+            if nth == pieces {
+                std::future::pending::<()>().await;
+            }
+            tokio::time::sleep(wait).await;
+            Some((Ok::<_, std::convert::Infallible>(Bytes::from(vec![b' '; size])), nth + 1))
+        }))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_keeps_its_minimum_rate() {
+        let callers = UnknownCallers::new(16, 1 << 20);
+        let begin = Instant::now();
+        let second = Duration::from_secs(1);
+        let slow = read_body(dripping(1000, 1, second), 5000, TIME, &mut callers.admit(HERE)).await;
+        assert_eq!((slow, begin.elapsed()), (Err(BodyError::TooSlow), GRACE));
+        let begin = Instant::now();
+        let quick = read_body(dripping(100, 2048, second), 1 << 20, TIME, &mut callers.admit(HERE)).await;
+        assert_eq!((quick, begin.elapsed()), (Err(BodyError::TooSlow), TIME), "the time of all bodies");
+        let whole = Body::from_stream(stream::iter(["ab", "cd", "e"].map(Ok::<_, std::convert::Infallible>)));
+        let read = read_body(whole, 5, TIME, &mut callers.admit(HERE)).await;
+        assert_eq!(read.as_deref(), Ok(b"abcde".as_slice()));
+        let read = read_body(Body::from("abcdef"), 5, TIME, &mut callers.admit(HERE)).await;
+        assert_eq!(read, Err(BodyError::TooLarge));
+        assert_eq!(callers.total_bytes.load(Ordering::Relaxed), 0, "all of it came back");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peers_oldest_unknown_request_gives_way_and_other_peers_stay() {
+        let callers = UnknownCallers::new(128, 1 << 20);
+        let silent = || Body::from_stream(stream::pending::<Result<Bytes, std::convert::Infallible>>());
+        let mut honest = callers.admit(other(1));
+        let mut held: Vec<_> = (0..17).map(|_| callers.admit(HERE)).collect();
+        let read = read_body(silent(), 10, TIME, &mut held[0]).await;
+        assert_eq!(read, Err(BodyError::Evicted), "the first of 17");
+        assert_eq!(read_body(silent(), 10, TIME, &mut held[1]).await, Err(BodyError::TooSlow));
+        let read = read_body(Body::from("x"), 10, TIME, &mut honest).await;
+        assert_eq!(read.as_deref(), Ok(b"x".as_slice()));
+    }
+
+    #[test]
+    fn where_memory_is_short_the_largest_unknown_body_gives_way() {
+        let callers = UnknownCallers::new(128, 1000);
+        let mut honest = callers.admit(other(1));
+        let mut large = callers.admit(HERE);
+        assert!(large.add(450) && honest.add(10));
+        let mut small = callers.admit(HERE);
+        assert!(small.add(100), "another of the same peer");
+        assert!(!large.add(1), "it had given way");
+        let mut huge = callers.admit(HERE);
+        assert!(!huge.add(501), "more than a peer's share");
+        let mut many: Vec<_> = (2..5).map(|last| callers.admit(other(last))).collect();
+        assert!(many.iter_mut().all(|one| one.add(400)), "the heaviest peer pays");
+        assert!(honest.add(10) && small.add(10));
+        drop((honest, large, small, huge, many));
+        assert_eq!((callers.total_bytes.load(Ordering::Relaxed), callers.state().len()), (0, 0));
+    }
+
+    #[test]
+    fn known_callers_have_a_budget_that_comes_back() {
+        let budget = Budget::new(Resource::KnownCallers, 2, 100);
+        let mut one = budget.admit().expect("a permit");
+        let mut two = budget.admit().expect("a permit");
+        assert_eq!(budget.admit().err(), Some(Resource::KnownCallers));
+        assert!(one.add(60) && !two.add(60) && two.add(40));
+        drop(one);
+        assert!(two.add(60));
+        drop(two);
+        assert_eq!(readmit(&budget, &Bytes::from_static(&[0; 101])).err(), Some(Resource::BodyMemory));
+        assert!(readmit(&budget, &Bytes::from_static(&[0; 100])).is_ok());
+        assert_eq!(budget.bytes.load(Ordering::Relaxed), 0);
+    }
+}

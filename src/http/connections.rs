@@ -1,0 +1,321 @@
+//! Connections of a listener: how many there are, which of them belong to a known caller, and which one goes when
+//! there is no room.
+//!
+//! A connection is unauthenticated until a request on it has proved who calls. Unauthenticated connections are limited
+//! by peer, and the oldest silent one makes room for a new one; a connection of a known caller is never displaced. So a
+//! peer that opens thousands of silent connections loses only its own.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use axum::http::Extensions;
+use tokio::sync::Notify;
+
+use super::logins::{Logins, Verdict};
+use super::overload::{Overload, Resource};
+use super::peers::{PeerKey, Peers, Position, Stage};
+
+/// A connection of this age has had its time to send a header: it may be displaced by its peer's next one. Younger ones
+/// are a burst, and stay while the listener has room.
+const SETTLED: Duration = Duration::from_secs(1);
+/// The share of unauthenticated connections that one peer may have.
+const PEER_SHARE: usize = 8;
+/// The least that a peer may have, whatever its share is.
+const PEER_LEAST: usize = 64;
+
+/// All connections of one listener.
+pub struct Connections {
+    most: usize,
+    most_per_peer: usize,
+    table: Mutex<Table>,
+    evicted: AtomicU64,
+    pub(super) overload: Overload,
+    logins: Logins,
+}
+
+#[derive(Default)]
+struct Table {
+    unknown: Peers,
+    known: usize,
+}
+
+impl Connections {
+    pub fn new(most: usize) -> Arc<Connections> {
+        Arc::new(Connections {
+            most,
+            most_per_peer: (most / PEER_SHARE).max(PEER_LEAST).min(most),
+            table: Mutex::default(),
+            evicted: AtomicU64::new(0),
+            overload: Overload::default(),
+            logins: Logins::default(),
+        })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Takes a connection in, if need be in the place of an unauthenticated one. `None`: known callers have them all.
+    pub(super) fn admit(self: &Arc<Connections>, peer: SocketAddr) -> Option<Connection> {
+        let key = PeerKey::from(peer.ip());
+        let mut table = self.table();
+        while table.unknown.of(key) >= self.most_per_peer {
+            match table.unknown.oldest(key) {
+                Some((position, entry)) if entry.since.elapsed() >= SETTLED => {
+                    self.evict(&mut table, key, position);
+                }
+                _ => break,
+            }
+        }
+        if table.unknown.len() + table.known >= self.most && !self.evict_fullest(&mut table) {
+            drop(table);
+            self.overload.refused(Resource::Connections);
+            return None;
+        }
+        let evicted: Arc<Notify> = Arc::default();
+        let position = table.unknown.insert(key, Stage::Silent, 0, Arc::clone(&evicted));
+        drop(table);
+        let slot = Mutex::new(Slot::Unknown(position));
+        let held =
+            Held { listener: Arc::clone(self), peer, key, slot, evicted, begun: AtomicBool::new(false) };
+        Some(Connection(Arc::new(held)))
+    }
+
+    /// Frees a descriptor. `false`: there is no unauthenticated connection.
+    pub(super) fn make_room(&self) -> bool {
+        let mut table = self.table();
+        self.evict_fullest(&mut table)
+    }
+
+    fn evict_fullest(&self, table: &mut Table) -> bool {
+        let Some(peer) = table.unknown.fullest() else { return false };
+        let Some((position, _)) = table.unknown.oldest(peer) else { return false };
+        self.evict(table, peer, position);
+        true
+    }
+
+    fn evict(&self, table: &mut Table, peer: PeerKey, position: Position) {
+        if table.unknown.evict(peer, position).is_some() {
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The listener's numbers, in the text form that Prometheus reads.
+    pub fn metrics_text(&self) -> String {
+        use std::fmt::Write;
+        let (known, unknown) = {
+            let table = self.table();
+            (table.known, table.unknown.len())
+        };
+        let mut text = String::new();
+        let mut family = |name: &str, kind: &str, help: &str, samples: &[(String, u64)]| {
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for (labels, value) in samples {
+                let _ = writeln!(text, "{name}{labels} {value}");
+            }
+        };
+        let one = |value: u64| vec![(String::new(), value)];
+        let by_caller = [("known", known), ("unknown", unknown)];
+        let by_caller = by_caller.map(|(word, many)| (format!("{{caller=\"{word}\"}}"), many as u64));
+        family(
+            "abide_connections",
+            "gauge",
+            "Open connections by whether their caller is known.",
+            &by_caller,
+        );
+        let evicted = self.evicted.load(Ordering::Relaxed);
+        let help = "Unauthenticated connections closed to make room for others.";
+        family("abide_connections_evicted_total", "counter", help, &one(evicted));
+        let refused = self.overload.counts().map(|(word, n)| (format!("{{resource=\"{word}\"}}"), n));
+        let help = "Connections and requests refused, by the exhausted resource.";
+        family("abide_refused_total", "counter", help, &refused);
+        let help = "Requests with wrong credentials.";
+        family("abide_logins_failed_total", "counter", help, &one(self.logins.failures()));
+        text
+    }
+}
+
+/// One connection: every request carries a handle to it.
+#[derive(Clone)]
+pub struct Connection(Arc<Held>);
+
+struct Held {
+    listener: Arc<Connections>,
+    peer: SocketAddr,
+    key: PeerKey,
+    slot: Mutex<Slot>,
+    evicted: Arc<Notify>,
+    /// A whole header has arrived.
+    begun: AtomicBool,
+}
+
+#[derive(Clone, Copy)]
+enum Slot {
+    Unknown(Position),
+    Known,
+}
+
+impl Connection {
+    /// The connection that a request came on.
+    pub fn of(extensions: &Extensions) -> Option<&Connection> {
+        extensions.get::<Connection>()
+    }
+
+    pub fn peer(&self) -> SocketAddr {
+        self.0.peer
+    }
+
+    pub fn listener(&self) -> &Connections {
+        &self.0.listener
+    }
+
+    pub(super) async fn evicted(&self) {
+        self.0.evicted.notified().await;
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.0.begun.load(Ordering::Relaxed)
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Slot> {
+        self.0.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A request is in flight until the guard is dropped.
+    pub(super) fn begin_request(&self) -> InFlight {
+        self.0.begun.store(true, Ordering::Relaxed);
+        self.move_to(Stage::Busy);
+        InFlight(self.clone())
+    }
+
+    fn move_to(&self, stage: Stage) {
+        let mut slot = self.slot();
+        let Slot::Unknown(position) = *slot else { return };
+        let mut table = self.0.listener.table();
+        // An evicted connection has no entry any more: it ends soon.
+        if table.unknown.remove(self.0.key, position).is_some() {
+            *slot = Slot::Unknown(table.unknown.insert(self.0.key, stage, 0, Arc::clone(&self.0.evicted)));
+        }
+    }
+
+    pub fn is_known(&self) -> bool {
+        matches!(*self.slot(), Slot::Known)
+    }
+
+    /// A request proved who calls: the connection no longer counts among its peer's unauthenticated ones.
+    pub fn authenticated(&self) {
+        let mut slot = self.slot();
+        let Slot::Unknown(position) = *slot else { return };
+        let mut table = self.0.listener.table();
+        if table.unknown.remove(self.0.key, position).is_some() {
+            table.known += 1;
+            *slot = Slot::Known;
+        }
+    }
+
+    /// Credentials were wrong: logs it, counts the connection among its peer's unauthenticated ones again, and waits for
+    /// as long as the peer's failures deserve. `who` names the caller as it claims to be, never the secret.
+    pub async fn login_failed(&self, who: &str) -> Verdict {
+        self.demote();
+        self.0.listener.logins.failed(self.0.peer, self.0.key, who).await
+    }
+
+    fn demote(&self) {
+        let mut slot = self.slot();
+        if matches!(*slot, Slot::Known) {
+            let mut table = self.0.listener.table();
+            table.known -= 1;
+            *slot =
+                Slot::Unknown(table.unknown.insert(self.0.key, Stage::Busy, 0, Arc::clone(&self.0.evicted)));
+        }
+    }
+
+    /// A request was refused because a resource is exhausted.
+    pub fn refused(&self, resource: Resource) {
+        self.0.listener.overload.refused(resource);
+    }
+
+    /// The resource for which callers are being refused at the moment.
+    pub fn exhausted(&self) -> Option<Resource> {
+        self.0.listener.overload.exhausted()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let slot = *self.slot.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut table = self.listener.table();
+        match slot {
+            Slot::Known => table.known -= 1,
+            Slot::Unknown(position) => drop(table.unknown.remove(self.key, position)),
+        }
+    }
+}
+
+/// A request in flight, until its answer is sent or given up.
+pub(super) struct InFlight(Connection);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.move_to(Stage::Silent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(last: u8) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, last], 1000))
+    }
+
+    async fn is_evicted(connection: &Connection) -> bool {
+        tokio::time::timeout(Duration::ZERO, connection.evicted()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn a_full_listener_evicts_the_fullest_peers_oldest_and_never_a_known_caller() {
+        let listener = Connections::new(4);
+        let known = listener.admit(peer(1)).expect("room");
+        known.authenticated();
+        let honest = listener.admit(peer(2)).expect("room");
+        let silent: Vec<_> = (0..5).map(|_| listener.admit(peer(3)).expect("one goes")).collect();
+        for (nth, connection) in silent.iter().enumerate() {
+            assert_eq!(is_evicted(connection).await, nth < 3, "{nth}");
+        }
+        assert!(!is_evicted(&honest).await && !is_evicted(&known).await);
+        assert_eq!(listener.overload.exhausted(), None, "nobody was refused");
+        let text = listener.metrics_text();
+        assert!(text.contains("abide_connections_evicted_total 3\n"), "{text}");
+        assert!(text.contains("abide_connections{caller=\"known\"} 1\n"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn when_known_callers_have_all_connections_a_new_one_is_refused_and_that_shows() {
+        let listener = Connections::new(2);
+        let held: Vec<_> = (0..2).map(|_| listener.admit(peer(1)).expect("room")).collect();
+        held.iter().for_each(Connection::authenticated);
+        assert!(listener.admit(peer(2)).is_none());
+        assert_eq!(listener.overload.exhausted(), Some(Resource::Connections));
+        held[0].demote();
+        assert!(listener.admit(peer(2)).is_some(), "a caller whose credentials failed makes room");
+        drop(held);
+        assert_eq!(listener.table().known, 0);
+        assert_eq!(listener.table().unknown.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn silent_connections_go_before_those_with_a_request() {
+        let listener = Connections::new(2);
+        let busy = listener.admit(peer(1)).expect("room");
+        let request = busy.begin_request();
+        let silent = listener.admit(peer(1)).expect("room");
+        let _third = listener.admit(peer(1)).expect("one goes");
+        assert!(is_evicted(&silent).await && !is_evicted(&busy).await);
+        drop(request);
+        let _fourth = listener.admit(peer(1)).expect("one goes");
+        assert!(!is_evicted(&busy).await, "it was the last to speak");
+    }
+}

@@ -1,0 +1,164 @@
+//! Bounded queues of unauthenticated entries by peer: a full queue displaces its own oldest entry.
+//!
+//! A peer is an IPv4 address or an IPv6 /64 network. The fullest peer pays first, so that one peer's entries never
+//! displace those of another with fewer.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+/// What limits and failures are counted by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerKey(IpAddr);
+
+impl From<IpAddr> for PeerKey {
+    fn from(address: IpAddr) -> PeerKey {
+        PeerKey(match address.to_canonical() {
+            IpAddr::V4(address) => IpAddr::V4(address),
+            // A host chooses its addresses freely within its network.
+            IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        })
+    }
+}
+
+/// Order of displacement: entries of the lower stage first, then by age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    pub stage: Stage,
+    nth: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Nothing was asked yet, or the last request is answered.
+    Silent,
+    /// A request is in flight.
+    Busy,
+}
+
+pub struct Entry {
+    pub since: Instant,
+    /// Received bytes that are in memory.
+    pub bytes: usize,
+    pub evicted: Arc<Notify>,
+}
+
+#[derive(Default)]
+pub struct Peers {
+    entries: HashMap<PeerKey, BTreeMap<Position, Entry>>,
+    count: usize,
+    next: u64,
+}
+
+impl Peers {
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    pub fn of(&self, peer: PeerKey) -> usize {
+        self.entries.get(&peer).map_or(0, BTreeMap::len)
+    }
+
+    pub fn insert(&mut self, peer: PeerKey, stage: Stage, bytes: usize, evicted: Arc<Notify>) -> Position {
+        self.next += 1;
+        let position = Position { stage, nth: self.next };
+        let entry = Entry { since: Instant::now(), bytes, evicted };
+        self.entries.entry(peer).or_default().insert(position, entry);
+        self.count += 1;
+        position
+    }
+
+    pub fn remove(&mut self, peer: PeerKey, position: Position) -> Option<Entry> {
+        let entries = self.entries.get_mut(&peer)?;
+        let entry = entries.remove(&position)?;
+        if entries.is_empty() {
+            self.entries.remove(&peer);
+        }
+        self.count -= 1;
+        Some(entry)
+    }
+
+    pub fn get_mut(&mut self, peer: PeerKey, position: Position) -> Option<&mut Entry> {
+        self.entries.get_mut(&peer)?.get_mut(&position)
+    }
+
+    /// The entry of a peer that goes first.
+    pub fn oldest(&self, peer: PeerKey) -> Option<(Position, &Entry)> {
+        self.entries.get(&peer)?.first_key_value().map(|(position, entry)| (*position, entry))
+    }
+
+    /// The peer with the most entries; of equals, the one whose entry goes first.
+    pub fn fullest(&self) -> Option<PeerKey> {
+        self.first_by(BTreeMap::len)
+    }
+
+    /// The peer whose entries hold the most bytes; of equals, the one whose entry goes first.
+    pub fn heaviest(&self) -> Option<PeerKey> {
+        self.first_by(|entries| entries.values().map(|entry| entry.bytes).sum())
+    }
+
+    fn first_by(&self, weight: impl Fn(&BTreeMap<Position, Entry>) -> usize) -> Option<PeerKey> {
+        let first = |entries: &BTreeMap<Position, Entry>| entries.keys().next().copied();
+        let rank = |entries: &BTreeMap<Position, Entry>| (weight(entries), Reverse(first(entries)));
+        self.entries.iter().max_by_key(|(_, entries)| rank(entries)).map(|(peer, _)| *peer)
+    }
+
+    pub fn bytes_of(&self, peer: PeerKey) -> usize {
+        self.entries.get(&peer).map_or(0, |entries| entries.values().map(|entry| entry.bytes).sum())
+    }
+
+    /// The entry of a peer that holds the most bytes; of equals, the oldest.
+    pub fn largest(&self, peer: PeerKey) -> Option<Position> {
+        let entries = self.entries.get(&peer)?;
+        entries
+            .iter()
+            .max_by_key(|(position, entry)| (entry.bytes, Reverse(**position)))
+            .map(|(position, _)| *position)
+    }
+
+    /// Removes an entry and notifies its holder.
+    pub fn evict(&mut self, peer: PeerKey, position: Position) -> Option<Entry> {
+        let entry = self.remove(peer, position)?;
+        entry.evicted.notify_one();
+        Some(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(text: &str) -> PeerKey {
+        text.parse::<IpAddr>().expect("an address").into()
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_peer_and_a_mapped_address_is_its_ipv4_peer() {
+        assert_eq!(key("2001:db8::1"), key("2001:db8::ffff:2"));
+        assert_ne!(key("2001:db8::1"), key("2001:db8:0:1::1"));
+        assert_eq!(key("::ffff:10.0.0.1"), key("10.0.0.1"));
+        assert_ne!(key("10.0.0.1"), key("10.0.0.2"));
+    }
+
+    #[test]
+    fn the_fullest_peer_pays_first_and_its_oldest_silent_entry_goes_first() {
+        let mut peers = Peers::default();
+        let mut add = |peer: &str, stage, bytes| peers.insert(key(peer), stage, bytes, Arc::default());
+        let honest = add("10.0.0.1", Stage::Silent, 1);
+        let busy = add("10.0.0.2", Stage::Busy, 9);
+        let silent = add("10.0.0.2", Stage::Silent, 5);
+        assert_eq!((peers.len(), peers.fullest()), (3, Some(key("10.0.0.2"))));
+        assert_eq!(peers.oldest(key("10.0.0.2")).map(|(position, _)| position), Some(silent));
+        assert_eq!((peers.largest(key("10.0.0.2")), peers.heaviest()), (Some(busy), Some(key("10.0.0.2"))));
+        assert!(
+            peers.evict(key("10.0.0.2"), silent).is_some() && peers.evict(key("10.0.0.2"), silent).is_none()
+        );
+        assert_eq!(peers.fullest(), Some(key("10.0.0.1")), "of equals the oldest");
+        assert!(peers.remove(key("10.0.0.1"), honest).is_some());
+        assert_eq!((peers.of(key("10.0.0.1")), peers.len()), (0, 1));
+    }
+}

@@ -1,0 +1,395 @@
+//! Both listeners under attack: silent, slow and idle connections, wrong credentials, replaced secrets. Agents, health
+//! checks and other callers of the same address are not harmed.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::apply::{Ends, Machine};
+use crate::http::Answer;
+use crate::listen::address;
+use crate::serve::{Gateway, log_of};
+use crate::server::{Server, connect_from};
+use crate::support::until;
+use crate::system::System;
+use crate::watch::{said, watch};
+
+const AUTH: &str = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
+const GSE: &str = "/api/c/compapi/v2/gse/register_proc_info/";
+/// Every honest request is answered within this time, on a busy machine too.
+const SOON: Duration = Duration::from_secs(3);
+
+/// A gateway and an agent, each in a process of its own.
+struct Site {
+    system: System,
+    gateway: Gateway,
+}
+
+impl Site {
+    fn new(more: &[&str]) -> Site {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("token"), "token\n").expect("a file");
+        // The gateway has a folder of its own: both write a log.
+        let own = folder.path().join("gateway");
+        std::fs::create_dir(&own).expect("a folder");
+        let gateway = Gateway::start(&own, more);
+        let server = Server::at(gateway.server.address);
+        let mut system = System { folder, server, agent: None };
+        system.start_agent();
+        Site { system, gateway }
+    }
+
+    fn at(&self) -> SocketAddr {
+        self.gateway.server.address
+    }
+
+    /// A health check, both kinds of callers, another peer, and an operation that the agent carries out.
+    fn is_unharmed(&self, name: &str) {
+        let server = &self.gateway.server;
+        let soon = |what: &str, get: &dyn Fn() -> u16| {
+            let begin = Instant::now();
+            let status = get();
+            assert!(status == 200 && begin.elapsed() < SOON, "{what}: {status} after {:?}", begin.elapsed());
+        };
+        for path in ["/healthz", "/readyz"] {
+            soon(path, &|| server.send("GET", path, "", b"").0);
+            soon(path, &|| server.send_from([127, 0, 0, 2], "GET", path, "", b"").0);
+        }
+        soon("header credentials", &|| server.send("GET", "/api/abide/v1/processes", AUTH, b"").0);
+        let body = json!({"bk_app_code": "all", "bk_app_secret": "s3cret"}).to_string();
+        soon("body credentials", &|| server.send("GET", "/api/abide/v1/processes", "", body.as_bytes()).0);
+        soon("another peer", &|| {
+            server.send_from([127, 0, 0, 3], "GET", "/api/abide/v1/processes", "", body.as_bytes()).0
+        });
+        let begin = Instant::now();
+        let done = self.system.operate(name, 0, &self.system.spec(name, "exec sleep 1000"));
+        assert_eq!(done.0, 0, "{}", done.1);
+        assert!(begin.elapsed() < 3 * SOON, "an operation took {:?}", begin.elapsed());
+        assert_eq!(self.system.operate(name, 1, &Value::Null).0, 0);
+    }
+}
+
+/// Connections that announce a large body and send nothing of it.
+fn announce(at: SocketAddr, path: &str, many: usize) -> Vec<TcpStream> {
+    let head = format!("POST {path} HTTP/1.1\r\nHost: {at}\r\nContent-Length: 16000000\r\n\r\n");
+    let open = |_| {
+        let mut stream = TcpStream::connect(at).expect("a connection");
+        stream.write_all(head.as_bytes()).expect("it takes it");
+        stream
+    };
+    (0..many).map(open).collect()
+}
+
+/// As many silent connections as are asked for, while this process may open so many files.
+fn silent(at: SocketAddr, many: usize) -> Vec<TcpStream> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    (0..many).map(|_| TcpStream::connect(at).expect("a connection")).collect()
+}
+
+/// Senders of one byte a second each, until they are dropped: half of them in a header, half in a body.
+struct Slow {
+    ends: Arc<AtomicBool>,
+    sending: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Slow {
+    fn begin(at: SocketAddr, path: &str, many: usize) -> Slow {
+        let mut streams = announce(at, path, many / 2);
+        streams.extend((0..many / 2).map(|_| TcpStream::connect(at).expect("a connection")));
+        let ends = Arc::new(AtomicBool::new(false));
+        let until = Arc::clone(&ends);
+        let sending = std::thread::spawn(move || {
+            while !until.load(Ordering::Relaxed) {
+                streams.retain_mut(|stream| stream.write_all(b"x").is_ok());
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        });
+        Slow { ends, sending: Some(sending) }
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        let _ = self.sending.take().map(std::thread::JoinHandle::join);
+    }
+}
+
+/// What a connection ends with, if it does in time.
+fn end_of(stream: &mut TcpStream, within: Duration) -> Option<Vec<u8>> {
+    stream.set_read_timeout(Some(within)).expect("a timeout");
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => Some(rest),
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => Some(rest),
+        Err(_) => None,
+    }
+}
+
+#[test]
+fn announced_bodies_of_unknown_callers_stop_nobody_at_the_gateway() {
+    let site = Site::new(&[]);
+    let mut held = announce(site.at(), GSE, 17);
+    site.is_unharmed("a");
+    held.extend(announce(site.at(), GSE, 183));
+    site.is_unharmed("b");
+    // Agents' calls have no body that is read before the token is known.
+    let begin = Instant::now();
+    let mut agents = announce(site.at(), "/api/abide/v1/agent/join", 1);
+    let answer = end_of(&mut agents[0], SOON).expect("it is answered at once");
+    assert!(String::from_utf8_lossy(&answer).contains(" 401 ") && begin.elapsed() < SOON);
+    // A body that does not come is not waited for.
+    let mut last = held.pop().expect("one");
+    let answer = end_of(&mut last, Duration::from_secs(10)).expect("it ends");
+    assert!(String::from_utf8_lossy(&answer).contains(" 408 "), "{}", String::from_utf8_lossy(&answer));
+}
+
+#[test]
+fn two_hundred_slow_senders_stop_nobody_at_the_gateway() {
+    let site = Site::new(&[]);
+    let _slow = Slow::begin(site.at(), GSE, 200);
+    let begin = Instant::now();
+    let mut round = 0;
+    while begin.elapsed() < Duration::from_secs(6) {
+        round += 1;
+        site.is_unharmed(&format!("p{round}"));
+    }
+}
+
+#[test]
+fn five_thousand_silent_connections_stop_nobody_at_the_gateway() {
+    let site = Site::new(&[]);
+    let begin = Instant::now();
+    let held = silent(site.at(), 5000);
+    assert!(begin.elapsed() < Duration::from_secs(20), "a burst took {:?}", begin.elapsed());
+    site.is_unharmed("a");
+    let (_, metrics) = site.gateway.server.send("GET", "/metrics", AUTH, b"");
+    let evicted = metrics.lines().find_map(|line| line.strip_prefix("abide_connections_evicted_total "));
+    assert!(evicted.and_then(|text| text.parse().ok()).is_some_and(|n: u64| n >= 500), "{evicted:?}");
+    assert!(!site.system.log().contains("the stream broke"), "{}", site.system.log());
+    drop(held);
+}
+
+/// The controller's listener: its health, what anybody may read, what needs the token.
+struct Controller {
+    machine: Machine,
+    _watch: Ends,
+    at: SocketAddr,
+}
+
+impl Controller {
+    fn new(more: &[&str]) -> Controller {
+        let machine = Machine::new();
+        machine.process("a", "1", "");
+        for (name, text) in [("hook", "the-secret-of-the-hook"), ("token-file", "the-first-token-of-all")] {
+            private(&machine, name, text);
+        }
+        let mut args = vec!["--webhook-secret-file", "hook"];
+        args.extend(more);
+        let watch = watch(&machine, "watch.log", &args);
+        let at = address(&machine, "watch.log");
+        until("it is ready", || send(at, [127, 0, 0, 1], "GET", "/readyz", "").status == 200);
+        Controller { machine, _watch: watch, at }
+    }
+
+    fn is_unharmed(&self) {
+        let token = std::fs::read_to_string(self.machine.path(".abide-home/watch.token")).expect("a token");
+        let auth = format!("Authorization: Bearer {}\r\n", token.trim());
+        let gitlab = "X-Gitlab-Token: the-secret-of-the-hook\r\n";
+        for from in [[127, 0, 0, 1], [127, 0, 0, 2]] {
+            for (method, path, headers, expected) in [
+                ("GET", "/healthz", "", 200),
+                ("GET", "/readyz", "", 200),
+                ("GET", "/api/v1/status", "", 200),
+                ("POST", "/api/v1/look", &*auth, 202),
+                ("POST", "/api/v1/webhook", gitlab, 202),
+            ] {
+                let begin = Instant::now();
+                let status = send(self.at, from, method, path, headers).status;
+                assert_eq!(status, expected, "{method} {path}");
+                assert!(begin.elapsed() < SOON, "{method} {path} took {:?}", begin.elapsed());
+            }
+        }
+    }
+}
+
+fn private(machine: &Machine, name: &str, text: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    let file = machine.path(name);
+    std::fs::write(&file, format!("{text}\n")).expect("a file");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+}
+
+fn send(at: SocketAddr, from: [u8; 4], method: &str, path: &str, headers: &str) -> Answer {
+    let mut stream = connect_from(from, at);
+    stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\nContent-Length: 0\r\n{headers}\r\n"
+    );
+    stream.write_all(head.as_bytes()).expect("a request");
+    Answer::read(&mut stream)
+}
+
+#[test]
+fn silent_slow_and_idle_connections_stop_nobody_at_the_controller() {
+    let controller = Controller::new(&[]);
+    let held = announce(controller.at, "/api/v1/webhook", 200);
+    controller.is_unharmed();
+    let slow = Slow::begin(controller.at, "/api/v1/webhook", 200);
+    controller.is_unharmed();
+    drop((held, slow));
+    let begin = Instant::now();
+    let held = silent(controller.at, 5000);
+    assert!(begin.elapsed() < Duration::from_secs(20), "a burst took {:?}", begin.elapsed());
+    controller.is_unharmed();
+    drop(held);
+}
+
+#[test]
+fn wrong_credentials_are_logged_and_slowed_down_by_peer() {
+    let site = Site::new(&[]);
+    let server = &site.gateway.server;
+    let attacker = [127, 0, 0, 7];
+    let guess = AUTH.replace("s3cret", "a-wrong-guess").replace("\"all\"", "\"all\\nfake line\"");
+    let try_one = |headers: &str| server.send_from(attacker, "GET", "/api/abide/v1/hosts", headers, b"").0;
+    let begin = Instant::now();
+    let answers: Vec<u16> = (0..8).map(|_| try_one(&guess)).collect();
+    assert!(answers.iter().all(|status| *status == 401), "{answers:?}");
+    assert!(begin.elapsed() > Duration::from_secs(2), "eight guesses took {:?}", begin.elapsed());
+    let begin = Instant::now();
+    assert_eq!(try_one(AUTH), 200, "right credentials of the same peer");
+    assert_eq!(server.send("GET", "/api/abide/v1/hosts", &guess, b"").0, 401, "another peer");
+    assert!(begin.elapsed() < Duration::from_secs(1), "they took {:?}", begin.elapsed());
+    // Many at once: some wait, the others are refused at once, and the right one waits for none of them.
+    let at_once: Vec<u16> = std::thread::scope(|threads| {
+        let all: Vec<_> = (0..40).map(|_| threads.spawn(|| try_one(&guess))).collect();
+        all.into_iter().map(|one| one.join().expect("an answer")).collect()
+    });
+    assert!(at_once.contains(&429) && at_once.contains(&401), "{at_once:?}");
+    let token = "Authorization: Bearer a-wrong-token\r\n";
+    assert_eq!(server.send_from([127, 0, 0, 8], "POST", "/api/abide/v1/agent/join", token, b"{}").0, 401);
+    let log = log_of(&site.system.path("gateway"));
+    let line = |part: &str| log.lines().any(|line| line.contains("wrong credentials") && line.contains(part));
+    assert!(line("peer=127.0.0.7:") && line("who=\"all\\nfake line\"") && line("peer=127.0.0.8:"), "{log}");
+    assert!(log.lines().filter(|line| line.contains("wrong credentials")).count() < 10, "{log}");
+    assert!(!log.contains("wrong-guess") && !log.contains("wrong-token"), "{log}");
+    assert!(log.contains("app=\"all\"") && log.contains("fewer than 16 characters"), "{log}");
+    let (_, metrics) = server.send("GET", "/metrics", AUTH, b"");
+    assert!(metrics.contains("abide_logins_failed_total 50\n"), "{metrics}");
+}
+
+#[test]
+fn the_controllers_token_is_guessed_slowly_and_a_replaced_one_ends_its_streams() {
+    let controller = Controller::new(&["--token-file", "token-file"]);
+    let (machine, at) = (&controller.machine, controller.at);
+    let attacker = [127, 0, 0, 7];
+    let with = |from, token: &str| {
+        send(at, from, "GET", "/api/v1/status", &format!("Authorization: Bearer {token}\r\n")).status
+    };
+    let begin = Instant::now();
+    assert!((0..8).all(|_| with(attacker, "a-wrong-guess") == 401));
+    assert!(begin.elapsed() > Duration::from_secs(2), "eight guesses took {:?}", begin.elapsed());
+    let begin = Instant::now();
+    assert_eq!(with(attacker, "the-first-token-of-all"), 200);
+    assert!(begin.elapsed() < Duration::from_secs(1), "it took {:?}", begin.elapsed());
+    let log = said(machine, "watch.log");
+    assert!(log.contains("wrong credentials") && log.contains("127.0.0.7:"), "{log}");
+    assert!(!log.contains("wrong-guess"), "{log}");
+    let mut stream = TcpStream::connect(at).expect("a connection");
+    let auth = "Connection: close\r\nAuthorization: Bearer the-first-token-of-all\r\n";
+    write!(stream, "GET /api/v1/events HTTP/1.1\r\nHost: {at}\r\n{auth}\r\n").expect("a request");
+    let mut head = [0; 15];
+    stream.read_exact(&mut head).expect("an answer");
+    assert!(head.ends_with(b"200 OK"), "{}", String::from_utf8_lossy(&head));
+    private(machine, "token-file", "the-second-token-of-all");
+    let begin = Instant::now();
+    let last = end_of(&mut stream, Duration::from_secs(10)).expect("the stream ends");
+    assert!(
+        last.ends_with(b"0\r\n\r\n") && begin.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begin.elapsed()
+    );
+    assert_eq!(with([127, 0, 0, 1], "the-second-token-of-all"), 200);
+}
+
+#[test]
+fn a_replaced_secret_ends_its_open_streams_and_no_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let apps = |first: &str| {
+        let text = format!(
+            "apps: [{{code: one, secret: {first}}}, {{code: two, secret: the-secret-of-two}}, {{code: all, secret: s3cret}}]\n"
+        );
+        std::fs::write(folder.path().join("apps.yaml"), text).expect("a file");
+    };
+    apps("the-secret-of-one");
+    let gateway = Gateway::start(folder.path(), &[]);
+    let server = &gateway.server;
+    let auth = |code: &str| {
+        AUTH.replace("\"all\"", &format!("\"{code}\"")).replace("s3cret", &format!("the-secret-of-{code}"))
+    };
+    let (_, mut first) = server.stream("/api/abide/v1/processes/watch", &auth("one"));
+    let (_, mut second) = server.stream("/api/abide/v1/processes/watch", &auth("two"));
+    let now =
+        server.call("POST", "/api/abide/v1/state", json!({"range": {"prefix": "hold/"}}))["data"]["as_of"]
+            .clone();
+    let question = json!({"changes": {"prefix": "hold/", "after": now, "wait_ms": 30_000}}).to_string();
+    let waits = std::thread::spawn({
+        let (at, auth) = (server.address, auth("one"));
+        move || Server::at(at).send("POST", "/api/abide/v1/state", &auth, question.as_bytes())
+    });
+    // One that was let in by a secret that is replaced while it waits.
+    let begin = Instant::now();
+    std::thread::sleep(Duration::from_millis(200));
+    apps("another-secret-of-one");
+    let last = first.next().expect("a last line");
+    assert!(last["error"].as_str().is_some_and(|text| text.contains("no longer known")), "{last}");
+    assert_eq!(first.next(), None);
+    let (_, text) = waits.join().expect("an answer");
+    assert!(text.contains("no longer known"), "{text}");
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    let body = json!({"meta": {"namespace": "web", "name": "p"}, "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}],
+        "spec": {"identity": {"proc_name": "p", "setup_path": "/opt", "pid_path": "/run/p.pid", "user": "root"}}});
+    assert_eq!(server.gse("register_proc_info", body)["result"], true);
+    assert_eq!(second.next().expect("a change")["instance"], "0:10.0.0.1:web:p", "the other goes on");
+}
+
+#[test]
+fn a_replaced_token_ends_its_agents_stream_and_no_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = Gateway::start(folder.path(), &[]);
+    let tokens = |first: &str| {
+        let text = format!("0:10.0.0.1 {first}\n0:10.0.0.2 the-token-of-the-second\n");
+        std::fs::write(folder.path().join("tokens"), text).expect("a file");
+    };
+    tokens("the-token-of-the-first");
+    let server = &gateway.server;
+    let open = |host: &str, token: &str| {
+        let auth = format!("Authorization: Bearer {token}\r\n");
+        let join = json!({"agent": host, "hosts": [host]}).to_string();
+        let mut joined = Value::Null;
+        until("the tokens are known", || {
+            let (status, text) = server.send("POST", "/api/abide/v1/agent/join", &auth, join.as_bytes());
+            joined = serde_json::from_str(&text).unwrap_or_default();
+            status == 200
+        });
+        let session = joined["data"]["session"].as_str().expect("a session").to_owned();
+        server.stream(&format!("/api/abide/v1/agent/stream?session={session}"), &auth).1
+    };
+    let mut first = open("0:10.0.0.1", "the-token-of-the-first");
+    let mut second = open("0:10.0.0.2", "the-token-of-the-second");
+    assert!(first.next().is_some() && second.next().is_some());
+    let begin = Instant::now();
+    tokens("another-token-of-the-first");
+    while first.next().is_some() {}
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    let body = json!({"meta": {"namespace": "web", "name": "p"}, "hosts": [{"ip": "10.0.0.2", "bk_cloud_id": 0}],
+        "spec": {"identity": {"proc_name": "p", "setup_path": "/opt", "pid_path": "/run/p.pid", "user": "root"}}});
+    assert_eq!(server.gse("register_proc_info", body)["result"], true);
+    assert!(second.next().is_some(), "the other goes on");
+}
