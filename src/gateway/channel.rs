@@ -32,9 +32,13 @@ impl<S: Store> Gateway<S> {
         if join.hosts.is_empty() || join.agent.is_empty() {
             return Err(Refusal::Wrong("agent or hosts is missing".to_owned()));
         }
-        let session = self.hosts.join(join, self.patience).map_err(|Taken(host)| {
+        let (session, turns) = self.hosts.join(join, self.patience).map_err(|Taken(host)| {
             Refusal::Taken(format!("host {host} has an agent already; it has to go first"))
         })?;
+        // What a former session is still committing is counted: its numbers must not be given to other messages.
+        for turn in turns {
+            drop(turn.lock().await);
+        }
         self.number_above(join).await?;
         let (acked, _) = self.acked(&counter(&join.agent, &join.hosts)).await?;
         Ok(Joined { session, acked, store: self.store_id().await? })
@@ -111,6 +115,8 @@ impl<S: Store> Gateway<S> {
     /// Takes what an agent tells, all of it in one commit; what was taken before is taken once.
     /// `clock`: the agent's, in milliseconds since 1970.
     pub async fn tell(&self, session: &str, mut told: Vec<Up>, clock: Option<i64>) -> Result<Acked, Refusal> {
+        let turn = self.hosts.turn(session).ok_or_else(gone)?;
+        let _turn = turn.lock().await;
         let (agent, hosts) = self.hosts.heard(session).ok_or_else(gone)?;
         self.hosts.measure_skew(session, clock);
         let key = counter(&agent, &hosts);

@@ -4,7 +4,7 @@
 //! nobody else gets its hosts. Who joins with the same agent's name takes over his own session.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -36,7 +36,11 @@ struct Session {
     floors: bool,
     stream: Option<OpenStream>,
     streams: u64,
+    turn: Turn,
 }
+
+/// Held while results of a session are taken: a successor counts on from what its predecessor committed.
+pub type Turn = Arc<tokio::sync::Mutex<()>>;
 
 struct OpenStream {
     /// A stream that was replaced must not end its successor.
@@ -69,8 +73,8 @@ impl Hosts {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A new session for all of these hosts, or for none.
-    pub fn join(&self, join: &Join, lost_after: Duration) -> Result<String, Taken> {
+    /// A new session for all of these hosts, or for none; and the turns of the sessions that it ends.
+    pub fn join(&self, join: &Join, lost_after: Duration) -> Result<(String, Vec<Turn>), Taken> {
         let mut inner = self.inner();
         for host in &join.hosts {
             let Some(session) = inner.by_host.get(host).and_then(|id| inner.sessions.get(id)) else {
@@ -81,8 +85,10 @@ impl Hosts {
                 return Err(Taken(host.clone()));
             }
         }
+        let mut turns = Vec::new();
         for host in &join.hosts {
             if let Some(old) = inner.by_host.remove(host) {
+                turns.extend(inner.sessions.get(&old).map(|session| Arc::clone(&session.turn)));
                 inner.end(&old);
             }
         }
@@ -96,13 +102,14 @@ impl Hosts {
             floors: join.floors,
             stream: None,
             streams: 0,
+            turn: Turn::default(),
         };
         session.measure_skew(join.clock);
         inner.sessions.insert(id.clone(), session);
         for host in &join.hosts {
             inner.by_host.insert(host.clone(), id.clone());
         }
-        Ok(id)
+        Ok((id, turns))
     }
 
     /// Opens the session's stream; one that was open ends. `None`: there is no such session any more.
@@ -139,6 +146,11 @@ impl Hosts {
         let session = inner.sessions.get_mut(id)?;
         session.heard = Instant::now();
         Some((session.agent.clone(), session.hosts.clone()))
+    }
+
+    /// The turn of a session. `None`: it has to join again.
+    pub fn turn(&self, id: &str) -> Option<Turn> {
+        self.inner().sessions.get(id).map(|session| Arc::clone(&session.turn))
     }
 
     /// Hands something to a host's agent. `false`: nobody is there to take it.
@@ -254,14 +266,15 @@ mod tests {
     #[test]
     fn a_host_has_one_agent_at_a_time() {
         let hosts = Hosts::default();
-        let first = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("free");
+        let (first, _) = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("free");
         let second = join("b", &["0:10.0.0.3", "0:10.0.0.2"]);
         // Nobody listens yet on the first's behalf.
         let (stream, _) = hosts.open(&first).expect("a session");
-        assert_eq!(hosts.join(&second, LONG), Err(Taken("0:10.0.0.2".parse().expect("a host"))));
+        assert_eq!(hosts.join(&second, LONG).err(), Some(Taken("0:10.0.0.2".parse().expect("a host"))));
         assert!(hosts.alive(&"0:10.0.0.3".parse().expect("a host")).is_none(), "all or none");
         // Its own successor takes over, and the old stream can no longer end the new one.
-        let again = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("its own");
+        let (again, turns) = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("its own");
+        assert_eq!(turns.len(), 1, "its predecessor's");
         assert!(hosts.heard(&first).is_none());
         hosts.open(&again).expect("a session");
         hosts.closed(&again, 7);
@@ -275,7 +288,7 @@ mod tests {
     #[test]
     fn silence_ends_a_session() {
         let hosts = Hosts::default();
-        let id = hosts.join(&join("a", &["0:10.0.0.1"]), LONG).expect("free");
+        let (id, _) = hosts.join(&join("a", &["0:10.0.0.1"]), LONG).expect("free");
         hosts.open(&id).expect("a session");
         assert!(hosts.expire(LONG).is_empty());
         let host: HostKey = "0:10.0.0.1".parse().expect("a host");

@@ -46,6 +46,7 @@ mod redirects;
 mod remembering;
 mod rollback;
 mod rooms;
+mod row_deadlines;
 mod samples;
 mod schema;
 mod secrets;

@@ -25,21 +25,43 @@ impl Server {
     /// In this process, over a store's file.
     pub fn over(file: &Path, patience: Duration, apps: &str, tokens: &str) -> Server {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
-        Server::listen(any, file, patience, apps, tokens)
+        Server::listen(any, file, (patience, None), apps, tokens)
+    }
+
+    /// The same with another allowance for agents that give no result.
+    pub fn with_allowance(
+        file: &Path,
+        patience: Duration,
+        allowance: Duration,
+        apps: &str,
+        tokens: &str,
+    ) -> Server {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        Server::listen(any, file, (patience, Some(allowance)), apps, tokens)
     }
 
     /// The same at an address that one had before.
     pub fn again(address: SocketAddr, file: &Path, apps: &str, tokens: &str) -> Server {
-        Server::listen(address, file, Duration::from_secs(10), apps, tokens)
+        Server::listen(address, file, (Duration::from_secs(10), None), apps, tokens)
     }
 
-    fn listen(at: SocketAddr, file: &Path, patience: Duration, apps: &str, tokens: &str) -> Server {
+    fn listen(
+        at: SocketAddr,
+        file: &Path,
+        (patience, allowance): (Duration, Option<Duration>),
+        apps: &str,
+        tokens: &str,
+    ) -> Server {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build()
             .expect("a runtime");
-        let gateway = Arc::new(Gateway::new(Embedded::open(file).expect("it opens")).with_patience(patience));
+        let mut gateway = Gateway::new(Embedded::open(file).expect("it opens")).with_patience(patience);
+        if let Some(allowance) = allowance {
+            gateway = gateway.with_allowance(allowance);
+        }
+        let gateway = Arc::new(gateway);
         let keepers = Keepers::new(
             Reloaded::fixed(Apps::parse(apps).expect("apps")),
             Reloaded::fixed(Tokens::parse(tokens).expect("tokens")),
