@@ -93,6 +93,7 @@ impl Keeper {
                 .filter(|_| stranger.is_none())
                 .map(|_| Time(self.row.started).to_string())
                 .unwrap_or_default(),
+            elapsed_time: Value::Null,
             cpu_usage: share.cpu,
             phy_mem_usage: share.mem,
             not_owned: stranger.is_some(),

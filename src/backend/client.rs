@@ -59,6 +59,10 @@ impl Backend for Client {
         whichever!(self.look_closely(subjects).await)
     }
 
+    async fn check_live(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
+        whichever!(self.check_live(subjects).await)
+    }
+
     fn batches(&self, orders: Vec<Order>) -> Vec<Vec<Order>> {
         whichever!(self.batches(orders))
     }

@@ -7,6 +7,7 @@
 mod abide;
 mod changes;
 mod client;
+mod live_check;
 mod platform;
 pub mod sim;
 
@@ -55,6 +56,11 @@ pub trait Backend: Send + Sync {
     /// Looks at a few as they are this very moment. The facts count; specs may be missing.
     fn look_closely(&self, subjects: &[Subject]) -> impl Future<Output = Result<Observed, Fault>> + Send {
         async move { self.observe(&Scope::of(subjects.to_vec())).await }
+    }
+
+    /// The same by operation 2, which finds a process by its identity, also one that no list shows.
+    fn check_live(&self, subjects: &[Subject]) -> impl Future<Output = Result<Observed, Fault>> + Send {
+        self.look_closely(subjects)
     }
 
     /// What goes into one call each. An order that is sent is in exactly one of them.
@@ -119,6 +125,8 @@ pub struct Order {
     pub from: Option<InstanceKey>,
     /// Is it registered, as far as was seen?
     pub registered: bool,
+    /// Is it the owner's already, by its label or the ledger?
+    pub owned: bool,
 }
 
 /// Under which name the nth rename of a call goes out: each is a task of its own.
@@ -144,6 +152,7 @@ impl Order {
             takes: step.takes.clone(),
             from: step.from.clone(),
             registered: false,
+            owned: false,
         }
     }
 }

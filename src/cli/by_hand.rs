@@ -17,8 +17,8 @@ use crate::execute::by_hand::{by_hand, step};
 use crate::execute::world::World;
 use crate::execute::{Ended, Outcome};
 use crate::model::{
-    Desired, Hold, HostKey, InstanceKey, Name, Observed, Op, Pause, ProcessKey, Seen, Step, Time, glob,
-    seconds,
+    Desired, Hold, HostKey, InstanceKey, Name, Observed, Op, Pause, ProcessKey, Reason, Seen, Step, Time,
+    glob, seconds,
 };
 use crate::store::{Store, Txn};
 
@@ -193,6 +193,13 @@ async fn act(op: Op, args: &ByHand, live: &Live, printer: &Printer) -> Result<Ex
             Exit::Unreachable,
             format!("host {host}: no agent is connected; nothing was done"),
         ));
+    }
+    if let Some((key, seen)) = instances.iter().find(|(key, _)| world.is_foreign(key)) {
+        let pid = seen.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+        let message =
+            format!("{key}: process{pid} was not started by Abide and has no owner; nothing was done");
+        return Err(Failure::refused(Reason::NotOwned.word(), message)
+            .hint("`abide apply --adopt` takes it over without a restart"));
     }
     let steps: Vec<Step> = instances.iter().map(|(key, seen)| step(op, key, seen, &world, &caps)).collect();
     // Whoever neither keeps specs nor is sent one knows nothing of the process.

@@ -301,6 +301,7 @@ mod tests {
             code,
             message: String::new(),
             took_ms: 0,
+            reason: None,
         }]
     }
 

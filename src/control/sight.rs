@@ -18,6 +18,7 @@ use super::Target;
 use crate::backend::{Backend, Changes, Told};
 use crate::execute::world::World;
 use crate::model::{Desired, HostKey, InstanceKey, Observed, Seen};
+use crate::reconcile::Caps;
 
 /// After this long everything is looked at, though nothing seems to have been missed.
 const ANEW: Duration = Duration::from_secs(300);
@@ -34,6 +35,8 @@ pub struct Sight {
     ours: BTreeSet<InstanceKey>,
     /// Processes that are another run than before, though nothing of ours was for them.
     relaunched: BTreeMap<InstanceKey, u32>,
+    /// Rows of the target in whose place the last pass saw a live check.
+    listed: BTreeMap<InstanceKey, Option<Seen>>,
 }
 
 struct Known {
@@ -57,14 +60,31 @@ impl Sight {
         let caught_up = self.caught_up(target, hosts).await;
         self.ours.clone_from(under_way);
         match caught_up {
-            Ok(Some(observed)) => return Ok(World::of(observed)),
+            Ok(Some(observed)) => return self.checked(observed, target, desired).await,
             Ok(None) => {}
             Err(doubt) => info!(doubt, "everything is looked at anew"),
         }
-        self.known = None;
+        (self.known, self.listed) = (None, BTreeMap::new());
         let (world, changes) = target.follow(desired, prune).await?;
         let looked = Instant::now();
         self.known = changes.map(|changes| Known { observed: None, number: changes.from, changes, looked });
+        match Caps::of(target.backend().dialect()).reads_specs {
+            true => self.checked(world.observed, target, desired).await,
+            false => Ok(world),
+        }
+    }
+
+    /// With a live check of what is not proven ours. The rows of the target itself are kept: changes are laid over those.
+    async fn checked<T: Target>(
+        &mut self,
+        observed: Observed,
+        target: &T,
+        desired: &Desired,
+    ) -> Result<World, String> {
+        let (backend, state) = (target.backend(), target.state());
+        let world = World::checked(observed, backend, state, target.name(), desired).await;
+        let world = world.map_err(|blind| blind.to_string())?;
+        self.listed.clone_from(world.listed());
         Ok(world)
     }
 
@@ -125,6 +145,12 @@ impl Sight {
         let observed = self.known.as_mut().and_then(|known| known.observed.take());
         // Whoever shows the last look may still have it.
         let mut observed = Arc::unwrap_or_clone(observed.ok_or("the target tells no more")?);
+        for (key, row) in std::mem::take(&mut self.listed) {
+            match row {
+                Some(row) => observed.instances.insert(key, row),
+                None => observed.instances.remove(&key),
+            };
+        }
         (observed.gaps, observed.at) = (mark.gaps, target.now());
         Ok(Some(observed))
     }
@@ -150,6 +176,7 @@ impl Sight {
         let observed = Arc::make_mut(observed);
         let mut matters = false;
         for (key, row) in rows {
+            self.listed.remove(&key);
             let before = observed.instances.get(&key);
             let pids = (before.and_then(|seen| seen.pid), row.as_ref().and_then(|seen| seen.pid));
             if let (Some(seen), (then, Some(now))) = (before, pids)
@@ -180,5 +207,5 @@ fn stays(seen: &Seen) -> bool {
 
 /// A row without what changes by itself: what is left decides what is to be done.
 pub fn standing(seen: &Seen) -> Seen {
-    Seen { pid: None, since: None, report_time: None, ..seen.clone() }
+    Seen { pid: None, started: None, since: None, report_time: None, ..seen.clone() }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::model::{Monitor, Op, Seen, Step};
+use crate::model::{Monitor, Op, Seen, Step, Time};
 
 /// What a close look says of a step that may have been carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,11 +12,20 @@ pub enum Verdict {
     NotYet,
     /// Looking cannot tell. Doing it again does no harm.
     Again,
+    /// A process runs that was there before the start was sent.
+    NotOurs,
     Unknown,
 }
 
-/// `before`: how it was when it was sent. `runs_once`: another run would be one too many.
-pub fn judge(op: Op, before: Option<&Seen>, now: Option<&Seen>, runs_once: bool) -> Verdict {
+/// `before`: how it was when it was sent. `runs_once`: another run would be one too many. `unproven`: nothing proves that
+/// the instance is ours, and this is when the call was sent.
+pub fn judge(
+    op: Op,
+    before: Option<&Seen>,
+    now: Option<&Seen>,
+    runs_once: bool,
+    unproven: Option<Time>,
+) -> Verdict {
     if now.is_some_and(|seen| seen.unknown) {
         return Verdict::Unknown;
     }
@@ -33,6 +42,11 @@ pub fn judge(op: Op, before: Option<&Seen>, now: Option<&Seen>, runs_once: bool)
     match op {
         // It may have run and ended.
         Op::Start if runs_once && !running => Verdict::Unknown,
+        Op::Start if running && let Some(sent) = unproven => match now.and_then(|seen| seen.started) {
+            Some(started) if started >= sent => Verdict::Done,
+            Some(_) => Verdict::NotOurs,
+            None => Verdict::Unknown,
+        },
         Op::Start => so(running),
         Op::Stop | Op::Kill => so(!running),
         Op::Restart => match pids {
@@ -76,7 +90,7 @@ mod tests {
     #[test]
     fn what_can_be_seen_decides_and_the_rest_may_be_done_again_or_is_unknown() {
         let (up, down) = (seen(true, true, 7), seen(false, false, 0));
-        let judge = |op, before: &Seen, now: &Seen| judge(op, Some(before), Some(now), false);
+        let judge = |op, before: &Seen, now: &Seen| judge(op, Some(before), Some(now), false, None);
         assert_eq!(judge(Op::Start, &down, &up), Verdict::Done);
         assert_eq!(judge(Op::Start, &down, &down), Verdict::NotYet);
         assert_eq!(judge(Op::Stop, &up, &down), Verdict::Done);
@@ -105,9 +119,19 @@ mod tests {
     #[test]
     fn a_run_that_may_have_ended_is_not_begun_again() {
         let down = seen(false, false, 0);
-        assert_eq!(judge(Op::Start, None, Some(&down), true), Verdict::Unknown);
-        assert_eq!(judge(Op::Start, None, None, true), Verdict::Unknown);
-        assert_eq!(judge(Op::Start, None, Some(&seen(true, true, 5)), true), Verdict::Done);
-        assert_eq!(judge(Op::Start, None, None, false), Verdict::NotYet);
+        assert_eq!(judge(Op::Start, None, Some(&down), true, None), Verdict::Unknown);
+        assert_eq!(judge(Op::Start, None, None, true, None), Verdict::Unknown);
+        assert_eq!(judge(Op::Start, None, Some(&seen(true, true, 5)), true, None), Verdict::Done);
+        assert_eq!(judge(Op::Start, None, None, false, None), Verdict::NotYet);
+    }
+
+    #[test]
+    fn a_start_is_done_only_by_a_process_that_started_after_it_was_sent() {
+        let at = |started: Option<i64>| Seen { started: started.map(Time), ..seen(true, true, 5) };
+        let judge = |now: &Seen| judge(Op::Start, None, Some(now), false, Some(Time(100)));
+        assert_eq!(judge(&at(Some(100))), Verdict::Done);
+        assert_eq!(judge(&at(Some(99))), Verdict::NotOurs);
+        assert_eq!(judge(&at(None)), Verdict::Unknown);
+        assert_eq!(judge(&seen(false, false, 0)), Verdict::NotYet);
     }
 }

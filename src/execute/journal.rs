@@ -47,6 +47,9 @@ pub struct Began {
     pub hosted: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+    /// The instance was ours before: by its label, or by the ledger.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub owned: bool,
 }
 
 pub struct Journal<'a, S> {

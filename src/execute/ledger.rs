@@ -4,6 +4,10 @@
 //! holds the old specs: what a process runs with and what the engine would relaunch it with, where a list shows digests at
 //! best. And it is an expectation: until a newer look tells otherwise, or the target's lag is over, the instance is as the
 //! step left it. What a target does read back wins.
+//!
+//! It also says what is not ours. A start that was refused because a process runs already (828), or whose result was lost,
+//! leaves an entry with [`Entry::ours_after`]: whatever started before that time is not owned, whatever its labels say. On
+//! a target that reads specs back these are the only entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -58,6 +62,11 @@ pub struct Entry {
     pub sent: Option<Kept>,
     /// Of that: it may have been a run, and another one would be one too many.
     pub once: bool,
+    /// Ownership is not proven: a running process is ours only if it started at this time or later (see [`NEVER`] and
+    /// [`ALWAYS`]).
+    /// Set by a start without a successful result, and by a first registration; cleared by a successful start or host.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ours_after: Option<Time>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -87,6 +96,11 @@ pub fn noted(target: &str, entries: &BTreeMap<InstanceKey, Entry>) -> Txn {
         txn.and(Txn::put(format!("{place}{key}"), value))
     })
 }
+
+/// No process is ours: the only start that was sent was refused.
+pub const NEVER: Time = Time(i64::MAX);
+/// Every process is ours, unless its agent reports otherwise.
+pub const ALWAYS: Time = Time(i64::MIN);
 
 /// After this long, what is gone is no news for any list.
 const NEWS: i64 = 24 * 3600 * 1000;
@@ -172,6 +186,18 @@ impl Entry {
         Entry { sent: sent.or(self.sent.clone()), ..self.clone() }
     }
 
+    /// Does this entry prove that an instance is this owner's?
+    pub fn proves(&self, owner: &str) -> bool {
+        !self.gone && self.ours_after.is_none() && !owner.is_empty() && self.owner == owner
+    }
+
+    /// Is what was seen a process that runs under our identity and that we did not start? Without a start time, yes.
+    pub fn is_foreign(&self, seen: &Seen) -> bool {
+        let Some(after) = self.ours_after.filter(|_| !self.gone) else { return false };
+        let is_older = || after > ALWAYS && seen.started.is_none_or(|started| started < after);
+        seen.running == Some(true) && (seen.not_owned || is_older())
+    }
+
     pub fn host(&self, instance: &InstanceKey) -> Host {
         Host { key: instance.host.clone(), supplier: self.supplier, agent_id: self.agent_id.clone() }
     }
@@ -210,6 +236,21 @@ impl Entry {
 }
 
 impl Ledger {
+    /// Instances whose process has yet to be proven ours.
+    pub fn unproven(&self) -> impl Iterator<Item = (&InstanceKey, &Entry)> {
+        self.entries.iter().filter(|(_, entry)| !entry.gone && entry.ours_after.is_some())
+    }
+
+    /// What a list shows without an owner's label though a call of ours would have brought one: others made it. An entry that
+    /// proves nothing does not make it ours.
+    pub fn of_others(&self, listed: &Observed, caps: &Caps) -> BTreeSet<InstanceKey> {
+        let is_there = |seen: &Seen| [seen.registered, seen.hosted, seen.running].contains(&Some(true));
+        let row =
+            |key: &InstanceKey| listed.instances.get(key).filter(|seen| !seen.unknown && is_there(seen));
+        let unproven = self.unproven().filter(|_| caps.reads_labels).map(|(key, _)| key);
+        unproven.filter(|key| row(key).is_some_and(|seen| seen.owner.is_none())).cloned().collect()
+    }
+
     /// How things should be by what we did, until something newer tells.
     pub fn expectations(&self, caps: &Caps) -> Vec<Expectation> {
         let expectation = |(key, entry): (&InstanceKey, &Entry)| {
@@ -234,9 +275,16 @@ impl Ledger {
     }
 
     /// Puts what we know of specs and runs under what was seen.
-    pub fn lay_under(&self, observed: &mut Observed, caps: &Caps) {
+    pub fn lay_under(&self, observed: &mut Observed, caps: &Caps, others: &BTreeSet<InstanceKey>) {
         for (key, seen) in &mut observed.instances {
             let Some(entry) = self.entries.get(key).filter(|entry| !entry.gone) else { continue };
+            if others.contains(key) || entry.is_foreign(seen) {
+                // A label that names us came with our own call: it proves nothing about the process.
+                if seen.owner.as_deref().is_none_or(|owner| owner == entry.owner) {
+                    disown(seen);
+                }
+                continue;
+            }
             if seen.owner.is_none() {
                 seen.owner = entry.owner();
             }
@@ -256,6 +304,11 @@ impl Ledger {
             };
         }
     }
+}
+
+/// A process without an owner, of which nothing but the facts is known.
+fn disown(seen: &mut Seen) {
+    (seen.owner, seen.given, seen.live, seen.ran) = (None, Version::Unknown, Version::Unknown, Runs::Unknown);
 }
 
 fn lay_under(seen: &mut Seen, entry: &Entry, caps: &Caps) {

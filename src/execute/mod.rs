@@ -41,7 +41,7 @@ use tokio::time::Instant;
 pub use self::restraints::Restraints;
 pub use self::settle::{Unsettled, settle};
 use crate::backend::{Backend, Fault};
-use crate::model::{InstanceKey, Op, Plan, ProcessKey, Seen, Step, Wave};
+use crate::model::{InstanceKey, Op, Plan, ProcessKey, Reason, Seen, Step, Wave};
 use crate::reconcile::Caps;
 use crate::store::Store;
 
@@ -96,6 +96,8 @@ pub struct Ended {
     pub code: i64,
     pub message: String,
     pub took_ms: u64,
+    /// The guard that refused it.
+    pub reason: Option<Reason>,
 }
 
 /// What somebody who watches is told.
@@ -237,6 +239,7 @@ fn not_begun(waves: &[Wave], why: &str) -> Executed {
         code: 0,
         message: why.to_owned(),
         took_ms: 0,
+        reason: None,
     };
     Executed {
         ended: waves.iter().flat_map(|wave| &wave.steps).map(ended).collect(),

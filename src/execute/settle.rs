@@ -10,7 +10,7 @@ use super::doubt::{Verdict, has_run, judge, patience};
 use super::journal::{self, Began, Call};
 use super::{GRACE, ledger};
 use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task, name_of_move};
-use crate::model::{AutoType, Host, InstanceKey, Observed, Op, Seen, Stamped, Step, Which};
+use crate::model::{AutoType, Host, InstanceKey, Observed, Op, Seen, Stamped, Step, Time, Which};
 use crate::reconcile::{Caps, Expected, after};
 use crate::store::{Error, Store};
 
@@ -72,7 +72,9 @@ async fn settle_each<B: Backend, S: Store>(
         };
         if caps.reads_specs {
             // Never taken on: with our generation it never will be.
-            journal::settle(store, &key, crate::store::Txn::default()).await.map_err(Unsettled::State)?;
+            let foreign = refused(&call, &answers, owner, backend.now());
+            let known = ledger::noted(target, &foreign);
+            journal::settle(store, &key, known).await.map_err(Unsettled::State)?;
             continue;
         }
         see_restarts(backend, &call, &answers, deadline).await?;
@@ -166,7 +168,7 @@ async fn see_restarts<B: Backend>(
             open.retain(|(began, step)| {
                 let now = look.instances.get(&step.instance);
                 let is_seen = !look.gaps.contains_key(&step.instance.host);
-                !is_seen || judge(step.op, Some(&before(began)), now, false) == Verdict::NotYet
+                !is_seen || judge(step.op, Some(&before(began)), now, false, None) == Verdict::NotYet
             });
         }
         if Instant::now() >= deadline {
@@ -208,19 +210,32 @@ async fn find_out<B: Backend>(
         let told =
             answers.iter().find(|answer| answer.instance == step.instance).map(|answer| &answer.result);
         let once = step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot);
+        let is_ours = began.owned || entry.is_some_and(|entry| entry.proves(owner));
+        let unproven = call.at.filter(|_| !is_ours);
+        let mut is_refused = !is_ours && matches!(told, Some(Outcome::Failed { code: 828, .. }));
         let is_done = match (told, &look) {
             (Some(Outcome::Done), _) => Some(true),
             // The same codes as in a run that lives.
             (Some(Outcome::Failed { code, .. }), _) if has_run(step.op, *code, once) => Some(true),
             (Some(Outcome::Failed { code: 829, .. }), _) if matches!(step.op, Op::Stop | Op::Kill) => None,
-            (Some(Outcome::Failed { code: 850, .. }), _) if step.op == Op::Register => Some(true),
+            (Some(Outcome::Failed { .. }), _) if is_refused => None,
             (Some(Outcome::Failed { .. }), _) => Some(false),
             (Some(Outcome::InProgress) | None, None) => None,
             (Some(Outcome::InProgress) | None, Some(look)) => {
                 match look.gaps.contains_key(&step.instance.host) {
                     true => None,
-                    false => match judge(step.op, Some(&before), look.instances.get(&step.instance), once) {
+                    false => match judge(
+                        step.op,
+                        Some(&before),
+                        look.instances.get(&step.instance),
+                        once,
+                        unproven,
+                    ) {
                         Verdict::Done => Some(true),
+                        Verdict::NotOurs => {
+                            is_refused = true;
+                            None
+                        }
                         // What can be done again without harm is taken as not done.
                         Verdict::NotYet | Verdict::Again => Some(false),
                         Verdict::Unknown => None,
@@ -237,7 +252,13 @@ async fn find_out<B: Backend>(
             Some(false) | None => Expected::Unsure,
         };
         let mut noted = ledger::Entry::after(step, &expected, owner, entry, backend.now());
-        noted.once &= is_done.is_none();
+        noted.once &= is_done.is_none() && !is_refused;
+        noted.ours_after = match step.op {
+            Op::Start if is_refused => Some(ledger::NEVER),
+            Op::Start | Op::Register if noted.unsure => unproven,
+            Op::Register if caps.uses_given => unproven,
+            _ => noted.ours_after,
+        };
         if noted.unsure {
             // Once it can be seen again, a restart shows by its pid.
             noted.pid = began.pid.or(noted.pid);
@@ -245,6 +266,26 @@ async fn find_out<B: Backend>(
         notes.insert(step.instance.clone(), noted);
     }
     notes
+}
+
+/// Starts that were refused because a process runs that nothing proves ours, where specs are read back.
+fn refused(
+    call: &Call,
+    answers: &[Answer],
+    owner: &str,
+    now: Time,
+) -> std::collections::BTreeMap<InstanceKey, ledger::Entry> {
+    let is_refused = |began: &&Began| {
+        let row = answers.iter().find(|answer| answer.instance == began.instance);
+        began.op == Op::Start
+            && !began.owned
+            && row.is_some_and(|row| matches!(row.result, Outcome::Failed { code: 828, .. }))
+    };
+    let entry = |began: &Began| {
+        let noted = ledger::Entry::after(&step_of(began), &Expected::Unsure, owner, None, now);
+        (began.instance.clone(), ledger::Entry { once: false, ours_after: Some(ledger::NEVER), ..noted })
+    };
+    call.steps.iter().filter(is_refused).map(entry).collect()
 }
 
 /// How it was before the step, as far as the ledger and the journal know.

@@ -1,9 +1,9 @@
 //! How the world is, as well as it can be known: a look, what we know of specs, and what we did that no list shows yet.
 //!
 //! A list decides nothing destructive. Whatever a plan would stop, restart or remove, and whatever a recent step of ours
-//! should have changed, is looked at closely before it is planned on.
+//! should have changed, is looked at closely before it is planned on. So is whatever the ledger does not prove ours.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tracing::info;
 
@@ -29,6 +29,10 @@ pub struct World {
     pub observed: Observed,
     ledger: Ledger,
     closely: BTreeSet<InstanceKey>,
+    /// Listed without an owner, though the ledger has an entry that proves nothing.
+    others: BTreeSet<InstanceKey>,
+    /// See [`World::listed`].
+    listed: BTreeMap<InstanceKey, Option<Seen>>,
     /// What somebody found out about specs of which only digests are told.
     old: OldSpecs,
 }
@@ -69,7 +73,7 @@ impl World {
             let namespaces = sight.whole.clone().unwrap_or_default();
             let scope = Scope { subjects: wants.collect(), namespaces };
             let observed = backend.observe(&scope).await.map_err(Blind::Target)?;
-            return Ok(World { observed, ..World::default() });
+            return World::checked(observed, backend, store, sight.target, sight.desired).await;
         }
         let ledger = ledger::read(store, sight.target).await.map_err(Blind::State)?;
         let mut subjects: Vec<Subject> = wants.collect();
@@ -95,11 +99,16 @@ impl World {
         let mut world = World::default();
         // Of what we did of late a list tells how it was before: what was given is believed, what is so is looked at.
         let known: BTreeSet<InstanceKey> = listed.instances.keys().cloned().collect();
+        world.others = ledger.of_others(&listed, sight.caps);
         let (mut observed, open) =
             lay_over(listed, ledger.expectations(sight.caps), sight.caps.lag_secs, backend.now());
         let open: BTreeSet<InstanceKey> = open.into_iter().map(|one| one.instance).collect();
         ledger.forget_labels(&mut observed, &open);
-        let covered = scope.subjects.iter().filter(|subject| open.contains(&subject.instance));
+        let unproven: BTreeSet<&InstanceKey> = ledger.unproven().map(|(key, _)| key).collect();
+        let covered = scope
+            .subjects
+            .iter()
+            .filter(|subject| open.contains(&subject.instance) || unproven.contains(&subject.instance));
         let covered: Vec<Subject> = covered.cloned().collect();
         if !covered.is_empty() && sight.caps.lag_secs > 0 {
             match backend.look_closely(&covered).await {
@@ -112,10 +121,62 @@ impl World {
                 Err(fault) => info!(%fault, "no close look at what was done of late"),
             }
         }
-        ledger.lay_under(&mut observed, sight.caps);
+        ledger.lay_under(&mut observed, sight.caps, &world.others);
         world.observed = observed;
         world.ledger = ledger;
         Ok(world)
+    }
+
+    /// A look at a target that reads specs back, with a live check of what the ledger holds to be not ours: the target itself
+    /// may not know of such a process.
+    pub async fn checked<B: Backend, S: Store>(
+        observed: Observed,
+        backend: &B,
+        store: &S,
+        target: &str,
+        desired: &Desired,
+    ) -> Result<World, Blind> {
+        let ledger = ledger::read(store, target).await.map_err(Blind::State)?;
+        let mut world = World { observed, ..World::default() };
+        let subject = |(key, entry): (&InstanceKey, &ledger::Entry)| {
+            let want = desired.instances.get(key);
+            let row = world.observed.instances.get(key);
+            // Neither wanted nor listed: there is nothing to protect it from.
+            want.is_some().then_some(()).or(row.map(|_| ()))?;
+            let spec = entry.spec().or_else(|| want.map(|want| want.spec.clone()));
+            Some(Subject { instance: key.clone(), host: entry.host(key), spec })
+        };
+        let subjects: Vec<Subject> = ledger.unproven().filter_map(subject).collect();
+        if !subjects.is_empty() {
+            let live = backend.check_live(&subjects).await.map_err(Blind::Target)?;
+            for (key, now) in live.instances {
+                let Some(entry) = ledger.entries.get(&key).filter(|entry| entry.is_foreign(&now)) else {
+                    continue;
+                };
+                let row = world.observed.instances.get(&key).cloned();
+                if row.as_ref().and_then(|row| row.owner.as_deref()).is_some_and(|owner| owner != entry.owner)
+                {
+                    continue;
+                }
+                let registered = row.as_ref().map_or(Some(false), |row| row.registered);
+                world.listed.insert(key.clone(), row);
+                world.observed.instances.insert(key, Seen { registered, ..now });
+            }
+        }
+        world.ledger = ledger;
+        Ok(world)
+    }
+
+    /// Rows of the target in whose place a live check stands.
+    pub fn listed(&self) -> &BTreeMap<InstanceKey, Option<Seen>> {
+        &self.listed
+    }
+
+    /// Is it a process that runs under our identity and that we did not start?
+    pub fn is_foreign(&self, instance: &InstanceKey) -> bool {
+        let entry = self.ledger.entries.get(instance);
+        let row = self.observed.instances.get(instance).filter(|row| row.owner.is_none());
+        entry.zip(row).is_some_and(|(entry, row)| entry.is_foreign(row))
     }
 
     /// Where this owner was known to have something, whatever the manifests say by now.
@@ -137,7 +198,10 @@ impl World {
     /// The look, and what no list shows any more though we know of it: what neither runs nor is guarded, say.
     pub fn remembered(&self) -> Observed {
         let mut all = self.observed.clone();
-        for (key, entry) in self.ledger.entries.iter().filter(|(_, entry)| !entry.gone) {
+        // Neither started nor registered by us: a refused start leaves nothing to remember but that.
+        let is_ours = |entry: &ledger::Entry| entry.ours_after.is_none() || entry.registered;
+        let ours = self.ledger.entries.iter().filter(|(_, entry)| !entry.gone && is_ours(entry));
+        for (key, entry) in ours {
             let down = || {
                 let (hosted, running) = (Some(false), Some(false));
                 Seen { hosted, running, pid: None, live: Version::Unknown, ..entry.seen() }
@@ -160,12 +224,11 @@ impl World {
         caps: &Caps,
         plan: &Plan,
     ) -> Result<bool, Blind> {
-        if caps.lag_secs == 0 {
-            return Ok(false);
-        }
         let mut subjects: Vec<Subject> = Vec::new();
         for step in plan.steps().filter(|step| step.looks_first) {
-            if !self.closely.insert(step.instance.clone()) {
+            // Where a list is live, only what it does not show is left to check.
+            let is_listed = self.observed.instances.contains_key(&step.instance);
+            if (caps.lag_secs == 0 && is_listed) || !self.closely.insert(step.instance.clone()) {
                 continue;
             }
             let row = self.observed.instances.get(&step.instance);
@@ -180,9 +243,13 @@ impl World {
         if subjects.is_empty() {
             return Ok(false);
         }
-        let closer = backend.look_closely(&subjects).await.map_err(Blind::Target)?;
+        let mut closer = backend.check_live(&subjects).await.map_err(Blind::Target)?;
+        // What no list shows stays absent, though its check gave no answer: the target refuses a start that is one too many.
+        closer.instances.retain(|key, seen| !seen.unknown || self.observed.instances.contains_key(key));
         self.observed.come_closer(closer);
-        self.ledger.lay_under(&mut self.observed, caps);
+        if !caps.reads_specs {
+            self.ledger.lay_under(&mut self.observed, caps, &self.others);
+        }
         lay_in(&mut self.observed, &self.old);
         Ok(true)
     }

@@ -184,6 +184,9 @@ pub struct LiveInstance {
     pub process_name: String,
     pub cmdline: String,
     pub start_time: String,
+    /// Seconds since the process started; platforms differ in its form.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub elapsed_time: Value,
     pub cpu_usage: f64,
     pub phy_mem_usage: f64,
     /// Beyond GSE: it runs under this identity, and the agent neither launched nor adopted it.
@@ -200,6 +203,7 @@ impl Default for LiveInstance {
             process_name: text(),
             cmdline: text(),
             start_time: text(),
+            elapsed_time: Value::Null,
             cpu_usage: 0.0,
             phy_mem_usage: 0.0,
             not_owned: false,

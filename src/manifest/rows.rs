@@ -357,6 +357,8 @@ fn seen(row: Row<'_>, key: &InstanceKey, specs: &HashMap<Said<'_>, Arc<Stamped>>
         ran: ran(row.ran)?,
         health: health(row.health)?,
         pid: row.pid,
+        started: None,
+        not_owned: false,
         since: time("since", row.since)?,
         report_time: time("report_time", row.report_time)?,
     })

@@ -37,6 +37,10 @@ pub struct Seen {
     pub ran: Runs,
     pub health: Health,
     pub pid: Option<u32>,
+    /// Start time of the running process, by a live status check; `None`: not known.
+    pub started: Option<Time>,
+    /// The agent reports that it neither started nor adopted the running process.
+    pub not_owned: bool,
     /// Since when it is as it is; `None`: long ago.
     pub since: Option<Time>,
     /// When the host told so; `None`: just now.
@@ -149,7 +153,8 @@ impl Observed {
             row.unknown = new.unknown;
             (row.hosted, row.running) = (new.hosted, new.running);
             row.registered = row.registered.or(new.registered);
-            (row.pid, row.report_time) = (new.pid, new.report_time);
+            (row.pid, row.started, row.report_time) = (new.pid, new.started, new.report_time);
+            row.not_owned = new.not_owned;
         }
         self.gaps.extend(closer.gaps);
     }

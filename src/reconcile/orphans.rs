@@ -20,7 +20,7 @@ impl<'a> Walk<'a> {
         let mut spoken_of: BTreeMap<&Name, bool> =
             self.desired.instances.keys().map(|key| (&key.namespace, true)).collect();
         for (key, seen) in rows {
-            let ours = seen.owner.as_deref() == Some(self.rules.owner.as_str());
+            let ours = self.owner_of(seen) == Some(self.rules.owner.as_str());
             if !ours || self.taken.contains(key) || !self.rules.selection.means(key, None, &seen.labels) {
                 continue;
             }

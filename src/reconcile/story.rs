@@ -15,6 +15,8 @@ pub struct Story<'w, 'a> {
     /// How it was before the first step.
     pub is: Situation,
     pub adopting: bool,
+    /// No list shows it, and what runs under its identity can be found by a live check.
+    pub unlisted: bool,
     /// Why something is taken down.
     pub rule: Option<Rule>,
     pub place: &'w Place,
@@ -25,7 +27,7 @@ const FELT: [Effect; 3] = [Effect::Reload, Effect::Restart, Effect::Replace];
 impl<'w, 'a> Story<'w, 'a> {
     pub fn of(is: Situation, wish: &'w Wish<'a>, present: Present<'w>, want: &'w Want) -> Story<'w, 'a> {
         let (rule, place) = (down_rule(want.origin.state), &want.origin.place);
-        Story { wish, present: Some(present), is, adopting: false, rule, place }
+        Story { wish, present: Some(present), is, adopting: false, unlisted: false, rule, place }
     }
 
     pub fn draft(&self, op: Op, which: Which) -> Draft {
@@ -47,7 +49,8 @@ impl<'w, 'a> Story<'w, 'a> {
         let revision = (which == Which::New && op != Op::Unregister).then(|| *self.wish.revision());
         let takes = if op == Op::Reload { self.wish.reloaded() } else { Vec::new() };
         // Adopting takes it for granted that what is there is what was wanted.
-        let looks_first = op.is_destructive() || self.adopting;
+        let creates = matches!(op, Op::Start | Op::Host);
+        let looks_first = op.is_destructive() || self.adopting || (self.unlisted && creates);
         Draft { op, which, spec, revision, takes, looks_first, why }
     }
 

@@ -68,7 +68,7 @@ pub fn standing<'a>(
     }
     for (key, seen) in &observed.instances {
         all.entry(key).or_insert_with(|| {
-            let ours = seen.owner.as_deref() == Some(rules.owner.as_str());
+            let ours = seen.owner.as_deref() == Some(rules.owner.as_str()) && !seen.not_owned;
             let wanted_gone = desired.instances.contains_key(key);
             match moves.contains(key) && (wanted_gone || !ours) {
                 true => Sync::OutOfSync,

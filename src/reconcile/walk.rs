@@ -124,7 +124,13 @@ impl<'a> Walk<'a> {
     }
 
     pub(super) fn is_ours(&self, present: Present<'_>) -> bool {
-        present.seen().owner.as_deref() == Some(self.rules.owner.as_str())
+        self.owner_of(present.seen()) == Some(self.rules.owner.as_str())
+    }
+
+    /// The owner of what runs: our label on a process that its agent did not start proves nothing.
+    pub(super) fn owner_of<'s>(&self, seen: &'s Seen) -> Option<&'s str> {
+        let owner = seen.owner.as_deref();
+        owner.filter(|owner| !(seen.not_owned && seen.running == Some(true) && *owner == self.rules.owner))
     }
 
     /// The quick answer for what is plainly as wanted; `false` only means that it takes a closer look.
@@ -162,7 +168,7 @@ impl<'a> Walk<'a> {
     /// May this be touched? `Ok(true)`: it will be ours by that.
     pub(super) fn may_touch(&self, present: Present<'_>, want: &Want) -> Result<bool, String> {
         let adopt = self.rules.adopt || want.origin.adopt;
-        match present.seen().owner.as_deref() {
+        match self.owner_of(present.seen()) {
             // What is ours and of which nothing is known is looked at anew if that was asked for.
             Some(owner) if owner == self.rules.owner => {
                 let lost = |there: bool, version: &Version| there && *version == Version::Unknown;
@@ -225,6 +231,10 @@ impl<'a> Walk<'a> {
             present,
             is,
             adopting,
+            // Where operations use the registered spec, what is not registered cannot be checked.
+            unlisted: there.is_none()
+                && !rules.caps.uses_given
+                && (rules.caps.lag_secs > 0 || rules.adopt || want.origin.adopt),
             rule: down_rule(want.origin.state),
             place: &want.origin.place,
         };

@@ -173,6 +173,13 @@ impl Backend for Far {
     }
 
     async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
+        if self.dialect() == Dialect::Job {
+            // It has no lists: what is asked about is checked.
+            let mut observed = self.check_live(&scope.subjects).await?;
+            let is_there = |seen: &Seen| seen.running == Some(true) || seen.hosted == Some(true);
+            observed.instances.retain(|_, seen| is_there(seen));
+            return Ok(observed);
+        }
         let Observed { instances, gaps, at } = self.sim.observe(scope).await?;
         let instances = instances.into_iter().map(|(key, seen)| (key, self.told(seen))).collect();
         Ok(Observed { instances, gaps, at })
@@ -186,18 +193,20 @@ impl Backend for Far {
         if self.is_ours() {
             return self.observe(&Scope::of(subjects.to_vec())).await;
         }
-        let (at, rows) = (self.now(), self.sim.fleet().rows());
+        self.check_live(subjects).await
+    }
+
+    async fn check_live(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
         let gaps = self.sim.mark(&BTreeSet::new()).await?.gaps;
-        let nothing = || {
-            let no = Some(false);
-            Seen { registered: no, hosted: no, running: no, ..Seen::default() }
-        };
         let look = |subject: &Subject| {
-            let seen = rows.get(&subject.instance).cloned().unwrap_or_else(nothing);
-            (subject.instance.clone(), facts(&seen, at))
+            let seen = self.sim.check(&subject.instance);
+            // By its name alone, what is not registered cannot be found.
+            let unheard = self.dialect() == Dialect::GseV1 && seen.registered != Some(true);
+            let unknown = Seen { unknown: true, registered: Some(false), ..Seen::default() };
+            (subject.instance.clone(), if unheard { unknown } else { seen })
         };
         let there = subjects.iter().filter(|subject| !gaps.contains_key(&subject.host.key));
-        Ok(Observed { instances: there.map(look).collect(), gaps, at })
+        Ok(Observed { instances: there.map(look).collect(), gaps, at: self.now() })
     }
 
     fn knows_names(&self) -> bool {

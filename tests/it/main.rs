@@ -59,6 +59,8 @@ mod sources;
 mod standing;
 mod steady;
 mod store;
+mod strangers;
+mod strangers_law;
 mod support;
 mod system;
 mod tending;

@@ -25,7 +25,7 @@ fn order(id: &str, op: Op, name: &str, spec: Option<&Arc<Stamped>>, from: Option
     let host = Host { key: instance.host.clone(), supplier: None, agent_id: None };
     let (id, owner, from) = (id.to_owned(), Some("team".to_owned()), from.map(key));
     let (spec, revision, takes) = (spec.cloned(), None, Vec::new());
-    Order { id, owner, instance, host, op, spec, revision, takes, from, registered: true }
+    Order { id, owner, instance, host, op, spec, revision, takes, from, registered: true, owned: true }
 }
 
 /// Who is killed while the gateway writes down what he asked for is gone before the agent is told: it is told all the same.
@@ -97,6 +97,7 @@ async fn many_kinds(system: &System) {
             agent_id: None,
             hosted: false,
             pid: None,
+            owned: false,
         };
         let run = format!("run-{nth}");
         let call = Call { steps: orders.iter().map(began).collect(), ..Call::default() };

@@ -1,11 +1,13 @@
 //! Our own gateway as a target: everything can be said and read back, and a call that is sent twice is carried out once.
 //!
-//! [`look`] is what there is, [`process`] one row of it, [`pushed`] what changes from there on; [`orders`] is what we want done.
+//! [`look`] is what there is, [`process`] one row of it, [`pushed`] what changes from there on; [`status`] is the live status
+//! check; [`orders`] is what we want done.
 
 mod look;
 mod orders;
 mod process;
 mod pushed;
+mod status;
 
 pub use look::HostRow;
 
@@ -19,7 +21,7 @@ use serde_json::{Value, json};
 
 use self::look::{Whole, gaps};
 use self::orders::{RowWire, TaskWire};
-use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Task, name_of_move};
+use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Subject, Task, name_of_move};
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::keys;
 use crate::http::{Access, Broken, Calls};
@@ -81,6 +83,10 @@ impl Backend for Abide {
 
     async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
         Ok(self.look(scope).await?.0)
+    }
+
+    async fn check_live(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
+        self.status_of(subjects).await
     }
 
     async fn follow(&self, scope: &Scope) -> Result<(Observed, Option<Changes>), Fault> {

@@ -68,16 +68,20 @@ impl Abide {
         orders: &[&Order],
         answered: &mut Vec<Answer>,
     ) -> Result<(), Fault> {
-        let mut calls: BTreeMap<(String, bool, Digest), Vec<&Order>> = BTreeMap::new();
+        let mut calls: BTreeMap<(String, &str, Digest), Vec<&Order>> = BTreeMap::new();
         for order in orders {
             let spec = order.spec.as_ref().map(|spec| spec.digest());
-            let goes = order.op == Op::Unregister;
-            calls.entry((order.instance.process().to_string(), goes, spec)).or_default().push(order);
+            let name = match order.op {
+                Op::Unregister => "unregister_proc_info",
+                // A first registration must not overwrite one that was made since the look: that answers 850.
+                _ if !order.registered && !order.owned => "register_proc_info",
+                _ => "update_proc_info",
+            };
+            calls.entry((order.instance.process().to_string(), name, spec)).or_default().push(order);
         }
-        for (nth, ((_, goes, _), orders)) in calls.into_iter().enumerate() {
+        for (nth, ((_, name, _), orders)) in calls.into_iter().enumerate() {
             let mut body = self.body(orders[0]);
             body["hosts"] = orders.iter().map(|order| host_value(&order.host)).collect();
-            let name = if goes { "unregister_proc_info" } else { "update_proc_info" };
             let path = format!("/api/c/compapi/v2/gse/{name}/");
             let signed = self.signed(format!("{call}.{nth}"), orders[0].owner.as_ref());
             let asked = self.post(&path, &body, &signed).await;
@@ -143,7 +147,7 @@ fn op_code(op: Op) -> i64 {
     .code()
 }
 
-fn host_value(host: &Host) -> Value {
+pub(super) fn host_value(host: &Host) -> Value {
     match &host.key {
         HostKey::Address { cloud, ip } => {
             let mut value = json!({"ip": ip.to_string(), "bk_cloud_id": cloud});

@@ -84,6 +84,8 @@ impl ProcessWire<'_> {
             ran,
             health: Health::ALL.into_iter().find(|one| one.word() == self.health).unwrap_or_default(),
             pid: self.pid,
+            started: None,
+            not_owned: false,
             since: self.since.as_deref().and_then(crate::clock::read),
             report_time: self.report_time.as_deref().and_then(crate::clock::read),
         })

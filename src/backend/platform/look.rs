@@ -14,9 +14,10 @@ use tracing::warn;
 
 use super::wire::Item;
 use super::{Platform, Sent, fault};
+use crate::backend::live_check::{facts, live};
 use crate::backend::{Fault, Scope, Subject};
 use crate::clock;
-use crate::gse::answer::{LiveLook, Row, StatusData, StatusRow};
+use crate::gse::answer::{Row, StatusData, StatusRow};
 use crate::gse::codes::{EnvelopeCode, RowCode};
 use crate::http::Broken;
 use crate::model::{Dialect, Host, HostKey, InstanceKey, Name, Observed, Runs, Seen, Time, Version};
@@ -76,6 +77,17 @@ impl Platform {
         self.agents(scope, &mut observed).await;
         self.see_guards(scope, &mut observed).await;
         Ok(observed)
+    }
+
+    /// Rows of some processes by name, for their labels.
+    pub(super) async fn labels(&self, scope: &Scope) -> Result<BTreeMap<InstanceKey, Seen>, Fault> {
+        let mut processes: Processes<'_> = BTreeMap::new();
+        for Subject { instance, host, .. } in &scope.subjects {
+            processes.entry((&instance.namespace, &instance.name)).or_default().push(host);
+        }
+        let known = by_agent(scope);
+        let rows = self.by_name(&processes.iter().collect::<Vec<_>>()).await?;
+        Ok(rows.iter().filter_map(|row| Some((instance_of(row, &known)?, seen(row)))).collect())
     }
 
     /// All rows of a namespace; `None`: not all of them came.
@@ -213,11 +225,12 @@ impl Platform {
         for answer in answers {
             rows.extend(answer?.into_iter().filter_map(|(key, row)| Some((key, row?))));
         }
+        let replied = clock::moment();
         for subject in subjects {
             let key = subject.instance.clone();
             match rows.get(&key).map(|row| (row.code(), row)) {
                 Some((RowCode::DONE, row)) => {
-                    observed.instances.insert(key, live(row, observed.at));
+                    observed.instances.insert(key, live(&row.content, observed.at, replied));
                 }
                 Some((RowCode::AGENT_MISSING, row)) => {
                     observed.gaps.insert(key.host, row.error_msg.clone());
@@ -331,28 +344,6 @@ fn seen(row: &StatusRow) -> Seen {
         pid: u32::try_from(row.pid).ok().filter(|pid| *pid > 0),
         since: None,
         report_time: seconds(row.report_time),
-        ..Seen::default()
-    }
-}
-
-/// What a close look tells.
-fn live(row: &Row, at: Time) -> Seen {
-    let Some(look) = LiveLook::read(&row.content) else {
-        return Seen { unknown: true, ..Seen::default() };
-    };
-    // An empty list: neither running nor guarded.
-    let told = look.process.iter().flat_map(|process| &process.instance).next().cloned().unwrap_or_default();
-    facts(u32::try_from(told.pid).ok().filter(|pid| *pid > 0), told.is_auto, at)
-}
-
-fn facts(pid: Option<u32>, guarded: bool, at: Time) -> Seen {
-    let running = pid.is_some();
-    Seen {
-        registered: Some(running || guarded),
-        hosted: Some(guarded),
-        running: Some(running),
-        pid,
-        report_time: Some(at),
         ..Seen::default()
     }
 }

@@ -15,7 +15,7 @@ mod wire;
 pub use line::Pace;
 pub use wire::Business;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde_json::json;
@@ -120,6 +120,31 @@ impl Platform {
         }
     }
 
+    /// Which of these registrations are their owner's: by the ledger, else by the label that they have now.
+    async fn ours(&self, there: &[(&Order, &Item)]) -> BTreeSet<InstanceKey> {
+        let (owned, rest): (Vec<_>, Vec<_>) = there.iter().copied().partition(|(order, _)| order.owned);
+        let mut ours: BTreeSet<InstanceKey> =
+            owned.into_iter().map(|(order, _)| order.instance.clone()).collect();
+        if rest.is_empty() {
+            return ours;
+        }
+        let subject = |order: &Order| Subject {
+            instance: order.instance.clone(),
+            host: order.host.clone(),
+            spec: order.spec.clone(),
+        };
+        let scope = Scope::of(rest.iter().map(|(order, _)| subject(order)).collect());
+        match self.labels(&scope).await {
+            Ok(rows) => ours.extend(rest.into_iter().map(|(order, _)| order).filter_map(|order| {
+                let label = rows.get(&order.instance)?.owner.as_deref();
+                (label.is_some() && label == order.owner.as_deref()).then(|| order.instance.clone())
+            })),
+            // Without a label nothing is proven.
+            Err(fault) => tracing::warn!(%fault, "the labels of existing registrations cannot be read"),
+        }
+        ours
+    }
+
     /// The rows of a task so far; a task that is not queued yet has none.
     async fn results(&self, id: &str) -> Result<Rows, Broken> {
         let asked = match self.wire.dialect {
@@ -206,9 +231,13 @@ impl Backend for Platform {
             }
             Sent::Rows(rows) => {
                 let found = |item: &Item| rows.get(&keys[&item.instance]);
-                let exists = |item: &&Item| found(item).is_some_and(|row| row.code() == RowCode::EXISTS);
-                // Somebody registered it meanwhile: then it is brought up to date.
-                let known: Vec<Item> = items.iter().filter(exists).map(Item::as_known).collect();
+                let exists = |item: &Item| found(item).is_some_and(|row| row.code() == RowCode::EXISTS);
+                // Only a registration of our own is updated; 850 for any other is the answer.
+                let there: Vec<(&Order, &Item)> =
+                    orders.iter().zip(&items).filter(|(_, item)| exists(item)).collect();
+                let ours = self.ours(&there).await;
+                let exists = |item: &Item| exists(item) && ours.contains(&item.instance);
+                let known: Vec<Item> = items.iter().filter(|item| exists(item)).map(Item::as_known).collect();
                 let updated = match known.is_empty() {
                     true => Rows::new(),
                     false => match self.send(self.wire.ask(&known)).await.map_err(fault)? {
@@ -217,7 +246,7 @@ impl Backend for Platform {
                     },
                 };
                 for (order, item) in orders.iter().zip(&items) {
-                    let row = match exists(&item) {
+                    let row = match exists(item) {
                         true => updated.get(&keys[&item.instance]),
                         false => found(item),
                     };

@@ -17,6 +17,8 @@ pub struct Fleet {
     next_pid: u32,
     /// How often each was started or restarted.
     launches: BTreeMap<InstanceKey, usize>,
+    /// Processes that others started under the identities of these instances, by pid.
+    strangers: BTreeMap<InstanceKey, u32>,
 }
 
 /// One instance as it really is.
@@ -76,7 +78,14 @@ fn habits(dialect: Dialect) -> Habits {
 
 impl Fleet {
     pub fn new(dialect: Dialect) -> Fleet {
-        Fleet { dialect, shows_specs: true, procs: BTreeMap::new(), next_pid: 100, launches: BTreeMap::new() }
+        Fleet {
+            dialect,
+            shows_specs: true,
+            procs: BTreeMap::new(),
+            next_pid: 100,
+            launches: BTreeMap::new(),
+            strangers: BTreeMap::new(),
+        }
     }
 
     /// Only digests are shown from now on.
@@ -108,6 +117,51 @@ impl Fleet {
         self.procs.insert(key, proc);
     }
 
+    /// Starts a process under an instance's identity without the engine's knowledge; its pid.
+    pub fn place_stranger(&mut self, key: InstanceKey) -> u32 {
+        let pid = self.fresh_pid();
+        self.strangers.insert(key, pid);
+        pid
+    }
+
+    pub fn strangers(&self) -> &BTreeMap<InstanceKey, u32> {
+        &self.strangers
+    }
+
+    /// The pid that a live check finds under an instance's identity, and whether a stranger has it.
+    pub fn pid_of(&self, key: &InstanceKey) -> Option<(u32, bool)> {
+        let own = self.procs.get(key).and_then(|proc| proc.pid).map(|pid| (pid, false));
+        own.or_else(|| self.strangers.get(key).map(|pid| (*pid, true)))
+    }
+
+    /// What a stranger, or a registration that others made, answers to an operation; `None`: neither is in its way.
+    pub fn answer_of_others(&mut self, order: &Order) -> Option<(i64, &'static str)> {
+        let proc = self.procs.get(&order.instance);
+        let other = proc.filter(|proc| proc.given.is_some() && proc.owner != order.owner);
+        if order.op == Op::Register && !order.registered && other.is_some() {
+            return Some((850, "it is registered already"));
+        }
+        let pid = *self.strangers.get(&order.instance)?;
+        match order.op {
+            Op::Start => return Some((828, "it is running already")),
+            Op::Host => {
+                // Hosting takes the process that is there.
+                let used = if habits(self.dialect).uses_given {
+                    proc.and_then(|proc| proc.given.clone())
+                } else {
+                    order.spec.clone().map(|spec| Held { spec, revision: order.revision })
+                };
+                let proc = self.procs.entry(order.instance.clone()).or_default();
+                (proc.live, proc.pid) = (used, Some(pid));
+                self.strangers.remove(&order.instance);
+            }
+            // Their commands name the process by its identity, whoever started it.
+            Op::Stop | Op::Kill | Op::Restart | Op::Reload => drop(self.strangers.remove(&order.instance)),
+            Op::Register | Op::Unregister | Op::Unhost => {}
+        }
+        None
+    }
+
     pub fn running(&self) -> impl Iterator<Item = &InstanceKey> {
         self.procs.iter().filter(|(_, proc)| proc.live.is_some()).map(|(key, _)| key)
     }
@@ -137,7 +191,13 @@ impl Fleet {
         for (key, proc) in &self.procs {
             let there = proc.given.is_some() || proc.hosted || proc.live.is_some() || proc.ran.is_some();
             if there {
-                rows.insert(key.clone(), self.row(proc));
+                let mut row = self.row(proc);
+                // Of what a platform knows by name it reports whatever runs under the identity; our agent does not.
+                let known = proc.given.is_some() && self.dialect != Dialect::Abide;
+                if let (true, None, Some(pid)) = (known, proc.pid, self.strangers.get(key)) {
+                    (row.running, row.pid, row.live) = (Some(true), Some(*pid), row.given.clone());
+                }
+                rows.insert(key.clone(), row);
             }
         }
         rows

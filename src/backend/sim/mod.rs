@@ -4,7 +4,8 @@
 //! A [`Fleet`] holds the instances and carries out one operation at a time, by the rules that real
 //! targets keep: what an operation needs, what it changes, which pid stays. It has no faults. [`Sim`] puts it behind
 //! [`Backend`]: calls take time, lists lag, replies are lost or come twice, hosts die, rows are missing or in progress
-//! for ever, effects come after everybody stopped waiting, processes die. Time is virtual, it passes only by
+//! for ever, effects come after everybody stopped waiting, processes die. Others may start processes under wanted
+//! identities ([`Fleet::place_stranger`]). Time is virtual, it passes only by
 //! [`Sim::advance`]; chance is seeded. The same seed and the same calls give the same history.
 
 mod fleet;
@@ -64,6 +65,8 @@ struct Inner {
     followers: Vec<Sender<Told>>,
     number: u64,
     tells: bool,
+    /// When each process was first there, by pid.
+    started: BTreeMap<u32, Time>,
 }
 
 struct Row {
@@ -93,6 +96,7 @@ impl Sim {
             followers: Vec::new(),
             number: 0,
             tells: false,
+            started: BTreeMap::new(),
         };
         Sim { inner: Mutex::new(inner) }
     }
@@ -128,6 +132,27 @@ impl Sim {
     /// The fleet as it really is, whatever a look would show.
     pub fn fleet(&self) -> Fleet {
         self.inner().fleet.clone()
+    }
+
+    /// A live status check of one instance: the facts as they are now, and since when its process runs.
+    pub fn check(&self, key: &InstanceKey) -> Seen {
+        let inner = self.inner();
+        let fleet = &inner.fleet;
+        let proc = fleet.procs().get(key);
+        let found = fleet.pid_of(key);
+        let pid = found.map(|(pid, _)| pid);
+        let hosted = proc.is_some_and(|proc| proc.hosted);
+        Seen {
+            registered: Some(proc.is_some_and(|proc| proc.given.is_some())),
+            hosted: Some(hosted),
+            running: Some(pid.is_some()),
+            pid,
+            started: pid.map(|pid| inner.started.get(&pid).copied().unwrap_or(Time(i64::MIN))),
+            // Only our own agent says so.
+            not_owned: fleet.dialect() == Dialect::Abide && found.is_some_and(|(_, stranger)| stranger),
+            report_time: Some(inner.now),
+            ..Seen::default()
+        }
     }
 
     /// How many calls were taken on so far.
@@ -203,6 +228,9 @@ impl Inner {
         if self.dead.contains(&order.instance.host) {
             return Outcome::Failed { code: 117, message: "the agent does not answer".to_owned() };
         }
+        if let Some((code, message)) = self.fleet.answer_of_others(order) {
+            return Outcome::Failed { code, message: message.to_owned() };
+        }
         match self.fleet.carry_out(order) {
             Ok(()) => Outcome::Done,
             Err(message) => Outcome::Failed { code: 65535, message },
@@ -211,6 +239,10 @@ impl Inner {
 
     fn remember(&mut self) {
         let rows = self.fleet.rows();
+        let pids = rows.values().filter_map(|row| row.pid).chain(self.fleet.strangers().values().copied());
+        for pid in pids {
+            self.started.entry(pid).or_insert(self.now);
+        }
         let Some((_, last)) = self.history.last() else { return self.history.push((self.now, rows)) };
         if *last == rows {
             return;

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::Apply;
 use super::progress::Progress;
-use super::report::{Report, reasons};
+use super::report::{Report, reasons, sole_reason};
 use crate::cli::Exit;
 use crate::cli::plan::input::Input;
 use crate::cli::print::{Printer, count};
@@ -19,7 +19,7 @@ use crate::control;
 use crate::control::rollback::{as_before, plan_back};
 use crate::execute::restraints::{Restraints, heeding};
 use crate::execute::{self, Ended, Executed, Outcome, Terms, Told};
-use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Step, Want, Why};
+use crate::model::{Health, InstanceKey, Observed, Op, Plan, ProcessKey, Reason, Step, Want, Why};
 use crate::store::keeping::Lost;
 
 /// How long the look at the end may take, though the time is over.
@@ -64,7 +64,7 @@ pub async fn carry_out(
         Some(false) => report.exit = ends.asked.unwrap_or(Exit::Incomplete),
         None => {}
     }
-    report
+    report.agreed()
 }
 
 /// Who can end it before its time.
@@ -210,6 +210,7 @@ async fn report(
     let failed = any(Outcome::Failed) || any(Outcome::Unknown);
     let mut converged = None;
     let mut not_well = Vec::new();
+    let (mut held, mut is_left) = (Vec::new(), false);
     if !args.going.no_wait && interrupted.is_none() {
         let patience = Instant::now() + LAST_LOOK;
         // What was just started may need a moment to be well.
@@ -225,7 +226,10 @@ async fn report(
                 continue;
             }
             not_well = ill(input);
-            converged = Some(input.plan().is_empty() && not_well.is_empty());
+            let left = input.plan();
+            converged = Some(left.is_empty() && not_well.is_empty());
+            held = left.held.iter().map(|held| held.reason).collect();
+            is_left = left.steps().next().is_some();
             let wanted = |key: &InstanceKey| input.loaded.desired.instances.contains_key(key);
             let mut seen = input.observed.instances.iter();
             let starting = seen.any(|(key, seen)| wanted(key) && seen.health == Health::Starting);
@@ -247,7 +251,12 @@ async fn report(
         () if Instant::now() >= deadline => Exit::TimedOut,
         () => Exit::Incomplete,
     };
-    Report { ended, converged, exit, reason: None, ill: not_well }
+    let reasons = ended.iter().filter(|one| !one.outcome.is_well() && one.outcome != Outcome::Skipped);
+    let reasons = reasons.map(|one| one.reason).chain(held.into_iter().map(Some));
+    // What is still to be done has its own reasons, unless all of it was refused.
+    let is_refused = ended.iter().any(|one| one.reason == Some(Reason::NotOwned));
+    let reason = sole_reason(reasons).filter(|_| not_well.is_empty() && (!is_left || is_refused));
+    Report { ended, converged, exit, reason, ill: not_well }
 }
 
 /// Wanted, there, and not well.

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use self::approve::{approve, over_budget};
 use self::carry_out::{carry_out, ill};
 use self::lease::Writer;
-use self::report::{Before, Report, can_be_written, reasons, show};
+use self::report::{Before, Report, can_be_written, reasons, show, sole_reason};
 use self::said::{Said, ended};
 use self::saved::{same_as, saved_plan};
 use self::settle::{settle, settle_held};
@@ -154,8 +154,10 @@ async fn reach(
         let mut ill = ill(&input);
         let _ = tokio::time::timeout_at(deadline, reasons(live, &mut ill)).await;
         let exit = if ill.is_empty() { exit } else { Exit::Incomplete };
-        let report =
-            Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason: None, ill };
+        let reason = sole_reason(planned.held.iter().map(|held| Some(held.reason)));
+        let reason = reason.filter(|_| ill.is_empty());
+        let report = Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason, ill };
+        let report = report.agreed();
         return show(args, &planned, &Before::of(&input, &planned)?, &report, printer);
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;

@@ -14,7 +14,7 @@ use crate::cli::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible
 use crate::cli::target::Live;
 use crate::cli::{Exit, Failure};
 use crate::execute::{Ended, Outcome};
-use crate::model::{Health, Op, Plan};
+use crate::model::{Health, Op, Plan, Reason};
 
 /// What an apply came to.
 pub struct Report {
@@ -25,6 +25,26 @@ pub struct Report {
     pub reason: Option<&'static str>,
     /// What is not well though it is as it was told to be.
     pub ill: Vec<(String, Health, String)>,
+}
+
+impl Report {
+    /// `converged` and the reason say what the exit code says: an apply converged if and only if it exits with 0, and only an
+    /// incomplete one names what stood in the way.
+    pub fn agreed(mut self) -> Report {
+        self.converged = self.converged.map(|converged| converged && self.exit == Exit::Done);
+        self.reason = self.reason.filter(|_| self.exit == Exit::Incomplete);
+        self
+    }
+}
+
+/// The word for an incomplete apply where ownership alone stood in the way. Other held reasons are in the plan.
+pub fn sole_reason(reasons: impl Iterator<Item = Option<Reason>>) -> Option<&'static str> {
+    let mut all: Vec<Option<Reason>> = reasons.collect();
+    all.dedup();
+    match all[..] {
+        [Some(reason @ Reason::NotOwned)] => Some(reason.word()),
+        _ => None,
+    }
 }
 
 /// The plan as it was made, before anything was done.
@@ -83,7 +103,8 @@ fn in_json(before: &Before, report: &Report) -> Result<String, Failure> {
         .iter()
         .map(|ended| {
             json!({"step": ended.step.to_string(), "instance": ended.instance, "op": ended.op.word(),
-                   "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms})
+                   "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms,
+                   "reason": ended.reason.map(Reason::word)})
         })
         .collect();
     let ill = report
@@ -256,6 +277,7 @@ mod tests {
             code: 1,
             message: message.to_owned(),
             took_ms: 1,
+            reason: None,
         };
         let report = Report {
             ended: vec![ended],

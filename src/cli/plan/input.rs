@@ -240,8 +240,9 @@ async fn closely(
 ) -> Result<Observed, Failure> {
     let mut world = live.world(desired, rules.prune.then(|| namespaces(desired))).await?;
     rules.known_namespaces = world.namespaces(&rules.owner);
-    // Where a look is live, there is nothing to come closer to.
-    if rules.caps.lag_secs == 0 {
+    // Where a list is live, only what is to be adopted and is not listed is left to check.
+    let adopts = || rules.adopt || desired.instances.values().any(|want| want.origin.adopt);
+    if rules.caps.lag_secs == 0 && !adopts() {
         return Ok(world.observed);
     }
     let mut plan = reconcile(desired, &world.observed, rules, now);

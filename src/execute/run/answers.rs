@@ -7,7 +7,7 @@ use futures_util::{StreamExt, stream};
 use tokio::time::Instant;
 use tracing::info;
 
-use super::{Chains, Flight, Run};
+use super::{Chains, Flight, REGISTERED_ALREADY, RUNS_ALREADY, Run};
 use crate::backend::{Answer, Backend, Fault, Outcome as Said, Subject};
 use crate::execute::doubt::{Verdict, judge, patience};
 use crate::execute::{Outcome, in_time};
@@ -16,6 +16,8 @@ use crate::store::Store;
 
 /// A target that does not answer for this long is gone: what was sent is unknown.
 const SILENCE: Duration = Duration::from_secs(15);
+/// Row code of a start that found a process running.
+const ALREADY_RUNNING: i64 = 828;
 /// Even when the time is nearly over, a look has this much.
 const LEAST_LOOK: Duration = Duration::from_secs(1);
 
@@ -84,12 +86,17 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     fn understood(&self, step: &Step, code: i64, message: String) -> (Outcome, String) {
         match (step.op, code) {
             (_, 0) => (Outcome::Done, String::new()),
+            // Without our label or ledger entry these mean that it is somebody else's.
+            (Op::Start, 828) if self.is_foreign(step) => {
+                (Outcome::Failed, format!("{RUNS_ALREADY} ({message})"))
+            }
+            (Op::Register, 850) => (Outcome::Failed, format!("{REGISTERED_ALREADY} ({message})")),
             (Op::Start, 828) if self.runs_as_wanted(step) => (Outcome::AlreadySo, message),
             (Op::Start, 828) => {
                 let why = "it runs already, and not as it is wanted: a restart is needed";
                 (Outcome::Failed, format!("{why} ({message})"))
             }
-            (Op::Stop | Op::Kill, 829) | (Op::Register, 850) => (Outcome::AlreadySo, message),
+            (Op::Stop | Op::Kill, 829) => (Outcome::AlreadySo, message),
             // A one-shot has ended by the time it is checked.
             (Op::Start, 836) if is_once(step) && !self.terms.caps.reads_health => (Outcome::Done, message),
             // Our gateway ended the row without a result: the agent may have carried it out, or may still.
@@ -154,13 +161,19 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 Ok(look) if look.gaps.contains_key(&step.instance.host) => Verdict::Unknown,
                 Ok(look) => {
                     let now = look.instances.get(&step.instance);
-                    judge(step.op, self.seen.get(&step.instance), now, is_once(step))
+                    let unproven = self.is_foreign(step).then(|| self.sent_at(flight.begun));
+                    judge(step.op, self.seen.get(&step.instance), now, is_once(step), unproven)
                 }
                 Err(_) => Verdict::Unknown,
             };
             let is_last = only.is_some() || flight.begun.elapsed() > patience(step, slow);
+            let mut code = 0;
             let (outcome, message) = match verdict {
                 Verdict::Done => (Outcome::Done, String::new()),
+                Verdict::NotOurs => {
+                    code = ALREADY_RUNNING;
+                    (Outcome::Failed, RUNS_ALREADY.to_owned())
+                }
                 Verdict::Again => (Outcome::Unknown, "its answer was lost: the next look decides".to_owned()),
                 Verdict::NotYet | Verdict::Unknown if !is_last => continue,
                 Verdict::NotYet if only.is_none() => {
@@ -171,7 +184,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 }
             };
             flight.steps.remove(&id);
-            self.close(step, outcome, 0, message, flight.begun, chains, ready);
+            self.close(step, outcome, code, message, flight.begun, chains, ready);
         }
     }
 

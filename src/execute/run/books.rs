@@ -9,7 +9,7 @@ use super::{Chains, Run};
 use crate::backend::{Backend, Subject};
 use crate::execute::doubt::has_run;
 use crate::execute::{Ended, Outcome, Told, ledger};
-use crate::model::{Op, Step};
+use crate::model::{Op, Reason, Seen, Step, Time};
 use crate::reconcile::{Expected, after};
 use crate::store::{Store, Txn};
 
@@ -35,8 +35,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     pub(super) fn end(&mut self, step: &Step, outcome: Outcome, code: i64, message: String, begun: Instant) {
         let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (instance, op) = (step.instance.clone(), step.op);
-        self.note(step, outcome, code);
-        let ended = Ended { step: step.id, instance, op, outcome, code, message, took_ms };
+        let reason = self.refused_by(step, outcome, code);
+        self.note(step, outcome, code, begun);
+        let ended = Ended { step: step.id, instance, op, outcome, code, message, took_ms, reason };
         if !outcome.is_well() && self.failed.insert(step.instance.clone()) && outcome != Outcome::Skipped {
             let declared = self.terms.declared.get(&step.instance).cloned();
             *self.failures.entry(declared.unwrap_or_else(|| step.instance.process())).or_default() += 1;
@@ -45,17 +46,93 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         self.ended.push(ended);
     }
 
+    /// Was the instance ours before this run: by its label, by the ledger, or because its adoption was planned?
+    pub(super) fn is_owned(&self, step: &Step) -> bool {
+        let owner = self.terms.owner.as_str();
+        let key = step.from.as_ref().unwrap_or(&step.instance);
+        let row = self.terms.before.get(key).or_else(|| self.terms.before.get(&step.instance));
+        let is_there = |seen: &Seen| [seen.registered, seen.hosted, seen.running].contains(&Some(true));
+        // A plan acts on a process without an owner only where it adopts it.
+        let by_row = row.is_some_and(|seen| match seen.owner.as_deref() {
+            Some(its) => its == owner && !seen.not_owned,
+            None => is_there(seen),
+        });
+        by_row || self.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
+    }
+
+    /// Did we register it, whatever runs there?
+    pub(super) fn is_registered_by_us(&self, step: &Step) -> bool {
+        let entry = self.known.get(&step.instance).filter(|entry| entry.owner == self.terms.owner);
+        entry.is_some_and(|entry| !entry.gone && entry.registered)
+    }
+
+    /// Would a process that this start finds be somebody else's? What is done for nobody is not asked.
+    pub(super) fn is_foreign(&self, step: &Step) -> bool {
+        step.op == Op::Start && !self.terms.owner.is_empty() && !self.is_owned(step)
+    }
+
+    fn refused_by(&self, step: &Step, outcome: Outcome, code: i64) -> Option<Reason> {
+        let is_other = match (step.op, code) {
+            (Op::Start, 828) => self.is_foreign(step),
+            (Op::Register, 850) => true,
+            _ => false,
+        };
+        (outcome == Outcome::Failed && is_other).then_some(Reason::NotOwned)
+    }
+
+    /// When a call was sent, by the clock that observations use.
+    pub(super) fn sent_at(&self, begun: Instant) -> Time {
+        let ago = i64::try_from(begun.elapsed().as_millis()).unwrap_or(i64::MAX);
+        Time(self.backend.now().0.saturating_sub(ago))
+    }
+
+    /// Start time from which on a running process is ours; `None`: whatever runs is.
+    fn ours_after(&self, step: &Step, outcome: Outcome, code: i64, begun: Instant) -> Option<Time> {
+        if self.terms.owner.is_empty() {
+            return None;
+        }
+        if self.is_owned(step) {
+            // Our agent lists only what it started: what answers the start may be another process, which is checked.
+            let is_checked = self.terms.caps.reads_specs && step.op == Op::Start && code == 828;
+            return is_checked.then_some(ledger::ALWAYS);
+        }
+        // An earlier start whose result was lost may have taken effect since.
+        let known = self.known.get(&step.instance).filter(|entry| !entry.gone && entry.unsure);
+        let lost = known.and_then(|entry| entry.ours_after).unwrap_or(ledger::NEVER);
+        match (step.op, outcome.is_well()) {
+            (Op::Start, false) if code == 828 => Some(lost),
+            (Op::Start, false) => Some(lost.min(self.sent_at(begun))),
+            // A target that works with the registered spec cannot be asked about a process before it is registered.
+            (Op::Register, _) if self.terms.caps.uses_given => Some(lost.min(self.sent_at(begun))),
+            _ => None,
+        }
+    }
+
     /// How the instance is by now, for the ledger.
-    fn note(&mut self, step: &Step, outcome: Outcome, code: i64) {
+    fn note(&mut self, step: &Step, outcome: Outcome, code: i64, begun: Instant) {
         if outcome == Outcome::Skipped {
             return;
         }
         // These can be done again without harm: as long as nobody knows better, they were not done.
         let harmless = matches!(step.op, Op::Register | Op::Unregister | Op::Reload | Op::Host);
         if harmless && !outcome.is_well() {
-            if let Some(entry) = self.known.get(&step.instance).filter(|_| !self.terms.caps.reads_specs) {
-                self.notes.insert(step.instance.clone(), entry.perhaps(step));
+            if self.terms.caps.reads_specs {
+                return;
             }
+            let perhaps = self.known.get(&step.instance).map(|entry| entry.perhaps(step));
+            let unproven = self.ours_after(step, outcome, code, begun).filter(|_| code != 850);
+            let entry = match (perhaps, unproven) {
+                (Some(entry), _) => entry,
+                // A registration that took effect all the same would carry our label, whatever runs there.
+                (None, Some(after)) => {
+                    let (owner, now) = (&self.terms.owner, self.backend.now());
+                    let entry = ledger::Entry::after(step, &Expected::Unsure, owner, None, now);
+                    ledger::Entry { ours_after: Some(after), ..entry }
+                }
+                (None, None) => return,
+            };
+            self.known.insert(step.instance.clone(), entry.clone());
+            self.notes.insert(step.instance.clone(), entry);
             return;
         }
         let expected = match outcome {
@@ -72,16 +149,37 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         if let Expected::So(seen) = &expected {
             self.seen.insert(step.instance.clone(), (**seen).clone());
         }
+        let ours_after = self.ours_after(step, outcome, code, begun);
         if self.terms.caps.reads_specs {
+            self.note_foreign(step, outcome, code, ours_after);
             return;
         }
         let known = self.known.get(&step.instance);
         let entry = ledger::Entry::after(step, &expected, &self.terms.owner, known, self.backend.now());
+        let entry = ledger::Entry { ours_after: ours_after.or(entry.ours_after), ..entry };
         // A step that was surely not carried out leaves no doubt about a run.
         let once = entry.once && outcome != Outcome::Failed;
         // Once it can be seen again, a restart shows by its pid.
         let then = self.seen.get(&step.instance).and_then(|seen| seen.pid).filter(|_| entry.unsure);
         let entry = ledger::Entry { once, pid: then.or(entry.pid), ..entry };
+        self.known.insert(step.instance.clone(), entry.clone());
+        self.notes.insert(step.instance.clone(), entry);
+    }
+
+    /// Where specs are read back, the ledger holds only what was found not to be ours.
+    fn note_foreign(&mut self, step: &Step, outcome: Outcome, code: i64, ours_after: Option<Time>) {
+        let is_known = self.known.contains_key(&step.instance);
+        // A start whose check failed may still come up, and answer the next start with 828.
+        let is_found = ours_after.is_some() && matches!(code, 828 | 836);
+        let is_ours = is_known && code == 0 && outcome.is_well();
+        let is_ours = is_ours && matches!(step.op, Op::Start | Op::Host | Op::Register);
+        let expected = match (is_found, is_ours) {
+            (true, _) => Expected::Unsure,
+            (false, true) => Expected::Gone,
+            (false, false) => return,
+        };
+        let entry = ledger::Entry::after(step, &expected, &self.terms.owner, None, self.backend.now());
+        let entry = ledger::Entry { ours_after, once: false, ..entry };
         self.known.insert(step.instance.clone(), entry.clone());
         self.notes.insert(step.instance.clone(), entry);
     }

@@ -63,6 +63,13 @@ pub(super) struct Run<'a, B, S> {
     notes: BTreeMap<InstanceKey, ledger::Entry>,
 }
 
+/// Message of a start that a process without an owner stands in the way of.
+pub(super) const RUNS_ALREADY: &str = "process exists and was not started by Abide: it is not owned. `--adopt` (or `adopt: true`) \
+     takes it over without a restart";
+/// The same for a registration.
+pub(super) const REGISTERED_ALREADY: &str = "registration exists and was not made by Abide: it is not owned. `--adopt` (or \
+     `adopt: true`) takes it over";
+
 /// Tasks that are under way.
 struct Flight<'a> {
     /// `None`: the answer was lost, and nobody knows of a task.
@@ -84,10 +91,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         let Common { backend, store, terms, under_way } = common;
         let name = if nth == 0 { terms.run.clone() } else { format!("{}-{nth}", terms.run) };
         // A ledger that cannot be read is not empty: nothing is begun that it would have to tell of.
-        let known = match terms.caps.reads_specs {
-            true => ledger::Ledger::default(),
-            false => ledger::read(store, &terms.target).await?,
-        };
+        let known = ledger::read(store, &terms.target).await?;
         Ok(Run {
             backend,
             store,

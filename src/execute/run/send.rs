@@ -14,7 +14,7 @@ use super::{Chains, Flight, Run};
 use crate::backend::{Backend, Fault, Order, Task};
 use crate::execute::journal::{Began, Call, Journal};
 use crate::execute::{GRACE, Outcome, Terms, Told, in_time};
-use crate::model::{InstanceKey, Seen, Spec, Step};
+use crate::model::{InstanceKey, Op, Seen, Spec, Step};
 use crate::store::Store;
 
 /// How often a call that cannot have been carried out is made again.
@@ -40,7 +40,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let order = |step: &&Step| {
             let seen = self.seen.get(&step.instance);
             let registered = seen.is_some_and(|seen| seen.registered == Some(true));
-            Order { registered, ..Order::of(step, step.id.to_string(), &self.terms.owner) }
+            let owned = self.is_owned(step) || (step.op == Op::Register && self.is_registered_by_us(step));
+            Order { registered, owned, ..Order::of(step, step.id.to_string(), &self.terms.owner) }
         };
         let calls = self.backend.batches(batch.iter().map(order).collect());
         let mut steps: HashMap<String, &Step> =
@@ -157,5 +158,6 @@ fn began(order: &Order, terms: &Terms, seen: &BTreeMap<InstanceKey, Seen>) -> Be
         agent_id: order.host.agent_id.clone().filter(|_| lasting),
         hosted: lasting && row.is_some_and(|row| row.hosted == Some(true)),
         pid: row.and_then(|row| row.pid).filter(|_| lasting),
+        owned: order.owned,
     }
 }

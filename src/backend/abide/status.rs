@@ -1,0 +1,91 @@
+//! Live status check at our own gateway: operation 2, which finds a process by its identity.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::orders::{TaskWire, host_value};
+use super::{Abide, read};
+use crate::backend::live_check::live;
+use crate::backend::{Fault, Subject};
+use crate::clock;
+use crate::gse::codes::{GseOp, RowCode};
+use crate::gse::{keys, spec_body};
+use crate::model::{Dialect, Observed, Seen};
+
+/// Most instances in one call.
+const BATCH: usize = 1000;
+/// Longest wait for the rows of one call.
+const TIME: Duration = Duration::from_secs(10);
+/// Interval between two polls: first and longest.
+const POLL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+#[derive(Deserialize)]
+struct StatusWire {
+    error_code: i64,
+    #[serde(default)]
+    error_msg: String,
+    #[serde(default)]
+    content: Value,
+}
+
+impl Abide {
+    /// An instance without a final row is unknown.
+    pub(super) async fn status_of(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
+        let mut observed = Observed { at: clock::moment(), ..Observed::default() };
+        for chunk in subjects.chunks(BATCH) {
+            let rows = self.status_rows(chunk).await?;
+            let replied = clock::moment();
+            for Subject { instance, .. } in chunk {
+                let row = rows.get(&keys::v2(&instance.host, &instance.process()));
+                let unknown = || Seen { unknown: true, ..Seen::default() };
+                let seen = match row.map(|row| (RowCode(row.error_code), row)) {
+                    Some((RowCode::DONE, row)) => live(&row.content, observed.at, replied),
+                    Some((RowCode::AGENT_MISSING, row)) => {
+                        observed.gaps.insert(instance.host.clone(), row.error_msg.clone());
+                        continue;
+                    }
+                    Some(_) | None => unknown(),
+                };
+                observed.instances.insert(instance.clone(), seen);
+            }
+        }
+        Ok(observed)
+    }
+
+    async fn status_rows(&self, subjects: &[Subject]) -> Result<HashMap<String, StatusWire>, Fault> {
+        let item = |subject: &Subject| {
+            let Subject { instance, host, spec } = subject;
+            let mut item = json!({
+                "meta": {"namespace": instance.namespace, "name": instance.name},
+                "hosts": [host_value(host)],
+                "op_type": GseOp::Status.code(),
+            });
+            if let Some(spec) = spec {
+                item["spec"] = spec_body(spec, Dialect::Abide);
+            }
+            item
+        };
+        let body = json!({"proc_operate_req": subjects.iter().map(item).collect::<Vec<_>>()});
+        let text = self.post("/api/c/compapi/v2/gse/operate_proc_multi/", &body, &[]).await?;
+        let asked = json!({"task_id": read::<TaskWire>(&text)?.task_id});
+        let (begin, mut pace) = (Instant::now(), POLL.0);
+        loop {
+            let text = self.post("/api/c/compapi/v2/gse/get_proc_operate_result_v2/", &asked, &[]).await;
+            let mut rows: HashMap<String, StatusWire> = match text {
+                Ok(text) => read(&text)?,
+                Err(Fault::Refused(why)) if why.contains("1000115") => HashMap::new(),
+                Err(fault) => return Err(fault),
+            };
+            rows.retain(|_, row| RowCode(row.error_code) != RowCode::RUNNING);
+            if rows.len() >= subjects.len() || begin.elapsed() > TIME {
+                return Ok(rows);
+            }
+            tokio::time::sleep(pace).await;
+            pace = (pace * 2).min(POLL.1);
+        }
+    }
+}
