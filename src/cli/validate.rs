@@ -1,6 +1,5 @@
 //! `abide validate`: all problems of all files.
 
-use std::collections::BTreeSet;
 use std::time::Instant;
 
 use tracing::info;
@@ -12,9 +11,9 @@ use crate::manifest::{self, Loaded, Problem, Severity};
 
 pub fn run(args: &Validate, printer: &Printer) -> Result<Exit, Failure> {
     let begin = Instant::now();
-    let loaded = manifest::load(&args.paths, &args.limits.limits());
+    let loaded = manifest::check(&args.paths, &args.limits.limits());
     let (files, documents) = (loaded.files, loaded.documents.len());
-    info!(files, documents, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
+    info!(files, documents, instances = loaded.counts.instances, took = ?begin.elapsed(), "manifests read");
     let exit = if loaded.errors() > 0 { Exit::InvalidManifest } else { Exit::Done };
     match args.output {
         ProblemForm::Text => {
@@ -52,10 +51,9 @@ fn annotation(problem: &Problem) -> String {
 fn summary(loaded: &Loaded) -> String {
     let errors = loaded.errors();
     let warnings = loaded.problems.iter().filter(|p| p.severity == Severity::Warning).count();
-    let hosts: BTreeSet<_> = loaded.desired.instances.keys().map(|key| &key.host).collect();
     let read = format!("{} in {}", count(loaded.documents.len(), "document"), count(loaded.files, "file"));
     let wanted =
-        format!("{} on {}", count(loaded.desired.instances.len(), "instance"), count(hosts.len(), "host"));
+        format!("{} on {}", count(loaded.counts.instances, "instance"), count(loaded.counts.hosts, "host"));
     let found = match (errors, warnings) {
         (0, 0) => "no problems".to_owned(),
         (0, _) => count(warnings, "warning"),

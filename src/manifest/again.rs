@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::expand::Context;
+use super::expand::Purpose;
 use super::find::{self, Candidate, Facts, Found, Given, StandIn};
 use super::text::Source;
 use super::{Limits, Loaded, Parts, Problem, load_found};
@@ -158,7 +159,7 @@ impl Again {
     /// What was last walked or taken, with other texts in place of some files'.
     pub fn load(&mut self, limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
         let found = std::mem::take(&mut self.found);
-        let mut loaded = load_found(&found, limits, stand_ins, Some(self));
+        let mut loaded = load_found(&found, limits, stand_ins, Some(self), Purpose::Instances);
         self.found = found;
         let is_good = stand_ins.is_empty() && loaded.errors() == 0;
         self.context = loaded.context.take().filter(|_| is_good);

@@ -47,6 +47,8 @@ pub use problem::{Code, Path, Problem, Severity, did_you_mean, is_hidden};
 pub use splice::Spliced;
 
 use self::check::Declared;
+pub use self::expand::Counts;
+use self::expand::Purpose;
 use self::places::{Places, Told};
 use self::problem::{At, Fault, Finding, MOST_OF_DOCUMENT, MOST_OF_FILE, OTHER, Span};
 use self::text::Source;
@@ -61,6 +63,9 @@ pub struct Loaded {
     pub problems: Vec<Problem>,
     pub files: usize,
     pub documents: Vec<Declaration>,
+    /// Of what the good documents want.
+    pub counts: Counts,
+    purpose: Purpose,
     sources: Vec<Source>,
     /// The directory of each source that Defaults and policies reach it by.
     homes: Vec<PathBuf>,
@@ -92,9 +97,14 @@ pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
     load_with(paths, limits, &BTreeMap::new())
 }
 
+/// The same for problems and counts alone: `desired` stays empty.
+pub fn check(paths: &[PathBuf], limits: &Limits) -> Loaded {
+    load_found(&find::find(paths, limits), limits, &BTreeMap::new(), None, Purpose::Checks)
+}
+
 /// The same with other texts in place of some files'.
 pub fn load_with(paths: &[PathBuf], limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
-    load_found(&find::find(paths, limits), limits, stand_ins, None)
+    load_found(&find::find(paths, limits), limits, stand_ins, None, Purpose::Instances)
 }
 
 /// The same for files that somebody else has found and read, with the problems he met.
@@ -104,7 +114,7 @@ pub fn load_given(
     limits: &Limits,
     stand_ins: &BTreeMap<String, StandIn>,
 ) -> Loaded {
-    load_found(&find::given(files, problems), limits, stand_ins, None)
+    load_found(&find::given(files, problems), limits, stand_ins, None, Purpose::Instances)
 }
 
 /// `again`: what is known from an earlier reading, and will be known to the next one.
@@ -113,12 +123,13 @@ fn load_found(
     limits: &Limits,
     stand_ins: &BTreeMap<String, StandIn>,
     again: Option<&mut Again>,
+    purpose: Purpose,
 ) -> Loaded {
     let unseen = found.unseen(stand_ins);
     let mut whole: Vec<&find::Candidate> = found.files.iter().chain(&unseen).collect();
     whole.sort_by(|a, b| a.name.cmp(&b.name));
     let mut loaded =
-        Loaded { problems: found.problems.clone(), files: found.files.len(), ..Loaded::default() };
+        Loaded { problems: found.problems.clone(), files: found.files.len(), purpose, ..Loaded::default() };
     let earlier = again.as_deref();
     let read = |file: &&find::Candidate| match stand_ins.get(&*file.name) {
         Some(StandIn { text, .. }) => {
@@ -270,10 +281,11 @@ impl Loaded {
     fn judge(&mut self, mut findings: Vec<(usize, Finding)>, mut told: Told, limits: &Limits) {
         let places: Vec<Place> = self.documents.iter().map(|document| self.beginning(document)).collect();
         let unread = self.problems.iter().any(|problem| problem.code.hides_documents());
-        let expanded = expand::expand(&mut self.documents, places, &findings, unread, limits);
+        let expanded = expand::expand(&mut self.documents, places, &findings, unread, limits, self.purpose);
         findings.extend(expanded.findings);
         expanded.more.into_iter().for_each(|(source, more)| told.skip(source, more));
         self.desired = expanded.desired;
+        self.counts = expanded.counts;
         self.context = Some(expanded.context);
         findings.retain(|(document, finding)| !follows_from_dropped(&self.documents[*document], finding));
         let rivals = findings.iter().filter(|(_, finding)| finding.code.names_a_rival()).filter_map(

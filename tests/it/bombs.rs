@@ -153,6 +153,23 @@ fn many_small_documents_cost_what_they_are() {
     refused("a.yaml", groups + &lost, "E0403");
 }
 
+/// Right below the limit of instances: none of them is made to be counted and compared.
+#[test]
+fn a_million_instances_fit_into_the_memory_too() {
+    let many =
+        crate::support::with("spec:", "instances: 999999\nspec:").replace("./api", "\"./api ${instance}\"");
+    refused("a.yaml", &many, "E0402");
+    let own = many.replace("/run/api.pid", "\"/run/${instance}.pid\", value_key: \"api-${instance}\"");
+    let tree = Tree::new(&[
+        ("a.yaml", &own),
+        ("b.yaml", &own.replace("name: api}", "name: b}").replace("999999", "1")),
+    ]);
+    expect(&validate(tree.path()), "b.yaml", "E0402");
+    let tree = Tree::new(&[("a.yaml", &own)]);
+    let output = validate(&tree.path().join("a.yaml"));
+    assert_eq!((output.status.code(), stdout(&output).trim()), (Some(0), "[]"));
+}
+
 /// Right below the limits of a file's size and of its documents.
 #[test]
 fn what_is_just_allowed_fits_into_the_memory_too() {

@@ -3,6 +3,7 @@
 //!
 //! A document with an error wants nothing, but its name still counts: others may depend on it.
 
+mod claims;
 mod defaults;
 mod hosts;
 mod order;
@@ -11,14 +12,15 @@ mod rules;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use self::claims::Template;
 use self::defaults::Defaults;
 use self::hosts::Hosts;
 use self::rules::Policies;
 use super::check::{self, Declared, Process, Values};
 use super::problem::{Code, Finding, MOST_OF_FILE, Path};
-use super::variables::{self, Meaning, Uses};
+use super::variables::{self, Meaning};
 use super::{Declaration, Limits};
-use crate::model::{Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKey, Stamped, State, Want};
+use crate::model::{Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKey, Stamped, Want};
 
 pub struct Expanded {
     pub desired: Desired,
@@ -26,6 +28,7 @@ pub struct Expanded {
     /// Of each file: how many findings were not kept.
     pub more: Vec<(usize, usize)>,
     pub findings: Vec<(usize, Finding)>,
+    pub counts: Counts,
 }
 
 /// What is above documents: enough to expand one of them again, if it says nothing else to the others.
@@ -53,15 +56,26 @@ impl Context {
             agents_have_no_address(0, &hosts, &mut found);
         }
         let origin = origin(key, process, place, policies);
-        let resolved = resolve(0, key, process, spec, uses, hosts, origin);
-        found.list.is_empty().then_some(resolved.wants)
+        let wants = resolve(&Template::new(0, key, process, spec, uses, hosts), origin);
+        found.list.is_empty().then_some(wants)
     }
 }
 
-/// A process with everything put in, instance by instance.
-struct Resolved {
-    document: usize,
-    wants: Vec<(InstanceKey, Want)>,
+/// How many instances are wanted, and on how many hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub instances: usize,
+    pub hosts: usize,
+}
+
+/// What an expansion is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Purpose {
+    /// The instances themselves.
+    #[default]
+    Instances,
+    /// Problems and counts alone: a million instances cost no more than their claims.
+    Checks,
 }
 
 /// All documents at once. `findings` is what is known already; `unread`: something could not even be parsed.
@@ -71,13 +85,14 @@ pub fn expand(
     findings: &[(usize, Finding)],
     unread: bool,
     limits: &Limits,
+    purpose: Purpose,
 ) -> Expanded {
     let mut found = Found::of(documents);
     let mut policies = Policies::collect(documents, &places, &mut found);
     let defaults = Defaults::collect(documents, findings, &mut found);
     let hosts = Hosts::collect(documents, unread, &mut found);
     let names = Names::collect(documents);
-    let mut resolved = Vec::new();
+    let (mut templates, mut origins) = (Vec::new(), Vec::new());
     let mut total = 0usize;
     for (at, document) in documents.iter().enumerate() {
         let Declared::Process(process) = &document.declared else {
@@ -102,16 +117,21 @@ pub fn expand(
         if uses.host {
             agents_have_no_address(at, &hosts, &mut found);
         }
-        let origin = origin(key, process, places[at].clone(), policies.over(document));
-        resolved.push(resolve(at, key, process, spec, uses, hosts, origin));
+        if purpose == Purpose::Instances {
+            origins.push(origin(key, process, places[at].clone(), policies.over(document)));
+        }
+        templates.push(Template::new(at, key, process, spec, uses, hosts));
     }
     order::check_cycles(documents, &names, &mut found);
     order::check_states(documents, &names, &mut found);
-    rules::check_instances(&resolved, &mut found);
+    claims::check(&templates, &mut found);
     found.bad.iter().for_each(|document| documents[*document].bad = true);
-    let good = resolved.into_iter().filter(|process| !documents[process.document].bad);
-    let instances = good.flat_map(|process| process.wants).collect();
+    let good = |template: &&Template| !documents[template.document].bad;
+    let counts = counts(templates.iter().filter(good));
+    let wanted = templates.iter().zip(origins).filter(|(template, _)| good(template));
+    let instances = wanted.flat_map(|(template, origin)| resolve(template, origin)).collect();
     Expanded {
+        counts,
         desired: Desired { instances, policies: std::mem::take(&mut policies.all) },
         context: Context { defaults, policies },
         more: found.more(),
@@ -161,12 +181,12 @@ impl Names {
 }
 
 /// The names that a process has on each host, with their numbers.
-fn numbered(key: &ProcessKey, process: &Process) -> impl Iterator<Item = (Option<u32>, ProcessKey)> {
-    let many = process.instances.into_iter().flat_map(|count| 1..=count).filter_map(|number| {
+fn numbered(key: &ProcessKey, instances: Option<u32>) -> impl Iterator<Item = (Option<u32>, ProcessKey)> {
+    let many = instances.into_iter().flat_map(|count| 1..=count).filter_map(|number| {
         // A name that is too long with its number was refused as such.
         Some((Some(number), instance_name(key, number)?))
     });
-    let one = process.instances.is_none().then(|| (None, key.clone()));
+    let one = instances.is_none().then(|| (None, key.clone()));
     one.into_iter().chain(many)
 }
 
@@ -175,48 +195,51 @@ fn instance_name(key: &ProcessKey, number: u32) -> Option<ProcessKey> {
     Some(ProcessKey { namespace: key.namespace.clone(), name })
 }
 
-fn resolve(
-    document: usize,
-    key: &ProcessKey,
-    process: &Process,
-    shared: Arc<Stamped>,
-    uses: Uses,
-    hosts: Vec<(usize, Host)>,
-    origin: Origin,
-) -> Resolved {
-    let mut resolved = Resolved { document, wants: Vec::with_capacity(hosts.len()) };
+fn counts<'a>(templates: impl Iterator<Item = &'a Template>) -> Counts {
+    let (mut instances, mut hosts) = (0, HashSet::new());
+    for template in templates {
+        instances += template.len();
+        hosts.extend(template.hosts.iter().map(|(_, host)| &host.key));
+    }
+    Counts { instances, hosts: hosts.len() }
+}
+
+/// A process with everything put in, instance by instance.
+fn resolve(template: &Template, origin: Origin) -> Vec<(InstanceKey, Want)> {
+    let Template { key, spec: shared, uses, hosts, .. } = template;
+    let mut wants = Vec::with_capacity(template.len());
     if hosts.is_empty() {
-        return resolved;
+        return wants;
     }
     // Giving a process a number is a rename of the first one.
     let mut first = origin.clone();
     first.moved_from.push(key.clone());
     let others = Arc::new(Origin { moved_from: Vec::new(), ..origin.clone() });
     let (first, only) = (Arc::new(first), Arc::new(origin));
-    for (number, name) in numbered(key, process) {
+    for (number, name) in numbered(key, template.instances) {
         let origin = match number {
             None => &only,
             Some(1) => &first,
             Some(_) => &others,
         };
         let mut same = None;
-        for (_, host) in &hosts {
+        for (_, host) in hosts {
             let key = InstanceKey {
                 host: host.key.clone(),
                 namespace: name.namespace.clone(),
                 name: name.name.clone(),
             };
             let meaning = Meaning { key: &key, instance: number };
-            let replaced = || Arc::new(Stamped::new(variables::replace(&shared, &meaning)));
+            let replaced = || Arc::new(Stamped::new(variables::replace(shared, &meaning)));
             let spec = match (uses.any, uses.host) {
-                (false, _) => Arc::clone(&shared),
+                (false, _) => Arc::clone(shared),
                 (true, true) => replaced(),
                 (true, false) => Arc::clone(same.get_or_insert_with(replaced)),
             };
-            resolved.wants.push((key, Want { host: host.clone(), spec, origin: Arc::clone(origin) }));
+            wants.push((key, Want { host: host.clone(), spec, origin: Arc::clone(origin) }));
         }
     }
-    resolved
+    wants
 }
 
 fn origin(key: &ProcessKey, process: &Process, place: Place, policies: Vec<usize>) -> Origin {
@@ -301,19 +324,4 @@ fn with_values(at: usize, found: &mut Found, run: impl FnOnce(&mut Values)) {
     let mut values = check::Values::default();
     run(&mut values);
     found.extend(values.findings.into_iter().map(|finding| (at, finding)));
-}
-
-/// A process that is to be gone claims nothing.
-fn claims(process: &Resolved) -> bool {
-    process.wants.first().is_none_or(|(_, want)| want.origin.state != State::Absent)
-}
-
-/// One finding for a pair of documents, however many instances they share.
-#[derive(Default)]
-struct Once(HashSet<(usize, usize)>);
-
-impl Once {
-    fn first(&mut self, a: usize, b: usize) -> bool {
-        self.0.insert((a, b))
-    }
 }

@@ -6,8 +6,8 @@ use std::path::{Path as FilePath, PathBuf};
 use super::super::Declaration;
 use super::super::check::{Declared, Process};
 use super::super::problem::{Code, Finding, OTHER, Path};
-use super::{Found, Once, Resolved, claims};
-use crate::model::{Allow, Host, HostKey, Place, Policy, Spec, glob};
+use super::Found;
+use crate::model::{Allow, Host, Place, Policy, Spec, glob};
 
 /// All policies, each with its document, its place and its reach; and where each applies.
 #[derive(Debug, Default)]
@@ -115,75 +115,5 @@ pub fn check(
                 );
             }
         }
-    }
-}
-
-/// No instance is declared twice, and no two processes of a host share an identity.
-pub fn check_instances(resolved: &[Resolved], found: &mut Found) {
-    let mut once = Once::default();
-    let all =
-        resolved.iter().flat_map(|process| process.wants.iter().map(move |(key, _)| (key, process.document)));
-    let mut keys: Vec<_> = all.collect();
-    keys.sort_unstable();
-    for pair in keys.windows(2) {
-        let [(a, first), (b, second)] = pair else {
-            continue;
-        };
-        if a == b && once.first(*first, *second) {
-            let message = format!("instance {b} is declared at {OTHER} already");
-            let path = Path::of("meta.name");
-            found.push((
-                *second,
-                Finding::new(Code::SameInstance, path.clone(), message)
-                    .hint("remove or rename one, or give them different hosts")
-                    .other(*first, path),
-            ));
-        }
-    }
-    check_identities(resolved, found);
-}
-
-fn check_identities(resolved: &[Resolved], found: &mut Found) {
-    let mut once = Once::default();
-    let mut claimed: Vec<(&HostKey, String, usize, usize)> = Vec::new();
-    for process in resolved.iter().filter(|process| claims(process)) {
-        for (at, (key, want)) in process.wants.iter().enumerate() {
-            // What is missing is reported as missing.
-            let identity = &want.spec.identity;
-            if identity.value_key.is_some()
-                || (!identity.proc_name.is_empty() && !identity.setup_path.is_empty())
-            {
-                claimed.push((&key.host, identity.index_key(), process.document, at));
-            }
-        }
-    }
-    claimed.sort_unstable();
-    let key_of = |document: usize, at: usize| {
-        let process = resolved.binary_search_by_key(&document, |process| process.document).ok();
-        process.and_then(|process| resolved[process].wants.get(at)).map(|(key, _)| key.process())
-    };
-    for pair in claimed.windows(2) {
-        let [(host, identity, first, a), (other_host, other_identity, second, b)] = pair else {
-            continue;
-        };
-        if host != other_host || identity != other_identity || !once.first(*first, *second) {
-            continue;
-        }
-        let (Some(a), Some(b)) = (key_of(*first, *a), key_of(*second, *b)) else {
-            continue;
-        };
-        if a == b {
-            continue; // one instance twice: said already
-        }
-        let message = format!("{b} has the identity {identity:?} on host {host}, and so has {a} at {OTHER}");
-        let hint = match first == second {
-            true => "give each instance its own: value_key: NAME-${instance}",
-            false => "give one of them a value_key",
-        };
-        let path = Path::of("spec.identity");
-        found.push((
-            *second,
-            Finding::new(Code::SameIdentity, path.clone(), message).hint(hint).other(*first, path).at_key(),
-        ));
     }
 }

@@ -1,0 +1,166 @@
+//! Claims of instances: which names and identities are taken on each host, in sixteen bytes per instance.
+//!
+//! A claim is a hash; what it stands for is made again where two are equal. So a million instances can be checked without
+//! keeping a spec for each.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use super::super::check::Process;
+use super::super::problem::{Code, Finding, OTHER, Path};
+use super::super::variables::{self, Meaning, Uses};
+use super::{Found, instance_name};
+use crate::model::{Host, HostKey, InstanceKey, ProcessKey, Spec, Stamped, State};
+
+/// A process before its instances are told apart.
+pub struct Template {
+    pub document: usize,
+    pub key: ProcessKey,
+    pub instances: Option<u32>,
+    pub spec: Arc<Stamped>,
+    pub uses: Uses,
+    pub hosts: Vec<(usize, Host)>,
+    /// One that is to be gone claims no identity.
+    pub is_wanted: bool,
+}
+
+/// Two equal claims of two instances, by their templates and their numbers there.
+struct Collision<K> {
+    key: K,
+    first: (usize, usize),
+    second: (usize, usize),
+}
+
+impl Template {
+    pub fn new(
+        document: usize,
+        key: &ProcessKey,
+        process: &Process,
+        spec: Arc<Stamped>,
+        uses: Uses,
+        hosts: Vec<(usize, Host)>,
+    ) -> Template {
+        let is_wanted = process.state != State::Absent;
+        Template { document, key: key.clone(), instances: process.instances, spec, uses, hosts, is_wanted }
+    }
+
+    /// How many instances there are: for each number all hosts.
+    pub fn len(&self) -> usize {
+        self.hosts.len().saturating_mul(self.instances.unwrap_or(1) as usize)
+    }
+
+    fn key(&self, at: usize) -> Option<InstanceKey> {
+        let (_, host) = self.hosts.get(at % self.hosts.len().max(1))?;
+        let name = match self.number(at) {
+            Some(number) => instance_name(&self.key, number)?,
+            None => self.key.clone(),
+        };
+        Some(InstanceKey { host: host.key.clone(), namespace: name.namespace, name: name.name })
+    }
+
+    fn number(&self, at: usize) -> Option<u32> {
+        self.instances.and_then(|_| u32::try_from(at / self.hosts.len().max(1) + 1).ok())
+    }
+
+    /// Where it would be found, and as what; `None`: nothing is claimed, or its name is not known.
+    fn identity(&self, at: usize) -> Option<(HostKey, String)> {
+        let identity = &self.spec.identity;
+        // What is missing is reported as missing.
+        let is_whole = !identity.proc_name.is_empty() && !identity.setup_path.is_empty();
+        if !self.is_wanted || !(identity.value_key.is_some() || is_whole) {
+            return None;
+        }
+        let key = self.key(at)?;
+        let index = match self.uses.any {
+            false => identity.index_key(),
+            true => {
+                let spec = Spec { identity: identity.clone(), ..Spec::default() };
+                let meaning = Meaning { key: &key, instance: self.number(at) };
+                variables::replace(&spec, &meaning).identity.index_key()
+            }
+        };
+        Some((key.host, index))
+    }
+}
+
+/// No instance is declared twice, and no two processes of a host share an identity.
+pub fn check(templates: &[Template], found: &mut Found) {
+    for Collision { key, first, second } in collisions(templates, Template::key) {
+        let message = format!("instance {key} is declared at {OTHER} already");
+        let path = Path::of("meta.name");
+        found.push((
+            templates[second.0].document,
+            Finding::new(Code::SameInstance, path.clone(), message)
+                .hint("remove or rename one, or give them different hosts")
+                .other(templates[first.0].document, path),
+        ));
+    }
+    for Collision { key: (host, identity), first, second } in collisions(templates, Template::identity) {
+        let name = |(template, at): (usize, usize)| templates[template].key(at).map(|key| key.process());
+        let (Some(a), Some(b)) = (name(first), name(second)) else { continue };
+        if a == b {
+            continue; // one instance twice: reported already
+        }
+        let message = format!("{b} has the identity {identity:?} on host {host}, and so has {a} at {OTHER}");
+        let hint = match first.0 == second.0 {
+            true => "give each instance its own: value_key: NAME-${instance}",
+            false => "give one of them a value_key",
+        };
+        let path = Path::of("spec.identity");
+        found.push((
+            templates[second.0].document,
+            Finding::new(Code::SameIdentity, path.clone(), message)
+                .hint(hint)
+                .other(templates[first.0].document, path)
+                .at_key(),
+        ));
+    }
+}
+
+/// For each pair of documents the first claim that they share, in the order of claims.
+fn collisions<K: Ord + std::hash::Hash>(
+    templates: &[Template],
+    claim: impl Fn(&Template, usize) -> Option<K>,
+) -> Vec<Collision<K>> {
+    let hasher = RandomState::new();
+    let mut all: Vec<(u64, u32, u32)> = Vec::with_capacity(templates.iter().map(Template::len).sum());
+    for (nth, template) in templates.iter().enumerate() {
+        for at in 0..template.len() {
+            if let Some(key) = claim(template, at) {
+                all.push((hasher.hash_one(&key), nth as u32, at as u32));
+            }
+        }
+    }
+    all.sort_unstable();
+    let mut shared: HashMap<(u32, u32), Collision<K>> = HashMap::new();
+    for pair in all.windows(2) {
+        let [(hash, a, i), (other, b, j)] = pair else { continue };
+        if hash != other {
+            continue;
+        }
+        let (first, second) = ((*a as usize, *i as usize), (*b as usize, *j as usize));
+        let (Some(key), Some(same)) =
+            (claim(&templates[first.0], first.1), claim(&templates[second.0], second.1))
+        else {
+            continue;
+        };
+        if key != same {
+            continue; // only their hashes are equal
+        }
+        match shared.entry((*a, *b)) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(Collision { key, first, second });
+            }
+            Entry::Occupied(mut earlier) => {
+                if key < earlier.get().key {
+                    earlier.insert(Collision { key, first, second });
+                }
+            }
+        }
+    }
+    let mut list: Vec<Collision<K>> = shared.into_values().collect();
+    list.sort_by(|a, b| (&a.key, a.first, a.second).cmp(&(&b.key, b.first, b.second)));
+    list
+}
