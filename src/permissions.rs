@@ -6,7 +6,7 @@
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const STICKY: u32 = 0o1000;
 const GROUP_WRITE: u32 = 0o020;
@@ -143,6 +143,23 @@ fn group_name(gid: u32) -> String {
     }
 }
 
+/// A path without `.` and `..`, its longest existing part with all links followed. `None`: not absolute, with `..`, or
+/// with a link that leads nowhere.
+pub fn resolved(path: &Path) -> Option<PathBuf> {
+    use std::path::Component;
+    if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
+        return None;
+    }
+    let existing = path.ancestors().find_map(|part| Some((part, part.canonicalize().ok()?)))?;
+    let rest = path.strip_prefix(existing.0).ok()?;
+    // A link that leads nowhere yet may lead anywhere later.
+    let dangles = rest.components().next().is_some_and(|next| existing.1.join(next).is_symlink());
+    if dangles {
+        return None;
+    }
+    Some(if rest.as_os_str().is_empty() { existing.1 } else { existing.1.join(rest) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,5 +200,18 @@ mod tests {
         set(&inner, 0o1777);
         assert!(check_private(&file).is_ok(), "a sticky folder protects its entries");
         assert!(check_private(&inner).is_err(), "but new entries can be made there");
+    }
+
+    #[test]
+    fn paths_are_resolved_as_far_as_they_exist() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let real = folder.path().canonicalize().expect("a folder");
+        std::os::unix::fs::symlink("/etc", folder.path().join("link")).expect("a link");
+        assert_eq!(resolved(&folder.path().join("a/b")), Some(real.join("a/b")));
+        assert_eq!(resolved(&folder.path().join("link/x")), Some(PathBuf::from("/etc/x")));
+        assert_eq!(resolved(&folder.path().join("a/../../b")), None);
+        assert_eq!(resolved(Path::new("relative")), None);
+        std::os::unix::fs::symlink("/no/such", folder.path().join("nowhere")).expect("a link");
+        assert_eq!(resolved(&folder.path().join("nowhere")), None);
     }
 }

@@ -42,6 +42,10 @@ impl Keeper {
         record: Option<String>,
         launch: LaunchOf<'_>,
     ) -> Result<Ended, String> {
+        // The spec of a running process was allowed at its launch; one that comes with a request need not be.
+        if self.row.run.as_ref().is_none_or(|run| *run.live.spec != *spec) {
+            self.shared.policy.check(&self.key, spec)?;
+        }
         let rights = self.shared.rights_of(spec)?;
         let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];
         if let Some(run) = &self.row.run {

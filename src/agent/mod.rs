@@ -24,6 +24,9 @@
 //! can be ended. Limits are looked after by samples ([`meter`], [`pools`]), health, version and configuration files by
 //! looks now and then ([`checks`]); who sets none of these costs nothing while nothing happens. Orphans of our processes
 //! are waited for ([`reaper`]).
+//!
+//! Process [`ownership`] needs proof: a pid file or an environment is only a claim. The host's own [`policy`] bounds what a
+//! gateway may launch or adopt; [`precheck`] lists what it would refuse.
 
 mod birth;
 mod cgroup;
@@ -41,7 +44,9 @@ mod oplog;
 mod output;
 mod ownership;
 mod permits;
+mod policy;
 mod pools;
+mod precheck;
 mod reaper;
 mod recovery;
 mod row;
@@ -61,6 +66,8 @@ use tracing::{info, warn};
 
 pub use channel::{Joining, run};
 pub use checks::not_there;
+pub use policy::HostPolicy;
+pub use precheck::{RefusedInstance, refused_instances};
 
 use self::cgroup::Groups;
 use self::exit_record::ExitRecords;
@@ -99,6 +106,7 @@ impl Table {
     pub async fn open(
         folder: &Path,
         look_every: Duration,
+        policy: HostPolicy,
         up: mpsc::UnboundedSender<Told>,
     ) -> Result<Table, Error> {
         kernel::keep_descriptors();
@@ -113,11 +121,15 @@ impl Table {
             up,
             exits,
             user_permits: Arc::default(),
-            root_may: Arc::new(|_| false),
+            root_may: {
+                let policy = policy.clone();
+                Arc::new(move |path: &Path| policy.may_root_open(path))
+            },
             commands: Permits::new(COMMANDS),
             looks: Permits::new(LOOKS),
             groups,
             pools: Pools::default(),
+            policy,
             look_every,
         });
         tokio::spawn(reaper::reap());

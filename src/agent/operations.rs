@@ -138,6 +138,9 @@ impl Keeper {
 
     /// Brings it up with a spec. `check`: waits until it has shown that it stays.
     pub(super) async fn launch(&mut self, held: &Held, op_id: Option<String>, check: bool) -> Said {
+        if let Err(refused) = self.shared.policy.check(&self.key, &held.spec) {
+            return failed(refused);
+        }
         // What its guard launches has its mark on disk already, and so has a launch that is resumed.
         let resumed = self.interrupted.take().filter(|intent| intent.op_id == op_id);
         let reserved = self.row.next.take().filter(|_| op_id.is_none());

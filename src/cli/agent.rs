@@ -1,16 +1,19 @@
 //! `abide agent`: a host agent as a daemon.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::args::switch;
-use super::print::Printer;
+use super::args::{PlainForm, switch};
+use super::print::{Printer, count, visible};
 use super::serve::{Signals, private_file, private_folder};
 use super::systemd::Systemd;
+use super::target::runtime;
 use super::{Exit, Failure};
-use crate::agent::{Joining, Table, own_name, run as serve, this_host};
+use crate::agent::{
+    HostPolicy, Joining, RefusedInstance, Table, own_name, refused_instances, run as serve, this_host,
+};
 use crate::http::{AddressError, Calling};
 use crate::model::HostKey;
 use crate::permissions::require_private;
@@ -22,11 +25,11 @@ use crate::permissions::require_private;
 #[derive(Debug, clap::Args)]
 pub struct Agent {
     /// The gateway's URL
-    #[arg(long, env = "ABIDE_JOIN", value_name = "URL")]
-    pub join: String,
+    #[arg(long, env = "ABIDE_JOIN", value_name = "URL", required_unless_present = "check_policy")]
+    pub join: Option<String>,
     /// File with this agent's token
-    #[arg(long, env = "ABIDE_TOKEN_FILE", value_name = "FILE")]
-    pub token_file: PathBuf,
+    #[arg(long, env = "ABIDE_TOKEN_FILE", value_name = "FILE", required_unless_present = "check_policy")]
+    pub token_file: Option<PathBuf>,
     /// Folder for everything that must survive; it is made if need be
     #[arg(long, env = "ABIDE_DATA", value_name = "DIR")]
     pub data: PathBuf,
@@ -45,6 +48,15 @@ pub struct Agent {
     /// Accept plain http to a gateway that is not on loopback; anyone on the network path can then read the token and forge operations
     #[arg(long, env = "ABIDE_INSECURE_JOIN", value_parser = switch)]
     pub insecure_join: bool,
+    /// Host policy: which users, namespaces and paths processes may have [default: /etc/abide/agent.yaml, if it exists]
+    #[arg(long, env = "ABIDE_AGENT_POLICY", value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// List the instances in --data that the host policy or the permissions of their files refuse, and exit: 3 if any
+    #[arg(long, env = "ABIDE_CHECK_POLICY", value_parser = switch)]
+    pub check_policy: bool,
+    /// With --check-policy: output format
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_AGENT_OUTPUT", value_name = "FORM")]
+    pub output: PlainForm,
 }
 
 impl Agent {
@@ -59,46 +71,53 @@ impl Agent {
 }
 
 pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
-    if !(args.join.starts_with("http://") || args.join.starts_with("https://")) {
-        let message = format!("--join {:?} is no URL", args.join);
+    if args.check_policy {
+        return check_policy(args, printer);
+    }
+    let missing = |flag: &str| Failure::new(Exit::Usage, format!("{flag} is missing"));
+    let join = args.join.as_deref().ok_or_else(|| missing("--join"))?;
+    let token_file = args.token_file.as_deref().ok_or_else(|| missing("--token-file"))?;
+    if !(join.starts_with("http://") || join.starts_with("https://")) {
+        let message = format!("--join {join:?} is no URL");
         return Err(Failure::new(Exit::Usage, message).hint("such as http://127.0.0.1:7465"));
     }
     // Before the data folder is opened: a refusal at start leaves everything as it is.
     let refused = |why: String| Failure::new(Exit::Usage, format!("--join: {why}"));
-    args.calling().check(&args.join).map_err(|error| match error {
+    args.calling().check(join).map_err(|error| match error {
         AddressError::Plain(_) => refused(error.to_string()).hint(
             "use https, or pass --insecure-join to accept operations that anyone on the network path can forge",
         ),
         AddressError::Invalid(why) => refused(why),
     })?;
-    args.calling().client(&args.join).map_err(refused)?;
+    args.calling().client(join).map_err(refused)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(8)
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))?;
-    runtime.block_on(stand(args, printer))
+    runtime.block_on(stand(args, join, token_file, printer))
 }
 
-async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
+async fn stand(args: &Agent, join: &str, token_file: &Path, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
+    let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
     private_folder(&args.data)?;
     private_file(&args.data.join("agent.db"))?;
     // One that is not there yet is waited for, like a gateway that is not.
-    if args.token_file.exists() {
-        require_private(&args.token_file).map_err(failed)?;
+    if token_file.exists() {
+        require_private(token_file).map_err(failed)?;
     }
     let agent = own_name(&args.data).map_err(failed)?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
     let (up, told) = mpsc::unbounded_channel();
-    let table = Table::open(&args.data, Duration::from_secs(args.check_secs), up)
+    let table = Table::open(&args.data, Duration::from_secs(args.check_secs), policy, up)
         .await
         .map_err(|error| failed(error.to_string()))?;
     let joining = Joining {
-        url: args.join.clone(),
-        token_file: args.token_file.clone(),
+        url: join.to_owned(),
+        token_file: token_file.to_owned(),
         agent,
         hosts,
         calling: args.calling(),
@@ -108,7 +127,7 @@ async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
     let mut said = false;
     let ready = || {
         if !std::mem::replace(&mut said, true) {
-            printer.data(&format!("ready {}\n", args.join));
+            printer.data(&format!("ready {join}\n"));
             systemd.ready();
         }
     };
@@ -121,4 +140,26 @@ async fn stand(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Done)
+}
+
+/// Lists the instances that would not be launched again.
+fn check_policy(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
+    let failed = |why: String| Failure::new(Exit::Failed, why);
+    let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
+    let refused = runtime()?
+        .block_on(refused_instances(&args.data, &policy))
+        .map_err(|error| failed(format!("cannot check {}: {error}", args.data.display())))?;
+    match args.output {
+        PlainForm::Json => printer.data(&format!("{}\n", serde_json::json!({ "refused": refused }))),
+        PlainForm::Text if refused.is_empty() => printer.data("no instance would be refused\n"),
+        PlainForm::Text => {
+            for RefusedInstance { instance, reasons } in &refused {
+                let lines: String = reasons.iter().map(|why| format!("  {}\n", visible(why))).collect();
+                printer.data(&format!("{instance}\n{lines}"));
+            }
+            printer
+                .remark(&format!("{} would be refused at the next launch", count(refused.len(), "instance")));
+        }
+    }
+    Ok(if refused.is_empty() { Exit::Done } else { Exit::Incomplete })
 }

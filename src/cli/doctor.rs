@@ -1,5 +1,6 @@
 //! `abide doctor`: what may keep Abide from working here, and what to do about it.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::get::{SKEW_MS, clock as clock_of};
@@ -7,6 +8,7 @@ use super::local::Home;
 use super::print::{ERROR, HINT, Printer, WARNING, count, visible};
 use super::target::{Start, TargetArgs, runtime};
 use super::{Exit, Failure};
+use crate::agent::{HostPolicy, RefusedInstance, refused_instances};
 use crate::backend::{Backend, Client, Fault, HostRow};
 use crate::clock;
 use crate::permissions::check_private;
@@ -82,6 +84,7 @@ fn local() -> Vec<Finding> {
         }
         Some(Ok(None)) => findings.push(Finding::Well(format!("only this user can enter {shown}"))),
     }
+    findings.extend(host_policy(&home));
     match home.served_by() {
         Some(pid) => findings.push(Finding::Well(format!("the local system runs as process {pid}"))),
         None => findings.push(Finding::Well(
@@ -89,6 +92,35 @@ fn local() -> Vec<Finding> {
         )),
     }
     findings
+}
+
+/// Instances of the local system that the host policy, or the permissions of their files, would refuse.
+fn host_policy(home: &Home) -> Vec<Finding> {
+    let named = std::env::var_os("ABIDE_AGENT_POLICY").filter(|file| !file.is_empty()).map(PathBuf::from);
+    let policy = match HostPolicy::read(named.as_deref()) {
+        Ok(policy) => policy,
+        Err(why) => return vec![Finding::Bad(why, "until then the agent does not start".to_owned())],
+    };
+    let folder = home.path("agent");
+    if !folder.join("agent.db").is_file() {
+        return Vec::new();
+    }
+    let refused = match runtime().map(|runtime| runtime.block_on(refused_instances(&folder, &policy))) {
+        Ok(Ok(refused)) => refused,
+        Ok(Err(error)) => {
+            return vec![Finding::Warning(
+                format!("cannot check the instances of {}: {error}", folder.display()),
+                "check its permissions and free disk space".to_owned(),
+            )];
+        }
+        Err(failure) => return vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())],
+    };
+    let todo = "`abide agent --check-policy --data DIR` lists them all; they run on until their next launch";
+    let finding = |one: &RefusedInstance| {
+        let what = format!("{} would be refused: {}", one.instance, one.reasons.join("; "));
+        Finding::Warning(what, todo.to_owned())
+    };
+    refused.iter().take(5).map(finding).collect()
 }
 
 /// The hosts of our own gateway; a platform is only asked whether it answers.

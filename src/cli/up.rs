@@ -22,7 +22,7 @@ use super::target::{Live, Start, TargetArgs, runtime};
 use super::watch as watch_over;
 use super::watch_source::Watched;
 use super::{Exit, Failure};
-use crate::agent::{Joining, Table, own_name, run as serve_host, this_host};
+use crate::agent::{HostPolicy, Joining, Table, own_name, run as serve_host, this_host};
 use crate::dashboard;
 use crate::execute::by_hand::step;
 use crate::execute::world::World;
@@ -55,6 +55,9 @@ pub struct Up {
     /// Seconds between two looks at a process's health_cmd and configuration files
     #[arg(long, env = "ABIDE_CHECK_SECS", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub check_secs: u64,
+    /// Host policy: which users, namespaces and paths processes may have [default: /etc/abide/agent.yaml, if it exists]
+    #[arg(long, env = "ABIDE_AGENT_POLICY", value_name = "FILE")]
+    pub policy: Option<PathBuf>,
     #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]
@@ -92,6 +95,7 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     let mut signals = Signals::listen()?;
     let home = Home::find()?;
     home.make()?;
+    let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
     let _served = loop {
         match home.serve()? {
             Some(served) => break served,
@@ -137,7 +141,7 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
         Standing::begin(store, socket, None, keepers, Limits::default(), Standing::USUAL, beside).await?;
     let url = format!("http://{}", gateway.address);
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
-    let agent = Agent::begin(&home, &url, hosts, Duration::from_secs(args.check_secs)).await?;
+    let agent = Agent::begin(&home, &url, hosts, Duration::from_secs(args.check_secs), policy).await?;
     home.write("address", &url)?;
     printer.data(&format!("ready {url}\n"));
     let systemd = Systemd::here();
@@ -226,13 +230,15 @@ impl Agent {
         url: &str,
         hosts: Vec<HostKey>,
         look_every: Duration,
+        policy: HostPolicy,
     ) -> Result<Agent, Failure> {
         let failed = |why: String| Failure::new(Exit::Failed, why);
         let folder = home.path("agent");
         super::serve::private_folder(&folder)?;
         super::serve::private_file(&folder.join("agent.db"))?;
         let (up, told) = mpsc::unbounded_channel();
-        let table = Table::open(&folder, look_every, up).await.map_err(|error| failed(error.to_string()))?;
+        let table =
+            Table::open(&folder, look_every, policy, up).await.map_err(|error| failed(error.to_string()))?;
         let joining = Joining {
             url: url.to_owned(),
             token_file: home.path("token"),

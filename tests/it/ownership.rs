@@ -102,7 +102,7 @@ fn a_users_pid_file_does_not_stop_roots_process() {
         let (code, message) = system.operate("d", op, &spec);
         assert_eq!(code, refused, "operation {op}: {message}");
         if op == 3 || op == 0 {
-            assert!(message.contains("runs as user root, not as"), "{message}");
+            assert!(message.contains("runs as user root, not as"), "operation {op}: {message}");
         }
     }
     assert!(is_alive(victim.0.id()), "root's process lives");

@@ -29,6 +29,7 @@ use super::meter::{Meter, Share};
 use super::output::Output;
 use super::ownership;
 use super::permits::Permits;
+use super::policy::HostPolicy;
 use super::pools::Pools;
 use super::recovery::Resumption;
 use super::row::{Intent, Pending, Retry, Row, Run, intent_key, row_key, writing};
@@ -59,6 +60,8 @@ pub struct Shared {
     pub looks: Permits,
     pub groups: Groups,
     pub pools: Pools,
+    /// What may be launched and adopted here.
+    pub policy: HostPolicy,
     /// Between two looks at health and files.
     pub look_every: Duration,
 }
@@ -317,6 +320,12 @@ impl Keeper {
             );
         };
         let op_id = Some(request.op_id.clone());
+        // Before anything is stopped: a restart that may not launch must leave the process as it is.
+        if request.op.gives()
+            && let Err(refused) = self.shared.policy.check(&self.key, &held.spec)
+        {
+            return (RowCode::COMMAND_FAILED, refused, None);
+        }
         self.begin_operation(request);
         self.perform(request, held, op_id).await
     }

@@ -1,0 +1,214 @@
+//! Host policy: which users, namespaces and paths a gateway may order on this host.
+//!
+//! `/etc/abide/agent.yaml` belongs to the host's administrator. It bounds every launch and adoption, whatever a gateway
+//! orders; stopping, unhosting and observing are always allowed. The file is read when the agent starts. A file that
+//! another user could have written, or that does not parse, keeps the agent from starting.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::spawn::Account;
+use crate::model::{EnvValue, InstanceKey, Spec, glob};
+use crate::permissions::{Above, own_uid, refuse_changeable, resolved};
+
+/// The file that is read unless another is named.
+pub const DEFAULT_FILE: &str = "/etc/abide/agent.yaml";
+
+/// The rules of a host. A rule that is not set allows everything, except that root opens no file for another user.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostPolicy {
+    file: PathBuf,
+    rules: Rules,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rules {
+    /// Names or patterns (`web-*`) of users that processes may run as. A pattern never allows root.
+    users: Option<Vec<String>>,
+    /// Whether processes may run as uid 0; unset: `users` decides.
+    root: Option<bool>,
+    /// Names or patterns of namespaces.
+    namespaces: Option<Vec<String>>,
+    /// Folders that everything a spec names must be below.
+    paths: Option<Vec<PathBuf>>,
+    /// Folders or files that the agent may open as root for another user, where that user cannot.
+    #[serde(default)]
+    root_opens: Vec<PathBuf>,
+}
+
+impl HostPolicy {
+    /// Reads the named file, or the default one, which may be missing.
+    pub fn read(named: Option<&Path>) -> Result<HostPolicy, String> {
+        let file = named.unwrap_or(Path::new(DEFAULT_FILE));
+        // A dangling link is not a missing file.
+        if named.is_none() && std::fs::symlink_metadata(file).is_err_and(is_missing) {
+            return Ok(HostPolicy::default());
+        }
+        let failed = |why: String| format!("host policy {}: {why}", file.display());
+        let text =
+            std::fs::read_to_string(file).map_err(|error| failed(format!("cannot read it: {error}")))?;
+        let meta = refuse_changeable(file, own_uid(), Above::Owned).map_err(failed)?;
+        if !meta.is_file() {
+            return Err(failed("not a regular file".to_owned()));
+        }
+        HostPolicy::parse(file, &text).map_err(failed)
+    }
+
+    fn parse(file: &Path, text: &str) -> Result<HostPolicy, String> {
+        let rules: Option<Rules> = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+        let rules = rules.unwrap_or_default();
+        let paths = rules.paths.iter().flatten().map(|path| ("paths", path));
+        for (rule, path) in paths.chain(rules.root_opens.iter().map(|path| ("root_opens", path))) {
+            if resolved(path).is_none() {
+                return Err(format!("{rule}: {} is not an absolute path without `..`", path.display()));
+            }
+        }
+        Ok(HostPolicy { file: file.to_owned(), rules })
+    }
+
+    /// May this instance be launched or adopted with this spec? The refusal names the rule.
+    pub fn check(&self, key: &InstanceKey, spec: &Spec) -> Result<(), String> {
+        if self.rules == Rules::default() {
+            return Ok(());
+        }
+        let refused = |why: String| format!("host policy {}: {why}", self.file.display());
+        let account = Account::of(spec)?;
+        self.check_user(account.name(), account.uid())
+            .and_then(|()| self.check_namespace(&key.namespace.to_string()))
+            .and_then(|()| self.check_paths(spec))
+            .map_err(refused)
+    }
+
+    fn check_user(&self, name: &str, uid: u32) -> Result<(), String> {
+        let Rules { users, root, .. } = &self.rules;
+        match (uid == 0, root, users) {
+            (true, Some(true), _) => Ok(()),
+            (true, Some(false), _) => Err(format!("root: user {name:?} (uid 0) is not allowed")),
+            (_, _, None) => Ok(()),
+            (true, None, Some(users)) if users.iter().any(|one| one == name) => Ok(()),
+            (false, _, Some(users)) if users.iter().any(|one| glob(one, name)) => Ok(()),
+            (_, _, Some(_)) => Err(format!("users: user {name:?} is not allowed")),
+        }
+    }
+
+    fn check_namespace(&self, namespace: &str) -> Result<(), String> {
+        match &self.rules.namespaces {
+            Some(allowed) if !allowed.iter().any(|one| glob(one, namespace)) => {
+                Err(format!("namespaces: namespace {namespace:?} is not allowed"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    fn check_paths(&self, spec: &Spec) -> Result<(), String> {
+        let Some(allowed) = &self.rules.paths else { return Ok(()) };
+        let identity = &spec.identity;
+        let mut named = vec![
+            ("setup_path", Some(identity.setup_path.as_str())),
+            ("pid_path", Some(identity.pid_path.as_str())),
+            ("log_path", identity.log_path.as_deref()),
+            ("config_path", identity.config_path.as_deref()),
+        ];
+        named.extend(spec.configmap.iter().map(|entry| ("configmap", entry.path.as_deref())));
+        named.extend(spec.env.values().map(|value| match value {
+            EnvValue::File(file) => ("env", Some(file.as_str())),
+            EnvValue::Text(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => ("env", None),
+        }));
+        for (field, path) in named {
+            let Some(path) = path.filter(|path| !path.is_empty()) else { continue };
+            if !is_below(Path::new(path), allowed) {
+                return Err(format!("paths: {field} {path} is not below an allowed path"));
+            }
+        }
+        Ok(())
+    }
+
+    /// May the agent open a file as root, for another user that cannot open it?
+    pub fn may_root_open(&self, path: &Path) -> bool {
+        is_below(path, &self.rules.root_opens)
+    }
+}
+
+fn is_missing(error: std::io::Error) -> bool {
+    error.kind() == std::io::ErrorKind::NotFound
+}
+
+/// Below one of these, with all links followed: a link must not lead out.
+fn is_below(path: &Path, allowed: &[PathBuf]) -> bool {
+    let Some(real) = resolved(path) else { return false };
+    allowed.iter().any(|one| resolved(one).is_some_and(|one| real.starts_with(one)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn policy(text: &str) -> HostPolicy {
+        HostPolicy::parse(Path::new("/etc/abide/agent.yaml"), text).expect("it parses")
+    }
+
+    fn refusal(text: &str, change: impl FnOnce(&mut Spec)) -> String {
+        let mut spec = Spec::default();
+        spec.identity.setup_path = "/opt/api".to_owned();
+        spec.identity.pid_path = "/run/api.pid".to_owned();
+        spec.identity.user = Some("root".to_owned());
+        change(&mut spec);
+        let key: InstanceKey = "0:127.0.0.1:web:api".parse().expect("a key");
+        policy(text).check(&key, &Arc::new(spec)).err().unwrap_or_default()
+    }
+
+    #[test]
+    fn each_rule_names_itself() {
+        if !nix::unistd::geteuid().is_root() {
+            return; // Only root can look at two accounts.
+        }
+        let at = |why: &str| format!("host policy /etc/abide/agent.yaml: {why}");
+        let nobody = |spec: &mut Spec| spec.identity.user = Some("nobody".to_owned());
+        assert_eq!(refusal("", |_| ()), "");
+        assert_eq!(refusal("users: [app]", |_| ()), at("users: user \"root\" is not allowed"));
+        assert_eq!(refusal("users: ['*']", |_| ()), at("users: user \"root\" is not allowed"), "a pattern");
+        assert_eq!(refusal("users: [app, root]", |_| ()), "");
+        assert_eq!(refusal("{users: [app], root: true}", |_| ()), "");
+        assert_eq!(refusal("root: false", |_| ()), at("root: user \"root\" (uid 0) is not allowed"));
+        assert_eq!(refusal("{users: ['no*'], root: false}", nobody), "");
+        assert_eq!(refusal("users: [app]", nobody), at("users: user \"nobody\" is not allowed"));
+        assert_eq!(refusal("namespaces: [db]", |_| ()), at("namespaces: namespace \"web\" is not allowed"));
+        assert_eq!(refusal("namespaces: ['w*']", |_| ()), "");
+        assert_eq!(refusal("paths: [/opt, /run]", |_| ()), "");
+        let outside = at("paths: pid_path /run/api.pid is not below an allowed path");
+        assert_eq!(refusal("paths: [/opt]", |_| ()), outside);
+        assert_eq!(refusal("paths: [/opt, /run/api]", |_| ()), outside);
+        let climbs = |spec: &mut Spec| spec.identity.log_path = Some("/opt/../etc/shadow".to_owned());
+        assert!(refusal("paths: [/opt, /run]", climbs).contains("log_path /opt/../etc/shadow"));
+        let env = |spec: &mut Spec| drop(spec.env.insert("A".into(), EnvValue::File("/etc/shadow".into())));
+        assert!(refusal("paths: [/opt, /run]", env).contains("env /etc/shadow"));
+    }
+
+    #[test]
+    fn a_link_does_not_lead_out_of_an_allowed_path() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let allowed = folder.path().join("allowed");
+        std::fs::create_dir(&allowed).expect("a folder");
+        std::os::unix::fs::symlink("/etc", allowed.join("link")).expect("a link");
+        let text = format!("root_opens: [{}]", allowed.display());
+        assert!(policy(&text).may_root_open(&allowed.join("file")));
+        assert!(!policy(&text).may_root_open(&allowed.join("link/shadow")));
+        assert!(!policy(&text).may_root_open(Path::new("/etc/shadow")));
+        assert!(
+            !HostPolicy::default().may_root_open(Path::new("/etc/shadow")),
+            "nothing unless it is allowed"
+        );
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        for text in
+            ["user: [app]", "users: app", "root: maybe", "paths: [opt]", "root_opens: [/a/../b]", "- x"]
+        {
+            assert!(HostPolicy::parse(Path::new("f"), text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Offline check of an agent's folder: instances that the host policy or the rules for files would refuse to launch.
+//!
+//! An upgrade, or a new policy, restarts nothing; an instance that it refuses fails at its next launch. This check lists
+//! such instances before that. Access is judged by owners and mode bits, without access control lists.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::policy::HostPolicy;
+use super::row::{Row, all};
+use super::spawn::Account;
+use crate::model::{EnvValue, InstanceKey, Spec};
+use crate::store::{Embedded, Error};
+
+/// An instance that would not be launched again, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RefusedInstance {
+    pub instance: InstanceKey,
+    pub reasons: Vec<String>,
+}
+
+/// The instances of an agent's folder that would be refused. The agent may be running.
+pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec<RefusedInstance>, Error> {
+    let file = folder.join("agent.db");
+    if !file.is_file() {
+        return Err(Error::Disk(format!("{} does not exist", file.display())));
+    }
+    let store = Embedded::open(&file)?;
+    let mut refused = Vec::new();
+    for (name, row) in all::<Row>(&store, "proc/").await? {
+        let (Ok(instance), Some(given)) = (name.parse::<InstanceKey>(), &row.given) else { continue };
+        let reasons = reasons(&instance, &given.spec, policy);
+        if !reasons.is_empty() {
+            refused.push(RefusedInstance { instance, reasons });
+        }
+    }
+    refused.sort_by(|one, other| one.instance.cmp(&other.instance));
+    Ok(refused)
+}
+
+fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
+    let account = match Account::of(spec) {
+        Ok(account) => account,
+        Err(why) => return vec![why],
+    };
+    let mut reasons: Vec<String> = policy.check(key, spec).err().into_iter().collect();
+    let mut check = |field: &str, path: &str, access: Access| {
+        if !allows(&account, Path::new(path), access) {
+            let what = if access == Access::Read { "read" } else { "write to" };
+            reasons.push(format!("{field}: user {:?} cannot {what} {path}", account.name()));
+        }
+    };
+    // A pid file is replaced, so its folder counts.
+    if let Some(folder) = Path::new(&spec.identity.pid_path).parent() {
+        check("pid_path", &folder.display().to_string(), Access::Write);
+    }
+    if let Some(path) = &spec.identity.log_path {
+        check("log_path", path, Access::Write);
+    }
+    for (name, value) in &spec.env {
+        if let EnvValue::File(file) = value
+            && !policy.may_root_open(Path::new(file))
+        {
+            check(&format!("env {name}"), file, Access::Read);
+        }
+    }
+    reasons
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+const READ: u32 = 4;
+const WRITE: u32 = 2;
+const ENTER: u32 = 1;
+
+/// May an account open this path, made if it is written to and does not exist?
+fn allows(account: &Account, path: &Path, access: Access) -> bool {
+    if account.uid() == 0 {
+        return true;
+    }
+    let granted = |path: &Path, bits: u32| {
+        let Ok(meta) = std::fs::metadata(path) else { return false };
+        let shift = match () {
+            () if meta.uid() == account.uid() => 6,
+            () if account.groups().contains(&meta.gid()) => 3,
+            () => 0,
+        };
+        (meta.mode() >> shift) & bits == bits
+    };
+    let existing = match access {
+        Access::Read => Some(path),
+        Access::Write => path.ancestors().find(|part| part.exists()),
+    };
+    let Some(existing) = existing else { return false };
+    let bits = match (access, existing.is_dir()) {
+        (Access::Read, _) => READ,
+        (Access::Write, true) => WRITE | ENTER,
+        (Access::Write, false) => WRITE,
+    };
+    granted(existing, bits) && existing.ancestors().skip(1).all(|folder| granted(folder, ENTER))
+}

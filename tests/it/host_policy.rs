@@ -1,0 +1,184 @@
+//! The host policy of an agent: what it refuses, by which rule, when it keeps the agent from starting, and what an upgrade
+//! would refuse.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::ownership::folder_of;
+use crate::support::{abide, stderr, stdout, test_user, until};
+use crate::system::{System, is_alive, kill};
+
+fn write(system: &System, name: &str, text: &str) -> PathBuf {
+    let file = system.path(name);
+    std::fs::write(&file, text).expect("a file");
+    file
+}
+
+fn set(path: &Path, mode: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("a mode");
+}
+
+fn restart_with(system: &mut System, policy: &str) {
+    write(system, "policy.yaml", policy);
+    system.kill_agent();
+    system.start_agent_with(&["--policy", "policy.yaml"], &[]);
+}
+
+/// A foreground process of a user, all in one folder.
+fn spec(folder: &Path, user: &str) -> Value {
+    json!({"identity": {"proc_name": "sleep", "setup_path": folder, "user": user, "pid_path": folder.join("p.pid"),
+                        "log_path": folder.join("p.log")},
+           "control": {"start_cmd": "exec sleep 1000", "start_mode": "foreground"},
+           "monitor_policy": {"auto_type": 1, "start_check_secs": 0, "start_interval": 1, "stop_check_secs": 5}})
+}
+
+#[test]
+fn each_launch_and_adoption_is_bounded_and_the_refusal_names_the_rule() {
+    let Some(user) = test_user() else { return };
+    let mut system = System::new();
+    let app = folder_of(&system, "app", user.uid, 0o755);
+    let root = folder_of(&system, "root", 0, 0o755);
+    let refusal = |what: &str| format!("host policy policy.yaml: {what}");
+    for (policy, folder, account, says) in [
+        ("users: [abide-test]\n".to_owned(), &root, "root", "users: user \"root\" is not allowed"),
+        ("root: false\n".to_owned(), &root, "root", "root: user \"root\" (uid 0) is not allowed"),
+        ("namespaces: [db]\n".to_owned(), &app, "abide-test", "namespaces: namespace \"web\" is not allowed"),
+        (format!("paths: [{}]\n", root.display()), &app, "abide-test", "paths: setup_path"),
+    ] {
+        restart_with(&mut system, &policy);
+        for op in [0, 3] {
+            let (code, message) = system.operate("p", op, &spec(folder, account));
+            assert!(code == 65535 && message.starts_with(&refusal(says)), "{policy} {op}: {code} {message}");
+        }
+        assert!(system.process("p").is_null(), "{policy}");
+    }
+    let policy =
+        format!("users: [\"abide-*\"]\nroot: false\nnamespaces: [web]\npaths: [{}]\n", app.display());
+    restart_with(&mut system, &policy);
+    assert_eq!(system.operate("p", 0, &spec(&app, "abide-test")), (0, "success".to_owned()));
+    // A request's own spec does not smuggle a command of root in.
+    let mut forged = spec(&app, "root");
+    forged["control"]["stop_cmd"] = json!("touch owned");
+    let (code, message) = system.operate("p", 1, &forged);
+    assert!(!app.join("owned").exists(), "{code} {message}");
+    system.operate("p", 1, &spec(&app, "abide-test"));
+    until("it is stopped", || !system.facts("p").2);
+}
+
+#[test]
+fn a_stricter_policy_leaves_what_runs_and_stops_it_from_coming_back() {
+    let Some(user) = test_user() else { return };
+    let mut system = System::new();
+    let app = folder_of(&system, "app", user.uid, 0o755);
+    let root = folder_of(&system, "root", 0, 0o755);
+    // Its own log, as an agent that opens logs with the user's rights leaves it.
+    chown(write(&system, "app/p.log", ""), Some(user.uid), None).expect("an owner");
+    let (ours, roots) = (spec(&app, "abide-test"), spec(&root, "root"));
+    for (name, spec) in [("ours", &ours), ("roots", &roots), ("stopped", &spec(&root, "root"))] {
+        let mut spec = spec.clone();
+        spec["identity"]["value_key"] = json!(name);
+        spec["identity"]["pid_path"] = json!(system.path(&format!("run/{name}.pid")));
+        if name == "ours" {
+            spec["identity"]["pid_path"] = json!(app.join("ours.pid"));
+        }
+        assert_eq!(system.operate(name, 0, &spec).0, 0, "{name}");
+    }
+    let pids = ["ours", "roots", "stopped"].map(|name| system.pid(name).expect("a pid"));
+    restart_with(&mut system, "root: false\n");
+    until("all are held", || {
+        ["ours", "roots", "stopped"].iter().all(|name| system.process(name)["agent"] == true)
+    });
+    assert_eq!(
+        ["ours", "roots", "stopped"].map(|name| system.pid(name)),
+        pids.map(Some),
+        "nothing was restarted"
+    );
+    let (code, message) = system.operate("roots", 7, &Value::Null);
+    assert!(code == 65535 && message.contains("root: user \"root\""), "{code} {message}");
+    assert!(is_alive(pids[1]), "a refused restart leaves the process as it is");
+    assert_eq!(system.row("roots", &system.begin("roots", 2, &Value::Null))["error_code"], 0);
+    assert_eq!(system.operate("stopped", 1, &Value::Null).0, 0, "stopping is always allowed");
+    kill(pids[1], "KILL");
+    until("its row names the rule", || {
+        let row = system.process("roots");
+        row["message"]
+            .as_str()
+            .is_some_and(|text| text.starts_with("host policy policy.yaml: root: user \"root\""))
+    });
+    assert_eq!(system.facts("roots"), (true, true, false));
+    assert_eq!(system.operate("roots", 4, &Value::Null).0, 0, "and so is unhosting");
+    // What would be refused is listed, by a folder that is in use.
+    let check = |more: &[&str]| {
+        let args =
+            [&["agent", "--check-policy", "--data", "agent", "--policy", "policy.yaml"], more].concat();
+        let output = abide(&args, system.folder.path(), b"");
+        (output.status.code(), stdout(&output), stderr(&output))
+    };
+    let (code, out, err) = check(&["-o", "json"]);
+    let listed: Value = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{err}"));
+    assert_eq!((code, listed["refused"].as_array().expect("rows").len()), (Some(3), 2), "{out}");
+    assert_eq!(listed["refused"][0]["instance"], "0:127.0.0.1:web:roots");
+    let (code, out, _) = check(&[]);
+    assert!(code == Some(3) && out.contains("root: user \"root\" (uid 0) is not allowed"), "{out}");
+    // Files that their user cannot reach are listed, too.
+    write(&system, "policy.yaml", "");
+    set(&app, 0o700);
+    chown(&app, Some(0), Some(0)).expect("an owner");
+    let (code, out, _) = check(&[]);
+    assert!(code == Some(3) && out.contains("log_path: user \"abide-test\" cannot write to"), "{out}");
+    chown(&app, Some(user.uid), Some(user.gid)).expect("an owner");
+    let (code, out, err) = check(&[]);
+    assert_eq!((code, out.as_str()), (Some(0), "no instance would be refused\n"), "{err}");
+}
+
+#[test]
+fn a_policy_that_another_user_could_write_or_that_is_wrong_keeps_the_agent_from_starting() {
+    let Some(user) = test_user() else { return };
+    let system = System::new();
+    let folder = folder_of(&system, "etc", 0, 0o755);
+    let file = folder.join("agent.yaml");
+    let refused = |says: &str| {
+        let policy = file.display().to_string();
+        let args = [
+            "agent",
+            "--join",
+            "http://127.0.0.1:9",
+            "--token-file",
+            "token",
+            "--data",
+            "other",
+            "--policy",
+            &policy,
+        ];
+        let output = abide(&args, system.folder.path(), b"");
+        let err = stderr(&output);
+        assert!(
+            output.status.code() == Some(1) && err.contains(says) && err.contains(&policy),
+            "{says}: {err}"
+        );
+        assert!(!system.path("other").exists(), "{says}: nothing was begun");
+    };
+    refused("cannot read it");
+    for (text, says) in [
+        ("user: [app]\n", "unknown field `user`"),
+        ("users: app\n", "users"),
+        ("paths: [opt]\n", "not an absolute path"),
+    ] {
+        std::fs::write(&file, text).expect("a file");
+        refused(says);
+    }
+    std::fs::write(&file, "root: false\n").expect("a file");
+    set(&file, 0o666);
+    refused("writable by every user");
+    set(&file, 0o644);
+    chown(&file, Some(user.uid), None).expect("an owner");
+    refused("belongs to user abide-test");
+    chown(&file, Some(0), None).expect("an owner");
+    set(&folder, 0o777);
+    refused("etc is writable by every user");
+    set(&folder, 0o755);
+    chown(&folder, Some(user.uid), None).expect("an owner");
+    refused("etc belongs to user abide-test");
+}
