@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 
+use super::redact::View;
 use super::{Refused, refusal};
 use crate::http::{Reloaded, Revoked, base64, same};
 
@@ -61,10 +62,10 @@ impl Access {
         name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(address)
     }
 
-    /// Resolves when the token that a reader came with is replaced. `None`: reading needs none.
+    /// Resolves when the token that a reader came with is replaced. `None`: the reader came without the token.
     pub(super) fn reader_revoked(&self, parts: &Parts) -> Option<Revoked> {
         let said = bearer(&parts.headers).or_else(|| password(&parts.headers))?;
-        let token = self.token.as_ref().filter(|_| self.guarded)?;
+        let token = self.token.as_ref().filter(|_| self.view(parts) == View::Whole)?;
         Some(token.revoked(move |token| !token.is_empty() && same(&said, token)))
     }
 
@@ -77,14 +78,25 @@ impl Access {
             false if !self.guarded => return Ok(Proof::NotNeeded),
             false => {}
         }
-        let mut response = refusal(
-            StatusCode::UNAUTHORIZED,
-            "a token is needed: Authorization: Bearer, or as the password of any user in a browser",
-        );
-        response
-            .headers_mut()
-            .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"abide\", Bearer"));
-        Err(marked(response, shown))
+        Err(marked(asks_for_token(), shown))
+    }
+
+    /// A browser's user asks to see everything.
+    pub(super) fn may_log_in(&self, parts: &Parts) -> Result<Proof, Refused> {
+        let said = bearer(&parts.headers).or_else(|| password(&parts.headers));
+        let shown = said.is_some();
+        match self.knows(said) {
+            true => Ok(Proof::Shown),
+            false => Err(marked(asks_for_token(), shown)),
+        }
+    }
+
+    /// Commands and values of the environment are for those who know the token.
+    pub(super) fn view(&self, parts: &Parts) -> View {
+        match self.knows(bearer(&parts.headers).or_else(|| password(&parts.headers))) {
+            true => View::Whole,
+            false => View::Redacted,
+        }
     }
 
     pub(super) fn may_change(&self, parts: &Parts) -> Result<Proof, Refused> {
@@ -110,6 +122,17 @@ impl Access {
         let token = self.token.as_ref().map(Reloaded::get);
         said.zip(token).is_some_and(|(said, token)| !token.is_empty() && same(&said, &token))
     }
+}
+
+fn asks_for_token() -> Refused {
+    let mut response = refusal(
+        StatusCode::UNAUTHORIZED,
+        "a token is needed: Authorization: Bearer, or as the password of any user in a browser",
+    );
+    response
+        .headers_mut()
+        .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"abide\", Bearer"));
+    response
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::info;
 
+use super::redact::{self, View};
 use super::{Dashboard, Refused, TIME, json_answer, parameter, refusal};
 use crate::clock;
 use crate::control;
@@ -26,7 +27,7 @@ fn whole(seconds: f64) -> Value {
     if seconds.fract() == 0.0 { json!(seconds as u64) } else { json!(seconds) }
 }
 
-pub fn status(board: &Board) -> Value {
+pub fn status(board: &Board, view: View) -> Value {
     let known = board.known();
     let subject = &board.subject;
     let (role, leader, generation) = match &known.role {
@@ -47,8 +48,15 @@ pub fn status(board: &Board) -> Value {
         .after(known.number.saturating_sub(RECENT), usize::MAX)
         .notes
         .iter()
-        .map(|note| note.json())
+        .map(|note| match view {
+            View::Whole => note.json(),
+            View::Redacted => note.public().json(),
+        })
         .collect();
+    let problems = match view {
+        View::Whole => json!(&*known.problems),
+        View::Redacted => redact::problems(json!(&*known.problems)),
+    };
     json!({
         "version": 1,
         "abide": env!("CARGO_PKG_VERSION"),
@@ -83,7 +91,8 @@ pub fn status(board: &Board) -> Value {
         "holds": look.map(|look| look.rules.holds.iter().filter(|hold| hold.by != "watch").map(hold).collect::<Vec<_>>()).unwrap_or_default(),
         "pauses": look.map(|look| look.rules.pauses.iter().map(pause_json).collect::<Vec<_>>()).unwrap_or_default(),
         "notes": look.map(|look| look.plan.notes.clone()).unwrap_or_default(),
-        "problems": &*known.problems,
+        "problems": problems,
+        "redacted": view == View::Redacted,
         "last_event": known.number,
         "events": events,
     })
@@ -182,11 +191,15 @@ fn process(row: &Row) -> Value {
 }
 
 /// What would be done now, as of the last look.
-pub fn plan<S>(dashboard: &Dashboard<S>) -> Result<Response, Refused> {
+pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, Refused> {
     let known = dashboard.board.known();
     let none = || refusal(StatusCode::SERVICE_UNAVAILABLE, "nothing was looked at yet");
     let look = known.look.ok_or_else(none)?;
-    Ok(json_answer(StatusCode::OK, &(dashboard.plan)(&look)))
+    let plan = (dashboard.plan)(&look);
+    Ok(match view {
+        View::Whole => json_answer(StatusCode::OK, &plan),
+        View::Redacted => json_answer(StatusCode::OK, &redact::plan(plan)),
+    })
 }
 
 /// What was applied, the newest first.

@@ -16,6 +16,7 @@ use axum::response::Response;
 use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use super::redact::View;
 use super::{Refused, parameter, refusal, typed};
 use crate::control::board::Board;
 
@@ -33,11 +34,17 @@ struct Reader {
     begun: bool,
     /// He knows a number that is not one of ours.
     is_foreign: bool,
+    view: View,
     _place: OwnedSemaphorePermit,
 }
 
 /// From the event after `Last-Event-ID` (or `?after=`) on; without either, from now on.
-pub fn stream(board: &Arc<Board>, readers: &Arc<Semaphore>, parts: &Parts) -> Result<Response, Refused> {
+pub fn stream(
+    board: &Arc<Board>,
+    readers: &Arc<Semaphore>,
+    parts: &Parts,
+    view: View,
+) -> Result<Response, Refused> {
     let Ok(place) = Arc::clone(readers).try_acquire_owned() else {
         return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "too many read events: try again later"));
     };
@@ -54,7 +61,8 @@ pub fn stream(board: &Arc<Board>, readers: &Arc<Semaphore>, parts: &Parts) -> Re
     let newest = board.known().number;
     let is_foreign = last > newest;
     let last: u64 = last.min(newest);
-    let reader = Reader { board: Arc::clone(board), last, news, begun: false, is_foreign, _place: place };
+    let reader =
+        Reader { board: Arc::clone(board), last, news, begun: false, is_foreign, view, _place: place };
     let pieces = stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(piece)), reader))
@@ -89,7 +97,11 @@ impl Reader {
             }
             for note in &later.notes {
                 self.last = note.number;
-                let _ = write!(text, "id: {}\ndata: {}\n\n", note.number, note.json());
+                let json = match self.view {
+                    View::Whole => note.json(),
+                    View::Redacted => note.public().json(),
+                };
+                let _ = write!(text, "id: {}\ndata: {json}\n\n", note.number);
             }
             if !text.is_empty() {
                 return Some(text);

@@ -6,7 +6,8 @@
 //! to people by itself.
 //!
 //! A request is let in by [`access`]: on a loopback address anybody may read, with a token file only who knows the token;
-//! whoever wants to change something needs the token always. A browser that was talked into calling us under another
+//! whoever wants to change something needs the token always. Without the token, command lines and environment values are
+//! hidden ([`redact`]); `/login` asks a browser for it. A browser that was talked into calling us under another
 //! name is refused, and no other site may read what we answer.
 
 mod access;
@@ -15,6 +16,7 @@ mod events;
 pub mod messages;
 mod metrics;
 mod page;
+mod redact;
 mod webhook;
 
 use std::pin::Pin;
@@ -83,7 +85,7 @@ pub fn router<S: Store>(dashboard: Dashboard<S>) -> Router {
 
 /// The same beside others: without health, which is theirs.
 pub fn routes<S: Store>(dashboard: Dashboard<S>) -> Router {
-    let paths = ["/", "/metrics", "/api/v1/{*rest}"];
+    let paths = ["/", "/login", "/metrics", "/api/v1/{*rest}"];
     let add = |router: Router<Arc<Shared<S>>>, path: &str| router.route(path, any(serve::<S>));
     paths.into_iter().fold(Router::new(), add).with_state(share(dashboard))
 }
@@ -100,6 +102,7 @@ fn share<S>(dashboard: Dashboard<S>) -> Arc<Shared<S>> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     Page,
+    Login,
     Status,
     Processes,
     Events,
@@ -128,6 +131,7 @@ impl Route {
     fn find(path: &str) -> Option<Route> {
         Some(match path {
             "/" => Route::Page,
+            "/login" => Route::Login,
             "/metrics" => Route::Metrics,
             "/healthz" => Route::Health,
             "/readyz" => Route::Ready,
@@ -148,7 +152,7 @@ impl Route {
 
     fn need(self) -> Need {
         match self {
-            Route::Health | Route::Ready => Need::Nothing,
+            Route::Health | Route::Ready | Route::Login => Need::Nothing,
             Route::Page | Route::Status | Route::Processes | Route::Events => Need::Reading,
             Route::Plan | Route::History | Route::Metrics => Need::Reading,
             Route::Pause | Route::Resume | Route::Look => Need::Changing,
@@ -207,18 +211,23 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
     }
     // Only after the header: a body of a caller without the token is not read.
     let admit = || shared.known.admit().map_err(|resource| overloaded(connection, resource));
+    let view = dashboard.access.view(parts);
     Ok(match route {
-        Route::Page => page::page(board),
-        Route::Status => json_answer(StatusCode::OK, &api::status(board)),
+        Route::Page => page::page(board, view),
+        Route::Login => {
+            proved(dashboard.access.may_log_in(parts), connection, "a reader").await?;
+            to_the_page()
+        }
+        Route::Status => json_answer(StatusCode::OK, &api::status(board, view)),
         Route::Processes => json_answer(StatusCode::OK, &api::processes(&board.known())),
         Route::Events => {
-            let response = events::stream(board, readers, parts)?;
+            let response = events::stream(board, readers, parts, view)?;
             match dashboard.access.reader_revoked(parts) {
                 Some(revoked) => response.map(|body| until_revoked(body, revoked, "")),
                 None => response,
             }
         }
-        Route::Plan => api::plan(dashboard)?,
+        Route::Plan => api::plan(dashboard, view)?,
         Route::History => json_answer(StatusCode::OK, &api::history(dashboard, parts).await?),
         Route::Metrics => {
             let mut text = metrics::text(board, READERS - readers.available_permits());
@@ -245,6 +254,14 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
             api::look(dashboard, parts, "a webhook came: looking now")
         }
     })
+}
+
+/// A browser that logged in goes back to the page, and sends the token from then on.
+fn to_the_page() -> Response {
+    let mut response = typed(Body::empty(), "text/plain; charset=utf-8");
+    *response.status_mut() = StatusCode::SEE_OTHER;
+    response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/"));
+    response
 }
 
 /// Reads a webhook's body among those of unknown callers, and checks its signature.

@@ -11,35 +11,41 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 
 use super::api::{converged, health_of, hosting_of};
+use super::redact::View;
 use super::typed;
 use crate::clock;
-use crate::control::board::{Board, Known, Level, Role, Row, Severity, Sync};
+use crate::control::board::{Board, HIDDEN, Known, Level, Note, Role, Row, Severity, Sync, may_quote};
 use crate::model::{Health, Time, span};
 
 /// So many processes are shown: those first that somebody should look at.
 const ROWS: usize = 500;
 const EVENTS: u64 = 40;
 
-pub fn page(board: &Board) -> Response {
+pub fn page(board: &Board, view: View) -> Response {
     // Only what stands in this very answer may run and style.
     let nonce = format!("{:016x}{:016x}", RandomState::new().hash_one(1), RandomState::new().hash_one(2));
     let known = board.known();
     let mut main = String::new();
     summary(&mut main, board, &known);
-    problems(&mut main, &known);
+    problems(&mut main, &known, view);
     processes(&mut main, &known);
-    events(&mut main, board, &known);
+    events(&mut main, board, &known, view);
     let title = match (&known.trouble, converged(&known)) {
         (Some(_), _) => "trouble",
         (None, true) => "converged",
         (None, false) => "not converged",
+    };
+    // Without the token, commands and environment values are hidden.
+    let login = match view {
+        View::Whole => "",
+        View::Redacted => "· commands and environment values are hidden: <a href=\"/login\">log in</a> ",
     };
     let html = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
          content=\"width=device-width, initial-scale=1\">\n<title>abide: {title}</title>\n<style nonce=\"{nonce}\">{STYLE}</style>\n\
          </head>\n<body>\n<main id=\"main\" data-last=\"{}\">\n{main}</main>\n<footer>abide {} · <a href=\"/api/v1/status\">status</a> · \
          <a href=\"/api/v1/processes\">processes</a> · <a href=\"/api/v1/plan\">plan</a> · <a href=\"/api/v1/history\">history</a> · \
-         <a href=\"/metrics\">metrics</a> <span id=\"live\"></span></footer>\n<script nonce=\"{nonce}\">{SCRIPT}</script>\n</body>\n</html>\n",
+         <a href=\"/metrics\">metrics</a> {login}<span id=\"live\"></span></footer>\n<script nonce=\"{nonce}\">{SCRIPT}</script>\n</body>\n</html>\n",
         known.number,
         env!("CARGO_PKG_VERSION"),
     );
@@ -124,24 +130,28 @@ fn summary(out: &mut String, board: &Board, known: &Known) {
     out.push_str("</p>\n");
 }
 
-fn problems(out: &mut String, known: &Known) {
+fn problems(out: &mut String, known: &Known, view: View) {
     if known.problems.is_empty() {
         return;
     }
     out.push_str("<h2>Problems in the manifests</h2>\n<ul class=\"problems\">\n");
     for problem in known.problems.iter().take(ROWS) {
         let class = if problem.severity == Severity::Error { "bad" } else { "warn" };
+        let quotes = may_quote(&problem.message) || problem.hint.as_deref().is_some_and(may_quote);
+        let is_hidden = view == View::Redacted && quotes;
+        let message = if is_hidden { HIDDEN } else { &problem.message };
         let place = format!("{}:{}:{}", problem.file, problem.line, problem.column);
         let hint = problem
             .hint
             .as_deref()
+            .filter(|_| !is_hidden)
             .map(|hint| format!(" <small>{}</small>", escaped(hint)))
             .unwrap_or_default();
         let _ = writeln!(
             out,
             "<li class=\"box {class}\"><code>{}</code> {}{hint}</li>",
             escaped(&place),
-            escaped(&problem.message)
+            escaped(message)
         );
     }
     out.push_str("</ul>\n");
@@ -210,10 +220,14 @@ fn process(out: &mut String, row: &Row) {
     );
 }
 
-fn events(out: &mut String, board: &Board, known: &Known) {
+fn events(out: &mut String, board: &Board, known: &Known, view: View) {
     out.push_str("<h2>Events</h2>\n<ol class=\"events\">\n");
     let later = board.after(known.number.saturating_sub(EVENTS), usize::MAX);
-    for note in later.notes.iter().rev() {
+    let shown = later.notes.iter().rev().map(|note| match view {
+        View::Whole => Note::clone(note),
+        View::Redacted => note.public(),
+    });
+    for note in shown {
         let class = match note.level {
             Level::Info => "",
             Level::Warning => "warn",

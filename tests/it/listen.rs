@@ -23,7 +23,7 @@ pub fn address(machine: &Machine, log: &str) -> SocketAddr {
     line.trim().parse().expect("an address")
 }
 
-fn send(at: SocketAddr, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
+pub fn send(at: SocketAddr, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
     let mut stream = TcpStream::connect(at).expect("a connection");
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
     let host = if headers.contains("Host:") { String::new() } else { format!("Host: {at}\r\n") };
@@ -40,7 +40,7 @@ pub fn get(at: SocketAddr, path: &str) -> Answer {
     send(at, "GET", path, "", b"")
 }
 
-fn token(machine: &Machine) -> String {
+pub fn token(machine: &Machine) -> String {
     let text = std::fs::read_to_string(machine.path(".abide-home/watch.token")).expect("a token");
     format!("Authorization: Bearer {}\r\n", text.trim())
 }

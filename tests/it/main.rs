@@ -22,6 +22,7 @@ mod foreign;
 mod gateway;
 mod git;
 mod git_hardening;
+mod hidden;
 mod host_policy;
 mod hostile;
 mod http;

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio::sync::watch;
 
-pub use self::note::{Kind, Level, Note};
+pub use self::note::{HIDDEN, Kind, Level, Note, is_private, may_quote};
 pub use self::row::{Row, Sync};
 use super::pin::Pin;
 use super::source::Reading;

@@ -85,9 +85,35 @@ pub struct Note {
     pub text: String,
     /// For programs.
     pub more: Map<String, Value>,
+    /// Title and text without command lines and environment values, where they differ.
+    pub public: Option<(String, String)>,
+}
+
+/// What stands in the place of a value that a reader may not see.
+pub const HIDDEN: &str = "(hidden)";
+
+/// Does this field hold a command line or a value of the environment?
+pub fn is_private(field: &str) -> bool {
+    field.ends_with("_cmd") || field == "env" || field.starts_with("env.")
+}
+
+/// May this text quote one?
+pub fn may_quote(text: &str) -> bool {
+    text.contains("_cmd") || text.contains("env")
 }
 
 impl Note {
+    /// The same for readers without credentials.
+    pub fn public(&self) -> Note {
+        let Some((title, text)) = self.public.clone() else { return self.clone() };
+        let mut more = self.more.clone();
+        if let Some(message) = more.get_mut("message").filter(|message| **message != "") {
+            *message = HIDDEN.into();
+        }
+        more.insert("redacted".to_owned(), true.into());
+        Note { title, text, more, ..self.clone() }
+    }
+
     pub fn json(&self) -> Value {
         let mut all = Map::new();
         all.insert("id".to_owned(), self.number.into());

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::note::{Kind, Level, Note};
+use super::note::{HIDDEN, Kind, Level, Note, is_private, may_quote};
 use super::{Event, Inner, KEPT, Look, Reading, Role};
 use crate::clock;
 use crate::execute::Ended;
@@ -26,10 +26,17 @@ impl Inner {
             }
         };
         let number = self.known.number;
-        let note = Note { number, at: clock::moment(), kind, level, title, text, more };
+        let note = Note { number, at: clock::moment(), kind, level, title, text, more, public: None };
         self.notes.push_back(Arc::new(note));
         if self.notes.len() > KEPT {
             self.notes.pop_front();
+        }
+    }
+
+    /// The last note has another title and text for readers without credentials.
+    fn publish(&mut self, title: String, text: String) {
+        if let Some(note) = self.notes.back_mut() {
+            Arc::make_mut(note).public = Some((title, text));
         }
     }
 
@@ -159,7 +166,12 @@ impl Inner {
                 "{} in the manifests: what is broken stays as it last was",
                 count(errors.len(), "error")
             );
-            self.note(Kind::Problems, Level::Error, title, list(&errors), more);
+            let public: Vec<String> = errors_of(&reading.problems, |message| match may_quote(message) {
+                true => HIDDEN,
+                false => message,
+            });
+            self.note(Kind::Problems, Level::Error, title.clone(), list(&errors), more);
+            self.publish(title, list(&public));
         } else if errors.is_empty() && !before.is_empty() {
             let title = "the manifests have no errors any more".to_owned();
             self.note(Kind::Mended, Level::Info, title, String::new(), more);
@@ -220,6 +232,12 @@ impl Inner {
         let more = json!({"instance": step.instance, "op": op, "outcome": outcome.word(), "code": ended.code,
                           "message": ended.message, "took_ms": ended.took_ms, "at": at});
         self.note(Kind::Step, level, title, String::new(), more);
+        let mut public = format!("{op} {}", step.instance);
+        match outcome.is_well() {
+            true => public.extend(why.map(|why| format!(": {}", in_public(why)))),
+            false => public = failure(&without_message(ended)),
+        }
+        self.publish(public, String::new());
     }
 
     fn did(&mut self, ended: &[Ended], took: Duration) {
@@ -244,7 +262,15 @@ impl Inner {
             .filter(|one| one.outcome.is_well())
             .map(|one| format!("{} {}", one.op, one.instance));
         let lines: Vec<String> = failures.into_iter().chain(done).collect();
-        self.note(Kind::Done, level, title, list(&lines), more);
+        let hidden = |one: &Ended| match one.outcome.is_well() {
+            true => format!("{} {}", one.op, one.instance),
+            false => failure(&without_message(one)),
+        };
+        let mut public: Vec<&Ended> = ended.iter().collect();
+        public.sort_by_key(|one| one.outcome.is_well());
+        let public: Vec<String> = public.into_iter().map(hidden).collect();
+        self.note(Kind::Done, level, title.clone(), list(&lines), more);
+        self.publish(title, list(&public));
         self.known.runs.take(took);
     }
 
@@ -265,8 +291,26 @@ fn held(look: &Look) -> Vec<String> {
 }
 
 fn errors(problems: &[Problem]) -> Vec<String> {
+    errors_of(problems, |message| message)
+}
+
+fn errors_of(problems: &[Problem], shown: impl Fn(&str) -> &str) -> Vec<String> {
     let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
-    errors.map(|problem| format!("{}:{}: {}", problem.file, problem.line, problem.message)).collect()
+    errors.map(|problem| format!("{}:{}: {}", problem.file, problem.line, shown(&problem.message))).collect()
+}
+
+/// An agent's message may quote a command and what it wrote.
+fn without_message(ended: &Ended) -> Ended {
+    let message = if ended.message.is_empty() { String::new() } else { HIDDEN.to_owned() };
+    Ended { message, ..ended.clone() }
+}
+
+fn in_public(why: &Why) -> String {
+    let hide = |value: &Option<String>| value.as_ref().map(|_| HIDDEN.to_owned());
+    match why.field.as_deref().is_some_and(is_private) {
+        true => because(&Why { old: hide(&why.old), new: hide(&why.new), ..why.clone() }),
+        false => because(why),
+    }
 }
 
 fn failure(ended: &Ended) -> String {

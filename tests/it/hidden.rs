@@ -1,0 +1,84 @@
+//! A loopback listener is open to every user of the machine: without the token it shows neither command lines nor values of
+//! the environment, wherever they could appear.
+
+use crate::apply::Machine;
+use crate::listen::{address, get, send, token};
+use crate::support::until;
+use crate::watch::{running, watch};
+
+/// In a command, a variable and what a command writes.
+const PRIVATE: [&str; 6] = ["pass-one", "pass-two", "env-one", "env-two", "says-its-password", "pass-bad"];
+
+fn write(machine: &Machine, which: &str) {
+    let control =
+        format!("  control: {{start_mode: foreground, start_cmd: 'exec sleep 1000 # pass-{which}'}}\n");
+    machine.write("a", &format!("{control}  env: {{DB: env-{which}}}\n"));
+}
+
+#[test]
+fn a_reader_without_the_token_sees_no_command_and_no_variable() {
+    let machine = Machine::new();
+    write(&machine, "one");
+    let _watch = watch(&machine, "watch.log", &[]);
+    let at = address(&machine, "watch.log");
+    until("it runs", || running(&machine, &["a"]));
+    let token = token(&machine);
+    let whole = |path: &str| send(at, "GET", path, &token, b"");
+    let all = ["/", "/api/v1/status", "/api/v1/processes", "/api/v1/plan", "/api/v1/history", "/metrics"];
+    let is_hidden = |when: &str| {
+        for path in all {
+            let body = get(at, path).body;
+            let told = PRIVATE.iter().find(|private| body.contains(**private));
+            assert_eq!(told, None, "{when}: {path} tells it: {body}");
+        }
+    };
+    // A step, with both sides of its change.
+    write(&machine, "two");
+    until("the change is an event", || whole("/api/v1/status").body.contains("pass-two"));
+    is_hidden("after a change");
+    assert!(whole("/").body.contains("pass-one"), "with the token both sides are shown");
+    let status = get(at, "/api/v1/status").json();
+    assert_eq!(
+        (&status["redacted"], &whole("/api/v1/status").json()["redacted"]),
+        (&true.into(), &false.into())
+    );
+    let titles = status["events"].to_string();
+    assert!(titles.contains("start_cmd: (hidden) → (hidden)"), "that it changed is told: {titles}");
+    // A plan that waits.
+    let body = br#"{"all": true}"#;
+    assert_eq!(send(at, "POST", "/api/v1/pause", &token, body).status, 200);
+    write(&machine, "one");
+    until("the change is held", || whole("/api/v1/plan").body.contains("pass-two"));
+    is_hidden("with a plan");
+    let plan = get(at, "/api/v1/plan").json();
+    let why = plan["held"][0]["why"].to_string();
+    assert!(
+        plan["redacted"] == true && why.contains("\"old\":\"(hidden)\"") && why.contains("env.DB"),
+        "{plan:#}"
+    );
+    assert_eq!(whole("/api/v1/plan").json()["redacted"], serde_json::Value::Null);
+    assert_eq!(send(at, "POST", "/api/v1/resume", &token, body).status, 200);
+    // A command that fails, and says why.
+    machine.write(
+        "bad",
+        "  control: {start_mode: foreground, start_cmd: 'echo says-its-password pass-bad >&2; exit 7'}\n",
+    );
+    until("it failed", || {
+        get(at, "/api/v1/status").json()["events"].to_string().contains("start 0:127.0.0.1:web:bad")
+    });
+    is_hidden("after a failure");
+    // A browser is asked for the token where its user wants to see more.
+    assert!(get(at, "/").body.contains("href=\"/login\""));
+    let asked = get(at, "/login");
+    assert!(
+        asked.status == 401 && asked.head.to_lowercase().contains("www-authenticate: basic"),
+        "{}",
+        asked.head
+    );
+    let entered = whole("/login");
+    assert!(entered.status == 303 && entered.head.to_lowercase().contains("location: /"), "{}", entered.head);
+    assert_eq!(
+        send(at, "GET", "/api/v1/status", "Authorization: Bearer wrong\r\n", b"").json()["redacted"],
+        true
+    );
+}
