@@ -119,6 +119,10 @@ impl App {
         self.namespaces.iter().any(|pattern| glob(pattern, namespace))
     }
 
+    pub fn namespaces(&self) -> &[String] {
+        &self.namespaces
+    }
+
     pub fn may_touch_all(&self) -> bool {
         self.namespaces.iter().any(|pattern| pattern == "*")
     }

@@ -153,7 +153,8 @@ fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, Refusal> {
         Some(value) if value.is_empty() || value.len() > 128 || value.contains('/') => Err(wrong(header)),
         value => Ok(value),
     };
-    Ok(Caller { app: app.code.clone(), owner: name("x-abide-owner")?, generation, op: name("x-abide-op")? })
+    let (owner, op) = (name("x-abide-owner")?, name("x-abide-op")?);
+    Ok(Caller { app: app.code.clone(), owner, generation, op, sees: app.namespaces().to_vec() })
 }
 
 /// A request about one process or namespace that this app may touch.

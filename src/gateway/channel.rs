@@ -86,7 +86,8 @@ impl<S: Store> Gateway<S> {
         for host in hosts {
             // Read first: whatever is registered after it is told by itself, with a larger number.
             let page = self.store.range(&format!("identity/{host}/"), None, usize::MAX).await?;
-            for entry in page.entries {
+            let claims = self.store.range(&format!("claim/{host}/"), None, usize::MAX).await?;
+            for entry in page.entries.into_iter().chain(claims.entries) {
                 let process = std::str::from_utf8(&entry.value).ok().and_then(|text| text.parse().ok());
                 let Some(process) = process else { continue };
                 let instance = super::tasks::instance(&process, host);
@@ -248,7 +249,7 @@ impl<S: Store> Gateway<S> {
         if let Order::Rename { from } = op
             && let Some(entry) = self.store.get(&key_of("reg", from)).await?
         {
-            let part = self.removal(from, &entry.value);
+            let part = self.removal(from, &entry.value).await?;
             taking.add(part);
             taking.given.push((from.clone(), None));
         }
@@ -262,7 +263,13 @@ impl<S: Store> Gateway<S> {
         if old.as_ref().is_some_and(|old| old.given == *held) && !matches!(op, Order::Rename { .. }) {
             return Ok(());
         }
-        let part = record_txn(instance, held, old.as_ref(), supplier, generation)?;
+        let former = match op {
+            Order::Rename { from } => Some(from.process()),
+            _ => None,
+        };
+        let before = old.as_ref().map(|old| &*old.given.spec);
+        let part = record_txn(instance, held, old.as_ref(), supplier, generation)?
+            .and(self.identity_txn(instance, before, &held.spec, former.as_ref()).await?);
         taking.add(part);
         taking.given.push((instance.clone(), Some(held.clone())));
         let registered = old.as_ref().map_or_else(super::now_secs, |old| old.registered);
@@ -290,7 +297,8 @@ impl<S: Store> Gateway<S> {
         taking.add(Txn::put(key, serde_json::to_vec(&report)?));
         if let (false, Some(given)) = (known, &report.given) {
             info!(%instance, owner = ?given.owner, "registered as its agent reports: the store did not know it");
-            let part = record_txn(instance, given, None, None, None)?;
+            let part = record_txn(instance, given, None, None, None)?
+                .and(self.identity_txn(instance, None, &given.spec, None).await?);
             taking.add(part);
         }
         Ok(())

@@ -14,7 +14,7 @@
 //! numbers up to a floor are final ([`floor`]).
 //!
 //! Beyond GSE there are `/api/abide/v1/processes` with everything that is known ([`processes`]) and the store itself
-//! for controllers ([`state`]). Readers get digests in place of secrets ([`secrets`]).
+//! for controllers ([`state`]). Which process has an identity on a host: [`identity`]. Readers get digests in place of secrets ([`secrets`]).
 //!
 //! Invariants: what was acknowledged is on disk; a row of a task stands for itself; the same `X-Abide-Op` is carried
 //! out once; a generation counts only if the writer lease of its owner holds it.
@@ -27,6 +27,7 @@ mod floor;
 mod form;
 mod hosts;
 pub mod http;
+mod identity;
 mod lost;
 mod metrics;
 mod openapi;
@@ -161,6 +162,14 @@ pub struct Caller {
     pub generation: Option<u64>,
     /// The same for the same call, however often it is sent.
     pub op: Option<String>,
+    /// Patterns of the namespaces that the app may see.
+    pub sees: Vec<String>,
+}
+
+impl Caller {
+    fn may_see(&self, namespace: &str) -> bool {
+        self.sees.iter().any(|pattern| crate::model::glob(pattern, namespace))
+    }
 }
 
 /// Why a call as a whole cannot be carried out.

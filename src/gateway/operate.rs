@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::auth::short_digest;
+use super::identity::shares_identity;
 use super::registry::held;
 use super::tasks::{Allowed, Done, MOST_ROWS, Ordered, instance};
 use super::{Caller, Gateway, Refusal, now_ms};
@@ -110,8 +111,14 @@ impl<S: Store> Gateway<S> {
                     )));
                 }
                 let process = match self.named(&host, &held.spec).await? {
-                    Some(process) => process,
-                    None => self.free_name(&key, &host.key, &held, &named).await?,
+                    Some(process)
+                        if may(process.namespace.as_str())
+                            || self.was_started(&instance(&process, &host.key)).await? =>
+                    {
+                        process
+                    }
+                    // None, or a process of another namespace that was only registered.
+                    Some(_) | None => self.free_name(&key, &host.key, &held, &named).await?,
                 };
                 if !may(process.namespace.as_str()) {
                     let message = format!("app {:?} may not touch the process at {row}", caller.app);
@@ -185,37 +192,52 @@ impl<S: Store> Gateway<S> {
     }
 
     /// Refuses what may not be done, then begins the task; a call that was made before has its task already.
-    async fn submit(&self, mut orders: Vec<Ordered>, caller: &Caller) -> Result<String, Refusal> {
+    async fn submit(&self, orders: Vec<Ordered>, caller: &Caller) -> Result<String, Refusal> {
         if orders.len() as u64 >= MOST_ROWS {
             return Err(Refusal::Wrong(format!("{} instances are too many for one call", orders.len())));
-        }
-        let mut identities: HashMap<(HostKey, String), ProcessKey> = HashMap::new();
-        for order in &mut orders {
-            if order.refused.is_some() || !order.op.as_ref().is_some_and(Order::gives) {
-                continue;
-            }
-            order.refused = self.in_the_way(order).await?;
-            if let (None, Some(held)) = (&order.refused, &order.held) {
-                let place = (order.instance.host.clone(), held.spec.identity.index_key());
-                let own = order.instance.process();
-                if let Some(other) = identities.insert(place, own.clone()).filter(|other| *other != own) {
-                    order.refused = Some(Done::new(RowCode::COMMAND_FAILED, shares_identity(&other, &own)));
-                }
-            }
         }
         loop {
             if let Some(answer) = self.answered(caller).await? {
                 return serde_json::from_value(answer).map_err(Refusal::from);
             }
+            // Evaluated for each attempt: another call may have changed what the commit compares.
+            let mut orders = orders.clone();
+            let identities = self.take_identities(&mut orders, caller).await?;
             let (fence, refused) = self.fence(caller).await?;
+            let identities = if refused.is_some() { Txn::default() } else { identities };
             for order in orders.iter_mut().filter(|order| order.refused.is_none()) {
                 order.refused.clone_from(&refused);
             }
-            let with = |id: &str| Ok(fence.clone().and(self.answers(caller, &id)?));
+            let with = |id: &str| Ok(fence.clone().and(identities.clone()).and(self.answers(caller, &id)?));
             if let Some(id) = self.begin(&orders, &with).await? {
                 return Ok(id);
             }
         }
+    }
+
+    /// Refuses orders whose identity another process has; what the others write of theirs.
+    async fn take_identities(&self, orders: &mut [Ordered], caller: &Caller) -> Result<Txn, Refusal> {
+        let mut identities: HashMap<(HostKey, String), ProcessKey> = HashMap::new();
+        let mut all = Txn::default();
+        for order in orders {
+            if order.refused.is_some() || !order.op.as_ref().is_some_and(Order::gives) {
+                continue;
+            }
+            let (refused, txn) = self.claims(order, caller).await?;
+            order.refused = refused;
+            if let (None, Some(held)) = (&order.refused, &order.held) {
+                let place = (order.instance.host.clone(), held.spec.identity.index_key());
+                let own = order.instance.process();
+                if let Some(other) = identities.insert(place, own.clone()).filter(|other| *other != own) {
+                    let message = shares_identity(&other, caller);
+                    order.refused = Some(Done::new(RowCode::COMMAND_FAILED, message));
+                    continue;
+                }
+                all.compares.extend(txn.compares);
+                all.writes.extend(txn.writes);
+            }
+        }
+        Ok(all)
     }
 
     /// What the same call was answered before.
@@ -261,28 +283,6 @@ impl<S: Store> Gateway<S> {
             }
         };
         Ok((Txn::default(), Some(Done::new(RowCode::OLD_GENERATION, message))))
-    }
-
-    /// Two processes on one host cannot have one identity.
-    async fn in_the_way(&self, order: &Ordered) -> Result<Option<Done>, Refusal> {
-        let Some(held) = &order.held else { return Ok(None) };
-        let host = crate::model::Host { key: order.instance.host.clone(), supplier: None, agent_id: None };
-        let mut own = vec![order.instance.process()];
-        if let Some(Order::Rename { from }) = &order.op {
-            own.push(from.process());
-        }
-        let other = self.named(&host, &held.spec).await?.filter(|process| !own.contains(process));
-        let own = order.instance.process();
-        Ok(other.map(|other| Done::new(RowCode::COMMAND_FAILED, shares_identity(&other, &own))))
-    }
-}
-
-/// What another namespace's process is called is none of the caller's business.
-pub fn shares_identity(other: &ProcessKey, own: &ProcessKey) -> String {
-    let same = "has the same value_key, or setup_path and proc_name, on this host";
-    match other.namespace == own.namespace {
-        true => format!("{other} {same}"),
-        false => format!("a process of another namespace {same}"),
     }
 }
 

@@ -227,7 +227,9 @@ impl<S: Store> Gateway<S> {
             let mut row = json!({"host": host, "agent": connected, "version": version,
                                  "heard": Time(heard).to_string(), "clock_skew_ms": clock_skew_ms});
             if !brief {
-                row["processes"] = json!(self.store.slice(&format!("identity/{host}/"), 0, 0).await?.1);
+                let with = self.store.slice(&format!("identity/{host}/"), 0, 0).await?.1;
+                let without = self.store.slice(&format!("claim/{host}/"), 0, 0).await?.1;
+                row["processes"] = json!(with + without);
             }
             hosts.push(row);
         }

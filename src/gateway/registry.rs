@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::operate::shares_identity;
+use super::identity::{Whose, claim_key, shares_identity};
 use super::secrets::remembered;
 use super::tasks::instance;
 use super::{Caller, Gateway, Refusal, now_secs};
@@ -55,7 +55,7 @@ pub fn instance_of(key: &str) -> Option<InstanceKey> {
 }
 
 /// Who has an identity on a host. A path may contain anything, so it comes last.
-fn identity_key(instance: &InstanceKey, spec: &Spec) -> String {
+pub(super) fn identity_key(instance: &InstanceKey, spec: &Spec) -> String {
     format!("identity/{}/{}", instance.host, spec.identity.index_key())
 }
 
@@ -152,19 +152,23 @@ impl<S: Store> Gateway<S> {
             return Ok((Row::new(RowCode::EXISTS, message), Txn::default()));
         }
         let old: Option<Record> = there.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
-        let identity = identity_key(instance, &given.spec);
-        let taken = self.store.get(&identity).await?;
-        let own = instance.process();
-        let other = taken.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());
-        if let Some(other) = other.filter(|other: &ProcessKey| *other != own) {
-            return Ok((Row::new(RowCode::COMMAND_FAILED, shares_identity(&other, &own)), Txn::default()));
-        }
+        let taken = match self.whose(instance, &given.spec).await? {
+            Whose::Own(entry) => entry.map_or(0, |entry| entry.changed),
+            // Registered without it: its first start decides.
+            Whose::Claimed(_, entry) => entry.changed,
+            Whose::Other(other) => {
+                let message = shares_identity(&other, caller);
+                return Ok((Row::new(RowCode::COMMAND_FAILED, message), Txn::default()));
+            }
+        };
         if let Some(why) = self.is_another(instance, old.as_ref(), &given.spec).await? {
             return Ok((Row::new(RowCode::COMMAND_FAILED, why), Txn::default()));
         }
+        let before = old.as_ref().map(|old| &*old.given.spec);
         let txn = record_txn(instance, given, old.as_ref(), supplier, caller.generation)?
+            .and(self.identity_txn(instance, before, &given.spec, None).await?)
             .only_if(key, there.map_or(0, |entry| entry.changed))
-            .only_if(identity, taken.map_or(0, |entry| entry.changed));
+            .only_if(identity_key(instance, &given.spec), taken);
         Ok((Row::done(), txn))
     }
 
@@ -201,16 +205,19 @@ impl<S: Store> Gateway<S> {
         if let Some(wrong) = wrong {
             return Ok((Row::new(RowCode::COMMAND_FAILED, wrong), Txn::default()));
         }
-        Ok((Row::done(), self.removal(instance, &entry.value).only_if(key, entry.changed)))
+        Ok((Row::done(), self.removal(instance, &entry.value).await?.only_if(key, entry.changed)))
     }
 
     /// Everything that is kept of an instance goes.
-    pub(super) fn removal(&self, instance: &InstanceKey, record: &[u8]) -> Txn {
+    pub(super) async fn removal(&self, instance: &InstanceKey, record: &[u8]) -> Result<Txn, Refusal> {
         let mut txn = Txn::delete(key_of("reg", instance)).and(Txn::delete(key_of("live", instance)));
         if let Ok(record) = serde_json::from_slice::<Record>(record) {
-            txn = txn.and(Txn::delete(identity_key(instance, &record.given.spec)));
+            txn = txn.and(self.leaves_identity(instance, &record.given.spec).await?);
         }
-        txn
+        if self.store.get(&claim_key(instance)).await?.is_some() {
+            txn = txn.and(Txn::delete(claim_key(instance)));
+        }
+        Ok(txn)
     }
 
     /// The process that is registered with an identity on a host.
@@ -241,7 +248,7 @@ impl<S: Store> Gateway<S> {
     }
 }
 
-/// Writes what an instance is given, with its identity; one that it had before is free again.
+/// Writes what an instance is given; its identity is written with it ([`Gateway::identity_txn`]).
 pub fn record_txn(
     instance: &InstanceKey,
     given: &Held,
@@ -253,14 +260,7 @@ pub fn record_txn(
     let supplier = supplier.or(old.and_then(|old| old.supplier));
     let secrets = remembered(old, &given.spec);
     let record = Record { given: given.clone(), supplier, registered, generation, secrets };
-    let identity = identity_key(instance, &given.spec);
-    let mut txn = Txn::put(key_of("reg", instance), serde_json::to_vec(&record)?);
-    if let Some(left) =
-        old.map(|old| identity_key(instance, &old.given.spec)).filter(|left| *left != identity)
-    {
-        txn = txn.and(Txn::delete(left));
-    }
-    Ok(txn.and(Txn::put(identity, instance.process().to_string())))
+    Ok(Txn::put(key_of("reg", instance), serde_json::to_vec(&record)?))
 }
 
 /// Are these one process to those who run it?

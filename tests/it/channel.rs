@@ -583,8 +583,9 @@ fn a_job_call_is_whole_or_refused_and_stays_within_its_namespaces() {
     let server = Server::over(&folder.path().join("store.db"), Duration::from_secs(10), apps, TOKENS);
     let mut agent = Agent::new(&server, "a");
     let path = "/api/c/compapi/v2/job/operate_process/";
-    // A process that is registered elsewhere is that process, and only for those who may touch it.
-    server.gse("register_proc_info", body(spec("./run"), None));
+    // A process that was started elsewhere is that process, and only for those who may touch it.
+    begin(&server, spec("./run"), 0);
+    agent.carry_out();
     let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"job\", \"bk_app_secret\": \"s3cret\"}\r\n";
     let other = operate_process(json!([job("p", "/opt/p")])).to_string();
     let (_, text) = server.send("POST", path, auth, other.as_bytes());
@@ -691,12 +692,12 @@ fn what_is_said_twice_or_too_much_is_told_apart() {
         assert_eq!(ask(bad.clone())["result"], false, "{bad}");
     }
     assert_eq!(ask(json!({"get": {"key": "hold/a"}}))["data"]["value"], "x");
-    // Another namespace's processes are not named.
+    // The holder of an identity is named to an app that may see its namespace.
     let mut theirs = body(spec("./run"), None);
-    theirs["meta"]["namespace"] = json!("theirs");
+    theirs["meta"]["name"] = json!("theirs");
     theirs["spec"]["identity"]["value_key"] = json!("k");
     let text = server.gse("register_proc_info", theirs).to_string();
-    assert!(text.contains("another namespace") && !text.contains("web/p"), "{text}");
+    assert!(text.contains("web/p has the same value_key"), "{text}");
     // 2.0 asks by agent, and is answered so.
     let status = json!({"meta": {"namespace": "web", "name": "p"}, "agent_id_list": [HOST]});
     let row = server.call("POST", "/api/v2/proc/get_proc_status_v2", status)["data"]["proc_infos"][0].clone();

@@ -58,6 +58,7 @@ mod session_cuts;
 mod settling;
 mod sim;
 mod sources;
+mod squatting;
 mod standing;
 mod steady;
 mod store;

@@ -1,0 +1,175 @@
+//! Identities: which process of a host has a `value_key`, or a `setup_path` and `proc_name`.
+//!
+//! `identity/HOST/INDEX` names the process that has an identity. Within a namespace the first registration has it until it
+//! is unregistered. Across namespaces a registration alone claims nothing: it has the identity only until a process of
+//! another namespace is really started or hosted with it. From then on that process has it, also while it is stopped, until
+//! it is unregistered. Registrations without their identity are kept in `claim/HOST/NAMESPACE/NAME`.
+
+use tracing::warn;
+
+use super::registry::{identity_key, key_of};
+use super::tasks::{Done, Ordered, instance};
+use super::{Caller, Gateway, Refusal};
+use crate::gse::channel::{Order, Ran};
+use crate::gse::codes::RowCode;
+use crate::model::{InstanceKey, ProcessKey, Spec};
+use crate::store::{Entry, Store, Txn};
+
+/// Whose an identity is.
+pub(super) enum Whose {
+    /// Nobody's yet, or the process's own.
+    Own(Option<Entry>),
+    /// Of a process that was only registered, in another namespace.
+    Claimed(ProcessKey, Entry),
+    Other(ProcessKey),
+}
+
+pub(super) fn claim_key(instance: &InstanceKey) -> String {
+    format!("claim/{}/{}/{}", instance.host, instance.namespace, instance.name)
+}
+
+/// The refusal names the holder to a caller who may see its namespace.
+pub fn shares_identity(other: &ProcessKey, caller: &Caller) -> String {
+    let same = "has the same value_key, or setup_path and proc_name, on this host";
+    match caller.may_see(other.namespace.as_str()) {
+        true => format!("{other} {same}"),
+        false => format!("a process of another namespace {same}"),
+    }
+}
+
+impl<S: Store> Gateway<S> {
+    pub(super) async fn whose(&self, own: &InstanceKey, spec: &Spec) -> Result<Whose, Refusal> {
+        let entry = self.store.get(&identity_key(own, spec)).await?;
+        let holder: Option<ProcessKey> =
+            entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());
+        let (Some(entry), Some(holder)) = (&entry, holder) else { return Ok(Whose::Own(entry)) };
+        if holder == own.process() {
+            return Ok(Whose::Own(Some(entry.clone())));
+        }
+        let settled =
+            holder.namespace == own.namespace || self.was_started(&instance(&holder, &own.host)).await?;
+        Ok(match settled {
+            true => Whose::Other(holder),
+            false => Whose::Claimed(holder, entry.clone()),
+        })
+    }
+
+    /// Does it run, or did it ever, or is it about to? What cannot be known counts as yes.
+    pub(super) async fn was_started(&self, instance: &InstanceKey) -> Result<bool, Refusal> {
+        if self.hosts.alive(&instance.host).is_none() || self.is_being_started(instance).await? {
+            return Ok(true);
+        }
+        let Some(report) = self.report(instance).await? else { return Ok(false) };
+        let ran = match report.ran {
+            None | Some(Ran::Never) => false,
+            Some(Ran::With(_) | Ran::Unknown) => true,
+        };
+        Ok(report.live.is_some() || report.hosted || report.started > 0 || ran)
+    }
+
+    /// From the store: a task is there from its commit on, and in memory a moment later.
+    async fn is_being_started(&self, instance: &InstanceKey) -> Result<bool, Refusal> {
+        let starts =
+            |order: &Ordered| order.instance == *instance && order.op.as_ref().is_some_and(Order::gives);
+        for entry in self.store.range("open/", None, usize::MAX).await?.entries {
+            let id = entry.key.trim_start_matches("open/");
+            let known = self.tasks.known().get(id).cloned();
+            let task = match known {
+                Some(task) => Some(task),
+                None => self.load(id).await?,
+            };
+            let Some(task) = task else { continue };
+            if task.open_rows().into_iter().any(|nth| task.orders.get(nth).is_some_and(starts)) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// What a registration writes of its identity. `also`: another name of the same process.
+    pub(super) async fn identity_txn(
+        &self,
+        own: &InstanceKey,
+        old: Option<&Spec>,
+        new: &Spec,
+        also: Option<&ProcessKey>,
+    ) -> Result<Txn, Refusal> {
+        let key = identity_key(own, new);
+        let mut txn = match old.filter(|old| identity_key(own, old) != key) {
+            Some(old) => self.leaves_identity(own, old).await?,
+            None => Txn::default(),
+        };
+        let (process, claim) = (own.process().to_string(), claim_key(own));
+        let claimed = self.store.get(&claim).await?.is_some();
+        match self.whose(own, new).await? {
+            Whose::Claimed(other, _) | Whose::Other(other) if Some(&other) != also => {
+                if !claimed {
+                    txn = txn.and(Txn::put(claim, process));
+                }
+                Ok(txn)
+            }
+            Whose::Own(_) | Whose::Claimed(..) | Whose::Other(_) => {
+                if claimed {
+                    txn = txn.and(Txn::delete(claim));
+                }
+                Ok(txn.and(Txn::put(key, process)))
+            }
+        }
+    }
+
+    /// An identity is given up only by the process that has it.
+    pub(super) async fn leaves_identity(&self, own: &InstanceKey, spec: &Spec) -> Result<Txn, Refusal> {
+        Ok(match self.whose(own, spec).await? {
+            Whose::Own(Some(entry)) => Txn::delete(entry.key.to_string()).only_if(&*entry.key, entry.changed),
+            Whose::Own(None) | Whose::Claimed(..) | Whose::Other(_) => Txn::default(),
+        })
+    }
+
+    /// Two processes on one host cannot have one identity. A refusal, or what the commit of this operation writes of the
+    /// identity: a real start takes it from a process that was only registered, in another namespace.
+    pub(super) async fn claims(
+        &self,
+        order: &Ordered,
+        caller: &Caller,
+    ) -> Result<(Option<Done>, Txn), Refusal> {
+        let free = (None, Txn::default());
+        let Some(held) = &order.held else { return Ok(free) };
+        let own = &order.instance;
+        let refused = |other: &ProcessKey| {
+            (Some(Done::new(RowCode::COMMAND_FAILED, shares_identity(other, caller))), Txn::default())
+        };
+        let starts = matches!(order.op, Some(Order::Start | Order::Host | Order::Restart));
+        let former = match &order.op {
+            Some(Order::Rename { from }) => Some(from.process()),
+            Some(_) | None => None,
+        };
+        let key = identity_key(own, &held.spec);
+        let mine = |changed| Txn::put(key.clone(), own.process().to_string()).only_if(key.clone(), changed);
+        match self.whose(own, &held.spec).await? {
+            // Written again: one that takes it at the same moment has to look again, and finds this start.
+            Whose::Own(Some(entry)) if starts && !self.was_started(own).await? => {
+                Ok((None, mine(entry.changed)))
+            }
+            Whose::Own(Some(_)) => Ok(free),
+            // A registration that came without its identity, which is free by now.
+            Whose::Own(None) if starts && self.store.get(&claim_key(own)).await?.is_some() => {
+                Ok((None, mine(0).and(Txn::delete(claim_key(own)))))
+            }
+            Whose::Own(None) => Ok(free),
+            Whose::Other(other) | Whose::Claimed(other, _) if Some(&other) == former.as_ref() => Ok(free),
+            Whose::Claimed(other, entry) if starts => {
+                warn!(instance = %own, from = %other, app = ?caller.app, "identity taken: its holder was never started");
+                let other = instance(&other, &own.host);
+                let mut txn = mine(entry.changed);
+                if self.store.get(&claim_key(own)).await?.is_some() {
+                    txn = txn.and(Txn::delete(claim_key(own)));
+                }
+                if self.store.get(&key_of("reg", &other)).await?.is_some() {
+                    txn = txn.and(Txn::put(claim_key(&other), other.process().to_string()));
+                }
+                Ok((None, txn))
+            }
+            Whose::Other(other) | Whose::Claimed(other, _) => Ok(refused(&other)),
+        }
+    }
+}
