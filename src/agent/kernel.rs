@@ -194,6 +194,25 @@ pub fn runs(pid: u32, name: &str) -> bool {
     interpreted && script.is_some_and(|script| base(script) == name)
 }
 
+/// Is there a process of this program that has closed nearly all of its descriptors, as a child does before it becomes
+/// another program?
+pub fn is_any_unexecuted() -> bool {
+    const DESCRIPTORS: usize = 6;
+    let program = |pid: &str| {
+        let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+        let name = exe.file_name()?.to_str()?.to_owned();
+        Some(name.trim_end_matches(" (deleted)").to_owned())
+    };
+    let (Some(own), Ok(folder)) = (program("self"), std::fs::read_dir("/proc")) else { return false };
+    let me = std::process::id().to_string();
+    folder.flatten().filter_map(|entry| entry.file_name().into_string().ok()).any(|pid| {
+        let is_process = pid.bytes().all(|byte| byte.is_ascii_digit()) && pid != me;
+        is_process
+            && program(&pid).as_ref() == Some(&own)
+            && std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|fds| fds.count() <= DESCRIPTORS)
+    })
+}
+
 pub fn cmdline(pid: u32) -> Vec<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let args = bytes.split(|byte| *byte == 0).map(|arg| String::from_utf8_lossy(arg).into_owned());

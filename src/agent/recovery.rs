@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use super::cgroup::Group;
 use super::exit_record::{ExitRecord, start_id};
 use super::keeper::{Said, Shared, done, failed};
-use super::kernel::{Hold, Identity, boot_id};
+use super::kernel::{self, Hold, Identity, boot_id};
 use super::now_ms;
 use super::ownership::{self, Interrupted};
 use super::row::{Intent, Pending, Row, Run, all, intent_key, pending_key, row_key, up_key};
@@ -22,6 +22,21 @@ use crate::store::{Error, Store, Txn};
 
 /// From the launch of a process to its program: much less than this.
 const A_MOMENT: Duration = Duration::from_millis(50);
+
+/// Maximum wait for children of an earlier agent to become their programs.
+const EXECUTED: Duration = Duration::from_secs(2);
+
+/// Waits for children of an earlier agent that are between their launch and their program: a process carries its launch
+/// id only from then on.
+async fn until_executed() {
+    let begun = tokio::time::Instant::now();
+    loop {
+        tokio::time::sleep(A_MOMENT).await;
+        if begun.elapsed() > EXECUTED || !kernel::is_any_unexecuted() {
+            return;
+        }
+    }
+}
 
 /// What is known of all instances.
 pub struct Recovered {
@@ -99,8 +114,7 @@ async fn resolve(
     let dead = |row: &Row| row.run.as_ref().is_none_or(|run| Hold::take(&run.identity).is_none());
     let lost = |row: &Row| row.next.as_ref().is_some_and(|mark| !found.contains_key(mark)) && dead(row);
     if intents.values().any(|intent| !found.contains_key(&intent.incarnation)) || rows.values().any(lost) {
-        // A launched process carries its launch id only once it has become its program, a moment later.
-        tokio::time::sleep(A_MOMENT).await;
+        until_executed().await;
         found = find();
     }
     let mut txn = Txn::default();
