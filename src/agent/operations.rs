@@ -25,6 +25,8 @@ use crate::store::{Store, Txn};
 
 /// How long a stop waits unless its spec says otherwise.
 const STOP_SECS: u32 = 10;
+/// Maximum rest of a start's check under the next agent: a stop that was sent meanwhile waits for it.
+const RESUMED_CHECK: Duration = Duration::from_secs(10);
 /// How long a process may take to go after it was killed.
 const AFTER_KILL: Duration = Duration::from_secs(5);
 /// How often a pid file is looked at while a daemon comes up.
@@ -197,7 +199,8 @@ impl Keeper {
             return done();
         }
         let passed = u64::try_from(now_ms().saturating_sub(self.row.started)).unwrap_or(0);
-        self.stays(Duration::from_secs(secs.into()).saturating_sub(Duration::from_millis(passed))).await
+        let rest = Duration::from_secs(secs.into()).saturating_sub(Duration::from_millis(passed));
+        self.stays(rest.min(RESUMED_CHECK)).await
     }
 
     /// Does it stay up for so long?
@@ -454,8 +457,22 @@ impl Keeper {
         done()
     }
 
-    /// It is no longer there.
+    /// It is no longer there, and neither is its pid file.
     pub(super) async fn gone(&mut self, code: Option<i32>) {
+        self.process_gone(code);
+        self.remove_old_pid_file().await;
+    }
+
+    /// Removes the pid file of a foreground process that is gone, as long as it still names that process.
+    pub(super) async fn remove_old_pid_file(&mut self) {
+        let Some((spec, pid)) = self.old_pid_file.take() else { return };
+        if let Ok(rights) = self.shared.rights_of(&spec) {
+            rights.remove_pid_file(&spec.identity.pid_path, pid).await;
+        }
+    }
+
+    /// It is no longer there. Its pid file stays for the caller: a relaunch replaces it, without a wait for its removal.
+    pub(super) fn process_gone(&mut self, code: Option<i32>) {
         let left = |run: &Run| self.shared.exits.code(&run.incarnation);
         let code = code.or_else(|| self.row.run.as_ref().and_then(left));
         if let Some(run) = self.row.run.take() {
@@ -463,10 +480,7 @@ impl Keeper {
             let spec = &run.live.spec;
             let ends = spec.monitor.auto_type != AutoType::Resident;
             let foreground = ends || spec.control.start_mode == Some(StartMode::Foreground);
-            // Ours to remove only as long as it names what is gone.
-            if let Some(rights) = self.shared.rights_of(spec).ok().filter(|_| foreground) {
-                rights.remove_pid_file(&spec.identity.pid_path, run.identity.pid).await;
-            }
+            self.old_pid_file = foreground.then(|| (Arc::clone(spec), run.identity.pid));
             // What it left behind would stand in the way of the next. A daemon's workers may outlive it on purpose.
             if let Some(group) = run.group().filter(|group| foreground || group.processes().is_empty()) {
                 group.clear();

@@ -61,7 +61,7 @@ impl Keeper {
             None => now_ms().saturating_sub(self.row.started),
         };
         let kind = self.row.run.as_ref().map(|run| run.live.spec.monitor.auto_type);
-        self.gone(code).await;
+        self.process_gone(code);
         let code = self.row.exit;
         let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
         info!(instance = %self.key, ?code, up_ms, "ended");
@@ -70,6 +70,7 @@ impl Keeper {
             self.guard(Event::Ended { up_ms }).await;
             return;
         }
+        self.remove_old_pid_file().await;
         self.write(None).await;
         self.report();
     }
@@ -107,6 +108,7 @@ impl Keeper {
                 Effect::Launch => {
                     let (code, message) = self.launch(&given, None, false).await;
                     if code == RowCode::DONE {
+                        self.old_pid_file = None;
                         return;
                     }
                     self.row.message = message;
@@ -114,6 +116,7 @@ impl Keeper {
                 }
             }
         }
+        self.remove_old_pid_file().await;
         self.write(None).await;
         self.report();
     }

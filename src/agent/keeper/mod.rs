@@ -111,6 +111,8 @@ pub struct Keeper {
     pub(super) resumption: Option<Box<Resumption>>,
     /// The launch of a daemon that an earlier agent began, and the operation in progress continues.
     pub(super) interrupted: Option<Box<Intent>>,
+    /// The spec and pid of a foreground process that is gone and whose pid file is not removed yet.
+    pub(super) old_pid_file: Option<(Arc<Spec>, u32)>,
     /// Exit records that are of no use once the instance is written next.
     pub(super) records: Vec<String>,
     pub(super) shared: Arc<Shared>,
@@ -180,6 +182,7 @@ impl Keeper {
             operation: None,
             resumption: None,
             interrupted: None,
+            old_pid_file: None,
             records: Vec::new(),
             shared,
         }
@@ -189,6 +192,8 @@ impl Keeper {
     pub async fn keep(mut self, mut asks: mpsc::UnboundedReceiver<Ask>) {
         // An operation that has begun comes before supervision; what ended while nobody looked has ended now.
         if let Some(resumption) = self.resumption.take() {
+            // What runs is visible, however long the operation takes.
+            self.report();
             Box::pin(self.resume(*resumption)).await;
         } else if self.hold.is_none() && self.row.run.is_some() {
             Box::pin(self.ended(None)).await;

@@ -80,6 +80,7 @@ impl Keeper {
         let (by, live) = (run.by.clone(), run.live.clone());
         let resident = live.spec.monitor.auto_type == AutoType::Resident;
         self.gone(None).await;
+        self.row.message = "ended while the agent was restarted".to_owned();
         let launched = by.as_deref() == Some(request.op_id.as_str());
         match request.op {
             Order::Start | Order::Restart if launched && resident => {
@@ -100,8 +101,10 @@ impl Keeper {
     pub(super) async fn relaunch_if_due(&mut self) {
         let resident =
             self.row.given.as_ref().is_some_and(|given| given.spec.monitor.auto_type == AutoType::Resident);
-        // One that was never started begins with its first start.
-        let is_due = self.row.hosted && resident && !self.row.dormant && self.row.started > 0;
+        // One that was never started begins with its first start. A row of an earlier version does not record a wait: one
+        // that was stopped on purpose has no message about its end.
+        let ended = self.row.retry.is_some() || !self.row.message.is_empty();
+        let is_due = self.row.hosted && resident && !self.row.dormant && self.row.started > 0 && ended;
         if is_due && self.hold.is_none() && self.series.phase == Phase::Calm {
             self.series.phase = Phase::Waiting { until: moment().passed };
             self.guard(Event::Woke).await;
