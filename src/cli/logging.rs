@@ -6,12 +6,14 @@ use serde_json::{Map, Value, json};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 use super::args::{Common, LogFormat};
 use super::aside;
+use super::print::visible;
 use crate::clock::moment;
 
 pub fn start(common: &Common, usual: LevelFilter) {
@@ -25,8 +27,20 @@ pub fn start(common: &Common, usual: LevelFilter) {
     let log =
         tracing_subscriber::fmt().with_max_level(level).with_writer(|| aside::Stderr).with_target(false);
     match common.log_format {
-        LogFormat::Text => log.with_ansi(common.colour_on_stderr()).init(),
+        LogFormat::Text => {
+            log.with_ansi(common.colour_on_stderr()).fmt_fields(debug_fn(write_field).delimited(" ")).init();
+        }
         LogFormat::Json => log.event_format(Objects).init(),
+    }
+}
+
+/// One field of a text line. The output of a command, a spec or a peer may be in it: escaped, it stays on its line and does
+/// nothing to a terminal, so that no foreign text can pass for a log line.
+fn write_field(to: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let text = visible(&format!("{value:?}"));
+    match field.name() {
+        "message" => write!(to, "{text}"),
+        name => write!(to, "{name}={text}"),
     }
 }
 
@@ -87,5 +101,48 @@ impl Visit for Fields {
 
     fn record_bool(&mut self, field: &Field, value: bool) {
         self.put(field.name(), value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::{Arc, Mutex, PoisonError};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn foreign_text_forges_no_line() {
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let log = tracing_subscriber::fmt()
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .fmt_fields(debug_fn(write_field).delimited(" "))
+            .finish();
+        let output =
+            "boom\n2026-11-18T00:00:00Z  INFO operation instance=web/root code=0\r\u{1b}[2K\u{1b}]0;x\u{7}";
+        tracing::subscriber::with_default(log, || {
+            tracing::warn!(%output, told = output, "operation {output}");
+        });
+        let bytes = kept.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let text = String::from_utf8(bytes).expect("text");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.trim_end().chars().all(|c| !c.is_control()), "{text:?}");
+        assert!(text.contains("boom\\n2026"), "{text}");
     }
 }

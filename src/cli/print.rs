@@ -81,7 +81,7 @@ impl Printer {
         match (self.quiet, self.in_json) {
             (true, _) => {}
             (false, true) => self.log("info", "remark", json!({"message": text})),
-            (false, false) => self.to_stderr(&format!("{text}\n")),
+            (false, false) => self.to_stderr(&format!("{}\n", visible_lines(text))),
         }
     }
 
@@ -89,7 +89,9 @@ impl Printer {
         match (self.quiet, self.in_json) {
             (true, _) => {}
             (false, true) => self.log("warning", "warning", json!({"message": text})),
-            (false, false) => self.to_stderr(&format!("{WARNING}warning{WARNING:#}: {text}\n")),
+            (false, false) => {
+                self.to_stderr(&format!("{WARNING}warning{WARNING:#}: {}\n", visible_lines(text)));
+            }
         }
     }
 
@@ -110,10 +112,10 @@ impl Printer {
             return self.log("error", "failed", more);
         }
         // Names of files and what callers typed may hold anything; line breaks are ours.
-        let message = failure.message.lines().map(visible).collect::<Vec<_>>().join("\n");
+        let message = visible_lines(&failure.message);
         let mut text = format!("{ERROR}error{ERROR:#}: {message}\n");
         if let Some(hint) = &failure.hint {
-            text.push_str(&format!("{HINT}hint{HINT:#}: {hint}\n"));
+            text.push_str(&format!("{HINT}hint{HINT:#}: {}\n", visible_lines(hint)));
         }
         self.to_stderr(&text);
     }
@@ -179,6 +181,11 @@ pub fn visible(text: &str) -> String {
         false => c.to_string(),
     };
     if text.chars().any(odd) { text.chars().map(escape).collect() } else { text.to_owned() }
+}
+
+/// The same line by line: line breaks are ours.
+pub fn visible_lines(text: &str) -> String {
+    text.lines().map(visible).collect::<Vec<_>>().join("\n")
 }
 
 /// Characters without width, blanks that look like others, and tags.
