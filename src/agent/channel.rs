@@ -38,7 +38,7 @@ pub struct Joining {
 const BATCH: usize = 1000;
 /// Silence for this long means that nobody is there.
 const SILENCE: Duration = Duration::from_secs(3 * BEAT_SECS + 1);
-/// A stream whose heartbeats are later than this is opened again: the gateway then stamps open operations anew.
+/// A stream whose heartbeats are later than this is opened again: the gateway then stamps open operations again.
 const LAG_MS: u64 = 5_000;
 /// Between two tries to join: from, to.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
@@ -261,7 +261,7 @@ impl Gateway {
         let url = format!("{}/{call}?{}", self.base, query.join("&"));
         let request = self.client.post(url).bearer_auth(&self.token).json(body).timeout(SILENCE);
         let response = request.send().await.map_err(|error| told_of(&error))?;
-        // Whoever redirects is not the gateway that the token is for.
+        // The token is for the gateway, not for the address of a redirect.
         if let Some(why) = redirect(&response) {
             return Err(why);
         }

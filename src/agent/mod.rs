@@ -14,7 +14,7 @@
 //! (`ABIDE_INCARNATION`): nothing is started a second time.
 //!
 //! What comes to an end by itself (auto_type 0 and 2) and every command of an operation run below a shell that records
-//! their end in a file ([`exit_record`]), so that it is known even if nobody waited. A schedule is kept while a process is
+//! their end in a file ([`exit_record`]), so that it is known even if no agent waited. A schedule is kept while a process is
 //! hosted.
 //!
 //! Files that a spec names are opened with the rights of its user ([`user_files`]). A launch ([`spawn`]) has a thread of its

@@ -41,7 +41,7 @@ impl Output {
 
     pub fn tail(&self) -> String {
         let length = self.0.metadata().map_or(0, |meta| meta.len());
-        // Read without moving: whoever writes shares the position.
+        // Read without moving: the writer shares the position.
         let mut bytes = vec![0; length.min(TAIL) as usize];
         let _ = self.0.read_exact_at(&mut bytes, length.saturating_sub(TAIL));
         String::from_utf8_lossy(&bytes).trim().to_owned()

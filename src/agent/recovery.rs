@@ -2,7 +2,7 @@
 //!
 //! A launch whose outcome was not written is resolved by what it left behind: a process with its launch id, or its exit
 //! record. An operation that had begun is resumed by its instance's keeper before supervision continues. A run of a
-//! one-shot that began and whose end nobody recorded stays unknown, and is not repeated.
+//! one-shot that began and whose end was not recorded stays unknown, and is not repeated.
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -42,7 +42,7 @@ pub struct Row {
     /// Supervised since it was last down: its supervision begins with its next start.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dormant: bool,
-    /// The operation whose run of a one-shot began, and whose outcome nobody recorded. It is not run again unasked.
+    /// The operation whose run of a one-shot began, and whose outcome was not recorded. Only an explicit start runs it again.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown_run: Option<String>,
 }

@@ -168,7 +168,7 @@ impl Launch {
             let launched = self.launch(&watched, || send.is_closed());
             // The thread gives the permit back, so that stuck launches of a user are counted.
             drop(permit);
-            // Nobody waits any more: the launch has failed, so its process must not be there.
+            // The wait is over: the launch has failed, so its process must not be there.
             if let Err(Ok((pid, fd))) = send.send(launched) {
                 end(pid, &fd);
             }
@@ -362,7 +362,7 @@ pub struct Program<'a> {
 }
 
 /// Runs a command to its end, within a time. Its output goes to memory, not through a pipe: a daemon that it leaves behind
-/// may hold that open for ever without anybody waiting for it. `record`: where its end is recorded.
+/// may hold that open as long as it lives, and no one waits for it. `record`: where its end is recorded.
 pub async fn run(
     program: Program<'_>,
     record: Option<(ExitRecords, String)>,

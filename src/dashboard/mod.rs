@@ -6,7 +6,7 @@
 //! to people by itself.
 //!
 //! A request is let in by [`access`]: on a loopback address anybody may read, with a token file only who knows the token;
-//! whoever wants to change something needs the token always. Without the token, command lines and environment values are
+//! changes always need the token. Without the token, command lines and environment values are
 //! hidden ([`redact`]); `/login` asks a browser for it. A browser that was talked into calling us under another
 //! name is refused, and no other site may read what we answer.
 

@@ -21,7 +21,7 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
     })
 }
 
-/// What is wrong with a field, and where. What was found there may be a secret: only what was expected is told.
+/// What is wrong with a field, and where. What was found there may be a secret: the message names only what was expected.
 pub(super) fn in_words(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or_default();

@@ -17,7 +17,7 @@ use crate::store::{Entry, Store, Txn};
 
 /// Whose an identity is.
 pub(super) enum Whose {
-    /// Nobody's yet, or the process's own.
+    /// Free, or the process's own.
     Own(Option<Entry>),
     /// Of a process that was only registered, in another namespace.
     Claimed(ProcessKey, Entry),

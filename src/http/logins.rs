@@ -137,7 +137,7 @@ impl Record {
     }
 }
 
-/// Old records go first; if there are none, all that nobody waits for.
+/// Old records go first; then all records without a delayed answer.
 fn make_room(by_peer: &mut HashMap<PeerKey, Record>, key: PeerKey) {
     if by_peer.len() < PEERS || by_peer.contains_key(&key) {
         return;

@@ -277,7 +277,7 @@ impl PartialEq for EnvValue {
 
 impl Eq for EnvValue {}
 
-/// What is told of a secret: enough to compare it, 32 hex digits.
+/// Digest of a secret: enough to compare it, 32 hex digits.
 pub fn secret_digest(text: &str) -> String {
     blake3::hash(text.as_bytes()).to_hex()[..32].to_owned()
 }

@@ -167,7 +167,7 @@ fn a_one_shot_runs_once_wherever_the_agent_is_killed() {
     });
 }
 
-/// The shell that would record the end is killed with the agent: nobody knows how the run ended, and it is not repeated.
+/// The shell that would record the end is killed with the agent: the outcome is unknown, and the run is not repeated.
 #[test]
 fn a_one_shot_whose_outcome_is_unknown_is_not_run_again() {
     let mut system = System::new();

@@ -33,7 +33,7 @@ impl Checkout {
         self.tree.path().join("w")
     }
 
-    /// As somebody who just entered the checkout.
+    /// A user who just entered the checkout.
     fn run_in(&self, here: &Path, args: &[&str]) -> Output {
         command(args, here)
             .env_remove("ABIDE_CONFIG")
@@ -71,7 +71,7 @@ fn a_found_file_gets_no_credentials_until_this_very_content_is_trusted() {
             checkout.refused(args, says);
         }
     }
-    // Whoever names it has chosen it.
+    // A file that is named was chosen.
     checkout.tree.write("w/abide.yaml", checkout.target("it", "{env: THE_SECRET}"));
     let (code, out, err) = checkout.run(&[&PLAN[..], &["--config", "abide.yaml"]].concat());
     assert!(code == 0 && out.contains("1 to start"), "{out}{err}");
@@ -99,7 +99,7 @@ fn a_found_file_does_not_shadow_the_users_own() {
     let checkout = Checkout::new();
     checkout.tree.write("home/.config/abide/config.yaml", checkout.target("it", "{env: THE_SECRET}"));
     assert_eq!(checkout.run(&PLAN).0, 0, "the user's own needs no trust");
-    // Another target with the same name: nobody listens there.
+    // Another target with the same name: no server listens there.
     let hostile = checkout
         .target("it", "{env: THE_SECRET}")
         .replace(&checkout.system.server.address.to_string(), "127.0.0.1:9");

@@ -113,7 +113,7 @@ fn a_generation_counts_while_its_lease_holds_it() {
     assert_eq!(register(&server, "shop", &fenced(third)).0, 1_900_409);
 }
 
-/// A host's agent, as whoever stole its token would speak.
+/// A host's agent in the hands of an attacker with its token.
 struct Thief<'a> {
     server: &'a Server,
     session: String,

@@ -154,7 +154,7 @@ fn every_commit_since_the_last_one_can_be_required_to_be_signed() {
     let flags = ["--verify-signatures", "signers"];
     let mut all = repo.watch("all", &[flags[0], flags[1], "--signatures", "all"]);
     until("the first is taken", || repo.runs(&["a"]));
-    // Somebody smuggles a commit in, on a branch that is merged, below a tip that ann signs.
+    // An attacker smuggles a commit in, on a branch that is merged, below a tip that ann signs.
     repo.git(&["checkout", "--quiet", "-b", "side"]);
     machine.process("b", "1", "");
     let smuggled = commit("smuggled", false);

@@ -43,7 +43,7 @@ fn a_reader_without_the_token_sees_no_command_and_no_variable() {
         (&true.into(), &false.into())
     );
     let titles = status["events"].to_string();
-    assert!(titles.contains("start_cmd: (hidden) → (hidden)"), "that it changed is told: {titles}");
+    assert!(titles.contains("start_cmd: (hidden) → (hidden)"), "the change itself is visible: {titles}");
     // A plan that waits.
     let body = br#"{"all": true}"#;
     assert_eq!(send(at, "POST", "/api/v1/pause", &token, body).status, 200);

@@ -15,7 +15,7 @@ use crate::system::{System, is_alive, kill, parent_of, processes};
 /// From <fcntl.h>.
 const F_SETSIG: i32 = 10;
 
-/// A lease on a file: whoever executes it waits until the lease is given back, for 45 s by default.
+/// A lease on a file: an execve of it waits until the lease is given back, for 45 s by default.
 struct Lease(std::fs::File);
 
 impl Lease {

@@ -121,7 +121,7 @@ fn a_digest_that_is_sent_back_means_the_value_that_is_known() {
     assert_eq!(code, 0, "{out}{err}");
     until("it runs", || token(&system) == OLD);
     let old = system.process("api")["spec_redacted"]["spec"].clone();
-    // By hand: the client has only the digest.
+    // A manual verb: the client has only the digest.
     for verb in ["restart", "stop", "start"] {
         let (code, out, err) = run(&system, &[verb, "web/api"]);
         assert_eq!(code, 0, "{verb}: {out}{err}");

@@ -79,7 +79,7 @@ fn a_registration_alone_keeps_no_other_namespace_out() {
         assert!(!message.contains("shop"), "{message}");
     }
     let pid = pid(&system, "shop").expect("a pid");
-    // An administrator is told.
+    // An administrator sees the holder.
     let answer = system.server.gse("update_proc_info", body(&system, "thief", "exec sleep 1000"));
     assert!(only_row(&answer["data"]).1.contains("shop/p"), "{answer}");
     // Stopped for maintenance, it is still whose it was; its own namespace registers it as it likes.

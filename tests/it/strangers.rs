@@ -75,7 +75,7 @@ impl Stranger {
         Stranger { child, pid }
     }
 
-    /// Ended by a signal? A zombie that nobody waited for is not alive either.
+    /// Ended by a signal? A zombie that was not reaped is not alive either.
     fn lives(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None)) && is_alive(self.pid)
     }

@@ -96,7 +96,7 @@ impl Controller<'_> {
         Some((world, planned))
     }
 
-    /// Time passes while something is done. `None`: it did not come to its end within so many seconds.
+    /// Time passes while something is done. `None`: it did not end within that many seconds.
     async fn within<T>(&self, secs: u64, work: impl Future<Output = T>) -> Option<T> {
         let mut work = std::pin::pin!(work);
         for _ in 0..secs {

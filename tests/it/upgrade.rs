@@ -47,7 +47,7 @@ fn every_revision_is_what_it_was() {
 
 /// A machine whose files were left by the old version, and processes that run as its rows say.
 struct Left {
-    /// Before the machine: it is told to stop what it runs, and these are waited for first.
+    /// Before the machine: it stops what it runs, and these are waited for first.
     running: BTreeMap<String, Ends>,
     machine: Machine,
 }

@@ -44,7 +44,7 @@ pub struct Birth<'a> {
     pub group: Option<BorrowedFd<'a>>,
     /// User, group and groups; `None`: as we are.
     pub ids: Option<(u32, u32, Vec<u32>)>,
-    /// The user is the agent's own: nobody else can stop the process on its way.
+    /// The user is the agent's own: no other user can stop the process on its way.
     pub is_own: bool,
 }
 
@@ -162,12 +162,12 @@ impl Birth<'_> {
         if let Some(identity) = Identity::of(pid) {
             reaper::hold_alone(pid, identity.started);
         }
-        // SAFETY: the kernel wrote this descriptor there, and nobody else has it.
+        // SAFETY: the kernel wrote this descriptor there, and no other code has it.
         Ok((pid, unsafe { OwnedFd::from_raw_fd(*pidfd) }))
     }
 }
 
-/// Waits for a process that failed or was killed: nobody else does. One that the kernel cannot end yet is left to the
+/// Waits for a process that failed or was killed: the reaper leaves it to us. One that the kernel cannot end yet is left to the
 /// reaper.
 pub fn bury(pid: u32, fd: &OwnedFd) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -190,7 +190,7 @@ impl Keeper {
 
     /// Until nobody can ask any more.
     pub async fn keep(mut self, mut asks: mpsc::UnboundedReceiver<Ask>) {
-        // An operation that has begun comes before supervision; what ended while nobody looked has ended now.
+        // An operation that has begun comes before supervision; a process that ended while no agent ran has ended now.
         if let Some(resumption) = self.resumption.take() {
             // What runs is visible, however long the operation takes.
             self.report();

@@ -7,7 +7,7 @@
 //! ([`RootMay`]), the user's own rights do not suffice, and every component belongs to root alone.
 //!
 //! Nothing here runs on an async thread: [`Rights::run`] has a thread, a time limit, and permits per user. A file system
-//! that does not answer costs its user permits, and nobody else anything.
+//! that does not answer costs its own user permits, and other users nothing.
 
 mod pid_file;
 mod walk;

@@ -23,7 +23,7 @@ pub enum Rule {
     /// No link that belongs to anyone but this user and root, unless only they can write its directory. What is opened below
     /// a directory that others can write is checked.
     Trusting(u32),
-    /// Every component belongs to root, and nobody else can write it.
+    /// Every component belongs to root, and no other user can write it.
     RootOnly,
 }
 

@@ -155,7 +155,7 @@ impl Fleet {
                 (proc.live, proc.pid) = (used, Some(pid));
                 self.strangers.remove(&order.instance);
             }
-            // Their commands name the process by its identity, whoever started it.
+            // Their commands name the process by its identity, not by who started it.
             Op::Stop | Op::Kill | Op::Restart | Op::Reload => drop(self.strangers.remove(&order.instance)),
             Op::Register | Op::Unregister | Op::Unhost => {}
         }

@@ -4,7 +4,7 @@
 //! A [`Fleet`] holds the instances and carries out one operation at a time, by the rules that real
 //! targets keep: what an operation needs, what it changes, which pid stays. It has no faults. [`Sim`] puts it behind
 //! [`Backend`]: calls take time, lists lag, replies are lost or come twice, hosts die, rows are missing or in progress
-//! for ever, effects come after everybody stopped waiting, processes die. Others may start processes under wanted
+//! without end, effects come after the last deadline, processes die. Others may start processes under wanted
 //! identities ([`Fleet::place_stranger`]). Time is virtual, it passes only by
 //! [`Sim::advance`]; chance is seeded. The same seed and the same calls give the same history.
 

@@ -86,7 +86,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     fn understood(&self, step: &Step, code: i64, message: String) -> (Outcome, String) {
         match (step.op, code) {
             (_, 0) => (Outcome::Done, String::new()),
-            // Without our label or ledger entry these mean that it is somebody else's.
+            // Without our label or ledger entry these mean that another owner has it.
             (Op::Start, 828) if self.is_foreign(step) => {
                 (Outcome::Failed, format!("{RUNS_ALREADY} ({message})"))
             }

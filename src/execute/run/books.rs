@@ -66,7 +66,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         entry.is_some_and(|entry| !entry.gone && entry.registered)
     }
 
-    /// Would a process that this start finds be somebody else's? What is done for nobody is not asked.
+    /// Would a process that this start finds belong to another owner? A step without an owner is not checked.
     pub(super) fn is_foreign(&self, step: &Step) -> bool {
         step.op == Op::Start && !self.terms.owner.is_empty() && !self.is_owned(step)
     }

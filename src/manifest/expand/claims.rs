@@ -1,6 +1,6 @@
 //! Claims of instances: which names and identities are taken on each host, in sixteen bytes per instance.
 //!
-//! A claim is a hash; what it stands for is made again where two are equal. So a million instances can be checked without
+//! A claim is a hash; the instance behind it is built again where two are equal. So a million instances can be checked without
 //! keeping a spec for each.
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ use super::super::variables::{self, Meaning, Uses};
 use super::{Found, instance_name};
 use crate::model::{Host, HostKey, InstanceKey, ProcessKey, Spec, Stamped, State};
 
-/// A process before its instances are told apart.
+/// A process before its instances are distinguished.
 pub struct Template {
     pub document: usize,
     pub key: ProcessKey,

@@ -84,7 +84,7 @@ fn decoded(text: &str) -> String {
     String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
 }
 
-/// The same source under one address, whoever reads it. A user alone says nothing secret in ssh, and belongs to the address
+/// One address per source, the same for every user. A user alone says nothing secret in ssh, and belongs to the address
 /// there.
 pub fn without_credentials(url: &str) -> String {
     match parse(url) {

@@ -96,7 +96,7 @@ impl<'a> Verifier<'a> {
         let text: &[u8] = if keys == Keys::Ssh { &bytes } else { &[] };
         fs::write(&signers, text).map_err(|error| format!("cannot copy the keys: {error}"))?;
         // git chooses the program by the signature: those of other kinds are none.
-        // For ssh a good signature of nobody in particular is none; gpg knows nobody but those in the file.
+        // For ssh a good signature without a listed signer does not count; gpg knows only the keys of the file.
         let (ssh, pgp, trust) = match keys {
             Keys::Ssh => ("ssh-keygen", "false", "fully"),
             Keys::Pgp | Keys::Keybox => ("false", "gpg", "undefined"),
