@@ -282,7 +282,10 @@ fn wrong_credentials_are_logged_and_slowed_down_by_peer() {
     assert!(at_once.contains(&429) && at_once.contains(&401), "{at_once:?}");
     let token = "Authorization: Bearer a-wrong-token\r\n";
     assert_eq!(server.send_from([127, 0, 0, 8], "POST", "/api/abide/v1/agent/join", token, b"{}").0, 401);
-    let log = log_of(&site.system.path("gateway"));
+    // The log is written by a thread of its own.
+    let read = || log_of(&site.system.path("gateway"));
+    until("the last guess is logged", || read().contains("peer=127.0.0.8:"));
+    let log = read();
     let line = |part: &str| log.lines().any(|line| line.contains("wrong credentials") && line.contains(part));
     assert!(line("peer=127.0.0.7:") && line("who=\"all\\nfake line\"") && line("peer=127.0.0.8:"), "{log}");
     assert!(log.lines().filter(|line| line.contains("wrong credentials")).count() < 10, "{log}");
