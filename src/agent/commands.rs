@@ -28,9 +28,9 @@ impl Keeper {
         let row = Txn::put(row_key(&self.key), serde_json::to_vec(&self.row).unwrap_or_default());
         match self.shared.store.txn(pending.and(row)).await {
             Ok(_) => Ok(()),
-            Err(error) => Err(failed(format!(
-                "no command was run, since the operation cannot be written down: {error}"
-            ))),
+            Err(error) => {
+                Err(failed(format!("no command was run: the agent's store cannot be written: {error}")))
+            }
         }
     }
 
@@ -100,6 +100,9 @@ impl Keeper {
                 }
             }
             ExitRecord::Missing | ExitRecord::Empty => {}
+            ExitRecord::Unreadable => {
+                return Err(format!("the exit record {id} of this command cannot be read"));
+            }
         }
         program.env.push((exit_record::VARIABLE.to_owned(), id.to_owned()));
         let record = (records.clone(), id.to_owned());

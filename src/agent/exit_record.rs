@@ -6,20 +6,22 @@
 //! one boot only.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::kernel::{Hold, Identity};
+use super::kernel::{Hold, Identity, boot_id};
 
 /// The descriptor of the record in the recording shell.
 const DESCRIPTOR: i32 = super::birth::CODE;
 
-/// A script that runs a command and records its pid and its end.
-pub fn recording(command: &str) -> String {
-    // A subshell, so that the command's own `exit` does not end the recording shell.
-    format!("echo pid $$ >&3; (\n{command}\n) 3>&-; code=$?; echo $code >&3; exit $code")
+/// The words of a shell that runs a command and records its own pid and the command's end.
+pub fn recording(command: &str) -> Vec<String> {
+    // A shell of its own, without the record: no text of the command can reach the recording shell, which keeps the
+    // descriptor while it waits.
+    let script = r#"echo pid $$ >&3; (exec /bin/sh -c "$1") 3>&-; code=$?; echo $code >&3; exit $code"#;
+    ["sh", "-c", script, "sh", command].map(str::to_owned).to_vec()
 }
 
 /// All records of an agent.
@@ -36,7 +38,12 @@ pub enum ExitRecord {
     /// The command began; its shell has this pid.
     Begun(u32),
     Ended(i32),
+    /// The record is there and cannot be read: the command may have begun.
+    Unreadable,
 }
+
+/// Maximum bytes of a record that are read. The shell's user has its descriptor, and may write what it wants.
+const LONGEST: u64 = 256;
 
 impl ExitRecords {
     pub fn in_folder(folder: &Path) -> io::Result<ExitRecords> {
@@ -52,21 +59,25 @@ impl ExitRecords {
     /// A new, empty record.
     pub fn create(&self, id: &str) -> Result<File, String> {
         let path = self.path(id);
-        let file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&path);
+        let _ = std::fs::remove_file(&path);
+        let file = File::options().append(true).create_new(true).mode(0o600).open(&path);
         file.map_err(|error| format!("cannot create the exit record {}: {error}", path.display()))
     }
 
     pub fn read(&self, id: &str) -> ExitRecord {
-        match std::fs::read_to_string(self.path(id)) {
-            Ok(text) => parse(&text),
-            Err(_) => ExitRecord::Missing,
+        let mut bytes = Vec::new();
+        let read = File::open(self.path(id)).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
+        match read {
+            Ok(_) => parse(&String::from_utf8_lossy(&bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => ExitRecord::Missing,
+            Err(_) => ExitRecord::Unreadable,
         }
     }
 
     pub fn code(&self, id: &str) -> Option<i32> {
         match self.read(id) {
             ExitRecord::Ended(code) => Some(code),
-            ExitRecord::Missing | ExitRecord::Empty | ExitRecord::Begun(_) => None,
+            ExitRecord::Missing | ExitRecord::Empty | ExitRecord::Begun(_) | ExitRecord::Unreadable => None,
         }
     }
 
@@ -103,15 +114,18 @@ fn parse(text: &str) -> ExitRecord {
     })
 }
 
-/// The record of one command of an operation: the same after a restart of the agent.
+/// The record of one command of an operation: the same after a restart of the agent, another one after a boot.
 pub fn command_id(op_id: &str, command: &str) -> String {
-    let digest = blake3::hash(op_id.as_bytes()).to_hex();
-    format!("command-{}-{command}", &digest[..32])
+    format!("command-{}-{command}", of_this_boot(op_id))
+}
+
+fn of_this_boot(name: &str) -> String {
+    blake3::hash(format!("{} {name}", boot_id()).as_bytes()).to_hex()[..32].to_owned()
 }
 
 /// The record of a daemon's start command. Apart from the record of a run, which tells how the process itself ended.
 pub fn start_id(launch_id: &str) -> String {
-    format!("start-{launch_id}")
+    format!("start-{}", of_this_boot(launch_id))
 }
 
 /// Waits until a shell that was launched has recorded that it began. `Empty`: none was.
@@ -185,8 +199,25 @@ mod tests {
         let records = ExitRecords::in_folder(folder.path()).expect("a folder");
         let path = records.path("one");
         assert_eq!(records.read("one"), ExitRecord::Missing);
-        let script = format!("exec 3> {}\n{}", path.display(), recording("exit 9"));
-        let status = std::process::Command::new("sh").arg("-c").arg(script).status().expect("a shell");
-        assert_eq!((status.code(), records.read("one")), (Some(9), ExitRecord::Ended(9)));
+        // Text that would close a parenthesis or a quote of the recording shell stays the command's own.
+        for command in ["exit 9", ":\n)\necho 1 >&3; exit 9\n(", "echo '\"' \"$1\" >&3; exit 9"] {
+            let _ = std::fs::remove_file(&path);
+            let words: Vec<String> = recording(command);
+            let outer = format!("exec 3>> {}; exec \"$0\" \"$@\"", path.display());
+            let mut shell = std::process::Command::new("sh");
+            let status = shell.arg("-c").arg(outer).args(words).stderr(std::process::Stdio::null()).status();
+            let code = status.expect("a shell").code().expect("a code");
+            assert_eq!(records.read("one"), ExitRecord::Ended(code), "{command:?}");
+            assert_ne!(code, 0, "{command:?}");
+        }
+        std::fs::File::options()
+            .write(true)
+            .open(&path)
+            .and_then(|file| file.set_len(20 << 30))
+            .expect("a file");
+        assert!(
+            matches!(records.read("one"), ExitRecord::Ended(_)),
+            "a huge record is read at its beginning"
+        );
     }
 }

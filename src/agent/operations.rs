@@ -125,15 +125,15 @@ impl Keeper {
             RowCode::DONE => (Some(held.clone()), true),
             _ => (given, hosted),
         };
-        if said.0 != RowCode::DONE {
-            self.supervise_after_failure().await;
-        }
+        self.launch_failed = said.0 != RowCode::DONE;
         said
     }
 
-    /// A supervised process that a failed operation left down comes back with what it was given before.
-    async fn supervise_after_failure(&mut self) {
-        if self.row.hosted && !self.row.dormant && !self.is_running() {
+    /// A supervised process that a failed operation left down comes back with what it was given before. Once the result is
+    /// written: that launch is not the operation's.
+    pub(super) async fn supervise_after_failure(&mut self) {
+        let failed = std::mem::take(&mut self.launch_failed);
+        if failed && self.row.hosted && !self.row.dormant && !self.is_running() {
             self.guard(Event::Ended { up_ms: 0 }).await;
         }
     }
@@ -145,7 +145,7 @@ impl Keeper {
         }
         // What its guard launches has its mark on disk already, and so has a launch that is resumed.
         let resumed = self.interrupted.take().filter(|intent| intent.op_id == op_id);
-        let reserved = self.row.next.take().filter(|_| op_id.is_none());
+        let reserved = if op_id.is_none() { self.row.next.take() } else { None };
         let mark = resumed.map(|intent| intent.incarnation).or(reserved);
         let written = mark.is_some();
         let incarnation = mark.unwrap_or_else(fresh_id);
@@ -158,7 +158,7 @@ impl Keeper {
             let value = serde_json::to_vec(&intent).unwrap_or_default();
             let txn = Txn::put(intent_key(&self.key), value).and(self.pending());
             if let Err(error) = self.shared.store.txn(txn).await {
-                return failed(format!("nothing was started, since it cannot be written down: {error}"));
+                return failed(format!("not started: the agent's store cannot be written: {error}"));
             }
         }
         fail::point("intent-written");
@@ -234,11 +234,13 @@ impl Keeper {
             return self.not_running(held);
         }
         // Should we die on the way, it must not be launched again by whoever comes after.
-        let hosted = std::mem::replace(&mut self.row.hosted, false);
+        let hosted = self.operation.as_ref().map_or(self.row.hosted, |operation| operation.0.hosted);
+        self.row.hosted = false;
         self.series = Series::default();
         self.row.ending = Some(op_id.to_owned());
+        // A full disk does not keep a process from being stopped: to stop it twice does no harm.
         let pending = self.pending();
-        self.write_with(None, pending).await;
+        let _ = self.write_with(None, pending).await;
         fail::point("unguarded");
         let said = self.bring_down(held, command, signal, Some(op_id)).await;
         if said.0 != RowCode::DONE && self.is_running() {
@@ -314,7 +316,7 @@ impl Keeper {
             let said = self.stays_as_launched(held).await;
             match said.0 {
                 RowCode::DONE => self.row.given = Some(held.clone()),
-                _ => self.supervise_after_failure().await,
+                _ => self.launch_failed = true,
             }
             return said;
         }
@@ -334,7 +336,10 @@ impl Keeper {
         if !begun {
             self.row.ending.clone_from(&op_id);
             let pending = self.pending();
-            self.write_with(None, pending).await;
+            if let Err(error) = self.write_with(None, pending).await {
+                self.row.ending = None;
+                return failed(format!("not restarted: the agent's store cannot be written: {error}"));
+            }
             let stop = live.spec.control.stop_cmd.as_deref();
             let said = self.bring_down(&live, stop, Signal::TERM, op_id.as_deref()).await;
             if said.0 != RowCode::DONE {
@@ -347,7 +352,7 @@ impl Keeper {
             RowCode::DONE => self.row.given = Some(held.clone()),
             _ => {
                 self.row.given = given;
-                self.supervise_after_failure().await;
+                self.launch_failed = true;
             }
         }
         said
@@ -476,7 +481,8 @@ impl Keeper {
         let left = |run: &Run| self.shared.exits.code(&run.incarnation);
         let code = code.or_else(|| self.row.run.as_ref().and_then(left));
         if let Some(run) = self.row.run.take() {
-            self.shared.exits.remove(&run.incarnation);
+            // With the row: an agent that is killed before that reads it again.
+            self.records.extend(Some(run.incarnation.clone()).filter(|id| !id.is_empty()));
             let spec = &run.live.spec;
             let ends = spec.monitor.auto_type != AutoType::Resident;
             let foreground = ends || spec.control.start_mode == Some(StartMode::Foreground);

@@ -38,6 +38,9 @@ async fn until_executed() {
     }
 }
 
+/// The state of a one-shot whose end was not recorded.
+pub const UNKNOWN_OUTCOME: &str = "a run began, and its outcome is unknown: its end was not recorded";
+
 /// What is known of all instances.
 pub struct Recovered {
     pub rows: HashMap<InstanceKey, Row>,
@@ -61,10 +64,12 @@ pub async fn recover(shared: &Shared) -> Result<Recovered, Error> {
             .map(|(instance, pending)| (instance, Resumption { pending, launch: None }))
             .collect();
     let intents: HashMap<InstanceKey, Intent> = keyed(all(&shared.store, "intent/").await?);
-    let (daemons, intents): (HashMap<_, _>, HashMap<_, _>) =
-        intents.into_iter().partition(|(_, intent)| is_daemon(intent));
+    let (daemons, intents): (HashMap<_, _>, HashMap<_, _>) = intents
+        .into_iter()
+        .partition(|(instance, intent)| is_continued(intent, pending.contains_key(instance)));
     let txn = resolve(shared, intents, &mut rows, &mut pending).await;
     if !txn.writes.is_empty() {
+        crate::fail::point("recovering");
         shared.store.txn(txn).await?;
     }
     for (instance, intent) in daemons {
@@ -80,11 +85,13 @@ fn keyed<T>(entries: Vec<(String, T)>) -> HashMap<InstanceKey, T> {
     entries.into_iter().filter_map(|(name, value)| Some((name.parse().ok()?, value))).collect()
 }
 
-/// Is the process found by its pid file, after its start command ended?
-fn is_daemon(intent: &Intent) -> bool {
+/// Does a pending operation continue this launch by the record of its start command? Not after a boot, and not one of an
+/// earlier version, which has neither.
+fn is_continued(intent: &Intent, is_pending: bool) -> bool {
     let spec = &intent.held.spec;
-    spec.monitor.auto_type == AutoType::Resident
-        && spec.control.start_mode.unwrap_or_default() == StartMode::Daemon
+    let is_daemon = spec.monitor.auto_type == AutoType::Resident
+        && spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
+    is_daemon && is_pending && intent.boot == boot_id()
 }
 
 /// Resolves launches of foreground processes, of one-shots and of scheduled runs, and the supervisor's own.
@@ -148,7 +155,9 @@ fn relaunched(
     found: &HashMap<String, Identity>,
 ) -> bool {
     let (Some(mark), Some(given)) = (&row.next, &row.given) else { return false };
-    if given.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon {
+    // A daemon's launch is continued by the record of its start command.
+    let is_daemon = given.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
+    if is_daemon && shared.exits.read(&start_id(mark)) != ExitRecord::Missing {
         return false;
     }
     let Some(identity) = found.get(mark).cloned() else { return false };
@@ -205,17 +214,15 @@ fn resolve_one(
             }
             done()
         }
-        ExitRecord::Missing | ExitRecord::Empty | ExitRecord::Begun(_) => {
-            let why = "a run began, and its outcome is unknown: the agent and the run were killed";
-            warn!(launch = intent.incarnation, "{why}");
-            row.message = why.to_owned();
+        ExitRecord::Missing | ExitRecord::Empty | ExitRecord::Begun(_) | ExitRecord::Unreadable => {
+            warn!(launch = intent.incarnation, "{UNKNOWN_OUTCOME}");
+            row.message = UNKNOWN_OUTCOME.to_owned();
             if once {
                 row.unknown_run = Some(intent.op_id.clone().unwrap_or_default());
             }
-            failed(why)
+            failed(UNKNOWN_OUTCOME)
         }
     };
-    shared.exits.remove(&intent.incarnation);
     intent.op_id.map(|op_id| (op_id, said))
 }
 

@@ -96,6 +96,8 @@ pub struct Pending {
     pub since: u64,
     /// The launch id of what its own command brings up.
     pub launch_id: String,
+    /// Was the process supervised when it began? A stop that fails restores that.
+    pub hosted: bool,
 }
 
 /// A process that was started, and the spec in effect in it.

@@ -237,7 +237,7 @@ impl Launch {
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
         let by_shell = match &self.record {
             None => shell(self.command.clone()),
-            Some(_) => shell(recording(&self.command)),
+            Some(_) => (vec![c"/bin/sh".to_owned()], recording(&self.command)),
         };
         let (programs, words) = match plain(&self.command).filter(|_| self.record.is_none()) {
             Some(words) => (self.places(&words[0])?, words),

@@ -167,16 +167,50 @@ fn a_one_shot_runs_once_wherever_the_agent_is_killed() {
     });
 }
 
-/// The shell that would record the end is killed with the agent: the outcome is unknown, and the run is not repeated.
+/// A second kill, in the middle of recovery, repeats nothing either.
 #[test]
-fn a_one_shot_whose_outcome_is_unknown_is_not_run_again() {
+fn a_one_shot_runs_once_though_the_next_agent_is_killed_while_it_recovers() {
     let mut system = System::new();
-    let spec = one_shot(&system, "echo run >> starts; echo $PPID > shell; sleep 1000");
+    let spec = one_shot(&system, "echo run >> starts; exit 3");
     system.kill_agent();
     system.start_agent_with(&[], &[("ABIDE_DIE_AT", "born")]);
     let task = system.begin("p", 0, &spec);
     dead(&mut system, "born");
+    until("the run ended", || text(&system, "starts") == "run\n");
+    let url = format!("http://{}", system.server.address);
+    let args = ["agent", "--join", &url, "--token-file", "token", "--data", "agent"];
+    let mut second = crate::support::command(&args, system.folder.path());
+    let second = second.env("ABIDE_DIE_AT", "recovering").stdout(std::process::Stdio::null());
+    let mut second = second.stderr(std::process::Stdio::null()).spawn().expect("it starts");
+    until("the second agent dies", || second.try_wait().expect("a child").is_some());
+    system.start_agent();
+    assert_eq!(system.row("p", &task)["error_code"], 0, "{}", system.log());
+    until("its exit code is reported", || system.process("p")["health"] == "Failed");
+    assert_eq!(text(&system, "starts"), "run\n", "{}", system.log());
+}
+
+/// The shell that would record the end is killed with the agent: the outcome is unknown, and the run is not repeated.
+#[test]
+fn a_one_shot_whose_outcome_is_unknown_is_not_run_again() {
+    // Before the agent wrote that it runs, and long after the start was answered.
+    outcome_is_unknown("born");
+    outcome_is_unknown("");
+}
+
+fn outcome_is_unknown(place: &str) {
+    let mut system = System::new();
+    let spec = one_shot(&system, "echo run >> starts; echo $PPID > shell; sleep 1000");
+    system.kill_agent();
+    system.start_agent_with(&[], &[("ABIDE_DIE_AT", place)]);
+    let task = system.begin("p", 0, &spec);
     until("it runs", || !text(&system, "shell").is_empty());
+    match place {
+        "" => {
+            assert_eq!(system.row("p", &task)["error_code"], 0);
+            system.kill_agent();
+        }
+        place => dead(&mut system, place),
+    }
     for pid in processes() {
         let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
         if cwd.starts_with(system.folder.path()) {
@@ -185,9 +219,11 @@ fn a_one_shot_whose_outcome_is_unknown_is_not_run_again() {
     }
     until("nothing of it lives", || sleepers(&system).is_empty());
     system.start_agent();
-    let row = system.row("p", &task);
-    assert_ne!(row["error_code"], 0, "{row}");
-    assert!(row["error_msg"].as_str().is_some_and(|text| text.contains("unknown")), "{row}");
+    if !place.is_empty() {
+        let row = system.row("p", &task);
+        assert_ne!(row["error_code"], 0, "{row}");
+        assert!(row["error_msg"].as_str().is_some_and(|text| text.contains("unknown")), "{row}");
+    }
     until("the run is reported as unknown", || system.process("p")["ran"] == "unknown");
     // A restart of the agent changes nothing about that.
     system.kill_agent();

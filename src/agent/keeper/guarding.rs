@@ -60,12 +60,16 @@ impl Keeper {
             Some(at) => i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX),
             None => now_ms().saturating_sub(self.row.started),
         };
-        let kind = self.row.run.as_ref().map(|run| run.live.spec.monitor.auto_type);
+        let run = self.row.run.as_ref().map(|run| (run.live.clone(), run.by.clone()));
+        let kind = run.as_ref().map(|(live, _)| live.spec.monitor.auto_type);
         self.process_gone(code);
         let code = self.row.exit;
         let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
         info!(instance = %self.key, ?code, up_ms, "ended");
         self.row.message = how;
+        if let Some((live, by)) = run {
+            self.note_unknown_run(&live, by);
+        }
         if kind == Some(AutoType::Resident) && self.row.hosted {
             self.guard(Event::Ended { up_ms }).await;
             return;

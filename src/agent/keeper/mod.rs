@@ -41,7 +41,7 @@ use crate::fail;
 use crate::gse::channel::{ConfigState, Held, OpRequest, OpResult, Order, Told};
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, InstanceKey, Spec};
-use crate::store::{Embedded, Store, Txn};
+use crate::store::{Embedded, Error, Store, Txn};
 
 /// What all keepers share.
 pub struct Shared {
@@ -113,6 +113,10 @@ pub struct Keeper {
     pub(super) interrupted: Option<Box<Intent>>,
     /// The spec and pid of a foreground process that is gone and whose pid file is not removed yet.
     pub(super) old_pid_file: Option<(Arc<Spec>, u32)>,
+    /// A start or restart failed: what is supervised comes back once the result is written.
+    pub(super) launch_failed: bool,
+    /// A result that could not be written. It goes with the next write, and ends the pending operation.
+    pub(super) unwritten: Option<Box<OpResult>>,
     /// Exit records that are of no use once the instance is written next.
     pub(super) records: Vec<String>,
     pub(super) shared: Arc<Shared>,
@@ -183,6 +187,8 @@ impl Keeper {
             resumption: None,
             interrupted: None,
             old_pid_file: None,
+            launch_failed: false,
+            unwritten: None,
             records: Vec::new(),
             shared,
         }
@@ -271,6 +277,7 @@ impl Keeper {
             Ask::Op(request) => {
                 let (code, message, content) = self.operate(&request).await;
                 self.finish(&request, code, message, content, Txn::default()).await;
+                self.supervise_after_failure().await;
             }
             Ask::Rename(rename) => {
                 let (to, request) = *rename;
@@ -379,7 +386,7 @@ impl Keeper {
             self.row.ending = None;
             fail::point("done");
             self.operation = None;
-            self.write_with(Some(&result), with).await;
+            let _ = self.write_with(Some(&result), with).await;
             fail::point("result-written");
             self.report();
         }
@@ -388,11 +395,11 @@ impl Keeper {
 
     /// Writes how it stands. What cannot be written is still so; the next write says it.
     pub(super) async fn write(&mut self, result: Option<&OpResult>) {
-        self.write_with(result, Txn::default()).await;
+        let _ = self.write_with(result, Txn::default()).await;
     }
 
     /// The same, with more in the same commit.
-    pub(super) async fn write_with(&mut self, result: Option<&OpResult>, with: Txn) {
+    pub(super) async fn write_with(&mut self, result: Option<&OpResult>, with: Txn) -> Result<(), Error> {
         let resident = |held: &Held| held.spec.monitor.auto_type == AutoType::Resident;
         match self.row.hosted && self.row.given.as_ref().is_some_and(resident) {
             true => drop(self.row.next.get_or_insert_with(fresh_id)),
@@ -400,16 +407,22 @@ impl Keeper {
         }
         let Moment { wall, passed } = moment();
         self.row.retry = Retry::of(self.series, wall, passed);
+        self.row.dormant &= self.hold.is_none();
+        let unwritten = self.unwritten.take();
+        let result = result.or(unwritten.as_deref());
         let txn = writing(&self.key, &self.row, result).and(Txn::delete(intent_key(&self.key))).and(with);
         match self.shared.store.txn(txn).await {
             // A command of an operation in progress is remembered until its result is written.
             Ok(_) if self.operation.is_none() => {
                 self.records.drain(..).for_each(|id| self.shared.exits.remove(&id));
+                Ok(())
             }
-            Ok(_) => {}
+            Ok(_) => Ok(()),
             Err(error) => {
                 self.row.next = None;
-                warn!(instance = %self.key, %error, "cannot be written down");
+                self.unwritten = result.cloned().map(Box::new);
+                warn!(instance = %self.key, %error, "the agent's store cannot be written");
+                Err(error)
             }
         }
     }

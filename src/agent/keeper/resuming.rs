@@ -10,8 +10,9 @@ use crate::agent::fresh_id;
 use crate::agent::kernel::{boot_id, ticks_since_boot};
 use crate::agent::life::{Event, Phase};
 use crate::agent::recovery::Resumption;
+use crate::agent::recovery::UNKNOWN_OUTCOME;
 use crate::agent::row::{Pending, pending_key};
-use crate::gse::channel::{OpRequest, Order};
+use crate::gse::channel::{Held, OpRequest, Order};
 use crate::gse::codes::RowCode;
 use crate::model::AutoType;
 use crate::store::Txn;
@@ -21,7 +22,8 @@ impl Keeper {
     pub(super) fn begin_operation(&mut self, request: &OpRequest) {
         if !request.op.looks() {
             let (boot, since) = (boot_id().to_owned(), ticks_since_boot());
-            let pending = Pending { request: request.clone(), boot, since, launch_id: fresh_id() };
+            let (launch_id, hosted) = (fresh_id(), self.row.hosted);
+            let pending = Pending { request: request.clone(), boot, since, launch_id, hosted };
             self.operation = Some(Box::new((pending, false)));
         }
     }
@@ -72,6 +74,15 @@ impl Keeper {
         };
         self.interrupted = None;
         self.finish(&request, code, message, None, Txn::default()).await;
+        self.supervise_after_failure().await;
+    }
+
+    /// A run of a one-shot that ended without an exit code: neither the agent nor the run's own shell saw its end.
+    pub(super) fn note_unknown_run(&mut self, live: &Held, by: Option<String>) {
+        if live.spec.monitor.auto_type == AutoType::OneShot && self.row.exit.is_none() {
+            self.row.message = UNKNOWN_OUTCOME.to_owned();
+            self.row.unknown_run = Some(by.unwrap_or_default());
+        }
     }
 
     /// The process that runs no more ended while no agent looked. The result of the operation, if it had launched it.
@@ -81,6 +92,7 @@ impl Keeper {
         let resident = live.spec.monitor.auto_type == AutoType::Resident;
         self.gone(None).await;
         self.row.message = "ended while the agent was restarted".to_owned();
+        self.note_unknown_run(&live, by.clone());
         let launched = by.as_deref() == Some(request.op_id.as_str());
         match request.op {
             Order::Start | Order::Restart if launched && resident => {
@@ -91,7 +103,10 @@ impl Keeper {
             Order::Start | Order::Restart if launched => {
                 self.row.hosted |= request.op == Order::Start;
                 self.row.given = Some(live);
-                Some(super::done())
+                Some(match &self.row.unknown_run {
+                    Some(_) => super::failed(self.row.message.clone()),
+                    None => super::done(),
+                })
             }
             _ => None,
         }
