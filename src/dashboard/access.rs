@@ -105,10 +105,8 @@ impl Access {
         match (&self.token, self.knows(said)) {
             (_, true) => Ok(Proof::Shown),
             (Some(_), false) => {
-                let mut response = refusal(
-                    StatusCode::UNAUTHORIZED,
-                    "whoever changes something needs the token: Authorization: Bearer TOKEN",
-                );
+                let mut response =
+                    refusal(StatusCode::UNAUTHORIZED, "changes need the token: Authorization: Bearer TOKEN");
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 Err(marked(response, shown))
             }

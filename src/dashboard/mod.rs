@@ -35,6 +35,8 @@ use tokio::sync::{Notify, Semaphore};
 
 pub use self::access::Access;
 use self::access::{Proof, WrongCredentials, marked};
+use self::redact::View;
+use self::webhook::Delivery;
 pub use self::webhook::Webhook;
 use crate::control::Look;
 use crate::control::board::Board;
@@ -48,7 +50,7 @@ use crate::store::Store;
 const BODY_BYTES: usize = 1 << 20;
 /// How long a body may take to arrive, and how long the state may take to answer.
 const TIME: Duration = Duration::from_secs(10);
-/// Readers of events at once.
+/// Event streams at once: of readers with the token, and of others.
 const READERS: usize = 64;
 /// Requests with a body at once of callers with the token, and of others; and the memory that their bodies share.
 const BODIES: usize = 64;
@@ -73,9 +75,32 @@ pub struct Dashboard<S> {
 
 struct Shared<S> {
     dashboard: Dashboard<S>,
-    readers: Arc<Semaphore>,
+    readers: Readers,
     known: Budget,
     unknown: UnknownCallers,
+}
+
+/// Permits of event streams. Readers without the token cannot exhaust those of readers with it.
+struct Readers {
+    known: Arc<Semaphore>,
+    unknown: Arc<Semaphore>,
+}
+
+impl Readers {
+    fn new() -> Readers {
+        Readers { known: Arc::new(Semaphore::new(READERS)), unknown: Arc::new(Semaphore::new(READERS)) }
+    }
+
+    fn of(&self, view: View) -> &Arc<Semaphore> {
+        match view {
+            View::Whole => &self.known,
+            View::Redacted => &self.unknown,
+        }
+    }
+
+    fn open(&self) -> usize {
+        2 * READERS - self.known.available_permits() - self.unknown.available_permits()
+    }
 }
 
 /// A listener of its own.
@@ -93,7 +118,7 @@ pub fn routes<S: Store>(dashboard: Dashboard<S>) -> Router {
 fn share<S>(dashboard: Dashboard<S>) -> Arc<Shared<S>> {
     Arc::new(Shared {
         dashboard,
-        readers: Arc::new(Semaphore::new(READERS)),
+        readers: Readers::new(),
         known: Budget::new(Resource::KnownCallers, BODIES, BODIES_BYTES),
         unknown: UnknownCallers::new(BODIES, BODIES_BYTES),
     })
@@ -213,7 +238,7 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
     let admit = || shared.known.admit().map_err(|resource| overloaded(connection, resource));
     let view = dashboard.access.view(parts);
     Ok(match route {
-        Route::Page => page::page(board, view),
+        Route::Page => page::page(board, view, dashboard.access.token.is_some()),
         Route::Login => {
             proved(dashboard.access.may_log_in(parts), connection, "a reader").await?;
             to_the_page()
@@ -221,7 +246,7 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
         Route::Status => json_answer(StatusCode::OK, &api::status(board, view)),
         Route::Processes => json_answer(StatusCode::OK, &api::processes(&board.known())),
         Route::Events => {
-            let response = events::stream(board, readers, parts, view)?;
+            let response = events::stream(board, readers.of(view), parts, view)?;
             match dashboard.access.reader_revoked(parts) {
                 Some(revoked) => response.map(|body| until_revoked(body, revoked, "")),
                 None => response,
@@ -230,7 +255,7 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
         Route::Plan => api::plan(dashboard, view)?,
         Route::History => json_answer(StatusCode::OK, &api::history(dashboard, parts).await?),
         Route::Metrics => {
-            let mut text = metrics::text(board, READERS - readers.available_permits());
+            let mut text = metrics::text(board, readers.open());
             if let Some(more) = &dashboard.more_metrics {
                 text.push_str(&more().await);
             }
@@ -249,10 +274,11 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
             whole(body, &mut admit()?, connection).await?;
             api::look(dashboard, parts, "asked to look now")
         }
-        Route::Webhook => {
-            signed(shared, parts, body).await?;
-            api::look(dashboard, parts, "a webhook came: looking now")
-        }
+        Route::Webhook => match signed(shared, parts, body).await? {
+            Delivery::First => api::look(dashboard, parts, "a webhook came: looking now"),
+            // The sender did not receive the first answer. Its request was carried out.
+            Delivery::Repeated => json_answer(StatusCode::ACCEPTED, &json!({"repeated": true})),
+        },
     })
 }
 
@@ -265,7 +291,7 @@ fn to_the_page() -> Response {
 }
 
 /// Reads a webhook's body among those of unknown callers, and checks its signature.
-async fn signed<S>(shared: &Shared<S>, parts: &Parts, body: Body) -> Result<(), Refused> {
+async fn signed<S>(shared: &Shared<S>, parts: &Parts, body: Body) -> Result<Delivery, Refused> {
     let connection = Connection::of(&parts.extensions);
     let mut admitted = shared.unknown.admit(peer_of(parts));
     let bytes = whole(body, &mut admitted, connection).await?;
@@ -276,11 +302,19 @@ async fn signed<S>(shared: &Shared<S>, parts: &Parts, body: Body) -> Result<(), 
     };
     // Neither a permit nor memory is held while a refusal waits.
     drop((admitted, bytes));
-    let accepted = accepted.map(|()| Proof::Shown).map_err(|refused| {
+    let accepted = accepted.map_err(|refused| {
         let wrong = refused.status() == StatusCode::UNAUTHORIZED && webhook::is_signed_at_all(parts);
         marked(refused, wrong)
     });
-    proved(accepted, connection, "a webhook").await
+    match accepted {
+        Ok(delivery) => {
+            if let Some(connection) = connection {
+                connection.authenticated();
+            }
+            Ok(delivery)
+        }
+        Err(refused) => Err(slowed(refused, connection, "a webhook").await),
+    }
 }
 
 /// What a check of credentials says. Who passed is known from then on; wrong credentials are logged, and answered later
@@ -296,17 +330,22 @@ async fn proved(
             Ok(())
         }
         (Ok(Proof::Shown | Proof::NotNeeded), _) => Ok(()),
-        (Err(refused), Some(connection)) if refused.extensions().get::<WrongCredentials>().is_some() => {
-            match connection.login_failed(who).await {
-                Verdict::Refuse => Err(refused),
-                Verdict::TooMany => Err(busy(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    "too many requests with wrong credentials from this address",
-                )),
-            }
-        }
-        (Err(refused), _) => Err(refused),
+        (Err(refused), connection) => Err(slowed(refused, connection, who).await),
     }
+}
+
+/// The answer to a refused request: that of wrong credentials waits.
+async fn slowed(refused: Refused, connection: Option<&Connection>, who: &str) -> Refused {
+    let wrong = refused.extensions().get::<WrongCredentials>().is_some();
+    let Some(connection) = connection.filter(|_| wrong) else { return refused };
+    match connection.login_failed(who).await {
+        Verdict::Refuse => refused,
+        Verdict::TooMany => too_many_guesses(),
+    }
+}
+
+fn too_many_guesses() -> Refused {
+    busy(StatusCode::TOO_MANY_REQUESTS, "too many requests with wrong credentials from this address")
 }
 
 fn peer_of(parts: &Parts) -> std::net::IpAddr {

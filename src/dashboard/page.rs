@@ -21,7 +21,8 @@ use crate::model::{Health, Time, span};
 const ROWS: usize = 500;
 const EVENTS: u64 = 40;
 
-pub fn page(board: &Board, view: View) -> Response {
+/// `can_log_in`: a token exists.
+pub fn page(board: &Board, view: View, can_log_in: bool) -> Response {
     // Only what stands in this very answer may run and style.
     let nonce = format!("{:016x}{:016x}", RandomState::new().hash_one(1), RandomState::new().hash_one(2));
     let known = board.known();
@@ -36,9 +37,12 @@ pub fn page(board: &Board, view: View) -> Response {
         (None, false) => "not converged",
     };
     // Without the token, commands and environment values are hidden.
-    let login = match view {
-        View::Whole => "",
-        View::Redacted => "· commands and environment values are hidden: <a href=\"/login\">log in</a> ",
+    let login = match (view, can_log_in) {
+        (View::Whole, _) => "",
+        (View::Redacted, false) => "· commands and environment values are hidden ",
+        (View::Redacted, true) => {
+            "· commands and environment values are hidden: <a href=\"/login\">log in</a> "
+        }
     };
     let html = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \

@@ -2,7 +2,7 @@
 //!
 //! Three forms: GitHub and Gitea sign the body, GitLab sends the secret, and senders of Standard Webhooks sign the body with an
 //! id and a time. Where the signature covers a time, it must be within five minutes of ours, and each id counts once: a
-//! request that was recorded on its way cannot be sent again.
+//! repeated request is acknowledged, and causes no observation.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,13 +28,21 @@ pub struct Webhook {
     accepted: Arc<Mutex<BTreeMap<String, i64>>>,
 }
 
+/// Whether a signed request was accepted before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivery {
+    First,
+    /// A retry of the sender, or a recorded request. It has no effect.
+    Repeated,
+}
+
 impl Webhook {
     pub fn new(secret: Reloaded<String>) -> Webhook {
         Webhook { secret, accepted: Arc::default() }
     }
 
     /// Accepts a request once; `now` in seconds of the epoch.
-    pub(super) fn accept(&self, parts: &Parts, body: &[u8], now: i64) -> Result<(), Refused> {
+    pub(super) fn accept(&self, parts: &Parts, body: &[u8], now: i64) -> Result<Delivery, Refused> {
         let unsigned = |why: &str| Err(refusal(StatusCode::UNAUTHORIZED, why));
         let secret = self.secret.get();
         if secret.is_empty() {
@@ -48,7 +56,7 @@ impl Webhook {
         match hex.is_some_and(|hex| is_signed(&secret, body, hex))
             || told.is_some_and(|told| same(told, &secret))
         {
-            true => Ok(()),
+            true => Ok(Delivery::First),
             false => {
                 unsigned("X-Hub-Signature-256 does not sign this body, nor is X-Gitlab-Token the secret")
             }
@@ -63,7 +71,7 @@ impl Webhook {
         signatures: &str,
         body: &[u8],
         now: i64,
-    ) -> Result<(), Refused> {
+    ) -> Result<Delivery, Refused> {
         let unsigned = |why: &str| Err(refusal(StatusCode::UNAUTHORIZED, why));
         let (id, timestamp) = (text(headers, "webhook-id"), text(headers, "webhook-timestamp"));
         let (Some(id), Some(timestamp)) = (id, timestamp) else {
@@ -88,11 +96,11 @@ impl Webhook {
             return Err(refusal(StatusCode::TOO_MANY_REQUESTS, "too many webhooks within five minutes"));
         }
         match accepted.insert(id.to_owned(), at) {
-            None => Ok(()),
+            None => Ok(Delivery::First),
             Some(first) => {
                 // The later of the two keeps it known for longer.
                 accepted.insert(id.to_owned(), first.max(at));
-                Err(refusal(StatusCode::CONFLICT, "a webhook with this webhook-id was accepted before"))
+                Ok(Delivery::Repeated)
             }
         }
     }
@@ -123,11 +131,15 @@ mod tests {
             request = request.header(*name, *value);
         }
         let (parts, ()) = request.body(()).expect("a request").into_parts();
-        webhook.accept(&parts, body, now).map_or_else(|refused| refused.status().as_u16(), |()| 202)
+        match webhook.accept(&parts, body, now) {
+            Ok(Delivery::First) => 202,
+            Ok(Delivery::Repeated) => 208,
+            Err(refused) => refused.status().as_u16(),
+        }
     }
 
     #[test]
-    fn a_recorded_webhook_is_not_accepted_again() {
+    fn a_repeated_webhook_has_no_effect() {
         let webhook = Webhook::new(Reloaded::fixed(SECRET.to_owned()));
         let id = ("webhook-id", "msg_27UH4WbU6Z5A5EzD8u03UvzRbpk");
         let (at, other) = (("webhook-timestamp", "1674087231"), ("webhook-timestamp", "1674087232"));
@@ -146,7 +158,7 @@ mod tests {
         assert_eq!(ask(&webhook, &[id, at, good], BODY, AT + 301), 401, "too late");
         assert_eq!(ask(&webhook, &[id, at, good], BODY, AT - 301), 401, "too early");
         assert_eq!(ask(&webhook, &[id, at, good], BODY, AT + 299), 202);
-        assert_eq!(ask(&webhook, &[id, at, good], BODY, AT + 300), 409, "again");
+        assert_eq!(ask(&webhook, &[id, at, good], BODY, AT + 300), 208, "again");
         // The secret as GitLab sends it is none where a signature is sent, too.
         assert_eq!(ask(&webhook, &[id, at, sign, ("x-gitlab-token", SECRET)], BODY, AT), 401);
         assert_eq!(ask(&webhook, &[("x-gitlab-token", SECRET)], BODY, AT), 202);

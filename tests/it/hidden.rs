@@ -82,3 +82,24 @@ fn a_reader_without_the_token_sees_no_command_and_no_variable() {
         true
     );
 }
+
+#[test]
+fn readers_without_the_token_leave_event_streams_to_readers_with_it() {
+    use std::io::{Read, Write};
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let _watch = watch(&machine, "watch.log", &[]);
+    let at = address(&machine, "watch.log");
+    let token = token(&machine);
+    let open = |headers: &str| {
+        let mut stream = std::net::TcpStream::connect(at).expect("a connection");
+        write!(stream, "GET /api/v1/events HTTP/1.1\r\nHost: {at}\r\n{headers}\r\n").expect("a request");
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).expect("an answer");
+        (String::from_utf8_lossy(&head[9..]).into_owned(), stream)
+    };
+    let held: Vec<_> = (0..64).map(|_| open("")).collect();
+    assert!(held.iter().all(|(status, _)| status == "200"));
+    assert_eq!(open("").0, "503", "no stream is left for readers without the token");
+    assert_eq!(open(&token).0, "200", "a reader with the token");
+}
