@@ -12,10 +12,10 @@ pub(super) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
     serde_json::from_slice(bytes).map_err(|error| {
         if !error.is_data() {
             let (line, column) = (error.line(), error.column());
-            return Refusal::Wrong(format!("the body is no JSON: line {line}, column {column}"));
+            return Refusal::Wrong(format!("the body is not valid JSON: line {line}, column {column}"));
         }
         if first != Some(&b'{') {
-            return Refusal::Wrong("the body is no JSON object".to_owned());
+            return Refusal::Wrong("the body is not a JSON object".to_owned());
         }
         Refusal::Wrong(in_words(&error))
     })

@@ -5,6 +5,9 @@
 //! another namespace is really started or hosted with it. From then on that process has it, also while it is stopped, until
 //! it is unregistered. Registrations without their identity are kept in `claim/HOST/NAMESPACE/NAME`.
 
+use std::collections::HashSet;
+
+use tokio::sync::OnceCell;
 use tracing::warn;
 
 use super::registry::{identity_key, key_of};
@@ -24,6 +27,14 @@ pub(super) enum Whose {
     Other(ProcessKey),
 }
 
+/// Instances with an unfinished start: read at most once per call, since that reads every open task. A check that takes
+/// an identity reads the identity first: a start that is committed later changes it, and the commit conflicts.
+#[derive(Default)]
+pub(super) struct OpenStarts(OnceCell<HashSet<InstanceKey>>);
+
+/// An identity's entry, and the process that has it if that is another one.
+pub(super) type Holder = (Option<Entry>, Option<ProcessKey>);
+
 pub(super) fn claim_key(instance: &InstanceKey) -> String {
     format!("claim/{}/{}/{}", instance.host, instance.namespace, instance.name)
 }
@@ -38,25 +49,43 @@ pub fn shares_identity(other: &ProcessKey, caller: &Caller) -> String {
 }
 
 impl<S: Store> Gateway<S> {
-    pub(super) async fn whose(&self, own: &InstanceKey, spec: &Spec) -> Result<Whose, Refusal> {
+    pub(super) async fn holder(&self, own: &InstanceKey, spec: &Spec) -> Result<Holder, Refusal> {
         let entry = self.store.get(&identity_key(own, spec)).await?;
         let holder: Option<ProcessKey> =
             entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());
-        let (Some(entry), Some(holder)) = (&entry, holder) else { return Ok(Whose::Own(entry)) };
-        if holder == own.process() {
-            return Ok(Whose::Own(Some(entry.clone())));
-        }
-        let settled =
-            holder.namespace == own.namespace || self.was_started(&instance(&holder, &own.host)).await?;
+        Ok((entry, holder.filter(|holder| *holder != own.process())))
+    }
+
+    pub(super) async fn whose(
+        &self,
+        own: &InstanceKey,
+        holder: Holder,
+        starts: &OpenStarts,
+    ) -> Result<Whose, Refusal> {
+        let (Some(entry), Some(holder)) = holder else { return Ok(Whose::Own(holder.0)) };
+        let settled = holder.namespace == own.namespace
+            || self.was_started(&instance(&holder, &own.host), starts).await?;
         Ok(match settled {
             true => Whose::Other(holder),
-            false => Whose::Claimed(holder, entry.clone()),
+            false => Whose::Claimed(holder, entry),
         })
     }
 
-    /// Does it run, or did it ever, or is it about to? What cannot be known counts as yes.
-    pub(super) async fn was_started(&self, instance: &InstanceKey) -> Result<bool, Refusal> {
-        if self.hosts.alive(&instance.host).is_none() || self.is_being_started(instance).await? {
+    /// Does it run, or did it ever, or is it about to? An unknown state counts as yes.
+    pub(super) async fn was_started(
+        &self,
+        instance: &InstanceKey,
+        starts: &OpenStarts,
+    ) -> Result<bool, Refusal> {
+        // A start that ends between the two checks is in its report by then: hence the second one.
+        Ok(self.has_run(instance).await?
+            || self.open_starts(starts).await?.contains(instance)
+            || self.has_run(instance).await?)
+    }
+
+    /// Does it run, or did it ever, by its report? An absent agent counts as yes.
+    async fn has_run(&self, instance: &InstanceKey) -> Result<bool, Refusal> {
+        if self.hosts.alive(&instance.host).is_none() {
             return Ok(true);
         }
         let Some(report) = self.report(instance).await? else { return Ok(false) };
@@ -67,10 +96,13 @@ impl<S: Store> Gateway<S> {
         Ok(report.live.is_some() || report.hosted || report.started > 0 || ran)
     }
 
+    async fn open_starts<'a>(&self, starts: &'a OpenStarts) -> Result<&'a HashSet<InstanceKey>, Refusal> {
+        starts.0.get_or_try_init(|| self.read_open_starts()).await
+    }
+
     /// From the store: a task is there from its commit on, and in memory a moment later.
-    async fn is_being_started(&self, instance: &InstanceKey) -> Result<bool, Refusal> {
-        let starts =
-            |order: &Ordered| order.instance == *instance && order.op.as_ref().is_some_and(Order::gives);
+    async fn read_open_starts(&self) -> Result<HashSet<InstanceKey>, Refusal> {
+        let mut starts = HashSet::new();
         for entry in self.store.range("open/", None, usize::MAX).await?.entries {
             let id = entry.key.trim_start_matches("open/");
             let known = self.tasks.known().get(id).cloned();
@@ -79,11 +111,11 @@ impl<S: Store> Gateway<S> {
                 None => self.load(id).await?,
             };
             let Some(task) = task else { continue };
-            if task.open_rows().into_iter().any(|nth| task.orders.get(nth).is_some_and(starts)) {
-                return Ok(true);
-            }
+            let open = task.open_rows().into_iter().filter_map(|nth| task.orders.get(nth));
+            let gives = open.filter(|order| order.op.as_ref().is_some_and(Order::gives));
+            starts.extend(gives.map(|order| order.instance.clone()));
         }
-        Ok(false)
+        Ok(starts)
     }
 
     /// What a registration writes of its identity. `also`: another name of the same process.
@@ -101,14 +133,14 @@ impl<S: Store> Gateway<S> {
         };
         let (process, claim) = (own.process().to_string(), claim_key(own));
         let claimed = self.store.get(&claim).await?.is_some();
-        match self.whose(own, new).await? {
-            Whose::Claimed(other, _) | Whose::Other(other) if Some(&other) != also => {
+        match self.holder(own, new).await? {
+            (_, Some(other)) if Some(&other) != also => {
                 if !claimed {
                     txn = txn.and(Txn::put(claim, process));
                 }
                 Ok(txn)
             }
-            Whose::Own(_) | Whose::Claimed(..) | Whose::Other(_) => {
+            (_, Some(_) | None) => {
                 if claimed {
                     txn = txn.and(Txn::delete(claim));
                 }
@@ -119,9 +151,9 @@ impl<S: Store> Gateway<S> {
 
     /// An identity is given up only by the process that has it.
     pub(super) async fn leaves_identity(&self, own: &InstanceKey, spec: &Spec) -> Result<Txn, Refusal> {
-        Ok(match self.whose(own, spec).await? {
-            Whose::Own(Some(entry)) => Txn::delete(entry.key.to_string()).only_if(&*entry.key, entry.changed),
-            Whose::Own(None) | Whose::Claimed(..) | Whose::Other(_) => Txn::default(),
+        Ok(match self.holder(own, spec).await? {
+            (Some(entry), None) => Txn::delete(entry.key.to_string()).only_if(&*entry.key, entry.changed),
+            (None, _) | (Some(_), Some(_)) => Txn::default(),
         })
     }
 
@@ -130,6 +162,8 @@ impl<S: Store> Gateway<S> {
     pub(super) async fn claims(
         &self,
         order: &Ordered,
+        holder: Holder,
+        starts: &OpenStarts,
         caller: &Caller,
     ) -> Result<(Option<Done>, Txn), Refusal> {
         let free = (None, Txn::default());
@@ -138,27 +172,27 @@ impl<S: Store> Gateway<S> {
         let refused = |other: &ProcessKey| {
             (Some(Done::new(RowCode::COMMAND_FAILED, shares_identity(other, caller))), Txn::default())
         };
-        let starts = matches!(order.op, Some(Order::Start | Order::Host | Order::Restart));
+        let launches = matches!(order.op, Some(Order::Start | Order::Host | Order::Restart));
         let former = match &order.op {
             Some(Order::Rename { from }) => Some(from.process()),
             Some(_) | None => None,
         };
         let key = identity_key(own, &held.spec);
         let mine = |changed| Txn::put(key.clone(), own.process().to_string()).only_if(key.clone(), changed);
-        match self.whose(own, &held.spec).await? {
-            // Written again: one that takes it at the same moment has to look again, and finds this start.
-            Whose::Own(Some(entry)) if starts && !self.was_started(own).await? => {
+        match self.whose(own, holder, starts).await? {
+            // Written again: a concurrent call that takes the identity conflicts, and finds this start.
+            Whose::Own(Some(entry)) if launches && !self.has_run(own).await? => {
                 Ok((None, mine(entry.changed)))
             }
             Whose::Own(Some(_)) => Ok(free),
             // A registration that came without its identity, which is free by now.
-            Whose::Own(None) if starts && self.store.get(&claim_key(own)).await?.is_some() => {
+            Whose::Own(None) if launches && self.store.get(&claim_key(own)).await?.is_some() => {
                 Ok((None, mine(0).and(Txn::delete(claim_key(own)))))
             }
             Whose::Own(None) => Ok(free),
             Whose::Other(other) | Whose::Claimed(other, _) if Some(&other) == former.as_ref() => Ok(free),
-            Whose::Claimed(other, entry) if starts => {
-                warn!(instance = %own, from = %other, app = ?caller.app, "identity taken: its holder was never started");
+            Whose::Claimed(other, entry) if launches => {
+                warn!(instance = %own, from = %other, app = ?caller.app, "identity reassigned: the previous holder was never started");
                 let other = instance(&other, &own.host);
                 let mut txn = mine(entry.changed);
                 if self.store.get(&claim_key(own)).await?.is_some() {

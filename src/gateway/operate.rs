@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::auth::short_digest;
-use super::identity::shares_identity;
-use super::registry::held;
+use super::identity::{OpenStarts, shares_identity};
+use super::registry::{CONTENDED, TRIES, held};
 use super::tasks::{Allowed, Done, MOST_ROWS, Ordered, instance};
 use super::{Caller, Gateway, Refusal, now_ms};
 use crate::gse::channel::{Held, Order};
@@ -96,6 +96,7 @@ impl<S: Store> Gateway<S> {
             return Err(Refusal::Wrong(format!("process_infos names no process{why}")));
         }
         let mut orders = Vec::new();
+        let starts = OpenStarts::default();
         let mut taken = HashSet::new();
         let mut named: HashMap<InstanceKey, String> = HashMap::new();
         for Subject { key, hosts, spec, .. } in subjects {
@@ -113,7 +114,7 @@ impl<S: Store> Gateway<S> {
                 let process = match self.named(&host, &held.spec).await? {
                     Some(process)
                         if may(process.namespace.as_str())
-                            || self.was_started(&instance(&process, &host.key)).await? =>
+                            || self.was_started(&instance(&process, &host.key), &starts).await? =>
                     {
                         process
                     }
@@ -196,7 +197,7 @@ impl<S: Store> Gateway<S> {
         if orders.len() as u64 >= MOST_ROWS {
             return Err(Refusal::Wrong(format!("{} instances are too many for one call", orders.len())));
         }
-        loop {
+        for _ in 0..TRIES {
             if let Some(answer) = self.answered(caller).await? {
                 return serde_json::from_value(answer).map_err(Refusal::from);
             }
@@ -204,26 +205,39 @@ impl<S: Store> Gateway<S> {
             let mut orders = orders.clone();
             let identities = self.take_identities(&mut orders, caller).await?;
             let (fence, refused) = self.fence(caller).await?;
-            let identities = if refused.is_some() { Txn::default() } else { identities };
+            let is_fenced = refused.is_some();
             for order in orders.iter_mut().filter(|order| order.refused.is_none()) {
                 order.refused.clone_from(&refused);
             }
-            let with = |id: &str| Ok(fence.clone().and(identities.clone()).and(self.answers(caller, &id)?));
+            let with = |id: &str| match is_fenced {
+                // A retry is evaluated again: the owner may hold the lease by then.
+                true => Ok(Txn::default()),
+                false => Ok(fence.clone().and(identities.clone()).and(self.answers(caller, &id)?)),
+            };
             if let Some(id) = self.begin(&orders, &with).await? {
                 return Ok(id);
             }
         }
+        Err(Refusal::Wrong(CONTENDED.to_owned()))
     }
 
     /// Refuses orders whose identity another process has; what the others write of theirs.
     async fn take_identities(&self, orders: &mut [Ordered], caller: &Caller) -> Result<Txn, Refusal> {
         let mut identities: HashMap<(HostKey, String), ProcessKey> = HashMap::new();
         let mut all = Txn::default();
-        for order in orders {
-            if order.refused.is_some() || !order.op.as_ref().is_some_and(Order::gives) {
-                continue;
-            }
-            let (refused, txn) = self.claims(order, caller).await?;
+        let gives = |order: &Ordered| order.refused.is_none() && order.op.as_ref().is_some_and(Order::gives);
+        let mut held = Vec::new();
+        for order in orders.iter_mut().filter(|order| gives(order)) {
+            let holder = match &order.held {
+                Some(held) => self.holder(&order.instance, &held.spec).await?,
+                None => (None, None),
+            };
+            held.push((order, holder));
+        }
+        // Every identity is read before the open starts are.
+        let starts = OpenStarts::default();
+        for (order, holder) in held {
+            let (refused, txn) = self.claims(order, holder, &starts, caller).await?;
             order.refused = refused;
             if let (None, Some(held)) = (&order.refused, &order.held) {
                 let place = (order.instance.host.clone(), held.spec.identity.index_key());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::identity::{Whose, claim_key, shares_identity};
+use super::identity::{OpenStarts, Whose, claim_key, shares_identity};
 use super::secrets::remembered;
 use super::tasks::instance;
 use super::{Caller, Gateway, Refusal, now_secs};
@@ -33,6 +33,9 @@ pub struct Record {
 
 /// How often a call begins anew because another wrote meanwhile.
 pub(super) const TRIES: usize = 50;
+
+/// The refusal of a call that conflicted each time.
+pub(super) const CONTENDED: &str = "others keep changing the same processes: try again";
 
 /// What a registry call does with each host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,9 +87,9 @@ impl<S: Store> Gateway<S> {
             if let Some(answer) = self.answered(caller).await? {
                 return Ok(serde_json::from_value(answer)?);
             }
-            let (fence, fenced) = self.fence(caller).await?;
             let mut rows = Rows::new();
-            let mut txn = fence;
+            let mut txn = Txn::default();
+            let starts = OpenStarts::default();
             let mut told: Vec<(InstanceKey, Option<Held>)> = Vec::new();
             for host in &hosts {
                 let row_key = keys::v1(host, &process).unwrap_or_else(|| keys::v2(&host.key, &process));
@@ -105,13 +108,12 @@ impl<S: Store> Gateway<S> {
                     }
                     None => None,
                 };
-                let (row, part) = match (&fenced, &given) {
-                    (Some(done), _) => (Row::new(RowCode(done.code), done.message.clone()), Txn::default()),
-                    (None, Some(given)) => {
+                let (row, part) = match &given {
+                    Some(given) => {
                         let update = call == Call::Update;
-                        self.put(&instance, host.supplier, given, update, caller).await?
+                        self.put(&instance, host.supplier, given, update, caller, &starts).await?
                     }
-                    (None, None) => self.remove(&instance).await?,
+                    None => self.remove(&instance).await?,
                 };
                 rows.insert(row_key, row);
                 if !part.writes.is_empty() {
@@ -119,7 +121,13 @@ impl<S: Store> Gateway<S> {
                 }
                 txn = txn.and(part);
             }
-            txn = txn.and(self.answers(caller, &rows)?);
+            // Last: the caller renews its lease while a call on many hosts is evaluated, and each renewal is a conflict.
+            let (fence, fenced) = self.fence(caller).await?;
+            if let Some(done) = fenced {
+                let row = Row::new(RowCode(done.code), done.message);
+                return Ok(rows.into_keys().map(|key| (key, row.clone())).collect());
+            }
+            txn = txn.and(fence).and(self.answers(caller, &rows)?);
             if txn.writes.is_empty() {
                 return Ok(rows);
             }
@@ -128,7 +136,7 @@ impl<S: Store> Gateway<S> {
                 return Ok(rows);
             }
         }
-        Err(Refusal::Wrong("others keep changing the same processes: try again".to_owned()))
+        Err(Refusal::Wrong(CONTENDED.to_owned()))
     }
 
     /// Tells the host's agent what is registered now; one that is not there learns it when it joins.
@@ -144,6 +152,7 @@ impl<S: Store> Gateway<S> {
         given: &Held,
         update: bool,
         caller: &Caller,
+        starts: &OpenStarts,
     ) -> Result<(Row, Txn), Refusal> {
         let key = key_of("reg", instance);
         let there = self.store.get(&key).await?;
@@ -152,7 +161,7 @@ impl<S: Store> Gateway<S> {
             return Ok((Row::new(RowCode::EXISTS, message), Txn::default()));
         }
         let old: Option<Record> = there.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
-        let taken = match self.whose(instance, &given.spec).await? {
+        let taken = match self.whose(instance, self.holder(instance, &given.spec).await?, starts).await? {
             Whose::Own(entry) => entry.map_or(0, |entry| entry.changed),
             // Registered without it: its first start decides.
             Whose::Claimed(_, entry) => entry.changed,

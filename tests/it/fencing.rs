@@ -113,6 +113,28 @@ fn a_generation_counts_while_its_lease_holds_it() {
     assert_eq!(register(&server, "shop", &fenced(third)).0, 1_900_409);
 }
 
+/// A fenced call is not remembered: its retry is evaluated again.
+#[test]
+fn a_fenced_call_is_carried_out_once_its_lease_is_held() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = server(folder.path());
+    let generation = server.lease("team", "one");
+    let named = |op: &str| format!("X-Abide-Op: {op}\r\n{}", fenced(generation + 1));
+    let operate = || {
+        let mut start = body("shop", "p", "10.0.0.1");
+        start["op_type"] = json!(0);
+        let path = "/api/c/compapi/v2/gse/operate_proc/";
+        let task = server.call_with("POST", path, &named("operate"), start)["data"]["task_id"].clone();
+        only_row(&server.gse("get_proc_operate_result_v2", json!({"task_id": task}))["data"]).0
+    };
+    assert_eq!(register(&server, "shop", &named("register")).0, 1_900_409);
+    assert_eq!(operate(), 1_900_409);
+    server.release("team", "one", generation);
+    assert_eq!(server.lease("team", "two"), generation + 1);
+    assert_eq!(register(&server, "shop", &named("register")).0, 0);
+    assert_ne!(operate(), 1_900_409);
+}
+
 /// A host's agent in the hands of an attacker with its token.
 struct Thief<'a> {
     server: &'a Server,
