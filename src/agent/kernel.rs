@@ -114,10 +114,20 @@ impl Hold {
     }
 
     /// Takes hold of a child of ours that has not been waited for: its pid is its own.
+    /// On failure the child is killed: no instance could stop it later.
     pub fn child(pid: u32, fd: OwnedFd) -> Option<Hold> {
-        let identity = Identity::of(pid)?;
-        let fd = watched(fd)?;
+        let Some(identity) = Identity::of(pid) else {
+            kill_unheld(pid, &fd);
+            return None;
+        };
         reaper::hold_alone(identity.pid, identity.started);
+        let Some(fd) = watched(fd) else {
+            // A held child is not reaped, so the pid is still its own.
+            let _ =
+                Pid::from_raw(pid.cast_signed()).map(|pid| rustix::process::kill_process(pid, Signal::KILL));
+            reaper::release_pid(pid);
+            return None;
+        };
         Some(Hold { fd, identity })
     }
 
@@ -152,6 +162,12 @@ impl Drop for Hold {
     fn drop(&mut self) {
         reaper::release(self.identity.pid, self.identity.started);
     }
+}
+
+/// Kills a child that no instance holds. The reaper waits for it.
+pub fn kill_unheld(pid: u32, fd: &OwnedFd) {
+    reaper::release_pid(pid);
+    let _ = pidfd_send_signal(fd, Signal::KILL);
 }
 
 /// Whatever we were given beside the three usual descriptors is not passed on to what we launch.

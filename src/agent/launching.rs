@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::warn;
+
 use super::cgroup::Group;
 use super::exit_record::start_id;
 use super::keeper::{Keeper, Said, failed};
 use super::kernel::{Hold, ticks_since_boot};
 use super::operations::LOOK;
 use super::ownership::{self, LaunchEvidence};
-use super::spawn::{Ended, Launch, Program, Sink, environment};
+use super::spawn::{Ended, Launch, Program, Sink, environment, ignored_variables};
 use super::user_files::Rights;
 use crate::gse::channel::Held;
 use crate::gse::codes::RowCode;
@@ -30,6 +32,9 @@ impl Keeper {
         };
         let rights = self.shared.rights_of(spec).map_err(failed)?;
         let marks = [("ABIDE_INSTANCE", self.key.to_string()), ("ABIDE_INCARNATION", incarnation.to_owned())];
+        for variable in ignored_variables(spec) {
+            warn!(instance = %self.key, ?variable, "spec variable ignored: the agent sets it");
+        }
         let env = environment(spec, &rights, &marks).await.map_err(failed)?;
         let pid_file = PathBuf::from(&spec.identity.pid_path);
         // A process that ends is the agent's child in any case, so that its end and its code are known.
@@ -100,7 +105,7 @@ impl Keeper {
                 Err(why) => why,
             };
             if tokio::time::Instant::now() >= until {
-                return Err((RowCode::CHECK_FAILED, format!("it did not come up: {why}")));
+                return Err((RowCode::CHECK_FAILED, format!("process did not come up: {why}")));
             }
             tokio::time::sleep(LOOK).await;
         }

@@ -78,7 +78,7 @@ impl Keeper {
     fn not_running(&self, held: &Held) -> Said {
         let message = match self.stranger(held) {
             None => "it is not running".to_owned(),
-            Some(pid) => format!("it is not running under this agent: {}", not_owned(pid)),
+            Some(pid) => format!("process is not running under this agent: {}", not_owned(pid)),
         };
         (RowCode::NOT_RUNNING, message)
     }

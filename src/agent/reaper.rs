@@ -28,6 +28,11 @@ pub fn release(pid: u32, started: u64) {
     held().remove(&(pid, started));
 }
 
+/// Removes the holder of a child that was not waited for: its pid is its own.
+pub fn release_pid(pid: u32) {
+    held().retain(|(one, _)| *one != pid);
+}
+
 pub fn is_held(pid: u32, started: u64) -> bool {
     held().contains(&(pid, started))
 }
@@ -47,8 +52,10 @@ pub async fn reap() {
     }
     let Ok(mut ended) = signal(SignalKind::child()) else { return };
     loop {
-        while all_ended_orphans() {
+        let mut skip_held = false;
+        while all_ended_orphans(skip_held) {
             tokio::time::sleep(AGAIN).await;
+            skip_held = true;
         }
         if ended.recv().await.is_none() {
             return;
@@ -56,16 +63,33 @@ pub async fn reap() {
     }
 }
 
-/// Waits for each that ended and is nobody's. Is there one that somebody is about to wait for?
-fn all_ended_orphans() -> bool {
+/// Reaps ended orphans. True: an ended process is left, which its holder waits for. The kernel returns the same ended child
+/// until it is waited for; with `skip_held` every child is tried, since a holder may be busy for minutes.
+fn all_ended_orphans(skip_held: bool) -> bool {
     let Ok(_no_birth) = BIRTHS.try_write() else { return true };
     while let Some(pid) = first_ended() {
-        if held().range((pid, 0)..=(pid, u64::MAX)).next().is_some() {
+        if is_pid_held(pid) {
+            if skip_held {
+                children().into_iter().filter(|pid| !is_pid_held(*pid)).for_each(wait_for);
+            }
             return true;
         }
         wait_for(pid);
     }
     false
+}
+
+fn is_pid_held(pid: u32) -> bool {
+    held().range((pid, 0)..=(pid, u64::MAX)).next().is_some()
+}
+
+/// All children of this process, ended ones too. The kernel lists them per thread.
+fn children() -> Vec<u32> {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
+    let lists = threads.flatten().filter_map(|one| std::fs::read_to_string(one.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
 }
 
 /// Some child that has ended and was not waited for; it still is not.
@@ -85,5 +109,42 @@ fn wait_for(pid: u32) {
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         libc::waitid(libc::P_PID, pid, &mut info, libc::WEXITED | libc::WNOHANG);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::kernel::Identity;
+
+    #[test]
+    fn a_held_process_that_ended_does_not_stop_the_reaping_of_others() {
+        // A process of its own: the reaper takes every child of the test program.
+        if std::env::var_os("ABIDE_TEST_REAPER").is_none() {
+            let test = "agent::reaper::tests::a_held_process_that_ended_does_not_stop_the_reaping_of_others";
+            let program = std::env::current_exe().expect("a path");
+            let mut again = std::process::Command::new(program);
+            let out = again.args(["--exact", test]).env("ABIDE_TEST_REAPER", "1").output().expect("it runs");
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+            return;
+        }
+        let child = || std::process::Command::new("sleep").arg("1000").spawn().expect("it starts");
+        let [mut first, mut second] = [child(), child()];
+        let identity = Identity::of(first.id()).expect("it runs");
+        assert!(hold_alone(identity.pid, identity.started));
+        let ended = |pid: u32| Identity::of(pid).is_some_and(|one| !one.is_current());
+        for one in [&mut first, &mut second] {
+            one.kill().expect("it is ours");
+        }
+        let [first, second] = [first.id(), second.id()];
+        while !(ended(first) && ended(second)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(all_ended_orphans(true), "the held one is left");
+        assert_eq!(Identity::of(second), None, "the orphan was reaped");
+        assert!(Identity::of(first).is_some(), "its holder waits for it");
+        release_pid(first);
+        assert!(!all_ended_orphans(false));
+        assert_eq!(Identity::of(first), None);
     }
 }

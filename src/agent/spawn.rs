@@ -1,6 +1,6 @@
 //! Launching: a process of its own session, as its user, in its folder, with its environment and none of ours.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,10 +12,10 @@ use rustix::process::Signal;
 
 use super::birth::{self, Birth, Borrowing, Stage};
 use super::cgroup::Group;
-use super::exit_record::{ExitRecords, kill_group, recording};
-use super::kernel::Hold;
+use super::exit_record::{self, ExitRecords, kill_group, recording};
+use super::kernel::{Hold, kill_unheld};
 use super::output::Output;
-use super::user_files::{self, PidFile, Rights};
+use super::user_files::{self, PER_USER, PidFile, Rights};
 use crate::model::{EnvValue, Spec};
 
 /// Whom a process runs as.
@@ -84,21 +84,30 @@ impl Account {
     }
 }
 
-/// The environment of a process: a plain one, what its spec says, and who it is.
+/// Variables by which the agent finds its processes again: a spec cannot set them.
+const MARKS: [&str; 4] = ["ABIDE_INSTANCE", "ABIDE_INCARNATION", "ABIDE_PID", exit_record::VARIABLE];
+
+/// The variables of a spec that [`environment`] leaves out.
+pub fn ignored_variables(spec: &Spec) -> impl Iterator<Item = &String> {
+    spec.env.keys().filter(|name| MARKS.contains(&name.as_str()))
+}
+
+/// The environment of a process: a plain one, what its spec says, and who it is. Each name occurs once: of two, some
+/// programs and the agent would read the first, others the last.
 pub async fn environment(
     spec: &Spec,
     rights: &Rights,
     marks: &[(&str, String)],
 ) -> Result<Vec<(String, String)>, String> {
     let account = rights.account();
-    let mut env: Vec<(String, String)> = vec![
+    let mut env = BTreeMap::from([
         ("PATH".to_owned(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
         ("LANG".to_owned(), "C.UTF-8".to_owned()),
         ("HOME".to_owned(), account.home.display().to_string()),
         ("SHELL".to_owned(), account.shell.display().to_string()),
         ("USER".to_owned(), account.name.clone()),
         ("LOGNAME".to_owned(), account.name.clone()),
-    ];
+    ]);
     let file = |(name, value): (&String, &EnvValue)| match value {
         EnvValue::File(path) => Some((name.clone(), path.clone())),
         EnvValue::Text(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => None,
@@ -118,10 +127,12 @@ pub async fn environment(
         if name.contains('\0') || value.contains('\0') {
             return Err(format!("env {name:?} contains a NUL byte"));
         }
-        env.push((name.clone(), value));
+        if !MARKS.contains(&name.as_str()) {
+            env.insert(name.clone(), value);
+        }
     }
     env.extend(marks.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
-    Ok(env)
+    Ok(env.into_iter().collect())
 }
 
 /// Where the output of a launch goes.
@@ -134,6 +145,8 @@ pub enum Sink {
 
 /// How long a launch may take in all: its files, and its way to the program.
 const LIMIT: Duration = Duration::from_secs(20);
+/// Maximum wait for the user's permit: longer than [`LIMIT`], since a long queue of launches that succeed is not an error.
+const QUEUE_LIMIT: Duration = Duration::from_secs(60);
 
 /// One launch. Its files are opened once it has its user's permit, and not before: any number of launches may wait.
 pub struct Launch {
@@ -156,11 +169,32 @@ struct Opened {
     group: Option<File>,
 }
 
+/// A launched process that is not held yet. Dropped, it is killed, whichever side gave up first.
+struct Unheld(u32, Option<OwnedFd>);
+
+impl Unheld {
+    fn hold(mut self) -> Option<Hold> {
+        Hold::child(self.0, self.1.take()?)
+    }
+}
+
+impl Drop for Unheld {
+    fn drop(&mut self) {
+        self.1.iter().for_each(|fd| kill_unheld(self.0, fd));
+    }
+}
+
 impl Launch {
     /// Launches it on a thread of its own, and holds it from its first moment on.
     pub async fn go(self) -> Result<Hold, String> {
-        let permit = self.rights.launch_permit().await;
         let (command, user) = (self.command.clone(), self.rights.account().name().to_owned());
+        let permit = tokio::time::timeout(QUEUE_LIMIT, self.rights.launch_permit()).await.map_err(|_| {
+            format!(
+                "cannot run {command:?} as user {user:?}: waited {} s for the {PER_USER} launches of this user that are \
+                 in flight; a launch hangs where its log_path, pid_path or program is on a file system that does not answer",
+                QUEUE_LIMIT.as_secs()
+            )
+        })?;
         let borrowing = Arc::new(Borrowing::default());
         let (send, receive) = tokio::sync::oneshot::channel();
         let watched = Arc::clone(&borrowing);
@@ -168,17 +202,16 @@ impl Launch {
             let launched = self.launch(&watched, || send.is_closed());
             // The thread gives the permit back, so that stuck launches of a user are counted.
             drop(permit);
-            // The wait is over: the launch has failed, so its process must not be there.
-            if let Err(Ok((pid, fd))) = send.send(launched) {
-                end(pid, &fd);
-            }
+            // Dropped where the wait is over: the launch has failed, so its process must not be there.
+            drop(send.send(launched));
         };
         user_files::on_thread("launch", work)?;
         match tokio::time::timeout(LIMIT, receive).await {
-            Ok(Ok(launched)) => {
-                let (pid, fd) = launched?;
-                Hold::child(pid, fd).ok_or_else(|| format!("cannot run {command:?}: it cannot be held"))
-            }
+            Ok(Ok(launched)) => launched?.hold().ok_or_else(|| {
+                format!(
+                    "cannot run {command:?} as user {user:?}: its process could not be held, and was killed"
+                )
+            }),
             Ok(Err(_)) => {
                 Err(format!("cannot run {command:?} as user {user:?}: the launching thread failed"))
             }
@@ -192,7 +225,7 @@ impl Launch {
         }
     }
 
-    fn launch(&self, borrowing: &Borrowing, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), String> {
+    fn launch(&self, borrowing: &Borrowing, given_up: impl Fn() -> bool) -> Result<Unheld, String> {
         let opened = self.open()?;
         let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
         if given_up() {
@@ -201,7 +234,7 @@ impl Launch {
         }
         let born = self.bear(&opened, borrowing);
         let named = born.and_then(|(pid, fd)| match self.name(pid_file.as_ref(), pid) {
-            Ok(()) => Ok((pid, fd)),
+            Ok(()) => Ok(Unheld(pid, Some(fd))),
             Err(why) => {
                 end(pid, &fd);
                 Err(why)

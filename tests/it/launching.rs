@@ -232,3 +232,22 @@ fn captured_output_is_not_found_again_by_its_name() {
     assert_eq!(std::fs::read_to_string(&victim).expect("a file"), "of root\n");
     assert!(pids.into_iter().all(is_alive));
 }
+
+#[test]
+fn a_spec_cannot_set_the_agents_own_variables() {
+    let system = System::new();
+    let mut spec = system.spec("app", "exec sleep 1000");
+    spec["env"] = json!({"ABIDE_INSTANCE": "forged", "ABIDE_INCARNATION": "forged", "ABIDE_RECORD": "forged",
+                         "ABIDE_HOME": "/srv", "PATH": "/bin:/usr/bin"});
+    assert_eq!(system.operate("app", 0, &spec), (0, "success".to_owned()));
+    let pid = system.pid("app").expect("a pid");
+    let bytes = std::fs::read(format!("/proc/{pid}/environ")).expect("it runs");
+    let text = String::from_utf8(bytes).expect("text");
+    assert!(!text.contains("forged"), "{text}");
+    let values = |name: &str| text.split('\0').filter(|one| one.starts_with(name)).collect::<Vec<_>>();
+    assert_eq!(values("ABIDE_INSTANCE="), ["ABIDE_INSTANCE=0:127.0.0.1:web:app"]);
+    assert_eq!((values("ABIDE_INCARNATION=").len(), values("ABIDE_HOME=")), (1, vec!["ABIDE_HOME=/srv"]));
+    assert_eq!(values("PATH="), ["PATH=/bin:/usr/bin"], "one value per name");
+    assert!(system.log().contains("spec variable ignored"), "{}", system.log());
+    assert_eq!(system.operate("app", 1, &spec).0, 0);
+}

@@ -33,7 +33,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The same where a caller waits on an async thread.
 const SHORT: Duration = Duration::from_secs(1);
 /// Threads that work on files, and launches, of one user at once: more would only wait for the processors.
-const PER_USER: usize = 8;
+pub const PER_USER: usize = 8;
 /// The largest value that an `env.file` gives.
 const ENV_FILE: u64 = 64 << 10;
 /// A file that is larger has no sum.

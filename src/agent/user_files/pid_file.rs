@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
@@ -26,8 +26,26 @@ pub struct PidFile {
 impl Rights {
     /// Does everything that can fail for want of rights, before there is a process. Blocks.
     pub fn prepare_pid_file(&self, path: &Path) -> Result<PidFile, String> {
-        self.with(path, |rule| PidFile::prepare(path, rule))
-            .map_err(|error| self.explain("cannot write pid_path", path, error))
+        self.with(path, |rule| PidFile::prepare(path, rule)).map_err(|error| {
+            let denied =
+                matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
+            let hint = if denied { self.pid_path_hint(path) } else { String::new() };
+            self.explain("cannot write pid_path", path, error) + &hint
+        })
+    }
+
+    /// The next step after a pid file was refused. A file name that a shell would interpret is not made part of a command.
+    fn pid_path_hint(&self, path: &Path) -> String {
+        let user = self.account().name();
+        let plain = |text: &&str| {
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+            text.bytes().all(is_plain) && !text.starts_with(['.', '-'])
+        };
+        let needs = format!("; pid_path needs a directory that user {user:?} can write");
+        match path.file_stem().and_then(|stem| stem.to_str()).filter(plain) {
+            Some(stem) => format!("{needs}, such as /run/{stem}: install -d -o {user} /run/{stem}"),
+            None => needs,
+        }
     }
 
     /// Writes the pid, and gives the file its name. Blocks.
@@ -79,9 +97,9 @@ impl Rights {
             Ok(text)
         });
         let text = text.map_err(|error| self.explain("cannot read pid_path", path, error))?;
-        let pid: u32 = text.trim().parse().map_err(|_| format!("{shown} holds no pid"))?;
+        let pid: u32 = text.trim().parse().map_err(|_| format!("{shown} does not contain a pid"))?;
         if pid <= 1 || pid == std::process::id() {
-            return Err(format!("{shown} names process {pid}, which is none of ours"));
+            return Err(format!("{shown} names process {pid}, which is not a process of this agent"));
         }
         Ok(pid)
     }

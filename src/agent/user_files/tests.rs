@@ -32,6 +32,13 @@ fn root_opens_a_listed_path_for_another_user_and_no_other() {
     let folder = root_only_folder();
     let log = folder.path().join("app.log");
     assert!(rights("nobody", never()).open_log(&log, "app").is_err(), "not listed");
+    let refused = |name: &str| {
+        let prepared = rights("nobody", never()).prepare_pid_file(&folder.path().join(name));
+        prepared.err().expect("not listed")
+    };
+    let (plain, strange) = (refused("api.pid"), refused("$(x).pid"));
+    assert!(plain.ends_with("such as /run/api: install -d -o nobody /run/api"), "{plain}");
+    assert!(strange.ends_with("needs a directory that user \"nobody\" can write"), "{strange}");
     let below = folder.path().to_owned();
     let listed = rights("nobody", Arc::new(move |path| path.starts_with(&below)));
     let mut file = listed.open_log(&log, "app").expect("listed");
