@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::args::Convert;
-use super::print::{self, Printer, WARNING};
+use super::print::{self, Printer};
 use super::{Exit, Failure};
 use crate::gse::{self, Dialect, JobBody, Loss, Subject};
 use crate::manifest::convert::{self, Body};
@@ -80,7 +80,7 @@ fn to_bodies(loaded: &Loaded, dialect: Dialect, args: &Convert, printer: &Printe
     losses.sort();
     losses.dedup();
     for Loss { key, what, why } in &losses {
-        printer.remark(&format!("{WARNING}not said{WARNING:#}: {key}: {what} ({why})"));
+        printer.labelled_warning("not said", &format!("{key}: {what} ({why})"));
     }
     if args.strict && !losses.is_empty() {
         let message = format!("a body of {} cannot say everything", dialect.name());

@@ -1,11 +1,12 @@
 //! `abide import`: files of other supervisors, or a list of hosts → manifests.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::args::{LimitArgs, switch};
-use super::print::{self, Printer, WARNING, count, visible};
+use super::print::{self, Printer, count, visible};
 use super::{Exit, Failure};
 use crate::manifest::import::{self, Kind, Note, Terms};
 use crate::manifest::print as manifests;
@@ -89,8 +90,10 @@ pub fn run(args: &Import, printer: &Printer) -> Result<Exit, Failure> {
     };
     for Note { file, line, setting, message } in &imported.notes {
         let setting = visible(setting);
-        printer
-            .remark(&format!("{WARNING}warning{WARNING:#}: {file}:{line}: {setting}: {}", visible(message)));
+        printer.warning(&format!("{file}:{line}: {setting}: {}", visible(message)));
+    }
+    for warning in folder_warnings(&imported.folders) {
+        printer.warning(&visible(&warning));
     }
     let text = manifests::yaml(&imported.documents);
     // What is handed out can be applied, or is not handed out.
@@ -114,6 +117,39 @@ pub fn run(args: &Import, printer: &Printer) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Done)
+}
+
+/// The folders that an administrator creates before the first launch: files are opened with the rights of the spec's user.
+fn folder_warnings(folders: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let mut of_user: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut warnings = Vec::new();
+    for (folder, users) in folders {
+        let names: Vec<&str> = users.iter().map(String::as_str).collect();
+        match names.as_slice() {
+            [] => {}
+            [user] => of_user.entry(user).or_default().push(folder.clone()),
+            users => warnings.push(format!(
+                "{folder}: users {} share it, and each needs write access: import them with a namespace (-n) per user",
+                users.join(", ")
+            )),
+        }
+    }
+    warnings.extend(of_user.into_iter().map(|(user, folders)| {
+        let words =
+            ["install", "-d", "-o", user].into_iter().map(str::to_owned).chain(folders.iter().cloned());
+        let command = words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ");
+        format!("user {user} needs write access to {}; on each host: {command}", folders.join(" and "))
+    }));
+    warnings
+}
+
+/// A word of a shell command.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    match word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
 }
 
 fn invalid(problems: &[Problem], printer: &Printer) -> Exit {

@@ -86,11 +86,16 @@ impl Printer {
     }
 
     pub fn warning(&self, text: &str) {
+        self.labelled_warning("warning", text);
+    }
+
+    /// A warning under another label.
+    pub fn labelled_warning(&self, label: &str, text: &str) {
         match (self.quiet, self.in_json) {
             (true, _) => {}
             (false, true) => self.log("warning", "warning", json!({"message": text})),
             (false, false) => {
-                self.to_stderr(&format!("{WARNING}warning{WARNING:#}: {}\n", visible_lines(text)));
+                self.to_stderr(&format!("{WARNING}{label}{WARNING:#}: {}\n", visible_lines(text)));
             }
         }
     }

@@ -300,7 +300,7 @@ fn line_ends_marks_and_standard_input_are_no_matter() {
     assert!(stdout(&file).contains("user: app\n") && !stdout(&file).contains('\r'));
     let text = "[program:a]\ncommand=/bin/a \"b c\"\nuser=app\n";
     let stdin = abide(&["import", "-"], tree.path(), text.as_bytes());
-    assert_eq!((stdout(&stdin), stderr(&stdin)), (stdout(&file), String::new()));
+    assert_eq!((stdout(&stdin), stderr(&stdin)), (stdout(&file), stderr(&file)));
     let unit =
         abide(&["import", "-", "--from", "systemd"], tree.path(), b"[Service]\nExecStart=/opt/x/run it\n");
     assert!(stdout(&unit).contains("  name: run\n"), "{}", stderr(&unit));

@@ -121,13 +121,22 @@ pub fn documents(drafts: Vec<Draft>, reader: &mut Reader<'_>) -> Vec<Document> {
         .collect()
 }
 
-fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &Reader<'_>) -> Document {
+fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Reader<'_>) -> Document {
     let Draft { labels, state, instances, mut identity, control, resource, monitor, env, .. } = draft;
     let terms = reader.terms;
     let own = if instances.is_some() { "${name}" } else { name.as_str() };
     let under = |folder: &str, end: &str| {
         Text(join_path(&super::words::escaped(folder), &format!("{}/{own}.{end}", terms.namespace)))
     };
+    let user = identity.user.as_deref().filter(|user| !["root", "0"].contains(user));
+    let generated = [
+        identity.pid_path.is_none().then_some(&terms.run_dir),
+        (draft.log == Log::Unsaid).then_some(&terms.log_dir),
+    ];
+    for folder in generated.into_iter().flatten() {
+        let folder = join_path(folder, terms.namespace.as_str());
+        reader.folders.entry(folder).or_default().extend(user.map(str::to_owned));
+    }
     identity.pid_path.get_or_insert_with(|| under(&terms.run_dir, "pid"));
     identity.setup_path.get_or_insert_with(|| "/".into());
     identity.value_key = Some(Text(format!("{}/{own}", terms.namespace)));

@@ -14,6 +14,7 @@ mod supervisord;
 mod systemd;
 mod words;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
@@ -83,6 +84,8 @@ pub struct Imported {
     pub documents: Vec<Document>,
     /// Sorted by file and line.
     pub notes: Vec<Note>,
+    /// Folders of generated pid and log paths, with the users other than root that write there.
+    pub folders: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Reads the files (`-`: standard input). A byte order mark is no part of a text here: it was not written for us.
@@ -117,7 +120,8 @@ pub fn read(paths: &[PathBuf], limits: &Limits) -> Result<Vec<Given>, Vec<Proble
 
 /// Everything that the files say, as manifests; or everything that is wrong with them.
 pub fn import(files: &[Given], terms: &Terms, limits: &Limits) -> Result<Imported, Vec<Problem>> {
-    let mut reader = Reader { terms, limits, notes: Vec::new(), problems: Vec::new() };
+    let mut reader =
+        Reader { terms, limits, notes: Vec::new(), folders: BTreeMap::new(), problems: Vec::new() };
     let (mut drafts, mut timers, mut listed) = (Vec::new(), Vec::new(), Vec::new());
     for given in files {
         let kind = match terms.from.or_else(|| kind_of(&given.name, &given.text)) {
@@ -157,7 +161,7 @@ pub fn import(files: &[Given], terms: &Terms, limits: &Limits) -> Result<Importe
     systemd::schedule(&mut drafts, timers, &mut reader);
     let mut documents = hosts::documents(listed, &mut reader);
     documents.extend(draft::documents(drafts, &mut reader));
-    let Reader { mut notes, mut problems, .. } = reader;
+    let Reader { mut notes, folders, mut problems, .. } = reader;
     if documents.is_empty() && problems.is_empty() {
         let file = files.first().map_or_else(|| STDIN.into(), |given| given.name.clone());
         let message = "there is nothing to import".to_owned();
@@ -169,7 +173,7 @@ pub fn import(files: &[Given], terms: &Terms, limits: &Limits) -> Result<Importe
     }
     notes.sort();
     notes.dedup();
-    Ok(Imported { documents, notes })
+    Ok(Imported { documents, notes, folders })
 }
 
 /// What all files have in common while they are read.
@@ -177,6 +181,7 @@ pub(super) struct Reader<'a> {
     terms: &'a Terms,
     limits: &'a Limits,
     notes: Vec<Note>,
+    folders: BTreeMap<String, BTreeSet<String>>,
     problems: Vec<Problem>,
 }
 
