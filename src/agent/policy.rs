@@ -7,6 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use tracing::{info, warn};
 
 use super::spawn::Account;
 use crate::model::{EnvValue, InstanceKey, Spec, glob};
@@ -68,17 +69,40 @@ impl HostPolicy {
         Ok(HostPolicy { file: file.to_owned(), rules })
     }
 
-    /// May this instance be launched or adopted with this spec? The refusal names the rule.
-    pub fn check(&self, key: &InstanceKey, spec: &Spec) -> Result<(), String> {
-        if self.rules == Rules::default() {
-            return Ok(());
+    /// Logs which file is in force.
+    pub fn log(&self) {
+        match self.file.as_os_str().is_empty() {
+            true => {
+                info!(file = DEFAULT_FILE, "no host policy: the file does not exist, nothing is restricted")
+            }
+            false => info!(file = %self.file.display(), "host policy in force"),
         }
-        let refused = |why: String| format!("host policy {}: {why}", self.file.display());
-        let account = Account::of(spec)?;
-        self.check_user(account.name(), account.uid())
-            .and_then(|()| self.check_namespace(&key.namespace.to_string()))
-            .and_then(|()| self.check_paths(spec))
-            .map_err(refused)
+    }
+
+    /// May this instance be launched or adopted with this spec? The refusal names the first rule, and is logged.
+    pub fn check(&self, key: &InstanceKey, spec: &Spec) -> Result<(), String> {
+        match self.refusals(key, spec).into_iter().next() {
+            Some(refused) => {
+                warn!(instance = %key, why = %refused, "launch or adoption refused");
+                Err(refused)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Every rule that refuses this instance, each named.
+    pub fn refusals(&self, key: &InstanceKey, spec: &Spec) -> Vec<String> {
+        if self.rules == Rules::default() {
+            return Vec::new();
+        }
+        let account = match Account::of(spec) {
+            Ok(account) => account,
+            Err(why) => return vec![why],
+        };
+        let user = self.check_user(account.name(), account.uid()).err();
+        let namespace = self.check_namespace(&key.namespace.to_string()).err();
+        let refused = user.into_iter().chain(namespace).chain(self.refused_paths(spec));
+        refused.map(|why| format!("host policy {}: {why}", self.file.display())).collect()
     }
 
     fn check_user(&self, name: &str, uid: u32) -> Result<(), String> {
@@ -102,8 +126,8 @@ impl HostPolicy {
         }
     }
 
-    fn check_paths(&self, spec: &Spec) -> Result<(), String> {
-        let Some(allowed) = &self.rules.paths else { return Ok(()) };
+    fn refused_paths(&self, spec: &Spec) -> Vec<String> {
+        let Some(allowed) = &self.rules.paths else { return Vec::new() };
         let identity = &spec.identity;
         let mut named = vec![
             ("setup_path", Some(identity.setup_path.as_str())),
@@ -116,13 +140,11 @@ impl HostPolicy {
             EnvValue::File(file) => ("env", Some(file.as_str())),
             EnvValue::Text(_) | EnvValue::Secret(_) | EnvValue::Digest(_) => ("env", None),
         }));
-        for (field, path) in named {
-            let Some(path) = path.filter(|path| !path.is_empty()) else { continue };
-            if !is_below(Path::new(path), allowed) {
-                return Err(format!("paths: {field} {path} is not below an allowed path"));
-            }
-        }
-        Ok(())
+        let paths = named.into_iter().filter_map(|(field, path)| Some((field, path?)));
+        paths
+            .filter(|(_, path)| !path.is_empty() && !is_below(Path::new(path), allowed))
+            .map(|(field, path)| format!("paths: {field} {path} is not below an allowed path"))
+            .collect()
     }
 
     /// May the agent open a file as root, for another user that cannot open it?
@@ -185,6 +207,18 @@ mod tests {
         assert!(refusal("paths: [/opt, /run]", climbs).contains("log_path /opt/../etc/shadow"));
         let env = |spec: &mut Spec| drop(spec.env.insert("A".into(), EnvValue::File("/etc/shadow".into())));
         assert!(refusal("paths: [/opt, /run]", env).contains("env /etc/shadow"));
+    }
+
+    #[test]
+    fn every_rule_that_refuses_is_listed() {
+        let mut spec = Spec::default();
+        spec.identity.setup_path = "/srv/api".to_owned();
+        spec.identity.pid_path = "/run/api.pid".to_owned();
+        let key: InstanceKey = "0:127.0.0.1:web:api".parse().expect("a key");
+        let all = policy("{users: [], namespaces: [db], paths: [/opt]}").refusals(&key, &spec);
+        let rules: Vec<&str> = all.iter().filter_map(|why| why.split(": ").nth(1)).collect();
+        assert_eq!(rules, ["users", "namespaces", "paths", "paths"], "{all:?}");
+        assert!(all[3].contains("pid_path /run/api.pid"), "{all:?}");
     }
 
     #[test]

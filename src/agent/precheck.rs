@@ -45,7 +45,7 @@ fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
         Ok(account) => account,
         Err(why) => return vec![why],
     };
-    let mut reasons: Vec<String> = policy.check(key, spec).err().into_iter().collect();
+    let mut reasons = policy.refusals(key, spec);
     let mut check = |field: &str, path: &str, access: Access| {
         if !allows(&account, Path::new(path), access) {
             let what = if access == Access::Read { "read" } else { "write to" };

@@ -1,5 +1,6 @@
 //! `abide agent`: a host agent as a daemon.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -89,6 +90,10 @@ pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
         ),
         AddressError::Invalid(why) => refused(why),
     })?;
+    if args.ca_only && args.ca_file.is_none() {
+        let message = "--ca-only needs --ca-file FILE: without it no certificate is trusted";
+        return Err(Failure::new(Exit::Usage, message).hint("pass --ca-file FILE, or leave --ca-only out"));
+    }
     args.calling().client(join).map_err(refused)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -103,6 +108,7 @@ async fn stand(args: &Agent, join: &str, token_file: &Path, printer: &Printer) -
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
+    policy.log();
     private_folder(&args.data)?;
     private_file(&args.data.join("agent.db"))?;
     // One that is not there yet is waited for, like a gateway that is not.
@@ -146,6 +152,14 @@ async fn stand(args: &Agent, join: &str, token_file: &Path, printer: &Printer) -
 fn check_policy(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
+    if let Err(error) = std::fs::metadata(args.data.join("agent.db")) {
+        let folder = args.data.display();
+        return Err(match error.kind() {
+            ErrorKind::NotFound => failed(format!("folder {folder} has no agent.db"))
+                .hint("--data names the folder that the agent runs with"),
+            _ => failed(format!("cannot read agent.db in folder {folder}: {error}")),
+        });
+    }
     let refused = runtime()?
         .block_on(refused_instances(&args.data, &policy))
         .map_err(|error| failed(format!("cannot check {}: {error}", args.data.display())))?;

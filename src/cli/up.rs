@@ -96,6 +96,7 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     let home = Home::find()?;
     home.make()?;
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
+    policy.log();
     let _served = loop {
         match home.serve()? {
             Some(served) => break served,

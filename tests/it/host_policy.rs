@@ -122,6 +122,14 @@ fn a_stricter_policy_leaves_what_runs_and_stops_it_from_coming_back() {
     assert_eq!(listed["refused"][0]["instance"], "0:127.0.0.1:web:roots");
     let (code, out, _) = check(&[]);
     assert!(code == Some(3) && out.contains("root: user \"root\" (uid 0) is not allowed"), "{out}");
+    write(&system, "policy.yaml", "root: false\nnamespaces: [db]\n");
+    let (_, out, _) = check(&[]);
+    let rules = ["root: user \"root\" (uid 0)", "namespaces: namespace \"web\""];
+    assert!(rules.iter().all(|rule| out.contains(rule)), "every rule is listed: {out}");
+    let output = abide(&["agent", "--check-policy", "--data", "nowhere"], system.folder.path(), b"");
+    assert!(stderr(&output).starts_with("error: folder nowhere has no agent.db\n"), "{}", stderr(&output));
+    let log = system.log();
+    assert!(log.contains("host policy in force") && log.contains("launch or adoption refused"), "{log}");
     // Files that their user cannot reach are listed, too.
     write(&system, "policy.yaml", "");
     set(&app, 0o700);
