@@ -225,9 +225,27 @@ async fn act(op: Op, args: &ByHand, live: &Live, printer: &Printer) -> Result<Ex
     let many = steps.len();
     let failed = carry_out(steps, live, &observed, TIME, printer).await;
     let held = count(many, "instance");
-    let until = until.map_or("until it is released".to_owned(), |time| format!("until {time}"));
-    printer.styled(&format!("{BOLD}{op}{BOLD:#}: {} of {held}; held {until}\n", many - failed));
-    Ok(if failed == 0 { Exit::Done } else { Exit::Incomplete })
+    let processes: BTreeSet<ProcessKey> = instances.iter().map(|(key, _)| key.process()).collect();
+    let release = release_command(&processes);
+    if failed > 0 {
+        printer.styled(&format!("{BOLD}{op}{BOLD:#}: {} of {held}\n", many - failed));
+        printer.remark(&format!("the hold stays: run {op} again, or end the hold with `{release}`"));
+        return Ok(Exit::Incomplete);
+    }
+    let until = match until {
+        Some(time) => format!("until {time}"),
+        None => format!("until it is released: `{release}`"),
+    };
+    printer.styled(&format!("{BOLD}{op}{BOLD:#}: {many} of {held}; held {until}\n"));
+    Ok(Exit::Done)
+}
+
+/// The command that ends the holds of these processes.
+fn release_command(processes: &BTreeSet<ProcessKey>) -> String {
+    const MOST: usize = 3;
+    let names: Vec<String> = processes.iter().take(MOST).map(ProcessKey::to_string).collect();
+    let more = if processes.len() > MOST { " …" } else { "" };
+    format!("abide release {}{more}", names.join(" "))
 }
 
 /// Does it, and tells what did not end well: of how many that is so.

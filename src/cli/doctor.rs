@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::get::{SKEW_MS, clock as clock_of};
 use super::local::Home;
 use super::print::{ERROR, HINT, Printer, WARNING, count, visible};
-use super::target::{Start, TargetArgs, runtime};
+use super::target::{NAMESPACES_HINT, Start, TargetArgs, TargetError, runtime};
 use super::{Exit, Failure};
 use crate::agent::{HostPolicy, RefusedInstance, refused_instances};
 use crate::backend::{Backend, Client, Fault, HostRow};
@@ -146,13 +146,16 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
         Ok(Ok(hosts)) => hosts,
         Ok(Err(fault)) => {
             let text = fault.to_string();
-            let todo = match text.contains("credentials") || text.contains("401") {
-                true => "check auth.app_code and auth.app_secret of the target, and the gateway's apps file",
-                false => {
-                    "is the address right, and does something listen there? `curl URL/healthz` should say ok"
-                }
+            let todo = if fault.needs_every_namespace() {
+                NAMESPACES_HINT.to_owned()
+            } else if text.contains("credentials") || text.contains("401") {
+                "check auth.app_code and auth.app_secret of the target, and the gateway's apps file"
+                    .to_owned()
+            } else {
+                "is the address right, and does something listen there? `curl URL/healthz` should say ok"
+                    .to_owned()
             };
-            return Ok(vec![Finding::Bad(format!("target {name} at {url}: {text}"), todo.to_owned())]);
+            return Ok(vec![Finding::Bad(format!("target {name} at {url}: {text}"), todo)]);
         }
         Err(_) => {
             let todo = "a firewall that drops, or a gateway that hangs".to_owned();

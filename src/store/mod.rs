@@ -159,6 +159,8 @@ pub enum Error {
     Disk(String),
     /// A store elsewhere could not be asked.
     Unreachable(String),
+    /// A store elsewhere refuses this app: it may not use every namespace.
+    NotAllowed(String),
     /// The file is not what was written to it. It is not served.
     Corrupt { file: String, what: String },
     /// The file was written by a newer Abide.
@@ -176,7 +178,7 @@ impl fmt::Display for Error {
         match self {
             Error::Full => f.write_str("the disk is full: nothing was written"),
             Error::Disk(what) => write!(f, "the disk failed: {what}; nothing was written"),
-            Error::Unreachable(why) => f.write_str(why),
+            Error::Unreachable(why) | Error::NotAllowed(why) => f.write_str(why),
             Error::Corrupt { file, what } => write!(
                 f,
                 "{file} is damaged ({what}). Move it away, with {file}-wal, {file}-shm and {file}-mark, and restore it from a backup, \

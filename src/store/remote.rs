@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::lease::{Holder, Lease, Reset, Taken};
 use super::{Change, Entry, Error, Number, Outcome, Page, Store, Txn, Write};
+use crate::gse::codes::EnvelopeCode;
 use crate::http::{Broken, Calls};
 
 #[derive(Clone)]
@@ -50,13 +51,19 @@ impl Remote {
     async fn ask<T: serde::de::DeserializeOwned>(&self, question: Value) -> Result<T, Error> {
         let path = "/api/abide/v1/state";
         let body = question.to_string().into_bytes();
-        let text =
-            self.calls.ask(reqwest::Method::POST, path, body, &[], TIME).await.map_err(
-                |broken| match broken {
-                    Broken::Refused { status: 410, .. } => Error::Forgotten,
-                    broken => Error::Unreachable(format!("the state at {}: {broken}", self.calls.url())),
-                },
-            )?;
+        let text = self.calls.ask(reqwest::Method::POST, path, body, &[], TIME).await.map_err(|broken| {
+            let why = format!("the state at {}: {broken}", self.calls.url());
+            match broken {
+                Broken::Refused { status: 410, .. } => Error::Forgotten,
+                // Wrong credentials have the same code, with status 401.
+                Broken::Refused { status, code, .. }
+                    if code == EnvelopeCode::NOT_ALLOWED.0 && status != 401 =>
+                {
+                    Error::NotAllowed(why)
+                }
+                _ => Error::Unreachable(why),
+            }
+        })?;
         serde_json::from_str(&text)
             .map_err(|error| Error::Unreachable(format!("the state's answer: {error}")))
     }

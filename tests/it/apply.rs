@@ -411,7 +411,10 @@ fn what_is_done_by_hand_is_held_until_it_is_released() {
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     assert_eq!(machine.apply(&[]).0, 0);
     let (code, out, err) = machine.run(&["stop", "web/a", "--reason", "maintenance"]);
-    assert!(code == 0 && out.contains("held until it is released"), "{code} {out} {err}");
+    assert!(
+        code == 0 && out.contains("held until it is released: `abide release web/a`"),
+        "{code} {out} {err}"
+    );
     assert_eq!(machine.rows()["a"]["running"], false);
     // Nobody undoes it.
     let (code, out, _) = machine.run(&["plan", "m", "-o", "json"]);

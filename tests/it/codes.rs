@@ -119,7 +119,7 @@ fn e0104_missing_fields_point_at_their_parent() {
     one(&with(", name: api", ""), "a.yaml:3:1 E0104 meta.name is missing | …");
     one(
         &with("pid_path: /run/api.pid, ", ""),
-        "a.yaml:6:3 E0104 spec.identity.pid_path is missing | The file that holds the pid.",
+        "a.yaml:6:3 E0104 spec.identity.pid_path is missing | The file that holds the pid. The user needs write access to its directory.",
     );
     one(
         &with("proc_name: api", "proc_name: \"\""),

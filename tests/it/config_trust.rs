@@ -164,3 +164,37 @@ fn the_record_is_for_its_user_alone() {
     let (code, _, err) = checkout.run(&["get", "processes"]);
     assert!(code == 64 && err.contains("larger than"), "{code} {err}");
 }
+
+/// The verbs keep their state at the gateway, which needs an app with every namespace: the hint names the way out.
+#[test]
+fn an_app_that_is_bound_to_namespaces_is_refused_with_a_hint() {
+    let checkout = Checkout::new();
+    let apps = "apps:\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
+    let store = checkout.tree.path().join("scoped.db");
+    let server = crate::server::Server::over(&store, std::time::Duration::from_secs(10), apps, "* token\n");
+    checkout.tree.write("w/secret", "web-s3cret");
+    let target = |code: &str| {
+        let auth = format!("auth: {{app_code: {code}, app_secret: {{file: secret}}}}");
+        format!("targets: {{it: {{url: \"http://{}\", dialect: abide, {auth}}}}}\n", server.address)
+    };
+    checkout.tree.write("w/abide.yaml", target("web"));
+    assert_eq!(checkout.run(&["config", "trust"]).0, 0);
+    let hint = "remove `namespaces:` from this app in the gateway's apps file, or use another app";
+    for args in [
+        &["plan", "m", "--target", "it"][..],
+        &["doctor", "--target", "it"],
+        &["get", "hosts", "--target", "it"],
+    ] {
+        let (code, out, err) = checkout.run(args);
+        assert!(code != 0 && (out.clone() + &err).contains(hint), "{args:?}: {code} {out}{err}");
+        assert!(
+            (out.clone() + &err).contains("app \"web\" may not"),
+            "{args:?}: it names the app: {out}{err}"
+        );
+    }
+    checkout.tree.write("w/abide.yaml", target("wrong"));
+    assert!(checkout.run(&["config", "show"]).1.contains("run `abide config trust`"));
+    assert_eq!(checkout.run(&["config", "trust"]).0, 0);
+    let (_, out, err) = checkout.run(&["doctor", "--target", "it"]);
+    assert!(!(out.clone() + &err).contains(hint), "wrong credentials are another fault: {out}{err}");
+}

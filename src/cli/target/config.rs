@@ -109,9 +109,10 @@ impl SecretFrom {
     fn read(&self, target: &str, what: &str) -> Result<String, Failure> {
         let failed = |why: String| Failure::new(Exit::Usage, format!("target {target:?}: {what}: {why}"));
         match (&self.env, &self.file) {
-            (Some(name), None) => {
-                std::env::var(name).map_err(|_| failed(format!("the variable {name} is not set")))
-            }
+            (Some(name), None) => std::env::var(name).map_err(|_| {
+                failed(format!("the variable {name} is not set"))
+                    .hint(format!("export {name} in this shell or pipeline, or write {{file: PATH}} here"))
+            }),
             (None, Some(file)) => std::fs::read_to_string(file)
                 .map(|text| text.trim().to_owned())
                 .map_err(|error| failed(format!("cannot read {}: {error}", file.display()))),

@@ -5,15 +5,16 @@ use std::fmt::Display;
 
 use serde_json::{Value, json};
 
-use crate::backend::{Abide, Backend, Client, HostRow};
+use crate::backend::{Abide, Backend, Client, Fault, HostRow};
 use crate::cli::{Exit, Failure};
 use crate::control::pin::{self, Pin};
-use crate::execute::world::{Sight, World};
+use crate::execute::world::{Blind, Sight, World};
+use crate::gse::codes::EnvelopeCode;
 use crate::model::{
     Desired, Dialect, Hold, HostKey, InstanceKey, Name, Observed, Pause, Seen, Time, Version,
 };
 use crate::reconcile::Caps;
-use crate::store::{Either, Store};
+use crate::store::{Either, Error, Store};
 
 /// A target that can be asked.
 pub struct Live {
@@ -24,10 +25,46 @@ pub struct Live {
     pub defined_in: Option<String>,
 }
 
+/// What to do about an app that is bound to namespaces; the refusal names the app.
+pub const NAMESPACES_HINT: &str = "the `abide` command needs an app with every namespace: remove `namespaces:` from this app in the \
+     gateway's apps file, or use another app (auth.app_code)";
+
+/// An error of a target, or of the store that holds its state.
+pub trait TargetError: Display {
+    /// Is the app bound to namespaces, where the call needs all of them?
+    fn needs_every_namespace(&self) -> bool;
+}
+
+impl TargetError for Error {
+    fn needs_every_namespace(&self) -> bool {
+        matches!(self, Error::NotAllowed(_))
+    }
+}
+
+impl TargetError for Fault {
+    fn needs_every_namespace(&self) -> bool {
+        // Wrong credentials have the same code.
+        let code = format!("(code {})", EnvelopeCode::NOT_ALLOWED.0);
+        matches!(self, Fault::Refused(why) if why.ends_with(&code) && !why.contains("credentials"))
+    }
+}
+
+impl TargetError for Blind {
+    fn needs_every_namespace(&self) -> bool {
+        match self {
+            Blind::Target(fault) => fault.needs_every_namespace(),
+            Blind::State(error) => error.needs_every_namespace(),
+        }
+    }
+}
+
 impl Live {
     /// It, or where its state is kept, did not answer, or said no.
-    pub fn failure(&self, why: &dyn Display) -> Failure {
+    pub fn failure(&self, why: &dyn TargetError) -> Failure {
         let failure = Failure::new(Exit::Unreachable, format!("target {}: {why}", self.name));
+        if why.needs_every_namespace() {
+            return failure.hint(NAMESPACES_HINT);
+        }
         match &self.defined_in {
             Some(file) => failure.hint(format!("target {} is defined in {file}", self.name)),
             None => failure,

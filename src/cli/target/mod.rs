@@ -8,7 +8,7 @@ pub mod trust;
 pub use chosen::{ConfigFile, FOUND, choose};
 pub use trust::Trust;
 
-pub use live::{Live, namespaces};
+pub use live::{Live, NAMESPACES_HINT, TargetError, namespaces};
 
 use std::path::PathBuf;
 

@@ -27,8 +27,8 @@ impl Trust {
     pub fn words(self) -> &'static str {
         match self {
             Trust::Full => "trusted",
-            Trust::None => "not trusted",
-            Trust::Changed => "not trusted: changed since it was",
+            Trust::None => "not trusted: run `abide config trust`",
+            Trust::Changed => "not trusted: changed since it was; run `abide config trust`",
         }
     }
 }

@@ -118,9 +118,9 @@ static IDENTITY: Section = Section {
     entries: &[
         entry("proc_name", Text, Required, Source::GseAndJob, "The name of the executable, as /proc/PID/exe shows it."),
         entry("setup_path", AbsolutePath, Required, Source::GseAndJob, "Working directory of every command. Abide never creates it."),
-        entry("pid_path", AbsolutePath, Required, Source::GseAndJob, "The file that holds the pid."),
+        entry("pid_path", AbsolutePath, Required, Source::GseAndJob, "The file that holds the pid. The user needs write access to its directory."),
         entry("config_path", AbsolutePath, Optional, Source::GseAndJob, "The process's configuration file (JOB: cfg_path)."),
-        entry("log_path", AbsolutePath, Optional, Source::GseAndJob, "Where its log is; in foreground mode its output goes there."),
+        entry("log_path", AbsolutePath, Optional, Source::GseAndJob, "Where its log is; in foreground mode its output goes there. The user needs write access to it."),
         entry("user", Text, RequiredInBody, Source::GseAndJob, "The account it runs as (JOB: account). Left out: the agent's own user, on the local target only."),
         entry("value_key", Text, Optional, Source::GseAndJob, "What tells this process from others of the host. Needed where two share setup_path and proc_name.").alias(&["index_key"]).or("setup_path + proc_name"),
     ],
