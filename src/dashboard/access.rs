@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::redact::View;
 use super::{Refused, refusal};
-use crate::http::{Reloaded, Revoked, base64, same};
+use crate::http::{InForce, Reloaded, Revoked, base64, same};
 
 /// What a caller that is let in has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,20 @@ impl Access {
         let said = bearer(&parts.headers).or_else(|| password(&parts.headers))?;
         let token = self.token.as_ref().filter(|_| self.view(parts) == View::Whole)?;
         Some(token.revoked(move |token| !token.is_empty() && same(&said, token)))
+    }
+
+    /// Whether the token that a request came with stays the same.
+    pub(super) fn in_force(&self, parts: &Parts) -> InForce {
+        let said = bearer(&parts.headers).or_else(|| password(&parts.headers)).unwrap_or_default();
+        let token = self.token.clone();
+        Box::new(move || {
+            token.as_ref().map(Reloaded::get).is_some_and(|token| !token.is_empty() && same(&said, &token))
+        })
+    }
+
+    /// Does a request carry a token, right or wrong?
+    pub(super) fn shows_token(parts: &Parts) -> bool {
+        parts.headers.contains_key(header::AUTHORIZATION)
     }
 
     /// The token as a browser sends a password is good for reading: it is sent by itself, so never for more.

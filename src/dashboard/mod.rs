@@ -227,11 +227,18 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
         response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
         return Err(response);
     }
+    let shows = match need {
+        Need::Signed => webhook::is_signed_at_all(parts),
+        Need::Nothing | Need::Reading | Need::Changing => Access::shows_token(parts),
+    };
+    if shows && connection.is_some_and(|connection| !connection.may_try()) {
+        return Err(too_many_guesses());
+    }
     match need {
         Need::Nothing | Need::Signed => {}
-        Need::Reading => proved(dashboard.access.may_read(parts), connection, "a reader").await?,
+        Need::Reading => proved(dashboard, parts, dashboard.access.may_read(parts), "a reader").await?,
         Need::Changing => {
-            proved(dashboard.access.may_change(parts), connection, "the token's holder").await?
+            proved(dashboard, parts, dashboard.access.may_change(parts), "the token's holder").await?
         }
     }
     // Only after the header: a body of a caller without the token is not read.
@@ -240,7 +247,7 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
     Ok(match route {
         Route::Page => page::page(board, view, dashboard.access.token.is_some()),
         Route::Login => {
-            proved(dashboard.access.may_log_in(parts), connection, "a reader").await?;
+            proved(dashboard, parts, dashboard.access.may_log_in(parts), "a reader").await?;
             to_the_page()
         }
         Route::Status => json_answer(StatusCode::OK, &api::status(board, view)),
@@ -308,8 +315,8 @@ async fn signed<S>(shared: &Shared<S>, parts: &Parts, body: Body) -> Result<Deli
     });
     match accepted {
         Ok(delivery) => {
-            if let Some(connection) = connection {
-                connection.authenticated();
+            if let (Some(connection), Some(webhook)) = (connection, &shared.dashboard.webhook) {
+                connection.authenticated(webhook.in_force());
             }
             Ok(delivery)
         }
@@ -319,23 +326,31 @@ async fn signed<S>(shared: &Shared<S>, parts: &Parts, body: Body) -> Result<Deli
 
 /// What a check of credentials says. Who passed is known from then on; wrong credentials are logged, and answered later
 /// the more of them a peer sends.
-async fn proved(
+async fn proved<S>(
+    dashboard: &Dashboard<S>,
+    parts: &Parts,
     checked: Result<Proof, Refused>,
-    connection: Option<&Connection>,
     who: &str,
 ) -> Result<(), Refused> {
-    match (checked, connection) {
+    match (checked, Connection::of(&parts.extensions)) {
         (Ok(Proof::Shown), Some(connection)) => {
-            connection.authenticated();
+            connection.authenticated(dashboard.access.in_force(parts));
             Ok(())
         }
-        (Ok(Proof::Shown | Proof::NotNeeded), _) => Ok(()),
+        (Ok(Proof::NotNeeded), Some(connection)) => {
+            connection.demote();
+            Ok(())
+        }
+        (Ok(Proof::Shown | Proof::NotNeeded), None) => Ok(()),
         (Err(refused), connection) => Err(slowed(refused, connection, who).await),
     }
 }
 
 /// The answer to a refused request: that of wrong credentials waits.
 async fn slowed(refused: Refused, connection: Option<&Connection>, who: &str) -> Refused {
+    if let Some(connection) = connection {
+        connection.demote();
+    }
     let wrong = refused.extensions().get::<WrongCredentials>().is_some();
     let Some(connection) = connection.filter(|_| wrong) else { return refused };
     match connection.login_failed(who).await {

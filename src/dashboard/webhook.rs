@@ -11,7 +11,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 
 use super::{Refused, refusal};
-use crate::http::{Reloaded, base64, is_signed, same, signs};
+use crate::http::{InForce, Reloaded, base64, is_signed, same, signs};
 
 /// How far a sender's clock may be from ours, in seconds.
 const WINDOW_SECS: i64 = 300;
@@ -39,6 +39,12 @@ pub(super) enum Delivery {
 impl Webhook {
     pub fn new(secret: Reloaded<String>) -> Webhook {
         Webhook { secret, accepted: Arc::default() }
+    }
+
+    /// Whether the secret stays as it is.
+    pub(super) fn in_force(&self) -> InForce {
+        let (secret, first) = (self.secret.clone(), self.secret.get());
+        Box::new(move || same(&secret.get(), &first))
     }
 
     /// Accepts a request once; `now` in seconds of the epoch.

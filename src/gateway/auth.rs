@@ -10,13 +10,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tracing::warn;
 
-use crate::http::{Reloaded, Revoked, base64, is_short};
+use super::routes::{Access, Call};
+use crate::http::{Connection, InForce, Reloaded, Revoked, base64, is_short};
 use crate::model::{HostKey, glob};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -223,6 +225,21 @@ impl Keepers {
         self.tokens.get()
     }
 
+    /// Whether an app's secret stays as it is.
+    pub fn app_in_force(self: &Arc<Keepers>, app: &App) -> InForce {
+        let (keepers, code, secret) = (Arc::clone(self), app.code.clone(), app.secret);
+        Box::new(move || keepers.apps().named(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret))))
+    }
+
+    /// Whether a token of `tokens` stays known.
+    pub fn token_in_force(self: &Arc<Keepers>, tokens: &Arc<Tokens>, token: &str) -> InForce {
+        let (keepers, seen, token) = (Arc::clone(self), Arc::clone(tokens), token.to_owned());
+        Box::new(move || {
+            let tokens = keepers.tokens();
+            Arc::ptr_eq(&tokens, &seen) || tokens.is_known(&token)
+        })
+    }
+
     /// Resolves when an app's secret is replaced or removed.
     pub fn app_revoked(&self, app: &App) -> Revoked {
         let (code, secret) = (app.code.clone(), app.secret);
@@ -289,6 +306,37 @@ pub fn body_credentials(body: &Said) -> Option<(String, String)> {
 /// An agent's token.
 pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
+}
+
+/// Who asks, as far as the header says.
+pub(super) enum Identity<'a> {
+    App(&'a App),
+    Agent,
+    /// Credentials, if there are any, are in the body.
+    Unknown,
+    /// An agent's call without a token.
+    Missing,
+    /// The claimed name.
+    Wrong(String),
+    /// Not compared: too many of the peer's wrong credentials wait for their answer.
+    Unchecked,
+}
+
+pub(super) fn identify<'a>(apps: &'a Apps, tokens: &Tokens, call: Call, parts: &Parts) -> Identity<'a> {
+    let may_try = Connection::of(&parts.extensions).is_none_or(Connection::may_try);
+    if call.access() == Access::Agent {
+        return match bearer(&parts.headers) {
+            None => Identity::Missing,
+            Some(_) if !may_try => Identity::Unchecked,
+            Some(token) if tokens.is_known(token) => Identity::Agent,
+            Some(_) => Identity::Wrong("an agent".to_owned()),
+        };
+    }
+    let Some((code, secret)) = header_credentials(&parts.headers) else { return Identity::Unknown };
+    if !may_try {
+        return Identity::Unchecked;
+    }
+    apps.known(&code, &secret).map_or(Identity::Wrong(code), Identity::App)
 }
 
 /// A few digits that stand for a text.

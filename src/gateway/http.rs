@@ -17,7 +17,7 @@ use axum::response::Response;
 use serde_json::Value;
 use tracing::info;
 
-use super::auth::{App, Apps, Keepers, Said, Tokens, bearer, body_credentials, header_credentials};
+use super::auth::{App, Identity, Keepers, Said, bearer, body_credentials, identify};
 use super::calls::carry_out;
 use super::form::{in_words, number, parameter, read};
 use super::routes::{Access, Call, Found, find};
@@ -88,6 +88,8 @@ pub(super) struct Asked {
     /// The person on whose behalf an app calls, as it says.
     as_user: String,
     pub(super) what: String,
+    /// The request showed valid credentials.
+    proved: bool,
     /// Rows that did not do what was asked.
     pub(super) refused: usize,
 }
@@ -95,7 +97,7 @@ pub(super) struct Asked {
 impl Asked {
     fn of(call: Call) -> Asked {
         let (who, as_user, what) = (String::new(), String::new(), String::new());
-        Asked { call, changes: call.changes(), who, as_user, what, refused: 0 }
+        Asked { call, changes: call.changes(), who, as_user, what, proved: false, refused: 0 }
     }
 }
 
@@ -103,7 +105,13 @@ async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request)
     // A question for the head alone is answered like one for all of it; hyper leaves the body out.
     let is_head = request.method() == axum::http::Method::HEAD;
     let method = if is_head { "GET" } else { request.method().as_str() };
-    let call = match find(method, request.uri().path()) {
+    let found = find(method, request.uri().path());
+    if let (Found::OtherMethod | Found::Nothing, Some(connection)) =
+        (&found, Connection::of(request.extensions()))
+    {
+        connection.demote();
+    }
+    let call = match found {
         Found::Call(call) => call,
         Found::OtherMethod => {
             let message = "this path is there, but not for this method";
@@ -135,6 +143,9 @@ async fn serve_call<S: Store>(shared: Arc<Shared<S>>, call: Call, request: Reque
         Ok(response) => (response, "ok".to_owned()),
         Err((response, result)) => (*response, result),
     };
+    if let Some(connection) = Connection::of(&parts.extensions).filter(|_| !asked.proved) {
+        connection.demote();
+    }
     let counted = if result == "ok" { "ok" } else { "refused" };
     shared.gateway.metrics.request(call.word(), counted, begin.elapsed());
     // Unknown callers change nothing, and must not be able to fill the log.
@@ -150,30 +161,6 @@ async fn serve_call<S: Store>(shared: Arc<Shared<S>>, call: Call, request: Reque
 
 type Refused = (Box<Response>, String);
 
-/// Who asks, as far as the header says.
-enum Identity<'a> {
-    App(&'a App),
-    Agent,
-    /// Credentials, if there are any, are in the body.
-    Unknown,
-    /// An agent's call without a token.
-    Missing,
-    /// The claimed name.
-    Wrong(String),
-}
-
-fn identify<'a>(apps: &'a Apps, tokens: &Tokens, call: Call, parts: &Parts) -> Identity<'a> {
-    if call.access() == Access::Agent {
-        return match bearer(&parts.headers) {
-            None => Identity::Missing,
-            Some(token) if tokens.is_known(token) => Identity::Agent,
-            Some(_) => Identity::Wrong("an agent".to_owned()),
-        };
-    }
-    let Some((code, secret)) = header_credentials(&parts.headers) else { return Identity::Unknown };
-    apps.known(&code, &secret).map_or(Identity::Wrong(code), Identity::App)
-}
-
 async fn answer<S: Store>(
     shared: &Shared<S>,
     asked: &mut Asked,
@@ -185,6 +172,16 @@ async fn answer<S: Store>(
     let connection = Connection::of(&parts.extensions);
     let (apps, tokens) = (shared.keepers.apps(), shared.keepers.tokens());
     let identity = identify(&apps, &tokens, call, parts);
+    let token = bearer(&parts.headers).unwrap_or_default();
+    let in_force = match &identity {
+        Identity::App(app) => Some(shared.keepers.app_in_force(app)),
+        Identity::Agent => Some(shared.keepers.token_in_force(&tokens, token)),
+        Identity::Unknown | Identity::Missing | Identity::Wrong(_) | Identity::Unchecked => None,
+    };
+    if let Some(in_force) = in_force {
+        asked.proved = true;
+        connection.inspect(|connection| connection.authenticated(in_force));
+    }
     let mut admitted = admit(shared, call, &identity, parts).await?;
     let read_in = shared.limits.body_time;
     let bytes = read_body(body, shared.limits.body_bytes, read_in, &mut admitted).await;
@@ -196,21 +193,27 @@ async fn answer<S: Store>(
     let said: Said = read(&bytes).map_err(|refusal| refused(call, &refusal))?;
     let app = match identity {
         Identity::App(app) => app,
-        Identity::Unknown | Identity::Agent | Identity::Missing | Identity::Wrong(_) => {
+        Identity::Unknown
+        | Identity::Agent
+        | Identity::Missing
+        | Identity::Wrong(_)
+        | Identity::Unchecked => {
             let Some((code, secret)) = body_credentials(&said) else {
                 return Err(not_known(call, NO_APP));
             };
+            if !connection.is_none_or(Connection::may_try) {
+                return Err(too_many_guesses(call));
+            }
             let Some(app) = apps.known(&code, &secret) else {
                 // Neither a permit nor memory is held while the answer waits.
                 drop((admitted, bytes));
                 return Err(wrong_credentials(call, connection, &code).await);
             };
+            asked.proved = true;
+            connection.inspect(|connection| connection.authenticated(shared.keepers.app_in_force(app)));
             app
         }
     };
-    if let Some(connection) = connection {
-        connection.authenticated();
-    }
     asked.who.clone_from(&app.code);
     asked.as_user = said.user().unwrap_or_default();
     let _admitted = match admitted.is_unknown() {
@@ -249,15 +252,12 @@ async fn admit<'a, S: Store>(
     let budget = match identity {
         Identity::App(_) => &shared.known,
         Identity::Agent => &shared.agents,
-        // Its last request was a known caller's; if this one is not, it is one no longer.
-        Identity::Unknown if connection.is_some_and(Connection::is_known) => &shared.known,
+        // Also on a known connection: an earlier request's proof is not this one's.
         Identity::Unknown => return Ok(shared.unknown.admit(peer_of(parts))),
         Identity::Missing => return Err(not_known(call, NOT_FOR_HOSTS)),
         Identity::Wrong(who) => return Err(wrong_credentials(call, connection, who).await),
+        Identity::Unchecked => return Err(too_many_guesses(call)),
     };
-    if let (Identity::App(_) | Identity::Agent, Some(connection)) = (identity, connection) {
-        connection.authenticated();
-    }
     budget.admit().map_err(|resource| overloaded(shared, call, connection, resource))
 }
 
@@ -301,11 +301,13 @@ async fn wrong_credentials(call: Call, connection: Option<&Connection>, who: &st
     match (verdict, call.access()) {
         (Verdict::Refuse, Access::Agent) => not_known(call, NOT_FOR_HOSTS),
         (Verdict::Refuse, Access::Anybody | Access::App | Access::Everywhere) => not_known(call, NO_APP),
-        (Verdict::TooMany, _) => {
-            let message = "too many requests with wrong credentials from this address";
-            busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, message)
-        }
+        (Verdict::TooMany, _) => too_many_guesses(call),
     }
+}
+
+fn too_many_guesses(call: Call) -> Refused {
+    let message = "too many requests with wrong credentials from this address";
+    busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, message)
 }
 
 /// A refusal after which the caller may try again.

@@ -78,8 +78,15 @@ impl Connections {
         let position = table.unknown.insert(key, Stage::Silent, 0, Arc::clone(&evicted));
         drop(table);
         let slot = Mutex::new(Slot::Unknown(position));
-        let held =
-            Held { listener: Arc::clone(self), peer, key, slot, evicted, begun: AtomicBool::new(false) };
+        let held = Held {
+            listener: Arc::clone(self),
+            peer,
+            key,
+            slot,
+            in_force: Mutex::default(),
+            evicted,
+            begun: AtomicBool::new(false),
+        };
         Some(Connection(Arc::new(held)))
     }
 
@@ -137,6 +144,9 @@ impl Connections {
     }
 }
 
+/// Whether a credential is still in force.
+pub type InForce = Box<dyn Fn() -> bool + Send + Sync>;
+
 /// One connection: every request carries a handle to it.
 #[derive(Clone)]
 pub struct Connection(Arc<Held>);
@@ -146,6 +156,8 @@ struct Held {
     peer: SocketAddr,
     key: PeerKey,
     slot: Mutex<Slot>,
+    /// Is the credential that made the connection known still in force?
+    in_force: Mutex<Option<InForce>>,
     evicted: Arc<Notify>,
     /// A whole header has arrived.
     begun: AtomicBool,
@@ -186,6 +198,10 @@ impl Connection {
     /// A request is in flight until the guard is dropped.
     pub(super) fn begin_request(&self) -> InFlight {
         self.0.begun.store(true, Ordering::Relaxed);
+        // Also before a health check, which needs no credentials and would keep the connection open.
+        if self.in_force().as_ref().is_some_and(|in_force| !in_force()) {
+            self.demote();
+        }
         self.move_to(Stage::Busy);
         InFlight(self.clone())
     }
@@ -204,8 +220,14 @@ impl Connection {
         matches!(*self.slot(), Slot::Known)
     }
 
-    /// A request proved who calls: the connection no longer counts among its peer's unauthenticated ones.
-    pub fn authenticated(&self) {
+    fn in_force(&self) -> MutexGuard<'_, Option<InForce>> {
+        self.0.in_force.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// A request proved who calls: the connection no longer counts among its peer's unauthenticated ones, while the
+    /// credential is in force and each request proves it.
+    pub fn authenticated(&self, in_force: InForce) {
+        *self.in_force() = Some(in_force);
         let mut slot = self.slot();
         let Slot::Unknown(position) = *slot else { return };
         let mut table = self.0.listener.table();
@@ -222,7 +244,13 @@ impl Connection {
         self.0.listener.logins.failed(self.0.peer, self.0.key, who).await
     }
 
-    fn demote(&self) {
+    /// May credentials be compared? A known caller's always.
+    pub fn may_try(&self) -> bool {
+        self.is_known() || self.0.listener.logins.may_try(self.0.key)
+    }
+
+    /// A request ended without proof of its caller: the connection counts among its peer's unauthenticated ones again.
+    pub fn demote(&self) {
         let mut slot = self.slot();
         if matches!(*slot, Slot::Known) {
             let mut table = self.0.listener.table();
@@ -279,7 +307,7 @@ mod tests {
     async fn a_full_listener_evicts_the_fullest_peers_oldest_and_never_a_known_caller() {
         let listener = Connections::new(4);
         let known = listener.admit(peer(1)).expect("room");
-        known.authenticated();
+        known.authenticated(Box::new(|| true));
         let honest = listener.admit(peer(2)).expect("room");
         let silent: Vec<_> = (0..5).map(|_| listener.admit(peer(3)).expect("one goes")).collect();
         for (nth, connection) in silent.iter().enumerate() {
@@ -296,7 +324,7 @@ mod tests {
     async fn when_known_callers_have_all_connections_a_new_one_is_refused_and_that_shows() {
         let listener = Connections::new(2);
         let held: Vec<_> = (0..2).map(|_| listener.admit(peer(1)).expect("room")).collect();
-        held.iter().for_each(Connection::authenticated);
+        held.iter().for_each(|one| one.authenticated(Box::new(|| true)));
         assert!(listener.admit(peer(2)).is_none());
         assert_eq!(listener.overload.exhausted(), Some(Resource::Connections));
         held[0].demote();
@@ -304,6 +332,22 @@ mod tests {
         drop(held);
         assert_eq!(listener.table().known, 0);
         assert_eq!(listener.table().unknown.len(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_known_while_its_credential_is_in_force() {
+        let listener = Connections::new(2);
+        let connection = listener.admit(peer(1)).expect("room");
+        let valid = Arc::new(AtomicBool::new(true));
+        let shared = Arc::clone(&valid);
+        connection.authenticated(Box::new(move || shared.load(Ordering::Relaxed)));
+        drop(connection.begin_request());
+        assert!(connection.is_known());
+        valid.store(false, Ordering::Relaxed);
+        drop(connection.begin_request());
+        assert!(!connection.is_known(), "its credential was replaced");
+        connection.authenticated(Box::new(|| true));
+        assert!(connection.is_known());
     }
 
     #[tokio::test]

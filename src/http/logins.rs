@@ -1,7 +1,7 @@
 //! Failed logins: each peer's wrong credentials are logged, and answered later each time.
 //!
-//! Right credentials are never delayed. The number of delayed answers is bounded by peer and in all; beyond it the
-//! answer is 429 at once, so that waiting costs an attacker more than it costs the listener.
+//! Right credentials are never delayed. The number of delayed answers is bounded by peer and in all. Beyond it the answer
+//! is 429 at once and the credentials are not compared, so that parallel guesses learn nothing sooner.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -65,6 +65,14 @@ struct Record {
 impl Logins {
     pub fn failures(&self) -> u64 {
         self.failures.load(Ordering::Relaxed)
+    }
+
+    /// May credentials of this peer be compared? While as many answers are delayed as may be, they are refused unread: an
+    /// answer at once would confirm that a guess is wrong.
+    pub fn may_try(&self, key: PeerKey) -> bool {
+        let all = self.peers();
+        let Some(record) = all.by_peer.get(&key).filter(|record| record.delayed > 0) else { return true };
+        record.delayed < DELAYED_PER_PEER && all.delayed < DELAYED
     }
 
     pub async fn failed(&self, peer: SocketAddr, key: PeerKey, who: &str) -> Verdict {
@@ -199,9 +207,11 @@ mod tests {
         for one in &mut waiting {
             assert!(one.as_mut().poll(&mut context).is_pending());
         }
+        assert!(!logins.may_try(key(1)) && logins.may_try(key(2)));
         assert_eq!(logins.failed(peer(1), key(1), "a").await, Verdict::TooMany);
         assert_eq!(logins.failed(peer(2), key(2), "a").await, Verdict::Refuse);
         drop(waiting.pop());
+        assert!(logins.may_try(key(1)));
         assert!(Box::pin(logins.failed(peer(1), key(1), "a")).as_mut().poll(&mut context).is_pending());
         for one in waiting {
             assert_eq!(one.await, Verdict::Refuse);

@@ -24,7 +24,7 @@ mod told;
 pub use admission::{Admitted, BodyError, Budget, UnknownCallers, read_body, readmit};
 pub use calls::{Access, Broken, Calls, Lines};
 pub use client::{AddressError, Calling, redirect};
-pub use connections::{Connection, Connections};
+pub use connections::{Connection, Connections, InForce};
 pub use hook::Hook;
 pub use logins::Verdict;
 pub use overload::Resource;

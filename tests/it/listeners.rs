@@ -274,9 +274,13 @@ fn wrong_credentials_are_logged_and_slowed_down_by_peer() {
     assert_eq!(try_one(AUTH), 200, "right credentials of the same peer");
     assert_eq!(server.send("GET", "/api/abide/v1/hosts", &guess, b"").0, 401, "another peer");
     assert!(begin.elapsed() < Duration::from_secs(1), "they took {:?}", begin.elapsed());
-    // Many at once: some wait, the others are refused at once, and the right one waits for none of them.
+    // Many at once: some wait, the others are refused at once and not compared. A known connection goes on.
+    let mut known = connect_from(attacker, site.at());
+    assert_eq!(ask(&mut known, "/api/abide/v1/hosts", AUTH), 200);
     let at_once: Vec<u16> = std::thread::scope(|threads| {
         let all: Vec<_> = (0..40).map(|_| threads.spawn(|| try_one(&guess))).collect();
+        until("right credentials are not told from wrong ones", || try_one(AUTH) == 429);
+        assert_eq!(ask(&mut known, "/api/abide/v1/hosts", AUTH), 200, "a known connection");
         all.into_iter().map(|one| one.join().expect("an answer")).collect()
     });
     assert!(at_once.contains(&429) && at_once.contains(&401), "{at_once:?}");
@@ -292,7 +296,10 @@ fn wrong_credentials_are_logged_and_slowed_down_by_peer() {
     assert!(!log.contains("wrong-guess") && !log.contains("wrong-token"), "{log}");
     assert!(log.contains("app=\"all\"") && log.contains("fewer than 16 characters"), "{log}");
     let (_, metrics) = server.send("GET", "/metrics", AUTH, b"");
-    assert!(metrics.contains("abide_logins_failed_total 50\n"), "{metrics}");
+    let failed = metrics.lines().find_map(|line| line.strip_prefix("abide_logins_failed_total "));
+    let failed: u64 = failed.and_then(|text| text.parse().ok()).expect("a number");
+    let refused = at_once.iter().filter(|status| **status == 429).count() as u64;
+    assert!((50 - refused..=50).contains(&failed), "{failed}, {refused} of 40 refused");
 }
 
 #[test]
@@ -327,6 +334,63 @@ fn the_controllers_token_is_guessed_slowly_and_a_replaced_one_ends_its_streams()
         begin.elapsed()
     );
     assert_eq!(with([127, 0, 0, 1], "the-second-token-of-all"), 200);
+}
+
+/// The status of a request on a connection that stays open.
+fn ask(stream: &mut TcpStream, path: &str, headers: &str) -> u16 {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n").expect("a request");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    let mut answer = Vec::new();
+    loop {
+        let mut piece = [0; 4096];
+        let many = stream.read(&mut piece).expect("an answer");
+        answer.extend_from_slice(&piece[..many]);
+        let text = String::from_utf8_lossy(&answer).to_lowercase();
+        let length = text.split("content-length: ").nth(1).and_then(|rest| rest.lines().next()?.parse().ok());
+        let whole = text
+            .split_once("\r\n\r\n")
+            .zip(length)
+            .is_some_and(|((_, body), length): (_, usize)| body.len() >= length);
+        if whole || many == 0 {
+            return text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        }
+    }
+}
+
+/// Known connections, as the gateway counts them, without the one that asks.
+fn known_connections(server: &Server) -> u64 {
+    let (_, metrics) = server.send("GET", "/metrics", AUTH, b"");
+    let known = metrics.lines().find_map(|line| line.strip_prefix("abide_connections{caller=\"known\"} "));
+    known.and_then(|text| text.parse::<u64>().ok()).expect("a number") - 1
+}
+
+#[test]
+fn a_connection_is_known_only_while_its_caller_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let apps = |secret: &str| {
+        let text = format!("apps: [{{code: one, secret: {secret}}}, {{code: all, secret: s3cret}}]\n");
+        std::fs::write(folder.path().join("apps.yaml"), text).expect("a file");
+    };
+    apps("the-secret-of-one");
+    let gateway = Gateway::start(folder.path(), &[]);
+    let server = &gateway.server;
+    let auth = AUTH.replace("\"all\"", "\"one\"").replace("s3cret", "the-secret-of-one");
+    let mut held: Vec<_> =
+        (0..4).map(|_| TcpStream::connect(server.address).expect("a connection")).collect();
+    for stream in &mut held {
+        assert_eq!(ask(stream, "/api/abide/v1/hosts", &auth), 200);
+    }
+    until("they are known", || known_connections(server) == 4);
+    assert_eq!(ask(&mut held[0], "/healthz", ""), 200);
+    assert_eq!(known_connections(server), 4, "a health check needs no credentials");
+    assert_eq!(ask(&mut held[0], "/api/abide/v1/hosts", ""), 401);
+    assert_eq!(ask(&mut held[1], "/no/such/path", ""), 404);
+    until("requests without proof end it", || known_connections(server) == 2);
+    apps("another-secret-of-one");
+    until("a replaced secret ends it", || {
+        assert!(held.iter_mut().all(|stream| ask(stream, "/healthz", "") == 200));
+        known_connections(server) == 0
+    });
 }
 
 #[test]
