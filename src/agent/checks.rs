@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::spawn::{Ended, Program, environment, run};
-use super::user_files::{Rights, Sum, own_sum};
+use super::user_files::{FileWork, Rights, Sum, own_sum};
 use crate::gse::channel::{ConfigState, Held};
 use crate::model::{ConfigFile, InstanceKey, Monitor, Spec};
 
@@ -105,7 +105,8 @@ async fn sums(entries: &[ConfigFile], rights: &Rights, mut known: Files) -> File
     }
     let files: Vec<_> =
         files.into_iter().map(|path| (known.remove(&path), path)).map(|(sum, path)| (path, sum)).collect();
-    let summed = rights.run("read the configmap files", move |rights| Ok(rights.sums(files))).await;
+    let summed =
+        rights.run(FileWork::Sums, "read the configmap files", move |rights| Ok(rights.sums(files))).await;
     summed.unwrap_or_default().into_iter().filter_map(|(path, sum)| Some((path, sum?))).collect()
 }
 

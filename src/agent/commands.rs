@@ -37,14 +37,14 @@ impl Keeper {
     /// Runs one of a spec's commands, as its user, in its folder. `record`: under this name its end is recorded.
     pub(super) async fn command(
         &mut self,
-        spec: &Spec,
+        spec: &Arc<Spec>,
         command: &str,
         record: Option<String>,
         launch: LaunchOf<'_>,
     ) -> Result<Ended, String> {
         // The spec of a running process was allowed at its launch; one that comes with a request need not be.
-        if self.row.run.as_ref().is_none_or(|run| *run.live.spec != *spec) {
-            self.shared.policy.check(&self.key, spec)?;
+        if self.row.run.as_ref().is_none_or(|run| run.live.spec != *spec) {
+            self.shared.check_policy(&self.key, spec).await?;
         }
         let rights = self.shared.rights_of(spec)?;
         let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];

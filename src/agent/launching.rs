@@ -13,7 +13,7 @@ use super::kernel::{Hold, ticks_since_boot};
 use super::operations::LOOK;
 use super::ownership::{self, LaunchEvidence};
 use super::spawn::{Ended, Launch, Program, Sink, environment, ignored_variables};
-use super::user_files::Rights;
+use super::user_files::{FileWork, Rights};
 use crate::gse::channel::Held;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Monitor, Spec, StartMode};
@@ -58,7 +58,7 @@ impl Keeper {
             StartMode::Daemon => {
                 let make = move |rights: &Rights| rights.make_parents("pid_path", &pid_file);
                 // Where the user cannot create the directory, the daemon fails with its own message.
-                let _ = rights.run("create the directory of pid_path", make).await;
+                let _ = rights.run(FileWork::PidFile, "create the directory of pid_path", make).await;
                 self.begin_daemon(spec, &rights, &command, env, (incarnation, group)).await
             }
         }
@@ -100,7 +100,7 @@ impl Keeper {
         let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
         let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
         loop {
-            let why = match ownership::launched(spec, rights, &evidence) {
+            let why = match ownership::launched(spec, rights, &evidence).await {
                 Ok((hold, _)) => return Ok(hold),
                 Err(why) => why,
             };

@@ -45,10 +45,12 @@ impl Keeper {
 
     /// Supervises it from now on. A daemon that runs already and that this agent did not launch is adopted, with proof:
     /// this operation names it explicitly.
-    pub(super) fn host(&mut self, held: Held) -> Said {
+    pub(super) async fn host(&mut self, held: Held) -> Said {
         if is_daemon(&held.spec) && !self.is_running() {
-            let rights = self.shared.rights_of(&held.spec);
-            let adopted = rights.and_then(|rights| ownership::adopt(&held.spec, &rights));
+            let adopted = match self.shared.rights_of(&held.spec) {
+                Ok(rights) => ownership::adopt(&held.spec, &rights).await,
+                Err(why) => Err(why),
+            };
             match adopted {
                 Err(why) => return failed(why),
                 Ok(None) => {}
@@ -66,36 +68,38 @@ impl Keeper {
         done()
     }
 
-    /// The pid of a daemon that runs under this identity without being ours.
-    pub(super) fn stranger(&self, held: &Held) -> Option<u32> {
+    /// The pid of a daemon that runs under this identity without being ours. An error: it is not known whether one runs.
+    pub(super) async fn stranger(&self, held: &Held) -> Result<Option<u32>, String> {
         if self.is_running() || !is_daemon(&held.spec) {
-            return None;
+            return Ok(None);
         }
-        ownership::stranger(&held.spec, &self.shared.rights_of(&held.spec).ok()?)
+        ownership::stranger(&held.spec, &self.shared.rights_of(&held.spec)?).await
     }
 
     /// Not running, as far as this agent is concerned: a process that it did not start is not its to stop.
-    fn not_running(&self, held: &Held) -> Said {
-        let message = match self.stranger(held) {
-            None => "it is not running".to_owned(),
-            Some(pid) => format!("process is not running under this agent: {}", not_owned(pid)),
+    async fn not_running(&self, held: &Held) -> Said {
+        let message = match self.stranger(held).await {
+            Ok(None) => "it is not running".to_owned(),
+            Ok(Some(pid)) => format!("process is not running under this agent: {}", not_owned(pid)),
+            Err(why) => format!("process is not running under this agent: {why}"),
         };
         (RowCode::NOT_RUNNING, message)
     }
 
     /// A daemon of an earlier launch of this agent, whose pid file came too late for that launch.
-    fn take_left_behind(&mut self, held: &Held) {
+    async fn take_left_behind(&mut self, held: &Held) -> Result<(), String> {
         if self.is_running() || !is_daemon(&held.spec) {
-            return;
+            return Ok(());
         }
-        let rights = self.shared.rights_of(&held.spec).ok();
-        let left = rights.and_then(|rights| ownership::left_behind(&self.key, &held.spec, &rights));
+        let rights = self.shared.rights_of(&held.spec)?;
+        let left = ownership::left_behind(&self.key, &held.spec, &rights).await?;
         if let Some((hold, incarnation)) = left {
             let group = self.shared.groups.of(&incarnation).map(|group| group.path());
             self.row.run = Some(Run { incarnation, group, ..Run::found(&hold, held) });
             (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
             self.hold = Some(hold);
         }
+        Ok(())
     }
 
     pub(super) async fn start(&mut self, held: &Held, op_id: Option<String>) -> Said {
@@ -106,7 +110,9 @@ impl Keeper {
             }
             return said;
         }
-        self.take_left_behind(held);
+        if let Err(why) = self.take_left_behind(held).await {
+            return failed(format!("nothing was started: {why}"));
+        }
         if self.is_running() {
             // A daemon of an earlier launch: from now on it is known, and supervised.
             if self.row.given.is_none() {
@@ -114,8 +120,10 @@ impl Keeper {
             }
             return (RowCode::ALREADY_RUNNING, "it is running already".to_owned());
         }
-        if let Some(pid) = self.stranger(held) {
-            return (RowCode::ALREADY_RUNNING, not_owned(pid));
+        match self.stranger(held).await {
+            Ok(None) => {}
+            Ok(Some(pid)) => return (RowCode::ALREADY_RUNNING, not_owned(pid)),
+            Err(why) => return failed(format!("nothing was started: {why}")),
         }
         self.series = Series::default();
         let (given, hosted) = (self.row.given.clone(), self.row.hosted);
@@ -140,7 +148,7 @@ impl Keeper {
 
     /// Brings it up with a spec. `check`: waits until it has shown that it stays.
     pub(super) async fn launch(&mut self, held: &Held, op_id: Option<String>, check: bool) -> Said {
-        if let Err(refused) = self.shared.policy.check(&self.key, &held.spec) {
+        if let Err(refused) = self.shared.check_policy(&self.key, &held.spec).await {
             return failed(refused);
         }
         // What its guard launches has its mark on disk already, and so has a launch that is resumed.
@@ -231,7 +239,7 @@ impl Keeper {
             return done();
         }
         if !self.is_running() {
-            return self.not_running(held);
+            return self.not_running(held).await;
         }
         // Should we die on the way, it must not be launched again by whoever comes after.
         let hosted = self.operation.as_ref().map_or(self.row.hosted, |operation| operation.0.hosted);
@@ -322,7 +330,7 @@ impl Keeper {
         }
         let begun = self.ended_by(op_id.as_deref());
         if !self.is_running() && !begun {
-            return self.not_running(held);
+            return self.not_running(held).await;
         }
         let daemon = held.spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
         if let (true, Some(command)) = (daemon, &held.spec.control.restart_cmd) {
@@ -406,7 +414,7 @@ impl Keeper {
         let secs = held.spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
         let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
         loop {
-            let why = match ownership::launched(&held.spec, rights, evidence) {
+            let why = match ownership::launched(&held.spec, rights, evidence).await {
                 Ok((hold, proof)) => {
                     let (incarnation, group) = match (proof, evidence.replaces) {
                         (Proof::Replaced, Some(run)) => (run.incarnation.clone(), run.group.clone()),
@@ -430,7 +438,7 @@ impl Keeper {
 
     pub(super) async fn reload(&mut self, held: &Held, takes: Option<&[String]>, op_id: &str) -> Said {
         if !self.is_running() {
-            return self.not_running(held);
+            return self.not_running(held).await;
         }
         let Some(command) = held.spec.control.reload_cmd.clone() else {
             return failed("its spec has no reload_cmd");

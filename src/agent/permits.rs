@@ -21,11 +21,6 @@ impl Permits {
         self.of(uid).acquire_owned().await.ok()
     }
 
-    /// A permit of this user, if one is free.
-    pub fn try_acquire(&self, uid: u32) -> Option<OwnedSemaphorePermit> {
-        self.of(uid).try_acquire_owned().ok()
-    }
-
     fn of(&self, uid: u32) -> Arc<Semaphore> {
         let mut users = self.users.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         Arc::clone(users.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.limit))))

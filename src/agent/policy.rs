@@ -105,6 +105,11 @@ impl HostPolicy {
         refused.map(|why| format!("host policy {}: {why}", self.file.display())).collect()
     }
 
+    /// Does a check resolve paths, which may wait for a file system?
+    pub fn resolves_paths(&self) -> bool {
+        self.rules.paths.is_some()
+    }
+
     fn check_user(&self, name: &str, uid: u32) -> Result<(), String> {
         let Rules { users, root, .. } = &self.rules;
         match (uid == 0, root, users) {

@@ -105,7 +105,7 @@ async fn resolve(
     if intents.is_empty() && !reserved(rows) {
         return Txn::default();
     }
-    let find = || {
+    let find = async || {
         let by_intent = intents.values().map(|intent| Interrupted {
             launch_id: &intent.incarnation,
             spec: &intent.held.spec,
@@ -115,14 +115,14 @@ async fn resolve(
             let (launch_id, given) = (row.next.as_ref()?, row.given.as_ref()?);
             Some(Interrupted { launch_id, spec: &given.spec, group: shared.groups.of(launch_id) })
         });
-        ownership::interrupted(shared, &by_intent.chain(by_supervisor).collect::<Vec<_>>())
+        ownership::interrupted(shared, &by_intent.chain(by_supervisor).collect::<Vec<_>>()).await
     };
-    let mut found = find();
+    let mut found = find().await;
     let dead = |row: &Row| row.run.as_ref().is_none_or(|run| Hold::take(&run.identity).is_none());
     let lost = |row: &Row| row.next.as_ref().is_some_and(|mark| !found.contains_key(mark)) && dead(row);
     if intents.values().any(|intent| !found.contains_key(&intent.incarnation)) || rows.values().any(lost) {
         until_executed().await;
-        found = find();
+        found = find().await;
     }
     let mut txn = Txn::default();
     for (instance, row) in rows.iter_mut() {

@@ -1,5 +1,7 @@
 //! What a keeper tells of its instance: a report whenever something changed, and a live look.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::keeper::{Keeper, moment};
@@ -13,7 +15,21 @@ use crate::gse::answer::{LiveInstance, LiveLook, LiveProcess};
 use crate::gse::channel::{Held, Ran, Report, Told};
 use crate::model::{AutoType, Time};
 
+/// Maximum wait for a pid file before a report: a report with the last known value is better than a late one.
+const OBSERVED_WITHIN: Duration = Duration::from_secs(1);
+
 impl Keeper {
+    /// Observes whether a process runs under this identity that is not the agent's, for the next report.
+    pub(super) async fn observe_stranger(&mut self) {
+        let observed = match &self.row.given {
+            Some(given) => tokio::time::timeout(OBSERVED_WITHIN, self.stranger(given)).await,
+            None => Ok(Ok(None)),
+        };
+        if let Ok(Ok(pid)) = observed {
+            self.stranger_pid = pid;
+        }
+    }
+
     pub(super) fn report(&self) {
         let row = &self.row;
         let failed = matches!(self.series.phase, Phase::Failed { .. });
@@ -47,7 +63,7 @@ impl Keeper {
             (false, _) => "NotReported",
         };
         let pid = self.hold.as_ref().map(|hold| hold.identity.pid);
-        let stranger = row.given.as_ref().and_then(|given| self.stranger(given));
+        let stranger = self.stranger_pid.filter(|_| !self.is_running() && row.given.is_some());
         if let Some(pid) = stranger {
             message = not_owned(pid);
         }
@@ -78,8 +94,8 @@ impl Keeper {
     }
 
     /// A live look, as operation 2 tells it.
-    pub(super) fn look(&self, held: &Held) -> Value {
-        let stranger = self.stranger(held);
+    pub(super) async fn look(&self, held: &Held) -> Result<Value, String> {
+        let stranger = self.stranger(held).await?;
         let pid = self.hold.as_ref().map(|hold| hold.identity.pid).or(stranger);
         let group = self.row.run.as_ref().and_then(Run::group);
         let share =
@@ -104,6 +120,6 @@ impl Keeper {
         };
         let process =
             LiveProcess { procname: held.spec.identity.proc_name.clone(), instance: vec![instance] };
-        json!(LiveLook { ip, utctime: Time(now_ms()).to_string(), timezone: 0, process: vec![process] })
+        Ok(json!(LiveLook { ip, utctime: Time(now_ms()).to_string(), timezone: 0, process: vec![process] }))
     }
 }

@@ -386,3 +386,30 @@ fn a_renamed_process_is_found_again_after_the_folder_is_lost() {
     assert_eq!(system.operate("new", 1, &spec).0, 0);
     assert!(!is_alive(pid) && is_alive(other.0.id()));
 }
+
+#[test]
+fn nothing_is_started_or_adopted_while_the_pid_file_cannot_be_read() {
+    let Some(user) = test_user() else { return };
+    let system = System::new();
+    let folder = folder_of(&system, "app", user.uid, 0o755);
+    let running = sleep_of(&user);
+    write_pid(&folder, running.0.id());
+    // The user cannot read it, so it is not known whether a process runs.
+    let file = folder.join("d.pid");
+    std::os::unix::fs::chown(&file, Some(0), Some(0)).expect("an owner");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("a mode");
+    let spec =
+        daemon(&folder, &user.name, "echo started >> effects; rm -f d.pid; sleep 1000 & echo $! > d.pid");
+    for op in [0, 3, 2] {
+        let (code, message) = system.operate("d", op, &spec);
+        assert!(code == 65535 && message.contains("cannot tell whether"), "operation {op}: {code} {message}");
+        assert!(message.contains("cannot read pid_path"), "operation {op}: {message}");
+    }
+    let (code, message) = system.operate("d", 7, &spec);
+    assert!(code == 829 && message.contains("cannot tell whether"), "{code} {message}");
+    assert!(!folder.join("effects").exists() && is_alive(running.0.id()));
+    // A file that does not exist names no process.
+    std::fs::remove_file(&file).expect("a file");
+    assert_eq!(system.operate("d", 0, &spec), (0, "success".to_owned()));
+    assert_eq!(system.operate("d", 1, &spec).0, 0);
+}

@@ -76,6 +76,7 @@ impl Keeper {
         }
         self.remove_old_pid_file().await;
         self.write(None).await;
+        self.observe_stranger().await;
         self.report();
     }
 
@@ -84,6 +85,7 @@ impl Keeper {
         let Some(given) = self.row.given.clone().filter(|_| self.row.hosted) else {
             self.series = Series::default();
             self.write(None).await;
+            self.observe_stranger().await;
             self.report();
             return;
         };
@@ -122,6 +124,7 @@ impl Keeper {
         }
         self.remove_old_pid_file().await;
         self.write(None).await;
+        self.observe_stranger().await;
         self.report();
     }
 }

@@ -35,7 +35,7 @@ use super::recovery::Resumption;
 use super::row::{Intent, Pending, Retry, Row, Run, intent_key, row_key, writing};
 use super::schedule::{Moment, Schedule};
 use super::spawn::Account;
-use super::user_files::{Rights, RootMay, UserPermits};
+use super::user_files::{FileWork, Rights, RootMay, UserPermits};
 use super::{fresh_id, now_ms};
 use crate::fail;
 use crate::gse::channel::{ConfigState, Held, OpRequest, OpResult, Order, Told};
@@ -71,6 +71,16 @@ impl Shared {
     pub fn rights_of(&self, spec: &Spec) -> Result<Rights, String> {
         let account = Account::of(spec)?;
         Ok(Rights::new(account, Arc::clone(&self.user_permits), Arc::clone(&self.root_may)))
+    }
+
+    /// [`HostPolicy::check`], away from the async threads where it resolves paths.
+    pub async fn check_policy(&self, key: &InstanceKey, spec: &Arc<Spec>) -> Result<(), String> {
+        if !self.policy.resolves_paths() {
+            return self.policy.check(key, spec);
+        }
+        let rights = self.rights_of(spec)?;
+        let (policy, key, spec) = (self.policy.clone(), key.clone(), Arc::clone(spec));
+        rights.run(FileWork::Paths, "check the paths of the spec", move |_| policy.check(&key, &spec)).await
     }
 }
 
@@ -119,6 +129,8 @@ pub struct Keeper {
     pub(super) unwritten: Option<Box<OpResult>>,
     /// Exit records that are of no use once the instance is written next.
     pub(super) records: Vec<String>,
+    /// The pid of a daemon that runs under this identity and is not the agent's, when it was last observed.
+    pub(super) stranger_pid: Option<u32>,
     pub(super) shared: Arc<Shared>,
 }
 
@@ -190,6 +202,7 @@ impl Keeper {
             launch_failed: false,
             unwritten: None,
             records: Vec::new(),
+            stranger_pid: None,
             shared,
         }
     }
@@ -263,7 +276,10 @@ impl Keeper {
 
     async fn asked(&mut self, ask: Ask) {
         match ask {
-            Ask::Report => self.report(),
+            Ask::Report => {
+                self.observe_stranger().await;
+                self.report();
+            }
             Ask::Found { unclaimed, renamed } => self.take_back(&unclaimed, renamed).await,
             Ask::Wake => {}
             Ask::Give(given) => {
@@ -297,9 +313,10 @@ impl Keeper {
     /// supervised until an operation says so.
     async fn take_back(&mut self, unclaimed: &[Marked], renamed: bool) {
         let Some(live) = self.row.given.clone().filter(|_| self.hold.is_none()) else { return };
-        let rights = self.shared.rights_of(&live.spec);
-        let found = rights
-            .and_then(|rights| ownership::found_again(&self.key, &live.spec, &rights, unclaimed, renamed));
+        let found = match self.shared.rights_of(&live.spec) {
+            Ok(rights) => ownership::found_again(&self.key, &live.spec, &rights, unclaimed, renamed).await,
+            Err(why) => Err(why),
+        };
         let (hold, incarnation) = match found {
             Ok(found) => found,
             Err(why) => {
@@ -334,7 +351,7 @@ impl Keeper {
         let op_id = Some(request.op_id.clone());
         // Before anything is stopped: a restart that may not launch must leave the process as it is.
         if request.op.gives()
-            && let Err(refused) = self.shared.policy.check(&self.key, &held.spec)
+            && let Err(refused) = self.shared.check_policy(&self.key, &held.spec).await
         {
             return (RowCode::COMMAND_FAILED, refused, None);
         }
@@ -350,13 +367,18 @@ impl Keeper {
         op_id: Option<String>,
     ) -> (RowCode, String, Option<Value>) {
         let (code, message) = match &request.op {
-            Order::Status => return (RowCode::DONE, "success".to_owned(), Some(self.look(&held))),
+            Order::Status => {
+                return match self.look(&held).await {
+                    Ok(content) => (RowCode::DONE, "success".to_owned(), Some(content)),
+                    Err(why) => (RowCode::COMMAND_FAILED, why, None),
+                };
+            }
             Order::Start => self.start(&held, op_id).await,
             Order::Stop => self.stop(&held, &request.op_id).await,
             Order::Kill => self.kill(&held, &request.op_id).await,
             Order::Restart => self.restart(&held, op_id).await,
             Order::Reload => self.reload(&held, request.takes.as_deref(), &request.op_id).await,
-            Order::Host => self.host(held),
+            Order::Host => self.host(held).await,
             Order::Unhost => {
                 (self.row.hosted, self.row.dormant) = (false, false);
                 self.series = Series::default();
@@ -388,6 +410,7 @@ impl Keeper {
             self.operation = None;
             let _ = self.write_with(Some(&result), with).await;
             fail::point("result-written");
+            self.observe_stranger().await;
             self.report();
         }
         let _ = self.shared.up.send(Told::Result(result));

@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-pub use self::pid_file::PidFile;
+pub use self::pid_file::{PidEntry, PidFile};
 use self::walk::{Access, FileError, Folder, Rule, parent};
 use super::permits::Permits;
 use super::spawn::Account;
@@ -30,8 +30,6 @@ pub type RootMay = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
 
 /// How long the work on a spec's files may take.
 const LIMIT: Duration = Duration::from_secs(10);
-/// The same where a caller waits on an async thread.
-const SHORT: Duration = Duration::from_secs(1);
 /// Threads that work on files, and launches, of one user at once: more would only wait for the processors.
 pub const PER_USER: usize = 8;
 /// The largest value that an `env.file` gives.
@@ -43,12 +41,34 @@ const STACK: usize = 256 << 10;
 /// What one user may do at once.
 pub struct UserPermits {
     files: Permits,
+    sums: Permits,
+    pid_files: Permits,
+    paths: Permits,
     launches: Permits,
+}
+
+/// Kinds of work on files. Each has its own permits: a configmap file that hangs does not keep pid files from being read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileWork {
+    /// Files that a launch needs.
+    Launch,
+    /// Sums of configmap files.
+    Sums,
+    PidFile,
+    /// Resolution of paths, for the host policy and for proofs of ownership.
+    Paths,
 }
 
 impl Default for UserPermits {
     fn default() -> UserPermits {
-        UserPermits { files: Permits::new(PER_USER), launches: Permits::new(PER_USER) }
+        let permits = || Permits::new(PER_USER);
+        UserPermits {
+            files: permits(),
+            sums: permits(),
+            pid_files: permits(),
+            paths: permits(),
+            launches: permits(),
+        }
     }
 }
 
@@ -80,13 +100,20 @@ impl Rights {
     /// Does work on files on a thread of its own, within [`LIMIT`].
     pub async fn run<T: Send + 'static>(
         &self,
+        kind: FileWork,
         what: &str,
         work: impl FnOnce(&Rights) -> Result<T, String> + Send + 'static,
     ) -> Result<T, String> {
         let user = self.account.name();
+        let permits = match kind {
+            FileWork::Launch => &self.permits.files,
+            FileWork::Sums => &self.permits.sums,
+            FileWork::PidFile => &self.permits.pid_files,
+            FileWork::Paths => &self.permits.paths,
+        };
         let job = async {
             // The thread gives the permit back, so that stuck threads of a user are counted.
-            let permit = self.permits.files.acquire(self.account.uid()).await;
+            let permit = permits.acquire(self.account.uid()).await;
             let rights = self.clone();
             let done = on_thread("files", move || {
                 let done = work(&rights);
@@ -100,32 +127,6 @@ impl Rights {
         })
     }
 
-    /// The same for callers that cannot wait for long: within [`SHORT`], and not at all while the user's permits are out.
-    pub fn run_now<T: Send + 'static>(
-        &self,
-        what: &str,
-        work: impl FnOnce(&Rights) -> Result<T, String> + Send + 'static,
-    ) -> Result<T, String> {
-        let user = self.account.name();
-        let failed = |why: &str| format!("cannot {what} as user {user:?}: {why}");
-        let permit = self.permits.files.try_acquire(self.account.uid());
-        let permit = permit.ok_or_else(|| failed("too much other work on this user's files"))?;
-        let rights = self.clone();
-        let (send, receive) = std::sync::mpsc::channel();
-        on_thread("files", move || {
-            let done = work(&rights);
-            drop(permit);
-            let _ = send.send(done);
-        })?;
-        let wait = || receive.recv_timeout(SHORT).unwrap_or_else(|_| Err(failed("no answer within 1 s")));
-        use tokio::runtime::{Handle, RuntimeFlavor};
-        // Other tasks of this thread go on elsewhere.
-        match Handle::try_current().map(|handle| handle.runtime_flavor()) {
-            Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(wait),
-            Ok(_) | Err(_) => wait(),
-        }
-    }
-
     /// The values of `env.file` entries, each a name and a path.
     pub async fn env_values(&self, entries: Vec<(String, String)>) -> Result<Vec<(String, String)>, String> {
         let read = |rights: &Rights, (name, path): (String, String)| {
@@ -134,7 +135,7 @@ impl Rights {
             let failed = |error| rights.explain(&format!("env {name}: cannot read"), path, error);
             value.map(|value| (name.clone(), value)).map_err(failed)
         };
-        self.run("read the env files", move |rights| {
+        self.run(FileWork::Launch, "read the env files", move |rights| {
             entries.into_iter().map(|entry| read(rights, entry)).collect()
         })
         .await

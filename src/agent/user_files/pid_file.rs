@@ -8,10 +8,18 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
 
 use super::walk::{Access, FileError, Folder, Rule, parent};
-use super::{Rights, as_user};
+use super::{FileWork, Rights, as_user};
 
 /// The largest pid file: a number and a line's end fit many times.
 const LARGEST: u64 = 64;
+
+/// The content of a pid file.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PidEntry {
+    Pid(u32),
+    /// The file is missing, or does not name a process.
+    None(String),
+}
 
 /// A pid file that is about to be written: its directory is open, and a temporary file is there.
 pub struct PidFile {
@@ -61,17 +69,18 @@ impl Rights {
         });
     }
 
-    /// The pid that a pid file names. A hint: only a plain file, only a number, never the first process or ourselves.
-    pub fn read_pid_file(&self, path: &str) -> Result<u32, String> {
+    /// The pid that a pid file names. A hint: only a plain file, only a number, never the first process or ourselves. An
+    /// error: the file may name a process, and cannot be read.
+    pub async fn read_pid_file(&self, path: &str) -> Result<PidEntry, String> {
         let path = PathBuf::from(path);
-        self.run_now("read pid_path", move |rights| rights.pid_in(&path))
+        self.run(FileWork::PidFile, "read pid_path", move |rights| rights.pid_in(&path)).await
     }
 
     /// Removes a pid file as long as it names this process.
     pub async fn remove_pid_file(&self, path: &str, pid: u32) {
         let path = PathBuf::from(path);
-        let removed = self.run("remove pid_path", move |rights| {
-            if rights.pid_in(&path)? != pid {
+        let removed = self.run(FileWork::PidFile, "remove pid_path", move |rights| {
+            if !matches!(rights.pid_in(&path)?, PidEntry::Pid(named) if named == pid) {
                 return Ok(());
             }
             let removed = rights.with(&path, |rule| {
@@ -84,7 +93,7 @@ impl Rights {
         let _ = removed.await;
     }
 
-    fn pid_in(&self, path: &Path) -> Result<u32, String> {
+    fn pid_in(&self, path: &Path) -> Result<PidEntry, String> {
         let shown = path.display();
         let text = self.with(path, |rule| {
             let (folder, name) = parent(path, rule, false)?;
@@ -96,12 +105,35 @@ impl Rights {
             file.take(LARGEST).read_to_string(&mut text)?;
             Ok(text)
         });
-        let text = text.map_err(|error| self.explain("cannot read pid_path", path, error))?;
-        let pid: u32 = text.trim().parse().map_err(|_| format!("{shown} does not contain a pid"))?;
+        let text = match text {
+            Ok(text) => text,
+            Err(error) => {
+                let names_none = match &error {
+                    FileError::Io(error) => matches!(
+                        error.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidData
+                    ),
+                    FileError::TooLarge(_) | FileError::Content(_) => true,
+                    FileError::NotAbsolute
+                    | FileError::Link
+                    | FileError::ForeignLink(..)
+                    | FileError::Kind(_)
+                    | FileError::Owner(_)
+                    | FileError::HardLinks
+                    | FileError::Exposed(_) => false,
+                };
+                let why = self.explain("cannot read pid_path", path, error);
+                return if names_none { Ok(PidEntry::None(why)) } else { Err(why) };
+            }
+        };
+        let Ok(pid) = text.trim().parse::<u32>() else {
+            return Ok(PidEntry::None(format!("{shown} does not contain a pid")));
+        };
         if pid <= 1 || pid == std::process::id() {
-            return Err(format!("{shown} names process {pid}, which is not a process of this agent"));
+            let why = format!("{shown} names process {pid}, which is not a process of this agent");
+            return Ok(PidEntry::None(why));
         }
-        Ok(pid)
+        Ok(PidEntry::Pid(pid))
     }
 
     /// With the same rights as before.

@@ -122,12 +122,16 @@ async fn work_that_does_not_answer_costs_its_user_and_nobody_else() {
     tokio::time::pause();
     let stuck = (0..PER_USER + 1).map(|_| {
         let wait = Arc::clone(&wait);
-        rights.run("wait", move |_| wait.lock().map_err(|_| String::new())?.recv().map_err(|_| String::new()))
+        rights.run(FileWork::Sums, "wait", move |_| {
+            wait.lock().map_err(|_| String::new())?.recv().map_err(|_| String::new())
+        })
     });
     let answers = futures_util::future::join_all(stuck).await;
     assert!(answers.iter().all(|answer| answer.as_ref().is_err_and(|why| why.contains("within 10 s"))));
     tokio::time::resume();
+    let missing = rights.read_pid_file("/no/such.pid").await.expect("pid files have their own permits");
+    assert!(matches!(missing, PidEntry::None(_)), "{missing:?}");
     drop(release);
-    let free = async { rights.run("go on", |_| Ok(())).await };
+    let free = async { rights.run(FileWork::Sums, "go on", |_| Ok(())).await };
     free.await.expect("permits come back with their threads");
 }
