@@ -118,9 +118,11 @@ fn a_daemon_is_known_by_its_pid_file_and_program() {
     until("it is back", || system.pid("sleep").is_some_and(|new| new != pid));
     assert_eq!(system.operate("sleep", 1, &spec).0, 0);
     // A pid file that names something else is no proof.
-    for (content, says) in
-        [("1", "process 1"), ("nonsense", "no pid"), (&std::process::id().to_string(), "does not run sleep")]
-    {
+    for (content, says) in [
+        ("1", "process 1"),
+        ("nonsense", "does not contain a pid"),
+        (&std::process::id().to_string(), "does not run sleep"),
+    ] {
         spec["control"]["start_cmd"] = json!(format!("echo {content} > run/sleep.pid"));
         spec["monitor_policy"]["start_check_secs"] = json!(0);
         let (code, message) = system.operate("sleep", 0, &spec);
