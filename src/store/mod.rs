@@ -159,8 +159,8 @@ pub enum Error {
     Disk(String),
     /// A store elsewhere could not be asked.
     Unreachable(String),
-    /// A store elsewhere refuses this app: it may not use every namespace.
-    NotAllowed(String),
+    /// A store elsewhere knows the caller and refuses the call with this code.
+    Refused { code: i64, why: String },
     /// The file is not what was written to it. It is not served.
     Corrupt { file: String, what: String },
     /// The file was written by a newer Abide.
@@ -178,7 +178,7 @@ impl fmt::Display for Error {
         match self {
             Error::Full => f.write_str("the disk is full: nothing was written"),
             Error::Disk(what) => write!(f, "the disk failed: {what}; nothing was written"),
-            Error::Unreachable(why) | Error::NotAllowed(why) => f.write_str(why),
+            Error::Unreachable(why) | Error::Refused { why, .. } => f.write_str(why),
             Error::Corrupt { file, what } => write!(
                 f,
                 "{file} is damaged ({what}). Move it away, with {file}-wal, {file}-shm and {file}-mark, and restore it from a backup, \

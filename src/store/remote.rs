@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use super::lease::{Holder, Lease, Reset, Taken};
 use super::{Change, Entry, Error, Number, Outcome, Page, Store, Txn, Write};
-use crate::gse::codes::EnvelopeCode;
 use crate::http::{Broken, Calls};
 
 #[derive(Clone)]
@@ -55,12 +54,8 @@ impl Remote {
             let why = format!("the state at {}: {broken}", self.calls.url());
             match broken {
                 Broken::Refused { status: 410, .. } => Error::Forgotten,
-                // Wrong credentials have the same code, with status 401.
-                Broken::Refused { status, code, .. }
-                    if code == EnvelopeCode::NOT_ALLOWED.0 && status != 401 =>
-                {
-                    Error::NotAllowed(why)
-                }
+                // 401: the store does not know the caller.
+                Broken::Refused { status, code, .. } if status != 401 => Error::Refused { code, why },
                 _ => Error::Unreachable(why),
             }
         })?;

@@ -37,7 +37,7 @@ pub trait TargetError: Display {
 
 impl TargetError for Error {
     fn needs_every_namespace(&self) -> bool {
-        matches!(self, Error::NotAllowed(_))
+        matches!(self, Error::Refused { code, .. } if *code == EnvelopeCode::NOT_ALLOWED.0)
     }
 }
 
