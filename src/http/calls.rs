@@ -37,8 +37,10 @@ pub struct Calls {
 /// Why a call came to nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Broken {
-    /// It never left, or was redirected: it was not carried out.
+    /// It never left: it was not carried out.
     Unreachable(String),
+    /// It was redirected, and redirects are not followed.
+    Redirected { why: String, may_have_run: bool },
     /// It left, and no whole answer came: it may have been carried out.
     NoAnswer(String),
     /// There was an answer, and it says no.
@@ -48,7 +50,9 @@ pub enum Broken {
 impl std::fmt::Display for Broken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Broken::Unreachable(why) => write!(f, "it cannot be reached: {why}"),
+            Broken::Unreachable(why) | Broken::Redirected { why, .. } => {
+                write!(f, "it cannot be reached: {why}")
+            }
             Broken::NoAnswer(why) => write!(f, "it did not answer: {why}"),
             Broken::Refused { status: 200, code, message } => {
                 write!(f, "it refuses: {message} (code {code})")
@@ -96,6 +100,7 @@ impl Calls {
         time: Duration,
     ) -> Result<String, Broken> {
         let counts = !is_of_time(path, &body);
+        let changes = method == Method::POST;
         let mut request = self
             .client
             .request(method, format!("{}{path}", self.base))
@@ -113,8 +118,8 @@ impl Calls {
             true => Broken::Unreachable(told_of(&error)),
             false => Broken::NoAnswer(told_of(&error)),
         })?;
-        if let Some(broken) = redirected(&response) {
-            return Err(broken);
+        if let Some(why) = redirect(&response) {
+            return Err(Broken::Redirected { why, may_have_run: changes && may_have_run(response.status()) });
         }
         let status = response.status();
         let bytes = response.bytes().await.map_err(|error| Broken::NoAnswer(told_of(&error)))?;
@@ -137,14 +142,10 @@ impl Calls {
     }
 }
 
-/// A redirect, as the failure that it is.
-fn redirected(response: &reqwest::Response) -> Option<Broken> {
-    let why = redirect(response)?;
-    Some(match response.status() {
-        // "See other" may be the answer to a request that was carried out.
-        StatusCode::SEE_OTHER => Broken::NoAnswer(why),
-        _ => Broken::Unreachable(why),
-    })
+/// May a POST that is answered with this redirect have been carried out? Only 307 and 308 ask for the same request at
+/// another address; after the others a client continues with GET, as after a form that was processed.
+fn may_have_run(status: StatusCode) -> bool {
+    !matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
 }
 
 /// How often a call is made again that found its connection gone before it was sent.
@@ -180,8 +181,8 @@ impl Calls {
         let response = asked
             .map_err(|_| Broken::NoAnswer("no answer came in time".to_owned()))?
             .map_err(|error| Broken::Unreachable(told_of(&error)))?;
-        if let Some(broken) = redirected(&response) {
-            return Err(broken);
+        if let Some(why) = redirect(&response) {
+            return Err(Broken::Redirected { why, may_have_run: false });
         }
         let status = response.status();
         match status {

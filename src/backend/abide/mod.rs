@@ -62,6 +62,17 @@ impl Abide {
         self.calls.ask(reqwest::Method::POST, path, body, headers, TIME).await.map_err(Fault::from)
     }
 
+    /// The rows of a task as text; `None`: the task is not queued yet.
+    async fn results(&self, id: &str) -> Result<Option<String>, Fault> {
+        let path = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
+        let body = json!({"task_id": id}).to_string().into_bytes();
+        match self.calls.ask(reqwest::Method::POST, path, body, &[], TIME).await {
+            Ok(text) => Ok(Some(text)),
+            Err(Broken::Refused { code, .. }) if code == EnvelopeCode::NOT_QUEUED.0 => Ok(None),
+            Err(broken) => Err(broken.into()),
+        }
+    }
+
     /// What a call that changes something is known by: its name, and whoever holds the lease.
     fn signed(&self, call: String, owner: Option<&String>) -> Vec<(&'static str, String)> {
         let mut headers = vec![("X-Abide-Op", call)];
@@ -150,11 +161,8 @@ impl Backend for Abide {
         let mut all = task.answered.clone();
         let mut known: HashMap<String, RowWire> = HashMap::new();
         for id in &task.ids {
-            let path = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
-            match self.post(path, &json!({"task_id": id}), &[]).await {
-                Ok(text) => known.extend(read::<HashMap<String, RowWire>>(&text)?),
-                Err(Fault::Refused(why)) if why.contains("1000115") => {}
-                Err(fault) => return Err(fault),
+            if let Some(text) = self.results(id).await? {
+                known.extend(read::<HashMap<String, RowWire>>(&text)?);
             }
         }
         for (instance, order) in &task.rows {
@@ -170,7 +178,8 @@ impl From<Broken> for Fault {
     fn from(broken: Broken) -> Fault {
         match broken {
             Broken::Unreachable(why) => Fault::Unreachable(why),
-            Broken::NoAnswer(_) => Fault::NoAnswer,
+            Broken::NoAnswer(_) | Broken::Redirected { may_have_run: true, .. } => Fault::NoAnswer,
+            Broken::Redirected { why, may_have_run: false } => Fault::Unreachable(why),
             Broken::Refused { status, code, message } => {
                 let known = EnvelopeCode(code);
                 let busy = [

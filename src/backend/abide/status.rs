@@ -71,14 +71,12 @@ impl Abide {
         };
         let body = json!({"proc_operate_req": subjects.iter().map(item).collect::<Vec<_>>()});
         let text = self.post("/api/c/compapi/v2/gse/operate_proc_multi/", &body, &[]).await?;
-        let asked = json!({"task_id": read::<TaskWire>(&text)?.task_id});
+        let task = read::<TaskWire>(&text)?.task_id;
         let (begin, mut pace) = (Instant::now(), POLL.0);
         loop {
-            let text = self.post("/api/c/compapi/v2/gse/get_proc_operate_result_v2/", &asked, &[]).await;
-            let mut rows: HashMap<String, StatusWire> = match text {
-                Ok(text) => read(&text)?,
-                Err(Fault::Refused(why)) if why.contains("1000115") => HashMap::new(),
-                Err(fault) => return Err(fault),
+            let mut rows: HashMap<String, StatusWire> = match self.results(&task).await? {
+                Some(text) => read(&text)?,
+                None => HashMap::new(),
             };
             rows.retain(|_, row| RowCode(row.error_code) != RowCode::RUNNING);
             if rows.len() >= subjects.len() || begin.elapsed() > TIME {

@@ -144,11 +144,20 @@ fn is_busy(broken: &Broken) -> bool {
     matches!(broken, Broken::Refused { status, code, .. } if *status == 429 || codes.contains(code))
 }
 
+/// A question that came to nothing: it changes nothing, whether it was carried out or not.
+pub fn fault_of_question(broken: Broken) -> Fault {
+    match broken {
+        Broken::Redirected { why, .. } => Fault::Unreachable(why),
+        broken => fault(broken),
+    }
+}
+
 /// A call that came to nothing. What a server broke off, or a platform that lost GSE on the way, may have been done.
 pub fn fault(broken: Broken) -> Fault {
     match &broken {
         Broken::Unreachable(why) => Fault::Unreachable(why.clone()),
-        Broken::NoAnswer(_) => Fault::NoAnswer,
+        Broken::NoAnswer(_) | Broken::Redirected { may_have_run: true, .. } => Fault::NoAnswer,
+        Broken::Redirected { why, may_have_run: false } => Fault::Unreachable(why.clone()),
         Broken::Refused { .. } if is_busy(&broken) => Fault::Busy(broken.to_string()),
         Broken::Refused { status, code, .. } if *status >= 500 || *code == EnvelopeCode::NO_GSE.0 => {
             Fault::NoAnswer

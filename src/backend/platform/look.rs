@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tracing::warn;
 
 use super::wire::Item;
-use super::{Platform, Sent, fault};
+use super::{Platform, Sent, fault_of_question};
 use crate::backend::live_check::{facts, live};
 use crate::backend::{Fault, Scope, Subject};
 use crate::clock;
@@ -96,7 +96,8 @@ impl Platform {
         loop {
             let page = json!({"start": all.len(), "limit": BATCH});
             let body = json!({"meta": {"namespace": namespace}, "page": page});
-            let data: StatusData = self.question("sync_proc_status", body).await.map_err(fault)?;
+            let data: StatusData =
+                self.question("sync_proc_status", body).await.map_err(fault_of_question)?;
             let (many, count) = (data.proc_infos.len(), data.count.unwrap_or(0));
             all.extend(data.proc_infos);
             let so_far = u64::try_from(all.len()).unwrap_or(u64::MAX);
@@ -132,7 +133,9 @@ impl Platform {
                 questions.push(body);
             }
         }
-        let ask = |body: Value| async move { self.question::<StatusData>(name, body).await.map_err(fault) };
+        let ask = |body: Value| async move {
+            self.question::<StatusData>(name, body).await.map_err(fault_of_question)
+        };
         let answers: Vec<Result<StatusData, Fault>> =
             stream::iter(questions).map(ask).buffer_unordered(self.pace.at_once.max(1)).collect().await;
         let mut all = Vec::new();
@@ -255,10 +258,10 @@ impl Platform {
     async fn look_once(&self, items: &[Item]) -> Result<BTreeMap<String, Row>, Fault> {
         // Looking twice changes nothing either.
         let mut sent = self.send(self.wire.ask(items)).await;
-        if sent.as_ref().is_err_and(|broken| fault(broken.clone()) == Fault::NoAnswer) {
+        if sent.as_ref().is_err_and(|broken| fault_of_question(broken.clone()) == Fault::NoAnswer) {
             sent = self.send(self.wire.ask(items)).await;
         }
-        let id = match sent.map_err(fault)? {
+        let id = match sent.map_err(fault_of_question)? {
             Sent::Task(id) => id,
             Sent::Rows(rows) => return Ok(rows),
         };
@@ -271,7 +274,7 @@ impl Platform {
                 Ok(told) => {
                     rows.extend(told.into_iter().filter(|(_, row)| row.code() != RowCode::RUNNING));
                 }
-                Err(broken) => match fault(broken) {
+                Err(broken) => match fault_of_question(broken) {
                     refused @ Fault::Refused(_) => return Err(refused),
                     // Lost on the way, or too much at once: the question can be put again.
                     fault @ (Fault::NoAnswer | Fault::Busy(_) | Fault::Unreachable(_)) => {

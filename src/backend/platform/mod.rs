@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use self::line::{Line, fault};
+use self::line::{Line, fault, fault_of_question};
 use self::wire::{Ask, Item, Say};
 use super::{Answer, Backend, Fault, Order, Outcome, Scope, Subject, Task};
 use crate::gse::answer::{JobResult, JobTaskData, Row, Rows, TaskData};
@@ -72,7 +72,7 @@ impl Platform {
             {
                 Ok(())
             }
-            asked => asked.map(|_| ()).map_err(fault),
+            asked => asked.map(|_| ()).map_err(fault_of_question),
         }
     }
 
@@ -263,7 +263,7 @@ impl Backend for Platform {
     async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
         let mut all = task.answered.clone();
         for id in &task.ids {
-            let rows = self.results(id).await.map_err(fault)?;
+            let rows = self.results(id).await.map_err(fault_of_question)?;
             for (instance, order) in &task.rows {
                 let row = task.keys.get(instance).and_then(|key| rows.get(key));
                 let result = row.map_or(Outcome::InProgress, outcome);
