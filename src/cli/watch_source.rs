@@ -38,6 +38,11 @@ pub struct SourceArgs {
     /// With --git: take this tip though it does not follow from the commit taken last
     #[arg(long, value_name = "COMMIT", env = "ABIDE_ACCEPT_REWIND")]
     pub accept_rewind: Option<String>,
+    /// With --git: accept plain http:// or git:// to a host that is not loopback
+    ///
+    /// Anyone on the network path can then forge manifests and read credentials.
+    #[arg(long, env = "ABIDE_INSECURE_GIT", value_parser = switch)]
+    pub insecure_git: bool,
     /// With --git: how long a fetch may take
     #[arg(long, value_name = "TIME", env = "ABIDE_GIT_TIMEOUT", default_value = "5m", value_parser = duration)]
     pub git_timeout: u64,
@@ -61,6 +66,7 @@ impl SourceArgs {
                 ("--verify-signatures", self.verify_signatures.is_some()),
                 ("--signatures", self.signatures.is_some()),
                 ("--accept-rewind", self.accept_rewind.is_some()),
+                ("--insecure-git", self.insecure_git),
             ];
             if let Some((flag, _)) = only_git.into_iter().find(|(_, is_there)| *is_there) {
                 let message = format!("{flag} is about a git repository, and a PATH is watched");
@@ -79,6 +85,7 @@ impl SourceArgs {
             signers: self.verify_signatures.clone(),
             signatures: self.signatures.unwrap_or_default(),
             accept_rewind: self.accept_rewind.clone(),
+            insecure: self.insecure_git,
             interval: how.every(),
             patience: Duration::from_secs(self.git_timeout.max(1)),
             folder: Home::find()?.path("git"),

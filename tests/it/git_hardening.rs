@@ -176,6 +176,41 @@ fn every_commit_since_the_last_one_can_be_required_to_be_signed() {
     assert!(code == 64 && err.contains("--verify-signatures"), "{code} {err}");
 }
 
+/// A server that declares the tip shallow has no unsigned ancestors to show.
+#[test]
+fn a_shallow_history_hides_no_commit() {
+    if !needs("ssh-keygen") {
+        return;
+    }
+    let repo = Repo::new();
+    let machine = &repo.machine;
+    let key = machine.path("ann");
+    let mut keygen = Command::new("ssh-keygen");
+    keygen.args(["-q", "-t", "ed25519", "-N", "", "-C", "ann", "-f"]).arg(&key).stdin(Stdio::null());
+    assert!(keygen.status().expect("ssh-keygen runs").success());
+    let public = std::fs::read_to_string(machine.path("ann.pub")).expect("a key");
+    std::fs::write(machine.path("signers"), format!("ann@example.org {public}")).expect("a file");
+    let key = format!("user.signingKey={}", key.display());
+    let sign = ["-c", "gpg.format=ssh", "-c", key.as_str(), "-c", "commit.gpgSign=true"];
+    machine.process("a", "1", "");
+    let first = repo.commit_with("first", &sign);
+    let flags = ["--verify-signatures", "signers", "--signatures", "all"];
+    let _watch = repo.watch("all", &flags);
+    until("the first is taken", || repo.runs(&["a"]));
+    machine.process("b", "1", "");
+    repo.commit("smuggled");
+    repo.commit_with("tip", &sign);
+    // The tip is grafted: both the commit taken last and the smuggled one are its ancestors, and neither is shown.
+    let merge = ["commit-tree", "-S", "-m", "graft", "-p", &first, "-p", "HEAD", "HEAD^{tree}"];
+    let graft = repo.git(&[&sign[..], &merge].concat());
+    repo.git(&["reset", "--quiet", "--hard", &graft]);
+    repo.push(&[]);
+    let smuggled = repo.git(&["rev-parse", "HEAD^2"]);
+    std::fs::write(machine.path("origin.git/shallow"), format!("{smuggled}\n")).expect("a file");
+    repo.until_said("all", "the server declares a shallow history, and --signatures all needs every commit");
+    assert!(!machine.effects().contains(&"start b 1".to_owned()), "{}", repo.said("all"));
+}
+
 #[test]
 fn a_git_that_could_fetch_while_it_reads_is_refused() {
     let repo = Repo::new();

@@ -3,6 +3,8 @@
 //! Credentials of a URL reach git by its environment, which only this user can read, and never by its arguments, which
 //! every user of the machine can. In every text that leaves here they are masked.
 
+use std::net::IpAddr;
+
 /// Parameters of a URL that are credentials, by a part of their name.
 const SECRETS: [&str; 6] = ["token", "password", "passwd", "secret", "apikey", "api_key"];
 
@@ -67,6 +69,24 @@ pub fn parse(address: &str) -> Result<Address, String> {
 
 fn site(web: bool, scheme: &str, host: &str) -> String {
     if web { format!("{scheme}://{host}") } else { String::new() }
+}
+
+/// Scheme and host of an address that is fetched over the network without encryption; `None`: it is encrypted, or stays on
+/// this machine. Only a literal loopback address and `localhost` stay on it.
+pub fn plain(address: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = address.split_once("://")?;
+    if !matches!(scheme, "http" | "git") {
+        return None;
+    }
+    let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let bare = match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
+        Some((address, _)) => address,
+        None => host.rsplit_once(':').map_or(host, |(host, _)| host),
+    };
+    let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
+    let stays = bare == "localhost" || bare.parse().is_ok_and(is_loopback);
+    (!stays).then_some((scheme, bare))
 }
 
 /// `%40` and the like as what they mean; what is no such thing stays.
@@ -230,6 +250,28 @@ mod tests {
             "https://u:a%0Ab@h/x",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn plain_connections_beyond_loopback_are_found() {
+        for (address, host) in [
+            ("http://h/x", Some(("http", "h"))),
+            ("http://u:p@h:8080/x", Some(("http", "h"))),
+            ("http://127.0.0.1@h/x", Some(("http", "h"))),
+            ("http://127.0.0.1.h/x", Some(("http", "127.0.0.1.h"))),
+            ("http://127.1/x", Some(("http", "127.1"))),
+            ("http://[::2]:80/x", Some(("http", "::2"))),
+            ("git://h", Some(("git", "h"))),
+            ("http://localhost:80/x", None),
+            ("http://u:p@127.0.0.9/x", None),
+            ("git://[::1]/x", None),
+            ("https://h/x", None),
+            ("ssh://h/x", None),
+            ("git@h:x", None),
+            ("/srv/http", None),
+        ] {
+            assert_eq!(plain(address), host, "{address}");
         }
     }
 }

@@ -82,6 +82,7 @@ impl Looker {
         let lock = self.lock();
         let tip = lock.as_ref().map_err(String::clone).and_then(|lock| self.fetch(lock));
         let judged = tip.map_err(|why| Trouble::Unreachable { why }).and_then(|tip| {
+            self.check_whole(&tip)?;
             self.judge(&tip, pin)?;
             match have == Some(&tip) {
                 true => Ok(None),
@@ -151,12 +152,18 @@ impl Looker {
             }
         }
         let seen = format!("refs/abide/seen/{}", digest(name));
+        if self.verifies_all() {
+            // git leaves the reference as it was if it refuses a shallow history, and reports success.
+            self.program.local(&["update-ref", "-d", &seen], &[], 1000)?;
+        }
+        // A server that declares a commit shallow hides its ancestors.
+        let shallow = if self.verifies_all() { "--no-update-shallow" } else { "--update-shallow" };
         let cannot = |why: &str| format!("cannot fetch {name} from {shown}: {why}");
         let mut missing = String::new();
         for name in meant_by(name) {
             let what = format!("+{name}:{seen}");
             let flags = ["fetch", "--quiet", "--no-tags", "--no-prune", "--no-write-fetch-head"];
-            let more = ["--no-recurse-submodules", "--update-shallow", "--", &address.url, &what];
+            let more = ["--no-recurse-submodules", shallow, "--", &address.url, &what];
             let args: Vec<&str> = flags.into_iter().chain(more).collect();
             let fetched = self.program.remote(&args, lock, &address).map_err(|why| cannot(&why))?;
             if fetched.is_well() {
@@ -171,12 +178,38 @@ impl Looker {
         if !missing.is_empty() {
             return Err(cannot(&missing));
         }
+        if self.verifies_all() && !self.program.local(&["show-ref", "--verify", &seen], &[], 1000)?.is_well()
+        {
+            return Err(cannot(
+                "the server declares a shallow history, and --signatures all needs every commit",
+            ));
+        }
         let commit = format!("{seen}^{{commit}}");
         let tip = self.program.local(&["rev-parse", "--verify", &commit], &[], 1000)?;
         match (tip.is_well(), String::from_utf8(tip.out)) {
             (true, Ok(tip)) => Ok(tip.trim().to_owned()),
             (true, Err(_)) | (false, _) => Err(cannot(&tip.said)),
         }
+    }
+
+    fn verifies_all(&self) -> bool {
+        self.setting.signers.is_some() && self.setting.signatures == Signatures::All
+    }
+
+    /// In a shallow mirror the ancestors of a commit are missing, and with them the commits to verify.
+    fn check_whole(&self, tip: &str) -> Result<(), Trouble> {
+        let file = self.program.mirror.join("shallow");
+        // git removes the file when nothing is shallow any more; a file that cannot be read proves nothing.
+        let is_shallow = match fs::symlink_metadata(&file) {
+            Ok(found) => found.len() > 0,
+            Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+        };
+        if !self.verifies_all() || !is_shallow {
+            return Ok(());
+        }
+        let mirror = self.program.mirror.display();
+        let why = format!("the mirror {mirror} is shallow, so not every commit can be verified; delete it");
+        Err(Trouble::NotSigned { tip: tip.to_owned(), why })
     }
 
     fn judge(&self, tip: &str, pin: Option<&Pin>) -> Result<(), Trouble> {

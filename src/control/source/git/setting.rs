@@ -32,6 +32,8 @@ pub struct Setting {
     pub signatures: Signatures,
     /// This commit may be taken though it does not follow from the last one.
     pub accept_rewind: Option<String>,
+    /// Accept a connection that is neither encrypted nor authenticated.
+    pub insecure: bool,
     /// How often to fetch.
     pub interval: Duration,
     /// How long one fetch may take.
@@ -56,6 +58,11 @@ impl Setting {
     /// `Err`: what is wrong with it, and what to do.
     pub fn checked(mut self) -> Result<Setting, (String, String)> {
         self.url = url(&self.url)?;
+        if let Some((scheme, host)) = address::plain(&self.url).filter(|_| !self.insecure) {
+            let message = format!("--git: refusing plain {scheme} to {host} (not a loopback address)");
+            let hint = "use https or ssh, or pass --insecure-git to accept manifests that anyone on the network path can forge";
+            return Err((message, hint.to_owned()));
+        }
         check_reference(&self.reference)?;
         self.path = path(&self.path)?;
         if let Some(signers) = &self.signers {

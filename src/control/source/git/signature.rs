@@ -134,7 +134,7 @@ impl<'a> Verifier<'a> {
         let ended = self.program.local_with(&args, &[], 1 << 20, &[("GNUPGHOME", &self.home.0)])?;
         match ended.is_well() {
             true => Ok(()),
-            false => Err(format!("its signature is not good by {shown}: {}", reason(&ended.said))),
+            false => Err(format!("its signature is not good by {shown}: {}", reason(&ended.said, self.file))),
         }
     }
 }
@@ -159,12 +159,13 @@ fn scheme(commit: &[u8]) -> Option<Scheme> {
 }
 
 /// What gpg tells programs is not for people.
-fn reason(said: &str) -> String {
+fn reason(said: &str, file: &Path) -> String {
     let parts: Vec<&str> = said.split("; ").filter(|part| !part.starts_with("[GNUPG:]")).collect();
     match parts.is_empty() {
-        true => {
-            "it is by nobody who is named there, or the key or the signature is over or revoked".to_owned()
-        }
+        true => format!(
+            "no key in {} made this signature, or the key or the signature is expired or revoked",
+            file.display()
+        ),
         false => parts.join("; "),
     }
 }
