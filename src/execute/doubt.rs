@@ -17,6 +17,14 @@ pub enum Verdict {
     Unknown,
 }
 
+/// Largest error of a start time, in milliseconds: platforms send it, and the time of the check, in whole seconds.
+pub const START_ERROR: i64 = 2000;
+
+/// Earliest start time of a process that a start which was sent at this time may have made.
+pub fn earliest(sent: Time) -> Time {
+    Time(sent.0.saturating_sub(START_ERROR))
+}
+
 /// `before`: how it was when it was sent. `runs_once`: another run would be one too many. `unproven`: nothing proves that
 /// the instance is ours, and this is when the call was sent.
 pub fn judge(
@@ -44,6 +52,8 @@ pub fn judge(
         Op::Start if runs_once && !running => Verdict::Unknown,
         Op::Start if running && let Some(sent) = unproven => match now.and_then(|seen| seen.started) {
             Some(started) if started >= sent => Verdict::Done,
+            // Ours by a start time that was rounded down, or another one's: neither is proven.
+            Some(started) if started >= earliest(sent) => Verdict::Unknown,
             Some(_) => Verdict::NotOurs,
             None => Verdict::Unknown,
         },
@@ -128,9 +138,12 @@ mod tests {
     #[test]
     fn a_start_is_done_only_by_a_process_that_started_after_it_was_sent() {
         let at = |started: Option<i64>| Seen { started: started.map(Time), ..seen(true, true, 5) };
-        let judge = |now: &Seen| judge(Op::Start, None, Some(now), false, Some(Time(100)));
-        assert_eq!(judge(&at(Some(100))), Verdict::Done);
-        assert_eq!(judge(&at(Some(99))), Verdict::NotOurs);
+        let judge = |now: &Seen| judge(Op::Start, None, Some(now), false, Some(Time(9_999)));
+        assert_eq!(judge(&at(Some(9_999))), Verdict::Done);
+        for rounded in [9_998, 9_000, 7_999] {
+            assert_eq!(judge(&at(Some(rounded))), Verdict::Unknown, "{rounded}");
+        }
+        assert_eq!(judge(&at(Some(7_998))), Verdict::NotOurs);
         assert_eq!(judge(&at(None)), Verdict::Unknown);
         assert_eq!(judge(&seen(false, false, 0)), Verdict::NotYet);
     }

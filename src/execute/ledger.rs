@@ -64,7 +64,8 @@ pub struct Entry {
     pub once: bool,
     /// Ownership is not proven: a running process is ours only if it started at this time or later (see [`NEVER`] and
     /// [`ALWAYS`]).
-    /// Set by a start without a successful result, and by a first registration; cleared by a successful start or host.
+    /// Set by a start without a successful result, and by a first registration; cleared by a successful start or host. Of a
+    /// start it is [`super::doubt::earliest`]: start times are rounded down.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ours_after: Option<Time>,
 }

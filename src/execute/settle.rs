@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::doubt::{Verdict, has_run, judge, patience};
+use super::doubt::{Verdict, earliest, has_run, judge, patience};
 use super::journal::{self, Began, Call};
 use super::{GRACE, ledger};
 use crate::backend::{Answer, Backend, Fault, Outcome, Subject, Task, name_of_move};
@@ -255,7 +255,8 @@ async fn find_out<B: Backend>(
         noted.once &= is_done.is_none() && !is_refused;
         noted.ours_after = match step.op {
             Op::Start if is_refused => Some(ledger::NEVER),
-            Op::Start | Op::Register if noted.unsure => unproven,
+            Op::Start if noted.unsure => unproven.map(earliest),
+            Op::Register if noted.unsure => unproven,
             Op::Register if caps.uses_given => unproven,
             _ => noted.ours_after,
         };

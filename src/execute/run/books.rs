@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::answers::is_once;
 use super::{Chains, Run};
 use crate::backend::{Backend, Subject};
-use crate::execute::doubt::has_run;
+use crate::execute::doubt::{earliest, has_run};
 use crate::execute::{Ended, Outcome, Told, ledger};
 use crate::model::{Op, Reason, Seen, Step, Time};
 use crate::reconcile::{Expected, after};
@@ -101,7 +101,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let lost = known.and_then(|entry| entry.ours_after).unwrap_or(ledger::NEVER);
         match (step.op, outcome.is_well()) {
             (Op::Start, false) if code == 828 => Some(lost),
-            (Op::Start, false) => Some(lost.min(self.sent_at(begun))),
+            (Op::Start, false) => Some(lost.min(earliest(self.sent_at(begun)))),
             // A target that works with the registered spec cannot be asked about a process before it is registered.
             (Op::Register, _) if self.terms.caps.uses_given => Some(lost.min(self.sent_at(begun))),
             _ => None,
