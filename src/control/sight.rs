@@ -88,6 +88,11 @@ impl Sight {
         Ok(world)
     }
 
+    /// Rows of the target that this pass replaced: the next one starts from them.
+    pub fn keep_listed(&mut self, listed: &BTreeMap<InstanceKey, Option<Seen>>) {
+        self.listed.extend(listed.iter().map(|(key, row)| (key.clone(), row.clone())));
+    }
+
     /// What was lent to a pass.
     pub fn keep(&mut self, observed: Arc<Observed>) {
         if let Some(known) = &mut self.known {

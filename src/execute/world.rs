@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tracing::info;
+use tracing::{info, warn};
 
 use super::ledger::{self, Ledger};
 use crate::backend::{Backend, Fault, Scope, Subject};
-use crate::model::{Desired, Host, InstanceKey, Name, Observed, Plan, Seen, Version};
+use crate::model::{Desired, Host, InstanceKey, Name, Observed, Op, Plan, Seen, Version};
 use crate::reconcile::old::{OldSpecs, lay_in};
 use crate::reconcile::{Caps, lay_over};
 use crate::store::{Error, Store};
@@ -146,21 +146,34 @@ impl World {
             let spec = entry.spec().or_else(|| want.map(|want| want.spec.clone()));
             Some(Subject { instance: key.clone(), host: entry.host(key), spec })
         };
-        let subjects: Vec<Subject> = ledger.unproven().filter_map(subject).collect();
+        // A host without an agent gives no result: the check would only wait for its deadline.
+        let is_gap = |key: &InstanceKey| world.observed.gaps.contains_key(&key.host);
+        let unproven = ledger.unproven().filter(|(key, _)| !is_gap(key));
+        let subjects: Vec<Subject> = unproven.filter_map(subject).collect();
         if !subjects.is_empty() {
-            let live = backend.check_live(&subjects).await.map_err(Blind::Target)?;
+            let live = backend.check_live(&subjects).await.unwrap_or_else(|fault| {
+                warn!(%fault, "live status check failed; listed instances without proof of ownership are held");
+                unknown(&subjects)
+            });
             for (key, now) in live.instances {
-                let Some(entry) = ledger.entries.get(&key).filter(|entry| entry.is_foreign(&now)) else {
-                    continue;
-                };
+                let Some(entry) = ledger.entries.get(&key) else { continue };
                 let row = world.observed.instances.get(&key).cloned();
                 if row.as_ref().and_then(|row| row.owner.as_deref()).is_some_and(|owner| owner != entry.owner)
                 {
                     continue;
                 }
-                let registered = row.as_ref().map_or(Some(false), |row| row.registered);
+                let seen = match (&row, now.unknown) {
+                    // Only a start can follow, and the target refuses it (828) if a process runs.
+                    (None, true) => continue,
+                    (Some(row), true) => Seen { unknown: true, ..row.clone() },
+                    (_, false) if !entry.is_foreign(&now) => continue,
+                    (row, false) => {
+                        let registered = row.as_ref().map_or(Some(false), |row| row.registered);
+                        Seen { registered, ..now }
+                    }
+                };
                 world.listed.insert(key.clone(), row);
-                world.observed.instances.insert(key, Seen { registered, ..now });
+                world.observed.instances.insert(key, seen);
             }
         }
         world.ledger = ledger;
@@ -217,14 +230,13 @@ impl World {
         lay_in(&mut self.observed, &self.old);
     }
 
-    /// Looks closely at what the plan may cost. Was there something to look at? Then it is planned again.
-    pub async fn come_closer<B: Backend>(
-        &mut self,
-        backend: &B,
-        caps: &Caps,
-        plan: &Plan,
-    ) -> Result<bool, Blind> {
-        let mut subjects: Vec<Subject> = Vec::new();
+    /// Live status check of every instance that a step of the plan may harm or create. Returns whether facts came in: then it
+    /// is planned again.
+    ///
+    /// A failed check before the first start of an absent instance changes nothing: the target refuses the start (828) if a
+    /// process runs. Any other instance whose check failed is unknown, and held by the next plan.
+    pub async fn come_closer<B: Backend>(&mut self, backend: &B, caps: &Caps, plan: &Plan) -> bool {
+        let (mut guarded, mut created): (Vec<Subject>, Vec<Subject>) = (Vec::new(), Vec::new());
         for step in plan.steps().filter(|step| step.looks_first) {
             // Where a list is live, only what it does not show is left to check.
             let is_listed = self.observed.instances.contains_key(&step.instance);
@@ -234,23 +246,61 @@ impl World {
             let row = self.observed.instances.get(&step.instance);
             let known = row.and_then(|row| row.live.spec().or(row.given.spec())).cloned();
             let kept = self.ledger.entries.get(&step.instance).and_then(ledger::Entry::spec);
-            subjects.push(Subject {
+            let subject = Subject {
                 instance: step.instance.clone(),
                 host: step.host.clone(),
                 spec: known.or(kept).or_else(|| step.spec.clone()),
-            });
+            };
+            // Of the operations that create, only a first start is refused if a process runs: operation 3 adopts it.
+            match !is_listed && step.op == Op::Start && step.from.is_none() {
+                true => created.push(subject),
+                false => guarded.push(subject),
+            }
         }
-        if subjects.is_empty() {
-            return Ok(false);
+        if guarded.is_empty() && created.is_empty() {
+            return false;
         }
-        let mut closer = backend.check_live(&subjects).await.map_err(Blind::Target)?;
-        // What no list shows stays absent, though its check gave no answer: the target refuses a start that is one too many.
-        closer.instances.retain(|key, seen| !seen.unknown || self.observed.instances.contains_key(key));
-        self.observed.come_closer(closer);
+        let check = async |subjects: &[Subject]| match subjects.is_empty() {
+            true => Ok(Observed::default()),
+            false => backend.check_live(subjects).await,
+        };
+        let (of_guarded, of_created) = tokio::join!(check(&guarded), check(&created));
+        let mut is_news = !guarded.is_empty();
+        match of_created {
+            Ok(mut closer) => {
+                is_news |= !created.is_empty();
+                closer.instances.retain(|_, seen| !seen.unknown);
+                self.observed.come_closer(closer);
+            }
+            Err(fault) => {
+                warn!(%fault, instances = created.len(), "live status check before a first start failed");
+            }
+        }
+        match of_guarded {
+            Ok(mut closer) => {
+                closer
+                    .instances
+                    .retain(|key, seen| !seen.unknown || self.observed.instances.contains_key(key));
+                self.observed.come_closer(closer);
+            }
+            Err(fault) => {
+                warn!(%fault, instances = guarded.len(), "live status check failed; these instances are held");
+                for Subject { instance, .. } in guarded {
+                    let row = self.observed.instances.get(&instance).cloned();
+                    self.observed.instances.entry(instance.clone()).or_default().unknown = true;
+                    self.listed.entry(instance).or_insert(row);
+                }
+            }
+        }
         if !caps.reads_specs {
             self.ledger.lay_under(&mut self.observed, caps, &self.others);
         }
         lay_in(&mut self.observed, &self.old);
-        Ok(true)
+        is_news
     }
+}
+
+fn unknown(subjects: &[Subject]) -> Observed {
+    let row = |subject: &Subject| (subject.instance.clone(), Seen { unknown: true, ..Seen::default() });
+    Observed { instances: subjects.iter().map(row).collect(), ..Observed::default() }
 }

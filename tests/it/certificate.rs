@@ -12,7 +12,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection, Stream, SupportedProtocolVersion};
 
-use crate::http::Request;
+use crate::http::{NOTHING_RUNS, Request};
 use crate::support::{GOOD, Tree, abide, stderr, stdout};
 
 /// Who signs.
@@ -81,6 +81,8 @@ fn answer(mut socket: TcpStream, mut connection: ServerConnection) -> Option<()>
             "/api/c/compapi/v2/gse/get_agent_status/" => {
                 r#"{"0:10.0.0.1": {"ip": "10.0.0.1", "bk_cloud_id": 0, "bk_agent_alive": 1, "version": "1.60.77"}}"#
             }
+            "/api/c/compapi/v2/gse/operate_proc_multi/" => r#"{"task_id": "1"}"#,
+            "/api/c/compapi/v2/gse/get_proc_operate_result_v2/" => NOTHING_RUNS,
             _ => "null",
         };
         let body = format!(r#"{{"result": true, "code": 0, "message": "success", "data": {data}}}"#);

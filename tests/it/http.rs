@@ -4,6 +4,10 @@ use std::io::Read;
 
 use serde_json::Value;
 
+/// Results of a live status check of `web/api` on 10.0.0.1, as a platform sends them: neither running nor supervised.
+pub const NOTHING_RUNS: &str = r#"{"0:10.0.0.1:web:api": {"error_code": 0, "error_msg": "success",
+    "content": "{\"ip\": \"10.0.0.1\", \"utctime\": \"2026-11-18T10:00:00Z\", \"timezone\": 0, \"process\": []}"}}"#;
+
 /// A request as it came.
 pub struct Request {
     pub path: String,

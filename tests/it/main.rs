@@ -34,6 +34,7 @@ mod laws;
 mod listen;
 mod listeners;
 mod literal;
+mod live_checks;
 mod looks;
 mod mutations;
 mod orphans;

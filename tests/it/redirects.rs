@@ -13,7 +13,7 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use crate::http::Request;
+use crate::http::{NOTHING_RUNS, Request};
 use crate::server::Server;
 use crate::support::{GOOD, Tree, abide, command, stderr, stdout, until};
 use crate::system::{APPS, System};
@@ -225,11 +225,14 @@ fn platform(authority: &Authority) -> SocketAddr {
             std::thread::spawn(move || {
                 let mut stream = rustls::Stream::new(&mut connection, &mut socket);
                 while let Some(request) = Request::read(&mut stream) {
-                    let data = match request.path.contains("get_agent_status") {
-                        true => {
+                    let called = |name: &str| request.path.contains(name);
+                    let data = match () {
+                        () if called("get_agent_status") => {
                             r#"{"0:10.0.0.1": {"ip": "10.0.0.1", "bk_cloud_id": 0, "bk_agent_alive": 1}}"#
                         }
-                        false => r#"{"proc_infos": []}"#,
+                        () if called("get_proc_operate_result") => NOTHING_RUNS,
+                        () if called("operate_proc") => r#"{"task_id": "1"}"#,
+                        () => r#"{"proc_infos": []}"#,
                     };
                     let body = format!(r#"{{"result": true, "code": 0, "message": "", "data": {data}}}"#);
                     let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());

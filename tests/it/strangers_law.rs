@@ -90,7 +90,7 @@ impl Controller<'_> {
             reconcile(self.desired, &world.observed, &rules, &now)
         };
         let mut planned = plan(&world);
-        while world.come_closer(&self.fake.far, &rules.caps, &planned).await.ok()? {
+        while world.come_closer(&self.fake.far, &rules.caps, &planned).await {
             planned = plan(&world);
         }
         Some((world, planned))

@@ -251,13 +251,10 @@ async fn closely(
         world.learn(old.known.of(&old.past, None, &old.limits, missing, &rules.caps).await);
         plan = reconcile(desired, &world.observed, rules, now);
     }
-    loop {
-        let closer = world.come_closer(&live.backend, &rules.caps, &plan).await;
-        if !closer.map_err(|blind| live.failure(&blind))? {
-            return Ok(world.observed);
-        }
+    while world.come_closer(&live.backend, &rules.caps, &plan).await {
         plan = reconcile(desired, &world.observed, rules, now);
     }
+    Ok(world.observed)
 }
 
 impl Digests {

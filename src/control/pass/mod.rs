@@ -307,13 +307,10 @@ impl<'a, T: Target> Pass<'a, T> {
             plan = reconcile(desired, &world.observed, &rules, &now);
         }
         // Nothing is lost on the word of a list.
-        loop {
-            match world.come_closer(self.target.backend(), &rules.caps, &plan).await {
-                Ok(true) => plan = reconcile(desired, &world.observed, &rules, &now),
-                Ok(false) => break,
-                Err(blind) => return self.trouble(&blind.to_string()),
-            }
+        while world.come_closer(self.target.backend(), &rules.caps, &plan).await {
+            plan = reconcile(desired, &world.observed, &rules, &now);
         }
+        self.sight.keep_listed(world.listed());
         self.patience.held(&plan, &world.observed);
         whence::locate_in(&mut plan, &reading.texts, &self.setting.limits);
         let observed = Arc::new(world.observed);
