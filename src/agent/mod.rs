@@ -28,6 +28,7 @@
 //! Process [`ownership`] needs proof: a pid file or an environment is only a claim. The host's own [`policy`] bounds what a
 //! gateway may launch or adopt; [`precheck`] lists what it would refuse.
 
+mod adoption;
 mod birth;
 mod cgroup;
 mod channel;

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::adoption::not_owned;
 use super::keeper::{Keeper, moment};
 use super::kernel::cmdline;
 use super::life::Phase;
 use super::meter::Meter;
 use super::now_ms;
-use super::operations::not_owned;
 use super::row::Run;
 use crate::gse::answer::{LiveInstance, LiveLook, LiveProcess};
 use crate::gse::channel::{Held, Ran, Report, Told};

@@ -302,9 +302,30 @@ const TO_TELL: Duration = Duration::from_millis(500);
 const TO_STOP: Duration = Duration::from_secs(120);
 
 /// Stops everything that runs. How many still do.
+/// Maximum wait for operations in flight: the rest of a start's check under the next agent is shorter.
+const TO_FINISH: Duration = Duration::from_secs(20);
+
+/// Waits for operations in flight: a first start that is still being checked is registered only when it ends.
+async fn wait_for_operations(live: &Live, printer: &Printer) -> Result<(), Failure> {
+    let begin = Instant::now();
+    let mut is_announced = false;
+    loop {
+        let tasks = live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?;
+        let in_flight = tasks.iter().filter(|task| task["done"].as_u64() < task["rows"].as_u64()).count();
+        if in_flight == 0 || begin.elapsed() > TO_FINISH {
+            return Ok(());
+        }
+        if !std::mem::replace(&mut is_announced, true) {
+            printer.remark(&format!("waiting for {} in flight", count(in_flight, "operation")));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
 async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
     let nothing = Desired::default();
     let everything = || live.world(&nothing, Some(BTreeSet::new()));
+    wait_for_operations(live, printer).await?;
     let mut world = everything().await?;
     // An agent that has just come up has yet to tell of what it found running.
     let begin = Instant::now();

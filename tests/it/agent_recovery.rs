@@ -70,6 +70,31 @@ fn a_restart_launches_once_though_the_agent_is_killed_and_the_process_is_supervi
 }
 
 #[test]
+fn a_daemons_start_is_continued_though_the_agent_is_killed_while_it_starts() {
+    const PLACES: [&str; 6] =
+        ["intent-written", "command-begun", "command-ended", "born", "row-written", "done"];
+    std::thread::scope(|threads| {
+        for place in PLACES {
+            // The daemon is up at once, and its start command goes on for a while.
+            for tail in ["", "; sleep 1"] {
+                threads.spawn(move || {
+                    let mut system = System::new();
+                    let mut spec = daemon(&system, "p", "up");
+                    let command = spec["control"]["start_cmd"].as_str().expect("text").to_owned() + tail;
+                    spec["control"]["start_cmd"] = json!(command);
+                    let row = through_a_kill(&mut system, 0, &spec, place);
+                    assert_eq!(row["error_code"], 0, "{place}{tail}: {row}\n{}", system.log());
+                    assert_eq!(text(&system, "starts"), "up\n", "{place}{tail}: {}", system.log());
+                    until("it is supervised", || system.facts("p") == (true, true, true));
+                    assert_eq!(sleepers(&system).len(), 1, "{place}{tail}: {}", system.log());
+                    assert_eq!(system.operate("p", 1, &spec).0, 0, "{place}{tail}: {}", system.log());
+                });
+            }
+        }
+    });
+}
+
+#[test]
 fn a_daemons_restart_launches_once_though_the_agent_is_killed() {
     const PLACES: [&str; 7] =
         ["signalled", "down", "intent-written", "command-begun", "command-ended", "born", "row-written"];

@@ -582,3 +582,24 @@ fn down_beside_up_leaves_nothing_running() {
     assert!(pids.values().all(|pid| !is_alive(*pid as u32)));
     assert_eq!(machine.effects(), ["start a 1", "start b 1", "start c 1", "stop a", "stop b", "stop c"]);
 }
+
+/// A first start that is still being checked is not registered yet; `down` waits for it, and stops it too.
+#[test]
+fn down_stops_a_first_start_that_is_in_flight() {
+    let machine = Machine::new();
+    machine.write(
+        "slow",
+        "  control: {start_mode: foreground, start_cmd: \"echo $$ > started; exec sleep 1000\"}\n",
+    );
+    let file = machine.path("m/slow.yaml");
+    let text = std::fs::read_to_string(&file).expect("a file");
+    std::fs::write(&file, text.replace("start_check_secs: 0", "start_check_secs: 300")).expect("a file");
+    let mut apply = machine.command(&["apply", "m", "--yes"]);
+    let apply = apply.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let _apply = Ends(apply.spawn().expect("it starts"));
+    let pid = || std::fs::read_to_string(machine.path("started")).ok()?.trim().parse::<u32>().ok();
+    until("it runs", || pid().is_some());
+    let (code, out, err) = machine.run(&["down", "--stop-processes"]);
+    assert!(code == 0 && err.contains("stopping 1 process"), "{code} {out}{err}");
+    assert!(!is_alive(pid().expect("a pid")), "{err}");
+}

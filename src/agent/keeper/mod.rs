@@ -123,6 +123,8 @@ pub struct Keeper {
     pub(super) interrupted: Option<Box<Intent>>,
     /// The spec and pid of a foreground process that is gone and whose pid file is not removed yet.
     pub(super) old_pid_file: Option<(Arc<Spec>, u32)>,
+    /// The row could not be written: it is tried again then.
+    pub(super) write_at: Option<Instant>,
     /// A start or restart failed: what is supervised comes back once the result is written.
     pub(super) launch_failed: bool,
     /// A result that could not be written. It goes with the next write, and ends the pending operation.
@@ -160,7 +162,12 @@ enum Due {
     Sample,
     Look,
     Forget,
+    /// The row, which could not be written before.
+    Write,
 }
+
+/// Between two tries to write a row that could not be written.
+const WRITE_AGAIN: Duration = Duration::from_secs(1);
 
 /// How an operation ended.
 pub(super) type Said = (RowCode, String);
@@ -199,6 +206,7 @@ impl Keeper {
             resumption: None,
             interrupted: None,
             old_pid_file: None,
+            write_at: None,
             launch_failed: false,
             unwritten: None,
             records: Vec::new(),
@@ -249,6 +257,7 @@ impl Keeper {
                 Next::Due(Due::Try) => Box::pin(self.guard(Event::Woke)).await,
                 Next::Due(Due::Run) => Box::pin(self.run_by_schedule()).await,
                 Next::Due(Due::Sample) => Box::pin(self.sample()).await,
+                Next::Due(Due::Write) => self.write(None).await,
                 Next::Due(Due::Look) => self.look_after(),
                 Next::Due(Due::Forget) => {
                     self.tended.forget_at = None;
@@ -269,7 +278,12 @@ impl Keeper {
             }
         };
         let Tended { sample_at, look_at, forget_at, .. } = &*self.tended;
-        let others = [(sample_at, Due::Sample), (look_at, Due::Look), (forget_at, Due::Forget)];
+        let others = [
+            (sample_at, Due::Sample),
+            (look_at, Due::Look),
+            (forget_at, Due::Forget),
+            (&self.write_at, Due::Write),
+        ];
         let others = others.into_iter().filter_map(|(at, due)| Some(((*at)?, due)));
         again.into_iter().chain(others).min_by_key(|(at, _)| *at)
     }
@@ -434,6 +448,7 @@ impl Keeper {
         let unwritten = self.unwritten.take();
         let result = result.or(unwritten.as_deref());
         let txn = writing(&self.key, &self.row, result).and(Txn::delete(intent_key(&self.key))).and(with);
+        self.write_at = None;
         match self.shared.store.txn(txn).await {
             // A command of an operation in progress is remembered until its result is written.
             Ok(_) if self.operation.is_none() => {
@@ -443,6 +458,7 @@ impl Keeper {
             Ok(_) => Ok(()),
             Err(error) => {
                 self.row.next = None;
+                self.write_at = Some(Instant::now() + WRITE_AGAIN);
                 self.unwritten = result.cloned().map(Box::new);
                 warn!(instance = %self.key, %error, "the agent's store cannot be written");
                 Err(error)
