@@ -406,10 +406,11 @@ fn a_one_shot_that_failed_is_not_run_twice() {
             proxy.be(Evil::None);
             let told = [told, fleet.apply(&[])];
             assert!(fleet.effects().len() <= 1, "{evil:?}, death {nth}: {told:?} {:?}", fleet.effects());
-            if code == Some(exit) {
-                assert!(nth > 3, "it died at some steps");
+            // A run that a slow agent left without a step proves nothing; one with all of them ends the search.
+            if code == Some(exit) && nth > 3 && fleet.effects().len() == 1 {
                 break;
             }
+            assert!(nth < 60, "{evil:?}: no run got to its end: {code:?}, {told:?}");
         }
     }
 }
