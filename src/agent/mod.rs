@@ -13,7 +13,7 @@
 //! ([`recovery`]). A launch whose outcome was not written is settled by looking for a process with its mark
 //! (`ABIDE_INCARNATION`): nothing is started a second time.
 //!
-//! What comes to an end by itself (auto_type 0 and 2) and every command of an operation run below a shell that records
+//! Processes that end (auto_type 0 and 2) and every command of an operation run below a shell that records
 //! their end in a file ([`exit_record`]), so that it is known even if no agent waited. A schedule is kept while a process is
 //! hosted.
 //!

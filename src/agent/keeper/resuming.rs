@@ -1,7 +1,7 @@
 //! Resumption: an operation that an earlier agent began is continued from what it left behind.
 //!
-//! An operation is in the store before its first effect ([`Keeper::pending`]) and until its result is. Resumed, it skips
-//! what is already so: a process that it launched, a command whose end is recorded.
+//! An operation is in the store before its first effect ([`Keeper::pending`]) and until its result is. A resumed
+//! operation skips its finished effects: a process that it launched, a command whose end is recorded.
 
 use tracing::info;
 
