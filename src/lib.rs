@@ -28,6 +28,7 @@
 //! - [`http`]: how we listen and call: TLS, limits, credentials, files that are read again.
 //! - [`gateway`]: GSE's and JOB's API over a store, the channel of the agents, and our own API beside it.
 //! - [`agent`]: the processes of a host: started, stopped, guarded, limited, found again.
+//! - `escape`: foreign text that is printed, or becomes a part of HTML, XML or markdown.
 //! - `permissions`: which other users can change or read a file or folder.
 //! - [`clock`]: what time it is, and what the clocks of a zone show.
 //! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
@@ -45,6 +46,7 @@ pub mod cli;
 pub mod clock;
 pub mod control;
 pub mod dashboard;
+mod escape;
 pub mod execute;
 mod fail;
 pub mod gateway;

@@ -11,7 +11,6 @@ mod config;
 mod convert;
 mod diff;
 mod doctor;
-mod escape;
 mod explain;
 mod generate;
 mod get;

@@ -13,7 +13,9 @@ use unicode_width::UnicodeWidthChar;
 use super::args::{Color, Common};
 use super::{Exit, Failure, aside};
 use crate::clock::moment;
-use crate::manifest::{Problem, Severity, is_hidden};
+use crate::escape::is_hidden;
+pub use crate::escape::{visible, visible_lines};
+use crate::manifest::{Problem, Severity};
 
 pub const ERROR: Style = AnsiColor::Red.on_default().bold();
 pub const WARNING: Style = AnsiColor::Yellow.on_default().bold();
@@ -175,27 +177,6 @@ fn marked(line: &str, from: usize, len: usize) -> (String, String, String) {
     // A place past the end of its line: something is missing there.
     before += from.saturating_sub(line.chars().count());
     (shown, " ".repeat(before), "^".repeat(under.max(1)))
-}
-
-/// Any text on one line, with nothing in it that a terminal acts on or an eye cannot see. What is escaped is visibly so.
-pub fn visible(text: &str) -> String {
-    let odd = |c: char| c.is_control() || is_hidden(c) || is_invisible(c);
-    let escape = |c: char| match odd(c) {
-        true if matches!(c, '\n' | '\r' | '\t') => c.escape_debug().to_string(),
-        true => c.escape_unicode().to_string(),
-        false => c.to_string(),
-    };
-    if text.chars().any(odd) { text.chars().map(escape).collect() } else { text.to_owned() }
-}
-
-/// The same line by line: line breaks are ours.
-pub fn visible_lines(text: &str) -> String {
-    text.lines().map(visible).collect::<Vec<_>>().join("\n")
-}
-
-/// Characters without width, blanks that look like others, and tags.
-fn is_invisible(c: char) -> bool {
-    matches!(c, '\u{a0}' | '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2064}' | '\u{e0000}'..='\u{e007f}')
 }
 
 /// A value on one line, in quotes where it could be taken for something else.

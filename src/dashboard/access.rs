@@ -86,13 +86,14 @@ impl Access {
     /// The token as a browser sends a password is good for reading: it is sent by itself, so never for more.
     pub(super) fn may_read(&self, parts: &Parts) -> Result<Proof, Refused> {
         let said = bearer(&parts.headers).or_else(|| password(&parts.headers));
-        let shown = said.is_some();
+        // Where there is no token, no credentials are wrong.
+        let shown = said.is_some() && self.token.is_some();
         match self.knows(said) {
-            true => return Ok(Proof::Shown),
-            false if !self.guarded => return Ok(Proof::NotNeeded),
-            false => {}
+            true => Ok(Proof::Shown),
+            // An answer at once to a wrong token would let every user of the machine guess it, unlogged.
+            false if shown || self.guarded => Err(marked(asks_for_token(), shown)),
+            false => Ok(Proof::NotNeeded),
         }
-        Err(marked(asks_for_token(), shown))
     }
 
     /// A browser's user asks to see everything.

@@ -15,6 +15,7 @@ use super::redact::View;
 use super::typed;
 use crate::clock;
 use crate::control::board::{Board, HIDDEN, Known, Level, Note, Role, Row, Severity, Sync, may_quote};
+use crate::escape;
 use crate::model::{Health, Time, span};
 
 /// So many processes are shown: those first that somebody should look at.
@@ -76,7 +77,7 @@ fn summary(out: &mut String, board: &Board, known: &Known) {
     let _ = write!(
         out,
         "<header><h1>{}</h1> <span class=\"badge {class}\">{word}</span></header>\n<dl class=\"facts\">",
-        escaped(&format!("{} / {}", subject.target, subject.owner))
+        escape::html(&format!("{} / {}", subject.target, subject.owner))
     );
     let role = match &known.role {
         Role::Starting => "starting".to_owned(),
@@ -107,11 +108,11 @@ fn summary(out: &mut String, board: &Board, known: &Known) {
         facts.push(("paused", paused.join(", ")));
     }
     for (name, value) in facts {
-        let _ = write!(out, "<div><dt>{name}</dt><dd>{}</dd></div>", escaped(&value));
+        let _ = write!(out, "<div><dt>{name}</dt><dd>{}</dd></div>", escape::html(&value));
     }
     out.push_str("</dl>\n");
     for trouble in known.trouble.iter().chain(&known.not_followed) {
-        let _ = writeln!(out, "<p class=\"box bad\">{}</p>", escaped(trouble));
+        let _ = writeln!(out, "<p class=\"box bad\">{}</p>", escape::html(trouble));
     }
     out.push_str("<p class=\"counts\">");
     for sync in Sync::ALL {
@@ -149,13 +150,13 @@ fn problems(out: &mut String, known: &Known, view: View) {
             .hint
             .as_deref()
             .filter(|_| !is_hidden)
-            .map(|hint| format!(" <small>{}</small>", escaped(hint)))
+            .map(|hint| format!(" <small>{}</small>", escape::html(hint)))
             .unwrap_or_default();
         let _ = writeln!(
             out,
             "<li class=\"box {class}\"><code>{}</code> {}{hint}</li>",
-            escaped(&place),
-            escaped(message)
+            escape::html(&place),
+            escape::html(message)
         );
     }
     out.push_str("</ul>\n");
@@ -201,10 +202,10 @@ fn process(out: &mut String, row: &Row) {
         (None, _) => "?".to_owned(),
     };
     let why = match (&row.held, &row.gap) {
-        (Some((reason, detail)), _) => format!("<b>{}</b> {}", reason.word(), escaped(detail)),
-        (None, Some(gap)) => escaped(gap),
+        (Some((reason, detail)), _) => format!("<b>{}</b> {}", reason.word(), escape::html(detail)),
+        (None, Some(gap)) => escape::html(gap),
         (None, None) => {
-            row.declared.as_deref().map(|at| format!("<code>{}</code>", escaped(at))).unwrap_or_default()
+            row.declared.as_deref().map(|at| format!("<code>{}</code>", escape::html(at))).unwrap_or_default()
         }
     };
     // One piece, also where the cell is laid out piece by piece.
@@ -214,8 +215,8 @@ fn process(out: &mut String, row: &Row) {
         "<tr><td data-l=\"process\"><b>{}</b></td><td data-l=\"host\">{}</td><td data-l=\"sync\"><span class=\"badge {}\">{}</span></td>\
          <td data-l=\"health\"><span class=\"badge {}\">{}</span></td><td data-l=\"hosting\">{}</td><td data-l=\"pid\">{pid}</td>\
          <td data-l=\"why\">{why}</td></tr>",
-        escaped(&row.key.process().to_string()),
-        escaped(&row.key.host.to_string()),
+        escape::html(&row.key.process().to_string()),
+        escape::html(&row.key.host.to_string()),
         class_of(row.sync),
         row.sync.word(),
         health_class(health),
@@ -239,14 +240,14 @@ fn events(out: &mut String, board: &Board, known: &Known, view: View) {
         };
         let text = match note.text.as_str() {
             "" => String::new(),
-            text => format!("<pre>{}</pre>", escaped(text)),
+            text => format!("<pre>{}</pre>", escape::html(text)),
         };
         let _ = writeln!(
             out,
             "<li class=\"{class}\"><time>{}</time> <i>{}</i> {}{text}</li>",
             note.at,
             note.kind.word(),
-            escaped(&note.title)
+            escape::html(&note.title)
         );
     }
     out.push_str("</ol>\n");
@@ -273,26 +274,6 @@ fn health_class(health: Health) -> &'static str {
 
 fn ago(at: Time) -> String {
     format!("{at}, {} ago", span(clock::moment().secs_since(at)))
-}
-
-/// As text, wherever it stands.
-fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            // What turns the direction of reading, or is not seen, is shown as a mark.
-            '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                out.push('\u{fffd}')
-            }
-            c => out.push(c),
-        }
-    }
-    out
 }
 
 const STYLE: &str = r#"
@@ -337,13 +318,3 @@ const SCRIPT: &str = r#"
   setInterval(soon, 30000);
 })();
 "#;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nothing_that_is_shown_is_markup() {
-        assert_eq!(escaped("<a href=\"x\">'&\u{202e}"), "&lt;a href=&quot;x&quot;&gt;&#39;&amp;\u{fffd}");
-    }
-}

@@ -43,7 +43,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub use again::{Again, Changed};
 pub use find::{CONFIG, Given, LEADS_OUT, StandIn, is_manifest, shown, too_large};
 pub use limits::Limits;
-pub use problem::{Code, Path, Problem, Severity, did_you_mean, is_hidden};
+pub use problem::{Code, Path, Problem, Severity, did_you_mean};
 pub use splice::Spliced;
 
 use self::check::Declared;

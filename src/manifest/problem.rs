@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::escape::is_hidden;
+
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal $severity:ident $title:literal),* $(,)?) => {
         /// Stable names of the kinds of problems. A number is never used for something else again.
@@ -200,15 +202,6 @@ impl Problem {
     pub fn of_file(file: Arc<str>, code: Code, message: String, hint: Option<String>) -> Problem {
         Problem::new(file, Fault::new(code, Span::at(1, 1), message, hint), Excerpt::default())
     }
-}
-
-/// Is it a character that acts on a terminal, or on the text around it, instead of being seen?
-pub fn is_hidden(c: char) -> bool {
-    matches!(
-        c,
-        '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{61c}'
-            | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}'
-    )
 }
 
 /// Text from a file, safe to be printed anywhere.

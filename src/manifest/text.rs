@@ -11,7 +11,8 @@ use std::sync::{Arc, OnceLock};
 use serde_json::value::RawValue;
 
 use super::find::Given;
-use super::problem::{Code, Excerpt, Fault, Problem, Span, is_hidden};
+use super::problem::{Code, Excerpt, Fault, Problem, Span};
+use crate::escape::is_hidden;
 
 /// The text of one file and the places at which its documents begin.
 #[derive(Clone, Debug)]

@@ -1,10 +1,12 @@
 //! A loopback listener is open to every user of the machine: without the token it shows neither command lines nor values of
 //! the environment, wherever they could appear.
 
+use std::time::{Duration, Instant};
+
 use crate::apply::Machine;
 use crate::listen::{address, get, send, token};
 use crate::support::until;
-use crate::watch::{running, watch};
+use crate::watch::{running, said, watch};
 
 /// In a command, a variable and what a command writes.
 const PRIVATE: [&str; 6] = ["pass-one", "pass-two", "env-one", "env-two", "says-its-password", "pass-bad"];
@@ -77,10 +79,31 @@ fn a_reader_without_the_token_sees_no_command_and_no_variable() {
     );
     let entered = whole("/login");
     assert!(entered.status == 303 && entered.head.to_lowercase().contains("location: /"), "{}", entered.head);
-    assert_eq!(
-        send(at, "GET", "/api/v1/status", "Authorization: Bearer wrong\r\n", b"").json()["redacted"],
-        true
-    );
+}
+
+#[test]
+fn a_wrong_token_is_logged_and_slowed_where_reading_needs_none() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    let _watch = watch(&machine, "watch.log", &[]);
+    let at = address(&machine, "watch.log");
+    let guess = |path: &str, headers: &str| send(at, "GET", path, headers, b"");
+    let begin = Instant::now();
+    let bearer = "Authorization: Bearer a-wrong-guess\r\n";
+    for path in ["/api/v1/status", "/", "/metrics", "/api/v1/processes", "/api/v1/plan", "/api/v1/history"] {
+        assert_eq!(guess(path, bearer).status, 401, "{path}");
+    }
+    // As a browser sends it; `any:a-wrong-guess`.
+    let asked = guess("/", "Authorization: Basic YW55OmEtd3JvbmctZ3Vlc3M=\r\n");
+    assert!(asked.status == 401 && asked.head.to_lowercase().contains("www-authenticate: basic"));
+    assert!(begin.elapsed() > Duration::from_secs(1), "seven guesses took {:?}", begin.elapsed());
+    until("the guesses are logged", || said(&machine, "watch.log").contains("wrong credentials"));
+    assert!(!said(&machine, "watch.log").contains("wrong-guess"));
+    // A reader without a token, and one with the right one, are neither refused nor delayed.
+    let begin = Instant::now();
+    assert_eq!(get(at, "/api/v1/status").json()["redacted"], true);
+    assert_eq!(guess("/api/v1/status", &token(&machine)).json()["redacted"], false);
+    assert!(begin.elapsed() < Duration::from_secs(1), "they took {:?}", begin.elapsed());
 }
 
 #[test]

@@ -6,13 +6,13 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::Apply;
-use crate::cli::escape;
 use crate::cli::plan::args::PlanForm;
 use crate::cli::plan::input::{Digests, Input};
 use crate::cli::plan::json as plan_json;
 use crate::cli::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use crate::cli::target::Live;
 use crate::cli::{Exit, Failure};
+use crate::escape;
 use crate::execute::{Ended, Outcome};
 use crate::model::{Health, Op, Plan, Reason};
 

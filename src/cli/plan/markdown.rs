@@ -3,7 +3,7 @@
 use super::groups::{groups, held, reason, whereabouts};
 use super::input::{Digests, Input};
 use super::text::{gate, once, ops, summary};
-use crate::cli::escape::code;
+use crate::escape::code;
 use crate::model::Plan;
 
 pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, hidden: usize, most: usize) -> String {

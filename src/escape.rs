@@ -1,24 +1,78 @@
-//! Escaping of texts that others wrote, for reports in XML and markdown: no name, message or value becomes markup.
+//! Escaping of foreign text for terminals, HTML, XML and markdown: no name, message or value acts or becomes markup.
 
-use super::print::visible;
+/// Is it a character that acts on a terminal, or on the text around it, instead of being seen?
+pub fn is_hidden(c: char) -> bool {
+    matches!(
+        c,
+        '\0'..='\u{8}' | '\u{b}' | '\u{c}' | '\u{e}'..='\u{1f}' | '\u{7f}'..='\u{9f}' | '\u{61c}'
+            | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}'
+    )
+}
+
+/// Characters without width, blanks that look like others, and tags.
+fn is_invisible(c: char) -> bool {
+    matches!(c, '\u{a0}' | '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2064}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Any text on one line, with nothing in it that a terminal acts on or an eye cannot see. What is escaped is visibly so.
+pub fn visible(text: &str) -> String {
+    let odd = |c: char| c.is_control() || is_hidden(c) || is_invisible(c);
+    let escape = |c: char| match odd(c) {
+        true if matches!(c, '\n' | '\r' | '\t') => c.escape_debug().to_string(),
+        true => c.escape_unicode().to_string(),
+        false => c.to_string(),
+    };
+    if text.chars().any(odd) { text.chars().map(escape).collect() } else { text.to_owned() }
+}
+
+/// The same line by line: line breaks are ours.
+pub fn visible_lines(text: &str) -> String {
+    text.lines().map(visible).collect::<Vec<_>>().join("\n")
+}
+
+/// The entity of a character that HTML and XML read as markup. `apostrophe`: HTML 4 does not know `&apos;`.
+fn entity(c: char, apostrophe: &'static str) -> Option<&'static str> {
+    match c {
+        '&' => Some("&amp;"),
+        '<' => Some("&lt;"),
+        '>' => Some("&gt;"),
+        '"' => Some("&quot;"),
+        '\'' => Some(apostrophe),
+        _ => None,
+    }
+}
+
+/// A text inside an attribute of HTML in quotes, or between tags. Characters that change the reading direction, or that
+/// an eye cannot see, are replaced.
+pub fn html(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match (entity(c, "&#39;"), c) {
+            (Some(entity), _) => out.push_str(entity),
+            (None, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') => {
+                out.push('\u{fffd}')
+            }
+            (None, c) => out.push(c),
+        }
+    }
+    out
+}
 
 /// A text inside an XML attribute in double quotes, or between tags. Characters that XML 1.0 forbids are replaced, line ends
 /// and tabs are kept by reference: a parser would turn them into spaces.
 pub fn xml(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&apos;"),
-            '\n' => out.push_str("&#10;"),
-            '\t' => out.push_str("&#9;"),
-            '\r' => out.push_str("&#13;"),
+        match (entity(c, "&apos;"), c) {
+            (Some(entity), _) => out.push_str(entity),
+            (None, '\n') => out.push_str("&#10;"),
+            (None, '\t') => out.push_str("&#9;"),
+            (None, '\r') => out.push_str("&#13;"),
             // Unpaired or private to XML processors; C1 controls are allowed and never meant.
-            c if c.is_control() || matches!(c as u32 & 0xffff, 0xfffe | 0xffff) => out.push('\u{fffd}'),
-            c => out.push(c),
+            (None, c) if c.is_control() || matches!(c as u32 & 0xffff, 0xfffe | 0xffff) => {
+                out.push('\u{fffd}')
+            }
+            (None, c) => out.push(c),
         }
     }
     out
@@ -61,6 +115,7 @@ mod tests {
 
     #[test]
     fn no_text_becomes_markup() {
+        assert_eq!(html("<a href=\"x\">'&\u{202e}"), "&lt;a href=&quot;x&quot;&gt;&#39;&amp;\u{fffd}");
         assert_eq!(code("a"), "`a`");
         assert_eq!(code("a `b` c"), "``a `b` c``");
         assert_eq!(code("`"), "`` ` ``");
