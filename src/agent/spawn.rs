@@ -6,6 +6,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -169,18 +170,25 @@ struct Opened {
     group: Option<File>,
 }
 
-/// A launched process that is not held yet. Dropped, it is killed, whichever side gave up first.
-struct Unheld(u32, Option<OwnedFd>);
+/// A launched process that is not held yet. Dropped after the wait for it timed out, it is killed: the launch has failed.
+/// Dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch.
+struct Unheld {
+    pid: u32,
+    fd: Option<OwnedFd>,
+    timed_out: Arc<AtomicBool>,
+}
 
 impl Unheld {
     fn hold(mut self) -> Option<Hold> {
-        Hold::child(self.0, self.1.take()?)
+        Hold::child(self.pid, self.fd.take()?)
     }
 }
 
 impl Drop for Unheld {
     fn drop(&mut self) {
-        self.1.iter().for_each(|fd| kill_unheld(self.0, fd));
+        if self.timed_out.load(Ordering::Acquire) {
+            self.fd.iter().for_each(|fd| kill_unheld(self.pid, fd));
+        }
     }
 }
 
@@ -196,17 +204,19 @@ impl Launch {
             )
         })?;
         let borrowing = Arc::new(Borrowing::default());
-        let (send, receive) = tokio::sync::oneshot::channel();
-        let watched = Arc::clone(&borrowing);
+        let timed_out = Arc::new(AtomicBool::new(false));
+        let (send, mut receive) = tokio::sync::oneshot::channel();
+        let (watched, gave_up) = (Arc::clone(&borrowing), Arc::clone(&timed_out));
         let work = move || {
             let launched = self.launch(&watched, || send.is_closed());
             // The thread gives the permit back, so that stuck launches of a user are counted.
             drop(permit);
-            // Dropped where the wait is over: the launch has failed, so its process must not be there.
-            drop(send.send(launched));
+            let unheld = |(pid, fd)| Unheld { pid, fd: Some(fd), timed_out: gave_up };
+            drop(send.send(launched.map(unheld)));
         };
         user_files::on_thread("launch", work)?;
-        match tokio::time::timeout(LIMIT, receive).await {
+        // By reference: a result that arrives at the last moment is dropped after `timed_out` is set.
+        match tokio::time::timeout(LIMIT, &mut receive).await {
             Ok(Ok(launched)) => launched?.hold().ok_or_else(|| {
                 format!(
                     "cannot run {command:?} as user {user:?}: its process could not be held, and was killed"
@@ -216,6 +226,7 @@ impl Launch {
                 Err(format!("cannot run {command:?} as user {user:?}: the launching thread failed"))
             }
             Err(_) => {
+                timed_out.store(true, Ordering::Release);
                 borrowing.end();
                 Err(format!(
                     "cannot run {command:?} as user {user:?}: no answer within {} s",
@@ -225,7 +236,7 @@ impl Launch {
         }
     }
 
-    fn launch(&self, borrowing: &Borrowing, given_up: impl Fn() -> bool) -> Result<Unheld, String> {
+    fn launch(&self, borrowing: &Borrowing, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), String> {
         let opened = self.open()?;
         let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
         if given_up() {
@@ -234,7 +245,7 @@ impl Launch {
         }
         let born = self.bear(&opened, borrowing);
         let named = born.and_then(|(pid, fd)| match self.name(pid_file.as_ref(), pid) {
-            Ok(()) => Ok(Unheld(pid, Some(fd))),
+            Ok(()) => Ok((pid, fd)),
             Err(why) => {
                 end(pid, &fd);
                 Err(why)
@@ -435,6 +446,39 @@ pub async fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_launched_process_outlives_an_agent_that_ends_before_it_holds_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let line = |name: &str| folder.path().join(name).exists();
+        let me = Account::of(&Spec::default()).expect("an account");
+        let launch = Launch {
+            command: "touch begun; sleep 0.2; touch ended".to_owned(),
+            folder: folder.path().to_owned(),
+            rights: Rights::new(me, Arc::default(), Arc::new(|_| false)),
+            env: vec![("PATH".to_owned(), "/usr/bin:/bin".to_owned())],
+            output: Sink::Nowhere,
+            record: None,
+            pid_file: None,
+            group: None,
+        };
+        let until = async |name: &str| {
+            let appears = async {
+                while !line(name) {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(10), appears).await.is_ok()
+        };
+        {
+            let mut going = Box::pin(launch.go());
+            // Polled until its thread launches, and not again: its runtime shuts down.
+            let launching = tokio::time::timeout(Duration::ZERO, &mut going).await;
+            assert!(launching.is_err());
+            assert!(until("begun").await);
+        }
+        assert!(until("ended").await, "the process was killed");
+    }
 
     #[test]
     fn a_shell_is_used_where_one_is_needed() {
