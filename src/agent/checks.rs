@@ -78,9 +78,10 @@ async fn ask(
     let limit = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
     let time = limit.min(TIME);
     let folder = Path::new(&spec.identity.setup_path);
+    let secrets = env.secrets.clone();
     let (ended, output) = run(Program { command, folder, rights, env, time }, None, None).await?;
     match ended {
-        Ended::Well => Ok(output.tail()),
+        Ended::Well => Ok(output.tail(&secrets)),
         Ended::Badly(code, said) if said.is_empty() => Err(format!("it ended with {code}")),
         Ended::Badly(code, said) => Err(format!("it ended with {code}: {said}")),
         Ended::TooLong(_) => Err(format!("it took longer than {} s", time.as_secs())),

@@ -104,7 +104,7 @@ impl Keeper {
                 return Err(format!("the exit record {id} of this command cannot be read"));
             }
         }
-        program.env.push((exit_record::VARIABLE.to_owned(), id.to_owned()));
+        program.env.variables.push((exit_record::VARIABLE.to_owned(), id.to_owned()));
         let record = (records.clone(), id.to_owned());
         let (ended, output) = run(program, Some(record), group).await?;
         fail::point("command-ended");

@@ -12,7 +12,7 @@ use super::keeper::{Keeper, Said, failed};
 use super::kernel::{Hold, ticks_since_boot};
 use super::operations::LOOK;
 use super::ownership::{self, LaunchEvidence};
-use super::spawn::{Ended, Launch, Program, Sink, environment, ignored_variables};
+use super::spawn::{Ended, Environment, Launch, Program, Sink, environment, ignored_variables};
 use super::user_files::{FileWork, Rights};
 use crate::gse::channel::Held;
 use crate::gse::codes::RowCode;
@@ -46,7 +46,7 @@ impl Keeper {
                     command,
                     folder: PathBuf::from(&spec.identity.setup_path),
                     rights,
-                    env,
+                    env: env.variables,
                     output: log
                         .map_or(Sink::Nowhere, |path| Sink::Log(path.into(), self.key.name.to_string())),
                     record: (!resident).then(|| (self.shared.exits.clone(), incarnation.to_owned())),
@@ -70,7 +70,7 @@ impl Keeper {
         spec: &Spec,
         rights: &Rights,
         command: &str,
-        env: Vec<(String, String)>,
+        env: Environment,
         (incarnation, group): (&str, Option<Group>),
     ) -> Result<Hold, Said> {
         let shared = Arc::clone(&self.shared);

@@ -39,6 +39,7 @@ mod keeper;
 mod kernel;
 mod launching;
 mod life;
+mod masking;
 mod meter;
 mod operations;
 mod oplog;

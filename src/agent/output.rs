@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use super::kernel::Hold;
+use super::masking::SecretTexts;
 
 /// How much of a command's output is kept.
 const TAIL: u64 = 4096;
@@ -39,12 +40,16 @@ impl Output {
         is_memory(&file, inode).then_some(Output(file))
     }
 
-    pub fn tail(&self) -> String {
+    /// The end of the output, with secrets masked.
+    pub fn tail(&self, secrets: &SecretTexts) -> String {
         let length = self.0.metadata().map_or(0, |meta| meta.len());
+        let start = length.saturating_sub(TAIL);
+        // A secret that begins before the cut would not be recognized by its rest.
+        let before = start.saturating_sub(secrets.longest() as u64);
         // Read without moving: the writer shares the position.
-        let mut bytes = vec![0; length.min(TAIL) as usize];
-        let _ = self.0.read_exact_at(&mut bytes, length.saturating_sub(TAIL));
-        String::from_utf8_lossy(&bytes).trim().to_owned()
+        let mut bytes = vec![0; (length - before) as usize];
+        let _ = self.0.read_exact_at(&mut bytes, before);
+        secrets.mask(&bytes, (start - before) as usize)
     }
 
     pub fn forget(&self) {

@@ -15,6 +15,7 @@ use super::birth::{self, Birth, Borrowing, Stage};
 use super::cgroup::Group;
 use super::exit_record::{self, ExitRecords, kill_group, recording};
 use super::kernel::{Hold, kill_unheld};
+use super::masking::SecretTexts;
 use super::output::Output;
 use super::user_files::{self, PER_USER, PidFile, Rights};
 use crate::model::{EnvValue, Spec};
@@ -93,14 +94,21 @@ pub fn ignored_variables(spec: &Spec) -> impl Iterator<Item = &String> {
     spec.env.keys().filter(|name| MARKS.contains(&name.as_str()))
 }
 
+/// Variables of a process, and the values among them that no message shows.
+pub struct Environment {
+    pub variables: Vec<(String, String)>,
+    pub secrets: SecretTexts,
+}
+
 /// The environment of a process: a plain one, what its spec says, and who it is. Each name occurs once: of two, some
 /// programs and the agent would read the first, others the last.
 pub async fn environment(
     spec: &Spec,
     rights: &Rights,
     marks: &[(&str, String)],
-) -> Result<Vec<(String, String)>, String> {
+) -> Result<Environment, String> {
     let account = rights.account();
+    let mut secrets = SecretTexts::default();
     let mut env = BTreeMap::from([
         ("PATH".to_owned(), "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".to_owned()),
         ("LANG".to_owned(), "C.UTF-8".to_owned()),
@@ -119,6 +127,7 @@ pub async fn environment(
         false => rights.env_values(files).await?.into_iter().collect(),
     };
     for (name, value) in &spec.env {
+        let is_secret = matches!(value, EnvValue::Secret(_) | EnvValue::File(_));
         let value = match value {
             EnvValue::Text(text) => text.clone(),
             EnvValue::Secret(secret) => secret.expose().to_owned(),
@@ -128,12 +137,15 @@ pub async fn environment(
         if name.contains('\0') || value.contains('\0') {
             return Err(format!("env {name:?} contains a NUL byte"));
         }
+        if is_secret {
+            secrets.add(&value);
+        }
         if !MARKS.contains(&name.as_str()) {
             env.insert(name.clone(), value);
         }
     }
     env.extend(marks.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
-    Ok(env.into_iter().collect())
+    Ok(Environment { variables: env.into_iter().collect(), secrets })
 }
 
 /// Where the output of a launch goes.
@@ -401,25 +413,25 @@ pub struct Program<'a> {
     pub command: &'a str,
     pub folder: &'a Path,
     pub rights: &'a Rights,
-    pub env: Vec<(String, String)>,
+    pub env: Environment,
     pub time: Duration,
 }
 
-/// Runs a command to its end, within a time. Its output goes to memory, not through a pipe: a daemon that it leaves behind
+/// Runs a command to its end, within a time. Secrets are masked in the output that it returns. Its output goes to memory, not through a pipe: a daemon that it leaves behind
 /// may hold that open as long as it lives, and no one waits for it. `record`: where its end is recorded.
 pub async fn run(
     program: Program<'_>,
     record: Option<(ExitRecords, String)>,
     group: Option<Group>,
 ) -> Result<(Ended, Output), String> {
-    let Program { command, folder, rights, env, time } = program;
+    let Program { command, folder, rights, env: Environment { variables, secrets }, time } = program;
     let kept = Output::new()?;
     let recorded = record.is_some();
     let launch = Launch {
         command: command.to_owned(),
         folder: folder.to_owned(),
         rights: rights.clone(),
-        env,
+        env: variables,
         output: Sink::Memory(kept.descriptor()?),
         record,
         pid_file: None,
@@ -434,12 +446,12 @@ pub async fn run(
         Err(_) => {
             kill_group(&hold);
             hold.ended().await;
-            return Ok((Ended::TooLong(kept.tail()), kept));
+            return Ok((Ended::TooLong(kept.tail(&secrets)), kept));
         }
     };
     match code {
         Some(0) => Ok((Ended::Well, kept)),
-        code => Ok((Ended::Badly(code.unwrap_or(-1), kept.tail()), kept)),
+        code => Ok((Ended::Badly(code.unwrap_or(-1), kept.tail(&secrets)), kept)),
     }
 }
 

@@ -113,6 +113,62 @@ fn a_secret_is_planned_and_carried_out_without_being_told() {
     until("it runs with the new one", || token(&system) == NEW);
 }
 
+/// Commands that print their environment: start, restart, reload, stop, health and version, and a start that takes too long.
+#[test]
+fn a_secret_that_a_command_prints_is_masked_in_every_message() {
+    let system = system();
+    let file = system.path("from-file");
+    std::fs::write(&file, "file-of-the-secret\n").expect("a file");
+    let env = json!({"TOKEN": {"value": OLD, "secret": true}, "PASS": {"file": file}, "PIN": {"value": "1234", "secret": true},
+                     "MODE": "plain-value"});
+    let prints = "echo $TOKEN $PASS $PIN $MODE";
+    let clean = |what: &str, text: &str| {
+        is_clean(what, text);
+        assert!(!text.contains("file-of-the-secret"), "{what} tells a secret: {text}");
+    };
+    let check = |what: &str, message: &str| {
+        clean(what, message);
+        assert!(message.contains("(secret) (secret) 1234 plain-value"), "{what}: {message}");
+    };
+    let mut daemon = system.spec("d", &format!("{prints}; exit 3"));
+    daemon["control"]["start_mode"] = json!("daemon");
+    daemon["env"] = env.clone();
+    let (code, message) = system.operate("d", 0, &daemon);
+    assert_ne!(code, 0);
+    check("start_cmd", &message);
+    // Cut in the middle of a secret: 4096 bytes are kept.
+    daemon["control"]["start_cmd"] = json!("printf '%s%4090d' $TOKEN 0; exit 3");
+    let (_, message) = system.operate("d", 0, &daemon);
+    assert!(message.contains("(secret)") && !message.contains("-db"), "{}", &message[..80]);
+    daemon["control"]["start_cmd"] = json!(format!("{prints}; sleep 1000"));
+    daemon["monitor_policy"]["op_timeout"] = json!(1);
+    check("a start that takes too long", &system.operate("d", 0, &daemon).1);
+    // A process that runs, and its other commands.
+    let mut spec = system.spec("r", "exec sleep 1000");
+    spec["env"] = env;
+    for (name, command) in [("restart_cmd", 3), ("reload_cmd", 4), ("stop_cmd", 5), ("health_cmd", 6)] {
+        spec["control"][name] = json!(format!("{prints}; exit {command}"));
+    }
+    spec["control"]["version_cmd"] = json!(prints);
+    assert_eq!(system.operate("r", 0, &spec).0, 0);
+    until("its health is known", || {
+        system.process("r")["message"].as_str().is_some_and(|text| text.contains("health_cmd"))
+    });
+    check("health_cmd", system.process("r")["message"].as_str().expect("a message"));
+    until("its version is known", || {
+        system.process("r")["version"].as_str().is_some_and(|text| !text.is_empty())
+    });
+    check("version_cmd", system.process("r")["version"].as_str().expect("a version"));
+    check("reload_cmd", &system.operate("r", 8, &spec).1);
+    check("restart_cmd", &system.operate("r", 7, &spec).1);
+    check("stop_cmd", &system.operate("r", 1, &spec).1);
+    for path in ["/api/abide/v1/processes", "/api/abide/v1/tasks"] {
+        clean(path, &system.server.call("GET", path, json!({})).to_string());
+    }
+    spec["control"]["stop_cmd"] = Value::Null;
+    system.operate("r", 1, &spec);
+}
+
 #[test]
 fn a_digest_that_is_sent_back_means_the_value_that_is_known() {
     let system = system();
