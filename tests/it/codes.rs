@@ -228,6 +228,14 @@ fn e0201_names_that_keys_cannot_carry() {
         "a.yaml:3:30 E0201 meta.name \"a:b\" cannot be used: it contains ':', which a result key cannot carry | …",
     );
     one(
+        &with("name: api}", "name: \"*\"}"),
+        "a.yaml:3:30 E0201 meta.name \"*\" cannot be used: it is the pattern for every name | …",
+    );
+    one(
+        &with("namespace: web", "namespace: '**'"),
+        "a.yaml:3:19 E0201 meta.namespace \"**\" cannot be used: it is the pattern for every name | …",
+    );
+    one(
         &with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: \"a b\""),
         "a.yaml:4:23 E0201 bk_agent_id cannot be used: it contains ' ', which a result key cannot carry | …",
     );

@@ -179,9 +179,23 @@ fn shared_spec(spec: Spec) -> Arc<Stamped> {
 }
 
 fn process_key(meta: &Meta, values: &mut Values) -> Option<ProcessKey> {
-    let namespace = name(&Path::of("meta.namespace"), meta.namespace.as_ref(), values);
-    let name = name(&Path::of("meta.name"), meta.name.as_ref(), values);
+    let namespace = literal_name(&Path::of("meta.namespace"), meta.namespace.as_ref(), values);
+    let name = literal_name(&Path::of("meta.name"), meta.name.as_ref(), values);
     Some(ProcessKey { namespace: namespace?, name: name? })
+}
+
+/// A name that is not the pattern for every name: in `allow`, in an app's `namespaces` and in queries `*` means all.
+fn literal_name(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Name> {
+    let name = name(path, value, values)?;
+    if name.as_str().bytes().any(|byte| byte != b'*') {
+        return Some(name);
+    }
+    let message = format!("{path} {:?} cannot be used: it is the pattern for every name", name.as_str());
+    values.find(
+        Finding::new(Code::BadName, path.clone(), message)
+            .hint("name one process; `hosts` lists where it runs"),
+    );
+    None
 }
 
 /// A name may be fine by itself and too long with the number of an instance.
