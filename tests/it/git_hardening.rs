@@ -102,6 +102,31 @@ fn credentials_of_a_url_are_in_no_argument_list_and_in_no_message() {
     }
 }
 
+#[test]
+fn a_repository_on_loopback_is_fetched_through_no_proxy() {
+    for (nth, host) in ["127.0.0.1", "localhost"].into_iter().enumerate() {
+        let machine = Machine::new();
+        let (forge, proxy) = (Forge::new("p4ssw0rd"), Forge::new("p4ssw0rd"));
+        let through = format!("http://{}", proxy.address);
+        let url = format!("http://ann:p4ssw0rd@{host}:{}/fleet.git", forge.address.port());
+        let mut command = machine.command(&["watch", "--listen", "127.0.0.1:0", "--owner", "x"]);
+        command.env("ABIDE_GIT", url).env("HOME", machine.path(".")).env("GIT_CONFIG_NOSYSTEM", "1");
+        // From the environment, and from the user's configuration.
+        match nth {
+            0 => command.env("http_proxy", &through).env("all_proxy", &through).env_remove("no_proxy"),
+            _ => {
+                let text = format!("[http]\n\tproxy = {through}\n");
+                std::fs::write(machine.path(".gitconfig"), text).expect("a file");
+                &mut command
+            }
+        };
+        let _watch = Ends(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts"));
+        let sent = |forge: &Forge| forge.authorizations.lock().expect("a lock").len();
+        until("the credentials were sent", || sent(&forge) + sent(&proxy) > 0);
+        assert_eq!(sent(&proxy), 0, "the proxy got the credentials for {host}");
+    }
+}
+
 /// A helper that the user configured is asked as before, with the name of the URL.
 #[test]
 fn a_name_alone_is_what_the_users_helper_is_asked_for() {

@@ -78,15 +78,28 @@ pub fn plain(address: &str) -> Option<(&str, &str)> {
     if !matches!(scheme, "http" | "git") {
         return None;
     }
+    let host = host_of(rest);
+    (!is_this_machine(host)).then_some((scheme, host))
+}
+
+/// Whether an address with a host leads to this machine itself, so that no proxy is on the way.
+pub fn is_loopback(address: &str) -> bool {
+    address.split_once("://").is_some_and(|(_, rest)| is_this_machine(host_of(rest)))
+}
+
+/// The host of an address after its scheme, without user, port and brackets.
+fn host_of(rest: &str) -> &str {
     let authority = &rest[..rest.find(['/', '?', '#']).unwrap_or(rest.len())];
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    let bare = match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
+    match host.strip_prefix('[').and_then(|host| host.split_once(']')) {
         Some((address, _)) => address,
         None => host.rsplit_once(':').map_or(host, |(host, _)| host),
-    };
+    }
+}
+
+fn is_this_machine(host: &str) -> bool {
     let is_loopback = |address: IpAddr| address.to_canonical().is_loopback();
-    let stays = bare == "localhost" || bare.parse().is_ok_and(is_loopback);
-    (!stays).then_some((scheme, bare))
+    host == "localhost" || host.parse().is_ok_and(is_loopback)
 }
 
 /// `%40` and the like as what they mean; what is no such thing stays.

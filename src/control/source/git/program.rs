@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::address::{Address, masked};
+use super::address::{Address, is_loopback, masked};
 use super::version;
 use rustix::process::{Pid, Signal, kill_process_group};
 
@@ -77,9 +77,18 @@ impl Program {
     /// do not live to see it.
     pub fn remote(&self, args: &[&str], lock: &File, address: &Address) -> Result<Ended, String> {
         version::check()?;
-        let credentials = credentials(address);
-        let config: Vec<&str> = credentials.iter().flat_map(|setting| ["-c", setting.as_str()]).collect();
+        let mut settings = credentials(address);
+        let direct = is_loopback(&address.url);
+        if direct && !address.site.is_empty() {
+            // A proxy elsewhere would get the request, and its credentials, unencrypted.
+            settings.push(format!("http.{}.proxy=", address.site));
+        }
+        let config: Vec<&str> = settings.iter().flat_map(|setting| ["-c", setting.as_str()]).collect();
         let mut command = self.command(&[&config, args].concat());
+        if direct {
+            // `git://` has a proxy of its own.
+            command.env_remove("GIT_PROXY_COMMAND");
+        }
         // The environment is for this user's eyes alone; arguments are for everybody's.
         if let Some(user) = &address.user {
             let count =
