@@ -32,7 +32,7 @@ pub enum Above {
 pub fn refuse_changeable(path: &Path, trusted: u32, above: Above) -> Result<Metadata, String> {
     let shown = path.display();
     let meta = std::fs::metadata(path).map_err(|error| format!("cannot check {shown}: {error}"))?;
-    refuse_owner(path, &meta, trusted)?;
+    refuse_owner(path, &meta, trusted).map_err(|why| why + &remedy(path, &meta, trusted))?;
     refuse_writable(path, &meta)?;
     if !meta.is_file() && !meta.is_dir() {
         // A pipe has no folder: `--token-file <(command)`.
@@ -43,7 +43,10 @@ pub fn refuse_changeable(path: &Path, trusted: u32, above: Above) -> Result<Meta
         let meta = std::fs::metadata(folder)
             .map_err(|error| format!("cannot check the folder {}: {error}", folder.display()))?;
         if above == Above::Owned {
-            refuse_owner(folder, &meta, trusted)?;
+            // A folder on the way may be a user's home: `chown` would take it from its user.
+            let elsewhere =
+                |why| format!("{why}: move {shown} to a folder that only {} can write", user_name(trusted));
+            refuse_owner(folder, &meta, trusted).map_err(elsewhere)?;
         }
         // In a sticky folder only the owner of an entry can rename or remove it.
         if meta.mode() & STICKY == 0 {
@@ -60,9 +63,22 @@ fn refuse_owner(path: &Path, meta: &Metadata, trusted: u32) -> Result<(), String
     let shown = path.display();
     let (owner, own) = (user_name(meta.uid()), user_name(trusted));
     let or_root = if trusted == 0 { "" } else { " or root" };
-    Err(format!(
-        "{shown} belongs to user {owner}, not to {own}{or_root}: check its content, then run `chown {own} {shown}`"
-    ))
+    Err(format!("{shown} belongs to user {owner}, not to {own}{or_root}"))
+}
+
+/// What to do about a path of another user. `chown` corrects it only for files and folders of Abide itself: handed over, a
+/// pid file would prove a claim that its owner wrote, and a home folder would be lost to its user.
+fn remedy(path: &Path, meta: &Metadata, trusted: u32) -> String {
+    let home = nix::unistd::User::from_uid(meta.uid().into()).ok().flatten().map(|user| user.dir);
+    let is_home = || home.and_then(|home| home.canonicalize().ok()) == path.canonicalize().ok();
+    let (own, shown) = (user_name(trusted), path.display());
+    match trusted == own_uid() && (meta.is_file() || meta.is_dir()) {
+        true if is_home() => {
+            format!(": name another folder, it is the home of user {}", user_name(meta.uid()))
+        }
+        true => format!(": check its content, then run `chown {own} {shown}`"),
+        false => String::new(),
+    }
 }
 
 fn refuse_writable(path: &Path, meta: &Metadata) -> Result<(), String> {

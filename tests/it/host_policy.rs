@@ -188,5 +188,5 @@ fn a_policy_that_another_user_could_write_or_that_is_wrong_keeps_the_agent_from_
     refused("etc is writable by every user");
     set(&folder, 0o755);
     chown(&folder, Some(user.uid), None).expect("an owner");
-    refused("etc belongs to user abide-test");
+    refused("etc belongs to user abide-test, not to root: move ");
 }

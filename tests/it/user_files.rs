@@ -194,6 +194,20 @@ fn a_log_that_root_made_earlier_is_named_with_the_command_that_hands_it_over() {
     until("it appends", || std::fs::read_to_string(&log).is_ok_and(|text| text == "earlier\nnew\n"));
 }
 
+/// An author names `log_path`: no message suggests to hand over a file of the system.
+#[test]
+fn a_log_path_that_is_a_file_of_the_system_is_refused_without_a_command() {
+    let Some(user) = test_user() else { return };
+    let system = System::new();
+    let mut spec = system.spec_of(&user, "thief", "sleep 1000");
+    for path in ["/etc/shadow", "/etc/passwd", "/bin/sh", "/usr/bin/env"] {
+        spec["identity"]["log_path"] = json!(path);
+        let (code, message) = system.operate("thief", 0, &spec);
+        assert!(code != 0 && message.contains("log_path"), "{path}: {code} {message}");
+        assert!(!message.contains("chown"), "{path}: {message}");
+    }
+}
+
 #[test]
 fn an_env_file_that_is_no_plain_small_file_is_an_error_in_bounded_time() {
     let Some(user) = test_user() else { return };

@@ -205,7 +205,7 @@ impl Rights {
             FileError::Kind(kind) => format!("{attempt}: the path is {kind}, not a regular file"),
             FileError::TooLarge(limit) => format!("{attempt}: the file is larger than {limit} bytes"),
             FileError::Owner(uid) => format!(
-                "{attempt}: the file belongs to user {} and others can write its directory; hand it over with: chown {user} {path}",
+                "{attempt}: the file belongs to user {} and others can write its directory; use a directory that only {user:?} can write",
                 name_of(uid)
             ),
             FileError::HardLinks => {
@@ -224,10 +224,14 @@ impl Rights {
         let user = self.account.name();
         let seen = self.with(path, |rule| {
             let (folder, name) = parent(path, rule, false)?;
-            Ok(folder.kind(&name)?.map(|stat| stat.st_uid))
+            Ok(folder.kind(&name)?.map(|stat| (stat.st_uid, may_be_our_log(path, &stat))))
         });
         match seen {
-            Ok(Some(owner)) if owner != self.account.uid() => format!(
+            Ok(Some((owner, false))) if owner != self.account.uid() => format!(
+                "; the file belongs to user {}: log_path needs a file of user {user:?}, or a directory that {user:?} can write",
+                name_of(owner)
+            ),
+            Ok(Some((owner, true))) if owner != self.account.uid() => format!(
                 "; the file belongs to user {}: if it is the log of this process, hand it over with: chown {user}: {}",
                 name_of(owner),
                 path.display()
@@ -238,6 +242,40 @@ impl Rights {
             }
         }
     }
+}
+
+/// Directories of the operating system: an agent that opened logs as root may have created files elsewhere, not there.
+const SYSTEM: [&str; 15] = [
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/proc",
+    "/root",
+    "/sbin",
+    "/sys",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/sbin",
+    "/usr/share",
+];
+
+/// Could an earlier version, which opened logs as root, have created this file? An author without root names `log_path`:
+/// the hint to hand a file over must not be printed for a file of the system.
+fn may_be_our_log(path: &Path, stat: &rustix::fs::Stat) -> bool {
+    use rustix::fs::{FileType, Mode};
+    let unusual = Mode::XUSR | Mode::XGRP | Mode::XOTH | Mode::SUID | Mode::SGID | Mode::WOTH;
+    let of_root = stat.st_uid == 0 && stat.st_gid == 0;
+    let plain = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && stat.st_nlink == 1;
+    let direct = !path.components().any(|part| part == std::path::Component::ParentDir);
+    of_root
+        && plain
+        && direct
+        && !Mode::from_raw_mode(stat.st_mode).intersects(unusual)
+        && !SYSTEM.iter().any(|folder| path.starts_with(folder))
 }
 
 /// Starts work on a thread that no runtime waits for: the agent ends even if the work never does.
