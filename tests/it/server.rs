@@ -12,13 +12,16 @@ use abide::http::{Listener, Reloaded, serve};
 use abide::store::Embedded;
 use serde_json::{Value, json};
 
+use crate::apply::Ends;
 use crate::http::Answer;
+use crate::support::other_program;
 
 /// It ends with the test.
 pub struct Server {
     pub address: SocketAddr,
     _stop: Option<tokio::sync::watch::Sender<bool>>,
     _runtime: Option<tokio::runtime::Runtime>,
+    _program: Option<Ends>,
 }
 
 impl Server {
@@ -52,6 +55,9 @@ impl Server {
         apps: &str,
         tokens: &str,
     ) -> Server {
+        if let Some(program) = other_program() {
+            return Server::of_program(&program, at, file, apps, tokens);
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
@@ -73,14 +79,44 @@ impl Server {
         let listener = Listener { socket, tls: None, connections: 1000, header_time: Duration::from_secs(5) };
         runtime.spawn(serve(listener, router, stopped));
         runtime.spawn(async move { gateway.keep_house().await });
-        let server = Server { address, _stop: Some(stop), _runtime: Some(runtime) };
+        let server = Server { address, _stop: Some(stop), _runtime: Some(runtime), _program: None };
+        server.wait_until_ready();
+        server
+    }
+
+    /// A gateway of another version, over the same files.
+    fn of_program(program: &Path, at: SocketAddr, file: &Path, apps: &str, tokens: &str) -> Server {
+        use std::os::unix::fs::OpenOptionsExt;
+        let folder = file.parent().expect("a folder");
+        let write = |name: &str, text: &str| {
+            let path = folder.join(name);
+            let mut options = std::fs::OpenOptions::new();
+            let file = options.write(true).create(true).truncate(true).mode(0o600).open(&path);
+            file.expect("a file").write_all(text.as_bytes()).expect("it is written");
+            path
+        };
+        let (apps, tokens) = (write("other-apps", apps), write("other-tokens", tokens));
+        let mut command = std::process::Command::new(program);
+        command.args(["serve", "--listen", &at.to_string(), "--data"]).arg(folder);
+        command.arg("--apps").arg(apps).arg("--agent-token-file").arg(tokens);
+        command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::piped());
+        let mut child = command.stderr(std::process::Stdio::null()).spawn().expect("it starts");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+        let address = line.trim().strip_prefix("ready http://").and_then(|text| text.parse().ok());
+        let server = Server {
+            address: address.expect("an address"),
+            _stop: None,
+            _runtime: None,
+            _program: Some(Ends(child)),
+        };
         server.wait_until_ready();
         server
     }
 
     /// One that runs elsewhere.
     pub fn at(address: SocketAddr) -> Server {
-        Server { address, _stop: None, _runtime: None }
+        Server { address, _stop: None, _runtime: None, _program: None }
     }
 
     pub fn wait_until_ready(&self) {

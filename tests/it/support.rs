@@ -60,8 +60,18 @@ pub fn abide(args: &[&str], here: &Path, stdin: &[u8]) -> Output {
     child.wait_with_output().expect("the program ends")
 }
 
+/// The program under test. `ABIDE_TEST_PROGRAM=/path/to/abide` names another version, and its gateway takes the place of
+/// those in this process: a test of an attack has to fail there if that version has the hole.
+pub fn program() -> std::path::PathBuf {
+    other_program().unwrap_or_else(|| env!("CARGO_BIN_EXE_abide").into())
+}
+
+pub fn other_program() -> Option<std::path::PathBuf> {
+    std::env::var_os("ABIDE_TEST_PROGRAM").map(Into::into)
+}
+
 pub fn command(args: &[&str], here: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_abide"));
+    let mut command = Command::new(program());
     // A local system of its own, should one be started.
     command.args(args).current_dir(here).env("ABIDE_HOME", here.join(".abide-home"));
     for (name, _) in std::env::vars_os() {
