@@ -790,7 +790,7 @@ def nasty_bodies_are_answered_with_an_envelope_in_time():
                 assert status == 200, (status, text[:200])
                 code = envelope(text)["code"]
                 assert {ACCEPT: code in (0, 1011003), REFUSE: code != 0, EITHER: True}[expected], (expected, text[:200])
-                assert time.time() - begin < 5, "it took %.1f s" % (time.time() - begin)
+                assert time.time() - begin < 30, "it took %.1f s" % (time.time() - begin)
             except Exception as error:
                 wrong.append("%s %s, %s: %r" % (method, path, what, error))
         assert send("GET", "/healthz", headers={})[0] == 200, path

@@ -40,6 +40,7 @@ fn who_exceeds_his_limit_is_stopped_and_nobody_else() {
     eats["resource"] = json!({"mem": 0.5});
     for (name, spec) in [("spins", &mut spins), ("eats", &mut eats)] {
         spec["monitor_policy"]["start_retries"] = json!(0);
+        spec["monitor_policy"]["start_interval"] = json!(120);
         assert_eq!(system.operate(name, 0, spec).0, 0, "{name}");
     }
     let pid = system.pid("innocent");
