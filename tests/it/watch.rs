@@ -344,6 +344,8 @@ fn what_waits_holds_up_nothing_else() {
     until("it waits", || said(&machine, "watch.log").contains("whether it stays well"));
     let mut effects = vec!["start many 1", "start other 1", "start slow 1"];
     until("what can run, runs", || machine.effects() == effects);
+    let status = || get(address(&machine, "watch.log"), "/api/v1/status").json();
+    until("only two are in flight", || status()["under_way"] == 2);
     stop_directly(&machine, "other");
     effects.extend(["start other 1", "stop other"]);
     effects.sort_unstable();
@@ -351,8 +353,7 @@ fn what_waits_holds_up_nothing_else() {
     machine.process("later", "1", "");
     effects.insert(0, "start later 1");
     until("something new is made", || machine.effects() == effects);
-    let status = || get(address(&machine, "watch.log"), "/api/v1/status").json();
-    until("only two are under way", || status()["under_way"] == 2);
+    until("only two are in flight again", || status()["under_way"] == 2);
     let status = status();
     assert_eq!(status["converged"], false, "{status}");
     let held = status["held"].as_array().expect("a list");
