@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::support::{Tree, abide, command, stderr, test_user, until};
+use crate::apply::Ends;
+use crate::support::{Tree, command, test_user, until};
 use crate::system::{APPS, System};
 
 fn set(path: &Path, mode: u32) {
@@ -14,6 +15,21 @@ fn set(path: &Path, mode: u32) {
 
 fn mode(path: &Path) -> u32 {
     std::fs::metadata(path).expect("it is there").mode() & 0o777
+}
+
+/// Exit code and messages of a service that refuses to start. One that starts is ended, and fails the test.
+fn ended(args: &[&str], here: &Path) -> (Option<i32>, String) {
+    let log = here.join("service.log");
+    let file = std::fs::File::create(&log).expect("a file");
+    let mut command = command(args, here);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
+    let mut service = Ends(command.spawn().expect("it starts"));
+    let mut code = None;
+    until(&format!("{args:?} is refused"), || {
+        code = service.0.try_wait().expect("a child");
+        code.is_some()
+    });
+    (code.and_then(|code| code.code()), std::fs::read_to_string(log).expect("a file"))
 }
 
 #[test]
@@ -57,9 +73,8 @@ fn what_another_user_can_change_is_refused_with_the_command_that_corrects_it() {
         ] {
             chown(&path, Some(owner), None).expect("an owner");
             set(&path, good | bits);
-            let output = abide(args, here, b"");
-            let err = stderr(&output);
-            assert!(output.status.code() == Some(1) && err.contains(name), "{args:?} {name}: {err}");
+            let (code, err) = ended(args, here);
+            assert!(code == Some(1) && err.contains(name), "{args:?} {name}: {err}");
             assert!(err.contains(says), "{args:?} {name}: {err}");
         }
         chown(&path, Some(0), None).expect("an owner");
@@ -68,7 +83,7 @@ fn what_another_user_can_change_is_refused_with_the_command_that_corrects_it() {
     // A group with another member is other users; a private group is not.
     set(&here.join("data"), 0o770);
     chown(here.join("data"), Some(0), Some(user.gid)).expect("a group");
-    let err = stderr(&abide(&serve, here, b""));
+    let (_, err) = ended(&serve, here);
     assert!(err.contains("is writable by group abide-test: run `chmod g-w"), "{err}");
 }
 
