@@ -161,22 +161,24 @@ pub fn up_key(op_id: &str) -> String {
     format!("up/{op_id}")
 }
 
-/// Writes how an instance stands now; with it, what was told of an operation.
-pub fn writing(instance: &InstanceKey, row: &Row, result: Option<&OpResult>) -> Txn {
+/// Writes how an instance stands now.
+pub fn writing(instance: &InstanceKey, row: &Row) -> Txn {
     let is_nothing = row.given.is_none()
         && !row.hosted
         && row.run.is_none()
         && row.ran.is_none()
         && row.unknown_run.is_none();
-    let mut txn = match is_nothing {
+    match is_nothing {
         true => Txn::delete(row_key(instance)),
         false => Txn::put(row_key(instance), serde_json::to_vec(row).unwrap_or_default()),
-    };
-    if let Some(result) = result {
-        let up = Txn::put(up_key(&result.op_id), serde_json::to_vec(result).unwrap_or_default());
-        txn = txn.and(up).and(Txn::delete(pending_key(instance)));
     }
-    txn
+}
+
+/// Writes results that the gateway has not acknowledged.
+pub fn results_txn(results: &[OpResult]) -> Txn {
+    results.iter().fold(Txn::default(), |txn, result| {
+        txn.and(Txn::put(up_key(&result.op_id), serde_json::to_vec(result).unwrap_or_default()))
+    })
 }
 
 /// Everything of a kind.

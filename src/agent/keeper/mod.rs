@@ -32,7 +32,7 @@ use super::permits::Permits;
 use super::policy::HostPolicy;
 use super::pools::Pools;
 use super::recovery::Resumption;
-use super::row::{Intent, Pending, Retry, Row, Run, intent_key, row_key, writing};
+use super::row::{Intent, Pending, Retry, Row, Run, intent_key, pending_key, results_txn, row_key, writing};
 use super::schedule::{Moment, Schedule};
 use super::spawn::Account;
 use super::user_files::{FileWork, Rights, RootMay, UserPermits};
@@ -127,8 +127,8 @@ pub struct Keeper {
     pub(super) write_at: Option<Instant>,
     /// A start or restart failed: what is supervised comes back once the result is written.
     pub(super) launch_failed: bool,
-    /// A result that could not be written. It goes with the next write, and ends the pending operation.
-    pub(super) unwritten: Option<Box<OpResult>>,
+    /// Results that could not be written. They go with the next write.
+    pub(super) unwritten: Vec<OpResult>,
     /// Exit records that are of no use once the instance is written next.
     pub(super) records: Vec<String>,
     /// The pid of a daemon that runs under this identity and is not the agent's, when it was last observed.
@@ -208,7 +208,7 @@ impl Keeper {
             old_pid_file: None,
             write_at: None,
             launch_failed: false,
-            unwritten: None,
+            unwritten: Vec::new(),
             records: Vec::new(),
             stranger_pid: None,
             shared,
@@ -317,7 +317,8 @@ impl Keeper {
                 }
                 let (code, message) = done();
                 // With the new row in one commit: an agent that is killed here loses neither.
-                let forget = Txn::delete(row_key(&from)).and(Txn::delete(intent_key(&from)));
+                let entries = [row_key(&from), intent_key(&from), pending_key(&from)];
+                let forget = entries.into_iter().fold(Txn::default(), |txn, key| txn.and(Txn::delete(key)));
                 self.finish(&request, code, message, None, forget).await;
             }
         }
@@ -445,21 +446,29 @@ impl Keeper {
         let Moment { wall, passed } = moment();
         self.row.retry = Retry::of(self.series, wall, passed);
         self.row.dormant &= self.hold.is_none();
-        let unwritten = self.unwritten.take();
-        let result = result.or(unwritten.as_deref());
-        let txn = writing(&self.key, &self.row, result).and(Txn::delete(intent_key(&self.key))).and(with);
+        self.unwritten.extend(result.cloned());
+        let mut txn = writing(&self.key, &self.row).and(results_txn(&self.unwritten));
+        // The entry of an operation in progress stays until its own result is written.
+        let in_progress = self.operation.as_ref().is_some_and(|operation| operation.1);
+        if !self.unwritten.is_empty() && !in_progress {
+            txn = txn.and(Txn::delete(pending_key(&self.key)));
+        }
+        let txn = txn.and(Txn::delete(intent_key(&self.key))).and(with);
         self.write_at = None;
         match self.shared.store.txn(txn).await {
             // A command of an operation in progress is remembered until its result is written.
             Ok(_) if self.operation.is_none() => {
                 self.records.drain(..).for_each(|id| self.shared.exits.remove(&id));
+                self.unwritten.clear();
                 Ok(())
             }
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                self.unwritten.clear();
+                Ok(())
+            }
             Err(error) => {
                 self.row.next = None;
                 self.write_at = Some(Instant::now() + WRITE_AGAIN);
-                self.unwritten = result.cloned().map(Box::new);
                 warn!(instance = %self.key, %error, "the agent's store cannot be written");
                 Err(error)
             }

@@ -11,7 +11,7 @@ use crate::agent::kernel::{boot_id, ticks_since_boot};
 use crate::agent::life::{Event, Phase};
 use crate::agent::recovery::Resumption;
 use crate::agent::recovery::UNKNOWN_OUTCOME;
-use crate::agent::row::{Pending, pending_key};
+use crate::agent::row::{Pending, pending_key, results_txn};
 use crate::gse::channel::{Held, OpRequest, Order};
 use crate::gse::codes::RowCode;
 use crate::model::AutoType;
@@ -39,12 +39,14 @@ impl Keeper {
         }
     }
 
-    /// Puts the operation in progress into the store, with whatever else is written before its first effect.
+    /// Puts the operation in progress into the store, with whatever else is written before its first effect. It replaces the
+    /// entry of an operation whose result could not be written: that result goes with it.
     pub(in crate::agent) fn pending(&mut self) -> Txn {
         match &mut self.operation {
             Some(operation) if !operation.1 => {
                 operation.1 = true;
-                Txn::put(pending_key(&self.key), serde_json::to_vec(&operation.0).unwrap_or_default())
+                let value = serde_json::to_vec(&operation.0).unwrap_or_default();
+                results_txn(&self.unwritten).and(Txn::put(pending_key(&self.key), value))
             }
             _ => Txn::default(),
         }
@@ -124,5 +126,89 @@ impl Keeper {
             self.series.phase = Phase::Waiting { until: moment().passed };
             self.guard(Event::Woke).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::agent::cgroup::Groups;
+    use crate::agent::exit_record::ExitRecords;
+    use crate::agent::keeper::Shared;
+    use crate::agent::permits::Permits;
+    use crate::agent::policy::HostPolicy;
+    use crate::agent::pools::Pools;
+    use crate::agent::row::{Row, all};
+    use crate::gse::channel::OpResult;
+    use crate::store::{Embedded, Store};
+
+    fn keeper(folder: &std::path::Path) -> Keeper {
+        let shared = Shared {
+            store: Embedded::open(&folder.join("agent.db")).expect("it opens"),
+            up: tokio::sync::mpsc::unbounded_channel().0,
+            exits: ExitRecords::in_folder(folder).expect("a folder"),
+            user_permits: Arc::default(),
+            root_may: Arc::new(|_| false),
+            commands: Permits::new(1),
+            looks: Permits::new(1),
+            groups: Groups::below_ours(folder),
+            pools: Pools::default(),
+            policy: HostPolicy::default(),
+            look_every: Duration::from_secs(10),
+        };
+        let key = "0:127.0.0.1:web:api".parse().expect("a key");
+        Keeper::new(key, Row::default(), None, Arc::new(shared))
+    }
+
+    fn request(op_id: &str) -> OpRequest {
+        serde_json::from_value(
+            json!({"seq": 1, "op_id": op_id, "task": "t", "instance": "0:127.0.0.1:web:api",
+            "op": "unhost", "spec": null, "owner": null, "generation": null, "deadline": 0}),
+        )
+        .expect("a request")
+    }
+
+    #[tokio::test]
+    async fn a_result_that_could_not_be_written_survives_the_next_operation() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut keeper = keeper(folder.path());
+        let store = keeper.shared.store.clone();
+        let results = async || {
+            let all: Vec<(String, OpResult)> = all(&store, "up/").await.expect("it is read");
+            all.into_iter().map(|(op, _)| op).collect::<Vec<_>>()
+        };
+        let pending = async || -> Option<String> {
+            let entry = store.get(&pending_key(&keeper_key())).await.expect("it is read")?;
+            Some(serde_json::from_slice::<Pending>(&entry.value).expect("an operation").request.op_id)
+        };
+        let disk = rusqlite::Connection::open(folder.path().join("agent.db")).expect("it opens");
+        let refuse = "CREATE TRIGGER full BEFORE INSERT ON entry BEGIN SELECT RAISE(ABORT, 'full'); END";
+        let (code, message) = super::super::done();
+
+        let first = request("first");
+        keeper.begin_operation(&first);
+        keeper.write_pending().await.expect("it is written");
+        disk.execute_batch(refuse).expect("a trigger");
+        keeper.finish(&first, code, message.clone(), None, Txn::default()).await;
+        assert_eq!((results().await.len(), pending().await.as_deref()), (0, Some("first")));
+
+        disk.execute_batch("DROP TRIGGER full").expect("no trigger");
+        let second = request("second");
+        keeper.begin_operation(&second);
+        keeper.write_pending().await.expect("it is written");
+        assert_eq!((results().await, pending().await.as_deref()), (vec!["first".to_owned()], Some("second")));
+        keeper.write(None).await;
+        assert_eq!(pending().await.as_deref(), Some("second"), "in progress");
+        keeper.finish(&second, code, message, None, Txn::default()).await;
+        assert_eq!((results().await, pending().await), (vec!["first".to_owned(), "second".to_owned()], None));
+    }
+
+    fn keeper_key() -> crate::model::InstanceKey {
+        "0:127.0.0.1:web:api".parse().expect("a key")
     }
 }
