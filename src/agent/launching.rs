@@ -7,11 +7,11 @@ use std::time::Duration;
 use tracing::warn;
 
 use super::cgroup::Group;
-use super::exit_record::start_id;
-use super::keeper::{Keeper, Said, failed};
+use super::exit_record::{ExitRecord, start_id};
+use super::keeper::{Keeper, Said, Shared, failed};
 use super::kernel::{Hold, ticks_since_boot};
 use super::operations::LOOK;
-use super::ownership::{self, LaunchEvidence};
+use super::ownership::{self, Interrupted, LaunchEvidence};
 use super::spawn::{Ended, Environment, Launch, Program, Sink, environment, ignored_variables};
 use super::user_files::{FileWork, Rights};
 use crate::gse::channel::Held;
@@ -85,18 +85,24 @@ impl Keeper {
         };
         let folder = Path::new(&spec.identity.setup_path);
         let program = Program { command, folder, rights, env, time };
-        let (ended, output) = self.recorded(&start_id(incarnation), program, group).await.map_err(failed)?;
-        drop(permit);
-        self.output = output;
-        match ended {
-            Ended::Well => {}
-            Ended::Badly(code, output) => {
-                return Err(failed(format!("start_cmd ended with {code}: {output}")));
-            }
-            Ended::TooLong(output) => {
-                return Err(failed(format!("start_cmd took longer than {} s: {output}", time.as_secs())));
+        let record = start_id(incarnation);
+        if is_cut_off(&shared, spec, &evidence, &record).await {
+            warn!(instance = %self.key, "start_cmd was killed with the agent, and its processes run: not run again");
+            self.records.push(record);
+        } else {
+            let (ended, output) = self.recorded(&record, program, group).await.map_err(failed)?;
+            self.output = output;
+            match ended {
+                Ended::Well => {}
+                Ended::Badly(code, output) => {
+                    return Err(failed(format!("start_cmd ended with {code}: {output}")));
+                }
+                Ended::TooLong(output) => {
+                    return Err(failed(format!("start_cmd took longer than {} s: {output}", time.as_secs())));
+                }
             }
         }
+        drop(permit);
         let secs = spec.monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS);
         let until = tokio::time::Instant::now() + Duration::from_secs(secs.into());
         loop {
@@ -110,4 +116,15 @@ impl Keeper {
             tokio::time::sleep(LOOK).await;
         }
     }
+}
+
+/// Was the shell of a start command killed, and does a process of that launch still run? Another run would bring up a
+/// second daemon.
+async fn is_cut_off(shared: &Shared, spec: &Spec, evidence: &LaunchEvidence<'_>, record: &str) -> bool {
+    let has_begun = matches!(shared.exits.read(record), ExitRecord::Begun(_));
+    if !has_begun || shared.exits.shell(record).is_some() || shared.exits.code(record).is_some() {
+        return false;
+    }
+    let launch = Interrupted { launch_id: evidence.launch_id, spec, group: evidence.group.cloned() };
+    !ownership::interrupted(shared, &[launch]).await.is_empty()
 }

@@ -27,6 +27,7 @@ mod host_policy;
 mod hostile;
 mod http;
 mod import;
+mod interrupted;
 mod killed;
 mod last_good;
 mod launching;

@@ -1,0 +1,94 @@
+//! Interrupted launches: an agent that ends, or is killed together with the shell of a launch, launches nothing twice.
+
+use serde_json::{Value, json};
+
+use crate::support::until;
+use crate::system::{System, is_alive, kill, processes};
+
+fn text(system: &System, name: &str) -> String {
+    std::fs::read_to_string(system.path(name)).unwrap_or_default()
+}
+
+fn children_in(system: &System, program: &str) -> Vec<u32> {
+    let here = system.folder.path();
+    let is_one = |pid: &u32| {
+        let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).unwrap_or_default();
+        let command = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        cwd.starts_with(here) && command.trim() == program && is_alive(*pid)
+    };
+    processes().into_iter().filter(is_one).collect()
+}
+
+/// A daemon that is up while its start command goes on.
+fn daemon(system: &System) -> Value {
+    let pid_path = system.path("run/p.pid");
+    let mut spec = system.spec("p", "");
+    spec["identity"]["proc_name"] = json!("sleep");
+    let command =
+        format!("echo up >> starts; setsid sleep 1000 & echo $! > {}; sleep 600", pid_path.display());
+    spec["control"] = json!({"start_mode": "daemon", "start_cmd": command});
+    spec["monitor_policy"]["start_check_secs"] = json!(5);
+    spec
+}
+
+/// Kills the agent while a start command runs whose daemon is up, and then the shell of that command.
+fn killed_with_the_shell(system: &mut System) {
+    let pid = || text(system, "run/p.pid").trim().parse::<u32>().ok();
+    until("the daemon is up", || pid().is_some_and(is_alive));
+    let daemon = pid().expect("a pid");
+    system.kill_agent();
+    for shell in children_in(system, "sh") {
+        kill(shell, "KILL");
+    }
+    for sleeper in children_in(system, "sleep").into_iter().filter(|one| *one != daemon) {
+        kill(sleeper, "KILL");
+    }
+    until("one process is left", || {
+        children_in(system, "sh").is_empty() && children_in(system, "sleep") == [daemon]
+    });
+}
+
+#[test]
+fn a_daemon_is_not_started_again_though_the_shell_of_its_start_was_killed_with_the_agent() {
+    let mut system = System::new();
+    let spec = daemon(&system);
+    let task = system.begin("p", 0, &spec);
+    killed_with_the_shell(&mut system);
+    let running = children_in(&system, "sleep");
+    system.start_agent();
+    let row = system.row("p", &task);
+    assert_eq!(text(&system, "starts"), "up\n", "{row}\n{}", system.log());
+    assert_eq!(row["error_code"], 0, "{row}\n{}", system.log());
+    assert_eq!(children_in(&system, "sleep"), running, "{}", system.log());
+    until("it is supervised", || system.facts("p") == (true, true, true));
+    assert_eq!(system.pid("p").map(|pid| vec![pid]), Some(running));
+    assert_eq!(system.operate("p", 1, &spec).0, 0, "{}", system.log());
+}
+
+#[test]
+fn a_one_shot_runs_to_its_end_though_the_agent_ends_while_it_launches() {
+    let mut system = System::new();
+    let mut tasks = Vec::new();
+    // Each SIGTERM meets launches at another moment.
+    for round in 0..6 {
+        for nth in 0..6 {
+            let name = format!("p{round}-{nth}");
+            let mut spec =
+                system.spec(&name, &format!("echo {name} >> begun; sleep 0.1; echo {name} >> ended"));
+            spec["monitor_policy"]["auto_type"] = json!(2);
+            tasks.push((name.clone(), system.begin(&name, 0, &spec)));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(round * 5));
+        let mut agent = system.agent.take().expect("an agent");
+        kill(agent.id(), "TERM");
+        assert!(agent.wait().expect("it ends").code().is_some(), "ended by its own exit");
+        system.start_agent();
+    }
+    for (name, task) in &tasks {
+        let row = system.row(name, task);
+        assert_eq!(row["error_code"], 0, "{name}: {row}\n{}", system.log());
+        let count = |file: &str| text(&system, file).lines().filter(|line| line == name).count();
+        until(&format!("{name} ended"), || count("ended") == 1);
+        assert_eq!(count("begun"), 1, "{name}: {}", system.log());
+    }
+}
