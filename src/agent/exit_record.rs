@@ -90,6 +90,19 @@ impl ExitRecords {
         ((its.dev(), its.ino()) == (record.dev(), record.ino())).then_some(hold)
     }
 
+    /// Does some process have the record open? The command may still begin: a child of a killed agent has it open before
+    /// it is the recording shell, and a slow file system can hold it there. Nothing of another process is opened.
+    pub fn is_open(&self, id: &str) -> bool {
+        let (Ok(record), Ok(processes)) = (self.path(id).canonicalize(), std::fs::read_dir("/proc")) else {
+            return false;
+        };
+        let is_process = |name: &std::ffi::OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+        let open = processes.flatten().filter(|entry| is_process(&entry.file_name()));
+        let open = open.filter_map(|entry| std::fs::read_dir(entry.path().join("fd")).ok());
+        open.flat_map(|files| files.flatten())
+            .any(|file| std::fs::read_link(file.path()).is_ok_and(|target| target == record))
+    }
+
     pub fn remove(&self, id: &str) {
         let _ = std::fs::remove_file(self.path(id));
     }
@@ -131,7 +144,7 @@ pub fn start_id(launch_id: &str) -> String {
 /// Waits until a shell that was launched has recorded that it began. `Empty`: none was.
 ///
 /// A shell that was launched right before the agent was killed may not have written its first line yet; it is known by
-/// its environment.
+/// its environment. Before it is a shell it is known by the record, which it has open.
 pub async fn resolved(records: &ExitRecords, id: &str) -> Result<ExitRecord, String> {
     const LONGEST: Duration = Duration::from_secs(5);
     let begun = tokio::time::Instant::now();
@@ -145,7 +158,7 @@ pub async fn resolved(records: &ExitRecords, id: &str) -> Result<ExitRecord, Str
             return Err("an earlier launch of this command neither began nor ended".to_owned());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
-        was_carried = is_carried(id);
+        was_carried = is_carried(id) || records.is_open(id);
     }
 }
 
@@ -191,6 +204,21 @@ mod tests {
         ] {
             assert_eq!(parse(text), record, "{text:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_command_whose_shell_is_still_to_come_is_waited_for() {
+        use std::io::Write;
+        let folder = tempfile::tempdir().expect("a folder");
+        let records = ExitRecords::in_folder(folder.path()).expect("a folder");
+        drop(records.create("one").expect("a record"));
+        assert_eq!(resolved(&records, "one").await, Ok(ExitRecord::Empty), "no process has it open");
+        let mut file = records.create("one").expect("a record");
+        let later = async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            file.write_all(b"pid 17\n0\n").expect("it is written");
+        };
+        assert_eq!(tokio::join!(resolved(&records, "one"), later).0, Ok(ExitRecord::Ended(0)));
     }
 
     #[test]

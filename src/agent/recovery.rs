@@ -196,7 +196,13 @@ fn resolve_one(
     if resident {
         return None;
     }
-    let not_begun = intent.boot == boot_id() && matches!(record, ExitRecord::Missing | ExitRecord::Empty);
+    // A child that has not become its shell yet has the record open: it may still begin.
+    let not_begun = intent.boot == boot_id()
+        && match record {
+            ExitRecord::Missing => true,
+            ExitRecord::Empty => !shared.exits.is_open(&intent.incarnation),
+            ExitRecord::Begun(_) | ExitRecord::Ended(_) | ExitRecord::Unreadable => false,
+        };
     if not_begun {
         return None;
     }
