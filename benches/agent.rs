@@ -3,6 +3,9 @@
 //! `cargo bench --bench agent` prints one JSON object: how long `operate_proc_multi` takes from the call until the last
 //! process runs, and plain spawning in the same run; from a process's death to its next pid; the agent's memory and its
 //! processor time when nothing happens; how long taking up all of them takes after `kill -9`; and stopping them all.
+//!
+//! `ABIDE_BENCH_PROGRAM` names another build of the program, to compare two on the same machine; `ABIDE_BENCH_USER` the user
+//! that the processes run as.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -20,6 +23,7 @@ const NAP: &str = "100000";
 fn main() {
     let folder = tempfile::tempdir().expect("a folder");
     let here = folder.path();
+    give_pid_files_to_user(here);
     std::fs::write(here.join("apps.yaml"), "apps: [{code: all, secret: s3cret}]\n").expect("a file");
     std::fs::write(here.join("tokens"), "* token\n").expect("a file");
     std::fs::write(here.join("token"), "token\n").expect("a file");
@@ -91,6 +95,17 @@ fn main() {
     );
 }
 
+/// Pid files are written with the rights of the user.
+fn give_pid_files_to_user(here: &Path) {
+    use std::os::unix::fs::PermissionsExt;
+    let run = here.join("run");
+    std::fs::create_dir(&run).expect("a folder");
+    std::fs::set_permissions(here, std::fs::Permissions::from_mode(0o711)).expect("a mode");
+    let user = nix::unistd::User::from_name(&user()).expect("the users").expect("this user");
+    std::os::unix::fs::chown(&run, Some(user.uid.as_raw()), Some(user.gid.as_raw()))
+        .expect("a folder of this user");
+}
+
 fn spawn_directly() -> Duration {
     let begin = Instant::now();
     let mut children: Vec<Child> = (0..PROCESSES)
@@ -118,7 +133,8 @@ impl Drop for Program {
 }
 
 fn start(here: &Path, args: &[&str]) -> (Program, String) {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_abide"))
+    let program = std::env::var_os("ABIDE_BENCH_PROGRAM").unwrap_or(env!("CARGO_BIN_EXE_abide").into());
+    let mut child = Command::new(program)
         .args(args)
         .current_dir(here)
         .env_clear()
@@ -137,15 +153,20 @@ fn join(here: &Path, url: &str) -> (Program, String) {
 }
 
 fn items(here: &Path, op: u32) -> Value {
+    let user = user();
     let item = |nth: usize| {
         json!({"meta": {"namespace": "bench", "name": format!("p{nth}")}, "op_type": op,
                "hosts": [{"ip": "127.0.0.1", "bk_cloud_id": 0, "bk_supplier_id": 0}],
-               "spec": {"identity": {"proc_name": "sleep", "setup_path": "/", "pid_path": pid_path(here, nth), "user": "root",
+               "spec": {"identity": {"proc_name": "sleep", "setup_path": "/", "pid_path": pid_path(here, nth), "user": user,
                                      "value_key": format!("p{nth}")},
                         "control": {"start_cmd": format!("/bin/sleep {NAP}"), "start_mode": "foreground"},
                         "monitor_policy": {"auto_type": 1, "start_check_secs": 0}}})
     };
     (0..PROCESSES).map(item).collect()
+}
+
+fn user() -> String {
+    std::env::var("ABIDE_BENCH_USER").unwrap_or_else(|_| "root".to_owned())
 }
 
 fn pid_path(here: &Path, nth: usize) -> PathBuf {

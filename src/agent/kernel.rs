@@ -3,7 +3,8 @@
 //! A pid alone proves nothing: it may be somebody else's by now. A process is known by boot, pid and start time together,
 //! and held by a pidfd, which never becomes another process.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -41,7 +42,11 @@ struct Stat {
 }
 
 fn stat(pid: u32) -> Option<Stat> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Whole by one read: the kernel's line is shorter, and a file of unknown length would take several.
+    let mut line = [0; 1024];
+    let length = File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut line)).ok()?;
+    // The name is bytes; the numbers after it are text.
+    let text = String::from_utf8_lossy(&line[..length]);
     let (_, rest) = text.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
     let state = fields.next()?.chars().next()?;

@@ -17,8 +17,9 @@
 //! their end in a file ([`exit_record`]), so that it is known even if no agent waited. A schedule is kept while a process is
 //! hosted.
 //!
-//! Files that a spec names are opened with the rights of its user ([`user_files`]). A launch ([`spawn`]) has a thread of its
-//! own and a permit of its user ([`permits`]): neither a file nor a process that a user stopped holds up anyone else.
+//! Files that a spec names are opened with the rights of its user ([`user_files`]). A launch ([`spawn`]) has a thread to
+//! itself ([`worker_threads`]) and a permit of its user ([`permits`]): neither a file nor a process that a user stopped holds
+//! up anyone else.
 //!
 //! Each launch has a control group of its own where that is possible ([`cgroup`]), so that its whole tree is counted and
 //! can be ended. Limits are looked after by samples ([`meter`], [`pools`]), health, version and configuration files by
@@ -57,6 +58,7 @@ mod spawn;
 mod stream_clock;
 mod telling;
 mod user_files;
+mod worker_threads;
 
 use std::collections::HashMap;
 use std::path::Path;

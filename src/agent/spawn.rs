@@ -31,6 +31,14 @@ pub struct Account {
     shell: PathBuf,
 }
 
+/// The ids of an account that decide which files it may use.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FileCredentials {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Vec<u32>,
+}
+
 impl Account {
     /// Whom a spec's commands run as.
     pub fn of(spec: &Spec) -> Result<Account, String> {
@@ -68,12 +76,13 @@ impl Account {
         self.uid
     }
 
-    pub fn gid(&self) -> u32 {
-        self.gid
-    }
-
     pub fn groups(&self) -> &[u32] {
         &self.groups
+    }
+
+    /// The ids that decide which files the account may use.
+    pub fn file_credentials(&self) -> FileCredentials {
+        FileCredentials { uid: self.uid, gid: self.gid, groups: self.groups.clone() }
     }
 
     pub fn name(&self) -> &str {
@@ -226,7 +235,7 @@ impl Launch {
             let unheld = |(pid, fd)| Unheld { pid, fd: Some(fd), timed_out: gave_up };
             drop(send.send(launched.map(unheld)));
         };
-        user_files::on_thread("launch", work)?;
+        user_files::on_thread(work)?;
         // By reference: a result that arrives at the last moment is dropped after `timed_out` is set.
         match tokio::time::timeout(LIMIT, &mut receive).await {
             Ok(Ok(launched)) => launched?.hold().ok_or_else(|| {
@@ -269,7 +278,7 @@ impl Launch {
         named
     }
 
-    fn name(&self, pid_file: Option<&PidFile>, pid: u32) -> Result<(), String> {
+    fn name(&self, pid_file: Option<&Arc<PidFile>>, pid: u32) -> Result<(), String> {
         pid_file.map_or(Ok(()), |file| self.rights.write_pid_file(file, pid))
     }
 

@@ -16,6 +16,7 @@ use crate::agent::{
     HostPolicy, Joining, RefusedInstance, Table, own_name, refused_instances, run as serve, this_host,
 };
 use crate::http::{AddressError, Calling};
+use crate::memory;
 use crate::model::HostKey;
 use crate::permissions::require_private;
 
@@ -69,6 +70,12 @@ impl Agent {
             ..Calling::default()
         }
     }
+}
+
+/// Before the first thread starts: threads would have heaps of their own, which every forked process would copy.
+pub fn prepare_memory() {
+    memory::allocate_tightly();
+    memory::fork_without_heap();
 }
 
 pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {

@@ -115,6 +115,9 @@ pub fn main() -> ExitCode {
     let stands = matches!(&args.verb, Verb::Watch(_) | Verb::Up(_) | Verb::Serve(_) | Verb::Agent(_));
     let in_json = stands && matches!(args.common.log_format, args::LogFormat::Json);
     let printer = Printer::new(&args.common, in_json);
+    if matches!(&args.verb, Verb::Agent(_)) {
+        agent::prepare_memory();
+    }
     if stands {
         aside::begin(in_json);
     }

@@ -1,19 +1,20 @@
 //! The steps of a new process between its making and its program: system calls, and nothing else.
 
-use std::ffi::{CString, c_char, c_int, c_void};
-use std::os::fd::{AsRawFd, RawFd};
+use std::ffi::{c_char, c_int, c_void};
+use std::os::fd::RawFd;
 use std::ptr;
 
-use super::{Birth, CODE, Stage};
+use super::{CODE, Stage};
 
 /// The descriptor that a forked process reports a failed step by.
 const STATUS: RawFd = 4;
 
-/// What the new process sees, in memory that is ours.
+/// What the new process sees. Plain data: it is read in a copy of this memory, or in this memory itself.
 pub struct Inside {
-    pub programs: Vec<*const c_char>,
-    pub args: Vec<*const c_char>,
-    pub env: Vec<*const c_char>,
+    /// Lists end with a null pointer.
+    pub programs: *const *const c_char,
+    pub args: *const *const c_char,
+    pub env: *const *const c_char,
     pub folder: *const c_char,
     pub input: RawFd,
     pub output: RawFd,
@@ -24,30 +25,10 @@ pub struct Inside {
     pub failed: Option<(Stage, c_int)>,
 }
 
-impl Inside {
-    pub fn of(birth: &Birth<'_>, status: RawFd) -> Inside {
-        let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
-        let ended = |texts: &[CString]| [pointers(texts), vec![ptr::null()]].concat();
-        let ids = birth.ids.as_ref();
-        Inside {
-            programs: pointers(&birth.programs),
-            args: ended(&birth.args),
-            env: ended(&birth.env),
-            folder: birth.folder.as_ptr(),
-            input: birth.input.as_raw_fd(),
-            output: birth.output.as_raw_fd(),
-            code: birth.code.as_ref().map_or(-1, AsRawFd::as_raw_fd),
-            status,
-            ids: ids.map(|(user, group, groups)| (*user, *group, groups.as_ptr(), groups.len())),
-            failed: None,
-        }
-    }
-}
-
 /// The new process's own steps. It has one thread, its own descriptors and its own signal actions; memory may be ours.
 pub extern "C" fn become_program(arg: *mut c_void) -> c_int {
     // SAFETY: `clone` passes an `Inside` that it does not touch until we are gone or another program. Only system
-    // calls are made: nothing is allocated, no lock is taken. Users and groups are set by the system call itself: libc's
+    // calls are made: nothing is allocated, no lock is taken, nothing of the heap is read. Users and groups are set by the system call itself: libc's
     // own function would ask the other threads of this memory, which are not of this process, to do the same.
     unsafe {
         let inside = &mut *arg.cast::<Inside>();
@@ -56,8 +37,10 @@ pub extern "C" fn become_program(arg: *mut c_void) -> c_int {
             libc::_exit(127);
         }
         let mut error = libc::ENOENT;
-        for program in &inside.programs {
-            libc::execve(*program, inside.args.as_ptr(), inside.env.as_ptr());
+        let mut program = inside.programs;
+        while !(*program).is_null() {
+            libc::execve(*program, inside.args, inside.env);
+            program = program.add(1);
             let why = *libc::__errno_location();
             // The next place may have it; what is there and cannot be run is the better reason.
             if why != libc::ENOENT && why != libc::ENOTDIR {

@@ -9,6 +9,7 @@
 //! It closes every other descriptor first: a stopped process holds no pipe of another launch.
 
 mod child;
+mod image;
 
 use std::ffi::{CString, c_int, c_void};
 use std::io;
@@ -20,7 +21,8 @@ use std::time::Duration;
 
 use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 
-use self::child::{Inside, become_program};
+use self::child::become_program;
+use self::image::Image;
 use super::kernel::Identity;
 use super::reaper;
 
@@ -93,9 +95,6 @@ impl Borrowing {
     }
 }
 
-/// Much more than the few system calls need.
-const STACK: usize = 64 << 10;
-
 impl Birth<'_> {
     /// The process and a descriptor that is it, once it has become its program. The reaper leaves it alone.
     pub fn go(&self, borrowing: &Borrowing) -> Result<(u32, OwnedFd), (Stage, io::Error)> {
@@ -107,12 +106,12 @@ impl Birth<'_> {
 
     /// Sleeps until the process is its program or gone.
     fn borrow(&self, borrowing: &Borrowing) -> Result<(u32, OwnedFd), (Stage, io::Error)> {
-        let mut inside = Inside::of(self, -1);
+        let image = self.image(-1)?;
         borrowing.begin();
-        let made = self.make(&mut inside, libc::CLONE_VM | libc::CLONE_VFORK, borrowing.pidfd.as_ptr());
+        let made = self.make(&image, libc::CLONE_VM | libc::CLONE_VFORK, borrowing.pidfd.as_ptr());
         *borrowing.over.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
         let (pid, fd) = made?;
-        match inside.failed {
+        match image.failed() {
             None => Ok((pid, fd)),
             Some((stage, error)) => {
                 bury(pid, &fd);
@@ -124,9 +123,10 @@ impl Birth<'_> {
     /// Waits for the end of its preparations, but not longer than [`LIMIT`].
     fn fork(&self) -> Result<(u32, OwnedFd), (Stage, io::Error)> {
         let (report, status) = io::pipe().map_err(|error| (Stage::Descriptors, error))?;
-        let mut inside = Inside::of(self, status.as_raw_fd());
+        let image = self.image(status.as_raw_fd())?;
         let mut pidfd: c_int = 0;
-        let (pid, fd) = self.make(&mut inside, 0, &mut pidfd)?;
+        crate::memory::exclude_heap_from_forks();
+        let (pid, fd) = self.make(&image, 0, &mut pidfd)?;
         drop(status);
         let failed = match wait_for_report(&report) {
             Ok(None) => return Ok((pid, fd)),
@@ -140,23 +140,26 @@ impl Birth<'_> {
         Err(failed)
     }
 
+    fn image(&self, status: RawFd) -> Result<Image, (Stage, io::Error)> {
+        Image::of(self, status).map_err(|error| (Stage::Clone, error))
+    }
+
     fn make(
         &self,
-        inside: &mut Inside,
+        image: &Image,
         sharing: c_int,
         pidfd: *mut c_int,
     ) -> Result<(u32, OwnedFd), (Stage, io::Error)> {
         // Until it is held, it would be taken for an orphan when it ends.
         let _born = reaper::birth();
         let group = self.group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let mut stack = vec![0u128; STACK / 16];
-        let mut born = clone(inside, &mut stack, sharing, pidfd, group);
+        let mut born = clone(image, sharing, pidfd, group);
         if born.is_err() && self.group.is_some() {
             // A group that cannot take it in is no reason not to be born.
-            born = clone(inside, &mut stack, sharing, pidfd, -1);
+            born = clone(image, sharing, pidfd, -1);
         }
         if born.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOSYS)) {
-            born = clone_as_before(inside, &mut stack, sharing, pidfd);
+            born = clone_as_before(image, sharing, pidfd);
         }
         let pid = born.map_err(|error| (Stage::Clone, error))?;
         if let Some(identity) = Identity::of(pid) {
@@ -225,13 +228,8 @@ struct CloneArgs {
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
 /// Makes the process; with borrowed memory, waits until it is its program or gone.
-fn clone(
-    inside: &mut Inside,
-    stack: &mut [u128],
-    sharing: c_int,
-    fd: *mut c_int,
-    group: RawFd,
-) -> io::Result<u32> {
+fn clone(image: &Image, sharing: c_int, fd: *mut c_int, group: RawFd) -> io::Result<u32> {
+    let (stack, stack_size) = image.stack();
     let flags = (sharing | libc::CLONE_PIDFD) as u64;
     let into = u64::try_from(group).ok();
     let args = CloneArgs {
@@ -240,17 +238,17 @@ fn clone(
         child_tid: 0,
         parent_tid: 0,
         exit_signal: libc::SIGCHLD as u64,
-        stack: stack.as_mut_ptr() as u64,
-        stack_size: size_of_val(stack) as u64,
+        stack: stack as u64,
+        stack_size: stack_size as u64,
         tls: 0,
         set_tid: 0,
         set_tid_size: 0,
         cgroup: into.unwrap_or(0),
     };
-    // SAFETY: with borrowed memory we wait (CLONE_VFORK), so that the stack and `inside` outlive the process's use of
-    // them; a forked process has copies. The new process begins on its own stack and calls `become_program`, which does
+    // SAFETY: with borrowed memory we wait (CLONE_VFORK), so that the image outlives the process's use of it; a forked
+    // process has a copy. The new process begins on its own stack and calls `become_program`, which does
     // not return; it never comes back to this function.
-    let result = undisturbed(|| unsafe { clone3(&args, become_program, ptr::from_mut(inside).cast()) });
+    let result = undisturbed(|| unsafe { clone3(&args, become_program, image.inside().cast()) });
     match u32::try_from(result) {
         Ok(pid) => Ok(pid),
         Err(_) => Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EINVAL))),
@@ -258,17 +256,12 @@ fn clone(
 }
 
 /// The same by the older call, for containers that do not know the new one. It knows no control groups.
-fn clone_as_before(
-    inside: &mut Inside,
-    stack: &mut [u128],
-    sharing: c_int,
-    fd: *mut c_int,
-) -> io::Result<u32> {
+fn clone_as_before(image: &Image, sharing: c_int, fd: *mut c_int) -> io::Result<u32> {
+    let (stack, stack_size) = image.stack();
     let flags = sharing | libc::CLONE_PIDFD | libc::SIGCHLD;
     // SAFETY: as above; the stack is passed by its end, which is aligned.
     let result = undisturbed(|| unsafe {
-        let top = stack.as_mut_ptr().add(stack.len()).cast::<c_void>();
-        libc::clone(become_program, top, flags, ptr::from_mut(inside).cast(), fd)
+        libc::clone(become_program, stack.byte_add(stack_size), flags, image.inside().cast(), fd)
     });
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }
@@ -349,36 +342,68 @@ mod tests {
     #[test]
     fn both_ways_of_being_born_end_in_the_program() {
         let null = std::fs::File::options().read(true).write(true).open("/dev/null").expect("a file");
-        let (args, env) =
-            ([c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()], [c"WITH=7".to_owned()]);
-        let pointers = |texts: &[CString]| {
-            texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>()
+        let birth = Birth {
+            programs: vec![c"/no/such/sh".to_owned(), c"/bin/sh".to_owned()],
+            args: vec![c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()],
+            env: vec![c"WITH=7".to_owned()],
+            folder: c"/".to_owned(),
+            input: null.as_fd(),
+            output: null.as_fd(),
+            code: None,
+            group: None,
+            ids: None,
+            is_own: true,
         };
-        type Way = fn(&mut Inside, &mut [u128], c_int, *mut c_int) -> io::Result<u32>;
-        let ways: [Way; 2] =
-            [|inside, stack, sharing, fd| clone(inside, stack, sharing, fd, -1), clone_as_before];
+        type Way = fn(&Image, c_int, *mut c_int) -> io::Result<u32>;
+        let ways: [Way; 2] = [|image, sharing, fd| clone(image, sharing, fd, -1), clone_as_before];
         let shared = libc::CLONE_VM | libc::CLONE_VFORK;
         for (way, sharing) in ways.into_iter().flat_map(|way| [(way, shared), (way, 0)]) {
-            let mut inside = Inside {
-                programs: vec![c"/no/such/sh".as_ptr(), c"/bin/sh".as_ptr()],
-                args: pointers(&args),
-                env: pointers(&env),
-                folder: c"/".as_ptr(),
-                input: null.as_raw_fd(),
-                output: null.as_raw_fd(),
-                code: -1,
-                status: -1,
-                ids: None,
-                failed: None,
-            };
-            let (mut stack, mut fd) = (vec![0u128; STACK / 16], -1);
-            way(&mut inside, &mut stack, sharing, &mut fd).expect("it is born");
-            assert_eq!(inside.failed, None);
+            let (image, mut fd) = (Image::of(&birth, -1).expect("memory"), -1);
+            way(&image, sharing, &mut fd).expect("it is born");
+            assert_eq!(image.failed(), None);
             // SAFETY: the kernel gave it to us.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             let status =
                 waitid(WaitId::PidFd(fd.as_fd()), WaitIdOptions::EXITED).expect("a child").expect("its end");
             assert_eq!(status.exit_status(), Some(7));
         }
+    }
+
+    #[test]
+    fn a_forked_process_needs_nothing_of_the_heap() {
+        // A process of its own: the heap stays excluded.
+        if std::env::var_os("ABIDE_TEST_FORK").is_none() {
+            let test = "agent::birth::tests::a_forked_process_needs_nothing_of_the_heap";
+            let program = std::env::current_exe().expect("a path");
+            let mut again = std::process::Command::new(program);
+            let out = again.args(["--exact", test]).env("ABIDE_TEST_FORK", "1").output().expect("it runs");
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+            return;
+        }
+        crate::memory::allocate_tightly();
+        crate::memory::fork_without_heap();
+        let null = std::fs::File::options().read(true).write(true).open("/dev/null").expect("a file");
+        let birth = |folder: &std::ffi::CStr| Birth {
+            programs: vec![c"/no/such/sh".to_owned(), c"/bin/sh".to_owned()],
+            args: vec![c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()],
+            env: vec![c"WITH=7".to_owned()],
+            folder: folder.to_owned(),
+            input: null.as_fd(),
+            output: null.as_fd(),
+            code: None,
+            group: None,
+            ids: None,
+            is_own: false,
+        };
+        let (_, fd) = birth(c"/").go(&Borrowing::default()).expect("it is born");
+        let status =
+            waitid(WaitId::PidFd(fd.as_fd()), WaitIdOptions::EXITED).expect("a child").expect("its end");
+        assert_eq!(status.exit_status(), Some(7));
+        let failed = birth(c"/no/such/folder").go(&Borrowing::default()).expect_err("no such folder");
+        assert_eq!((failed.0, failed.1.raw_os_error()), (Stage::Folder, Some(libc::ENOENT)));
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("maps");
+        let heap = maps.lines().skip_while(|line| !line.ends_with("[heap]"));
+        let flags = heap.into_iter().find(|line| line.starts_with("VmFlags:")).expect("flags");
+        assert!(flags.split(' ').any(|flag| flag == "dc"), "the heap is copied: {flags}");
     }
 }

@@ -1,8 +1,8 @@
 //! Files that a spec names (`log_path`, `pid_path`, `env.file`, `configmap`): opened with the rights of the spec's user.
 //!
 //! The agent is root, and a manifest author is not. A file is therefore opened by a helper thread that has the user's
-//! groups and file-system ids and no capability, for good: it ends with its work. The user cannot signal or trace it,
-//! since its real ids stay root's. Files of the agent's own user are opened directly, by a walk ([`walk`]) that no other
+//! groups and file-system ids and no capability, for good: it works for this account and no other. The user cannot signal
+//! or trace it, since its real ids stay root's. Files of the agent's own user are opened directly, by a walk ([`walk`]) that no other
 //! user's link can redirect. Root opens a file for another user only where the host's policy lists its path
 //! ([`RootMay`]), the user's own rights do not suffice, and every component belongs to root alone.
 //!
@@ -23,7 +23,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 pub use self::pid_file::{PidEntry, PidFile};
 use self::walk::{Access, FileError, Folder, Rule, parent};
 use super::permits::Permits;
-use super::spawn::Account;
+use super::spawn::{Account, FileCredentials};
+use super::worker_threads;
 
 /// Whether the host's policy lets root open this path for another user.
 pub type RootMay = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
@@ -36,7 +37,6 @@ pub const PER_USER: usize = 8;
 const ENV_FILE: u64 = 64 << 10;
 /// A file that is larger has no sum.
 const SUMMED_FILE: u64 = 64 << 20;
-const STACK: usize = 256 << 10;
 
 /// What one user may do at once.
 pub struct UserPermits {
@@ -115,7 +115,7 @@ impl Rights {
             // The thread gives the permit back, so that stuck threads of a user are counted.
             let permit = permits.acquire(self.account.uid()).await;
             let rights = self.clone();
-            let done = on_thread("files", move || {
+            let done = on_thread(move || {
                 let done = work(&rights);
                 drop(permit);
                 done
@@ -131,7 +131,7 @@ impl Rights {
     pub async fn env_values(&self, entries: Vec<(String, String)>) -> Result<Vec<(String, String)>, String> {
         let read = |rights: &Rights, (name, path): (String, String)| {
             let path = Path::new(&path);
-            let value = rights.with(path, |rule| env_value(path, rule));
+            let value = rights.with(path, env_value);
             let failed = |error| rights.explain(&format!("env {name}: cannot read"), path, error);
             value.map(|value| (name.clone(), value)).map_err(failed)
         };
@@ -143,7 +143,8 @@ impl Rights {
 
     /// Opens a log for appending; its missing directories are created. In a directory it is NAME.log. Blocks.
     pub fn open_log(&self, path: &Path, name: &str) -> Result<File, String> {
-        let opened = self.with(path, |rule| open_log(path, name, rule));
+        let name = name.to_owned();
+        let opened = self.with(path, move |path, rule| open_log(path, &name, rule));
         opened.map_err(|error| {
             let denied =
                 matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
@@ -160,33 +161,35 @@ impl Rights {
 
     /// Creates the missing directories on the way to a file. Blocks.
     pub fn make_parents(&self, field: &str, path: &Path) -> Result<(), String> {
-        self.with(path, |rule| parent(path, rule, true).map(|_| ()))
+        self.with(path, |path, rule| parent(path, rule, true).map(|_| ()))
             .map_err(|error| self.explain(&format!("cannot create the directory of {field}"), path, error))
     }
 
     /// The md5 of each file; `None`: it is missing or cannot be read. `known` sums of unchanged files are used again. Blocks.
     pub fn sums(&self, files: Vec<(PathBuf, Option<Sum>)>) -> Vec<(PathBuf, Option<Sum>)> {
         let sum = |(path, known): (PathBuf, Option<Sum>)| {
-            let summed = self.with(&path, |rule| sum(&path, rule, known.as_ref())).ok();
+            let summed = self.with(&path, move |path, rule| sum(path, rule, known.as_ref())).ok();
             (path, summed)
         };
         files.into_iter().map(sum).collect()
     }
 
-    /// Does work with the rights of the account.
-    fn with<T: Send>(
+    /// Does work with the rights of the account: here, if they are the agent's own.
+    fn with<T: Send + 'static>(
         &self,
         path: &Path,
-        work: impl Fn(Rule) -> Result<T, FileError> + Sync,
+        work: impl Fn(&Path, Rule) -> Result<T, FileError> + Send + Sync + 'static,
     ) -> Result<T, FileError> {
         if self.account.is_own() {
-            return work(Rule::Trusting(self.account.uid()));
+            return work(path, Rule::Trusting(self.account.uid()));
         }
-        match as_user(&self.account, || work(Rule::Any))? {
+        let (work, owned) = (Arc::new(work), path.to_owned());
+        let with_their_rights = Arc::clone(&work);
+        match as_user(&self.account, move || with_their_rights(&owned, Rule::Any))? {
             Err(FileError::Io(error))
                 if error.kind() == io::ErrorKind::PermissionDenied && (self.root_may)(path) =>
             {
-                work(Rule::RootOnly)
+                work(path, Rule::RootOnly)
             }
             done => done,
         }
@@ -222,7 +225,7 @@ impl Rights {
     /// What to do about a log that the user may not write, as far as the user can see it.
     fn hint(&self, path: &Path) -> String {
         let user = self.account.name();
-        let seen = self.with(path, |rule| {
+        let seen = self.with(path, |path, rule| {
             let (folder, name) = parent(path, rule, false)?;
             Ok(folder.kind(&name)?.map(|stat| (stat.st_uid, may_be_our_log(path, &stat))))
         });
@@ -280,45 +283,36 @@ fn may_be_our_log(path: &Path, stat: &rustix::fs::Stat) -> bool {
 
 /// Starts work on a thread that no runtime waits for: the agent ends even if the work never does.
 pub fn on_thread<T: Send + 'static>(
-    name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<oneshot::Receiver<T>, String> {
     let (send, receive) = oneshot::channel();
-    let thread = std::thread::Builder::new().name(name.to_owned()).stack_size(STACK);
-    let started = thread.spawn(move || {
+    let started = worker_threads::run(move || {
         let _ = send.send(work());
     });
-    started.map(|_| receive).map_err(|error| format!("cannot start a thread: {error}"))
+    started.map(|()| receive).map_err(|error| format!("cannot start a thread: {error}"))
 }
 
 /// Does work on a thread that has this account's rights to files, and no others.
-fn as_user<T: Send>(account: &Account, work: impl FnOnce() -> T + Send) -> io::Result<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("user-files".to_owned()).stack_size(STACK);
-        let thread = thread.spawn_scoped(scope, || {
-            take_rights(account)?;
-            Ok(work())
-        })?;
-        thread.join().unwrap_or_else(|_| Err(io::Error::other("the helper thread failed")))
-    })
+fn as_user<T: Send + 'static>(account: &Account, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    worker_threads::run_as(account.file_credentials(), take_rights, work)
 }
 
 /// Gives this thread, and only this one, an account's groups and file-system ids, and takes every capability from it.
 ///
 /// Only the file-system ids: with the user's real ids the thread, and so the whole agent, could be signalled by the user.
-fn take_rights(account: &Account) -> io::Result<()> {
+fn take_rights(credentials: &FileCredentials) -> io::Result<()> {
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_groups};
-    let groups: Vec<_> =
-        account.groups().iter().map(|group| rustix::process::Gid::from_raw(*group)).collect();
+    let FileCredentials { uid, gid, groups } = credentials;
+    let groups: Vec<_> = groups.iter().map(|group| rustix::process::Gid::from_raw(*group)).collect();
     set_thread_groups(&groups)?;
     // The calls return the former id, also where they fail: only a second call shows the outcome.
     // SAFETY: both are system calls without pointers that change the calling thread alone.
-    let (gid, uid) = unsafe {
-        libc::setfsgid(account.gid());
-        libc::setfsuid(account.uid());
+    let (fs_gid, fs_uid) = unsafe {
+        libc::setfsgid(*gid);
+        libc::setfsuid(*uid);
         (libc::setfsgid(u32::MAX), libc::setfsuid(u32::MAX))
     };
-    if u32::try_from(gid) != Ok(account.gid()) || u32::try_from(uid) != Ok(account.uid()) {
+    if u32::try_from(fs_gid) != Ok(*gid) || u32::try_from(fs_uid) != Ok(*uid) {
         return Err(io::Error::from_raw_os_error(libc::EPERM));
     }
     let none = CapabilitySet::empty();

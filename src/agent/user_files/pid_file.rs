@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
 
@@ -33,8 +34,8 @@ pub struct PidFile {
 
 impl Rights {
     /// Does everything that can fail for want of rights, before there is a process. Blocks.
-    pub fn prepare_pid_file(&self, path: &Path) -> Result<PidFile, String> {
-        self.with(path, |rule| PidFile::prepare(path, rule)).map_err(|error| {
+    pub fn prepare_pid_file(&self, path: &Path) -> Result<Arc<PidFile>, String> {
+        self.with(path, PidFile::prepare).map(Arc::new).map_err(|error| {
             let denied =
                 matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
             let hint = if denied { self.pid_path_hint(path) } else { String::new() };
@@ -57,13 +58,13 @@ impl Rights {
     }
 
     /// Writes the pid, and gives the file its name. Blocks.
-    pub fn write_pid_file(&self, prepared: &PidFile, pid: u32) -> Result<(), String> {
-        self.again(prepared, |prepared| prepared.write(pid))
+    pub fn write_pid_file(&self, prepared: &Arc<PidFile>, pid: u32) -> Result<(), String> {
+        self.again(prepared, move |prepared| prepared.write(pid))
             .map_err(|error| self.explain("cannot write pid_path", &prepared.path, error))
     }
 
     /// Removes what was prepared for a process that never came to be. Blocks.
-    pub fn discard_pid_file(&self, prepared: &PidFile) {
+    pub fn discard_pid_file(&self, prepared: &Arc<PidFile>) {
         let _ = self.again(prepared, |prepared| {
             Ok(unlinkat(&prepared.folder.fd, &prepared.temporary, AtFlags::empty())?)
         });
@@ -83,8 +84,8 @@ impl Rights {
             if !matches!(rights.pid_in(&path)?, PidEntry::Pid(named) if named == pid) {
                 return Ok(());
             }
-            let removed = rights.with(&path, |rule| {
-                let (folder, name) = parent(&path, rule, false)?;
+            let removed = rights.with(&path, |path, rule| {
+                let (folder, name) = parent(path, rule, false)?;
                 Ok(unlinkat(&folder.fd, &name, AtFlags::empty())?)
             });
             removed.map_err(|error| rights.explain("cannot remove pid_path", &path, error))
@@ -95,7 +96,7 @@ impl Rights {
 
     fn pid_in(&self, path: &Path) -> Result<PidEntry, String> {
         let shown = path.display();
-        let text = self.with(path, |rule| {
+        let text = self.with(path, |path, rule| {
             let (folder, name) = parent(path, rule, false)?;
             let file = folder.open(&name, Access::Compare)?;
             if file.metadata()?.len() > LARGEST {
@@ -137,13 +138,16 @@ impl Rights {
     }
 
     /// With the same rights as before.
-    fn again<T: Send>(
+    fn again<T: Send + 'static>(
         &self,
-        prepared: &PidFile,
-        work: impl Fn(&PidFile) -> Result<T, FileError> + Sync,
+        prepared: &Arc<PidFile>,
+        work: impl FnOnce(&PidFile) -> Result<T, FileError> + Send + 'static,
     ) -> Result<T, FileError> {
         match prepared.rule {
-            Rule::Any => as_user(self.account(), || work(prepared))?,
+            Rule::Any => {
+                let prepared = Arc::clone(prepared);
+                as_user(self.account(), move || work(&prepared))?
+            }
             Rule::Trusting(_) | Rule::RootOnly => work(prepared),
         }
     }
