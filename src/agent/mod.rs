@@ -21,6 +21,8 @@
 //! itself ([`worker_threads`]) and a permit of its user ([`permits`]): neither a file nor a process that a user stopped holds
 //! up anyone else.
 //!
+//! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]).
+//!
 //! Each launch has a control group of its own where that is possible ([`cgroup`]), so that its whole tree is counted and
 //! can be ended. Limits are looked after by samples ([`meter`], [`pools`]), health, version and configuration files by
 //! looks now and then ([`checks`]); who sets none of these costs nothing while nothing happens. Orphans of our processes
@@ -45,6 +47,7 @@ mod meter;
 mod operations;
 mod oplog;
 mod output;
+mod output_bound;
 mod ownership;
 mod permits;
 mod policy;

@@ -10,6 +10,7 @@ mod cases;
 mod certificate;
 mod channel;
 mod codes;
+mod command_output;
 mod config_trust;
 mod convert;
 mod cutting_proxy;
