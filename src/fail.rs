@@ -1,7 +1,8 @@
 //! Places where a test can let us die, one for each effect. Not in a release.
 //!
 //! `ABIDE_DIE_AT=PLACE` dies at a place by its name. `ABIDE_DIE_AFTER=N` dies at the Nth step of any kind, counted from 1,
-//! and `ABIDE_STEPS_FILE` gets a line for each of them. `ABIDE_CLOCK_SHIFT_MS=N` shifts the wall clock of this process.
+//! and `ABIDE_STEPS_FILE` gets a line for each of them. `ABIDE_CLOCK_SHIFT_MS=N` shifts the wall clock of this process;
+//! `ABIDE_CLOCK_SHIFT_FILE` names a file with the shift, which may change.
 
 use std::io::Write;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -37,7 +38,12 @@ pub fn clock_shift_ms() -> i64 {
         let shift = std::env::var("ABIDE_CLOCK_SHIFT_MS").ok().filter(|_| cfg!(debug_assertions));
         shift.and_then(|text| text.parse().ok()).unwrap_or(0)
     });
-    *SHIFT
+    static FILE: LazyLock<Option<std::path::PathBuf>> = LazyLock::new(|| {
+        let file = std::env::var_os("ABIDE_CLOCK_SHIFT_FILE").filter(|_| cfg!(debug_assertions));
+        file.map(std::path::PathBuf::from)
+    });
+    let text = FILE.as_ref().and_then(|file| std::fs::read_to_string(file).ok());
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(*SHIFT)
 }
 
 fn die() {

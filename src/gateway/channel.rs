@@ -13,6 +13,7 @@ use super::auth::short_digest;
 use super::hosts::{Stream, Taken};
 use super::operate::writer_lease;
 use super::registry::{Record, key_of, record_txn};
+use super::report_limits::{self, ReportBudget};
 use super::secrets::remembered;
 use super::tasks::{Done, Task};
 use super::{Gateway, Refusal};
@@ -32,6 +33,7 @@ impl<S: Store> Gateway<S> {
         if join.hosts.is_empty() || join.agent.is_empty() {
             return Err(Refusal::Wrong("agent or hosts is missing".to_owned()));
         }
+        report_limits::check_join(join)?;
         let (session, turns) = self.hosts.join(join, self.patience).map_err(|Taken(host)| {
             Refusal::Taken(format!("host {host} has an agent already; it has to go first"))
         })?;
@@ -119,6 +121,7 @@ impl<S: Store> Gateway<S> {
         let turn = self.hosts.turn(session).ok_or_else(gone)?;
         let _turn = turn.lock().await;
         let (agent, hosts) = self.hosts.heard(session).ok_or_else(gone)?;
+        report_limits::check_messages(&agent, &told)?;
         self.hosts.measure_skew(session, clock);
         let key = counter(&agent, &hosts);
         told.sort_by_key(|up| up.seq);
@@ -167,10 +170,8 @@ impl<S: Store> Gateway<S> {
                     if !hosts.contains(&order.instance.host) || !task.awaits(nth) {
                         continue;
                     }
-                    let done = Done {
-                        content: result.content.clone(),
-                        ..Done::new(RowCode(result.code), result.message.clone())
-                    };
+                    let (message, content) = report_limits::shortened(result);
+                    let done = Done { content, ..Done::new(RowCode(result.code), message) };
                     if result.code == RowCode::DONE.0
                         && let (Some(op), Some(held)) = (&order.op, &order.held)
                     {
@@ -207,9 +208,11 @@ impl<S: Store> Gateway<S> {
         for (owner, (newest, host)) in generations {
             taking.add(self.newer_generation(&owner, newest, &host).await?);
         }
+        let mut budget = ReportBudget::default();
         for (instance, report) in reports {
-            self.reported(instance, report, &mut taking).await?;
+            self.reported(instance, report, &mut budget, &mut taking).await?;
         }
+        budget.log();
         Ok(taking)
     }
 
@@ -284,6 +287,7 @@ impl<S: Store> Gateway<S> {
         &self,
         instance: &InstanceKey,
         report: &Report,
+        budget: &mut ReportBudget,
         taking: &mut Taking,
     ) -> Result<(), Refusal> {
         let known = taking.records.contains_key(instance) || self.record(instance).await?.is_some();
@@ -294,7 +298,12 @@ impl<S: Store> Gateway<S> {
         }
         // A clock that is ahead must not make an old report look fresh.
         let report = Report { at: report.at.min(super::now_ms()), ..report.clone() };
-        taking.add(Txn::put(key, serde_json::to_vec(&report)?));
+        let value = serde_json::to_vec(&report)?;
+        let is_new = !known && self.store.get(&key).await?.is_none();
+        if !budget.admits(self, &instance.host, value.len(), is_new).await? {
+            return Ok(());
+        }
+        taking.add(Txn::put(key, value));
         if let (false, Some(given)) = (known, &report.given) {
             info!(%instance, owner = ?given.owner, "registered as its agent reports: the store did not know it");
             let part = record_txn(instance, given, None, None, None)?

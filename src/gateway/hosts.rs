@@ -21,8 +21,8 @@ pub struct Hosts(Mutex<Inner>);
 struct Inner {
     sessions: HashMap<String, Session>,
     by_host: HashMap<HostKey, String>,
-    /// Of hosts whose agent is gone: when it was last heard, in milliseconds since 1970.
-    last: HashMap<HostKey, i64>,
+    /// Of hosts whose agent is gone: when it was last heard.
+    last: HashMap<HostKey, Instant>,
 }
 
 struct Session {
@@ -171,16 +171,18 @@ impl Hosts {
         session.stream.as_ref().map(|_| session.version.clone())
     }
 
-    /// When a host was last heard of.
-    pub fn last_heard(&self, host: &HostKey) -> Option<i64> {
+    /// How long a host's agent has been silent, by the monotonic clock: a step of the wall clock loses no agent.
+    /// `None`: it was never heard.
+    pub fn silent_for(&self, host: &HostKey) -> Option<Duration> {
         let inner = self.inner();
-        match inner.by_host.get(host).and_then(|id| inner.sessions.get(id)) {
-            Some(session) => {
-                let ago = session.heard.elapsed().as_millis();
-                Some(now_ms() - i64::try_from(ago).unwrap_or(0))
-            }
-            None => inner.last.get(host).copied(),
-        }
+        let session = inner.by_host.get(host).and_then(|id| inner.sessions.get(id));
+        session.map(|session| session.heard).or_else(|| inner.last.get(host).copied()).map(|at| at.elapsed())
+    }
+
+    /// When a host was last heard of, in milliseconds since 1970, to be shown.
+    pub fn last_heard(&self, host: &HostKey) -> Option<i64> {
+        let ago = i64::try_from(self.silent_for(host)?.as_millis()).unwrap_or(i64::MAX);
+        Some(now_ms().saturating_sub(ago))
     }
 
     /// All hosts with a session, by host.
@@ -231,12 +233,11 @@ impl Session {
 impl Inner {
     fn end(&mut self, id: &str) -> Vec<HostKey> {
         let Some(session) = self.sessions.remove(id) else { return Vec::new() };
-        let heard = now_ms() - i64::try_from(session.heard.elapsed().as_millis()).unwrap_or(0);
         for host in &session.hosts {
             if self.by_host.get(host).is_some_and(|current| current == id) {
                 self.by_host.remove(host);
             }
-            self.last.insert(host.clone(), heard);
+            self.last.insert(host.clone(), session.heard);
         }
         session.hosts
     }

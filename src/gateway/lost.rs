@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::tasks::{Done, Stand, Task};
-use super::{Gateway, Refusal, now_ms};
+use super::{Gateway, Refusal};
 use crate::gse::codes::RowCode;
 use crate::model::HostKey;
 use crate::store::{Store, Txn};
@@ -55,15 +55,15 @@ impl<S: Store> Gateway<S> {
     pub async fn give_up(&self) -> Result<usize, Refusal> {
         self.hosts.expire(self.patience);
         let mut given_up = 0;
-        let patience = i64::try_from(self.patience.as_millis()).unwrap_or(i64::MAX);
         for task in self.tasks.unfinished() {
-            let now = now_ms();
-            if now.saturating_sub(task.waits_since) < patience {
+            // By the monotonic clock: a step of the wall clock declares no agent lost.
+            let waited = task.accepted.elapsed();
+            if waited < self.patience {
                 continue;
             }
             let gone = |host: &HostKey| {
-                let heard = self.hosts.last_heard(host).unwrap_or(task.waits_since).max(task.waits_since);
-                self.hosts.alive(host).is_none() && now.saturating_sub(heard) >= patience
+                let silent = self.hosts.silent_for(host).map_or(waited, |silent| silent.min(waited));
+                self.hosts.alive(host).is_none() && silent >= self.patience
             };
             let rows: BTreeSet<usize> =
                 task.open_rows().into_iter().filter(|nth| gone(&task.orders[*nth].instance.host)).collect();

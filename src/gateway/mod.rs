@@ -34,6 +34,7 @@ mod openapi;
 mod operate;
 mod processes;
 mod registry;
+mod report_limits;
 mod results;
 pub mod routes;
 mod secrets;

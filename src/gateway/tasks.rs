@@ -51,9 +51,8 @@ pub struct Task {
     /// 0: a look.
     number: u64,
     pub(super) begun: i64,
-    /// Since when its rows wait for an agent: after a restart agents have their time again.
-    pub(super) waits_since: i64,
-    /// The same moment by the monotonic clock, and how long after it each row becomes final without a result.
+    /// Since when its rows wait for an agent, by the monotonic clock, and how long after it each row becomes final without a
+    /// result. After a restart agents have their time again.
     pub(super) accepted: std::time::Instant,
     pub(super) deadlines: OnceLock<Vec<Duration>>,
     /// Its orders are with the agents, or known to have none.
@@ -151,8 +150,7 @@ impl Task {
         let left = AtomicUsize::new(rows.iter().filter(|row| **row == Stand::Waiting).count());
         let (queued, rows) = (AtomicBool::new(false), Mutex::new(rows));
         let (accepted, deadlines) = (std::time::Instant::now(), OnceLock::new());
-        let waits_since = now_ms();
-        Task { id, number, begun, waits_since, accepted, deadlines, queued, orders, rows, left }
+        Task { id, number, begun, accepted, deadlines, queued, orders, rows, left }
     }
 
     pub(super) fn rows(&self) -> MutexGuard<'_, Vec<Stand>> {

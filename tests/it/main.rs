@@ -1,6 +1,7 @@
 //! One binary for all integration tests. Each file is one claim about the product.
 
 mod agent;
+mod agent_limits;
 mod agent_recovery;
 mod apply;
 mod bombs;
