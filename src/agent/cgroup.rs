@@ -11,8 +11,12 @@ use std::path::{Path, PathBuf};
 use super::meter::limit;
 use crate::model::Resource;
 
+/// Tries of an agent that ends to remove its groups, and the wait between them.
+const LAST_TRIES: u32 = 10;
+const LAST_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
+
 /// Where groups are made; `None`: nowhere.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Groups(Option<PathBuf>);
 
 impl Groups {
@@ -52,10 +56,32 @@ impl Groups {
     /// A new group for a launch, with its limits where they can be set.
     pub fn make(&self, incarnation: &str, limits: &Resource) -> Option<Group> {
         let path = self.0.as_ref()?.join(incarnation);
-        std::fs::create_dir(&path).ok()?;
+        // A former agent of this folder removes the directory above at its end.
+        std::fs::create_dir(&path).or_else(|_| std::fs::create_dir_all(&path)).ok()?;
         let group = Group(path);
         group.limit(limits);
         Some(group)
+    }
+}
+
+/// An agent that ends with nothing running leaves no group behind. What is in use cannot be removed.
+impl Drop for Groups {
+    fn drop(&mut self) {
+        let Some(base) = &self.0 else { return };
+        for _ in 0..LAST_TRIES {
+            let children: Vec<PathBuf> =
+                std::fs::read_dir(base).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+            let children: Vec<PathBuf> = children.into_iter().filter(|path| path.is_dir()).collect();
+            children.iter().for_each(|path| drop(std::fs::remove_dir(path)));
+            if std::fs::remove_dir(base).is_ok() || !base.exists() {
+                return;
+            }
+            // One whose last process is on its way out goes a moment later; one with a process stays.
+            if children.iter().any(|path| !Group(path.clone()).processes().is_empty()) {
+                return;
+            }
+            std::thread::sleep(LAST_WAIT);
+        }
     }
 }
 

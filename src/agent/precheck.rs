@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::policy::HostPolicy;
 use super::row::{Row, all};
 use super::spawn::Account;
-use crate::model::{EnvValue, InstanceKey, Spec};
+use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec};
 use crate::store::{Embedded, Error};
 
 /// An instance that would not be launched again, and why.
@@ -48,16 +48,28 @@ fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
     let mut reasons = policy.refusals(key, spec);
     let mut check = |field: &str, path: &str, access: Access| {
         if !allows(&account, Path::new(path), access) {
-            let what = if access == Access::Read { "read" } else { "write to" };
+            let what = match access {
+                Access::Enter => "enter",
+                Access::Read => "read",
+                Access::Write => "write to",
+            };
             reasons.push(format!("{field}: user {:?} cannot {what} {path}", account.name()));
         }
     };
+    check("setup_path", &spec.identity.setup_path, Access::Enter);
     // A pid file is replaced, so its folder counts.
     if let Some(folder) = Path::new(&spec.identity.pid_path).parent() {
         check("pid_path", &folder.display().to_string(), Access::Write);
     }
     if let Some(path) = &spec.identity.log_path {
         check("log_path", path, Access::Write);
+    }
+    // Launched all the same, and reported as missing from then on.
+    let stated = |entry: &&ConfigFile| entry.md5.is_some();
+    for path in spec.configmap.iter().filter(stated).filter_map(|entry| entry.path.as_deref()) {
+        if Path::new(path).exists() && !policy.may_root_open(Path::new(path)) {
+            check("configmap", path, Access::Read);
+        }
     }
     for (name, value) in &spec.env {
         if let EnvValue::File(file) = value
@@ -71,6 +83,7 @@ fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
+    Enter,
     Read,
     Write,
 }
@@ -94,11 +107,12 @@ fn allows(account: &Account, path: &Path, access: Access) -> bool {
         (meta.mode() >> shift) & bits == bits
     };
     let existing = match access {
-        Access::Read => Some(path),
+        Access::Enter | Access::Read => Some(path),
         Access::Write => path.ancestors().find(|part| part.exists()),
     };
     let Some(existing) = existing else { return false };
     let bits = match (access, existing.is_dir()) {
+        (Access::Enter, _) => ENTER,
         (Access::Read, _) => READ,
         (Access::Write, true) => WRITE | ENTER,
         (Access::Write, false) => WRITE,

@@ -467,6 +467,44 @@ pub async fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::user_files::UserPermits;
+
+    /// Launches that hang take their user's permits, and the next launch of that user fails with the reason.
+    #[tokio::test]
+    async fn a_launch_that_waits_for_a_permit_in_vain_says_so_and_delays_no_other_user() {
+        let permits = Arc::new(UserPermits::default());
+        let rights = |name: &str| {
+            let account = Account::named(name).expect("an account");
+            Rights::new(account, Arc::clone(&permits), Arc::new(|_| false))
+        };
+        let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("users").expect("a name").name;
+        let mut held = Vec::new();
+        for _ in 0..PER_USER {
+            held.push(rights(&me).launch_permit().await);
+        }
+        if nix::unistd::geteuid().is_root() {
+            assert!(rights("nobody").launch_permit().await.is_some());
+        }
+        let launch = Launch {
+            command: "./run".to_owned(),
+            folder: PathBuf::from("/"),
+            rights: rights(&me),
+            env: Vec::new(),
+            output: Sink::Nowhere,
+            record: None,
+            pid_file: None,
+            group: None,
+        };
+        tokio::time::pause();
+        let begun = tokio::time::Instant::now();
+        let why = launch.go().await.err().expect("no permit");
+        assert!(begun.elapsed() >= QUEUE_LIMIT);
+        for part in
+            ["\"./run\"", &me, "waited 60 s for the 8 launches of this user", "log_path, pid_path or program"]
+        {
+            assert!(why.contains(part), "{part} in {why}");
+        }
+    }
 
     #[tokio::test]
     async fn a_launched_process_outlives_an_agent_that_ends_before_it_holds_it() {

@@ -32,6 +32,7 @@ mod import;
 mod interrupted;
 mod killed;
 mod last_good;
+mod launch_files;
 mod launching;
 mod laws;
 mod listen;

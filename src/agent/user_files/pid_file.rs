@@ -1,12 +1,12 @@
 //! Pid files: read as a hint, written whole by a rename, removed only while they name the process that ended.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, renameat, unlinkat};
 
 use super::walk::{Access, FileError, Folder, Rule, parent};
 use super::{FileWork, Rights, as_user};
@@ -153,14 +153,30 @@ impl Rights {
     }
 }
 
+/// Is it a regular file that is empty or begins with a pid, as a line of its own? Programs add more lines to theirs.
+fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Result<(), FileError> {
+    // Also /dev/null, which other files may be.
+    if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
+        return Err(FileError::Kind("a device"));
+    }
+    let mut start = Vec::new();
+    folder.open(name, Access::Compare)?.take(LARGEST).read_to_end(&mut start)?;
+    let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let is_pid = |text: &str| text.trim().is_empty() || text.trim().parse::<u32>().is_ok();
+    match std::str::from_utf8(line).is_ok_and(is_pid) {
+        true => Ok(()),
+        false => {
+            Err(FileError::Content("is not a pid file, and is not replaced; remove it or name another path"))
+        }
+    }
+}
+
 impl PidFile {
     fn prepare(path: &Path, rule: Rule) -> Result<PidFile, FileError> {
         let (folder, name) = parent(path, rule, true)?;
-        // A directory of this name is an error now, not after the launch.
-        if let Some(stat) = folder.kind(&name)?
-            && rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Directory
-        {
-            return Err(FileError::Kind("a directory"));
+        // An error now, not after the launch. Only a pid file is replaced: a wrong path must not cost a file.
+        if let Some(stat) = folder.kind(&name)? {
+            is_replaceable(&folder, &name, &stat)?;
         }
         // Neither guessed nor shared: the name is random, and nothing has it yet.
         let temporary = OsString::from(format!(".abide-{}", crate::agent::fresh_id()));
