@@ -29,6 +29,7 @@ impl Keeper {
                     info!(instance = %self.key, pid = hold.identity.pid, "process adopted");
                     self.row.run = Some(Run::found(&hold, &held));
                     (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
+                    self.row.message.clear();
                     self.hold = Some(hold);
                 }
             }
@@ -68,6 +69,7 @@ impl Keeper {
             let group = self.shared.groups.of(&incarnation).map(|group| group.path());
             self.row.run = Some(Run { incarnation, group, ..Run::found(&hold, held) });
             (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
+            self.row.message.clear();
             self.hold = Some(hold);
         }
         Ok(())

@@ -366,7 +366,9 @@ impl Keeper {
                         }
                     };
                     self.row.run = Some(Run { incarnation, group, ..Run::found(&hold, held) });
-                    (self.row.since, self.row.started) = (now_ms(), now_ms());
+                    (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
+                    // The end of the replaced process does not concern this one.
+                    self.row.message.clear();
                     self.hold = Some(hold);
                     return done();
                 }

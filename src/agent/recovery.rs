@@ -16,9 +16,12 @@ use super::kernel::{self, Hold, Identity, boot_id};
 use super::now_ms;
 use super::ownership::{self, Interrupted};
 use super::row::{Intent, Pending, Row, Run, all, intent_key, pending_key, row_key, up_key};
-use crate::gse::channel::OpResult;
+use crate::gse::channel::{Held, OpResult};
 use crate::model::{AutoType, InstanceKey, StartMode};
 use crate::store::{Error, Store, Txn};
+
+/// Changes of the store that are read: its log has somewhat more.
+const LOGGED: u64 = 90_000;
 
 /// From the launch of a process to its program: much less than this.
 const A_MOMENT: Duration = Duration::from_millis(50);
@@ -63,6 +66,7 @@ pub async fn recover(shared: &Shared) -> Result<Recovered, Error> {
             .into_iter()
             .map(|(instance, pending)| (instance, Resumption { pending, launch: None }))
             .collect();
+    mark_dormant(shared, &mut rows).await?;
     let intents: HashMap<InstanceKey, Intent> = keyed(all(&shared.store, "intent/").await?);
     let (daemons, intents): (HashMap<_, _>, HashMap<_, _>) = intents
         .into_iter()
@@ -79,6 +83,46 @@ pub async fn recover(shared: &Shared) -> Result<Recovered, Error> {
     }
     remove_stale_records(shared, &rows, &pending);
     Ok(Recovered { rows, pending })
+}
+
+/// Rows of an earlier version do not record whether a process that is down is to be launched again: it is only if it was
+/// supervised when it ended. The store's log of changes shows that.
+async fn mark_dormant(shared: &Shared, rows: &mut HashMap<InstanceKey, Row>) -> Result<(), Error> {
+    let resident = |held: &Held| held.spec.monitor.auto_type == AutoType::Resident;
+    let is_open = |row: &Row| {
+        let is_down = row.hosted && row.run.is_none() && row.given.as_ref().is_some_and(resident);
+        is_down && row.retry.is_none() && !row.dormant && !row.message.is_empty()
+    };
+    if !rows.values().any(is_open) {
+        return Ok(());
+    }
+    let last = shared.store.range("proc/", None, 0).await?.as_of;
+    // The log is read at once; it waits only where it has no such change.
+    let changes = shared.store.changes("proc/", last.saturating_sub(LOGGED));
+    let changes = match tokio::time::timeout(EXECUTED, changes).await {
+        Ok(Ok(changes)) => changes,
+        Ok(Err(Error::Forgotten)) | Err(_) => return Ok(()),
+        Ok(Err(error)) => return Err(error),
+    };
+    let mut ended_supervised: HashMap<InstanceKey, (bool, bool)> = HashMap::new();
+    for change in changes {
+        let instance = change.key.strip_prefix("proc/").and_then(|name| name.parse().ok());
+        let row = change.value.and_then(|value| serde_json::from_slice::<Row>(&value).ok());
+        let (Some(instance), Some(row)) = (instance, row) else { continue };
+        let (was_running, supervised) = ended_supervised.entry(instance).or_insert((false, true));
+        // Seen from its end on only: the first row of the log may be any.
+        if *was_running && row.run.is_none() {
+            *supervised = row.hosted;
+        }
+        *was_running = row.run.is_some();
+    }
+    for (instance, row) in rows.iter_mut().filter(|(_, row)| is_open(row)) {
+        if ended_supervised.get(instance).is_some_and(|(_, supervised)| !supervised) {
+            info!(%instance, "not launched: it was not supervised when it ended");
+            row.dormant = true;
+        }
+    }
+    Ok(())
 }
 
 fn keyed<T>(entries: Vec<(String, T)>) -> HashMap<InstanceKey, T> {
@@ -165,7 +209,8 @@ fn relaunched(
     let (incarnation, live) = (mark.clone(), given.clone());
     let group = shared.groups.of(&incarnation).map(|group| group.path());
     row.run = Some(Run { identity, live, by: None, incarnation, group, output: None });
-    (row.next, row.started, row.since) = (None, now_ms(), now_ms());
+    (row.next, row.started, row.since, row.exit) = (None, now_ms(), now_ms(), None);
+    row.message.clear();
     true
 }
 
@@ -185,7 +230,8 @@ fn resolve_one(
         false => shell().or(process),
     };
     if let Some(identity) = identity {
-        (row.started, row.since, row.unknown_run) = (intent.at, intent.at, None);
+        (row.started, row.since, row.unknown_run, row.exit) = (intent.at, intent.at, None, None);
+        row.message.clear();
         if once {
             row.ran = Some(intent.held.clone());
         }

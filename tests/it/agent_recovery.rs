@@ -113,6 +113,21 @@ fn a_daemons_restart_launches_once_though_the_agent_is_killed() {
     });
 }
 
+#[test]
+fn a_process_that_runs_again_has_no_message_of_an_earlier_end() {
+    let mut system = System::new();
+    let mut spec = daemon(&system, "p", "first");
+    let pid_path = system.path("run/p.pid");
+    let again = format!("kill $(cat {0}); sleep 1; setsid sleep 2000 & echo $! > {0}", pid_path.display());
+    spec["control"]["restart_cmd"] = json!(again);
+    assert_eq!(system.operate("p", 0, &spec).0, 0);
+    let row = through_a_kill(&mut system, 7, &spec, "command-begun");
+    assert_eq!(row["error_code"], 0, "{row}\n{}", system.log());
+    let process = system.process("p");
+    assert!(process["running"] == true && process["message"].as_str().is_none_or(str::is_empty), "{process}");
+    assert!(process["exit"].is_null(), "{process}");
+}
+
 /// Commands that say when they begin and end, and take long enough to be in progress when the agent is killed.
 fn counted(word: &str, rest: &str) -> String {
     format!("echo {word} >> effects; sleep 0.5; {rest}")

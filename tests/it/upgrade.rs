@@ -323,6 +323,20 @@ struct Pair {
 }
 
 impl Pair {
+    fn new() -> Pair {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let pair = Pair { folder, gateway: None, agent: None, address: String::new() };
+        for (name, content) in
+            [("apps.yaml", crate::system::APPS), ("tokens", "* token\n"), ("token", "token\n")]
+        {
+            std::fs::write(pair.path(name), content).expect("a file");
+            std::fs::set_permissions(pair.path(name), std::fs::Permissions::from_mode(0o600))
+                .expect("private");
+        }
+        pair
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -415,21 +429,31 @@ impl Drop for Pair {
     }
 }
 
+/// It crashed while no one supervised it, and was hosted afterwards: the old version waits for its next start.
+#[test]
+fn what_the_old_version_would_not_have_launched_is_not_launched() {
+    let mut pair = Pair::new();
+    pair.start_gateway(&old());
+    pair.start_agent(&old());
+    for (op, name) in [(0, "a"), (4, "a"), (0, "b")] {
+        assert_eq!(pair.operate(name, op)["error_code"], 0);
+    }
+    crate::system::kill(pair.pid("a").expect("it runs") as u32, "KILL");
+    until("it is down", || pair.pid("a").is_none());
+    assert_eq!(pair.operate("a", 3)["error_code"], 0);
+    let effects = lines(&pair.path("effects"));
+    pair.start_agent(&new());
+    until("the new agent reports", || pair.pid("b").is_some());
+    // The agent decides before it takes its first operation.
+    assert_eq!(pair.operate("c", 0)["error_code"], 0);
+    assert_eq!((pair.pid("a"), lines(&pair.path("effects"))), (None, effects + 1));
+    assert_eq!(pair.operate("a", 0)["error_code"], 0, "an explicit start");
+}
+
 /// Gateway and agent are replaced one after the other, and back: every mix of versions works and keeps every process.
 #[test]
 fn gateway_and_agent_are_upgraded_one_after_the_other_and_back() {
-    use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut pair = Pair { folder, gateway: None, agent: None, address: String::new() };
-    let files = [
-        ("apps.yaml", "apps: [{code: all, secret: s3cret}]\n"),
-        ("tokens", "* token\n"),
-        ("token", "token\n"),
-    ];
-    for (name, content) in files {
-        std::fs::write(pair.path(name), content).expect("a file");
-        std::fs::set_permissions(pair.path(name), std::fs::Permissions::from_mode(0o600)).expect("private");
-    }
+    let mut pair = Pair::new();
     pair.start_gateway(&old());
     pair.start_agent(&old());
     let names = ["a", "b", "c"];

@@ -343,7 +343,8 @@ impl Keeper {
         let group = self.shared.groups.of(&incarnation).map(|group| group.path());
         self.row.run =
             Some(Run { identity: hold.identity.clone(), live, by: None, incarnation, group, output: None });
-        (self.row.since, self.row.started) = (now_ms(), now_ms());
+        (self.row.since, self.row.started, self.row.exit) = (now_ms(), now_ms(), None);
+        self.row.message.clear();
         self.hold = Some(hold);
         self.write(None).await;
         if renamed {
