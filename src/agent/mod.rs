@@ -31,6 +31,7 @@
 //! Process [`ownership`] needs proof: a pid file or an environment is only a claim. The host's own [`policy`] bounds what a
 //! gateway may launch or adopt; [`precheck`] lists what it would refuse.
 
+mod account;
 mod adoption;
 mod birth;
 mod cgroup;

@@ -10,11 +10,11 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use super::account::Account;
 use super::cgroup::Group;
 use super::keeper::Shared;
 use super::kernel::{Hold, Identity, Marked, marked, parent, runs, uids};
 use super::row::Run;
-use super::spawn::Account;
 use super::user_files::{FileWork, PidEntry, Rights};
 use crate::model::{InstanceKey, Spec};
 use crate::permissions::{Above, refuse_changeable, user_name};

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use tracing::{info, warn};
 
-use super::spawn::Account;
+use super::account::Account;
 use crate::model::{EnvValue, InstanceKey, Spec, glob};
 use crate::permissions::{Above, own_uid, refuse_changeable, resolved};
 

@@ -8,9 +8,9 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::account::Account;
 use super::policy::HostPolicy;
 use super::row::{Row, all};
-use super::spawn::Account;
 use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec};
 use crate::store::{Embedded, Error};
 

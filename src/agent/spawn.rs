@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
+use super::account::Account;
 use super::birth::{self, Birth, Borrowing, Stage};
 use super::cgroup::Group;
 use super::exit_record::{self, ExitRecords, kill_group, recording};
@@ -19,81 +20,6 @@ use super::masking::SecretTexts;
 use super::output::Output;
 use super::user_files::{self, PER_USER, PidFile, Rights};
 use crate::model::{EnvValue, Spec};
-
-/// Whom a process runs as.
-#[derive(Clone, Debug)]
-pub struct Account {
-    uid: u32,
-    gid: u32,
-    groups: Vec<u32>,
-    name: String,
-    home: PathBuf,
-    shell: PathBuf,
-}
-
-/// The ids of an account that decide which files it may use.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct FileCredentials {
-    pub uid: u32,
-    pub gid: u32,
-    pub groups: Vec<u32>,
-}
-
-impl Account {
-    /// Whom a spec's commands run as.
-    pub fn of(spec: &Spec) -> Result<Account, String> {
-        match &spec.identity.user {
-            Some(name) => Account::named(name),
-            None => {
-                let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
-                Account::named(&me.ok_or("this agent's own user has no name")?.name)
-            }
-        }
-    }
-
-    pub fn named(name: &str) -> Result<Account, String> {
-        use nix::unistd::{User, getgrouplist};
-        let user = User::from_name(name).map_err(|error| format!("cannot look user {name:?} up: {error}"))?;
-        let user = user.ok_or_else(|| format!("there is no user {name:?} on this host"))?;
-        let c_name = std::ffi::CString::new(name).map_err(|_| format!("{name:?} is no user's name"))?;
-        let groups = getgrouplist(&c_name, user.gid)
-            .map_err(|error| format!("cannot look the groups of {name:?} up: {error}"))?;
-        let me = nix::unistd::geteuid();
-        if !me.is_root() && user.uid != me {
-            return Err(format!("only root can run a process as {name:?}, and this agent is not root"));
-        }
-        Ok(Account {
-            uid: user.uid.as_raw(),
-            gid: user.gid.as_raw(),
-            groups: groups.iter().map(|group| group.as_raw()).collect(),
-            name: user.name,
-            home: user.dir,
-            shell: user.shell,
-        })
-    }
-
-    pub fn uid(&self) -> u32 {
-        self.uid
-    }
-
-    pub fn groups(&self) -> &[u32] {
-        &self.groups
-    }
-
-    /// The ids that decide which files the account may use.
-    pub fn file_credentials(&self) -> FileCredentials {
-        FileCredentials { uid: self.uid, gid: self.gid, groups: self.groups.clone() }
-    }
-
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The agent runs as this user itself.
-    pub fn is_own(&self) -> bool {
-        self.uid == nix::unistd::geteuid().as_raw()
-    }
-}
 
 /// Variables by which the agent finds its processes again: a spec cannot set them.
 const MARKS: [&str; 4] = ["ABIDE_INSTANCE", "ABIDE_INCARNATION", "ABIDE_PID", exit_record::VARIABLE];
@@ -467,6 +393,8 @@ pub async fn run(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::task::Poll;
+
     use crate::agent::user_files::UserPermits;
 
     /// Launches that hang take their user's permits, and the next launch of that user fails with the reason.
@@ -532,8 +460,8 @@ mod tests {
         {
             let mut going = Box::pin(launch.go());
             // Polled until its thread launches, and not again: its runtime shuts down.
-            let launching = tokio::time::timeout(Duration::ZERO, &mut going).await;
-            assert!(launching.is_err());
+            let polled = std::future::poll_fn(|context| Poll::Ready(going.as_mut().poll(context))).await;
+            assert!(polled.is_pending());
             assert!(until("begun").await);
         }
         assert!(until("ended").await, "the process was killed");

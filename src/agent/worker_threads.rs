@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
-use super::spawn::FileCredentials;
+use super::account::FileCredentials;
 
 /// How long a thread stays idle. The last idle thread with the agent's rights stays.
 const IDLE: Duration = Duration::from_secs(5);

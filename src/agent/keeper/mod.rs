@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep_until;
 use tracing::{debug, info, warn};
 
+use super::account::Account;
 use super::cgroup::Groups;
 use super::checks::{Files, Note};
 use super::exit_record::ExitRecords;
@@ -34,7 +35,6 @@ use super::pools::Pools;
 use super::recovery::Resumption;
 use super::row::{Intent, Pending, Retry, Row, Run, intent_key, pending_key, results_txn, row_key, writing};
 use super::schedule::{Moment, Schedule};
-use super::spawn::Account;
 use super::user_files::{FileWork, Rights, RootMay, UserPermits};
 use super::{fresh_id, now_ms};
 use crate::fail;

@@ -22,8 +22,8 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 pub use self::pid_file::{PidEntry, PidFile};
 use self::walk::{Access, FileError, Folder, Rule, parent};
+use super::account::{Account, FileCredentials};
 use super::permits::Permits;
-use super::spawn::{Account, FileCredentials};
 use super::worker_threads;
 
 /// Whether the host's policy lets root open this path for another user.
