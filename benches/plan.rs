@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use abide::model::{
-    Desired, Host, InstanceKey, Now, Observed, Origin, Place, Rule, Runs, Seen, Spec, Stamped, State,
-    Version, Want,
+    DeclaredProcess, Desired, DesiredInstance, HashedSpec, Host, InstanceKey, KnownSpec, LastRun, Now,
+    Observed, ObservedInstance, Rule, SourceLocation, Spec, State,
 };
 use abide::reconcile::{Caps, Rules, reconcile, revision};
 
@@ -55,9 +55,9 @@ fn fleet(instances: usize, a_process: usize, digests: bool, changed: usize) -> (
     for process in 0..instances / a_process {
         let (new, same) = (stamped(process, "./run"), stamped(process, "./run"));
         let old = stamped(process, "./run --old");
-        let version = |spec: &Arc<Stamped>| match digests {
-            true => Version::Digests(revision(spec, &Default::default())),
-            false => Version::Spec(Arc::clone(spec)),
+        let version = |spec: &Arc<HashedSpec>| match digests {
+            true => KnownSpec::Digests(revision(spec, &Default::default())),
+            false => KnownSpec::Full(Arc::clone(spec)),
         };
         let (same, old) = (version(&same), version(&old));
         let origin = origin(process);
@@ -66,19 +66,19 @@ fn fleet(instances: usize, a_process: usize, digests: bool, changed: usize) -> (
             let key = key(if a_process == 1 { number % 1000 } else { nth }, process);
             let differs = changed > 0 && number.is_multiple_of(changed);
             let known = if differs { &old } else { &same };
-            let seen = Seen {
+            let seen = ObservedInstance {
                 registered: Some(true),
                 hosted: Some(true),
                 running: Some(true),
                 owner: Some("default".into()),
-                given: known.clone(),
+                registered_spec: known.clone(),
                 live: known.clone(),
-                ran: Runs::Never,
-                ..Seen::default()
+                ran: LastRun::Never,
+                ..ObservedInstance::default()
             };
             rows.push((key.clone(), seen));
             let host = Host { key: key.host.clone(), supplier: None, agent_id: None };
-            wants.push((key, Want { host, spec: Arc::clone(&new), origin: Arc::clone(&origin) }));
+            wants.push((key, DesiredInstance { host, spec: Arc::clone(&new), origin: Arc::clone(&origin) }));
         }
     }
     // Maps are made of sorted lists at once, as they are when manifests and rows are read.
@@ -91,9 +91,9 @@ fn key(host: usize, process: usize) -> InstanceKey {
     text.parse().expect("a key")
 }
 
-fn origin(process: usize) -> Arc<Origin> {
-    Arc::new(Origin {
-        place: Place { file: "fleet.yaml".into(), line: process as u32 + 1, column: 1 },
+fn origin(process: usize) -> Arc<DeclaredProcess> {
+    Arc::new(DeclaredProcess {
+        place: SourceLocation { file: "fleet.yaml".into(), line: process as u32 + 1, column: 1 },
         declared: format!("web/proc-{process}").parse().expect("a name"),
         state: State::Running,
         depends_on: Vec::new(),
@@ -106,8 +106,8 @@ fn origin(process: usize) -> Arc<Origin> {
     })
 }
 
-fn stamped(process: usize, start: &str) -> Arc<Stamped> {
-    Arc::new(Stamped::new(spec(process, start)))
+fn stamped(process: usize, start: &str) -> Arc<HashedSpec> {
+    Arc::new(HashedSpec::new(spec(process, start)))
 }
 
 fn spec(process: usize, start: &str) -> Spec {

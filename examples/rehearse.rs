@@ -10,10 +10,10 @@ use std::task::{Context, Poll, Waker};
 
 use abide::backend::Scope;
 use abide::backend::sim::{Faults, Fleet, Sim};
-use abide::backend::{Backend, Order, Outcome};
+use abide::backend::{Backend, Operation, OperationState};
 use abide::manifest::{self, Limits};
 use abide::model::{Dialect, Now};
-use abide::reconcile::{Caps, Expectation, Expected, Rules, expect, lay_over, reconcile};
+use abide::reconcile::{Caps, Expectation, Expected, Rules, expectations, overlay, reconcile};
 
 const LAG: u64 = 60;
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     let mut quiet = 0;
     for pass in 1..=100 {
         let look = now(sim.observe(&Scope::default())).expect("the simulation always answers a look");
-        let (observed, open) = lay_over(look, expectations, LAG, sim.now());
+        let (observed, open) = overlay(look, expectations, LAG, sim.now());
         expectations = open;
         let moment = Now { at: sim.now(), ..Now::default() };
         let plan = reconcile(&loaded.desired, &observed, &rules, &moment);
@@ -48,20 +48,22 @@ fn main() -> ExitCode {
         let mut steps: Vec<_> =
             plan.waves.first().map(|wave| wave.steps.iter().collect()).unwrap_or_default();
         steps.dedup_by_key(|step| &step.instance);
-        let orders: Vec<Order> =
-            steps.iter().map(|step| Order::of(step, format!("{pass}-{}", step.id), &rules.owner)).collect();
+        let orders: Vec<Operation> = steps
+            .iter()
+            .map(|step| Operation::of(step, format!("{pass}-{}", step.id), &rules.owner))
+            .collect();
         let task = now(sim.submit("call", &orders));
         sim.advance(5);
         let answers = task.and_then(|task| now(sim.poll(&task))).unwrap_or_default();
         for (step, order) in steps.iter().zip(&orders) {
             let answer = answers.iter().find(|answer| answer.order == order.id).map(|answer| &answer.result);
             let (word, expected) = match answer {
-                Some(Outcome::Done) => {
+                Some(OperationState::Done) => {
                     let before = observed.instances.get(&step.instance);
-                    ("done", Some(expect::after(step, before, &rules.owner, &rules.caps)))
+                    ("done", Some(expectations::after(step, before, &rules.owner, &rules.caps)))
                 }
-                Some(Outcome::Failed { .. }) => ("refused", None),
-                Some(Outcome::InProgress) | None => ("no answer", Some(Expected::Unsure)),
+                Some(OperationState::Failed { .. }) => ("refused", None),
+                Some(OperationState::InProgress) | None => ("no answer", Some(Expected::Unknown)),
             };
             println!("pass {pass}: {} {}: {word}", step.op, step.instance);
             let leave = |expected| Expectation::new(step.instance.clone(), expected, sim.now(), LAG);

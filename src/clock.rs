@@ -9,8 +9,8 @@ use jiff::tz::TimeZone;
 use crate::model::{Desired, Now, Time};
 
 /// This moment.
-pub fn moment() -> Time {
-    Time(Timestamp::now().as_millisecond().saturating_add(crate::fail::clock_shift_ms()))
+pub fn now() -> Time {
+    Time(Timestamp::now().as_millisecond().saturating_add(crate::failpoint::clock_shift_ms()))
 }
 
 /// A moment of this boot's monotonic clock, which also counts the time that the machine is suspended. No wall clock moves
@@ -32,8 +32,8 @@ impl BootInstant {
 }
 
 /// This moment, with the clocks that the policies ask for.
-pub fn now(desired: &Desired) -> Now {
-    at(moment(), desired)
+pub fn with_zones(desired: &Desired) -> Now {
+    at(now(), desired)
 }
 
 /// Any moment, in the same way.

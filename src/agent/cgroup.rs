@@ -17,12 +17,12 @@ const LAST_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
 
 /// Where groups are made; `None`: nowhere.
 #[derive(Debug)]
-pub struct Groups(Option<PathBuf>);
+pub struct Cgroups(Option<PathBuf>);
 
-impl Groups {
+impl Cgroups {
     /// Below the agent's own group, under a name that is the same for the same folder.
-    pub fn below_ours(folder: &Path) -> Groups {
-        Groups(Groups::find(folder))
+    pub fn under_own_cgroup(folder: &Path) -> Cgroups {
+        Cgroups(Cgroups::find(folder))
     }
 
     fn find(folder: &Path) -> Option<PathBuf> {
@@ -48,24 +48,24 @@ impl Groups {
     }
 
     /// The group of a launch, if it was made.
-    pub fn of(&self, incarnation: &str) -> Option<Group> {
+    pub fn of(&self, incarnation: &str) -> Option<Cgroup> {
         let path = self.0.as_ref()?.join(incarnation);
-        path.is_dir().then_some(Group(path))
+        path.is_dir().then_some(Cgroup(path))
     }
 
     /// A new group for a launch, with its limits where they can be set.
-    pub fn make(&self, incarnation: &str, limits: &Resource) -> Option<Group> {
+    pub fn make(&self, incarnation: &str, limits: &Resource) -> Option<Cgroup> {
         let path = self.0.as_ref()?.join(incarnation);
         // A former agent of this folder removes the directory above at its end.
         std::fs::create_dir(&path).or_else(|_| std::fs::create_dir_all(&path)).ok()?;
-        let group = Group(path);
+        let group = Cgroup(path);
         group.limit(limits);
         Some(group)
     }
 }
 
 /// An agent that ends with nothing running leaves no group behind. What is in use cannot be removed.
-impl Drop for Groups {
+impl Drop for Cgroups {
     fn drop(&mut self) {
         let Some(base) = &self.0 else { return };
         for _ in 0..LAST_TRIES {
@@ -77,7 +77,7 @@ impl Drop for Groups {
                 return;
             }
             // One whose last process is on its way out goes a moment later; one with a process stays.
-            if children.iter().any(|path| !Group(path.clone()).processes().is_empty()) {
+            if children.iter().any(|path| !Cgroup(path.clone()).processes().is_empty()) {
                 return;
             }
             std::thread::sleep(LAST_WAIT);
@@ -87,11 +87,11 @@ impl Drop for Groups {
 
 /// One group.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Group(PathBuf);
+pub struct Cgroup(PathBuf);
 
-impl Group {
-    pub fn at(path: &str) -> Group {
-        Group(PathBuf::from(path))
+impl Cgroup {
+    pub fn at(path: &str) -> Cgroup {
+        Cgroup(PathBuf::from(path))
     }
 
     pub fn path(&self) -> String {
@@ -99,7 +99,7 @@ impl Group {
     }
 
     /// A process can be born into it by this.
-    pub fn door(&self) -> Option<File> {
+    pub fn open_dir(&self) -> Option<File> {
         File::open(&self.0).ok()
     }
 
@@ -126,7 +126,7 @@ impl Group {
     }
 
     /// Processor time of all that are or were in it: seconds.
-    pub fn processor_secs(&self) -> Option<f64> {
+    pub fn cpu_secs(&self) -> Option<f64> {
         let text = std::fs::read_to_string(self.0.join("cpu.stat")).ok()?;
         let micros = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
         micros.trim().parse::<f64>().ok().map(|micros| micros / 1e6)
@@ -165,16 +165,16 @@ mod tests {
         let file = |name: &str| folder.path().join(name);
         std::fs::write(file("memory.max"), "max").expect("a file");
         let limits = Resource { cpu: Percent::new(50.0), mem: Percent::new(10.0), ..Resource::default() };
-        Group(folder.path().to_owned()).limit(&limits);
+        Cgroup(folder.path().to_owned()).limit(&limits);
         assert!(!file("cpu.max").exists(), "there is no such controller");
         let bytes: u64 = std::fs::read_to_string(file("memory.max")).expect("a file").parse().expect("bytes");
         assert_eq!(bytes / 1024, super::super::meter::memory() / 10 / 1024);
         std::fs::write(file("cpu.max"), "max 100000").expect("a file");
-        Group(folder.path().to_owned()).limit(&limits);
+        Cgroup(folder.path().to_owned()).limit(&limits);
         let half = (super::super::meter::processors() * 50_000.0) as u64;
         assert_eq!(std::fs::read_to_string(file("cpu.max")).expect("a file"), format!("{half} 100000"));
         std::fs::write(file("memory.max"), "max").expect("a file");
-        Group(folder.path().to_owned()).limit(&Resource { mem: Percent::new(0.0), ..Resource::default() });
+        Cgroup(folder.path().to_owned()).limit(&Resource { mem: Percent::new(0.0), ..Resource::default() });
         assert_eq!(std::fs::read_to_string(file("memory.max")).expect("a file"), "max", "0 is no limit");
     }
 }

@@ -6,17 +6,17 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::spawn::{Ended, Program, environment, run};
-use super::user_files::{FileWork, Rights, Sum, own_sum};
-use crate::gse::channel::{ConfigState, Held};
+use super::spawn::{CommandExit, SpecCommand, environment, run};
+use super::user_files::{FileSum, FileWork, Rights, own_sum};
+use crate::gse::agent_protocol::{ConfigState, OwnedSpec};
 use crate::model::{ConfigFile, InstanceKey, Monitor, Spec};
 
 /// The first look comes this soon after a start.
-pub const FIRST: Duration = Duration::from_millis(500);
+pub const FIRST_CHECK_DELAY: Duration = Duration::from_millis(500);
 /// The version is asked for with every so manieth look.
-pub const VERSION_EVERY: u32 = 30;
+pub const CHECKS_PER_VERSION: u32 = 30;
 /// How long a look may take.
-const TIME: Duration = Duration::from_secs(5);
+const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 /// As much of a version as anybody wants to read.
 const VERSION_CHARS: usize = 100;
 
@@ -27,46 +27,46 @@ pub fn has_any(spec: &Spec) -> bool {
 
 /// What a look found.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Note {
+pub struct CheckResult {
     /// Why it is not well; an empty text: it is. `None`: nobody asked.
     pub health: Option<Result<(), String>>,
     pub version: Option<String>,
     pub config: Vec<(String, ConfigState)>,
     /// What is known of files, so that they are not read again for nothing.
-    pub files: Files,
+    pub files: FileSums,
 }
 
 /// Of each file: how it was, and the sum that it had then.
-pub type Files = HashMap<PathBuf, Sum>;
+pub type FileSums = HashMap<PathBuf, FileSum>;
 
 /// One look.
-pub async fn look(
+pub async fn run_checks(
     key: InstanceKey,
-    held: Held,
+    held: OwnedSpec,
     rights: Rights,
     pid: u32,
     with_version: bool,
-    files: Files,
-) -> Note {
+    files: FileSums,
+) -> CheckResult {
     let spec = &held.spec;
     let health = match &spec.control.health_cmd {
-        Some(command) => Some(ask(&key, spec, &rights, pid, command).await.map(|_| ())),
+        Some(command) => Some(run_check_command(&key, spec, &rights, pid, command).await.map(|_| ())),
         None => None,
     };
     let version = match spec.control.version_cmd.as_ref().filter(|_| with_version) {
         // A version that cannot be told is none.
-        Some(command) => ask(&key, spec, &rights, pid, command).await.ok().map(|text| {
+        Some(command) => run_check_command(&key, spec, &rights, pid, command).await.ok().map(|text| {
             text.lines().next().unwrap_or_default().chars().take(VERSION_CHARS).collect::<String>()
         }),
         None => None,
     };
     let files = sums(&spec.configmap, &rights, files).await;
     let config = compare(&spec.configmap, |path| files.get(path).map(|(_, _, sum)| sum.clone()));
-    Note { health, version, config, files }
+    CheckResult { health, version, config, files }
 }
 
 /// Runs a command that only looks: what it says, or why it failed.
-async fn ask(
+async fn run_check_command(
     key: &InstanceKey,
     spec: &Spec,
     rights: &Rights,
@@ -76,20 +76,20 @@ async fn ask(
     let marks = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", pid.to_string())];
     let env = environment(spec, rights, &marks).await?;
     let limit = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
-    let time = limit.min(TIME);
+    let time = limit.min(CHECK_TIMEOUT);
     let folder = Path::new(&spec.identity.setup_path);
     let secrets = env.secrets.clone();
-    let (ended, output) = run(Program { command, folder, rights, env, time }, None, None).await?;
+    let (ended, output) = run(SpecCommand { command, folder, rights, env, time }, None, None).await?;
     match ended {
-        Ended::Well => Ok(output.tail(&secrets)),
-        Ended::Badly(code, said) if said.is_empty() => Err(format!("it ended with {code}")),
-        Ended::Badly(code, said) => Err(format!("it ended with {code}: {said}")),
-        Ended::TooLong(_) => Err(format!("it took longer than {} s", time.as_secs())),
+        CommandExit::Success => Ok(output.tail(&secrets)),
+        CommandExit::Failure(code, said) if said.is_empty() => Err(format!("it ended with {code}")),
+        CommandExit::Failure(code, said) => Err(format!("it ended with {code}: {said}")),
+        CommandExit::TimedOut(_) => Err(format!("it took longer than {} s", time.as_secs())),
     }
 }
 
 /// The first of these files that is not what it is said to be, in words. With the caller's own rights.
-pub fn not_there(entries: &[ConfigFile]) -> Option<String> {
+pub fn first_mismatch(entries: &[ConfigFile]) -> Option<String> {
     compare(entries, own_sum).into_iter().find_map(|(path, state)| match state {
         ConfigState::AsStated => None,
         ConfigState::Differs => Some(format!("{path} has another md5 than the manifest states")),
@@ -98,11 +98,11 @@ pub fn not_there(entries: &[ConfigFile]) -> Option<String> {
 }
 
 /// The sums of all files that can be read with the spec user's rights.
-async fn sums(entries: &[ConfigFile], rights: &Rights, mut known: Files) -> Files {
+async fn sums(entries: &[ConfigFile], rights: &Rights, mut known: FileSums) -> FileSums {
     let stated = |entry: &ConfigFile| entry.path.clone().filter(|_| entry.md5.is_some());
     let files: Vec<_> = entries.iter().filter_map(stated).map(PathBuf::from).collect();
     if files.is_empty() {
-        return Files::new();
+        return FileSums::new();
     }
     let files: Vec<_> =
         files.into_iter().map(|path| (known.remove(&path), path)).map(|(sum, path)| (path, sum)).collect();

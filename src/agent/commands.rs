@@ -4,28 +4,28 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cgroup::Group;
+use super::cgroup::Cgroup;
 use super::exit_record::{self, ExitRecord, kill_group};
-use super::keeper::{Keeper, Said, failed};
+use super::instance::{InstanceTask, OpReply, failed};
 use super::output::Output;
-use super::row::row_key;
-use super::spawn::{Ended, Program, environment, run};
-use crate::fail;
+use super::spawn::{CommandExit, SpecCommand, environment, run};
+use super::state::state_key;
+use crate::failpoint;
 use crate::model::{Monitor, Spec};
 use crate::store::{Store, Txn};
 
 /// A launch whose descendants carry its id, and its control group.
-pub type LaunchOf<'a> = Option<(&'a str, Option<Group>)>;
+pub type CommandLaunch<'a> = Option<(&'a str, Option<Cgroup>)>;
 
-impl Keeper {
+impl InstanceTask {
     /// Puts the operation into the store before a command of it runs.
-    pub(super) async fn write_pending(&mut self) -> Result<(), Said> {
+    pub(super) async fn write_pending(&mut self) -> Result<(), OpReply> {
         let pending = self.pending();
         let resumed = pending.writes.is_empty();
         if resumed {
             return Ok(());
         }
-        let row = Txn::put(row_key(&self.key), serde_json::to_vec(&self.row).unwrap_or_default());
+        let row = Txn::put(state_key(&self.key), serde_json::to_vec(&self.state).unwrap_or_default());
         match self.shared.store.txn(pending.and(row)).await {
             Ok(_) => Ok(()),
             Err(error) => {
@@ -40,15 +40,15 @@ impl Keeper {
         spec: &Arc<Spec>,
         command: &str,
         record: Option<String>,
-        launch: LaunchOf<'_>,
-    ) -> Result<Ended, String> {
+        launch: CommandLaunch<'_>,
+    ) -> Result<CommandExit, String> {
         // The spec of a running process was allowed at its launch; one that comes with a request need not be.
-        if self.row.run.as_ref().is_none_or(|run| run.live.spec != *spec) {
+        if self.state.run.as_ref().is_none_or(|run| run.live.spec != *spec) {
             self.shared.check_policy(&self.key, spec).await?;
         }
         let rights = self.shared.rights_of(spec)?;
         let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];
-        if let Some(run) = &self.row.run {
+        if let Some(run) = &self.state.run {
             marks.push(("ABIDE_PID", run.identity.pid.to_string()));
         }
         let mut group = None;
@@ -61,36 +61,39 @@ impl Keeper {
         let folder = Path::new(&spec.identity.setup_path);
         let shared = Arc::clone(&self.shared);
         let _permit = shared.commands.acquire(rights.account().uid()).await;
-        let program = Program { command, folder, rights: &rights, env, time };
+        let program = SpecCommand { command, folder, rights: &rights, env, time };
         match record {
-            Some(record) => self.recorded(&record, program, group).await.map(|(ended, _)| ended),
+            Some(record) => self.run_recorded(&record, program, group).await.map(|(ended, _)| ended),
             None => run(program, None, group).await.map(|(ended, _)| ended),
         }
     }
 
     /// Runs a command whose end is recorded, or continues with one that an earlier agent began.
-    pub(super) async fn recorded(
+    pub(super) async fn run_recorded(
         &mut self,
         id: &str,
-        mut program: Program<'_>,
-        group: Option<Group>,
-    ) -> Result<(Ended, Option<Output>), String> {
+        mut program: SpecCommand<'_>,
+        group: Option<Cgroup>,
+    ) -> Result<(CommandExit, Option<Output>), String> {
         let shared = Arc::clone(&self.shared);
         let records = &shared.exits;
         if !self.records.iter().any(|known| known == id) {
             self.records.push(id.to_owned());
         }
         let ended = |code: i32| match code {
-            0 => Ended::Well,
-            code => Ended::Badly(code, "its output is lost: the agent was restarted while it ran".to_owned()),
+            0 => CommandExit::Success,
+            code => CommandExit::Failure(
+                code,
+                "its output is lost: the agent was restarted while it ran".to_owned(),
+            ),
         };
-        match exit_record::resolved(records, id).await? {
+        match exit_record::wait_for_record(records, id).await? {
             ExitRecord::Ended(code) => return Ok((ended(code), None)),
             ExitRecord::Begun(_) => {
                 if let Some(shell) = records.shell(id) {
-                    if tokio::time::timeout(program.time, shell.ended()).await.is_err() {
+                    if tokio::time::timeout(program.time, shell.wait_exit()).await.is_err() {
                         kill_group(&shell);
-                        return Ok((Ended::TooLong("its output is lost".to_owned()), None));
+                        return Ok((CommandExit::TimedOut("its output is lost".to_owned()), None));
                     }
                     return Ok((ended(records.code(id).unwrap_or(-1)), None));
                 }
@@ -104,10 +107,10 @@ impl Keeper {
                 return Err(format!("the exit record {id} of this command cannot be read"));
             }
         }
-        program.env.variables.push((exit_record::VARIABLE.to_owned(), id.to_owned()));
+        program.env.variables.push((exit_record::RECORD_VARIABLE.to_owned(), id.to_owned()));
         let record = (records.clone(), id.to_owned());
         let (ended, output) = run(program, Some(record), group).await?;
-        fail::point("command-ended");
+        failpoint::point("command-ended");
         Ok((ended, Some(output)))
     }
 }

@@ -11,13 +11,13 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::kernel::{Hold, Identity, boot_id};
+use super::process::{ProcessHandle, ProcessIdentity, boot_id};
 
 /// The descriptor of the record in the recording shell.
-const DESCRIPTOR: i32 = super::birth::CODE;
+const DESCRIPTOR: i32 = super::clone_exec::EXIT_RECORD_FD;
 
 /// The words of a shell that runs a command and records its own pid and the command's end.
-pub fn recording(command: &str) -> Vec<String> {
+pub fn recording_shell_args(command: &str) -> Vec<String> {
     // A shell of its own, without the record: no text of the command can reach the recording shell, which keeps the
     // descriptor while it waits.
     let script = r#"echo pid $$ >&3; (exec /bin/sh -c "$1") 3>&-; code=$?; echo $code >&3; exit $code"#;
@@ -82,9 +82,9 @@ impl ExitRecords {
     }
 
     /// The recording shell, if it still runs. Proved by its descriptor: only that shell has this very file open there.
-    pub fn shell(&self, id: &str) -> Option<Hold> {
+    pub fn shell(&self, id: &str) -> Option<ProcessHandle> {
         let ExitRecord::Begun(pid) = self.read(id) else { return None };
-        let hold = Hold::take(&Identity::of(pid)?)?;
+        let hold = ProcessHandle::open(&ProcessIdentity::of(pid)?)?;
         let its = std::fs::metadata(format!("/proc/{pid}/fd/{DESCRIPTOR}")).ok()?;
         let record = std::fs::metadata(self.path(id)).ok()?;
         ((its.dev(), its.ino()) == (record.dev(), record.ino())).then_some(hold)
@@ -108,7 +108,7 @@ impl ExitRecords {
     }
 
     /// Removes the records that no instance refers to any more.
-    pub fn remove_all_but(&self, in_use: impl Fn(&str) -> bool) {
+    pub fn remove_unused(&self, in_use: impl Fn(&str) -> bool) {
         let Ok(folder) = std::fs::read_dir(&self.0) else { return };
         for entry in folder.flatten() {
             if entry.file_name().to_str().is_some_and(|id| !in_use(id)) {
@@ -129,23 +129,23 @@ fn parse(text: &str) -> ExitRecord {
 
 /// The record of one command of an operation: the same after a restart of the agent, another one after a boot.
 pub fn command_id(op_id: &str, command: &str) -> String {
-    format!("command-{}-{command}", of_this_boot(op_id))
+    format!("command-{}-{command}", boot_scoped_id(op_id))
 }
 
-fn of_this_boot(name: &str) -> String {
+fn boot_scoped_id(name: &str) -> String {
     blake3::hash(format!("{} {name}", boot_id()).as_bytes()).to_hex()[..32].to_owned()
 }
 
 /// The record of a daemon's start command. Apart from the record of a run, which tells how the process itself ended.
 pub fn start_id(launch_id: &str) -> String {
-    format!("start-{}", of_this_boot(launch_id))
+    format!("start-{}", boot_scoped_id(launch_id))
 }
 
 /// Waits until a shell that was launched has recorded that it began. `Empty`: none was.
 ///
 /// A shell that was launched right before the agent was killed may not have written its first line yet; it is known by
 /// its environment. Before it is a shell it is known by the record, which it has open.
-pub async fn resolved(records: &ExitRecords, id: &str) -> Result<ExitRecord, String> {
+pub async fn wait_for_record(records: &ExitRecords, id: &str) -> Result<ExitRecord, String> {
     const LONGEST: Duration = Duration::from_secs(5);
     let begun = tokio::time::Instant::now();
     let mut was_carried = true;
@@ -158,16 +158,16 @@ pub async fn resolved(records: &ExitRecords, id: &str) -> Result<ExitRecord, Str
             return Err("an earlier launch of this command neither began nor ended".to_owned());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
-        was_carried = is_carried(id) || records.is_open(id);
+        was_carried = is_in_any_environment(id) || records.is_open(id);
     }
 }
 
 /// The variable that names the record to a command that is recorded.
-pub const VARIABLE: &str = "ABIDE_RECORD";
+pub const RECORD_VARIABLE: &str = "ABIDE_RECORD";
 
 /// Does some process carry the name of a record in its environment?
-fn is_carried(id: &str) -> bool {
-    let entry = format!("{VARIABLE}={id}");
+fn is_in_any_environment(id: &str) -> bool {
+    let entry = format!("{RECORD_VARIABLE}={id}");
     let Ok(folder) = std::fs::read_dir("/proc") else { return false };
     let pids = folder
         .flatten()
@@ -180,7 +180,7 @@ fn is_carried(id: &str) -> bool {
 }
 
 /// Ends a recording shell and everything in its process group.
-pub fn kill_group(shell: &Hold) {
+pub fn kill_group(shell: &ProcessHandle) {
     if let Some(pid) = i32::try_from(shell.identity.pid).ok().and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
     }
@@ -212,13 +212,13 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let records = ExitRecords::in_folder(folder.path()).expect("a folder");
         drop(records.create("one").expect("a record"));
-        assert_eq!(resolved(&records, "one").await, Ok(ExitRecord::Empty), "no process has it open");
+        assert_eq!(wait_for_record(&records, "one").await, Ok(ExitRecord::Empty), "no process has it open");
         let mut file = records.create("one").expect("a record");
         let later = async {
             tokio::time::sleep(Duration::from_millis(300)).await;
             file.write_all(b"pid 17\n0\n").expect("it is written");
         };
-        assert_eq!(tokio::join!(resolved(&records, "one"), later).0, Ok(ExitRecord::Ended(0)));
+        assert_eq!(tokio::join!(wait_for_record(&records, "one"), later).0, Ok(ExitRecord::Ended(0)));
     }
 
     #[test]
@@ -230,7 +230,7 @@ mod tests {
         // Text that would close a parenthesis or a quote of the recording shell stays the command's own.
         for command in ["exit 9", ":\n)\necho 1 >&3; exit 9\n(", "echo '\"' \"$1\" >&3; exit 9"] {
             let _ = std::fs::remove_file(&path);
-            let words: Vec<String> = recording(command);
+            let words: Vec<String> = recording_shell_args(command);
             let outer = format!("exec 3>> {}; exec \"$0\" \"$@\"", path.display());
             let mut shell = std::process::Command::new("sh");
             let status = shell.arg("-c").arg(outer).args(words).stderr(std::process::Stdio::null()).status();

@@ -8,17 +8,17 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use super::cgroup::Group;
+use super::cgroup::Cgroup;
 use crate::model::{Percent, Resource};
 
 /// Between two samples.
-pub const EVERY: Duration = Duration::from_secs(1);
+pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
 /// So many samples in a row prove it.
-pub const PROOF: u32 = 3;
+pub const EXCEEDED_SAMPLES: u32 = 3;
 
 /// Percent of the whole host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Share {
+pub struct HostShare {
     pub cpu: f64,
     pub mem: f64,
 }
@@ -42,18 +42,24 @@ impl std::fmt::Display for Excess {
 
 /// How often in a row each limit was exceeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct ExceededCounts {
     cpu: u32,
     mem: u32,
 }
 
 /// One more sample: the counts after it, and what is proven by it.
-pub fn judge(counts: Counts, share: Share, cpu: Option<f64>, mem: Option<f64>) -> (Counts, Option<Excess>) {
+pub fn check_limits(
+    counts: ExceededCounts,
+    share: HostShare,
+    cpu: Option<f64>,
+    mem: Option<f64>,
+) -> (ExceededCounts, Option<Excess>) {
     let over = |used: f64, limit: Option<f64>| limit.filter(|limit| used > *limit);
     let (cpu, mem) = (over(share.cpu, cpu), over(share.mem, mem));
     let count = |before: u32, over: bool| if over { before.saturating_add(1) } else { 0 };
-    let counts = Counts { cpu: count(counts.cpu, cpu.is_some()), mem: count(counts.mem, mem.is_some()) };
-    let proven = |count: u32| count >= PROOF;
+    let counts =
+        ExceededCounts { cpu: count(counts.cpu, cpu.is_some()), mem: count(counts.mem, mem.is_some()) };
+    let proven = |count: u32| count >= EXCEEDED_SAMPLES;
     let excess = match (mem, cpu) {
         (Some(limit), _) if proven(counts.mem) => Some(Excess::Mem { used: share.mem, limit }),
         (_, Some(limit)) if proven(counts.cpu) => Some(Excess::Cpu { used: share.cpu, limit }),
@@ -76,19 +82,19 @@ pub fn is_limited(resource: &Resource) -> bool {
 #[derive(Debug, Default)]
 pub struct Meter {
     last: Option<(Instant, f64)>,
-    pub counts: Counts,
+    pub counts: ExceededCounts,
 }
 
 impl Meter {
     /// The share of the processors since it was started, and of the memory now.
-    pub fn since_its_start(pid: u32, group: Option<&Group>, started_ms: i64) -> Share {
+    pub fn average_since_start(pid: u32, group: Option<&Cgroup>, started_ms: i64) -> HostShare {
         let (secs, mem) = used(pid, group);
         let up = (super::now_ms().saturating_sub(started_ms).max(1000)) as f64 / 1000.0;
-        Share { cpu: secs / up / processors() * 100.0, mem }
+        HostShare { cpu: secs / up / processors() * 100.0, mem }
     }
 
     /// The share since the last look; the first look has none of the processor's.
-    pub fn look(&mut self, pid: u32, group: Option<&Group>) -> Share {
+    pub fn sample(&mut self, pid: u32, group: Option<&Cgroup>) -> HostShare {
         let (secs, mem) = used(pid, group);
         let now = Instant::now();
         let cpu = match self.last.replace((now, secs)) {
@@ -97,20 +103,20 @@ impl Meter {
             }
             Some(_) | None => 0.0,
         };
-        Share { cpu, mem }
+        HostShare { cpu, mem }
     }
 }
 
 /// Seconds of processor time, and percent of the host's memory, of a whole tree.
-fn used(pid: u32, group: Option<&Group>) -> (f64, f64) {
-    let members = match group.map(Group::processes).filter(|pids| !pids.is_empty()) {
+fn used(pid: u32, group: Option<&Cgroup>) -> (f64, f64) {
+    let members = match group.map(Cgroup::processes).filter(|pids| !pids.is_empty()) {
         Some(pids) => pids,
         None => tree(pid),
     };
-    let usage: Vec<(u64, u64)> = members.iter().filter_map(|pid| super::kernel::usage(*pid)).collect();
+    let usage: Vec<(u64, u64)> = members.iter().filter_map(|pid| super::process::usage(*pid)).collect();
     let bytes: u64 = usage.iter().map(|(bytes, _)| bytes).sum();
     let ticks: u64 = usage.iter().map(|(_, ticks)| ticks).sum();
-    let secs = group.and_then(Group::processor_secs).unwrap_or(ticks as f64 / ticks_a_second());
+    let secs = group.and_then(Cgroup::cpu_secs).unwrap_or(ticks as f64 / ticks_per_second());
     (secs, bytes as f64 / memory() as f64 * 100.0)
 }
 
@@ -120,7 +126,7 @@ fn tree(root: u32) -> Vec<u32> {
     let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for pid in pids {
-        if let Some(parent) = super::kernel::parent(pid) {
+        if let Some(parent) = super::process::parent(pid) {
             children.entry(parent).or_default().push(pid);
         }
     }
@@ -152,7 +158,7 @@ pub fn memory() -> u64 {
     *BYTES
 }
 
-fn ticks_a_second() -> f64 {
+fn ticks_per_second() -> f64 {
     rustix::param::clock_ticks_per_second() as f64
 }
 
@@ -172,19 +178,23 @@ mod tests {
 
     #[test]
     fn one_peak_proves_nothing_and_a_row_of_them_does() {
-        let (high, low) = (Share { cpu: 90.0, mem: 1.0 }, Share { cpu: 10.0, mem: 1.0 });
-        let mut counts = Counts::default();
+        let (high, low) = (HostShare { cpu: 90.0, mem: 1.0 }, HostShare { cpu: 10.0, mem: 1.0 });
+        let mut counts = ExceededCounts::default();
         let mut said = Vec::new();
         for share in [high, high, low, high, high, high, high] {
             let excess;
-            (counts, excess) = judge(counts, share, Some(50.0), Some(20.0));
+            (counts, excess) = check_limits(counts, share, Some(50.0), Some(20.0));
             said.push(excess.is_some());
         }
         assert_eq!(said, [false, false, false, false, false, true, true]);
-        let (_, nothing) = judge(Counts { cpu: 9, mem: 9 }, high, None, None);
+        let (_, nothing) = check_limits(ExceededCounts { cpu: 9, mem: 9 }, high, None, None);
         assert_eq!(nothing, None, "what has no limit exceeds none");
-        let (_, both) =
-            judge(Counts { cpu: 9, mem: 9 }, Share { cpu: 90.0, mem: 30.0 }, Some(50.0), Some(20.0));
+        let (_, both) = check_limits(
+            ExceededCounts { cpu: 9, mem: 9 },
+            HostShare { cpu: 90.0, mem: 30.0 },
+            Some(50.0),
+            Some(20.0),
+        );
         assert_eq!(both, Some(Excess::Mem { used: 30.0, limit: 20.0 }));
     }
 
@@ -199,14 +209,14 @@ mod tests {
     #[test]
     fn the_tests_own_tree_is_measured() {
         let mut meter = Meter::default();
-        let first = meter.look(std::process::id(), None);
+        let first = meter.sample(std::process::id(), None);
         assert!(first.mem > 0.0 && first.cpu == 0.0, "{first:?}");
         let begin = Instant::now();
         let mut sum = 0u64;
         while begin.elapsed() < Duration::from_millis(60) {
             sum = std::hint::black_box(sum.wrapping_add(1));
         }
-        let second = meter.look(std::process::id(), None);
+        let second = meter.sample(std::process::id(), None);
         assert!(second.cpu > 0.0 && second.cpu < 200.0, "{second:?}");
     }
 }

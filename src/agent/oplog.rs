@@ -15,9 +15,9 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use super::row::{all, up_key};
+use super::state::{load_all, result_key};
 use crate::clock::BootInstant;
-use crate::gse::channel::{OpRequest, OpResult};
+use crate::gse::agent_protocol::{OpRequest, OpResult};
 use crate::store::{Embedded, Error, Store, Txn};
 
 const FLOOR_KEY: &str = "floor";
@@ -27,9 +27,9 @@ const FLOOR_WRITE_MS: u64 = 600_000;
 
 /// The operations that an agent knows.
 pub struct OpLog {
-    in_flight: HashMap<String, Numbered>,
-    ran: HashMap<String, (Numbered, i64)>,
-    floor: Numbered,
+    in_flight: HashMap<String, StoreSeq>,
+    ran: HashMap<String, (StoreSeq, i64)>,
+    floor: StoreSeq,
     /// When the floor was last written.
     written: Option<BootInstant>,
     /// Identity of the gateway store of the current session.
@@ -38,7 +38,7 @@ pub struct OpLog {
 
 /// A sequence number of one gateway store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Numbered {
+struct StoreSeq {
     seq: u64,
     /// Empty: an older gateway, or unknown.
     #[serde(default)]
@@ -47,9 +47,9 @@ struct Numbered {
 
 /// An operation whose result the gateway has acknowledged.
 #[derive(Serialize, Deserialize)]
-struct Ran {
+struct AcknowledgedOp {
     #[serde(flatten)]
-    number: Numbered,
+    number: StoreSeq,
     /// Milliseconds since 1970 by this host's clock.
     at: i64,
     result: OpResult,
@@ -57,7 +57,7 @@ struct Ran {
 
 /// What the log says of an operation that arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Known {
+pub enum LogLookup {
     New,
     /// Its result follows.
     InFlight,
@@ -70,10 +70,13 @@ impl OpLog {
     pub async fn open(store: &Embedded) -> Result<OpLog, Error> {
         let entry = store.get(FLOOR_KEY).await?;
         let floor = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()).unwrap_or_default();
-        let ran = all::<Ran>(store, "ran/").await?.into_iter().map(|(op, ran)| (op, (ran.number, ran.at)));
+        let ran = load_all::<AcknowledgedOp>(store, "ran/")
+            .await?
+            .into_iter()
+            .map(|(op, ran)| (op, (ran.number, ran.at)));
         // The store of an operation from before this start is unknown: its record is deleted by age.
-        let results = all::<OpResult>(store, "up/").await?.into_iter();
-        let in_flight = results.map(|(op, result)| (op, Numbered { seq: result.seq, store: String::new() }));
+        let results = load_all::<OpResult>(store, "up/").await?.into_iter();
+        let in_flight = results.map(|(op, result)| (op, StoreSeq { seq: result.seq, store: String::new() }));
         let (in_flight, ran) = (in_flight.collect(), ran.collect());
         Ok(OpLog { in_flight, ran, floor, written: None, store: String::new() })
     }
@@ -86,7 +89,12 @@ impl OpLog {
     }
 
     /// A session with a gateway begins. Deletes records that no floor of this gateway will delete.
-    pub async fn joined(&mut self, store: &Embedded, gateway_store: &str, now: i64) -> Result<(), Error> {
+    pub async fn session_started(
+        &mut self,
+        store: &Embedded,
+        gateway_store: &str,
+        now: i64,
+    ) -> Result<(), Error> {
         if !gateway_store.is_empty() && !self.floor.store.is_empty() && gateway_store != self.floor.store {
             info!(
                 floor = self.floor.seq,
@@ -95,36 +103,38 @@ impl OpLog {
         }
         gateway_store.clone_into(&mut self.store);
         let counted =
-            |number: &Numbered| number.seq > 0 && !number.store.is_empty() && number.store == self.store;
-        let old = |(number, at): &(Numbered, i64)| !counted(number) && now.saturating_sub(*at) > TWO_DAYS_MS;
+            |number: &StoreSeq| number.seq > 0 && !number.store.is_empty() && number.store == self.store;
+        let old = |(number, at): &(StoreSeq, i64)| !counted(number) && now.saturating_sub(*at) > TWO_DAYS_MS;
         let old: Vec<String> =
             self.ran.iter().filter(|(_, entry)| old(entry)).map(|(op, _)| op.clone()).collect();
         self.forget(store, Txn::default(), &old).await
     }
 
-    pub fn known(&self, request: &OpRequest) -> Known {
+    pub fn lookup(&self, request: &OpRequest) -> LogLookup {
         if self.in_flight.contains_key(&request.op_id) {
-            return Known::InFlight;
+            return LogLookup::InFlight;
         }
         if self.ran.contains_key(&request.op_id) {
-            return Known::Ran;
+            return LogLookup::Ran;
         }
         let counts = !self.store.is_empty() && self.floor.store == self.store;
         match counts && 0 < request.seq && request.seq <= self.floor.seq {
-            true => Known::BelowFloor(self.floor.seq),
-            false => Known::New,
+            true => LogLookup::BelowFloor(self.floor.seq),
+            false => LogLookup::New,
         }
     }
 
     pub fn begin(&mut self, request: &OpRequest) {
-        let number = Numbered { seq: request.seq, store: self.store.clone() };
+        let number = StoreSeq { seq: request.seq, store: self.store.clone() };
         self.in_flight.insert(request.op_id.clone(), number);
     }
 
     /// The result of an operation that ran before.
     pub async fn result(&self, store: &Embedded, op_id: &str) -> Result<Option<OpResult>, Error> {
         let entry = store.get(&ran_key(op_id)).await?;
-        Ok(entry.and_then(|entry| serde_json::from_slice::<Ran>(&entry.value).ok()).map(|ran| ran.result))
+        Ok(entry
+            .and_then(|entry| serde_json::from_slice::<AcknowledgedOp>(&entry.value).ok())
+            .map(|ran| ran.result))
     }
 
     /// The gateway has these results. Results of operations that are not in flight (looks, refusals, repetitions) leave no
@@ -140,10 +150,10 @@ impl OpLog {
         for result in results {
             let Some(number) = self.in_flight.get(&result.op_id).cloned() else { continue };
             let op = result.op_id.clone();
-            txn = txn.and(Txn::delete(up_key(&op)));
+            txn = txn.and(Txn::delete(result_key(&op)));
             let is_final = number.seq > 0 && number.store == self.floor.store && number.seq <= self.floor.seq;
             if !is_final {
-                let record = Ran { number: number.clone(), at: now, result };
+                let record = AcknowledgedOp { number: number.clone(), at: now, result };
                 txn = txn.and(Txn::put(ran_key(&op), serde_json::to_vec(&record).unwrap_or_default()));
             }
             ran.push((op, number, is_final));
@@ -166,8 +176,8 @@ impl OpLog {
         if self.store.is_empty() || (self.floor.store == self.store && seq <= self.floor.seq) {
             return Ok(());
         }
-        let floor = Numbered { seq, store: self.store.clone() };
-        let is_final = |(number, _): &(Numbered, i64)| {
+        let floor = StoreSeq { seq, store: self.store.clone() };
+        let is_final = |(number, _): &(StoreSeq, i64)| {
             0 < number.seq && number.seq <= seq && number.store == floor.store
         };
         let over: Vec<String> =
@@ -228,31 +238,31 @@ mod tests {
         let file = folder.path().join("agent.db");
         let store = Embedded::open(&file).expect("it opens");
         let mut log = OpLog::open(&store).await.expect("it opens");
-        log.joined(&store, "one", 0).await.expect("it is written");
+        log.session_started(&store, "one", 0).await.expect("it is written");
         let (first, second) = (request("a/0", 11), request("b/0", 12));
         log.begin(&first);
-        assert_eq!((log.known(&first), log.known(&second)), (Known::InFlight, Known::New));
+        assert_eq!((log.lookup(&first), log.lookup(&second)), (LogLookup::InFlight, LogLookup::New));
         log.acknowledged(&store, vec![result("a/0", 11)], 0).await.expect("it is written");
-        assert_eq!((log.known(&first), records(&store).await, log.last_seq()), (Known::Ran, 1, 11));
+        assert_eq!((log.lookup(&first), records(&store).await, log.last_seq()), (LogLookup::Ran, 1, 11));
         // It survives a restart, and a repetition of its result leaves no second record.
         let mut log = OpLog::open(&store).await.expect("it opens");
-        log.joined(&store, "one", i64::MAX).await.expect("it is written");
-        assert_eq!(log.known(&first), Known::Ran, "its age does not count where floors do");
+        log.session_started(&store, "one", i64::MAX).await.expect("it is written");
+        assert_eq!(log.lookup(&first), LogLookup::Ran, "its age does not count where floors do");
         let repeated = log.result(&store, "a/0").await.expect("it is read");
         assert_eq!(repeated, Some(result("a/0", 11)));
         log.raise_floor(&store, 10).await.expect("it is written");
-        assert_eq!((log.known(&first), records(&store).await), (Known::Ran, 1));
+        assert_eq!((log.lookup(&first), records(&store).await), (LogLookup::Ran, 1));
         log.raise_floor(&store, 11).await.expect("it is written");
-        assert_eq!((log.known(&first), log.known(&second)), (Known::BelowFloor(11), Known::New));
+        assert_eq!((log.lookup(&first), log.lookup(&second)), (LogLookup::BelowFloor(11), LogLookup::New));
         assert_eq!(records(&store).await, 0);
         let mut log = OpLog::open(&store).await.expect("it opens");
-        log.joined(&store, "one", 0).await.expect("it is written");
-        assert_eq!(log.known(&first), Known::BelowFloor(11));
+        log.session_started(&store, "one", 0).await.expect("it is written");
+        assert_eq!(log.lookup(&first), LogLookup::BelowFloor(11));
         // A result that comes after the floor needs no record.
         log.begin(&second);
         log.raise_floor(&store, 12).await.expect("it is written");
         log.acknowledged(&store, vec![result("b/0", 12)], 0).await.expect("it is written");
-        assert_eq!((records(&store).await, log.known(&second)), (0, Known::BelowFloor(12)));
+        assert_eq!((records(&store).await, log.lookup(&second)), (0, LogLookup::BelowFloor(12)));
     }
 
     #[tokio::test]
@@ -260,17 +270,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Embedded::open(&folder.path().join("agent.db")).expect("it opens");
         let mut log = OpLog::open(&store).await.expect("it opens");
-        log.joined(&store, "one", 0).await.expect("it is written");
+        log.session_started(&store, "one", 0).await.expect("it is written");
         log.raise_floor(&store, 100).await.expect("it is written");
         let later = request("later/0", 101);
         log.begin(&later);
         log.acknowledged(&store, vec![result("later/0", 101)], 0).await.expect("it is written");
-        log.joined(&store, "two", 0).await.expect("it is written");
-        assert_eq!(log.known(&request("low/0", 5)), Known::New);
+        log.session_started(&store, "two", 0).await.expect("it is written");
+        assert_eq!(log.lookup(&request("low/0", 5)), LogLookup::New);
         log.raise_floor(&store, 1000).await.expect("it is written");
-        assert_eq!(log.known(&later), Known::Ran, "a floor of another store says nothing of it");
+        assert_eq!(log.lookup(&later), LogLookup::Ran, "a floor of another store says nothing of it");
         // Neither does an older gateway, which has no floors: two days are enough.
-        log.joined(&store, "", TWO_DAYS_MS + 1).await.expect("it is written");
-        assert_eq!((log.known(&later), records(&store).await), (Known::New, 0));
+        log.session_started(&store, "", TWO_DAYS_MS + 1).await.expect("it is written");
+        assert_eq!((log.lookup(&later), records(&store).await), (LogLookup::New, 0));
     }
 }

@@ -10,9 +10,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::sync::Arc;
 
-use super::kernel::Hold;
 use super::masking::SecretTexts;
 use super::output_bound::{self, Bounded};
+use super::process::ProcessHandle;
 
 /// How much of a command's output is kept.
 const TAIL: u64 = 4096;
@@ -54,7 +54,7 @@ impl Output {
     }
 
     /// Descriptor 1 of a process, if it is such memory. `inode`: as recorded at launch; an earlier version recorded none.
-    pub fn of(hold: &Hold, inode: Option<u64>) -> Option<Output> {
+    pub fn of(hold: &ProcessHandle, inode: Option<u64>) -> Option<Output> {
         let file = File::from(hold.descriptor(1)?);
         if !is_memory(&file, inode) {
             return None;

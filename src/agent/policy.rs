@@ -20,12 +20,12 @@ pub const DEFAULT_FILE: &str = "/etc/abide/agent.yaml";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPolicy {
     file: PathBuf,
-    rules: Rules,
+    rules: PolicyFile,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rules {
+struct PolicyFile {
     /// Names or patterns (`web-*`) of users that processes may run as. A pattern never allows root.
     users: Option<Vec<String>>,
     /// Whether processes may run as uid 0; unset: `users` decides.
@@ -58,7 +58,7 @@ impl HostPolicy {
     }
 
     fn parse(file: &Path, text: &str) -> Result<HostPolicy, String> {
-        let rules: Option<Rules> = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
+        let rules: Option<PolicyFile> = serde_yaml::from_str(text).map_err(|error| error.to_string())?;
         let rules = rules.unwrap_or_default();
         let paths = rules.paths.iter().flatten().map(|path| ("paths", path));
         for (rule, path) in paths.chain(rules.root_opens.iter().map(|path| ("root_opens", path))) {
@@ -92,7 +92,7 @@ impl HostPolicy {
 
     /// Every rule that refuses this instance, each named.
     pub fn refusals(&self, key: &InstanceKey, spec: &Spec) -> Vec<String> {
-        if self.rules == Rules::default() {
+        if self.rules == PolicyFile::default() {
             return Vec::new();
         }
         let account = match Account::of(spec) {
@@ -111,7 +111,7 @@ impl HostPolicy {
     }
 
     fn check_user(&self, name: &str, uid: u32) -> Result<(), String> {
-        let Rules { users, root, .. } = &self.rules;
+        let PolicyFile { users, root, .. } = &self.rules;
         match (uid == 0, root, users) {
             (true, Some(true), _) => Ok(()),
             (true, Some(false), _) => Err(format!("root: user {name:?} (uid 0) is not allowed")),

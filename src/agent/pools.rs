@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use super::meter::{Counts, EVERY, Excess, Share, judge, victim};
+use super::meter::{ExceededCounts, Excess, HostShare, SAMPLE_INTERVAL, check_limits, victim};
 use crate::model::{HostKey, InstanceKey, Name};
 
 /// Of one pool: its limits, and whether a victim is chosen by its own share.
@@ -24,7 +24,7 @@ struct Limits {
 
 #[derive(Debug, Default)]
 struct Pool {
-    limits: Vec<(Limits, Counts)>,
+    limits: Vec<(Limits, ExceededCounts)>,
     /// What its processes used last, and what each may use.
     members: HashMap<InstanceKey, Member>,
     judged: Option<Instant>,
@@ -41,8 +41,8 @@ impl Pools {
 
     /// The pools of a namespace on a host, as they were sent.
     pub fn set(&self, host: HostKey, namespace: Name, groups: &Value) {
-        let limits: Vec<(Limits, Counts)> =
-            groups.as_array().into_iter().flatten().filter_map(read).collect();
+        let limits: Vec<(Limits, ExceededCounts)> =
+            groups.as_array().into_iter().flatten().filter_map(parse_limits).collect();
         let mut pools = self.pools();
         match limits.is_empty() {
             true => drop(pools.remove(&(host, namespace))),
@@ -55,14 +55,14 @@ impl Pools {
     }
 
     /// What a process uses, and what it may use. Why it has to go, if it has.
-    pub fn tell(&self, key: &InstanceKey, used: Member, now: Instant) -> Option<String> {
+    pub fn report_usage(&self, key: &InstanceKey, used: Member, now: Instant) -> Option<String> {
         let mut pools = self.pools();
         let pool = pools.get_mut(&(key.host.clone(), key.namespace.clone()))?;
         pool.members.insert(key.clone(), used);
         // Once a round, however many tell.
-        if pool.judged.is_none_or(|last| now.saturating_duration_since(last) >= EVERY) {
+        if pool.judged.is_none_or(|last| now.saturating_duration_since(last) >= SAMPLE_INTERVAL) {
             pool.judged = Some(now);
-            pool.judge(&key.namespace);
+            pool.check_limits(&key.namespace);
         }
         pool.doomed.remove(key)
     }
@@ -76,26 +76,26 @@ impl Pools {
 }
 
 impl Pool {
-    fn judge(&mut self, namespace: &Name) {
+    fn check_limits(&mut self, namespace: &Name) {
         let Pool { limits, members, doomed, .. } = self;
-        let sum = members.values().fold(Share::default(), |sum, (share, _, _)| Share {
+        let sum = members.values().fold(HostShare::default(), |sum, (share, _, _)| HostShare {
             cpu: sum.cpu + share.cpu,
             mem: sum.mem + share.mem,
         });
         for (limit, counts) in limits {
             let excess;
-            (*counts, excess) = judge(*counts, sum, limit.cpu, limit.mem);
+            (*counts, excess) = check_limits(*counts, sum, limit.cpu, limit.mem);
             let chosen = match excess {
                 None => continue,
                 Some(Excess::Cpu { .. }) => {
-                    choose(members, limit.cpu_by_share, |(share, cpu, _)| (share.cpu, *cpu))
+                    choose_victim(members, limit.cpu_by_share, |(share, cpu, _)| (share.cpu, *cpu))
                 }
                 Some(Excess::Mem { .. }) => {
-                    choose(members, limit.mem_by_share, |(share, _, mem)| (share.mem, *mem))
+                    choose_victim(members, limit.mem_by_share, |(share, _, mem)| (share.mem, *mem))
                 }
             };
             if let (Some(key), Some(excess)) = (chosen, excess) {
-                *counts = Counts::default();
+                *counts = ExceededCounts::default();
                 members.remove(&key);
                 doomed.insert(key, format!("the pool of namespace {namespace} is {excess}"));
             }
@@ -104,9 +104,9 @@ impl Pool {
 }
 
 /// What a process uses, and its own limits.
-pub type Member = (Share, Option<f64>, Option<f64>);
+pub type Member = (HostShare, Option<f64>, Option<f64>);
 
-fn choose(
+fn choose_victim(
     members: &HashMap<InstanceKey, Member>,
     by_share: bool,
     of: impl Fn(&Member) -> (f64, Option<f64>),
@@ -121,7 +121,7 @@ fn choose(
     victim(&all, by_share).cloned()
 }
 
-fn read(group: &Value) -> Option<(Limits, Counts)> {
+fn parse_limits(group: &Value) -> Option<(Limits, ExceededCounts)> {
     let resource = group.get("resource")?;
     let number = |name: &str| resource.get(name).and_then(Value::as_f64);
     // 0 is no limit: a pool in which nothing may run is nobody's wish.
@@ -132,7 +132,7 @@ fn read(group: &Value) -> Option<(Limits, Counts)> {
         cpu_by_share: number("cpu_pool_weight") == Some(1.0),
         mem_by_share: number("mem_pool_weight") == Some(1.0),
     };
-    (limits.cpu.is_some() || limits.mem.is_some()).then_some((limits, Counts::default()))
+    (limits.cpu.is_some() || limits.mem.is_some()).then_some((limits, ExceededCounts::default()))
 }
 
 #[cfg(test)]
@@ -150,10 +150,17 @@ mod tests {
             pools.set(host.clone(), namespace.clone(), &group(weight));
             let begin = Instant::now();
             let tell = |round: u32| {
-                let now = begin + EVERY * round;
-                let big = pools.tell(&key("big"), (Share { cpu: 30.0, mem: 1.0 }, Some(35.0), None), now);
-                let greedy =
-                    pools.tell(&key("greedy"), (Share { cpu: 20.0, mem: 1.0 }, Some(5.0), None), now);
+                let now = begin + SAMPLE_INTERVAL * round;
+                let big = pools.report_usage(
+                    &key("big"),
+                    (HostShare { cpu: 30.0, mem: 1.0 }, Some(35.0), None),
+                    now,
+                );
+                let greedy = pools.report_usage(
+                    &key("greedy"),
+                    (HostShare { cpu: 20.0, mem: 1.0 }, Some(5.0), None),
+                    now,
+                );
                 [("big", big), ("greedy", greedy)].into_iter().filter_map(|(name, why)| Some((name, why?)))
             };
             let mut gone = Vec::new();

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::account::Account;
 use super::policy::HostPolicy;
-use super::row::{Row, all};
+use super::state::{InstanceState, load_all};
 use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec};
 use crate::store::{Embedded, Error};
 
@@ -29,7 +29,7 @@ pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec
     }
     let store = Embedded::open(&file)?;
     let mut refused = Vec::new();
-    for (name, row) in all::<Row>(&store, "proc/").await? {
+    for (name, row) in load_all::<InstanceState>(&store, "proc/").await? {
         let (Ok(instance), Some(given)) = (name.parse::<InstanceKey>(), &row.given) else { continue };
         let reasons = reasons(&instance, &given.spec, policy);
         if !reasons.is_empty() {
@@ -46,43 +46,43 @@ fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
         Err(why) => return vec![why],
     };
     let mut reasons = policy.refusals(key, spec);
-    let mut check = |field: &str, path: &str, access: Access| {
+    let mut check = |field: &str, path: &str, access: PathAccess| {
         if !allows(&account, Path::new(path), access) {
             let what = match access {
-                Access::Enter => "enter",
-                Access::Read => "read",
-                Access::Write => "write to",
+                PathAccess::Enter => "enter",
+                PathAccess::Read => "read",
+                PathAccess::Write => "write to",
             };
             reasons.push(format!("{field}: user {:?} cannot {what} {path}", account.name()));
         }
     };
-    check("setup_path", &spec.identity.setup_path, Access::Enter);
+    check("setup_path", &spec.identity.setup_path, PathAccess::Enter);
     // A pid file is replaced, so its folder counts.
     if let Some(folder) = Path::new(&spec.identity.pid_path).parent() {
-        check("pid_path", &folder.display().to_string(), Access::Write);
+        check("pid_path", &folder.display().to_string(), PathAccess::Write);
     }
     if let Some(path) = &spec.identity.log_path {
-        check("log_path", path, Access::Write);
+        check("log_path", path, PathAccess::Write);
     }
     // Launched all the same, and reported as missing from then on.
     let stated = |entry: &&ConfigFile| entry.md5.is_some();
     for path in spec.configmap.iter().filter(stated).filter_map(|entry| entry.path.as_deref()) {
         if Path::new(path).exists() && !policy.may_root_open(Path::new(path)) {
-            check("configmap", path, Access::Read);
+            check("configmap", path, PathAccess::Read);
         }
     }
     for (name, value) in &spec.env {
         if let EnvValue::File(file) = value
             && !policy.may_root_open(Path::new(file))
         {
-            check(&format!("env {name}"), file, Access::Read);
+            check(&format!("env {name}"), file, PathAccess::Read);
         }
     }
     reasons
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Access {
+enum PathAccess {
     Enter,
     Read,
     Write,
@@ -93,7 +93,7 @@ const WRITE: u32 = 2;
 const ENTER: u32 = 1;
 
 /// May an account open this path, made if it is written to and does not exist?
-fn allows(account: &Account, path: &Path, access: Access) -> bool {
+fn allows(account: &Account, path: &Path, access: PathAccess) -> bool {
     if account.uid() == 0 {
         return true;
     }
@@ -107,15 +107,15 @@ fn allows(account: &Account, path: &Path, access: Access) -> bool {
         (meta.mode() >> shift) & bits == bits
     };
     let existing = match access {
-        Access::Enter | Access::Read => Some(path),
-        Access::Write => path.ancestors().find(|part| part.exists()),
+        PathAccess::Enter | PathAccess::Read => Some(path),
+        PathAccess::Write => path.ancestors().find(|part| part.exists()),
     };
     let Some(existing) = existing else { return false };
     let bits = match (access, existing.is_dir()) {
-        (Access::Enter, _) => ENTER,
-        (Access::Read, _) => READ,
-        (Access::Write, true) => WRITE | ENTER,
-        (Access::Write, false) => WRITE,
+        (PathAccess::Enter, _) => ENTER,
+        (PathAccess::Read, _) => READ,
+        (PathAccess::Write, true) => WRITE | ENTER,
+        (PathAccess::Write, false) => WRITE,
     };
     granted(existing, bits) && existing.ancestors().skip(1).all(|folder| granted(folder, ENTER))
 }

@@ -12,38 +12,38 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::warn;
 
 /// Processes that an instance or a command of one holds, by pid and start time.
-static HELD: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
-static BIRTHS: RwLock<()> = RwLock::new(());
+static CLAIMED: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
+static SPAWN_LOCK: RwLock<()> = RwLock::new(());
 
-fn held() -> MutexGuard<'static, BTreeSet<(u32, u64)>> {
-    HELD.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+fn claimed() -> MutexGuard<'static, BTreeSet<(u32, u64)>> {
+    CLAIMED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// Enters a holder of a process. False: it has one already.
-pub fn hold_alone(pid: u32, started: u64) -> bool {
-    held().insert((pid, started))
+pub fn claim(pid: u32, started: u64) -> bool {
+    claimed().insert((pid, started))
 }
 
 pub fn release(pid: u32, started: u64) {
-    held().remove(&(pid, started));
+    claimed().remove(&(pid, started));
 }
 
 /// Removes the holder of a child that was not waited for: its pid is its own.
 pub fn release_pid(pid: u32) {
-    held().retain(|(one, _)| *one != pid);
+    claimed().retain(|(one, _)| *one != pid);
 }
 
-pub fn is_held(pid: u32, started: u64) -> bool {
-    held().contains(&(pid, started))
+pub fn is_claimed(pid: u32, started: u64) -> bool {
+    claimed().contains(&(pid, started))
 }
 
 /// As long as this lives, what is born and not held yet is not taken for an orphan.
-pub fn birth() -> RwLockReadGuard<'static, ()> {
-    BIRTHS.read().unwrap_or_else(|poisoned| poisoned.into_inner())
+pub fn spawn_guard() -> RwLockReadGuard<'static, ()> {
+    SPAWN_LOCK.read().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// What a keeper has not waited for yet is looked at again after this.
-const AGAIN: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// For ever.
 pub async fn reap() {
@@ -53,8 +53,8 @@ pub async fn reap() {
     let Ok(mut ended) = signal(SignalKind::child()) else { return };
     loop {
         let mut skip_held = false;
-        while all_ended_orphans(skip_held) {
-            tokio::time::sleep(AGAIN).await;
+        while reap_orphans(skip_held) {
+            tokio::time::sleep(RETRY_INTERVAL).await;
             skip_held = true;
         }
         if ended.recv().await.is_none() {
@@ -65,12 +65,12 @@ pub async fn reap() {
 
 /// Reaps ended orphans. True: an ended process is left, which its holder waits for. The kernel returns the same ended child
 /// until it is waited for; with `skip_held` every child is tried, since a holder may be busy for minutes.
-fn all_ended_orphans(skip_held: bool) -> bool {
-    let Ok(_no_birth) = BIRTHS.try_write() else { return true };
-    while let Some(pid) = first_ended() {
-        if is_pid_held(pid) {
+fn reap_orphans(skip_held: bool) -> bool {
+    let Ok(_no_birth) = SPAWN_LOCK.try_write() else { return true };
+    while let Some(pid) = first_zombie() {
+        if is_pid_claimed(pid) {
             if skip_held {
-                children().into_iter().filter(|pid| !is_pid_held(*pid)).for_each(wait_for);
+                children().into_iter().filter(|pid| !is_pid_claimed(*pid)).for_each(wait_for);
             }
             return true;
         }
@@ -79,8 +79,8 @@ fn all_ended_orphans(skip_held: bool) -> bool {
     false
 }
 
-fn is_pid_held(pid: u32) -> bool {
-    held().range((pid, 0)..=(pid, u64::MAX)).next().is_some()
+fn is_pid_claimed(pid: u32) -> bool {
+    claimed().range((pid, 0)..=(pid, u64::MAX)).next().is_some()
 }
 
 /// All children of this process, ended ones too. The kernel lists them per thread.
@@ -93,7 +93,7 @@ fn children() -> Vec<u32> {
 }
 
 /// Some child that has ended and was not waited for; it still is not.
-fn first_ended() -> Option<u32> {
+fn first_zombie() -> Option<u32> {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
     // SAFETY: the kernel fills in what is ours; without an ended child its pid stays 0.
     let (result, pid) = unsafe {
@@ -115,7 +115,7 @@ fn wait_for(pid: u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::agent::kernel::Identity;
+    use crate::agent::process::ProcessIdentity;
 
     #[test]
     fn a_held_process_that_ended_does_not_stop_the_reaping_of_others() {
@@ -130,9 +130,9 @@ mod tests {
         }
         let child = || std::process::Command::new("sleep").arg("1000").spawn().expect("it starts");
         let [mut first, mut second] = [child(), child()];
-        let identity = Identity::of(first.id()).expect("it runs");
-        assert!(hold_alone(identity.pid, identity.started));
-        let ended = |pid: u32| Identity::of(pid).is_some_and(|one| !one.is_current());
+        let identity = ProcessIdentity::of(first.id()).expect("it runs");
+        assert!(claim(identity.pid, identity.started));
+        let ended = |pid: u32| ProcessIdentity::of(pid).is_some_and(|one| !one.is_current());
         for one in [&mut first, &mut second] {
             one.kill().expect("it is ours");
         }
@@ -140,11 +140,11 @@ mod tests {
         while !(ended(first) && ended(second)) {
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(all_ended_orphans(true), "the held one is left");
-        assert_eq!(Identity::of(second), None, "the orphan was reaped");
-        assert!(Identity::of(first).is_some(), "its holder waits for it");
+        assert!(reap_orphans(true), "the held one is left");
+        assert_eq!(ProcessIdentity::of(second), None, "the orphan was reaped");
+        assert!(ProcessIdentity::of(first).is_some(), "its holder waits for it");
         release_pid(first);
-        assert!(!all_ended_orphans(false));
-        assert_eq!(Identity::of(first), None);
+        assert!(!reap_orphans(false));
+        assert_eq!(ProcessIdentity::of(first), None);
     }
 }

@@ -9,14 +9,17 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::cgroup::Group;
+use super::cgroup::Cgroup;
 use super::exit_record::{ExitRecord, start_id};
-use super::keeper::{Said, Shared, done, failed};
-use super::kernel::{self, Hold, Identity, boot_id};
+use super::instance::{AgentContext, OpReply, done, failed};
 use super::now_ms;
-use super::ownership::{self, Interrupted};
-use super::row::{Intent, Pending, Row, Run, all, intent_key, pending_key, row_key, up_key};
-use crate::gse::channel::{Held, OpResult};
+use super::ownership::{self, InterruptedLaunch};
+use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
+use super::state::{
+    InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_all, pending_key, result_key,
+    state_key,
+};
+use crate::gse::agent_protocol::{OpResult, OwnedSpec};
 use crate::model::{AutoType, InstanceKey, StartMode};
 use crate::store::{Error, Store, Txn};
 
@@ -24,18 +27,18 @@ use crate::store::{Error, Store, Txn};
 const LOGGED: u64 = 90_000;
 
 /// From the launch of a process to its program: much less than this.
-const A_MOMENT: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Maximum wait for children of an earlier agent to become their programs.
-const EXECUTED: Duration = Duration::from_secs(2);
+const EXEC_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Waits for children of an earlier agent that are between their launch and their program: a process carries its launch
 /// id only from then on.
-async fn until_executed() {
+async fn wait_for_exec() {
     let begun = tokio::time::Instant::now();
     loop {
-        tokio::time::sleep(A_MOMENT).await;
-        if begun.elapsed() > EXECUTED || !kernel::is_any_unexecuted() {
+        tokio::time::sleep(POLL_INTERVAL).await;
+        if begun.elapsed() > EXEC_TIMEOUT || !process::has_unexecuted_child() {
             return;
         }
     }
@@ -45,35 +48,35 @@ async fn until_executed() {
 pub const UNKNOWN_OUTCOME: &str = "a run began, and its outcome is unknown: its end was not recorded";
 
 /// What is known of all instances.
-pub struct Recovered {
-    pub rows: HashMap<InstanceKey, Row>,
+pub struct RecoveredState {
+    pub rows: HashMap<InstanceKey, InstanceState>,
     /// Operations to be resumed.
     pub pending: HashMap<InstanceKey, Resumption>,
 }
 
 /// An operation that an earlier agent began.
 pub struct Resumption {
-    pub pending: Pending,
+    pub pending: PendingOperation,
     /// The launch that it had begun, where that is continued by its start command's exit record.
-    pub launch: Option<Intent>,
+    pub launch: Option<LaunchIntent>,
 }
 
 /// Reads everything, and resolves the launches whose outcome is not written.
-pub async fn recover(shared: &Shared) -> Result<Recovered, Error> {
-    let mut rows: HashMap<InstanceKey, Row> = keyed(all(&shared.store, "proc/").await?);
+pub async fn recover(shared: &AgentContext) -> Result<RecoveredState, Error> {
+    let mut rows: HashMap<InstanceKey, InstanceState> = by_instance(load_all(&shared.store, "proc/").await?);
     let mut pending: HashMap<InstanceKey, Resumption> =
-        keyed::<Pending>(all(&shared.store, "pending/").await?)
+        by_instance::<PendingOperation>(load_all(&shared.store, "pending/").await?)
             .into_iter()
             .map(|(instance, pending)| (instance, Resumption { pending, launch: None }))
             .collect();
     mark_dormant(shared, &mut rows).await?;
-    let intents: HashMap<InstanceKey, Intent> = keyed(all(&shared.store, "intent/").await?);
+    let intents: HashMap<InstanceKey, LaunchIntent> = by_instance(load_all(&shared.store, "intent/").await?);
     let (daemons, intents): (HashMap<_, _>, HashMap<_, _>) = intents
         .into_iter()
-        .partition(|(instance, intent)| is_continued(intent, pending.contains_key(instance)));
+        .partition(|(instance, intent)| continues_launch(intent, pending.contains_key(instance)));
     let txn = resolve(shared, intents, &mut rows, &mut pending).await;
     if !txn.writes.is_empty() {
-        crate::fail::point("recovering");
+        crate::failpoint::point("recovering");
         shared.store.txn(txn).await?;
     }
     for (instance, intent) in daemons {
@@ -82,14 +85,17 @@ pub async fn recover(shared: &Shared) -> Result<Recovered, Error> {
         }
     }
     remove_stale_records(shared, &rows, &pending);
-    Ok(Recovered { rows, pending })
+    Ok(RecoveredState { rows, pending })
 }
 
 /// Rows of an earlier version do not record whether a process that is down is to be launched again: it is only if it was
 /// supervised when it ended. The store's log of changes shows that.
-async fn mark_dormant(shared: &Shared, rows: &mut HashMap<InstanceKey, Row>) -> Result<(), Error> {
-    let resident = |held: &Held| held.spec.monitor.auto_type == AutoType::Resident;
-    let is_open = |row: &Row| {
+async fn mark_dormant(
+    shared: &AgentContext,
+    rows: &mut HashMap<InstanceKey, InstanceState>,
+) -> Result<(), Error> {
+    let resident = |held: &OwnedSpec| held.spec.monitor.auto_type == AutoType::Resident;
+    let is_open = |row: &InstanceState| {
         let is_down = row.hosted && row.run.is_none() && row.given.as_ref().is_some_and(resident);
         is_down && row.retry.is_none() && !row.dormant && !row.message.is_empty()
     };
@@ -99,15 +105,15 @@ async fn mark_dormant(shared: &Shared, rows: &mut HashMap<InstanceKey, Row>) -> 
     let last = shared.store.range("proc/", None, 0).await?.as_of;
     // The log is read at once; it waits only where it has no such change.
     let changes = shared.store.changes("proc/", last.saturating_sub(LOGGED));
-    let changes = match tokio::time::timeout(EXECUTED, changes).await {
+    let changes = match tokio::time::timeout(EXEC_TIMEOUT, changes).await {
         Ok(Ok(changes)) => changes,
-        Ok(Err(Error::Forgotten)) | Err(_) => return Ok(()),
+        Ok(Err(Error::Compacted)) | Err(_) => return Ok(()),
         Ok(Err(error)) => return Err(error),
     };
     let mut ended_supervised: HashMap<InstanceKey, (bool, bool)> = HashMap::new();
     for change in changes {
         let instance = change.key.strip_prefix("proc/").and_then(|name| name.parse().ok());
-        let row = change.value.and_then(|value| serde_json::from_slice::<Row>(&value).ok());
+        let row = change.value.and_then(|value| serde_json::from_slice::<InstanceState>(&value).ok());
         let (Some(instance), Some(row)) = (instance, row) else { continue };
         let (was_running, supervised) = ended_supervised.entry(instance).or_insert((false, true));
         // Seen from its end on only: the first row of the log may be any.
@@ -125,13 +131,13 @@ async fn mark_dormant(shared: &Shared, rows: &mut HashMap<InstanceKey, Row>) -> 
     Ok(())
 }
 
-fn keyed<T>(entries: Vec<(String, T)>) -> HashMap<InstanceKey, T> {
+fn by_instance<T>(entries: Vec<(String, T)>) -> HashMap<InstanceKey, T> {
     entries.into_iter().filter_map(|(name, value)| Some((name.parse().ok()?, value))).collect()
 }
 
 /// Does a pending operation continue this launch by the record of its start command? Not after a boot, and not one of an
 /// earlier version, which has neither.
-fn is_continued(intent: &Intent, is_pending: bool) -> bool {
+fn continues_launch(intent: &LaunchIntent, is_pending: bool) -> bool {
     let spec = &intent.held.spec;
     let is_daemon = spec.monitor.auto_type == AutoType::Resident
         && spec.control.start_mode.unwrap_or_default() == StartMode::Daemon;
@@ -140,38 +146,40 @@ fn is_continued(intent: &Intent, is_pending: bool) -> bool {
 
 /// Resolves launches of foreground processes, of one-shots and of scheduled runs, and the supervisor's own.
 async fn resolve(
-    shared: &Shared,
-    intents: HashMap<InstanceKey, Intent>,
-    rows: &mut HashMap<InstanceKey, Row>,
+    shared: &AgentContext,
+    intents: HashMap<InstanceKey, LaunchIntent>,
+    rows: &mut HashMap<InstanceKey, InstanceState>,
     pending: &mut HashMap<InstanceKey, Resumption>,
 ) -> Txn {
-    let reserved = |rows: &HashMap<InstanceKey, Row>| rows.values().any(|row| row.next.is_some());
+    let reserved = |rows: &HashMap<InstanceKey, InstanceState>| rows.values().any(|row| row.next.is_some());
     if intents.is_empty() && !reserved(rows) {
         return Txn::default();
     }
     let find = async || {
-        let by_intent = intents.values().map(|intent| Interrupted {
+        let by_intent = intents.values().map(|intent| InterruptedLaunch {
             launch_id: &intent.incarnation,
             spec: &intent.held.spec,
-            group: intent.group.as_deref().map(Group::at),
+            group: intent.group.as_deref().map(Cgroup::at),
         });
         let by_supervisor = rows.values().filter_map(|row| {
             let (launch_id, given) = (row.next.as_ref()?, row.given.as_ref()?);
-            Some(Interrupted { launch_id, spec: &given.spec, group: shared.groups.of(launch_id) })
+            Some(InterruptedLaunch { launch_id, spec: &given.spec, group: shared.groups.of(launch_id) })
         });
-        ownership::interrupted(shared, &by_intent.chain(by_supervisor).collect::<Vec<_>>()).await
+        ownership::find_interrupted(shared, &by_intent.chain(by_supervisor).collect::<Vec<_>>()).await
     };
     let mut found = find().await;
-    let dead = |row: &Row| row.run.as_ref().is_none_or(|run| Hold::take(&run.identity).is_none());
-    let lost = |row: &Row| row.next.as_ref().is_some_and(|mark| !found.contains_key(mark)) && dead(row);
+    let dead =
+        |row: &InstanceState| row.run.as_ref().is_none_or(|run| ProcessHandle::open(&run.identity).is_none());
+    let lost =
+        |row: &InstanceState| row.next.as_ref().is_some_and(|mark| !found.contains_key(mark)) && dead(row);
     if intents.values().any(|intent| !found.contains_key(&intent.incarnation)) || rows.values().any(lost) {
-        until_executed().await;
+        wait_for_exec().await;
         found = find().await;
     }
     let mut txn = Txn::default();
     for (instance, row) in rows.iter_mut() {
-        if relaunched(shared, instance, row, &found) {
-            txn = txn.and(Txn::put(row_key(instance), serde_json::to_vec(row).unwrap_or_default()));
+        if resolve_relaunch(shared, instance, row, &found) {
+            txn = txn.and(Txn::put(state_key(instance), serde_json::to_vec(row).unwrap_or_default()));
         }
     }
     for (instance, intent) in intents {
@@ -180,23 +188,24 @@ async fn resolve(
         info!(%instance, pid = process.as_ref().map(|one| one.pid), "a launch was interrupted");
         let said = resolve_one(shared, intent, process, row);
         let value = serde_json::to_vec(row).unwrap_or_default();
-        txn = txn.and(Txn::delete(intent_key(&instance))).and(Txn::put(row_key(&instance), value));
+        txn = txn.and(Txn::delete(intent_key(&instance))).and(Txn::put(state_key(&instance), value));
         if let Some((op_id, (code, message))) = said {
             let seq = pending.remove(&instance).map_or(0, |resumption| resumption.pending.request.seq);
             let result = OpResult { op_id, seq, code: code.0, message, content: None };
             let value = serde_json::to_vec(&result).unwrap_or_default();
-            txn = txn.and(Txn::put(up_key(&result.op_id), value)).and(Txn::delete(pending_key(&instance)));
+            txn =
+                txn.and(Txn::put(result_key(&result.op_id), value)).and(Txn::delete(pending_key(&instance)));
         }
     }
     txn
 }
 
 /// A supervisor was bringing a foreground process back: that launch has no intent of its own.
-fn relaunched(
-    shared: &Shared,
+fn resolve_relaunch(
+    shared: &AgentContext,
     instance: &InstanceKey,
-    row: &mut Row,
-    found: &HashMap<String, Identity>,
+    row: &mut InstanceState,
+    found: &HashMap<String, ProcessIdentity>,
 ) -> bool {
     let (Some(mark), Some(given)) = (&row.next, &row.given) else { return false };
     // A daemon's launch is continued by the record of its start command.
@@ -208,7 +217,7 @@ fn relaunched(
     info!(%instance, pid = identity.pid, "a relaunch was interrupted");
     let (incarnation, live) = (mark.clone(), given.clone());
     let group = shared.groups.of(&incarnation).map(|group| group.path());
-    row.run = Some(Run { identity, live, by: None, incarnation, group, output: None });
+    row.run = Some(ProcessRun { identity, live, by: None, incarnation, group, output: None });
     (row.next, row.started, row.since, row.exit) = (None, now_ms(), now_ms(), None);
     row.message.clear();
     true
@@ -216,11 +225,11 @@ fn relaunched(
 
 /// Resolves one launch. The result of the operation that asked for it, where nothing is left to be done.
 fn resolve_one(
-    shared: &Shared,
-    intent: Intent,
-    process: Option<Identity>,
-    row: &mut Row,
-) -> Option<(String, Said)> {
+    shared: &AgentContext,
+    intent: LaunchIntent,
+    process: Option<ProcessIdentity>,
+    row: &mut InstanceState,
+) -> Option<(String, OpReply)> {
     let resident = intent.held.spec.monitor.auto_type == AutoType::Resident;
     let once = intent.held.spec.monitor.auto_type == AutoType::OneShot;
     let record = shared.exits.read(&intent.incarnation);
@@ -235,8 +244,8 @@ fn resolve_one(
         if once {
             row.ran = Some(intent.held.clone());
         }
-        let Intent { incarnation, op_id: by, held: live, group, .. } = intent;
-        row.run = Some(Run { identity, live, by, incarnation, group, output: None });
+        let LaunchIntent { incarnation, op_id: by, held: live, group, .. } = intent;
+        row.run = Some(ProcessRun { identity, live, by, incarnation, group, output: None });
         return None;
     }
     if resident {
@@ -280,8 +289,8 @@ fn resolve_one(
 
 /// Records that an agent left behind which was killed after it had written a result.
 fn remove_stale_records(
-    shared: &Shared,
-    rows: &HashMap<InstanceKey, Row>,
+    shared: &AgentContext,
+    rows: &HashMap<InstanceKey, InstanceState>,
     pending: &HashMap<InstanceKey, Resumption>,
 ) {
     // Commands of an operation share a prefix.
@@ -296,5 +305,5 @@ fn remove_stale_records(
         in_use.extend(row.next.as_deref().map(start_id));
     }
     let in_use: std::collections::HashSet<String> = in_use.into_iter().collect();
-    shared.exits.remove_all_but(|id| in_use.contains(id) || ops.iter().any(|op| id.starts_with(op.as_str())));
+    shared.exits.remove_unused(|id| in_use.contains(id) || ops.iter().any(|op| id.starts_with(op.as_str())));
 }

@@ -10,7 +10,7 @@ use crate::model::{Spec, Time};
 
 /// The two clocks, in milliseconds: what they show, and what passed since some beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct ClockReading {
     pub wall: i64,
     pub passed: i64,
 }
@@ -21,54 +21,54 @@ const JUMP_MS: i64 = 2_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// By what the clocks show: at that time, as of that look at both.
-    Clocks { at: i64, looked: Moment },
+    Cron { at: i64, looked: ClockReading },
     /// By what passed.
-    Passing { at: i64 },
+    Cycle { at: i64 },
 }
 
 impl Schedule {
     /// The next run after a moment; `began_ago`: how long ago the last one began, if there was one.
-    pub fn of(spec: &Spec, now: Moment, began_ago: Option<i64>) -> Option<Schedule> {
+    pub fn of(spec: &Spec, now: ClockReading, began_ago: Option<i64>) -> Option<Schedule> {
         if let Some(rule) = &spec.monitor.crontab_rule {
             let at = next_run(rule, Time(now.wall))?.0;
-            return Some(Schedule::Clocks { at, looked: now });
+            return Some(Schedule::Cron { at, looked: now });
         }
         let cycle = i64::from(spec.job.cycle_time.filter(|secs| *secs > 0)?) * 1000;
         let left = began_ago.map_or(0, |ago| cycle.saturating_sub(ago).clamp(0, cycle));
-        Some(Schedule::Passing { at: now.passed.saturating_add(left) })
+        Some(Schedule::Cycle { at: now.passed.saturating_add(left) })
     }
 
-    pub fn is_due(&self, now: Moment) -> bool {
+    pub fn is_due(&self, now: ClockReading) -> bool {
         match self {
-            Schedule::Clocks { at, .. } => now.wall >= *at,
-            Schedule::Passing { at } => now.passed >= *at,
+            Schedule::Cron { at, .. } => now.wall >= *at,
+            Schedule::Cycle { at } => now.passed >= *at,
         }
     }
 
     /// Did the clocks jump back since it was made? Then it is to be made anew.
-    pub fn is_void(&self, now: Moment) -> bool {
+    pub fn is_stale(&self, now: ClockReading) -> bool {
         match self {
-            Schedule::Clocks { looked, .. } => {
+            Schedule::Cron { looked, .. } => {
                 (now.passed - looked.passed) - (now.wall - looked.wall) > JUMP_MS
             }
-            Schedule::Passing { .. } => false,
+            Schedule::Cycle { .. } => false,
         }
     }
 
     /// What the clocks show when it runs, if they do not jump.
-    pub fn shown(&self, now: Moment) -> i64 {
+    pub fn wall_time(&self, now: ClockReading) -> i64 {
         match self {
-            Schedule::Clocks { at, .. } => *at,
-            Schedule::Passing { at } => now.wall.saturating_add(at - now.passed),
+            Schedule::Cron { at, .. } => *at,
+            Schedule::Cycle { at } => now.wall.saturating_add(at - now.passed),
         }
     }
 
     /// How long to wait before looking again: jumps are noticed within this.
-    pub fn wait_ms(&self, now: Moment) -> i64 {
-        const LOOK_MS: i64 = 15_000;
+    pub fn wait_ms(&self, now: ClockReading) -> i64 {
+        const MAX_WAIT_MS: i64 = 15_000;
         match self {
-            Schedule::Clocks { at, .. } => (at - now.wall).clamp(0, LOOK_MS),
-            Schedule::Passing { at } => (at - now.passed).max(0),
+            Schedule::Cron { at, .. } => (at - now.wall).clamp(0, MAX_WAIT_MS),
+            Schedule::Cycle { at } => (at - now.passed).max(0),
         }
     }
 }
@@ -79,8 +79,8 @@ mod tests {
 
     const HOUR: i64 = 3_600_000;
 
-    fn at(wall: &str, passed: i64) -> Moment {
-        Moment { wall: crate::clock::read(wall).expect("a time").0, passed }
+    fn at(wall: &str, passed: i64) -> ClockReading {
+        ClockReading { wall: crate::clock::read(wall).expect("a time").0, passed }
     }
 
     fn hourly() -> Spec {
@@ -90,11 +90,11 @@ mod tests {
     }
 
     /// Whoever keeps a schedule does this after every wait; the runs that take place, as the clocks show them.
-    fn runs(spec: &Spec, moments: &[Moment]) -> Vec<i64> {
+    fn runs(spec: &Spec, moments: &[ClockReading]) -> Vec<i64> {
         let mut next = Schedule::of(spec, moments[0], None);
         let mut runs = Vec::new();
         for now in &moments[1..] {
-            if next.is_some_and(|next| next.is_void(*now)) {
+            if next.is_some_and(|next| next.is_stale(*now)) {
                 next = Schedule::of(spec, *now, None);
             }
             if next.is_some_and(|next| next.is_due(*now)) {
@@ -108,21 +108,21 @@ mod tests {
     #[test]
     fn clocks_that_jump_ahead_run_what_was_missed_once() {
         let before = at("2026-11-16T04:30:00Z", 0);
-        let after = Moment { wall: before.wall + 5 * HOUR, passed: 1000 };
-        let later = Moment { wall: after.wall + HOUR / 3, passed: 1000 + HOUR / 3 };
-        let due = Moment { wall: after.wall + HOUR / 2, passed: 1000 + HOUR / 2 };
+        let after = ClockReading { wall: before.wall + 5 * HOUR, passed: 1000 };
+        let later = ClockReading { wall: after.wall + HOUR / 3, passed: 1000 + HOUR / 3 };
+        let due = ClockReading { wall: after.wall + HOUR / 2, passed: 1000 + HOUR / 2 };
         assert_eq!(runs(&hourly(), &[before, after, later, due]), [after.wall, due.wall]);
     }
 
     #[test]
     fn clocks_that_jump_back_do_not_make_it_wait_for_what_they_showed_before() {
         let before = at("2026-11-16T04:30:00Z", 0);
-        let back = Moment { wall: before.wall - 3 * HOUR, passed: 1000 };
-        let due = Moment { wall: before.wall - 3 * HOUR + HOUR / 2, passed: 1000 + HOUR / 2 };
+        let back = ClockReading { wall: before.wall - 3 * HOUR, passed: 1000 };
+        let due = ClockReading { wall: before.wall - 3 * HOUR + HOUR / 2, passed: 1000 + HOUR / 2 };
         assert_eq!(runs(&hourly(), &[before, back, due]), [due.wall], "at 02:00, not at 05:00");
-        let slow = Moment { wall: before.wall + HOUR / 2 - 1500, passed: HOUR / 2 };
+        let slow = ClockReading { wall: before.wall + HOUR / 2 - 1500, passed: HOUR / 2 };
         let next = Schedule::of(&hourly(), before, None).expect("a next run");
-        assert!(!next.is_void(slow), "clocks that drift are no clocks that jump");
+        assert!(!next.is_stale(slow), "clocks that drift are no clocks that jump");
         assert!(!next.is_due(slow) && next.wait_ms(slow) == 1500);
     }
 
@@ -132,17 +132,18 @@ mod tests {
         spec.job.cycle_time = Some(60);
         let now = at("2026-11-16T04:30:00Z", 7_000);
         let next = Schedule::of(&spec, now, Some(10_000)).expect("a next run");
-        assert_eq!(next, Schedule::Passing { at: 57_000 });
+        assert_eq!(next, Schedule::Cycle { at: 57_000 });
         for wall in [now.wall - 9 * HOUR, now.wall + 9 * HOUR] {
             assert!(
-                !next.is_due(Moment { wall, passed: 56_999 }) && next.is_due(Moment { wall, passed: 57_000 })
+                !next.is_due(ClockReading { wall, passed: 56_999 })
+                    && next.is_due(ClockReading { wall, passed: 57_000 })
             );
-            assert!(!next.is_void(Moment { wall, passed: 8_000 }));
+            assert!(!next.is_stale(ClockReading { wall, passed: 8_000 }));
         }
-        assert_eq!(next.shown(now), now.wall + 50_000);
+        assert_eq!(next.wall_time(now), now.wall + 50_000);
         // What never ran, runs now; what began in the future (the clocks jumped) waits a cycle at most.
-        assert_eq!(Schedule::of(&spec, now, None), Some(Schedule::Passing { at: 7_000 }));
-        assert_eq!(Schedule::of(&spec, now, Some(-HOUR)), Some(Schedule::Passing { at: 67_000 }));
+        assert_eq!(Schedule::of(&spec, now, None), Some(Schedule::Cycle { at: 7_000 }));
+        assert_eq!(Schedule::of(&spec, now, Some(-HOUR)), Some(Schedule::Cycle { at: 67_000 }));
         assert_eq!(Schedule::of(&Spec::default(), now, None), None);
     }
 }

@@ -12,21 +12,22 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::account::Account;
-use super::birth::{self, Birth, Borrowing, Stage};
-use super::cgroup::Group;
-use super::exit_record::{self, ExitRecords, kill_group, recording};
-use super::kernel::{Hold, kill_unheld};
+use super::cgroup::Cgroup;
+use super::clone_exec::{self, ExecRequest, ExecStage, VforkGuard};
+use super::exit_record::{self, ExitRecords, kill_group, recording_shell_args};
 use super::masking::SecretTexts;
 use super::output::Output;
-use super::user_files::{self, PER_USER, PidFile, Rights};
+use super::process::{ProcessHandle, kill_unclaimed};
+use super::user_files::{self, MAX_PER_USER, PidFile, Rights};
 use crate::model::{EnvValue, Spec};
 
 /// Variables by which the agent finds its processes again: a spec cannot set them.
-const MARKS: [&str; 4] = ["ABIDE_INSTANCE", "ABIDE_INCARNATION", "ABIDE_PID", exit_record::VARIABLE];
+const LAUNCH_VARIABLES: [&str; 4] =
+    ["ABIDE_INSTANCE", "ABIDE_INCARNATION", "ABIDE_PID", exit_record::RECORD_VARIABLE];
 
 /// The variables of a spec that [`environment`] leaves out.
 pub fn ignored_variables(spec: &Spec) -> impl Iterator<Item = &String> {
-    spec.env.keys().filter(|name| MARKS.contains(&name.as_str()))
+    spec.env.keys().filter(|name| LAUNCH_VARIABLES.contains(&name.as_str()))
 }
 
 /// Variables of a process, and the values among them that no message shows.
@@ -75,7 +76,7 @@ pub async fn environment(
         if is_secret {
             secrets.add(&value);
         }
-        if !MARKS.contains(&name.as_str()) {
+        if !LAUNCH_VARIABLES.contains(&name.as_str()) {
             env.insert(name.clone(), value);
         }
     }
@@ -92,9 +93,9 @@ pub enum Sink {
 }
 
 /// How long a launch may take in all: its files, and its way to the program.
-const LIMIT: Duration = Duration::from_secs(20);
+const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum wait for the user's permit: longer than [`LIMIT`], since a long queue of launches that succeed is not an error.
-const QUEUE_LIMIT: Duration = Duration::from_secs(60);
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One launch. Its files are opened once it has its user's permit, and not before: any number of launches may wait.
 pub struct Launch {
@@ -106,11 +107,11 @@ pub struct Launch {
     /// The exit record that its end is written to.
     pub record: Option<(ExitRecords, String)>,
     pub pid_file: Option<PathBuf>,
-    pub group: Option<Group>,
+    pub group: Option<Cgroup>,
 }
 
 /// The descriptors of a launch.
-struct Opened {
+struct LaunchFiles {
     null: File,
     output: Option<File>,
     code: Option<File>,
@@ -119,38 +120,38 @@ struct Opened {
 
 /// A launched process that is not held yet. Dropped after the wait for it timed out, it is killed: the launch has failed.
 /// Dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch.
-struct Unheld {
+struct UnclaimedProcess {
     pid: u32,
     fd: Option<OwnedFd>,
     timed_out: Arc<AtomicBool>,
 }
 
-impl Unheld {
-    fn hold(mut self) -> Option<Hold> {
-        Hold::child(self.pid, self.fd.take()?)
+impl UnclaimedProcess {
+    fn into_handle(mut self) -> Option<ProcessHandle> {
+        ProcessHandle::from_child(self.pid, self.fd.take()?)
     }
 }
 
-impl Drop for Unheld {
+impl Drop for UnclaimedProcess {
     fn drop(&mut self) {
         if self.timed_out.load(Ordering::Acquire) {
-            self.fd.iter().for_each(|fd| kill_unheld(self.pid, fd));
+            self.fd.iter().for_each(|fd| kill_unclaimed(self.pid, fd));
         }
     }
 }
 
 impl Launch {
     /// Launches it on a thread of its own, and holds it from its first moment on.
-    pub async fn go(self) -> Result<Hold, String> {
+    pub async fn spawn(self) -> Result<ProcessHandle, String> {
         let (command, user) = (self.command.clone(), self.rights.account().name().to_owned());
-        let permit = tokio::time::timeout(QUEUE_LIMIT, self.rights.launch_permit()).await.map_err(|_| {
+        let permit = tokio::time::timeout(QUEUE_TIMEOUT, self.rights.launch_permit()).await.map_err(|_| {
             format!(
-                "cannot run {command:?} as user {user:?}: waited {} s for the {PER_USER} launches of this user that are \
+                "cannot run {command:?} as user {user:?}: waited {} s for the {MAX_PER_USER} launches of this user that are \
                  in flight; a launch hangs where its log_path, pid_path or program is on a file system that does not answer",
-                QUEUE_LIMIT.as_secs()
+                QUEUE_TIMEOUT.as_secs()
             )
         })?;
-        let borrowing = Arc::new(Borrowing::default());
+        let borrowing = Arc::new(VforkGuard::default());
         let timed_out = Arc::new(AtomicBool::new(false));
         let (send, mut receive) = tokio::sync::oneshot::channel();
         let (watched, gave_up) = (Arc::clone(&borrowing), Arc::clone(&timed_out));
@@ -158,13 +159,13 @@ impl Launch {
             let launched = self.launch(&watched, || send.is_closed());
             // The thread gives the permit back, so that stuck launches of a user are counted.
             drop(permit);
-            let unheld = |(pid, fd)| Unheld { pid, fd: Some(fd), timed_out: gave_up };
+            let unheld = |(pid, fd)| UnclaimedProcess { pid, fd: Some(fd), timed_out: gave_up };
             drop(send.send(launched.map(unheld)));
         };
-        user_files::on_thread(work)?;
+        user_files::spawn_thread(work)?;
         // By reference: a result that arrives at the last moment is dropped after `timed_out` is set.
-        match tokio::time::timeout(LIMIT, &mut receive).await {
-            Ok(Ok(launched)) => launched?.hold().ok_or_else(|| {
+        match tokio::time::timeout(LAUNCH_TIMEOUT, &mut receive).await {
+            Ok(Ok(launched)) => launched?.into_handle().ok_or_else(|| {
                 format!(
                     "cannot run {command:?} as user {user:?}: its process could not be held, and was killed"
                 )
@@ -177,24 +178,24 @@ impl Launch {
                 borrowing.end();
                 Err(format!(
                     "cannot run {command:?} as user {user:?}: no answer within {} s",
-                    LIMIT.as_secs()
+                    LAUNCH_TIMEOUT.as_secs()
                 ))
             }
         }
     }
 
-    fn launch(&self, borrowing: &Borrowing, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), String> {
+    fn launch(&self, borrowing: &VforkGuard, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), String> {
         let opened = self.open()?;
         let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
         if given_up() {
             pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
             return Err("the launch was given up".to_owned());
         }
-        let born = self.bear(&opened, borrowing);
+        let born = self.exec_or_shell(&opened, borrowing);
         let named = born.and_then(|(pid, fd)| match self.name(pid_file.as_ref(), pid) {
             Ok(()) => Ok((pid, fd)),
             Err(why) => {
-                end(pid, &fd);
+                kill_and_reap(pid, &fd);
                 Err(why)
             }
         });
@@ -208,7 +209,7 @@ impl Launch {
         pid_file.map_or(Ok(()), |file| self.rights.write_pid_file(file, pid))
     }
 
-    fn open(&self) -> Result<Opened, String> {
+    fn open(&self) -> Result<LaunchFiles, String> {
         let null = File::options().read(true).write(true).open("/dev/null");
         let null = null.map_err(|error| format!("cannot open /dev/null: {error}"))?;
         let output = match &self.output {
@@ -219,24 +220,24 @@ impl Launch {
             Sink::Log(path, name) => Some(self.rights.open_log(path, name)?),
         };
         let code = self.record.as_ref().map(|(records, id)| records.create(id)).transpose()?;
-        Ok(Opened { null, output, code, group: self.group.as_ref().and_then(Group::door) })
+        Ok(LaunchFiles { null, output, code, group: self.group.as_ref().and_then(Cgroup::open_dir) })
     }
 
     /// Directly where it can be, by a shell where it must be.
-    fn bear(&self, opened: &Opened, borrowing: &Borrowing) -> Result<(u32, OwnedFd), String> {
+    fn exec_or_shell(&self, opened: &LaunchFiles, borrowing: &VforkGuard) -> Result<(u32, OwnedFd), String> {
         let shell =
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
         let by_shell = match &self.record {
             None => shell(self.command.clone()),
-            Some(_) => (vec![c"/bin/sh".to_owned()], recording(&self.command)),
+            Some(_) => (vec![c"/bin/sh".to_owned()], recording_shell_args(&self.command)),
         };
-        let (programs, words) = match plain(&self.command).filter(|_| self.record.is_none()) {
-            Some(words) => (self.places(&words[0])?, words),
+        let (programs, words) = match split_simple_command(&self.command).filter(|_| self.record.is_none()) {
+            Some(words) => (self.search_path(&words[0])?, words),
             None => by_shell.clone(),
         };
         match self.begin(opened, borrowing, programs, &words) {
             // A script that does not say what runs it: a shell does.
-            Err((Stage::Program, error)) if error.raw_os_error() == Some(libc::ENOEXEC) => {
+            Err((ExecStage::Program, error)) if error.raw_os_error() == Some(libc::ENOEXEC) => {
                 self.begin(opened, borrowing, by_shell.0, &by_shell.1)
             }
             begun => begun,
@@ -245,33 +246,34 @@ impl Launch {
     }
 
     /// Where a shell would look for a program.
-    fn places(&self, program: &str) -> Result<Vec<CString>, String> {
+    fn search_path(&self, program: &str) -> Result<Vec<CString>, String> {
         if program.contains('/') {
-            return Ok(vec![c_text(program)?]);
+            return Ok(vec![c_string(program)?]);
         }
         let path =
             self.env.iter().rev().find(|(name, _)| name == "PATH").map_or("", |(_, value)| value.as_str());
-        path.split(':').map(|folder| c_text(&format!("{folder}/{program}"))).collect()
+        path.split(':').map(|folder| c_string(&format!("{folder}/{program}"))).collect()
     }
 
     fn begin(
         &self,
-        opened: &Opened,
-        borrowing: &Borrowing,
+        opened: &LaunchFiles,
+        borrowing: &VforkGuard,
         programs: Vec<CString>,
         words: &[String],
-    ) -> Result<(u32, OwnedFd), (Stage, std::io::Error)> {
-        let wrong = |why: String| (Stage::Program, std::io::Error::other(why));
-        let texts =
-            |texts: &[String]| texts.iter().map(|text| c_text(text)).collect::<Result<_, _>>().map_err(wrong);
+    ) -> Result<(u32, OwnedFd), (ExecStage, std::io::Error)> {
+        let wrong = |why: String| (ExecStage::Program, std::io::Error::other(why));
+        let texts = |texts: &[String]| {
+            texts.iter().map(|text| c_string(text)).collect::<Result<_, _>>().map_err(wrong)
+        };
         let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let account = self.rights.account();
         let Account { uid, gid, groups, .. } = account;
-        let birth = Birth {
+        let birth = ExecRequest {
             programs,
             args: texts(words)?,
             env: texts(&env)?,
-            folder: c_text(&self.folder.display().to_string()).map_err(wrong)?,
+            folder: c_string(&self.folder.display().to_string()).map_err(wrong)?,
             input: opened.null.as_fd(),
             output: opened.output.as_ref().unwrap_or(&opened.null).as_fd(),
             code: opened.code.as_ref().map(AsFd::as_fd),
@@ -279,22 +281,22 @@ impl Launch {
             ids: nix::unistd::geteuid().is_root().then(|| (*uid, *gid, groups.clone())),
             is_own: account.is_own(),
         };
-        birth.go(borrowing)
+        birth.spawn(borrowing)
     }
 
-    fn explain(&self, stage: Stage, error: &std::io::Error) -> String {
+    fn explain(&self, stage: ExecStage, error: &std::io::Error) -> String {
         let (command, folder, name) = (&self.command, self.folder.display(), self.rights.account().name());
         match stage {
-            Stage::Folder if error.raw_os_error() == Some(libc::ENOENT) => {
+            ExecStage::Folder if error.raw_os_error() == Some(libc::ENOENT) => {
                 format!("setup_path {folder} is not there")
             }
-            Stage::Folder => format!("cannot enter setup_path {folder} as user {name:?}: {error}"),
-            Stage::User => format!("cannot become user {name:?}: {error}"),
-            Stage::Late => format!(
+            ExecStage::Folder => format!("cannot enter setup_path {folder} as user {name:?}: {error}"),
+            ExecStage::User => format!("cannot become user {name:?}: {error}"),
+            ExecStage::TimedOut => format!(
                 "cannot run {command:?} as user {name:?}: the new process did not reach its program within {} s, and was killed",
-                birth::LIMIT.as_secs()
+                clone_exec::EXEC_TIMEOUT.as_secs()
             ),
-            Stage::Clone | Stage::Session | Stage::Descriptors | Stage::Program => {
+            ExecStage::Clone | ExecStage::Session | ExecStage::Descriptors | ExecStage::Program => {
                 format!("cannot run {command:?}: {error}")
             }
         }
@@ -302,19 +304,19 @@ impl Launch {
 }
 
 /// Ends a process that was launched for nothing.
-fn end(pid: u32, fd: &OwnedFd) {
+fn kill_and_reap(pid: u32, fd: &OwnedFd) {
     let _ = rustix::process::pidfd_send_signal(fd, Signal::KILL);
-    birth::bury(pid, fd);
+    clone_exec::reap_failed(pid, fd);
 }
 
-fn c_text(text: &str) -> Result<CString, String> {
+fn c_string(text: &str) -> Result<CString, String> {
     // The text may be a secret.
     CString::new(text)
         .map_err(|_| "the command, its environment or its folder contains a NUL byte".to_owned())
 }
 
 /// The words of a command that needs no shell; `None`: it does.
-pub fn plain(command: &str) -> Option<Vec<String>> {
+pub fn split_simple_command(command: &str) -> Option<Vec<String>> {
     const SYNTAX: &str = "|&;<>()$`\\\"'*?[]#~{}!\n\r";
     #[rustfmt::skip]
     const SHELLS: [&str; 52] = [
@@ -335,16 +337,16 @@ pub fn plain(command: &str) -> Option<Vec<String>> {
 
 /// How a command of a spec ended.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Ended {
-    Well,
+pub enum CommandExit {
+    Success,
     /// With this code, and this at the end of its output.
-    Badly(i32, String),
+    Failure(i32, String),
     /// It took too long and was killed.
-    TooLong(String),
+    TimedOut(String),
 }
 
 /// A command of a spec, and the time that it may take.
-pub struct Program<'a> {
+pub struct SpecCommand<'a> {
     pub command: &'a str,
     pub folder: &'a Path,
     pub rights: &'a Rights,
@@ -355,11 +357,11 @@ pub struct Program<'a> {
 /// Runs a command to its end, within a time. Secrets are masked in the output that it returns. Its output goes to memory, not through a pipe: a daemon that it leaves behind
 /// may hold that open as long as it lives, and no one waits for it. `record`: where its end is recorded.
 pub async fn run(
-    program: Program<'_>,
+    program: SpecCommand<'_>,
     record: Option<(ExitRecords, String)>,
-    group: Option<Group>,
-) -> Result<(Ended, Output), String> {
-    let Program { command, folder, rights, env: Environment { variables, secrets }, time } = program;
+    group: Option<Cgroup>,
+) -> Result<(CommandExit, Output), String> {
+    let SpecCommand { command, folder, rights, env: Environment { variables, secrets }, time } = program;
     let kept = Output::new()?;
     let recorded = record.is_some();
     let launch = Launch {
@@ -372,21 +374,21 @@ pub async fn run(
         pid_file: None,
         group,
     };
-    let hold = launch.go().await?;
+    let hold = launch.spawn().await?;
     if recorded {
-        crate::fail::point("command-begun");
+        crate::failpoint::point("command-begun");
     }
-    let code = match tokio::time::timeout(time, hold.ended()).await {
+    let code = match tokio::time::timeout(time, hold.wait_exit()).await {
         Ok(code) => code,
         Err(_) => {
             kill_group(&hold);
-            hold.ended().await;
-            return Ok((Ended::TooLong(kept.tail(&secrets)), kept));
+            hold.wait_exit().await;
+            return Ok((CommandExit::TimedOut(kept.tail(&secrets)), kept));
         }
     };
     match code {
-        Some(0) => Ok((Ended::Well, kept)),
-        code => Ok((Ended::Badly(code.unwrap_or(-1), kept.tail(&secrets)), kept)),
+        Some(0) => Ok((CommandExit::Success, kept)),
+        code => Ok((CommandExit::Failure(code.unwrap_or(-1), kept.tail(&secrets)), kept)),
     }
 }
 
@@ -407,7 +409,7 @@ mod tests {
         };
         let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("users").expect("a name").name;
         let mut held = Vec::new();
-        for _ in 0..PER_USER {
+        for _ in 0..MAX_PER_USER {
             held.push(rights(&me).launch_permit().await);
         }
         if nix::unistd::geteuid().is_root() {
@@ -425,8 +427,8 @@ mod tests {
         };
         tokio::time::pause();
         let begun = tokio::time::Instant::now();
-        let why = launch.go().await.err().expect("no permit");
-        assert!(begun.elapsed() >= QUEUE_LIMIT);
+        let why = launch.spawn().await.err().expect("no permit");
+        assert!(begun.elapsed() >= QUEUE_TIMEOUT);
         for part in
             ["\"./run\"", &me, "waited 60 s for the 8 launches of this user", "log_path, pid_path or program"]
         {
@@ -458,7 +460,7 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(10), appears).await.is_ok()
         };
         {
-            let mut going = Box::pin(launch.go());
+            let mut going = Box::pin(launch.spawn());
             // Polled until its thread launches, and not again: its runtime shuts down.
             let polled = std::future::poll_fn(|context| Poll::Ready(going.as_mut().poll(context))).await;
             assert!(polled.is_pending());
@@ -469,7 +471,7 @@ mod tests {
 
     #[test]
     fn a_shell_is_used_where_one_is_needed() {
-        let words = |command: &str| plain(command).map(|words| words.join("|"));
+        let words = |command: &str| split_simple_command(command).map(|words| words.join("|"));
         assert_eq!(words("./run  --port 80").as_deref(), Some("./run|--port|80"));
         assert_eq!(words("python3 -m http.server").as_deref(), Some("python3|-m|http.server"));
         for shell in [

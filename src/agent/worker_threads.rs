@@ -39,7 +39,7 @@ pub fn run(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     hand_over(None, Box::new(|_| work()), |_| Ok(()))
 }
 
-/// Runs work with the file rights of an account, and waits for it. `take_rights` gives them to the calling thread.
+/// Runs work with the file rights of an account, and waits for it. `assume_user` gives them to the calling thread.
 pub fn run_as<T: Send + 'static>(
     credentials: FileCredentials,
     take_rights: fn(&FileCredentials) -> io::Result<()>,

@@ -3,31 +3,31 @@
 use serde_json::Value;
 
 use crate::clock;
-use crate::gse::answer::{LiveInstance, LiveLook};
-use crate::model::{Seen, Time};
+use crate::gse::response::{LiveInstance, LiveStatus};
+use crate::model::{ObservedInstance, Time};
 
 /// The facts in the content of a result row. `asked` and `replied`: this host's clock before and after the call.
-pub fn live(content: &Value, asked: Time, replied: Time) -> Seen {
-    let Some(look) = LiveLook::read(content) else {
-        return Seen { unknown: true, ..Seen::default() };
+pub fn live(content: &Value, asked: Time, replied: Time) -> ObservedInstance {
+    let Some(look) = LiveStatus::read(content) else {
+        return ObservedInstance { unknown: true, ..ObservedInstance::default() };
     };
     // An empty list: neither running nor supervised.
     let first = look.process.iter().flat_map(|process| &process.instance).next().cloned().unwrap_or_default();
     let pid = u32::try_from(first.pid).ok().filter(|pid| *pid > 0);
     let age = pid.and_then(|_| age_ms(&look.utctime, &first));
     let started = age.map(|age| Time(replied.0.saturating_sub(age)));
-    Seen { started, not_owned: first.not_owned, ..facts(pid, first.is_auto, asked) }
+    ObservedInstance { started, not_owned: first.not_owned, ..facts(pid, first.is_auto, asked) }
 }
 
-pub fn facts(pid: Option<u32>, guarded: bool, at: Time) -> Seen {
+pub fn facts(pid: Option<u32>, guarded: bool, at: Time) -> ObservedInstance {
     let running = pid.is_some();
-    Seen {
+    ObservedInstance {
         registered: Some(running || guarded),
         hosted: Some(guarded),
         running: Some(running),
         pid,
         report_time: Some(at),
-        ..Seen::default()
+        ..ObservedInstance::default()
     }
 }
 

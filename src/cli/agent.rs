@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::args::{PlainForm, switch};
+use super::args::{PlainForm, parse_switch};
 use super::print::{Printer, count, visible};
 use super::serve::{Signals, private_file, private_folder};
 use super::systemd::Systemd;
 use super::target::runtime;
 use super::{Exit, Failure};
 use crate::agent::{
-    HostPolicy, Joining, RefusedInstance, Table, own_name, refused_instances, run as serve, this_host,
+    HostPolicy, JoinConfig, RefusedInstance, Supervisor, agent_name, refused_instances, run as serve,
+    this_host,
 };
-use crate::http::{AddressError, Calling};
-use crate::memory;
+use crate::http::{AddressError, ClientConfig};
+use crate::malloc;
 use crate::model::HostKey;
 use crate::permissions::require_private;
 
@@ -25,7 +26,7 @@ use crate::permissions::require_private;
 /// Prints `ready URL` on stdout once its session stands for all its hosts. Its processes live on when it ends, and the next
 /// agent with the same --data takes hold of them again. SIGTERM and Ctrl-C end it.
 #[derive(Debug, clap::Args)]
-pub struct Agent {
+pub struct AgentArgs {
     /// The gateway's URL
     #[arg(long, env = "ABIDE_JOIN", value_name = "URL", required_unless_present = "check_policy")]
     pub join: Option<String>,
@@ -45,40 +46,40 @@ pub struct Agent {
     #[arg(long, env = "ABIDE_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
     /// Trust only the certificates in --ca-file, not those that this machine trusts
-    #[arg(long, env = "ABIDE_CA_ONLY", value_parser = switch)]
+    #[arg(long, env = "ABIDE_CA_ONLY", value_parser = parse_switch)]
     pub ca_only: bool,
     /// Accept plain http to a gateway that is not on loopback; anyone on the network path can then read the token and forge operations
-    #[arg(long, env = "ABIDE_INSECURE_JOIN", value_parser = switch)]
+    #[arg(long, env = "ABIDE_INSECURE_JOIN", value_parser = parse_switch)]
     pub insecure_join: bool,
     /// Host policy: which users, namespaces and paths processes may have [default: /etc/abide/agent.yaml, if it exists]
     #[arg(long, env = "ABIDE_AGENT_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
     /// List the instances in --data that the host policy or the permissions of their files refuse, and exit: 3 if any
-    #[arg(long, env = "ABIDE_CHECK_POLICY", value_parser = switch)]
+    #[arg(long, env = "ABIDE_CHECK_POLICY", value_parser = parse_switch)]
     pub check_policy: bool,
     /// With --check-policy: output format
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_AGENT_OUTPUT", value_name = "FORM")]
     pub output: PlainForm,
 }
 
-impl Agent {
-    fn calling(&self) -> Calling {
-        Calling {
+impl AgentArgs {
+    fn client_config(&self) -> ClientConfig {
+        ClientConfig {
             ca_file: self.ca_file.clone(),
             ca_only: self.ca_only,
             insecure: self.insecure_join,
-            ..Calling::default()
+            ..ClientConfig::default()
         }
     }
 }
 
 /// Before the first thread starts: threads would have heaps of their own, which every forked process would copy.
 pub fn prepare_memory() {
-    memory::allocate_tightly();
-    memory::fork_without_heap();
+    malloc::allocate_tightly();
+    malloc::fork_without_heap();
 }
 
-pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
     if args.check_policy {
         return check_policy(args, printer);
     }
@@ -91,7 +92,7 @@ pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
     }
     // Before the data folder is opened: a refusal at start leaves everything as it is.
     let refused = |why: String| Failure::new(Exit::Usage, format!("--join: {why}"));
-    args.calling().check(join).map_err(|error| match error {
+    args.client_config().check(join).map_err(|error| match error {
         AddressError::Plain(_) => refused(error.to_string()).hint(
             "use https, or pass --insecure-join to accept operations that anyone on the network path can forge",
         ),
@@ -101,17 +102,22 @@ pub fn run(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
         let message = "--ca-only needs --ca-file FILE: without it no certificate is trusted";
         return Err(Failure::new(Exit::Usage, message).hint("pass --ca-file FILE, or leave --ca-only out"));
     }
-    args.calling().client(join).map_err(refused)?;
+    args.client_config().client(join).map_err(refused)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(8)
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))?;
-    runtime.block_on(stand(args, join, token_file, printer))
+    runtime.block_on(run_until_stopped(args, join, token_file, printer))
 }
 
-async fn stand(args: &Agent, join: &str, token_file: &Path, printer: &Printer) -> Result<Exit, Failure> {
+async fn run_until_stopped(
+    args: &AgentArgs,
+    join: &str,
+    token_file: &Path,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
@@ -122,21 +128,21 @@ async fn stand(args: &Agent, join: &str, token_file: &Path, printer: &Printer) -
     if token_file.exists() {
         require_private(token_file).map_err(failed)?;
     }
-    let agent = own_name(&args.data).map_err(failed)?;
+    let agent = agent_name(&args.data).map_err(failed)?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
     let (up, told) = mpsc::unbounded_channel();
-    let table = Table::open(&args.data, Duration::from_secs(args.check_secs), policy, up)
+    let table = Supervisor::open(&args.data, Duration::from_secs(args.check_secs), policy, up)
         .await
         .map_err(|error| failed(error.to_string()))?;
-    let joining = Joining {
+    let joining = JoinConfig {
         url: join.to_owned(),
         token_file: token_file.to_owned(),
         agent,
         hosts,
-        calling: args.calling(),
+        calling: args.client_config(),
     };
     let (stop, stopped) = watch::channel(false);
-    let systemd = Systemd::here();
+    let systemd = Systemd::from_env();
     let mut said = false;
     let ready = || {
         if !std::mem::replace(&mut said, true) {
@@ -146,7 +152,7 @@ async fn stand(args: &Agent, join: &str, token_file: &Path, printer: &Printer) -
     };
     tokio::select! {
         ended = serve(joining, table, told, ready, stopped) => ended.map_err(failed)?,
-        exit = signals.asked_to_stop() => {
+        exit = signals.shutdown_signal() => {
             systemd.stopping();
             let _ = stop.send(true);
             return Ok(exit);
@@ -156,7 +162,7 @@ async fn stand(args: &Agent, join: &str, token_file: &Path, printer: &Printer) -
 }
 
 /// Lists the instances that would not be launched again.
-fn check_policy(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
+fn check_policy(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
     if let Err(error) = std::fs::metadata(args.data.join("agent.db")) {
@@ -179,7 +185,7 @@ fn check_policy(args: &Agent, printer: &Printer) -> Result<Exit, Failure> {
                 printer.data(&format!("{instance}\n{lines}"));
             }
             printer
-                .remark(&format!("{} would be refused at the next launch", count(refused.len(), "instance")));
+                .info(&format!("{} would be refused at the next launch", count(refused.len(), "instance")));
         }
     }
     Ok(if refused.is_empty() { Exit::Done } else { Exit::Incomplete })

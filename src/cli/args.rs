@@ -18,18 +18,18 @@ use crate::manifest::Limits;
 )]
 pub struct Args {
     #[command(flatten)]
-    pub common: Common,
+    pub common: GlobalArgs,
     #[command(subcommand)]
     pub verb: Verb,
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Common {
+pub struct GlobalArgs {
     /// Say more on stderr (-vv: even more)
     #[arg(short, long, global = true, action = ArgAction::Count, env = "ABIDE_VERBOSE", help_heading = "Everywhere")]
     pub verbose: u8,
     /// Say nothing on stderr but errors
-    #[arg(short, long, global = true, env = "ABIDE_QUIET", value_parser = switch, help_heading = "Everywhere")]
+    #[arg(short, long, global = true, env = "ABIDE_QUIET", value_parser = parse_switch, help_heading = "Everywhere")]
     pub quiet: bool,
     /// Form of log lines on stderr
     #[arg(
@@ -80,7 +80,7 @@ impl From<Color> for anstream::ColorChoice {
     }
 }
 
-impl Common {
+impl GlobalArgs {
     pub fn colour_on_stderr(&self) -> bool {
         let choice = match self.color {
             Color::Auto => anstream::AutoStream::choice(&std::io::stderr()),
@@ -92,47 +92,47 @@ impl Common {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    Init(Init),
-    Validate(Validate),
-    Plan(Box<super::plan::Plan>),
-    Diff(Box<super::plan::args::Diff>),
-    Apply(Box<super::apply::Apply>),
-    Watch(Box<super::watch::Watch>),
-    Up(super::up::Up),
-    Down(super::up::Down),
-    Get(super::get::Get),
-    Logs(super::logs::Logs),
-    Status(super::status::Status),
-    Describe(super::status::Describe),
-    History(super::status::History),
-    Rollback(Box<super::rollback::Rollback>),
-    Export(super::status::Export),
-    Import(super::import::Import),
+    Init(InitArgs),
+    Validate(ValidateArgs),
+    Plan(Box<super::plan::PlanArgs>),
+    Diff(Box<super::plan::args::DiffArgs>),
+    Apply(Box<super::apply::ApplyArgs>),
+    Watch(Box<super::watch::WatchArgs>),
+    Up(super::up::UpArgs),
+    Down(super::up::DownArgs),
+    Get(super::get::GetArgs),
+    Logs(super::logs::LogsArgs),
+    Status(super::status::StatusArgs),
+    Describe(super::status::DescribeArgs),
+    History(super::status::HistoryArgs),
+    Rollback(Box<super::rollback::RollbackArgs>),
+    Export(super::status::ExportArgs),
+    Import(super::import::ImportArgs),
     /// Start processes now, and leave them so: a hold keeps others from undoing it
-    Start(super::by_hand::ByHand),
+    Start(super::manual::OperateArgs),
     /// Stop processes now, and leave them so: a hold keeps others from undoing it
-    Stop(super::by_hand::ByHand),
+    Stop(super::manual::OperateArgs),
     /// Restart processes now, with what the engine holds
-    Restart(super::by_hand::ByHand),
+    Restart(super::manual::OperateArgs),
     /// Let processes read their configuration again, now
-    Reload(super::by_hand::ByHand),
+    Reload(super::manual::OperateArgs),
     /// Kill processes now, and leave them so: a hold keeps others from undoing it
-    Kill(super::by_hand::ByHand),
-    Release(super::by_hand::Release),
-    Pause(super::by_hand::Stay),
-    Resume(super::by_hand::Resume),
-    Lease(super::lease::Lease),
-    Doctor(super::doctor::Doctor),
+    Kill(super::manual::OperateArgs),
+    Release(super::manual::ReleaseArgs),
+    Pause(super::manual::PauseArgs),
+    Resume(super::manual::ResumeArgs),
+    Lease(super::lease::LeaseArgs),
+    Doctor(super::doctor::DoctorArgs),
     Config(super::config::ConfigArgs),
-    Convert(Convert),
-    Explain(Explain),
-    Serve(Box<super::serve::Serve>),
-    Agent(super::agent::Agent),
+    Convert(ConvertArgs),
+    Explain(ExplainArgs),
+    Serve(Box<super::serve::ServeArgs>),
+    Agent(super::agent::AgentArgs),
     /// Print the JSON Schema of manifests, for editors
     Schema,
-    Completions(Completions),
-    Man(Man),
-    Version(Version),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
+    Version(VersionArgs),
 }
 
 /// Print a commented manifest to start from
@@ -140,7 +140,7 @@ pub enum Verb {
 /// The manifest is valid as it is. With a command it runs that command, in the present directory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  abide init -- python3 -m http.server 8000 > web.yaml")]
-pub struct Init {
+pub struct InitArgs {
     /// What the process is to run
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
@@ -150,7 +150,7 @@ pub struct Init {
 ///
 /// Exits with 0 when there is no error (warnings do not count), else with 65.
 #[derive(Debug, clap::Args)]
-pub struct Validate {
+pub struct ValidateArgs {
     /// Files, directories (recursive: *.yaml *.yml *.json), or - for standard input
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
@@ -183,7 +183,7 @@ pub struct LimitArgs {
     #[arg(long, env = "ABIDE_MAX_DOCUMENT_BYTES", value_name = "N", default_value_t = Limits::default().document_bytes)]
     pub max_document_bytes: u64,
     /// Deepest nesting (at most 100: what the YAML reader can follow)
-    #[arg(long, env = "ABIDE_MAX_DEPTH", value_name = "N", default_value_t = Limits::default().depth, value_parser = depth)]
+    #[arg(long, env = "ABIDE_MAX_DEPTH", value_name = "N", default_value_t = Limits::default().depth, value_parser = parse_depth)]
     pub max_depth: usize,
     /// Most aliases in one document
     #[arg(long, env = "ABIDE_MAX_ALIASES", value_name = "N", default_value_t = Limits::default().aliases)]
@@ -200,7 +200,7 @@ pub struct LimitArgs {
 }
 
 /// A switch from a variable: a word that is neither yes nor no is a mistake, not a yes.
-pub fn switch(text: &str) -> Result<bool, String> {
+pub fn parse_switch(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "y" | "on" | "t" => Ok(true),
         "" | "0" | "false" | "no" | "n" | "off" | "f" => Ok(false),
@@ -208,7 +208,7 @@ pub fn switch(text: &str) -> Result<bool, String> {
     }
 }
 
-fn depth(text: &str) -> Result<usize, String> {
+fn parse_depth(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(depth @ 1..=100) => Ok(depth),
         Ok(_) | Err(_) => Err("a whole number from 1 to 100".to_owned()),
@@ -237,7 +237,7 @@ impl LimitArgs {
 /// carried over. With --to, manifests (or bodies) become request bodies, one JSON object after the other, and what
 /// the dialect has no place for is listed on stderr.
 #[derive(Debug, clap::Args)]
-pub struct Convert {
+pub struct ConvertArgs {
     /// A file or directory with request bodies or manifests, or - for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
@@ -245,7 +245,7 @@ pub struct Convert {
     #[arg(long, value_name = "DIALECT", env = "ABIDE_TO", value_parser = dialect_parser())]
     pub to: Option<Dialect>,
     /// With --to: exit with 65 when a body cannot say everything
-    #[arg(long, env = "ABIDE_STRICT", value_parser = switch)]
+    #[arg(long, env = "ABIDE_STRICT", value_parser = parse_switch)]
     pub strict: bool,
     /// Which JOB call bodies are for, where their shape leaves that open; with --to job: which call to write
     #[arg(long, value_name = "CALL", env = "ABIDE_JOB_API", value_parser = job_api_parser())]
@@ -275,7 +275,7 @@ fn job_api_parser() -> impl clap::builder::TypedValueParser<Value = JobApi> {
 #[command(
     after_help = "Examples:\n  abide explain start_check_secs\n  abide explain monitor_policy.start_check_secs --in manifests\n  abide explain Policy.windows\n  abide explain E0402"
 )]
-pub struct Explain {
+pub struct ExplainArgs {
     /// A field's path from the document's root (a leading `spec.` may be left out), a kind, a problem's code, or
     /// `problems` for all codes
     #[arg(value_name = "FIELD")]
@@ -293,7 +293,7 @@ pub struct Explain {
 /// Print completions for a shell
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  abide completions bash > /etc/bash_completion.d/abide")]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
@@ -302,14 +302,14 @@ pub struct Completions {
 /// Print the manual page
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  abide man validate | man -l -")]
-pub struct Man {
+pub struct ManArgs {
     /// A verb; left out: the page of abide itself
     pub verb: Option<String>,
 }
 
 /// Print the version
 #[derive(Debug, clap::Args)]
-pub struct Version {
+pub struct VersionArgs {
     /// Form of the output
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_VERSION_OUTPUT", value_name = "FORM")]
     pub output: PlainForm,

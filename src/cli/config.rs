@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::args::PlainForm;
 use super::print::{Printer, visible};
-use super::target::{FOUND, Trust, choose, trust};
+use super::target::{CONFIG_FILE_NAME, Trust, find_config_files, trust};
 use super::{Exit, Failure};
 
 /// Show the config files in use, and trust the one of the current directory
@@ -25,18 +25,18 @@ pub enum ConfigVerb {
     /// Remove the record of a config file
     Untrust(FileArg),
     /// Print which config files are used, why, and whether they are trusted
-    Show(Show),
+    Show(ShowArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub struct FileArg {
     /// The config file
-    #[arg(value_name = "FILE", default_value = FOUND)]
+    #[arg(value_name = "FILE", default_value = CONFIG_FILE_NAME)]
     pub file: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
-pub struct Show {
+pub struct ShowArgs {
     /// The config file [default: ./abide.yaml, then ~/.config/abide/config.yaml]
     #[arg(long, value_name = "FILE", env = "ABIDE_CONFIG")]
     pub config: Option<PathBuf>,
@@ -49,7 +49,7 @@ pub fn run(args: &ConfigArgs, printer: &Printer) -> Result<Exit, Failure> {
     match &args.verb {
         ConfigVerb::Trust(FileArg { file }) => {
             // A file that cannot be used is not worth a record, and the content that is checked is the one recorded.
-            let content = choose(Some(file))?.first.map(|file| file.content).unwrap_or_default();
+            let content = find_config_files(Some(file))?.first.map(|file| file.content).unwrap_or_default();
             let (path, digest) = trust::record(file, content.as_bytes())?;
             printer.data(&format!("trusted {} (blake3 {})\n", visible(&path), &digest[..16]));
         }
@@ -62,8 +62,8 @@ pub fn run(args: &ConfigArgs, printer: &Printer) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-fn show(args: &Show, printer: &Printer) -> Result<(), Failure> {
-    let chosen = choose(args.config.as_deref())?;
+fn show(args: &ShowArgs, printer: &Printer) -> Result<(), Failure> {
+    let chosen = find_config_files(args.config.as_deref())?;
     let files: Vec<_> = chosen.first.iter().chain(&chosen.users).collect();
     if args.output == PlainForm::Json {
         let file = |file: &&super::target::ConfigFile| {
@@ -79,8 +79,8 @@ fn show(args: &Show, printer: &Printer) -> Result<(), Failure> {
     for file in files {
         let targets: Vec<String> = file.config.targets.keys().map(|name| visible(name)).collect();
         let targets = if targets.is_empty() { "none".to_owned() } else { targets.join(", ") };
-        let (path, why) = (visible(&file.path.display().to_string()), file.origin.words());
-        printer.data(&format!("{path}: {why}; {}; targets: {targets}\n", file.trust.words()));
+        let (path, why) = (visible(&file.path.display().to_string()), file.origin.describe());
+        printer.data(&format!("{path}: {why}; {}; targets: {targets}\n", file.trust.describe()));
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::args::Convert;
+use super::args::ConvertArgs;
 use super::print::{self, Printer};
 use super::{Exit, Failure};
 use crate::gse::{self, Dialect, JobBody, Loss, Subject};
@@ -10,9 +10,9 @@ use crate::manifest::convert::{self, Body};
 use crate::manifest::document::Document;
 use crate::manifest::print as manifests;
 use crate::manifest::{self, Loaded, Problem};
-use crate::model::{InstanceKey, ProcessKey, Want};
+use crate::model::{DesiredInstance, InstanceKey, ProcessKey};
 
-pub fn run(args: &Convert, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &ConvertArgs, printer: &Printer) -> Result<Exit, Failure> {
     let limits = args.limits.limits();
     let mut read = match convert::read::<JobBody>(&args.file, &limits) {
         Ok(read) => read,
@@ -54,7 +54,7 @@ pub fn run(args: &Convert, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// The manifests that the bodies stand for, and whether any was a body.
-fn documents(bodies: Vec<Body<JobBody>>, args: &Convert, printer: &Printer) -> (Vec<Document>, bool) {
+fn documents(bodies: Vec<Body<JobBody>>, args: &ConvertArgs, printer: &Printer) -> (Vec<Document>, bool) {
     let (mut documents, mut any_body) = (Vec::new(), false);
     for body in bodies {
         match body {
@@ -74,9 +74,14 @@ fn documents(bodies: Vec<Body<JobBody>>, args: &Convert, printer: &Printer) -> (
     (documents, any_body)
 }
 
-fn to_bodies(loaded: &Loaded, dialect: Dialect, args: &Convert, printer: &Printer) -> Result<Exit, Failure> {
+fn to_bodies(
+    loaded: &Loaded,
+    dialect: Dialect,
+    args: &ConvertArgs,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
     let (bodies, mut losses) = gse::bodies(&subjects(loaded), dialect, args.job_api);
-    losses.extend(abides_own(loaded));
+    losses.extend(abide_only_fields(loaded));
     losses.sort();
     losses.dedup();
     for Loss { key, what, why } in &losses {
@@ -96,7 +101,7 @@ fn to_bodies(loaded: &Loaded, dialect: Dialect, args: &Convert, printer: &Printe
 
 /// Instances that differ only in their host go into one body.
 fn subjects(loaded: &Loaded) -> Vec<Subject> {
-    let mut by_process: BTreeMap<ProcessKey, Vec<(&InstanceKey, &Want)>> = BTreeMap::new();
+    let mut by_process: BTreeMap<ProcessKey, Vec<(&InstanceKey, &DesiredInstance)>> = BTreeMap::new();
     for (key, want) in &loaded.desired.instances {
         by_process.entry(key.process()).or_default().push((key, want));
     }
@@ -120,9 +125,9 @@ fn subjects(loaded: &Loaded) -> Vec<Subject> {
 }
 
 /// What no request body anywhere has a place for.
-fn abides_own(loaded: &Loaded) -> Vec<Loss> {
+fn abide_only_fields(loaded: &Loaded) -> Vec<Loss> {
     let mut losses = Vec::new();
-    for (key, Want { origin, .. }) in &loaded.desired.instances {
+    for (key, DesiredInstance { origin, .. }) in &loaded.desired.instances {
         let renamed = |from: &ProcessKey| *from != origin.declared;
         let set = [
             ("depends_on", !origin.depends_on.is_empty()),

@@ -7,18 +7,20 @@ use serde_json::{Value, json};
 use similar::{ChangeTag, InlineChange, TextDiff};
 
 use super::args::PlainForm;
-use super::plan::args::Diff;
-use super::plan::groups::whereabouts;
-use super::plan::input::Input;
+use super::plan::args::DiffArgs;
+use super::plan::groups::format_hosts;
+use super::plan::input::PlanInput;
 use super::plan::refusal;
 use super::print::{BOLD, DIM, Printer, quoted, visible};
 use super::{Exit, Failure};
-use crate::model::{Field, HostKey, InstanceKey, Present, ProcessKey, Sighting, Spec, State, Version, Want};
+use crate::model::{
+    DesiredInstance, Field, HostKey, InstanceKey, KnownSpec, Presence, Present, ProcessKey, Spec, State,
+};
 use crate::reconcile::why::{Part, parts};
 
-pub fn run(args: &Diff, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
     // 1 says that there are differences, so every other error is 2.
-    let input = Input::read(&args.input, printer).map_err(|failure| match failure.exit {
+    let input = PlanInput::read(&args.input, printer).map_err(|failure| match failure.exit {
         Exit::InvalidManifest | Exit::Unreachable => failure,
         _ => Failure { exit: Exit::Changes, ..failure },
     });
@@ -46,7 +48,7 @@ struct Difference<'a> {
     key: &'a InstanceKey,
     /// The name that it had so far.
     from: Option<&'a InstanceKey>,
-    want: Option<&'a Want>,
+    want: Option<&'a DesiredInstance>,
     /// What was seen; `Err`: why it could not be.
     seen: Result<Option<Present<'a>>, &'a str>,
     state: (String, &'static str),
@@ -58,7 +60,7 @@ struct Difference<'a> {
 }
 
 /// Whatever a plan would touch or hold.
-fn differences(input: &Input) -> Vec<Difference<'_>> {
+fn differences(input: &PlanInput) -> Vec<Difference<'_>> {
     let plan = input.plan();
     let held: BTreeMap<&InstanceKey, &'static str> =
         plan.held.iter().map(|held| (&held.instance, held.reason.word())).collect();
@@ -76,10 +78,10 @@ fn differences(input: &Input) -> Vec<Difference<'_>> {
         let want = wanted.map(|(_, want)| want);
         let from = moved.get(key).and_then(|from| input.observed.instances.get_key_value(*from));
         let from = from.map(|(from, _)| from);
-        let seen = match input.observed.look(from.unwrap_or(key)) {
-            Sighting::Present(present) => Ok(Some(present)),
-            Sighting::Absent => Ok(None),
-            Sighting::Unknown(why) => Err(why),
+        let seen = match input.observed.get(from.unwrap_or(key)) {
+            Presence::Present(present) => Ok(Some(present)),
+            Presence::Absent => Ok(None),
+            Presence::Unknown(why) => Err(why),
         };
         let held = held.get(key).copied();
         all.push(Difference { from, ..difference(key, want, seen, held, &input.rules.owner) });
@@ -89,7 +91,7 @@ fn differences(input: &Input) -> Vec<Difference<'_>> {
 
 fn difference<'a>(
     key: &'a InstanceKey,
-    want: Option<&'a Want>,
+    want: Option<&'a DesiredInstance>,
     seen: Result<Option<Present<'a>>, &'a str>,
     held: Option<&'static str>,
     owner: &'a str,
@@ -97,10 +99,10 @@ fn difference<'a>(
     let empty = Spec::default();
     let new: &Spec = want.filter(|want| want.origin.state != State::Absent).map_or(&empty, |want| &want.spec);
     let present = seen.ok().flatten();
-    let versions = present.map(|present| [&present.seen().given, &present.seen().live]);
+    let versions = present.map(|present| [&present.seen().registered_spec, &present.seen().live]);
     let beside: Vec<&Spec> =
         versions.iter().flatten().filter_map(|v| v.spec()).map(|spec| &***spec).collect();
-    let compared = |there: bool, version: fn(Present<'a>) -> &'a Version| {
+    let compared = |there: bool, version: fn(Present<'a>) -> &'a KnownSpec| {
         let version = present.filter(|_| there).map(version)?;
         version.spec().map(|old| fields(old, new, &beside))
     };
@@ -128,7 +130,7 @@ fn difference<'a>(
         given: if absent {
             Some(fields(&empty, new, &beside))
         } else {
-            compared(held_spec, |present| &present.seen().given)
+            compared(held_spec, |present| &present.seen().registered_spec)
         },
         live: compared(runs, |present| &present.seen().live),
         held,
@@ -173,9 +175,9 @@ fn text(differences: &[Difference<'_>]) -> String {
     for difference in differences {
         alike.entry((difference.key.process(), body(difference))).or_default().push(&difference.key.host);
     }
-    let blocks = alike
-        .into_iter()
-        .map(|((process, body), hosts)| format!("{BOLD}{process}{BOLD:#} {}\n{body}\n", whereabouts(&hosts)));
+    let blocks = alike.into_iter().map(|((process, body), hosts)| {
+        format!("{BOLD}{process}{BOLD:#} {}\n{body}\n", format_hosts(&hosts))
+    });
     let mut text: String = blocks.collect();
     if text.is_empty() {
         text.push_str("no differences\n");

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::get::{SKEW_MS, clock as clock_of};
+use super::get::{SKEW_MS, describe_clock_skew as clock_of};
 use super::local::Home;
 use super::print::{ERROR, HINT, Printer, WARNING, count, visible};
-use super::target::{NAMESPACES_HINT, Start, TargetArgs, TargetError, runtime};
+use super::target::{LocalStart, NAMESPACES_HINT, TargetArgs, TargetError, runtime};
 use super::{Exit, Failure};
 use crate::agent::{HostPolicy, RefusedInstance, refused_instances};
-use crate::backend::{Backend, Client, Fault, HostRow};
+use crate::backend::{AnyBackend, Backend, BackendError, HostRow};
 use crate::clock;
 use crate::permissions::check_private;
 
@@ -17,7 +17,7 @@ use crate::permissions::check_private;
 ///
 /// Exits with 1 when something keeps Abide from working. Warnings do not count.
 #[derive(Debug, clap::Args)]
-pub struct Doctor {
+pub struct DoctorArgs {
     #[command(flatten)]
     pub target: TargetArgs,
 }
@@ -28,7 +28,7 @@ enum Finding {
     Bad(String, String),
 }
 
-pub fn run(args: &Doctor, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<Exit, Failure> {
     let mut findings = vec![limits()];
     if args.target.target == "local" {
         findings.extend(local());
@@ -85,7 +85,7 @@ fn local() -> Vec<Finding> {
         Some(Ok(None)) => findings.push(Finding::Well(format!("only this user can enter {shown}"))),
     }
     findings.extend(host_policy(&home));
-    match home.served_by() {
+    match home.server_pid() {
         Some(pid) => findings.push(Finding::Well(format!("the local system runs as process {pid}"))),
         None => findings.push(Finding::Well(
             "the local system is not running; what changes something starts it".to_owned(),
@@ -124,16 +124,16 @@ fn host_policy(home: &Home) -> Vec<Finding> {
 }
 
 /// The hosts of our own gateway; a platform is only asked whether it answers.
-async fn hosts(backend: &Client) -> Result<Option<Vec<HostRow>>, Fault> {
+async fn hosts(backend: &AnyBackend) -> Result<Option<Vec<HostRow>>, BackendError> {
     match backend {
-        Client::Abide(abide) => abide.hosts().await.map(Some),
-        Client::Platform(platform) => platform.answers().await.map(|()| None),
+        AnyBackend::Abide(abide) => abide.hosts().await.map(Some),
+        AnyBackend::Platform(platform) => platform.answers().await.map(|()| None),
     }
 }
 
-fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
+fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
     let name = &args.target.target;
-    let live = match args.target.connect(Start::Never) {
+    let live = match args.target.connect(LocalStart::Never) {
         Ok(Some(live)) => live,
         Ok(None) => return Ok(Vec::new()),
         Err(failure) => return Ok(vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())]),
@@ -206,7 +206,7 @@ fn target(args: &Doctor) -> Result<Vec<Finding>, Failure> {
     findings.extend(skewed(&alive));
     // An agent says something every few seconds: what it was last heard at is what the gateway's clock shows.
     let newest = alive.iter().filter_map(|host| clock::read(&host.heard)).max();
-    let here = clock::moment();
+    let here = clock::now();
     if let Some(there) = newest {
         let skew = (here.0 - there.0) / 1000;
         if !(-5..=30).contains(&skew) {

@@ -1,15 +1,15 @@
 //! `abide explain`: what a field is, what changing it does, and who gave it its value.
 
-use super::args::Explain;
+use super::args::ExplainArgs;
 use super::print::{BOLD, DIM, Printer};
 use super::{Exit, Failure};
-use crate::manifest::explain::{self, Explanation, Given, Shown};
-use crate::manifest::grammar::{self, Entry, Need, Section};
+use crate::manifest::explain::{self, Explanation, FieldValue, PrintableValue};
+use crate::manifest::grammar::{self, Entry, Requirement, Section};
 use crate::manifest::{self, Code};
 use crate::model::{Effect, Field, ProcessKey, StartMode};
 use crate::reconcile::effect::{base_effect, digest};
 
-pub fn run(args: &Explain, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(field) = &args.field else {
         printer.styled(&overview());
         return Ok(Exit::Done);
@@ -40,7 +40,7 @@ fn problem(code: Code) -> String {
     format!("{BOLD}{}{BOLD:#}  {:<8} {}\n", code.text(), code.severity().to_string(), code.title())
 }
 
-fn provenance(args: &Explain, found: &Explanation, printer: &Printer) -> Result<Exit, Failure> {
+fn provenance(args: &ExplainArgs, found: &Explanation, printer: &Printer) -> Result<Exit, Failure> {
     let limits = args.limits.limits();
     let only: Option<ProcessKey> = match args.process.as_deref().map(str::parse) {
         None => None,
@@ -55,7 +55,7 @@ fn provenance(args: &Explain, found: &Explanation, printer: &Printer) -> Result<
     if loaded.errors() > 0 {
         printer.warning("there are problems in these manifests; `abide validate` lists them");
     }
-    let all = explain::given(&loaded, path, only.as_ref(), &limits);
+    let all = explain::field_values(&loaded, path, only.as_ref(), &limits);
     if all.is_empty() {
         return Err(Failure::new(Exit::Failed, "no such process is declared there"));
     }
@@ -63,13 +63,13 @@ fn provenance(args: &Explain, found: &Explanation, printer: &Printer) -> Result<
     Ok(Exit::Done)
 }
 
-fn line(given: &Given) -> String {
-    let Given { process, path, value } = given;
+fn line(given: &FieldValue) -> String {
+    let FieldValue { process, path, value } = given;
     let Some(value) = value else { return format!("{process}  {path}: {DIM}unset{DIM:#}\n") };
     let from = if value.inherited { ", a Defaults" } else { "" };
     let shown = match &value.shown {
-        Shown::Plain(text) => text.clone(),
-        Shown::Secret(secret) => format!("(secret, digest {})", digest(secret.expose())),
+        PrintableValue::Plain(text) => text.clone(),
+        PrintableValue::Secret(secret) => format!("(secret, digest {})", digest(secret.expose())),
     };
     format!("{process}  {path}: {shown}  {DIM}{}{from}{DIM:#}\n", value.place)
 }
@@ -116,7 +116,7 @@ fn explanation(found: &Explanation) -> String {
 
 fn fields(section: &Section) -> String {
     let mut text = format!("{BOLD}fields{BOLD:#}\n");
-    for entry in section.entries.iter().filter(|entry| entry.need != Need::IgnoredInBody) {
+    for entry in section.entries.iter().filter(|entry| entry.need != Requirement::IgnoredInBody) {
         text.push_str(&format!("  {:<24} {}\n", entry.name, entry.meaning));
     }
     text
@@ -124,10 +124,10 @@ fn fields(section: &Section) -> String {
 
 fn required(entry: &Entry) -> &'static str {
     match entry.need {
-        Need::Required => "yes",
-        Need::Optional => "no",
-        Need::RequiredInBody => "no (yes in a request body without apiVersion and kind)",
-        Need::IgnoredInBody => "no (ignored)",
+        Requirement::Required => "yes",
+        Requirement::Optional => "no",
+        Requirement::RequiredInBody => "no (yes in a request body without apiVersion and kind)",
+        Requirement::IgnoredInBody => "no (ignored)",
     }
 }
 

@@ -2,7 +2,7 @@
 
 use clap::CommandFactory;
 
-use super::args::{Args, Completions, Man, PlainForm, Version};
+use super::args::{Args, CompletionsArgs, ManArgs, PlainForm, VersionArgs};
 use super::print::Printer;
 use super::{Exit, Failure};
 use crate::manifest::{did_you_mean, schema};
@@ -15,14 +15,14 @@ pub fn schema(printer: &Printer) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-pub fn completions(args: &Completions, printer: &Printer) -> Result<Exit, Failure> {
+pub fn completions(args: &CompletionsArgs, printer: &Printer) -> Result<Exit, Failure> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Args::command(), "abide", &mut text);
     printer.data(&String::from_utf8_lossy(&text));
     Ok(Exit::Done)
 }
 
-pub fn man(args: &Man, printer: &Printer) -> Result<Exit, Failure> {
+pub fn man(args: &ManArgs, printer: &Printer) -> Result<Exit, Failure> {
     let mut command = Args::command();
     command.build();
     let page = match &args.verb {
@@ -47,7 +47,7 @@ pub fn man(args: &Man, printer: &Printer) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-pub fn version(args: &Version, printer: &Printer) -> Result<Exit, Failure> {
+pub fn version(args: &VersionArgs, printer: &Printer) -> Result<Exit, Failure> {
     let (name, version) = (env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
     printer.data(&match args.output {
         PlainForm::Text => format!("{name} {version}\n"),

@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::args::switch;
-use super::plan::args::Select;
+use super::args::parse_switch;
+use super::plan::args::SelectArgs;
 use super::print::{BOLD, Printer, problem, visible};
-use super::stand::{Stand, stands};
-use super::target::{Live, Start, TargetArgs, runtime};
+use super::sync_status::{ProcessStatus, statuses};
+use super::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use super::{Exit, Failure};
-use crate::control::left;
+use crate::control::suspended;
 use crate::manifest::{self, Limits, rows};
 use crate::model::{Hold, InstanceKey, Pause};
-use crate::reconcile::Sync;
+use crate::reconcile::SyncStatus;
 
 /// Show processes, hosts, tasks, holds or orphans of a target
 ///
@@ -24,7 +24,7 @@ use crate::reconcile::Sync;
 #[command(
     after_help = "Examples:\n  abide get processes\n  abide get hosts -o json\n  abide get processes -n web --watch\n  abide get orphans manifests --owner web-team"
 )]
-pub struct Get {
+pub struct GetArgs {
     /// What to show
     #[arg(value_enum, value_name = "KIND")]
     pub kind: Kind,
@@ -37,12 +37,12 @@ pub struct Get {
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
     pub owner: Option<String>,
     #[command(flatten)]
-    pub select: Select,
+    pub select: SelectArgs,
     /// Form of the rows
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_GET_OUTPUT", value_name = "FORM")]
     pub output: Form,
     /// Show them again whenever something changed, until Ctrl-C
-    #[arg(long, env = "ABIDE_WATCH", value_parser = switch)]
+    #[arg(long, env = "ABIDE_WATCH", value_parser = parse_switch)]
     pub watch: bool,
 }
 
@@ -70,10 +70,10 @@ pub enum Form {
 /// Clocks that differ by more than this are reported.
 pub const SKEW_MS: i64 = 2_000;
 
-pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
-    let declared = Declared::read(args, printer)?;
+pub fn run(args: &GetArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let declared = DeclaredProcesses::read(args, printer)?;
     let runtime = runtime()?;
-    let live = args.target.connect(Start::Never)?;
+    let live = args.target.connect(LocalStart::Never)?;
     let mut last = None;
     loop {
         let rows = match &live {
@@ -81,7 +81,7 @@ pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
             None => Vec::new(),
             Some(live) => runtime.block_on(rows(args, &declared, live))?,
         };
-        let text = shown(args, &rows)?;
+        let text = render(args, &rows)?;
         if last.as_ref() != Some(&text) {
             match args.output {
                 Form::Text | Form::Wide => printer.styled(&text),
@@ -96,7 +96,11 @@ pub fn run(args: &Get, printer: &Printer) -> Result<Exit, Failure> {
     }
 }
 
-async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>, Failure> {
+async fn rows(
+    args: &GetArgs,
+    declared: &DeclaredProcesses,
+    live: &ConnectedTarget,
+) -> Result<Vec<Value>, Failure> {
     let selection = args.select.selection();
     let is_meant = |row: &Value| {
         let labels: BTreeMap<String, String> =
@@ -111,13 +115,13 @@ async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>
             match args.kind {
                 Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).collect(),
                 _ => {
-                    let stands = stands(live).await?;
+                    let stands = statuses(live).await?;
                     meant.map(|row| process(row, &stands)).collect()
                 }
             }
         }
         Kind::Hosts => {
-            let all = live.hosts(&live.everything().await?).await?;
+            let all = live.hosts(&live.observe_all().await?).await?;
             let meant = all.into_iter().filter(|row| selection.means_host(&row.host));
             meant
                 .map(|row| {
@@ -131,7 +135,7 @@ async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>
             let (holds, pauses) = live.restraints().await?;
             // A hold knows no labels: its instance does.
             let seen = match &selection.labels {
-                Some(_) => live.everything().await?.instances,
+                Some(_) => live.observe_all().await?.instances,
                 None => BTreeMap::new(),
             };
             let labels =
@@ -151,7 +155,7 @@ async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>
                     pause.namespace.map_or("everything".to_owned(), |name| format!("namespace {name}"));
                 json!({"what": what, "by": pause.by, "reason": pause.reason, "until": time(pause.until)})
             });
-            let left = left::everybodys(&live.state).await.map_err(|error| live.failure(&error))?;
+            let left = suspended::read_all_owners(&live.state).await.map_err(|error| live.failure(&error))?;
             let left = left.into_iter().filter(|(key, _)| selection.means(key, None, &labels(key)));
             let left = left.map(|(key, left)| {
                 let reason = format!("{}: {}", left.reason, left.why);
@@ -165,17 +169,17 @@ async fn rows(args: &Get, declared: &Declared, live: &Live) -> Result<Vec<Value>
 
 /// What the given manifests declare, and for whom.
 #[derive(Default)]
-struct Declared {
+struct DeclaredProcesses {
     /// `None`: no manifests were given.
     owner: Option<String>,
     instances: BTreeSet<String>,
 }
 
-impl Declared {
+impl DeclaredProcesses {
     /// A tree with any error is refused: what a bad file declares would look like an orphan.
-    fn read(args: &Get, printer: &Printer) -> Result<Declared, Failure> {
+    fn read(args: &GetArgs, printer: &Printer) -> Result<DeclaredProcesses, Failure> {
         if args.paths.is_empty() {
-            return Ok(Declared::default());
+            return Ok(DeclaredProcesses::default());
         }
         if args.kind != Kind::Orphans {
             return Err(Failure::new(Exit::Usage, "only `get orphans` takes manifests"));
@@ -189,7 +193,7 @@ impl Declared {
         let named = loaded.desired.policies.iter().find_map(|policy| policy.owner.as_deref());
         let owner = args.owner.as_deref().or(named).unwrap_or("default");
         let instances = loaded.desired.instances.keys().map(ToString::to_string).collect();
-        Ok(Declared { owner: Some(owner.to_owned()), instances })
+        Ok(DeclaredProcesses { owner: Some(owner.to_owned()), instances })
     }
 
     /// The row of an orphan, and why it is one; `None`: somebody claims it.
@@ -210,15 +214,15 @@ impl Declared {
 }
 
 /// The row of the contract.
-fn process(row: Value, stands: &BTreeMap<InstanceKey, Stand>) -> Value {
+fn process(row: Value, stands: &BTreeMap<InstanceKey, ProcessStatus>) -> Value {
     let mut out = json!({});
-    for field in rows::TOLD.into_iter().chain(["message", "version", "exit", "next"]) {
+    for field in rows::ROW_FIELDS.into_iter().chain(["message", "version", "exit", "next"]) {
         out[field] = row.get(field).cloned().unwrap_or(Value::Null);
     }
     // Compared with nothing, nothing is known of how it stands to a wish.
     let key = row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
     let stand = key.and_then(|key| stands.get(&key));
-    out["sync"] = json!(stand.map_or(Sync::Unknown, |stand| stand.sync).word());
+    out["sync"] = json!(stand.map_or(SyncStatus::Unknown, |stand| stand.sync).word());
     if row["agent"] == false {
         for fact in ["hosted", "running", "pid"] {
             out[fact] = Value::Null;
@@ -229,7 +233,7 @@ fn process(row: Value, stands: &BTreeMap<InstanceKey, Stand>) -> Value {
     out
 }
 
-fn shown(args: &Get, rows: &[Value]) -> Result<String, Failure> {
+fn render(args: &GetArgs, rows: &[Value]) -> Result<String, Failure> {
     let failed =
         |error: &dyn std::fmt::Display| Failure::new(Exit::Failed, format!("cannot be written: {error}"));
     match args.output {
@@ -243,7 +247,7 @@ fn shown(args: &Get, rows: &[Value]) -> Result<String, Failure> {
 }
 
 /// Compares an agent's clock with its gateway's.
-pub fn clock(skew_ms: Option<i64>) -> String {
+pub fn describe_clock_skew(skew_ms: Option<i64>) -> String {
     match skew_ms {
         None => "-".to_owned(),
         Some(skew_ms) if skew_ms.saturating_abs() <= SKEW_MS => "ok".to_owned(),
@@ -262,7 +266,7 @@ fn name(kind: Kind, row: &Value) -> String {
     row[field].as_str().unwrap_or_default().to_owned()
 }
 
-fn table(args: &Get, rows: &[Value]) -> String {
+fn table(args: &GetArgs, rows: &[Value]) -> String {
     let wide = args.output == Form::Wide;
     let fields: &[&str] = match (args.kind, wide) {
         (Kind::Processes, false) => {
@@ -300,7 +304,7 @@ fn table(args: &Get, rows: &[Value]) -> String {
         other => other.to_string(),
     };
     let shown = |row: &Value, field: &str| match (args.kind, field) {
-        (Kind::Hosts, "clock") => clock(row["clock_skew_ms"].as_i64()),
+        (Kind::Hosts, "clock") => describe_clock_skew(row["clock_skew_ms"].as_i64()),
         _ => cell(&row[field]),
     };
     let cells: Vec<Vec<String>> =

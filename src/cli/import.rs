@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use super::args::{LimitArgs, switch};
+use super::args::{LimitArgs, parse_switch};
 use super::print::{self, Printer, count, visible};
 use super::{Exit, Failure};
-use crate::manifest::import::{self, Kind, Note, Terms};
+use crate::manifest::import::{self, ImportNote, ImportOptions, Kind};
 use crate::manifest::print as manifests;
 use crate::manifest::{self, Problem};
 use crate::model::{HostKey, Name};
@@ -22,7 +22,7 @@ use crate::model::{HostKey, Name};
 #[command(
     after_help = "Examples:\n  abide import /etc/supervisor/conf.d/*.conf -n web > web.yaml\n  abide import db.service backup.service backup.timer\n  pm2 jlist | abide import -\n  abide import fleet.csv > hosts.yaml"
 )]
-pub struct Import {
+pub struct ImportArgs {
     /// Files, or - for standard input
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
@@ -48,7 +48,7 @@ pub struct Import {
     #[arg(long, value_name = "DIR", env = "ABIDE_LOG_DIR", default_value = "/var/log/abide", value_parser = folder)]
     pub log_dir: String,
     /// Exit with 65, and write nothing, when a manifest cannot say everything
-    #[arg(long, env = "ABIDE_STRICT", value_parser = switch)]
+    #[arg(long, env = "ABIDE_STRICT", value_parser = parse_switch)]
     pub strict: bool,
     /// Form of the manifests
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_IMPORT_OUTPUT", value_name = "FORM")]
@@ -73,9 +73,9 @@ fn folder(text: &str) -> Result<String, String> {
     if text.starts_with('/') { Ok(text.to_owned()) } else { Err("a path from the root".to_owned()) }
 }
 
-pub fn run(args: &Import, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {
     let limits = args.limits.limits();
-    let terms = Terms {
+    let terms = ImportOptions {
         from: args.from,
         namespace: args.namespace.clone(),
         hosts: args.host.clone(),
@@ -88,7 +88,7 @@ pub fn run(args: &Import, printer: &Printer) -> Result<Exit, Failure> {
         Ok(imported) => imported,
         Err(problems) => return Ok(invalid(&problems, printer)),
     };
-    for Note { file, line, setting, message } in &imported.notes {
+    for ImportNote { file, line, setting, message } in &imported.notes {
         let setting = visible(setting);
         printer.warning(&format!("{file}:{line}: {setting}: {}", visible(message)));
     }
@@ -99,7 +99,7 @@ pub fn run(args: &Import, printer: &Printer) -> Result<Exit, Failure> {
     // What is handed out can be applied, or is not handed out.
     let loaded = manifest::load_text("the manifest", text.clone(), &limits);
     if loaded.errors() > 0 {
-        printer.to_stderr(&shown(&loaded.problems));
+        printer.to_stderr(&render_problems(&loaded.problems));
         return Err(Failure::new(Exit::InvalidManifest, "no good manifest can be made of it"));
     }
     if args.strict && !imported.notes.is_empty() {
@@ -153,10 +153,10 @@ fn quoted(word: &str) -> String {
 }
 
 fn invalid(problems: &[Problem], printer: &Printer) -> Exit {
-    printer.to_stderr(&shown(problems));
+    printer.to_stderr(&render_problems(problems));
     Exit::InvalidManifest
 }
 
-fn shown(problems: &[Problem]) -> String {
+fn render_problems(problems: &[Problem]) -> String {
     problems.iter().map(print::problem).collect::<Vec<_>>().join("\n")
 }

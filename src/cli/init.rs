@@ -1,11 +1,11 @@
 //! `abide init`: a manifest to start from.
 
-use super::args::Init;
+use super::args::InitArgs;
 use super::print::Printer;
 use super::{Exit, Failure};
 use crate::manifest::{self, Limits, init};
 
-pub fn run(args: &Init, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &InitArgs, printer: &Printer) -> Result<Exit, Failure> {
     let here = std::env::current_dir()
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot tell the present directory: {error}")))?;
     let text = init::manifest(&args.command, &here);
@@ -16,7 +16,7 @@ pub fn run(args: &Init, printer: &Printer) -> Result<Exit, Failure> {
     }
     printer.data(&text);
     if std::io::IsTerminal::is_terminal(&std::io::stdout()) {
-        printer.remark("to keep it: abide init > FILE.yaml; then: abide validate FILE.yaml");
+        printer.info("to keep it: abide init > FILE.yaml; then: abide validate FILE.yaml");
     }
     Ok(Exit::Done)
 }

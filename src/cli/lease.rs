@@ -3,11 +3,11 @@
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
 
-use super::args::{PlainForm, switch};
+use super::args::{PlainForm, parse_switch};
 use super::print::{BOLD, Printer, visible};
-use super::target::{Live, Start, TargetArgs, runtime};
+use super::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use super::{Exit, Failure};
-use crate::clock::moment;
+use crate::clock::now;
 use crate::model::Time;
 use crate::store::lease::{Holder, MAX_RESET, Record};
 use crate::store::{Reset, Store};
@@ -17,20 +17,20 @@ use crate::store::{Reset, Store};
 /// Each owner has two leases per target. The writer lease admits one process at a time to change the owner's processes;
 /// its generation goes with every change, and gateway and agents refuse an older one. The leader lease admits one `watch`.
 #[derive(Debug, clap::Args)]
-pub struct Lease {
+pub struct LeaseArgs {
     #[command(subcommand)]
     pub verb: LeaseVerb,
 }
 
 #[derive(Debug, Subcommand)]
 pub enum LeaseVerb {
-    List(List),
+    List(ListArgs),
     Reset(ResetArgs),
 }
 
 /// List leases: owner, kind, generation, holder, time to expiry
 #[derive(Debug, clap::Args)]
-pub struct List {
+pub struct ListArgs {
     #[command(flatten)]
     pub target: TargetArgs,
     /// Output format
@@ -56,7 +56,7 @@ pub struct ResetArgs {
           value_parser = clap::value_parser!(u64).range(..=MAX_RESET))]
     pub generation: u64,
     /// Free the lease although its holder renews it: the holder's next change is refused
-    #[arg(long, env = "ABIDE_LEASE_FORCE", value_parser = switch)]
+    #[arg(long, env = "ABIDE_LEASE_FORCE", value_parser = parse_switch)]
     pub force: bool,
     #[command(flatten)]
     pub target: TargetArgs,
@@ -81,7 +81,7 @@ impl Kind {
     }
 }
 
-pub fn run(args: &Lease, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &LeaseArgs, printer: &Printer) -> Result<Exit, Failure> {
     match &args.verb {
         LeaseVerb::List(args) => list(args, printer),
         LeaseVerb::Reset(args) => reset(args, printer),
@@ -89,15 +89,15 @@ pub fn run(args: &Lease, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// The local system need not run to answer with no lease; a reset needs it.
-fn connect(target: &TargetArgs) -> Result<Live, Failure> {
+fn connect(target: &TargetArgs) -> Result<ConnectedTarget, Failure> {
     let absent = || {
         Failure::new(Exit::Unreachable, "target local: the local system is not running")
             .hint("`abide up` starts it")
     };
-    target.connect(Start::Never)?.ok_or_else(absent)
+    target.connect(LocalStart::Never)?.ok_or_else(absent)
 }
 
-fn list(args: &List, printer: &Printer) -> Result<Exit, Failure> {
+fn list(args: &ListArgs, printer: &Printer) -> Result<Exit, Failure> {
     let live = connect(&args.target)?;
     let leases = runtime()?.block_on(live.state.leases()).map_err(|error| live.failure(&error))?;
     if args.output == PlainForm::Json {
@@ -110,9 +110,9 @@ fn list(args: &List, printer: &Printer) -> Result<Exit, Failure> {
         "OWNER", "KIND", "GENERATION", "EXPIRES IN"
     );
     for (name, record) in &leases {
-        let (kind, owner) = parts(name);
-        let left = left_ms(record).map_or("-".to_owned(), |ms| format!("{:.1}s", ms as f64 / 1000.0));
-        let who = record.holder.as_ref().map_or("free".to_owned(), shown);
+        let (kind, owner) = split_name(name);
+        let left = remaining_ms(record).map_or("-".to_owned(), |ms| format!("{:.1}s", ms as f64 / 1000.0));
+        let who = record.holder.as_ref().map_or("free".to_owned(), describe_holder);
         text.push_str(&format!(
             "{:<20} {:<7} {:>10}  {left:<12} {}\n",
             visible(owner),
@@ -145,7 +145,7 @@ fn reset(args: &ResetArgs, printer: &Printer) -> Result<Exit, Failure> {
         Some(Reset::Renewed { holder, left_ms }) => {
             let message = format!(
                 "{} holds the {kind} lease of owner {owner:?} and renews it ({left_ms} ms left)",
-                shown(&holder)
+                describe_holder(&holder)
             );
             Err(Failure::new(Exit::Locked, message).hint("stop that process, or give --force"))
         }
@@ -166,26 +166,26 @@ fn reset(args: &ResetArgs, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 fn row(name: &str, record: &Record) -> Value {
-    let (kind, owner) = parts(name);
+    let (kind, owner) = split_name(name);
     let holder = record.holder.as_ref().map(|holder| {
         let since = (holder.since > 0).then(|| Time(holder.since).to_string());
         json!({"host": holder.host, "pid": holder.pid, "since": since, "id": holder.id, "dead": holder.is_dead()})
     });
     json!({"owner": owner, "kind": kind, "generation": record.generation, "holder": holder,
-           "expires_in_ms": left_ms(record), "reported_generation": (record.floor > 0).then_some(record.floor)})
+           "expires_in_ms": remaining_ms(record), "reported_generation": (record.floor > 0).then_some(record.floor)})
 }
 
 /// `None`: it is free, or has expired.
-fn left_ms(record: &Record) -> Option<i64> {
-    let left = record.expires.saturating_sub(moment().0);
+fn remaining_ms(record: &Record) -> Option<i64> {
+    let left = record.expires.saturating_sub(now().0);
     (record.holder.is_some() && left > 0).then_some(left)
 }
 
-fn parts(name: &str) -> (&str, &str) {
+fn split_name(name: &str) -> (&str, &str) {
     name.split_once('/').unwrap_or(("", name))
 }
 
-fn shown(holder: &Holder) -> String {
+fn describe_holder(holder: &Holder) -> String {
     let since = if holder.since > 0 { format!(" since {}", Time(holder.since)) } else { String::new() };
     format!("{} (process {}{since})", holder.host, holder.pid)
 }

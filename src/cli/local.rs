@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::serve::private_folder;
 use super::{Exit, Failure};
-use crate::http::{Access, Calling};
+use crate::http::{ApiEndpoint, ClientConfig};
 
 /// How one that is started on demand is told that it is.
 const BACKGROUND: &str = "--background";
@@ -26,7 +26,7 @@ pub const APP: &str = "abide";
 pub struct Home(PathBuf);
 
 /// Held by the system that serves a folder.
-pub struct Served {
+pub struct ServerLock {
     _lock: File,
 }
 
@@ -54,7 +54,7 @@ impl Home {
         self.0.join(name)
     }
 
-    pub fn make(&self) -> Result<(), Failure> {
+    pub fn create(&self) -> Result<(), Failure> {
         private_folder(&self.0)
     }
 
@@ -74,7 +74,7 @@ impl Home {
     }
 
     /// Takes the folder, if nobody serves it.
-    pub fn serve(&self) -> Result<Option<Served>, Failure> {
+    pub fn acquire_server_lock(&self) -> Result<Option<ServerLock>, Failure> {
         let mut lock = self.lock_file("system.lock")?;
         // Whoever only asks whether it is served has it for a moment, and so has what a dead one was just launching.
         let begin = Instant::now();
@@ -85,22 +85,22 @@ impl Home {
             std::thread::sleep(Duration::from_millis(5));
         }
         // Where a former one listened is nobody's address now.
-        self.forget_address();
+        self.remove_address();
         let written = lock
             .set_len(0)
             .and_then(|()| lock.rewind())
             .and_then(|()| writeln!(lock, "{}", std::process::id()));
         written.map_err(|error| failed("cannot write", &self.path("system.lock"), &error))?;
-        Ok(Some(Served { _lock: lock }))
+        Ok(Some(ServerLock { _lock: lock }))
     }
 
     /// The process that serves it.
-    pub fn served_by(&self) -> Option<u32> {
-        self.served().map(|(pid, _)| pid)
+    pub fn server_pid(&self) -> Option<u32> {
+        self.running_server().map(|(pid, _)| pid)
     }
 
     /// The same, and whether it is one in the background.
-    pub fn served(&self) -> Option<(u32, bool)> {
+    pub fn running_server(&self) -> Option<(u32, bool)> {
         let mut lock = File::open(self.path("system.lock")).ok()?;
         // Whoever can share it proves that nobody has it.
         if flock(&lock, FlockOperation::NonBlockingLockShared).is_ok() {
@@ -115,7 +115,7 @@ impl Home {
 
     /// Did one that served it die without a word?
     pub fn is_abandoned(&self) -> bool {
-        self.served_by().is_none() && self.path("address").exists()
+        self.server_pid().is_none() && self.path("address").exists()
     }
 
     /// A secret that is made once.
@@ -148,29 +148,29 @@ impl Home {
         written.map_err(|error| failed("cannot write", &path, &error))
     }
 
-    pub fn forget_address(&self) {
+    pub fn remove_address(&self) {
         let _ = std::fs::remove_file(self.path("address"));
     }
 
     /// How to call the system that serves this folder now.
-    pub fn access(&self) -> Option<Access> {
-        self.served_by()?;
+    pub fn access(&self) -> Option<ApiEndpoint> {
+        self.server_pid()?;
         let read = |name: &str| {
             let text = std::fs::read_to_string(self.path(name)).ok()?;
             Some(text.trim().to_owned()).filter(|text| !text.is_empty())
         };
-        Some(Access {
+        Some(ApiEndpoint {
             url: read("address")?,
             code: APP.to_owned(),
             secret: read("secret")?,
             username: std::env::var("USER").ok(),
-            calling: Calling::default(),
+            client_config: ClientConfig::default(),
         })
     }
 
     /// Starts a system in the background unless one is there: however many ask at once, one is started.
-    pub fn start(&self) -> Result<Access, Failure> {
-        self.make()?;
+    pub fn start(&self) -> Result<ApiEndpoint, Failure> {
+        self.create()?;
         if let Some(access) = self.access() {
             return Ok(access);
         }
@@ -217,14 +217,14 @@ impl Home {
     }
 
     /// Ends whoever serves it, leaving processes as they are. Was there anybody?
-    pub fn end(&self) -> Result<bool, Failure> {
-        let Some(pid) = self.served_by() else { return Ok(false) };
+    pub fn stop(&self) -> Result<bool, Failure> {
+        let Some(pid) = self.server_pid() else { return Ok(false) };
         let target = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
         if let Some(target) = target {
             let _ = rustix::process::kill_process(target, rustix::process::Signal::TERM);
         }
         let begin = Instant::now();
-        while self.served_by().is_some() {
+        while self.server_pid().is_some() {
             if begin.elapsed() > Duration::from_secs(30) {
                 let message = format!("the local system (process {pid}) does not end");
                 return Err(Failure::new(Exit::Failed, message));

@@ -11,12 +11,12 @@ use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
-use super::args::{Common, LogFormat};
-use super::aside;
+use super::args::{GlobalArgs, LogFormat};
 use super::print::visible;
-use crate::clock::moment;
+use super::stderr;
+use crate::clock::now;
 
-pub fn start(common: &Common, usual: LevelFilter) {
+pub fn start(common: &GlobalArgs, usual: LevelFilter) {
     let level = match (common.quiet, common.verbose) {
         (true, _) => LevelFilter::ERROR,
         (false, 0) => usual,
@@ -24,13 +24,15 @@ pub fn start(common: &Common, usual: LevelFilter) {
         (false, 2) => LevelFilter::DEBUG,
         (false, _) => LevelFilter::TRACE,
     };
-    let log =
-        tracing_subscriber::fmt().with_max_level(level).with_writer(|| aside::Stderr).with_target(false);
+    let log = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(|| stderr::StderrWriter)
+        .with_target(false);
     match common.log_format {
         LogFormat::Text => {
             log.with_ansi(common.colour_on_stderr()).fmt_fields(debug_fn(write_field).delimited(" ")).init();
         }
-        LogFormat::Json => log.event_format(Objects).init(),
+        LogFormat::Json => log.event_format(JsonFormat).init(),
     }
 }
 
@@ -44,9 +46,9 @@ fn write_field(to: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fm
     }
 }
 
-struct Objects;
+struct JsonFormat;
 
-impl<S, N> FormatEvent<S, N> for Objects
+impl<S, N> FormatEvent<S, N> for JsonFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -60,7 +62,7 @@ where
             Level::TRACE => "trace",
         };
         let mut fields = Fields(Map::new());
-        fields.put("time", moment().to_string().into());
+        fields.put("time", now().to_string().into());
         fields.put("level", level.into());
         fields.put("event", "log".into());
         event.record(&mut fields);
@@ -112,9 +114,9 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<Vec<u8>>>);
+    struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Kept {
+    impl Write for CapturedLog {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
             Ok(bytes.len())
@@ -126,8 +128,8 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_forges_no_line() {
-        let kept = Kept::default();
+    fn logged_values_cannot_forge_a_line() {
+        let kept = CapturedLog::default();
         let writer = kept.clone();
         let log = tracing_subscriber::fmt()
             .with_writer(move || writer.clone())

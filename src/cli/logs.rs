@@ -5,9 +5,9 @@ use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::args::switch;
+use super::args::parse_switch;
 use super::print::Printer;
-use super::target::{Start, TargetArgs, runtime};
+use super::target::{LocalStart, TargetArgs, runtime};
 use super::{Exit, Failure};
 use crate::model::ProcessKey;
 
@@ -16,12 +16,12 @@ use crate::model::ProcessKey;
 /// That is the file at its log_path, where the agent sends the output of a foreground process.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  abide logs sample/hello -f --tail 20")]
-pub struct Logs {
+pub struct LogsArgs {
     /// The process
     #[arg(value_name = "NS/NAME")]
     pub process: ProcessKey,
     /// Go on with what is added, until Ctrl-C
-    #[arg(short, long, env = "ABIDE_FOLLOW", value_parser = switch)]
+    #[arg(short, long, env = "ABIDE_FOLLOW", value_parser = parse_switch)]
     pub follow: bool,
     /// Begin with the last lines only
     #[arg(long, value_name = "N", env = "ABIDE_TAIL")]
@@ -29,10 +29,10 @@ pub struct Logs {
 }
 
 /// How often a log is looked at again.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-pub fn run(args: &Logs, printer: &Printer) -> Result<Exit, Failure> {
-    let path = find(args)?;
+pub fn run(args: &LogsArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let path = log_path(args)?;
     let failed = |error: std::io::Error| {
         Failure::new(Exit::Failed, format!("cannot read the log {}: {error}", path.display()))
     };
@@ -57,13 +57,13 @@ pub fn run(args: &Logs, printer: &Printer) -> Result<Exit, Failure> {
         if !args.follow || printer.failed() {
             return Ok(Exit::Done);
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
         let back = i64::try_from(bytes.len()).unwrap_or(0);
         reader.seek_relative(-back).map_err(failed)?;
         // One that was moved away, or cut, goes on in a new file.
         let here = reader.stream_position().map_err(failed)?;
         if let Ok(now) = std::fs::metadata(&path)
-            && (now.len() < here || is_another(&now, reader.get_ref()))
+            && (now.len() < here || is_rotated(&now, reader.get_ref()))
             && let Ok(file) = File::open(&path)
         {
             reader = BufReader::new(file);
@@ -71,7 +71,7 @@ pub fn run(args: &Logs, printer: &Printer) -> Result<Exit, Failure> {
     }
 }
 
-fn is_another(now: &std::fs::Metadata, open: &File) -> bool {
+fn is_rotated(now: &std::fs::Metadata, open: &File) -> bool {
     use std::os::unix::fs::MetadataExt;
     open.metadata().is_ok_and(|meta| (meta.ino(), meta.dev()) != (now.ino(), now.dev()))
 }
@@ -81,18 +81,18 @@ fn wait_for(path: &Path) -> File {
         if let Ok(file) = File::open(path) {
             return file;
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
 /// The file that the process's registered spec names.
-fn find(args: &Logs) -> Result<PathBuf, Failure> {
+fn log_path(args: &LogsArgs) -> Result<PathBuf, Failure> {
     let process = &args.process;
     let unknown = || {
         Failure::new(Exit::Failed, format!("there is no process {process} here"))
             .hint("`abide get processes` lists them")
     };
-    let live = TargetArgs::local().here(Start::Never)?.ok_or_else(unknown)?;
+    let live = TargetArgs::local().connect_local(LocalStart::Never)?.ok_or_else(unknown)?;
     let query = format!("&namespace={}&name={}", process.namespace, process.name);
     let rows = runtime()?.block_on(live.rows(&query))?;
     let row = rows.first().ok_or_else(unknown)?;

@@ -5,8 +5,6 @@
 mod agent;
 mod apply;
 mod args;
-mod aside;
-mod by_hand;
 mod config;
 mod convert;
 mod diff;
@@ -17,16 +15,18 @@ mod get;
 mod import;
 mod init;
 mod lease;
-mod listen;
 mod local;
 mod logging;
 mod logs;
+mod manual;
 mod plan;
 mod print;
 mod rollback;
 mod serve;
-mod stand;
 mod status;
+mod status_server;
+mod stderr;
+mod sync_status;
 mod systemd;
 mod target;
 mod up;
@@ -104,7 +104,7 @@ pub fn main() -> ExitCode {
             let _ = error.print();
             let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             let verb = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
-            return code(match asked {
+            return exit_code(match asked {
                 true => Exit::Done,
                 // `diff` keeps 1 for differences and 2 for whatever went wrong.
                 false if verb.as_deref() == Some("diff") => Exit::Changes,
@@ -119,9 +119,9 @@ pub fn main() -> ExitCode {
         agent::prepare_memory();
     }
     if stands {
-        aside::begin(in_json);
+        stderr::start_writer(in_json);
     }
-    logging::start(&args.common, usual_level(&args.verb));
+    logging::start(&args.common, default_level(&args.verb));
     let exit = match run(args.verb, &printer) {
         Ok(_) if printer.failed() => Exit::Failed,
         Ok(exit) => exit,
@@ -130,8 +130,8 @@ pub fn main() -> ExitCode {
             failure.exit
         }
     };
-    aside::end();
-    code(exit)
+    stderr::flush_queue();
+    exit_code(exit)
 }
 
 fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
@@ -154,14 +154,14 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Rollback(args) => rollback::run(*args, printer),
         Verb::Export(args) => status::export(&args, printer),
         Verb::Import(args) => import::run(&args, printer),
-        Verb::Start(args) => by_hand::operate(Op::Start, &args, printer),
-        Verb::Stop(args) => by_hand::operate(Op::Stop, &args, printer),
-        Verb::Restart(args) => by_hand::operate(Op::Restart, &args, printer),
-        Verb::Reload(args) => by_hand::operate(Op::Reload, &args, printer),
-        Verb::Kill(args) => by_hand::operate(Op::Kill, &args, printer),
-        Verb::Release(args) => by_hand::release(&args, printer),
-        Verb::Pause(args) => by_hand::pause(&args, printer),
-        Verb::Resume(args) => by_hand::resume(&args, printer),
+        Verb::Start(args) => manual::operate(Op::Start, &args, printer),
+        Verb::Stop(args) => manual::operate(Op::Stop, &args, printer),
+        Verb::Restart(args) => manual::operate(Op::Restart, &args, printer),
+        Verb::Reload(args) => manual::operate(Op::Reload, &args, printer),
+        Verb::Kill(args) => manual::operate(Op::Kill, &args, printer),
+        Verb::Release(args) => manual::release(&args, printer),
+        Verb::Pause(args) => manual::pause(&args, printer),
+        Verb::Resume(args) => manual::resume(&args, printer),
         Verb::Lease(args) => lease::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Config(args) => config::run(&args, printer),
@@ -174,12 +174,12 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
     }
 }
 
-fn code(exit: Exit) -> ExitCode {
+fn exit_code(exit: Exit) -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
 /// What runs for long tells what happens; what answers a question only answers it, and `watch` and `up` tell by themselves.
-fn usual_level(verb: &Verb) -> LevelFilter {
+fn default_level(verb: &Verb) -> LevelFilter {
     let tells =
         matches!(verb, Verb::Serve(_) | Verb::Agent(_)) || matches!(verb, Verb::Up(up) if up.background);
     if tells { LevelFilter::INFO } else { LevelFilter::WARN }

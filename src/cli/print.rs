@@ -10,9 +10,9 @@ use anstyle::{AnsiColor, Style};
 use serde_json::{Value, json};
 use unicode_width::UnicodeWidthChar;
 
-use super::args::{Color, Common};
-use super::{Exit, Failure, aside};
-use crate::clock::moment;
+use super::args::{Color, GlobalArgs};
+use super::{Exit, Failure, stderr};
+use crate::clock::now;
 use crate::escape::is_hidden;
 pub use crate::escape::{visible, visible_lines};
 use crate::manifest::{Problem, Severity};
@@ -26,7 +26,7 @@ pub const DIM: Style = Style::new().dimmed();
 pub struct Printer {
     color: Color,
     /// Colour can be seen on stderr.
-    aside: ColorChoice,
+    stderr_color: ColorChoice,
     quiet: bool,
     /// Whatever is said on stderr is an object a line.
     in_json: bool,
@@ -34,23 +34,29 @@ pub struct Printer {
 }
 
 impl Printer {
-    pub fn new(common: &Common, in_json: bool) -> Printer {
+    pub fn new(common: &GlobalArgs, in_json: bool) -> Printer {
         let aside = if common.colour_on_stderr() { ColorChoice::Always } else { ColorChoice::Never };
-        Printer { color: common.color, aside, quiet: common.quiet, in_json, failed: AtomicBool::new(false) }
+        Printer {
+            color: common.color,
+            stderr_color: aside,
+            quiet: common.quiet,
+            in_json,
+            failed: AtomicBool::new(false),
+        }
     }
 
     /// Data, to stdout, byte for byte.
     pub fn data(&self, text: &str) {
-        self.written(std::io::stdout().lock().write_all(text.as_bytes()));
+        self.record_write_result(std::io::stdout().lock().write_all(text.as_bytes()));
     }
 
     /// Text for people, to stdout, in colour where it can be seen.
     pub fn styled(&self, text: &str) {
         let mut out = AutoStream::new(std::io::stdout(), self.color.into());
-        self.written(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
+        self.record_write_result(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
     }
 
-    fn written(&self, result: std::io::Result<()>) {
+    fn record_write_result(&self, result: std::io::Result<()>) {
         match result {
             // A reader who has seen enough is not an error.
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -74,12 +80,12 @@ impl Printer {
         self.quiet
     }
 
-    pub fn in_json(&self) -> bool {
+    pub fn is_json(&self) -> bool {
         self.in_json
     }
 
     /// A remark, to stderr, unless nobody wants remarks.
-    pub fn remark(&self, text: &str) {
+    pub fn info(&self, text: &str) {
         match (self.quiet, self.in_json) {
             (true, _) => {}
             (false, true) => self.log("info", "remark", json!({"message": text})),
@@ -104,11 +110,11 @@ impl Printer {
 
     /// An object on a line of stderr: when, how bad, what, and what belongs to it.
     pub fn log(&self, level: &str, event: &str, more: Value) {
-        let mut line = json!({"time": moment().to_string(), "level": level, "event": event});
+        let mut line = json!({"time": now().to_string(), "level": level, "event": event});
         if let (Value::Object(line), Value::Object(more)) = (&mut line, more) {
             line.extend(more);
         }
-        aside::write(format!("{line}\n").as_bytes());
+        stderr::write(format!("{line}\n").as_bytes());
     }
 
     pub fn failure(&self, failure: &Failure) {
@@ -128,9 +134,9 @@ impl Printer {
     }
 
     pub fn to_stderr(&self, text: &str) {
-        let mut seen = AutoStream::new(Vec::new(), self.aside);
+        let mut seen = AutoStream::new(Vec::new(), self.stderr_color);
         let _ = seen.write_all(text.as_bytes());
-        aside::write(&seen.into_inner());
+        stderr::write(&seen.into_inner());
     }
 }
 
@@ -147,7 +153,7 @@ pub fn problem(problem: &Problem) -> String {
     if !excerpt.text.trim().is_empty() {
         let number = line.to_string();
         let gutter = " ".repeat(number.len());
-        let (source, pad, marks) = marked(excerpt.text.trim_end(), excerpt.from, excerpt.len);
+        let (source, pad, marks) = mark_excerpt(excerpt.text.trim_end(), excerpt.from, excerpt.len);
         text.push_str(&format!("{DIM}{gutter} |{DIM:#}\n{DIM}{number} |{DIM:#} {source}\n"));
         text.push_str(&format!("{DIM}{gutter} |{DIM:#} {pad}{style}{marks}{style:#}\n"));
     }
@@ -159,7 +165,7 @@ pub fn problem(problem: &Problem) -> String {
 
 /// The line as it will look, what to put before the marker, and the marker: tabs and wide characters count as the
 /// eye counts them.
-fn marked(line: &str, from: usize, len: usize) -> (String, String, String) {
+fn mark_excerpt(line: &str, from: usize, len: usize) -> (String, String, String) {
     let (mut shown, mut before, mut under) = (String::new(), 0, 0);
     for (at, c) in line.chars().enumerate() {
         let (c, width) = match c {
@@ -197,11 +203,11 @@ pub fn count(n: usize, thing: &str) -> String {
         _ if thing.ends_with('s') => "es",
         _ => "s",
     };
-    format!("{} {thing}{ending}", grouped(n))
+    format!("{} {thing}{ending}", with_thousands_separators(n))
 }
 
 /// 10,000 rather than 10000.
-fn grouped(n: usize) -> String {
+fn with_thousands_separators(n: usize) -> String {
     let digits = n.to_string();
     let mut out = String::new();
     for (at, digit) in digits.chars().enumerate() {
@@ -218,15 +224,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn markers_stand_under_what_they_mean() {
-        assert_eq!(marked("a: x", 3, 1), ("a: x".into(), "   ".into(), "^".into()));
-        assert_eq!(marked("\ta: x", 1, 1), (" a: x".into(), " ".into(), "^".into()));
-        assert_eq!(marked("名: 值", 3, 1), ("名: 值".into(), "    ".into(), "^^".into()));
-        assert_eq!(marked("a:", 5, 1), ("a:".into(), "     ".into(), "^".into()));
+    fn markers_are_aligned_with_the_excerpt() {
+        assert_eq!(mark_excerpt("a: x", 3, 1), ("a: x".into(), "   ".into(), "^".into()));
+        assert_eq!(mark_excerpt("\ta: x", 1, 1), (" a: x".into(), " ".into(), "^".into()));
+        assert_eq!(mark_excerpt("名: 值", 3, 1), ("名: 值".into(), "    ".into(), "^^".into()));
+        assert_eq!(mark_excerpt("a:", 5, 1), ("a:".into(), "     ".into(), "^".into()));
     }
 
     #[test]
-    fn nothing_that_is_printed_can_act_or_hide() {
+    fn control_characters_are_escaped() {
         assert_eq!(visible("a\u{1b}[2Jb\n\u{202e}c\u{9b}\u{200b}"), r"a\u{1b}[2Jb\n\u{202e}c\u{9b}\u{200b}");
         for (text, shown) in [
             ("./api --fast", "./api --fast"),
@@ -242,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_read_well() {
+    fn counts_have_plurals_and_separators() {
         assert_eq!(count(1, "file"), "1 file");
         assert_eq!(count(2, "process"), "2 processes");
         assert_eq!(count(10_000, "document"), "10,000 documents");

@@ -5,19 +5,19 @@ use std::collections::BTreeMap;
 use clap::builder::NonEmptyStringValueParser;
 use serde_json::Value;
 
-use super::apply::{self, Apply, Going};
-use super::args::{LimitArgs, switch};
-use super::plan::args::{Bounds, Claims, Input, Offline, PlanForm, Select};
-use super::plan::input::Wanted;
+use super::apply::{self, ApplyArgs, ExecutionArgs};
+use super::args::{LimitArgs, parse_switch};
+use super::plan::args::{BudgetArgs, InputArgs, OfflineArgs, OwnershipArgs, PlanForm, SelectArgs};
+use super::plan::input::DesiredInput;
 use super::plan::json as plan_json;
 use super::print::{Printer, visible};
-use super::target::{Live, TargetArgs, runtime};
-use super::watch_source::short;
+use super::target::{ConnectedTarget, TargetArgs, runtime};
+use super::watch_source::short_id;
 use super::{Exit, Failure};
-use crate::clock::moment;
+use crate::clock;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
-use crate::control::snapshot::{self, Snapshot};
+use crate::control::revisions::{self, Snapshot};
 use crate::manifest;
 use crate::reconcile::{Caps, of_desired};
 use crate::store::{Error, Outcome, Store, Txn};
@@ -31,18 +31,18 @@ use crate::store::{Error, Outcome, Store, Txn};
 #[command(
     after_help = "Examples:\n  abide rollback --to previous\n  abide rollback --to 3f2a91c04d7e --yes --reason 'v2 leaks'\n  abide rollback --unpin"
 )]
-pub struct Rollback {
+pub struct RollbackArgs {
     /// Where to: a revision, a commit, or `previous`
     #[arg(long, value_name = "REV", env = "ABIDE_TO_REVISION", required_unless_present = "unpin")]
     pub to: Option<String>,
     /// End the pin instead: what the source says is wanted again
-    #[arg(long, env = "ABIDE_UNPIN", value_parser = switch, conflicts_with = "to")]
+    #[arg(long, env = "ABIDE_UNPIN", value_parser = parse_switch, conflicts_with = "to")]
     pub unpin: bool,
     /// Why, for whoever asks
     #[arg(long, value_name = "TEXT", env = "ABIDE_REASON")]
     pub reason: Option<String>,
     /// Do not ask
-    #[arg(short, long, env = "ABIDE_YES", value_parser = switch)]
+    #[arg(short, long, env = "ABIDE_YES", value_parser = parse_switch)]
     pub yes: bool,
     #[command(flatten)]
     pub target: TargetArgs,
@@ -50,12 +50,12 @@ pub struct Rollback {
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
     pub owner: Option<String>,
     /// Remove what is ours and was not there then
-    #[arg(long, env = "ABIDE_PRUNE", value_parser = switch)]
+    #[arg(long, env = "ABIDE_PRUNE", value_parser = parse_switch)]
     pub prune: bool,
     #[command(flatten)]
-    pub bounds: Bounds,
+    pub bounds: BudgetArgs,
     #[command(flatten)]
-    pub going: Going,
+    pub going: ExecutionArgs,
     /// Form of the report
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_APPLY_OUTPUT", value_name = "FORM")]
     pub output: PlanForm,
@@ -64,17 +64,17 @@ pub struct Rollback {
 }
 
 /// The shortest beginning of a revision that means one.
-const SHORTEST: usize = 6;
+const MIN_PREFIX_LEN: usize = 6;
 
-pub fn run(args: Rollback, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: RollbackArgs, printer: &Printer) -> Result<Exit, Failure> {
     let in_json = args.output == PlanForm::Json;
     let done = (|| {
         let said = args.owner.clone().map_or_else(|| args.target.owner(), |owner| Ok(Some(owner)));
         let owner = said?.unwrap_or_else(|| "default".to_owned());
-        let live = args.target.reach()?;
+        let live = args.target.connect_or_start()?;
         runtime()?.block_on(async {
             match &args.to {
-                Some(to) => back(&args, to, &owner, &live, printer).await,
+                Some(to) => roll_back(&args, to, &owner, &live, printer).await,
                 None => unpin(&owner, &live, printer).await,
             }
         })
@@ -86,25 +86,25 @@ pub fn run(args: Rollback, printer: &Printer) -> Result<Exit, Failure> {
     })
 }
 
-async fn back(
-    args: &Rollback,
+async fn roll_back(
+    args: &RollbackArgs,
     to: &str,
     owner: &str,
-    live: &Live,
+    live: &ConnectedTarget,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let broken = |error: Error| live.failure(&error);
-    let known = snapshot::list(&live.state, owner).await.map_err(broken)?;
+    let known = revisions::list(&live.state, owner).await.map_err(broken)?;
     let pinned = pin::read(&live.state, owner).await.map_err(broken)?.map(|(pin, _)| pin);
-    let taken = snapshot::taken(&live.state, owner).await.map_err(broken)?.0;
-    let history = history::newest(&live.state, owner, history::KEPT).await.map_err(broken)?;
+    let taken = revisions::active(&live.state, owner).await.map_err(broken)?.0;
+    let history = history::newest(&live.state, owner, history::MAX_ENTRIES).await.map_err(broken)?;
     let now = pinned.as_ref().map(|pin| &pin.revision).or(taken.as_ref().map(|taken| &taken.revision));
-    let snapshot = meant(to, &known, &history, now.map(String::as_str))?;
-    let texts = snapshot::texts(&live.state, owner, snapshot).await.map_err(broken)?;
+    let snapshot = find_revision(to, &known, &history, now.map(String::as_str))?;
+    let texts = revisions::texts(&live.state, owner, snapshot).await.map_err(broken)?;
     let limits = args.limits.limits();
-    let loaded = manifest::load_given(texts, Vec::new(), &limits, &BTreeMap::new());
-    let apply = as_apply(args, owner);
-    let wanted = Wanted::of(loaded, &apply.input, printer)?;
+    let loaded = manifest::load_files(texts, Vec::new(), &limits, &BTreeMap::new());
+    let apply = apply_args(args, owner);
+    let wanted = DesiredInput::of(loaded, &apply.input, printer)?;
     if of_desired(wanted.desired()) != snapshot.revision {
         let message = format!("what is kept of {} does not read as it did", snapshot.revision);
         return Err(Failure::new(Exit::Failed, message).hint("it may be from another version of abide"));
@@ -112,18 +112,18 @@ async fn back(
     let pin = Pin {
         revision: snapshot.revision.clone(),
         commit: snapshot.commit.clone(),
-        since: moment(),
+        since: clock::now(),
         by: history::user(),
         reason: args.reason.clone(),
         // Whatever is pinned meanwhile, it is the source's revision that is left behind.
         over: pinned.as_ref().and_then(|pin| pin.over.clone()).or(taken.map(|taken| taken.revision)),
         also: pinned.map(|pin| pin.also).unwrap_or_default(),
     };
-    apply::go_back(&apply, wanted, live, pin, printer).await
+    apply::apply_pinned(&apply, wanted, live, pin, printer).await
 }
 
 /// The snapshot that somebody means.
-fn meant<'a>(
+fn find_revision<'a>(
     to: &str,
     known: &'a [Snapshot],
     history: &[Value],
@@ -135,11 +135,11 @@ fn meant<'a>(
         let mut before = well.filter_map(|entry| entry["revision"].as_str()).filter(|one| Some(*one) != now);
         return before
             .find_map(by_revision)
-            .ok_or_else(|| unknown("there is no revision before this one", known));
+            .ok_or_else(|| unknown_revision("there is no revision before this one", known));
     }
     let to = to.to_ascii_lowercase();
-    if to.len() < SHORTEST {
-        let message = format!("{to:?} is too short for a revision: say {SHORTEST} characters at least");
+    if to.len() < MIN_PREFIX_LEN {
+        let message = format!("{to:?} is too short for a revision: say {MIN_PREFIX_LEN} characters at least");
         return Err(Failure::new(Exit::Usage, message).hint("`abide history` shows them"));
     }
     // A revision may have been several commits.
@@ -155,56 +155,61 @@ fn meant<'a>(
     found.dedup_by(|a, b| a.revision == b.revision);
     match found[..] {
         [one] => Ok(one),
-        [] => Err(unknown(&format!("no revision {to:?} is kept"), known)),
-        _ => Err(unknown(&format!("{to:?} means several revisions"), known)),
+        [] => Err(unknown_revision(&format!("no revision {to:?} is kept"), known)),
+        _ => Err(unknown_revision(&format!("{to:?} means several revisions"), known)),
     }
 }
 
-fn unknown(what: &str, known: &[Snapshot]) -> Failure {
+fn unknown_revision(what: &str, known: &[Snapshot]) -> Failure {
     let line = |snapshot: &Snapshot| {
         let commit =
-            snapshot.commit.as_deref().map(|id| format!("  commit {}", short(id))).unwrap_or_default();
-        format!("\n  {}  {}{commit}  {}", short(&snapshot.revision), snapshot.at, visible(&snapshot.source))
+            snapshot.commit.as_deref().map(|id| format!("  commit {}", short_id(id))).unwrap_or_default();
+        format!(
+            "\n  {}  {}{commit}  {}",
+            short_id(&snapshot.revision),
+            snapshot.at,
+            visible(&snapshot.source)
+        )
     };
     let list: String = known.iter().map(line).collect();
     let list = if list.is_empty() { "\n  none".to_owned() } else { list };
     Failure::new(Exit::Failed, format!("{what}; these are kept:{list}"))
 }
 
-async fn unpin(owner: &str, live: &Live, printer: &Printer) -> Result<Exit, Failure> {
+async fn unpin(owner: &str, live: &ConnectedTarget, printer: &Printer) -> Result<Exit, Failure> {
     let broken = |error: Error| live.failure(&error);
     let Some((pin, changed)) = pin::read(&live.state, owner).await.map_err(broken)? else {
-        printer.remark(&format!("nothing is pinned for {owner:?}"));
+        printer.info(&format!("nothing is pinned for {owner:?}"));
         return Ok(Exit::Done);
     };
-    let place = pin::place(owner);
+    let place = pin::store_key(owner);
     let ended = live.state.txn(Txn::delete(&place).only_if(&place, changed)).await.map_err(broken)?;
     if let Outcome::Conflict(_) = ended {
         let message = "somebody pinned something else just now: nothing was done";
         return Err(Failure::new(Exit::Failed, message).hint("`abide history` shows it"));
     }
-    printer.remark(&format!("no longer pinned to {}", short(&pin.revision)));
+    printer.info(&format!("no longer pinned to {}", short_id(&pin.revision)));
     Ok(Exit::Done)
 }
 
 /// The same flags mean the same as for `apply`.
-fn as_apply(args: &Rollback, owner: &str) -> Apply {
-    let input = Input {
+fn apply_args(args: &RollbackArgs, owner: &str) -> ApplyArgs {
+    let input = InputArgs {
         paths: Vec::new(),
         target: args.target.clone(),
         owner: Some(owner.to_owned()),
-        claims: Claims { prune: args.prune, ..Claims::default() },
+        claims: OwnershipArgs { prune: args.prune, ..OwnershipArgs::default() },
         bounds: args.bounds.clone(),
-        select: Select::default(),
-        offline: Offline { observed: None, caps: Caps::LOCAL, now: None },
+        select: SelectArgs::default(),
+        offline: OfflineArgs { observed: None, caps: Caps::LOCAL, now: None },
         limits: args.limits.clone(),
     };
-    Apply { input, yes: args.yes, going: args.going.clone(), junit: None, output: args.output }
+    ApplyArgs { input, yes: args.yes, going: args.going.clone(), junit: None, output: args.output }
 }
 
 /// A pin, as people read it.
-pub fn words(pin: &Pin) -> String {
-    let commit = pin.commit.as_deref().map(|id| format!(" (commit {})", short(id))).unwrap_or_default();
+pub fn describe_pin(pin: &Pin) -> String {
+    let commit = pin.commit.as_deref().map(|id| format!(" (commit {})", short_id(id))).unwrap_or_default();
     let why = pin.reason.as_deref().map(|why| format!(": {}", visible(why))).unwrap_or_default();
-    format!("{}{commit} since {} by {}{why}", short(&pin.revision), pin.since, visible(&pin.by))
+    format!("{}{commit} since {} by {}{why}", short_id(&pin.revision), pin.since, visible(&pin.by))
 }

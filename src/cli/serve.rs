@@ -11,13 +11,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing::info;
 
-use super::args::switch;
+use super::args::parse_switch;
 use super::print::Printer;
 use super::systemd::Systemd;
 use super::{Exit, Failure};
-use crate::gateway::auth::{Apps, Keepers, Tokens};
-use crate::gateway::{Gateway, http};
-use crate::http::{Listener, Reloaded, Tls, bind, follow, raise_file_limit, serve};
+use crate::gateway::auth::{Apps, Authenticator, Tokens};
+use crate::gateway::{Gateway, middleware};
+use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watch_file};
 use crate::permissions::{Above, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error};
 
@@ -30,7 +30,7 @@ use crate::store::{Embedded, Error};
     after_help = "Files:\n  --apps              apps: [{code: NAME, secret: TEXT | secret_sha256: HEX, namespaces: [\"*\"]}]\n  \
     --agent-token-file  lines of CLOUD:IP TOKEN, or * TOKEN for any host"
 )]
-pub struct Serve {
+pub struct ServeArgs {
     /// Address and port to listen on; port 0 takes a free one
     #[arg(long, env = "ABIDE_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7465")]
     pub listen: SocketAddr,
@@ -50,27 +50,27 @@ pub struct Serve {
     #[arg(long, env = "ABIDE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
     /// Listen on another address than loopback without TLS: secrets then cross the network as they are
-    #[arg(long, env = "ABIDE_INSECURE_LISTEN", value_parser = switch)]
+    #[arg(long, env = "ABIDE_INSECURE_LISTEN", value_parser = parse_switch)]
     pub insecure_listen: bool,
     #[command(flatten)]
-    pub limits: LimitArgs,
+    pub limits: GatewayLimitArgs,
 }
 
 /// What a client that is slow, huge or too eager meets.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Limits")]
-pub struct LimitArgs {
+pub struct GatewayLimitArgs {
     /// Most bytes of a request's body
-    #[arg(long, env = "ABIDE_MAX_BODY_BYTES", value_name = "N", default_value_t = http::Limits::default().body_bytes, value_parser = at_least_one)]
+    #[arg(long, env = "ABIDE_MAX_BODY_BYTES", value_name = "N", default_value_t = middleware::Limits::default().body_bytes, value_parser = at_least_one)]
     pub max_body_bytes: usize,
     /// Most connections at once: unauthenticated ones make room for new ones, known callers beyond it are answered 503
     #[arg(long, env = "ABIDE_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub max_connections: usize,
     /// Most requests at once of known callers, and as many of agents; more are answered 503
-    #[arg(long, env = "ABIDE_MAX_REQUESTS", value_name = "N", default_value_t = http::Limits::default().at_once, value_parser = at_least_one)]
+    #[arg(long, env = "ABIDE_MAX_REQUESTS", value_name = "N", default_value_t = middleware::Limits::default().at_once, value_parser = at_least_one)]
     pub max_requests: usize,
     /// Most requests a second of one app; more are answered 429
-    #[arg(long, env = "ABIDE_MAX_RATE", value_name = "N", default_value_t = http::Limits::default().rate, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, env = "ABIDE_MAX_RATE", value_name = "N", default_value_t = middleware::Limits::default().rate, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_rate: u32,
     /// Seconds for a request's header, and for its body, to arrive; a connection's first header has 5
     #[arg(long, env = "ABIDE_REQUEST_SECS", value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -85,7 +85,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
     }
 }
 
-pub fn run(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
     if !args.listen.ip().is_loopback() && args.tls_cert.is_none() && !args.insecure_listen {
         let message = format!("{} is not this machine alone, and there is no TLS", args.listen);
         let hint = "pass --tls-cert and --tls-key, or --insecure-listen if something in front of it encrypts";
@@ -95,23 +95,23 @@ pub fn run(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))?;
-    runtime.block_on(stand(args, printer))
+    runtime.block_on(run_until_stopped(args, printer))
 }
 
-async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
+async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let mut signals = Signals::listen()?;
     let file = args.apps.clone();
-    let apps = follow(vec![file.clone()], move || {
+    let apps = watch_file(vec![file.clone()], move || {
         let apps = Apps::read(&file)?;
         require_private(&file).map(|()| apps)
     });
     let apps = apps.map_err(failed)?;
     let tokens = match &args.agent_token_file {
-        None => Reloaded::fixed(Tokens::default()),
+        None => Reloadable::fixed(Tokens::default()),
         Some(file) => {
             let file = file.clone();
-            let tokens = follow(vec![file.clone()], move || {
+            let tokens = watch_file(vec![file.clone()], move || {
                 let tokens = Tokens::read(&file)?;
                 require_private(&file).map(|()| tokens)
             });
@@ -119,14 +119,15 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
         }
     };
     let tls = match (&args.tls_cert, &args.tls_key) {
-        (Some(cert), Some(key)) => Some(Tls::follow(cert, key).map_err(failed)?),
+        (Some(cert), Some(key)) => Some(Tls::watch_files(cert, key).map_err(failed)?),
         _ => None,
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let store = open(&args.data)?;
-    let LimitArgs { max_body_bytes, max_connections, max_requests, max_rate, request_secs } = args.limits;
+    let store = open_store(&args.data)?;
+    let GatewayLimitArgs { max_body_bytes, max_connections, max_requests, max_rate, request_secs } =
+        args.limits;
     let time = Duration::from_secs(request_secs);
-    let limits = http::Limits {
+    let limits = middleware::Limits {
         body_bytes: max_body_bytes,
         body_time: time,
         at_once: max_requests.min(1 << 20),
@@ -136,25 +137,25 @@ async fn stand(args: &Serve, printer: &Printer) -> Result<Exit, Failure> {
     let socket =
         bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let connections = max_connections.clamp(1, 1 << 20);
-    let keepers = Keepers::new(apps, tokens);
+    let keepers = Authenticator::new(apps, tokens);
     let standing =
-        Standing::begin(store, socket, tls, keepers, limits, (connections, time), |_, _| Router::new())
+        RunningGateway::start(store, socket, tls, keepers, limits, (connections, time), |_, _| Router::new())
             .await?;
     printer.data(&format!("ready {scheme}://{}\n", standing.address));
-    let systemd = Systemd::here();
+    let systemd = Systemd::from_env();
     systemd.ready();
     let exit = tokio::select! {
-        exit = signals.asked_to_stop() => exit,
-        why = standing.broken() => return Err(failed(why)),
+        exit = signals.shutdown_signal() => exit,
+        why = standing.wait_for_failure() => return Err(failed(why)),
     };
     info!("stopping");
     systemd.stopping();
-    standing.end().await;
+    standing.stop().await;
     Ok(exit)
 }
 
 /// A gateway that serves.
-pub struct Standing {
+pub struct RunningGateway {
     pub address: SocketAddr,
     gateway: Arc<Gateway<Embedded>>,
     store: Embedded,
@@ -163,31 +164,31 @@ pub struct Standing {
     broken: watch::Receiver<Option<String>>,
 }
 
-impl Standing {
+impl RunningGateway {
     /// Connections, and the time for a header.
-    pub const USUAL: (usize, Duration) = (4096, Duration::from_secs(30));
+    pub const DEFAULT_LIMITS: (usize, Duration) = (4096, Duration::from_secs(30));
 
     /// Returns when it is ready. What is `beside` it has its own routes at the same address.
-    pub async fn begin(
+    pub async fn start(
         store: Embedded,
         socket: TcpListener,
         tls: Option<Tls>,
-        keepers: Keepers,
-        limits: http::Limits,
+        keepers: Authenticator,
+        limits: middleware::Limits,
         (connections, header_time): (usize, Duration),
         beside: impl FnOnce(&Arc<Gateway<Embedded>>, SocketAddr) -> Router,
-    ) -> Result<Standing, Failure> {
+    ) -> Result<RunningGateway, Failure> {
         let gateway = Arc::new(Gateway::new(store.clone()));
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let listener = Listener { socket, tls, connections, header_time };
-        let router = http::router(Arc::clone(&gateway), Arc::new(keepers), limits);
+        let router = middleware::router(Arc::clone(&gateway), Arc::new(keepers), limits);
         let router = beside(&gateway, address).merge(router);
         let (stop, stopped) = watch::channel(false);
         let (broke, broken) = watch::channel(None);
         let house = tokio::spawn({
             let gateway = Arc::clone(&gateway);
             async move {
-                let why = gateway.keep_house().await;
+                let why = gateway.run_maintenance().await;
                 let _ = broke.send(Some(format!("the store cannot be used: {why:?}")));
             }
         });
@@ -195,11 +196,11 @@ impl Standing {
         while !gateway.is_ready() && !house.is_finished() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        Ok(Standing { address, gateway, store, stop, serving, broken })
+        Ok(RunningGateway { address, gateway, store, stop, serving, broken })
     }
 
     /// Waits until it cannot go on. Why.
-    pub async fn broken(&self) -> String {
+    pub async fn wait_for_failure(&self) -> String {
         let mut broken = self.broken.clone();
         match broken.wait_for(Option::is_some).await {
             Ok(why) => why.clone().unwrap_or_default(),
@@ -207,7 +208,7 @@ impl Standing {
         }
     }
 
-    pub async fn end(self) {
+    pub async fn stop(self) {
         self.gateway.close();
         let _ = self.stop.send(true);
         let _ = self.serving.await;
@@ -218,7 +219,7 @@ impl Standing {
 }
 
 /// Opens the store of a folder, which nobody else may read: it holds what processes are given, secrets too.
-pub fn open(folder: &Path) -> Result<Embedded, Failure> {
+pub fn open_store(folder: &Path) -> Result<Embedded, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let shown = folder.display();
     private_folder(folder)?;
@@ -258,7 +259,7 @@ fn unsafe_path(why: String) -> Failure {
 }
 
 /// SIGXFSZ.
-const TOO_LARGE: i32 = 25;
+const SIGXFSZ: i32 = 25;
 
 /// The signals of a daemon, listened for from here on: before it says that it is ready.
 pub struct Signals {
@@ -279,12 +280,12 @@ impl Signals {
             interrupt: listen(SignalKind::interrupt())?,
             hangup: listen(SignalKind::hangup())?,
             // A file that may not grow: that write fails, and we go on.
-            _too_large: listen(SignalKind::from_raw(TOO_LARGE))?,
+            _too_large: listen(SignalKind::from_raw(SIGXFSZ))?,
         })
     }
 
     /// The same for what does not end well by being interrupted: which of the two it was.
-    pub async fn asked_by(&mut self) -> Exit {
+    pub async fn stop_signal(&mut self) -> Exit {
         tokio::select! {
             _ = self.term.recv() => Exit::Terminated,
             _ = self.interrupt.recv() => Exit::Interrupted,
@@ -292,7 +293,7 @@ impl Signals {
     }
 
     /// The same for what goes on for ever and can begin anew: `None` asks for that.
-    pub async fn asked(&mut self) -> Option<Exit> {
+    pub async fn stop_or_reload_signal(&mut self) -> Option<Exit> {
         tokio::select! {
             _ = self.term.recv() => Some(Exit::Terminated),
             _ = self.interrupt.recv() => Some(Exit::Interrupted),
@@ -301,7 +302,7 @@ impl Signals {
     }
 
     /// Waits for Ctrl-C or SIGTERM. Ending because of them is what was asked for; a terminal that goes away is no reason.
-    pub async fn asked_to_stop(&mut self) -> Exit {
+    pub async fn shutdown_signal(&mut self) -> Exit {
         loop {
             tokio::select! {
                 _ = self.term.recv() => return Exit::Done,

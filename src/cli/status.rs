@@ -4,33 +4,34 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Value, json};
 
-use super::args::{PlainForm, switch};
-use super::by_hand::Meant;
+use super::args::{PlainForm, parse_switch};
 use super::local::Home;
-use super::plan::args::Select;
+use super::manual::InstanceSelector;
+use super::plan::args::SelectArgs;
 use super::print::{BOLD, DIM, Printer, WARNING, count, visible};
-use super::rollback::words;
-use super::stand::{Stand, stands};
-use super::target::{Live, Start, TargetArgs, runtime};
-use super::watch_source::short;
+use super::rollback::describe_pin;
+use super::sync_status::{ProcessStatus, statuses};
+use super::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
+use super::watch_source::short_id;
 use super::{Exit, Failure};
 use crate::control::history::{self, changes};
 use crate::control::pin::{self, Pin};
-use crate::control::snapshot::{self, Taken};
+use crate::control::revisions::{self, ActiveRevision};
 use crate::manifest::print as manifests;
 use crate::model::{
-    Desired, EnvValue, Health, Host, HostKey, InstanceKey, ProcessKey, Reason, Seen, Spec, State,
+    Desired, EnvValue, Health, HoldReason, Host, HostKey, InstanceKey, ObservedInstance, ProcessKey, Spec,
+    State,
 };
-use crate::reconcile::Sync;
+use crate::reconcile::SyncStatus;
 use crate::store::{Error, Store};
 
 /// Show how everything stands on one screen
 #[derive(Debug, clap::Args)]
-pub struct Status {
+pub struct StatusArgs {
     #[command(flatten)]
     pub target: TargetArgs,
     /// Exit with 3 when anything is not as it was told to be, or not as its owner's manifests want it; what is held or paused is left alone on purpose, and is not counted; what `watch` gave up on is
-    #[arg(long, env = "ABIDE_CHECK", value_parser = switch)]
+    #[arg(long, env = "ABIDE_CHECK", value_parser = parse_switch)]
     pub check: bool,
     /// Form of the answer
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_STATUS_OUTPUT", value_name = "FORM")]
@@ -39,10 +40,10 @@ pub struct Status {
 
 /// Show everything that is known of a process
 #[derive(Debug, clap::Args)]
-pub struct Describe {
+pub struct DescribeArgs {
     /// The process, or one of its instances
     #[arg(value_name = "NS/NAME[@HOST]")]
-    pub process: Meant,
+    pub process: InstanceSelector,
     #[command(flatten)]
     pub target: TargetArgs,
     /// Form of the answer
@@ -52,7 +53,7 @@ pub struct Describe {
 
 /// Show what was applied when, and how it ended
 #[derive(Debug, clap::Args)]
-pub struct History {
+pub struct HistoryArgs {
     #[command(flatten)]
     pub target: TargetArgs,
     /// Whose
@@ -65,18 +66,18 @@ pub struct History {
 
 /// Print manifests of what is there: planning them gives nothing to do
 #[derive(Debug, clap::Args)]
-pub struct Export {
+pub struct ExportArgs {
     #[command(flatten)]
     pub target: TargetArgs,
     #[command(flatten)]
-    pub select: Select,
+    pub select: SelectArgs,
 }
 
-fn connect(target: &TargetArgs) -> Result<Option<Live>, Failure> {
-    target.connect(Start::Never)
+fn connect(target: &TargetArgs) -> Result<Option<ConnectedTarget>, Failure> {
+    target.connect(LocalStart::Never)
 }
 
-pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
+pub fn status(args: &StatusArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = connect(&args.target)? else {
         match args.output {
             PlainForm::Text => printer.styled("the local system is not running: nothing is guarded\n"),
@@ -87,16 +88,16 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         return Ok(if args.check && left { Exit::Incomplete } else { Exit::Done });
     };
     let (observed, hosts, (holds, pauses), pins, stands, taken) = runtime()?.block_on(async {
-        let observed = live.everything().await?;
+        let observed = live.observe_all().await?;
         let hosts = live.hosts(&observed).await?;
-        let stands = stands(&live).await?;
-        let taken = taken(&live).await?;
+        let stands = statuses(&live).await?;
+        let taken = active_revisions(&live).await?;
         Ok::<_, Failure>((observed, hosts, live.restraints().await?, live.pins().await?, stands, taken))
     })?;
     // What its engine says of it comes before what its manifest says.
     let mut wrong: BTreeMap<&InstanceKey, String> =
-        stands.iter().filter_map(|(key, stand)| Some((key, not_as_wanted(stand)?))).collect();
-    let off = |(key, seen)| Some((key, off(key, seen, &observed.gaps)?));
+        stands.iter().filter_map(|(key, stand)| Some((key, out_of_sync_reason(stand)?))).collect();
+    let off = |(key, seen)| Some((key, unhealthy_reason(key, seen, &observed.gaps)?));
     wrong.extend(observed.instances.iter().filter_map(off));
     let running = observed.instances.values().filter(|seen| seen.running == Some(true)).count();
     let dead = hosts.iter().filter(|host| !host.agent).count();
@@ -105,8 +106,8 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
         let wrong: Vec<Value> = wrong.iter().map(|(key, why)| json!({"instance": key, "why": why})).collect();
         let whole = json!({"running": true, "url": live.backend.url(), "hosts": hosts.len(), "hosts_without_agent": dead,
                            "processes": observed.instances.len(), "processes_running": running, "not_as_told": wrong,
-                           "holds": holds.len(), "pauses": pauses.len(), "pins": pins.iter().map(shown_pin).collect::<Vec<_>>(),
-                           "sources": taken.iter().map(shown_source).collect::<Vec<_>>()});
+                           "holds": holds.len(), "pauses": pauses.len(), "pins": pins.iter().map(pin_json).collect::<Vec<_>>(),
+                           "sources": taken.iter().map(source_json).collect::<Vec<_>>()});
         printer.data(&format!("{whole:#}\n"));
         return Ok(exit);
     }
@@ -119,12 +120,17 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
     );
     text.push('\n');
     for (owner, taken) in &taken {
-        let commit = taken.commit.as_deref().map(|id| format!(", commit {}", short(id))).unwrap_or_default();
-        let (owner, revision, source) = (visible(owner), short(&taken.revision), visible(&taken.source));
+        let commit =
+            taken.commit.as_deref().map(|id| format!(", commit {}", short_id(id))).unwrap_or_default();
+        let (owner, revision, source) = (visible(owner), short_id(&taken.revision), visible(&taken.source));
         text.push_str(&format!("{owner:?}: revision {revision}{commit}, from {source}\n"));
     }
     for (owner, pin) in &pins {
-        text.push_str(&format!("{:?} is {WARNING}pinned{WARNING:#} to {}\n", visible(owner), words(pin)));
+        text.push_str(&format!(
+            "{:?} is {WARNING}pinned{WARNING:#} to {}\n",
+            visible(owner),
+            describe_pin(pin)
+        ));
     }
     for (key, why) in &wrong {
         text.push_str(&format!("  {WARNING}!{WARNING:#} {}  {}\n", visible(&key.to_string()), visible(why)));
@@ -137,64 +143,72 @@ pub fn status(args: &Status, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// What was last taken of whose manifests.
-async fn taken(live: &Live) -> Result<Vec<(String, Taken)>, Failure> {
+async fn active_revisions(live: &ConnectedTarget) -> Result<Vec<(String, ActiveRevision)>, Failure> {
     let broken = |error: Error| live.failure(&error);
     let mut all = Vec::new();
-    for owner in snapshot::owners(&live.state).await.map_err(broken)? {
-        let taken = snapshot::taken(&live.state, &owner).await.map_err(broken)?.0;
+    for owner in revisions::owners(&live.state).await.map_err(broken)? {
+        let taken = revisions::active(&live.state, &owner).await.map_err(broken)?.0;
         all.extend(taken.map(|taken| (owner, taken)));
     }
     Ok(all)
 }
 
-fn shown_source((owner, taken): &(String, Taken)) -> Value {
+fn source_json((owner, taken): &(String, ActiveRevision)) -> Value {
     json!({"owner": owner, "revision": taken.revision, "commit": taken.commit, "source": taken.source,
            "since": taken.at.to_string()})
 }
 
-fn shown_pin((owner, pin): &(String, Pin)) -> Value {
+fn pin_json((owner, pin): &(String, Pin)) -> Value {
     json!({"owner": owner, "revision": pin.revision, "commit": pin.commit, "since": pin.since.to_string(),
            "by": pin.by, "reason": pin.reason})
 }
 
 /// What would be done to make an instance as its owner wants it. What is left alone on purpose is as it should be; what
 /// `watch` gave up on is not.
-fn not_as_wanted(stand: &Stand) -> Option<String> {
-    let given_up = [Reason::NotConverging, Reason::RolledBack].map(Reason::word);
+fn out_of_sync_reason(stand: &ProcessStatus) -> Option<String> {
+    let given_up = [HoldReason::NotConverging, HoldReason::RolledBack].map(HoldReason::word);
     match stand.sync {
-        Sync::Held
+        SyncStatus::Held
             if let Some(held) = stand.next.iter().find_map(|next| next["held"].as_str())
                 && given_up.contains(&held) =>
         {
             return Some(format!("not as it is wanted, and given up: {held}"));
         }
-        Sync::OutOfSync => {}
-        Sync::InSync | Sync::Unknown | Sync::Held | Sync::Paused | Sync::Orphan => return None,
+        SyncStatus::OutOfSync => {}
+        SyncStatus::InSync
+        | SyncStatus::Unknown
+        | SyncStatus::Held
+        | SyncStatus::Paused
+        | SyncStatus::Orphan => return None,
     }
     let ops: Vec<&str> = stand.next.iter().filter_map(|next| next["op"].as_str()).collect();
     Some(format!("not as it is wanted: {}", ops.join(", ")))
 }
 
 /// Why an instance is not as its engine was told.
-fn off(key: &InstanceKey, seen: &Seen, gaps: &BTreeMap<HostKey, String>) -> Option<String> {
-    use crate::model::{AutoType, Version};
+fn unhealthy_reason(
+    key: &InstanceKey,
+    seen: &ObservedInstance,
+    gaps: &BTreeMap<HostKey, String>,
+) -> Option<String> {
+    use crate::model::{AutoType, KnownSpec};
     if let Some(why) = gaps.get(&key.host) {
         return Some(why.clone());
     }
-    let kind = seen.given.spec().map(|spec| spec.monitor.auto_type);
-    match (seen.health, seen.running, &seen.given, &seen.live) {
+    let kind = seen.registered_spec.spec().map(|spec| spec.monitor.auto_type);
+    match (seen.health, seen.running, &seen.registered_spec, &seen.live) {
         (health @ (Health::Failed | Health::Degraded), _, _, _) => Some(health.word().to_owned()),
         (_, Some(false), _, _) if seen.hosted == Some(true) && kind == Some(AutoType::Resident) => {
             Some("guarded, and not running".to_owned())
         }
-        (_, Some(true), Version::Spec(given), Version::Spec(live)) if !given.means(live) => {
+        (_, Some(true), KnownSpec::Full(given), KnownSpec::Full(live)) if !given.is_equivalent(live) => {
             Some("it runs with another spec than it was given".to_owned())
         }
         _ => None,
     }
 }
 
-pub fn describe(args: &Describe, printer: &Printer) -> Result<Exit, Failure> {
+pub fn describe(args: &DescribeArgs, printer: &Printer) -> Result<Exit, Failure> {
     let unknown =
         || Failure::new(Exit::Failed, "there is no such process").hint("`abide get processes` lists them");
     let live = connect(&args.target)?.ok_or_else(unknown)?;
@@ -206,11 +220,11 @@ pub fn describe(args: &Describe, printer: &Printer) -> Result<Exit, Failure> {
             .iter()
             .filter_map(|entry| serde_json::from_slice(&entry.value).ok())
             .collect();
-        Ok::<_, Failure>((rows, live.restraints().await?.0, stands(&live).await?, history))
+        Ok::<_, Failure>((rows, live.restraints().await?.0, statuses(&live).await?, history))
     })?;
     let key = |row: &Value| row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
     let rows: Vec<Value> =
-        rows.into_iter().filter(|row| key(row).is_some_and(|key| args.process.is(&key))).collect();
+        rows.into_iter().filter(|row| key(row).is_some_and(|key| args.process.matches(&key))).collect();
     if rows.is_empty() {
         return Err(unknown());
     }
@@ -225,7 +239,7 @@ pub fn describe(args: &Describe, printer: &Printer) -> Result<Exit, Failure> {
             }
             let instance = row["instance"].as_str().unwrap_or_default().to_owned();
             row["changes"] = json!(changes(&history, &instance));
-            hide(&mut row);
+            redact_secrets(&mut row);
             row
         })
         .collect();
@@ -265,7 +279,7 @@ pub fn describe(args: &Describe, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// Secrets are shown as such.
-fn hide(row: &mut Value) {
+fn redact_secrets(row: &mut Value) {
     for spec in ["spec", "live_spec"] {
         for value in row[spec]["env"].as_object_mut().into_iter().flat_map(|env| env.values_mut()) {
             if value["secret"] == true {
@@ -278,13 +292,13 @@ fn hide(row: &mut Value) {
     }
 }
 
-pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
+pub fn history(args: &HistoryArgs, printer: &Printer) -> Result<Exit, Failure> {
     let owner = args.target.owner_or(&args.owner)?;
     let (mut entries, pinned) = match connect(&args.target)? {
         None => (Vec::new(), None),
         Some(live) => {
             let read = runtime()?.block_on(async {
-                let newest = history::newest(&live.state, &owner, history::KEPT).await?;
+                let newest = history::newest(&live.state, &owner, history::MAX_ENTRIES).await?;
                 Ok((newest, pin::read(&live.state, &owner).await?))
             });
             let (newest, pinned) =
@@ -307,7 +321,7 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
     if let Some(pin) = &pinned {
         printer.styled(&format!(
             "{WARNING}pinned{WARNING:#} to {}; `abide rollback --unpin` ends it\n",
-            words(pin)
+            describe_pin(pin)
         ));
     }
     for entry in &entries {
@@ -325,7 +339,8 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
         };
         let text = |name: &str| visible(entry[name].as_str().unwrap_or("-"));
         let revision: String = text("revision").chars().take(12).collect();
-        let commit = entry["commit"].as_str().map(|commit| format!(" {}", short(commit))).unwrap_or_default();
+        let commit =
+            entry["commit"].as_str().map(|commit| format!(" {}", short_id(commit))).unwrap_or_default();
         printer.styled(&format!(
             "{}  {DIM}{revision}{DIM:#}  {}{commit}  {}  {end}\n",
             text("at"),
@@ -336,9 +351,9 @@ pub fn history(args: &History, printer: &Printer) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-pub fn export(args: &Export, printer: &Printer) -> Result<Exit, Failure> {
+pub fn export(args: &ExportArgs, printer: &Printer) -> Result<Exit, Failure> {
     let Some(live) = connect(&args.target)? else { return Ok(Exit::Done) };
-    let world = runtime()?.block_on(live.world(&Desired::default(), Some(BTreeSet::new())))?;
+    let world = runtime()?.block_on(live.observe_for(&Desired::default(), Some(BTreeSet::new())))?;
     let observed = &world.observed;
     let selection = args.select.selection();
     let mut kinds: Vec<(ProcessKey, State, &Spec, Vec<Host>)> = Vec::new();
@@ -349,7 +364,7 @@ pub fn export(args: &Export, printer: &Printer) -> Result<Exit, Failure> {
         if !selection.means(key, None, &seen.labels) {
             continue;
         }
-        let Some(spec) = seen.given.spec() else {
+        let Some(spec) = seen.registered_spec.spec() else {
             unknown += 1;
             continue;
         };

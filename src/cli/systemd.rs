@@ -10,7 +10,7 @@ use std::time::Duration;
 use tracing::warn;
 
 use super::print::count;
-use crate::control::board::{Board, Role, Sync};
+use crate::control::status::{Role, StatusBoard, SyncStatus};
 
 pub struct Systemd {
     to: Option<(UnixDatagram, SocketAddr)>,
@@ -19,7 +19,7 @@ pub struct Systemd {
 }
 
 impl Systemd {
-    pub fn here() -> Systemd {
+    pub fn from_env() -> Systemd {
         let to = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()).and_then(|name| {
             // `@` stands for a socket that is in no folder.
             let address = match name.as_bytes() {
@@ -36,7 +36,7 @@ impl Systemd {
         Systemd { to, watchdog }
     }
 
-    pub fn say(&self, text: &str) {
+    pub fn notify(&self, text: &str) {
         let Some((socket, address)) = &self.to else { return };
         // A full queue must not hold us up.
         let said = socket.set_nonblocking(true).and_then(|()| socket.send_to_addr(text.as_bytes(), address));
@@ -46,15 +46,15 @@ impl Systemd {
     }
 
     pub fn ready(&self) {
-        self.say("READY=1");
+        self.notify("READY=1");
     }
 
     pub fn stopping(&self) {
-        self.say("STOPPING=1");
+        self.notify("STOPPING=1");
     }
 
     /// Tells how the loop is, and that it is alive, for as long as it is.
-    pub async fn tend(self: Arc<Self>, board: Arc<Board>) {
+    pub async fn run_watchdog(self: Arc<Self>, board: Arc<StatusBoard>) {
         const STATUS: Duration = Duration::from_secs(5);
         if self.to.is_none() {
             return;
@@ -63,11 +63,11 @@ impl Systemd {
         let mut said = String::new();
         loop {
             if self.watchdog.is_some() && board.is_alive() {
-                self.say("WATCHDOG=1");
+                self.notify("WATCHDOG=1");
             }
             let status = status(&board);
             if status != said {
-                self.say(&format!("STATUS={status}"));
+                self.notify(&format!("STATUS={status}"));
                 said = status;
             }
             tokio::time::sleep(every).await;
@@ -76,8 +76,8 @@ impl Systemd {
 }
 
 /// One line.
-fn status(board: &Board) -> String {
-    let known = board.known();
+fn status(board: &StatusBoard) -> String {
+    let known = board.status();
     if let Some(trouble) = &known.trouble {
         return format!("trouble: {}", trouble.lines().next().unwrap_or_default());
     }
@@ -86,6 +86,6 @@ fn status(board: &Board) -> String {
         Role::Waiting { host, pid } => return format!("waiting: {host} (process {pid}) leads"),
         Role::Leading { .. } => "leading",
     };
-    let settled = known.rows().iter().filter(|row| row.sync == Sync::InSync).count();
+    let settled = known.rows().iter().filter(|row| row.sync == SyncStatus::InSync).count();
     format!("{role}: {settled} of {} in sync", count(known.rows().len(), "instance"))
 }

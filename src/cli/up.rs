@@ -10,28 +10,28 @@ use axum::Router;
 use tokio::sync::{mpsc, watch};
 use tracing::{info, warn};
 
-use super::args::{LimitArgs, switch};
-use super::by_hand::carry_out;
-use super::listen::{TellArgs, Telling, own_access};
+use super::args::{LimitArgs, parse_switch};
 use super::local::{APP, Home};
+use super::manual::execute_steps;
 use super::plan::owner::owner as named;
 use super::print::{Printer, count};
-use super::serve::{Signals, Standing, open};
+use super::serve::{RunningGateway, Signals, open_store};
+use super::status_server::{Notifiers, NotifyArgs, default_access};
 use super::systemd::Systemd;
-use super::target::{Live, Start, TargetArgs, runtime};
+use super::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use super::watch as watch_over;
-use super::watch_source::Watched;
+use super::watch_source::WatchSource;
 use super::{Exit, Failure};
-use crate::agent::{HostPolicy, Joining, Table, own_name, run as serve_host, this_host};
+use crate::agent::{HostPolicy, JoinConfig, Supervisor, agent_name, run as serve_host, this_host};
 use crate::dashboard;
-use crate::execute::by_hand::step;
-use crate::execute::world::World;
+use crate::execute::manual::step;
+use crate::execute::world::Observation;
 use crate::gateway::Gateway;
-use crate::gateway::auth::{Apps, Keepers, Tokens};
-use crate::gateway::http::Limits;
-use crate::http::{Calling, Reloaded, bind};
+use crate::gateway::auth::{Apps, Authenticator, Tokens};
+use crate::gateway::middleware::Limits;
+use crate::http::{ClientConfig, Reloadable, bind};
 use crate::manifest;
-use crate::model::{Desired, HostKey, InstanceKey, Op, Seen, Step};
+use crate::model::{Desired, HostKey, InstanceKey, ObservedInstance, Op, Step};
 use crate::store::Embedded;
 
 /// Run the local system in the foreground: a gateway and an agent for this machine
@@ -42,7 +42,7 @@ use crate::store::Embedded;
 #[command(
     after_help = "Examples:\n  abide up manifests\n  abide up --as-host 0:127.0.0.1 --as-host 0:127.0.0.2"
 )]
-pub struct Up {
+pub struct UpArgs {
     /// Manifests to make true: files or directories
     #[arg(value_name = "PATH")]
     pub paths: Vec<PathBuf>,
@@ -61,21 +61,21 @@ pub struct Up {
     #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]
-    pub tell: TellArgs,
+    pub tell: NotifyArgs,
     /// For whoever starts it on demand
-    #[arg(long, hide = true, value_parser = switch)]
+    #[arg(long, hide = true, value_parser = parse_switch)]
     pub background: bool,
 }
 
 /// End the local system, leaving processes as they are
 #[derive(Debug, clap::Args)]
-pub struct Down {
+pub struct DownArgs {
     /// Stop every process first
-    #[arg(long, env = "ABIDE_STOP_PROCESSES", value_parser = switch)]
+    #[arg(long, env = "ABIDE_STOP_PROCESSES", value_parser = parse_switch)]
     pub stop_processes: bool,
 }
 
-pub fn up(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
+pub fn up(args: &UpArgs, printer: &Printer) -> Result<Exit, Failure> {
     if !args.listen.ip().is_loopback() {
         let message = format!("{} is not this machine alone: the local system has no TLS", args.listen);
         return Err(Failure::new(Exit::Usage, message)
@@ -86,30 +86,30 @@ pub fn up(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
         .max_blocking_threads(64)
         .build()
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot start: {error}")))?;
-    runtime.block_on(stand(args, printer))
+    runtime.block_on(run_until_stopped(args, printer))
 }
 
-async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
+async fn run_until_stopped(args: &UpArgs, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
-    let usual = watch_over::How::usual(owner(args)?);
+    let usual = watch_over::ControllerArgs::with_defaults(owner(args)?);
     let mut signals = Signals::listen()?;
     let home = Home::find()?;
-    home.make()?;
+    home.create()?;
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;
     policy.log();
     let _served = loop {
-        match home.serve()? {
+        match home.acquire_server_lock()? {
             Some(served) => break served,
             None if args.background => return Ok(Exit::Done),
-            None if let Some((pid, false)) = home.served() => {
+            None if let Some((pid, false)) = home.running_server() => {
                 let message = format!("`abide up` runs already, as process {pid}");
                 let hint = "end that one first, or give this one a folder of its own: ABIDE_HOME";
                 return Err(Failure::new(Exit::Failed, message).hint(hint));
             }
             // One in the background is taken over: its processes go on, and are held by us from then on.
             None => {
-                printer.remark("taking over the local system that runs in the background");
-                home.end()?;
+                printer.info("taking over the local system that runs in the background");
+                home.stop()?;
             }
         }
     };
@@ -117,44 +117,52 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
     let apps = Apps::parse(&format!("apps: [{{code: {APP}, secret: {secret}}}]"))
         .map_err(|error| failed(error.to_string()))?;
     let tokens = Tokens::parse(&format!("* {token}\n")).map_err(|error| failed(error.to_string()))?;
-    let keepers = Keepers::new(Reloaded::fixed(apps), Reloaded::fixed(tokens));
+    let keepers = Authenticator::new(Reloadable::fixed(apps), Reloadable::fixed(tokens));
     let socket =
         bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
-    let store = open(&home.path("gateway"))?;
-    let from = Watched::Paths { paths: args.paths.clone(), only_poll: false };
+    let store = open_store(&home.path("gateway"))?;
+    let from = WatchSource::Paths { paths: args.paths.clone(), only_poll: false };
     let telling = match args.paths.is_empty() {
         true => None,
-        false => Some(Telling::begin(&args.tell, watch_over::subject(&from, &usual, "local"))?),
+        false => Some(Notifiers::start(&args.tell, watch_over::controller_info(&from, &usual, "local"))?),
     };
-    let state = Reloaded::fixed(store.clone());
+    let state = Reloadable::fixed(store.clone());
     let beside = |gateway: &Arc<Gateway<Embedded>>, address| match &telling {
         None => Router::new(),
         Some(telling) => {
             let gateway = Arc::clone(gateway);
-            let more: dashboard::More = Box::new(move || {
+            let more: dashboard::ExtraMetrics = Box::new(move || {
                 let gateway = Arc::clone(&gateway);
                 Box::pin(async move { gateway.metrics_text().await })
             });
-            dashboard::routes(telling.dashboard(own_access(address, printer), state, Some(more)))
+            dashboard::routes(telling.dashboard(default_access(address, printer), state, Some(more)))
         }
     };
-    let gateway =
-        Standing::begin(store, socket, None, keepers, Limits::default(), Standing::USUAL, beside).await?;
+    let gateway = RunningGateway::start(
+        store,
+        socket,
+        None,
+        keepers,
+        Limits::default(),
+        RunningGateway::DEFAULT_LIMITS,
+        beside,
+    )
+    .await?;
     let url = format!("http://{}", gateway.address);
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
-    let agent = Agent::begin(&home, &url, hosts, Duration::from_secs(args.check_secs), policy).await?;
+    let agent = LocalAgent::start(&home, &url, hosts, Duration::from_secs(args.check_secs), policy).await?;
     home.write("address", &url)?;
     printer.data(&format!("ready {url}\n"));
-    let systemd = Systemd::here();
+    let systemd = Systemd::from_env();
     systemd.ready();
     let (stop, stopped) = watch::channel(false);
     let exit = {
-        let living = live(args, &usual, stopped, printer, telling.as_ref());
+        let living = run_controller(args, &usual, stopped, printer, telling.as_ref());
         tokio::pin!(living);
         let exit = tokio::select! {
             ended = &mut living => return ended.map(|()| Exit::Done),
-            exit = signals.asked_to_stop() => exit,
-            why = gateway.broken() => return Err(failed(why)),
+            exit = signals.shutdown_signal() => exit,
+            why = gateway.wait_for_failure() => return Err(failed(why)),
         };
         info!("stopping");
         systemd.stopping();
@@ -163,17 +171,17 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
         living.await?;
         exit
     };
-    let left = running().await;
-    home.forget_address();
+    let left = count_running().await;
+    home.remove_address();
     if let Some(telling) = telling {
-        telling.end().await;
+        telling.stop().await;
     }
-    agent.end().await;
-    gateway.end().await;
+    agent.stop().await;
+    gateway.stop().await;
     if left > 0 && !args.background {
         let one = left == 1;
         let (s, are) = if one { ("", "is") } else { ("es", "are") };
-        printer.remark(&format!(
+        printer.info(&format!(
             "{left} process{s} {are} left running, and nobody guards {}: `abide up` guards them again, `abide down \
              --stop-processes` stops them",
             if one { "it" } else { "them" }
@@ -183,7 +191,7 @@ async fn stand(args: &Up, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// Whose set the manifests are, as `apply` would take them.
-fn owner(args: &Up) -> Result<Option<String>, Failure> {
+fn owner(args: &UpArgs) -> Result<Option<String>, Failure> {
     if args.paths.is_empty() {
         return Ok(None);
     }
@@ -193,17 +201,17 @@ fn owner(args: &Up) -> Result<Option<String>, Failure> {
 }
 
 /// Makes the manifests true and keeps them so, or only waits.
-async fn live(
-    args: &Up,
-    usual: &watch_over::How,
+async fn run_controller(
+    args: &UpArgs,
+    usual: &watch_over::ControllerArgs,
     stop: watch::Receiver<bool>,
     printer: &Printer,
-    telling: Option<&Telling>,
+    telling: Option<&Notifiers>,
 ) -> Result<(), Failure> {
     if let Some(telling) = telling
-        && let Some(live) = TargetArgs::local().here(Start::Never)?
+        && let Some(live) = TargetArgs::local().connect_local(LocalStart::Never)?
     {
-        watch_over::usually(&args.paths, &args.limits, usual, &live, stop, printer, telling).await;
+        watch_over::run_with_defaults(&args.paths, &args.limits, usual, &live, stop, printer, telling).await;
         return Ok(());
     }
     let mut stop = stop;
@@ -212,40 +220,41 @@ async fn live(
 }
 
 /// How many processes run.
-async fn running() -> usize {
-    let Ok(Some(live)) = TargetArgs::local().here(Start::Never) else { return 0 };
-    let look = tokio::time::timeout(Duration::from_secs(2), live.everything()).await;
+async fn count_running() -> usize {
+    let Ok(Some(live)) = TargetArgs::local().connect_local(LocalStart::Never) else { return 0 };
+    let look = tokio::time::timeout(Duration::from_secs(2), live.observe_all()).await;
     let Ok(Ok(observed)) = look else { return 0 };
     observed.instances.values().filter(|seen| seen.running == Some(true)).count()
 }
 
 /// This machine's agent, in this process.
-struct Agent {
+struct LocalAgent {
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Agent {
-    async fn begin(
+impl LocalAgent {
+    async fn start(
         home: &Home,
         url: &str,
         hosts: Vec<HostKey>,
         look_every: Duration,
         policy: HostPolicy,
-    ) -> Result<Agent, Failure> {
+    ) -> Result<LocalAgent, Failure> {
         let failed = |why: String| Failure::new(Exit::Failed, why);
         let folder = home.path("agent");
         super::serve::private_folder(&folder)?;
         super::serve::private_file(&folder.join("agent.db"))?;
         let (up, told) = mpsc::unbounded_channel();
-        let table =
-            Table::open(&folder, look_every, policy, up).await.map_err(|error| failed(error.to_string()))?;
-        let joining = Joining {
+        let table = Supervisor::open(&folder, look_every, policy, up)
+            .await
+            .map_err(|error| failed(error.to_string()))?;
+        let joining = JoinConfig {
             url: url.to_owned(),
             token_file: home.path("token"),
-            agent: own_name(&folder).map_err(failed)?,
+            agent: agent_name(&folder).map_err(failed)?,
             hosts,
-            calling: Calling::default(),
+            calling: ClientConfig::default(),
         };
         let (stop, stopped) = watch::channel(false);
         let joined = Arc::new(tokio::sync::Notify::new());
@@ -261,23 +270,23 @@ impl Agent {
         if tokio::time::timeout(Duration::from_secs(10), joined.notified()).await.is_err() {
             return Err(failed("the agent cannot join the gateway of its own machine".to_owned()));
         }
-        Ok(Agent { stop, task })
+        Ok(LocalAgent { stop, task })
     }
 
-    async fn end(self) {
+    async fn stop(self) {
         let _ = self.stop.send(true);
         let _ = tokio::time::timeout(Duration::from_secs(5), self.task).await;
     }
 }
 
-pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
+pub fn down(args: &DownArgs, printer: &Printer) -> Result<Exit, Failure> {
     let home = Home::find()?;
     if args.stop_processes && home.path("gateway").is_dir() {
         // Whoever watches over manifests there would bring back what is stopped: another one does the stopping.
-        home.end()?;
+        home.stop()?;
         home.start()?;
         let runtime = runtime()?;
-        if let Some(live) = TargetArgs::local().here(Start::Never)? {
+        if let Some(live) = TargetArgs::local().connect_local(LocalStart::Never)? {
             let left = runtime.block_on(stop_all(&live, printer))?;
             if left > 0 {
                 let message =
@@ -288,56 +297,56 @@ pub fn down(args: &Down, printer: &Printer) -> Result<Exit, Failure> {
             }
         }
     }
-    match home.end()? {
-        true => printer.remark("the local system has ended"),
-        false => printer.remark("there is no local system"),
+    match home.stop()? {
+        true => printer.info("the local system has ended"),
+        false => printer.info("there is no local system"),
     }
     Ok(Exit::Done)
 }
 
 /// How long an agent may take to tell of everything that it found.
-const TO_TELL: Duration = Duration::from_millis(500);
+const AGENT_REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long everything may take to end.
-const TO_STOP: Duration = Duration::from_secs(120);
+const STOP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Stops everything that runs. How many still do.
 /// Maximum wait for operations in flight: the rest of a start's check under the next agent is shorter.
-const TO_FINISH: Duration = Duration::from_secs(20);
+const IN_FLIGHT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits for operations in flight: a first start that is still being checked is registered only when it ends.
-async fn wait_for_operations(live: &Live, printer: &Printer) -> Result<(), Failure> {
+async fn wait_for_operations(live: &ConnectedTarget, printer: &Printer) -> Result<(), Failure> {
     let begin = Instant::now();
     let mut is_announced = false;
     loop {
         let tasks = live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?;
         let in_flight = tasks.iter().filter(|task| task["done"].as_u64() < task["rows"].as_u64()).count();
-        if in_flight == 0 || begin.elapsed() > TO_FINISH {
+        if in_flight == 0 || begin.elapsed() > IN_FLIGHT_TIMEOUT {
             return Ok(());
         }
         if !std::mem::replace(&mut is_announced, true) {
-            printer.remark(&format!("waiting for {} in flight", count(in_flight, "operation")));
+            printer.info(&format!("waiting for {} in flight", count(in_flight, "operation")));
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
+async fn stop_all(live: &ConnectedTarget, printer: &Printer) -> Result<usize, Failure> {
     let nothing = Desired::default();
-    let everything = || live.world(&nothing, Some(BTreeSet::new()));
+    let everything = || live.observe_for(&nothing, Some(BTreeSet::new()));
     wait_for_operations(live, printer).await?;
     let mut world = everything().await?;
     // An agent that has just come up has yet to tell of what it found running.
     let begin = Instant::now();
-    let runs = |world: &World| world.observed.instances.values().any(|seen| seen.running == Some(true));
-    while !runs(&world) && begin.elapsed() < TO_TELL {
+    let runs = |world: &Observation| world.observed.instances.values().any(|seen| seen.running == Some(true));
+    while !runs(&world) && begin.elapsed() < AGENT_REPORT_TIMEOUT {
         tokio::time::sleep(Duration::from_millis(50)).await;
         world = everything().await?;
     }
-    let step = |(key, seen): (&InstanceKey, &Seen)| {
+    let step = |(key, seen): (&InstanceKey, &ObservedInstance)| {
         let op = match (seen.running, seen.hosted) {
             (Some(true), _) => Op::Stop,
-            (_, Some(true)) => Op::Unhost,
+            (_, Some(true)) => Op::Unsupervise,
             _ => return None,
         };
         Some(step(op, key, seen, &world, &live.caps()))
@@ -348,7 +357,7 @@ async fn stop_all(live: &Live, printer: &Printer) -> Result<usize, Failure> {
     }
     let many = steps.iter().filter(|step| step.op == Op::Stop).count();
     if many > 0 {
-        printer.remark(&format!("stopping {}", count(many, "process")));
+        printer.info(&format!("stopping {}", count(many, "process")));
     }
-    Ok(carry_out(steps, live, &world.observed, TO_STOP, printer).await)
+    Ok(execute_steps(steps, live, &world.observed, STOP_TIMEOUT, printer).await)
 }

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use tracing::info;
 
-use super::args::{ProblemForm, Validate};
+use super::args::{ProblemForm, ValidateArgs};
 use super::print::{self, Printer, count};
 use super::{Exit, Failure};
 use crate::manifest::{self, Loaded, Problem, Severity};
 
-pub fn run(args: &Validate, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
     let begin = Instant::now();
     let loaded = manifest::check(&args.paths, &args.limits.limits());
     let (files, documents) = (loaded.files, loaded.documents.len());
@@ -22,7 +22,7 @@ pub fn run(args: &Validate, printer: &Printer) -> Result<Exit, Failure> {
         ProblemForm::Json => printer.data(&json(&loaded.problems)?),
         ProblemForm::Github => printer.data(&loaded.problems.iter().map(annotation).collect::<String>()),
     }
-    printer.remark(&summary(&loaded));
+    printer.info(&summary(&loaded));
     // Nothing of it is needed any more, and giving a large tree back piece by piece takes time.
     std::mem::forget(loaded);
     Ok(exit)

@@ -3,15 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::args::{LimitArgs, switch};
+use super::args::{LimitArgs, parse_switch};
 use super::local::Home;
 use super::plan::args::duration;
-use super::watch::How;
+use super::watch::ControllerArgs;
 use super::{Exit, Failure};
-use crate::control::old_specs::Past;
 use crate::control::source::directory::Directory;
-use crate::control::source::git::{Git, Setting, Signatures, version, work_tree};
-use crate::control::source::{Finish, Source};
+use crate::control::source::git::{Git, GitConfig, Signatures, version, work_tree};
+use crate::control::source::{PostProcess, Source};
+use crate::control::spec_history::ManifestHistory;
 use crate::manifest::Limits;
 
 #[derive(Debug, clap::Args)]
@@ -41,24 +41,29 @@ pub struct SourceArgs {
     /// With --git: accept plain http:// or git:// to a host that is not loopback
     ///
     /// Anyone on the network path can then forge manifests and read credentials.
-    #[arg(long, env = "ABIDE_INSECURE_GIT", value_parser = switch)]
+    #[arg(long, env = "ABIDE_INSECURE_GIT", value_parser = parse_switch)]
     pub insecure_git: bool,
     /// With --git: how long a fetch may take
     #[arg(long, value_name = "TIME", env = "ABIDE_GIT_TIMEOUT", default_value = "5m", value_parser = duration)]
     pub git_timeout: u64,
     /// Compare the files' metadata every 2 s instead of being told by the kernel (done anyway on network file systems)
-    #[arg(long, env = "ABIDE_POLL", value_parser = switch, conflicts_with = "git")]
+    #[arg(long, env = "ABIDE_POLL", value_parser = parse_switch, conflicts_with = "git")]
     pub poll: bool,
 }
 
 /// What is watched, checked.
-pub enum Watched {
+pub enum WatchSource {
     Paths { paths: Vec<PathBuf>, only_poll: bool },
-    Git(Box<Setting>),
+    Git(Box<GitConfig>),
 }
 
 impl SourceArgs {
-    pub fn from(&self, paths: &[PathBuf], limits: &LimitArgs, how: &How) -> Result<Watched, Failure> {
+    pub fn resolve(
+        &self,
+        paths: &[PathBuf],
+        limits: &LimitArgs,
+        how: &ControllerArgs,
+    ) -> Result<WatchSource, Failure> {
         let Some(url) = &self.git else {
             let only_git = [
                 ("--ref", self.reference.is_some()),
@@ -76,9 +81,9 @@ impl SourceArgs {
                 let message = "standard input is read once: it cannot be watched";
                 return Err(Failure::new(Exit::Usage, message).hint("`abide apply -` makes it true once"));
             }
-            return Ok(Watched::Paths { paths: paths.to_vec(), only_poll: self.poll });
+            return Ok(WatchSource::Paths { paths: paths.to_vec(), only_poll: self.poll });
         };
-        let setting = Setting {
+        let setting = GitConfig {
             url: url.clone(),
             reference: self.reference.clone().unwrap_or_else(|| "HEAD".to_owned()),
             path: self.path.clone().unwrap_or_default(),
@@ -86,25 +91,25 @@ impl SourceArgs {
             signatures: self.signatures.unwrap_or_default(),
             accept_rewind: self.accept_rewind.clone(),
             insecure: self.insecure_git,
-            interval: how.every(),
-            patience: Duration::from_secs(self.git_timeout.max(1)),
+            interval: how.reconcile_interval(),
+            timeout: Duration::from_secs(self.git_timeout.max(1)),
             folder: Home::find()?.path("git"),
             owner: how.owner().to_owned(),
             limits: limits.limits(),
         };
-        let setting = setting.checked();
+        let setting = setting.validated();
         let setting = setting.map_err(|(message, hint)| Failure::new(Exit::Usage, message).hint(hint))?;
         version::check().map_err(|why| Failure::new(Exit::Failed, format!("--git: {why}")))?;
-        Ok(Watched::Git(Box::new(setting)))
+        Ok(WatchSource::Git(Box::new(setting)))
     }
 }
 
-impl Watched {
+impl WatchSource {
     /// What it is, as people may see it.
-    pub fn shown(&self) -> Vec<String> {
+    pub fn describe(&self) -> Vec<String> {
         match self {
-            Watched::Paths { paths, .. } => paths.iter().map(|path| path.display().to_string()).collect(),
-            Watched::Git(setting) => {
+            WatchSource::Paths { paths, .. } => paths.iter().map(|path| path.display().to_string()).collect(),
+            WatchSource::Git(setting) => {
                 let path = setting.path.display().to_string();
                 let path = if path.is_empty() { path } else { format!(", {path}") };
                 vec![format!("{} of {}{path}", setting.reference, setting.shown_url())]
@@ -115,30 +120,30 @@ impl Watched {
     /// Where manifests come from, as it is remembered.
     pub fn source(&self) -> String {
         match self {
-            Watched::Paths { paths, .. } => work_tree::of_paths(paths),
-            Watched::Git(setting) => work_tree::source(&setting.url, &setting.path.to_string_lossy()),
+            WatchSource::Paths { paths, .. } => work_tree::of_paths(paths),
+            WatchSource::Git(setting) => work_tree::source(&setting.url, &setting.path.to_string_lossy()),
         }
     }
 
     /// Where older manifests are.
-    pub fn past(&self) -> Past {
+    pub fn manifest_history(&self) -> ManifestHistory {
         match self {
-            Watched::Paths { paths, .. } => Past::Paths(paths.clone()),
-            Watched::Git(setting) => Past::Git(setting.clone()),
+            WatchSource::Paths { paths, .. } => ManifestHistory::Paths(paths.clone()),
+            WatchSource::Git(setting) => ManifestHistory::Git(setting.clone()),
         }
     }
 
-    pub fn open(self, limits: Limits, debounce: Duration, finish: Finish) -> Source {
+    pub fn open(self, limits: Limits, debounce: Duration, finish: PostProcess) -> Source {
         match self {
-            Watched::Paths { paths, only_poll } => {
+            WatchSource::Paths { paths, only_poll } => {
                 Source::Directory(Box::new(Directory::new(paths, limits, debounce, only_poll, finish)))
             }
-            Watched::Git(setting) => Source::Git(Box::new(Git::new(*setting, finish))),
+            WatchSource::Git(setting) => Source::Git(Box::new(Git::new(*setting, finish))),
         }
     }
 }
 
 /// As much of an id as people compare.
-pub fn short(id: &str) -> String {
+pub fn short_id(id: &str) -> String {
     super::print::visible(id).chars().take(12).collect()
 }

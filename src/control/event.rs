@@ -3,33 +3,33 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use super::Look;
+use super::PassResult;
 use super::pin::Pin;
-use super::source::{Reading, Trouble};
-use crate::execute::Ended;
+use super::source::{SourceError, SourceState};
+use crate::execute::StepResult;
 use crate::model::{InstanceKey, ProcessKey, Step};
 use crate::store::Holder;
 
 /// What happened, for whoever tells people.
 #[derive(Debug)]
-pub enum Event<'a> {
+pub enum ControllerEvent<'a> {
     /// The manifests were read, and are not what they were: problems, and whether something else was taken in place of
     /// what is broken.
     Read {
-        reading: &'a Reading,
+        reading: &'a SourceState,
         revision: &'a str,
     },
     /// What is wrong with the manifests, while something else is in force.
     Problems {
-        reading: &'a Reading,
+        reading: &'a SourceState,
     },
     /// The manifests are others than those in force, and are not to be followed; `None`: they are the same again.
-    Unfollowed {
+    RevisionNotFollowed {
         revision: Option<&'a str>,
     },
     /// The source is not followed, and why; `None`: it is again.
     Source {
-        trouble: Option<&'a Trouble>,
+        trouble: Option<&'a SourceError>,
     },
     /// A person pinned this revision: it is kept true, whatever the source says.
     Pinned {
@@ -48,16 +48,16 @@ pub enum Event<'a> {
         generation: u64,
     },
     Planned {
-        look: &'a Arc<Look>,
+        result: &'a Arc<PassResult>,
     },
     /// A plan, or a part of one, is carried out from here on.
-    Doing {
+    ExecutionStarted {
         steps: usize,
     },
     /// One step came to its end.
-    Ended {
+    StepFinished {
         step: &'a Step,
-        ended: &'a Ended,
+        ended: &'a StepResult,
     },
     /// A rollout waits to see whether what was changed stays well.
     Soaking {
@@ -76,37 +76,37 @@ pub enum Event<'a> {
         steps: usize,
     },
     /// A plan, or a part of one, came to its end.
-    Did {
-        ended: &'a [Ended],
+    ExecutionFinished {
+        ended: &'a [StepResult],
         took: Duration,
     },
     /// It could not be looked at, or written down.
-    Trouble {
+    Failure {
         why: &'a str,
     },
     /// There is nothing to do, and nothing is under way.
-    Rested {
+    Idle {
         settled: usize,
         held: usize,
     },
     /// A pass begins.
-    Passing,
-    Passed {
+    PassStarted,
+    PassFinished {
         took: Duration,
     },
     /// The loop goes round.
-    Turned,
+    Tick,
 }
 
 /// Whom it is told to. Passes and what they began tell side by side, one word at a time.
-pub struct Teller<'a>(Mutex<&'a mut (dyn FnMut(Event<'_>) + Send)>);
+pub struct EventSink<'a>(Mutex<&'a mut (dyn FnMut(ControllerEvent<'_>) + Send)>);
 
-impl<'a> Teller<'a> {
-    pub fn new(told: &'a mut (dyn FnMut(Event<'_>) + Send)) -> Teller<'a> {
-        Teller(Mutex::new(told))
+impl<'a> EventSink<'a> {
+    pub fn new(told: &'a mut (dyn FnMut(ControllerEvent<'_>) + Send)) -> EventSink<'a> {
+        EventSink(Mutex::new(told))
     }
 
-    pub fn tell(&self, event: Event<'_>) {
+    pub fn emit(&self, event: ControllerEvent<'_>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)(event);
     }
 }

@@ -9,21 +9,21 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::clock;
-use crate::execute::Ended;
+use crate::execute::StepResult;
 use crate::model::{Plan, Step, Time};
 use crate::store::{Error, Store, Txn};
 
 /// So long a word in the history is waited for.
-const PATIENCE: Duration = Duration::from_secs(2);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
 /// So many steps of a run are told one by one.
-const MOST: usize = 1000;
+const MAX_STEPS: usize = 1000;
 /// So many entries of an owner are kept.
-pub const KEPT: usize = 1000;
+pub const MAX_ENTRIES: usize = 1000;
 /// So many older ones go with a new one, at most: where there never was an end to it, it is reached bit by bit.
-const AT_ONCE: usize = 100;
+const MAX_PRUNED_PER_WRITE: usize = 100;
 
 /// A place that no other entry has: two may begin at the same moment, and both are told of.
-fn place_for(owner: &str, at: Time) -> String {
+fn entry_key(owner: &str, at: Time) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let nth = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("history/{owner}/{:013}-{}-{nth}", at.0, std::process::id())
@@ -31,13 +31,14 @@ fn place_for(owner: &str, at: Time) -> String {
 
 /// Adds an entry, and the oldest go with that.
 pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> Result<(), Error> {
-    add_at(state, owner, &place_for(owner, at), entry).await
+    add_at(state, owner, &entry_key(owner, at), entry).await
 }
 
 async fn add_at<S: Store>(state: &S, owner: &str, place: &str, entry: &Value) -> Result<(), Error> {
     // Where it cannot be counted now, it is counted with the next one.
-    let (oldest, count) = state.slice(&format!("history/{owner}/"), 0, AT_ONCE).await.unwrap_or_default();
-    let over = (count + 1).saturating_sub(KEPT);
+    let (oldest, count) =
+        state.slice(&format!("history/{owner}/"), 0, MAX_PRUNED_PER_WRITE).await.unwrap_or_default();
+    let over = (count + 1).saturating_sub(MAX_ENTRIES);
     let new = Txn::put(place, entry.to_string());
     let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
     state.txn(txn).await.map(|_| ())
@@ -53,36 +54,36 @@ pub async fn newest<S: Store>(state: &S, owner: &str, most: usize) -> Result<Vec
 
 /// Does something, and writes down that it is being done, and how it ended, in one entry. What cannot be written down does
 /// not hold it up.
-pub async fn telling<S: Store, T>(
+pub async fn record_run<S: Store, T>(
     state: &S,
     owner: &str,
     begun: Value,
     work: impl Future<Output = (T, Value)>,
 ) -> T {
-    let at = clock::moment();
+    let at = clock::now();
     let entry = |more: Value| {
         let mut entry = begun.clone();
         entry["at"] = at.to_string().into();
-        entry["by"] = whoever().into();
+        entry["by"] = user_at_host().into();
         if let (Some(entry), Value::Object(more)) = (entry.as_object_mut(), more) {
             entry.extend(more);
         }
         entry
     };
     let first = entry(json!({"exit": null}));
-    let place = place_for(owner, at);
-    let adding = tokio::time::timeout(PATIENCE, add_at(state, owner, &place, &first));
+    let place = entry_key(owner, at);
+    let adding = tokio::time::timeout(WRITE_TIMEOUT, add_at(state, owner, &place, &first));
     let ((done, end), _) = tokio::join!(work, adding);
     // Whatever became of the first word, the last one is at the same place.
     let ending = state.txn(Txn::put(&place, entry(end).to_string()));
-    let _ = tokio::time::timeout(PATIENCE, ending).await;
+    let _ = tokio::time::timeout(WRITE_TIMEOUT, ending).await;
     done
 }
 
 /// What a plan is about to do, for the entry of its beginning: nobody knows yet how it ends.
-pub fn steps_of(plan: &Plan) -> Value {
+pub fn planned_steps(plan: &Plan) -> Value {
     let step = |step: &Step| json!({"instance": step.instance, "op": step.op.word(), "outcome": "Unknown"});
-    plan.steps().take(MOST).map(step).collect()
+    plan.steps().take(MAX_STEPS).map(step).collect()
 }
 
 /// The last changes of an instance: when, by whom, to which revision, and how they ended.
@@ -102,10 +103,9 @@ pub fn changes(history: &[Value], instance: &str) -> Vec<Value> {
 }
 
 /// What a run did, instance by instance, for its entry in the history; of a very large one only the beginning.
-pub fn steps(ended: &[Ended]) -> Value {
-    let step =
-        |one: &Ended| json!({"instance": one.instance, "op": one.op.word(), "outcome": one.outcome.word()});
-    ended.iter().take(MOST).map(step).collect()
+pub fn steps(ended: &[StepResult]) -> Value {
+    let step = |one: &StepResult| json!({"instance": one.instance, "op": one.op.word(), "outcome": one.outcome.word()});
+    ended.iter().take(MAX_STEPS).map(step).collect()
 }
 
 /// Whoever runs this: as he says, else as the machine knows him.
@@ -117,7 +117,7 @@ pub fn user() -> String {
 }
 
 /// Whoever runs this, and where.
-pub fn whoever() -> String {
+pub fn user_at_host() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}@{}", user(), host.trim())
 }

@@ -16,21 +16,21 @@
 //!
 //! Every [`Event`] is told to a closure; [`board`] keeps from them what is known now, for whoever asks.
 
-mod back;
-pub mod board;
-mod crew;
+pub mod backoff;
 mod event;
+mod executor;
 pub mod history;
-pub mod left;
-pub mod old_specs;
-mod pass;
-pub mod patience;
+mod in_flight;
+mod observed_cache;
+mod overrides;
 pub mod pin;
+mod reconciler;
+pub mod revisions;
 pub mod rollback;
-mod sight;
-pub mod snapshot;
 pub mod source;
-mod under_way;
+pub mod spec_history;
+pub mod status;
+pub mod suspended;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,25 +40,28 @@ use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::Instant;
 
-use self::board::Row;
-use self::crew::{Crew, Report, ending};
-pub use self::event::Event;
-use self::event::Teller;
-use self::old_specs::Past;
-use self::pass::Pass;
+pub use self::event::ControllerEvent;
+use self::event::EventSink;
+use self::executor::{Executor, WorkEvent, stop_on_lease_loss};
+use self::reconciler::Reconciler;
 use self::source::Source;
-use crate::backend::{Backend, Changes};
+use self::spec_history::ManifestHistory;
+use self::status::Row;
+use crate::backend::{Backend, ChangeStream};
 use crate::clock;
-use crate::execute::world::World;
-use crate::execute::{Check, Restraints, Terms};
+use crate::execute::world::Observation;
+use crate::execute::{ActiveHolds, ExecutionContext, Precheck};
 use crate::manifest::Limits;
-use crate::model::{Desired, Hold, InstanceKey, Observed, Pause, Plan, ProcessKey, Seen, Step, Time, Want};
+use crate::model::{
+    Desired, DesiredInstance, Hold, InstanceKey, Observed, ObservedInstance, Pause, Plan, ProcessKey, Step,
+    Time,
+};
 use crate::reconcile::{Caps, Rules};
-use crate::store::keeping::{LIVES, RENEWED};
-use crate::store::{Holder, Lease, Store, Taken};
+use crate::store::keeping::{LEASE_TTL, RENEW_INTERVAL};
+use crate::store::{Holder, Lease, LeaseAttempt, Store};
 
 /// What is to be watched over, and how.
-pub struct Setting {
+pub struct ControllerConfig {
     pub rules: Rules,
     /// Take new revisions.
     pub follow: bool,
@@ -68,21 +71,21 @@ pub struct Setting {
     pub interval: Duration,
     /// How long a pass may take.
     pub timeout: Duration,
-    pub check: Check,
+    pub check: Precheck,
     /// Whoever wants a look at once says so here.
-    pub look_now: Arc<Notify>,
+    pub trigger: Arc<Notify>,
     /// Where the manifests come from, as it is remembered.
     pub source: String,
     /// Whom processes run as where nobody says.
     pub user: Option<String>,
     pub limits: Limits,
     /// Where older manifests are.
-    pub past: Past,
+    pub manifest_history: ManifestHistory,
 }
 
 /// One look at the target, and what follows from it.
 #[derive(Debug)]
-pub struct Look {
+pub struct PassResult {
     pub revision: String,
     pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
@@ -103,210 +106,216 @@ pub trait Target: Send + Sync {
     fn backend(&self) -> &Self::Backend;
     fn state(&self) -> &Self::State;
     /// Calls carry this number from here on.
-    fn act_as(&self, generation: u64);
+    fn set_generation(&self, generation: u64);
     fn name(&self) -> &str;
-    fn look(&self, desired: &Desired, prune: bool) -> impl Future<Output = Result<World, String>> + Send;
-    /// The same, and from there on what changes, where the target tells.
-    fn follow(
+    fn observe(
         &self,
         desired: &Desired,
         prune: bool,
-    ) -> impl Future<Output = Result<(World, Option<Changes>), String>> + Send {
-        async move { Ok((self.look(desired, prune).await?, None)) }
+    ) -> impl Future<Output = Result<Observation, String>> + Send;
+    /// The same, and from there on what changes, where the target tells.
+    fn observe_and_watch(
+        &self,
+        desired: &Desired,
+        prune: bool,
+    ) -> impl Future<Output = Result<(Observation, Option<ChangeStream>), String>> + Send {
+        async move { Ok((self.observe(desired, prune).await?, None)) }
     }
     /// This moment.
     fn now(&self) -> Time {
-        clock::moment()
+        clock::now()
     }
-    fn restraints(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), String>> + Send;
+    fn active_holds(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), String>> + Send;
 }
 
 /// Nothing is looked at more often than this.
-const AT_ONCE: Duration = Duration::from_millis(10);
+const MIN_PASS_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What is told one after the other is looked at together.
-const TOGETHER: Duration = Duration::from_millis(30);
+const CHANGE_DEBOUNCE: Duration = Duration::from_millis(30);
 
 /// What ends one after the other while more of it is under way is looked at together, too: the longer looks take, the
 /// fewer of them.
-const BESIDE: Duration = Duration::from_millis(500);
-const AT_LEISURE: u32 = 10;
+const MAX_RESULT_DEBOUNCE: Duration = Duration::from_millis(500);
+const RESULT_DEBOUNCE_FACTOR: u32 = 10;
 
 /// Goes on until told to stop.
 pub async fn run<T: Target>(
-    setting: &Setting,
+    config: &ControllerConfig,
     source: &mut Source,
     target: &T,
     stop: watch::Receiver<bool>,
-    told: &mut (dyn FnMut(Event<'_>) + Send),
+    told: &mut (dyn FnMut(ControllerEvent<'_>) + Send),
 ) {
-    let teller = &Teller::new(told);
+    let events = &EventSink::new(told);
     let (orders, ordered) = mpsc::unbounded_channel();
     let (reports, reported) = mpsc::unbounded_channel();
     let (halt, halted) = watch::channel(false);
-    let crew = Crew { setting, target, teller, halt: halted, reports };
-    let pass = Pass::new(setting, target, teller, orders);
-    let standing = Standing {
-        setting,
+    let crew = Executor { config, target, events, halt: halted, reports };
+    let pass = Reconciler::new(config, target, events, orders);
+    let standing = ControlLoop {
+        config,
         target,
-        teller,
+        events,
         halt,
         reported,
         pass,
         took: Duration::ZERO,
-        looked: None,
+        last_pass_at: None,
         due: None,
     };
-    tokio::join!(crew.work(ordered), standing.go_on(source, stop));
+    tokio::join!(crew.work(ordered), standing.run_loop(source, stop));
 }
 
 /// Who passes, and when.
-struct Standing<'a, T> {
-    setting: &'a Setting,
+struct ControlLoop<'a, T> {
+    config: &'a ControllerConfig,
     target: &'a T,
-    teller: &'a Teller<'a>,
+    events: &'a EventSink<'a>,
     /// Lets everything that is under way come to its end.
     halt: watch::Sender<bool>,
-    reported: mpsc::UnboundedReceiver<Report>,
-    pass: Pass<'a, T>,
+    reported: mpsc::UnboundedReceiver<WorkEvent>,
+    pass: Reconciler<'a, T>,
     /// How long the last pass took.
     took: Duration,
     /// When the last pass began; `None`: it is to be looked at again at once.
-    looked: Option<Instant>,
+    last_pass_at: Option<Instant>,
     /// Something was told: when to look.
     due: Option<Instant>,
 }
 
-impl<T: Target> Standing<'_, T> {
-    async fn go_on(mut self, source: &mut Source, mut stop: watch::Receiver<bool>) {
-        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::moment().0));
-        let (state, owner) = (self.target.state(), &self.setting.rules.owner);
-        let Some(mut leader) = self.lead(&holder, &mut stop).await else { return };
+impl<T: Target> ControlLoop<'_, T> {
+    async fn run_loop(mut self, source: &mut Source, mut stop: watch::Receiver<bool>) {
+        let holder = Holder::this(format!("watch-{}-{}", std::process::id(), clock::now().0));
+        let (state, owner) = (self.target.state(), &self.config.rules.owner);
+        let Some(mut leader) = self.acquire_leadership(&holder, &mut stop).await else { return };
         let mut renewed = Instant::now();
         while !*stop.borrow() {
-            if renewed.elapsed() >= RENEWED {
+            if renewed.elapsed() >= RENEW_INTERVAL {
                 renewed = Instant::now();
                 // It ran out, while the target did not answer, say: whoever has it now leads.
-                if matches!(state.renew_lease(&leader, LIVES).await, Ok(false)) {
+                if matches!(state.renew_lease(&leader, LEASE_TTL).await, Ok(false)) {
                     self.halt.send_replace(true);
                 }
-                if self.pass.is_told_otherwise().await {
-                    self.looked = None;
+                if self.pass.holds_or_pin_changed().await {
+                    self.last_pass_at = None;
                 }
             }
             if *self.halt.borrow() {
-                self.come_to_an_end().await;
-                match self.lead(&holder, &mut stop).await {
+                self.drain().await;
+                match self.acquire_leadership(&holder, &mut stop).await {
                     Some(again) => leader = again,
                     None => return,
                 }
                 self.halt.send_replace(false);
                 renewed = Instant::now();
-                source.forget();
-                self.pass.forget();
-                self.looked = None;
+                source.reset();
+                self.pass.reset();
+                self.last_pass_at = None;
             }
-            if self.is_time(source) {
+            if self.is_pass_due(source) {
                 self.pass.leader = Some(leader.clone());
                 // A look may take longer than a lease lives.
                 let halt = self.halt.clone();
-                ending(state, &leader, stop.clone(), &halt, self.pass_once(source)).await;
+                stop_on_lease_loss(state, &leader, stop.clone(), &halt, self.pass_once(source)).await;
             }
-            self.teller.tell(Event::Turned);
+            self.events.emit(ControllerEvent::Tick);
             let wants = |key: &InstanceKey| source.wants(key);
-            let cares = |key: &InstanceKey, seen: Option<&Seen>| {
+            let cares = |key: &InstanceKey, seen: Option<&ObservedInstance>| {
                 wants(key) || seen.is_some_and(|seen| seen.owner.as_deref() == Some(owner))
             };
             tokio::select! {
-                () = tokio::time::sleep(self.rest(source)) => {}
-                () = source.woken() => {}
-                () = self.pass.sight.told(cares) => self.look_within(TOGETHER),
-                Some(report) = self.reported.recv() => self.hear(report).await,
-                () = self.setting.look_now.notified() => {
+                () = tokio::time::sleep(self.idle_timeout(source)) => {}
+                () = source.wait_for_signal() => {}
+                () = self.pass.observed_cache.wait_for_change(cares) => self.schedule_pass(CHANGE_DEBOUNCE),
+                Some(report) = self.reported.recv() => self.handle_work_events(report).await,
+                () = self.config.trigger.notified() => {
                     // Wherever the manifests come from, too.
-                    source.nudge().now();
-                    self.looked = None;
+                    source.trigger().now();
+                    self.last_pass_at = None;
                 }
                 _ = async { let _ = stop.wait_for(|stop| *stop).await; } => break,
             }
-            self.pass.tell_relaunched();
+            self.pass.emit_relaunched();
         }
-        self.come_to_an_end().await;
+        self.drain().await;
         let _ = state.release_lease(&leader).await;
     }
 
     /// Is there a reason to look?
-    fn is_time(&mut self, source: &mut Source) -> bool {
+    fn is_pass_due(&mut self, source: &mut Source) -> bool {
         let changed = source.changed();
         let is_told = self.due.take_if(|due| *due <= Instant::now()).is_some();
-        let is_time = self.looked.is_none_or(|last| last.elapsed() >= self.setting.interval);
+        let is_time = self.last_pass_at.is_none_or(|last| last.elapsed() >= self.config.interval);
         changed || is_told || is_time || self.pass.is_due()
     }
 
     async fn pass_once(&mut self, source: &mut Source) {
         let began = Instant::now();
-        self.looked = Some(began);
-        self.teller.tell(Event::Passing);
+        self.last_pass_at = Some(began);
+        self.events.emit(ControllerEvent::PassStarted);
         if self.pass.run(source).await {
-            self.looked = None;
+            self.last_pass_at = None;
         }
         self.took = began.elapsed();
-        self.teller.tell(Event::Passed { took: self.took });
+        self.events.emit(ControllerEvent::PassFinished { took: self.took });
     }
 
     /// How long to wait, if nothing happens.
-    fn rest(&self, source: &Source) -> Duration {
+    fn idle_timeout(&self, source: &Source) -> Duration {
         let now = Instant::now();
-        let due = self.due.map_or(RENEWED, |due| due.saturating_duration_since(now));
+        let due = self.due.map_or(RENEW_INTERVAL, |due| due.saturating_duration_since(now));
         let rest = source.wait().min(Duration::from_millis(500)).min(due);
         // How it is now is looked at without waiting for a reason.
-        if self.looked.is_none() { rest.min(AT_ONCE) } else { rest }
+        if self.last_pass_at.is_none() { rest.min(MIN_PASS_INTERVAL) } else { rest }
     }
 
-    fn look_within(&mut self, soon: Duration) {
+    fn schedule_pass(&mut self, soon: Duration) {
         let then = Instant::now() + soon;
         self.due = Some(self.due.map_or(then, |due| due.min(then)));
     }
 
     /// Takes in what became of an order, and of others that came to their end meanwhile.
-    async fn hear(&mut self, report: Report) {
+    async fn handle_work_events(&mut self, report: WorkEvent) {
         let mut reports = vec![report];
         while let Ok(report) = self.reported.try_recv() {
             reports.push(report);
         }
-        match self.pass.hear(reports).await {
-            true => self.looked = None,
-            false => self.look_within((self.took * AT_LEISURE).clamp(TOGETHER, BESIDE)),
+        match self.pass.handle_work_events(reports).await {
+            true => self.last_pass_at = None,
+            false => self.schedule_pass(
+                (self.took * RESULT_DEBOUNCE_FACTOR).clamp(CHANGE_DEBOUNCE, MAX_RESULT_DEBOUNCE),
+            ),
         }
     }
 
     /// Lets what was sent come to its end.
-    async fn come_to_an_end(&mut self) {
+    async fn drain(&mut self) {
         self.halt.send_replace(true);
-        while !self.pass.under_way.is_empty()
+        while !self.pass.in_flight.is_empty()
             && let Some(report) = self.reported.recv().await
         {
-            self.pass.hear(vec![report]).await;
+            self.pass.handle_work_events(vec![report]).await;
         }
-        self.pass.keep_left().await;
+        self.pass.persist_suspended().await;
     }
 
-    async fn lead(&self, holder: &Holder, stop: &mut watch::Receiver<bool>) -> Option<Lease> {
-        let (state, place) = (self.target.state(), format!("leader/{}", self.setting.rules.owner));
+    async fn acquire_leadership(&self, holder: &Holder, stop: &mut watch::Receiver<bool>) -> Option<Lease> {
+        let (state, place) = (self.target.state(), format!("leader/{}", self.config.rules.owner));
         let mut said = false;
         loop {
-            match state.take_lease(&place, holder, LIVES).await {
-                Ok(Taken::Ours(lease)) => {
-                    self.teller.tell(Event::Leading { generation: lease.generation });
+            match state.take_lease(&place, holder, LEASE_TTL).await {
+                Ok(LeaseAttempt::Ours(lease)) => {
+                    self.events.emit(ControllerEvent::Leading { generation: lease.generation });
                     return Some(lease);
                 }
-                Ok(Taken::Theirs { holder, .. }) if !std::mem::replace(&mut said, true) => {
-                    self.teller.tell(Event::Waiting { holder: &holder });
+                Ok(LeaseAttempt::Theirs { holder, .. }) if !std::mem::replace(&mut said, true) => {
+                    self.events.emit(ControllerEvent::Waiting { holder: &holder });
                 }
-                Ok(Taken::Theirs { .. }) => {}
-                Err(error) => self.teller.tell(Event::Trouble { why: &error.to_string() }),
+                Ok(LeaseAttempt::Theirs { .. }) => {}
+                Err(error) => self.events.emit(ControllerEvent::Failure { why: &error.to_string() }),
             }
-            self.teller.tell(Event::Turned);
+            self.events.emit(ControllerEvent::Tick);
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_millis(500)) => {}
                 _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return None,
@@ -316,7 +325,12 @@ impl<T: Target> Standing<'_, T> {
 }
 
 /// What a plan for these manifests is carried out under, as far as they and a look say.
-pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::Receiver<bool>) -> Terms {
+pub fn execution_context(
+    desired: &Desired,
+    observed: &Observed,
+    plan: &Plan,
+    stop: watch::Receiver<bool>,
+) -> ExecutionContext {
     let (mut depends, mut declared) = (BTreeMap::new(), BTreeMap::new());
     for key in plan.steps().map(|step| &step.instance) {
         let Some(want) = desired.instances.get(key) else { continue };
@@ -328,7 +342,7 @@ pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::R
     // A rollback concerns all of a process.
     let rolled: BTreeSet<&ProcessKey> =
         plan.waves.iter().flat_map(|wave| &wave.gates).map(|gate| &gate.process).collect();
-    let is_rolled = |want: &Want| rolled.contains(&want.origin.declared);
+    let is_rolled = |want: &DesiredInstance| rolled.contains(&want.origin.declared);
     let all = desired.instances.iter().filter(|_| !rolled.is_empty());
     for (key, want) in all.filter(|(_, want)| is_rolled(want)) {
         if let (false, Some(seen)) = (want.origin.rollout.is_none(), observed.instances.get(key)) {
@@ -336,25 +350,25 @@ pub fn terms(desired: &Desired, observed: &Observed, plan: &Plan, stop: watch::R
             declared.entry(key.clone()).or_insert_with(|| want.origin.declared.clone());
         }
     }
-    Terms {
+    ExecutionContext {
         owner: String::new(),
         target: String::new(),
         caps: Caps::LOCAL,
-        run: name_of_run(),
+        run: new_run_id(),
         deadline: Instant::now(),
         max_parallel: 1000,
         depends,
         declared,
         before,
         check: |_| None,
-        restraints: watch::channel(Restraints::default()).1,
+        restraints: watch::channel(ActiveHolds::default()).1,
         stop,
     }
 }
 
 /// No two have the same, however soon one comes after the other.
-fn name_of_run() -> String {
+fn new_run_id() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let nth = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("{:013}-{}-{nth}", clock::moment().0, std::process::id())
+    format!("{:013}-{}-{nth}", clock::now().0, std::process::id())
 }

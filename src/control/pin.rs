@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::model::Time;
-use crate::store::{Error, Number, Store, Txn};
+use crate::store::{Error, Seq, Store, Txn};
 
 /// The pinned revision, and who pinned it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,23 +34,23 @@ impl Pin {
     }
 }
 
-pub const PLACE: &str = "pin/";
+pub const KEY_PREFIX: &str = "pin/";
 
-pub fn place(owner: &str) -> String {
-    format!("{PLACE}{owner}")
+pub fn store_key(owner: &str) -> String {
+    format!("{KEY_PREFIX}{owner}")
 }
 
 /// The pin of an owner, and the change that made it so.
-pub async fn read<S: Store>(state: &S, owner: &str) -> Result<Option<(Pin, Number)>, Error> {
-    let key = place(owner);
+pub async fn read<S: Store>(state: &S, owner: &str) -> Result<Option<(Pin, Seq)>, Error> {
+    let key = store_key(owner);
     let Some(entry) = state.get(&key).await? else { return Ok(None) };
     let pin = serde_json::from_slice(&entry.value);
     let pin = pin.map_err(|error| Error::Corrupt { file: key, what: error.to_string() })?;
-    Ok(Some((pin, entry.changed)))
+    Ok(Some((pin, entry.mod_seq)))
 }
 
 pub fn put(owner: &str, pin: &Pin) -> Txn {
-    Txn::put(place(owner), serde_json::to_vec(pin).unwrap_or_default())
+    Txn::put(store_key(owner), serde_json::to_vec(pin).unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -3,14 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use crate::model::{Desired, InstanceKey, Now, Observed, Origin, Plan, ProcessKey, Seen};
+use crate::model::{
+    DeclaredProcess, Desired, InstanceKey, Now, Observed, ObservedInstance, Plan, ProcessKey,
+};
 use crate::reconcile::{Rules, reconcile};
 
 /// These processes as they were: each instance with the spec that it ran with, or was given. What was not there before,
 /// or of which nobody knows the spec, is left out.
-pub fn as_before(
+pub fn previous_desired(
     desired: &Desired,
-    before: &BTreeMap<InstanceKey, Seen>,
+    before: &BTreeMap<InstanceKey, ObservedInstance>,
     processes: &BTreeSet<ProcessKey>,
 ) -> Desired {
     let mut back = Desired::default();
@@ -18,14 +20,15 @@ pub fn as_before(
     {
         let seen = before.get(key);
         let old = seen.and_then(|seen| match seen.running {
-            Some(true) => seen.live.spec().or(seen.given.spec()),
+            Some(true) => seen.live.spec().or(seen.registered_spec.spec()),
             Some(false) | None => None,
         });
         let Some(old) = old else { continue };
         let mut want = want.clone();
         want.spec = Arc::clone(old);
         // All at once, and with everything that used to apply gone with the rollout.
-        want.origin = Arc::new(Origin { rollout: None, depends_on: Vec::new(), ..(*want.origin).clone() });
+        want.origin =
+            Arc::new(DeclaredProcess { rollout: None, depends_on: Vec::new(), ..(*want.origin).clone() });
         back.instances.insert(key.clone(), want);
     }
     back
@@ -33,7 +36,7 @@ pub fn as_before(
 
 /// What it takes to put that back. Nobody waits until an agent relaunches by itself what has just failed, and what puts
 /// things right has no budget.
-pub fn plan_back(back: &Desired, observed: &mut Observed, rules: &Rules, now: &Now) -> Plan {
+pub fn plan_rollback(back: &Desired, observed: &mut Observed, rules: &Rules, now: &Now) -> Plan {
     observed
         .instances
         .values_mut()

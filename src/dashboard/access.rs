@@ -6,12 +6,12 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 
 use super::redact::View;
-use super::{Refused, refusal};
-use crate::http::{InForce, Reloaded, Revoked, base64, same};
+use super::{ErrorResponse, error_response};
+use crate::http::{CredentialCheck, Reloadable, Revocation, base64, constant_time_eq};
 
 /// What a caller that is let in has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Proof {
+pub(super) enum AuthMethod {
     /// The token, or a signature.
     Shown,
     NotNeeded,
@@ -21,38 +21,38 @@ pub(super) enum Proof {
 #[derive(Clone, Copy)]
 pub(super) struct WrongCredentials;
 
-pub(super) fn marked(mut response: Refused, shown: bool) -> Refused {
+pub(super) fn mark_wrong_credentials(mut response: ErrorResponse, shown: bool) -> ErrorResponse {
     if shown {
         response.extensions_mut().insert(WrongCredentials);
     }
     response
 }
 
-pub struct Access {
+pub struct AccessControl {
     /// Where we listen.
     pub listen: SocketAddr,
     /// Reading needs the token, too.
-    pub guarded: bool,
+    pub token_required: bool,
     /// `None`: nobody may change anything.
-    pub token: Option<Reloaded<String>>,
+    pub token: Option<Reloadable<String>>,
 }
 
-impl Access {
+impl AccessControl {
     /// A name in the Host header that leads here only by a trick would let any web page read us through its visitor's
     /// browser. Where a token is asked for, a page cannot have it.
-    pub(super) fn right_name(&self, parts: &Parts) -> Result<(), Refused> {
+    pub(super) fn check_host_header(&self, parts: &Parts) -> Result<(), ErrorResponse> {
         let host = text(&parts.headers, "host").or_else(|| parts.uri.authority().map(|name| name.as_str()));
         match host {
-            Some(host) if self.guarded || self.is_ours(host) => Ok(()),
-            None if self.guarded => Ok(()),
-            _ => Err(refusal(
+            Some(host) if self.token_required || self.is_own_address(host) => Ok(()),
+            None if self.token_required => Ok(()),
+            _ => Err(error_response(
                 StatusCode::FORBIDDEN,
                 "this name is not ours: call the listener by its address, or as localhost",
             )),
         }
     }
 
-    fn is_ours(&self, host: &str) -> bool {
+    fn is_own_address(&self, host: &str) -> bool {
         let name = match host.strip_prefix('[') {
             Some(rest) => rest.split(']').next().unwrap_or_default(),
             None => host.split(':').next().unwrap_or_default(),
@@ -63,82 +63,88 @@ impl Access {
     }
 
     /// Resolves when the token that a reader came with is replaced. `None`: the reader came without the token.
-    pub(super) fn reader_revoked(&self, parts: &Parts) -> Option<Revoked> {
+    pub(super) fn reader_revocation(&self, parts: &Parts) -> Option<Revocation> {
         let said = bearer(&parts.headers).or_else(|| password(&parts.headers))?;
-        let token = self.token.as_ref().filter(|_| self.view(parts) == View::Whole)?;
-        Some(token.revoked(move |token| !token.is_empty() && same(&said, token)))
+        let token = self.token.as_ref().filter(|_| self.view(parts) == View::Full)?;
+        Some(token.revocation(move |token| !token.is_empty() && constant_time_eq(&said, token)))
     }
 
     /// Whether the token that a request came with stays the same.
-    pub(super) fn in_force(&self, parts: &Parts) -> InForce {
+    pub(super) fn credential_check(&self, parts: &Parts) -> CredentialCheck {
         let said = bearer(&parts.headers).or_else(|| password(&parts.headers)).unwrap_or_default();
         let token = self.token.clone();
         Box::new(move || {
-            token.as_ref().map(Reloaded::get).is_some_and(|token| !token.is_empty() && same(&said, &token))
+            token
+                .as_ref()
+                .map(Reloadable::get)
+                .is_some_and(|token| !token.is_empty() && constant_time_eq(&said, &token))
         })
     }
 
     /// Does a request carry a token, right or wrong?
-    pub(super) fn shows_token(parts: &Parts) -> bool {
+    pub(super) fn has_token(parts: &Parts) -> bool {
         parts.headers.contains_key(header::AUTHORIZATION)
     }
 
     /// The token as a browser sends a password is good for reading: it is sent by itself, so never for more.
-    pub(super) fn may_read(&self, parts: &Parts) -> Result<Proof, Refused> {
+    pub(super) fn may_read(&self, parts: &Parts) -> Result<AuthMethod, ErrorResponse> {
         let said = bearer(&parts.headers).or_else(|| password(&parts.headers));
         // Where there is no token, no credentials are wrong.
         let shown = said.is_some() && self.token.is_some();
-        match self.knows(said) {
-            true => Ok(Proof::Shown),
+        match self.is_valid_token(said) {
+            true => Ok(AuthMethod::Shown),
             // An answer at once to a wrong token would let every user of the machine guess it, unlogged.
-            false if shown || self.guarded => Err(marked(asks_for_token(), shown)),
-            false => Ok(Proof::NotNeeded),
+            false if shown || self.token_required => Err(mark_wrong_credentials(token_required(), shown)),
+            false => Ok(AuthMethod::NotNeeded),
         }
     }
 
     /// A browser's user asks to see everything.
-    pub(super) fn may_log_in(&self, parts: &Parts) -> Result<Proof, Refused> {
+    pub(super) fn may_log_in(&self, parts: &Parts) -> Result<AuthMethod, ErrorResponse> {
         let said = bearer(&parts.headers).or_else(|| password(&parts.headers));
         let shown = said.is_some();
-        match self.knows(said) {
-            true => Ok(Proof::Shown),
-            false => Err(marked(asks_for_token(), shown)),
+        match self.is_valid_token(said) {
+            true => Ok(AuthMethod::Shown),
+            false => Err(mark_wrong_credentials(token_required(), shown)),
         }
     }
 
     /// Commands and values of the environment are for those who know the token.
     pub(super) fn view(&self, parts: &Parts) -> View {
-        match self.knows(bearer(&parts.headers).or_else(|| password(&parts.headers))) {
-            true => View::Whole,
+        match self.is_valid_token(bearer(&parts.headers).or_else(|| password(&parts.headers))) {
+            true => View::Full,
             false => View::Redacted,
         }
     }
 
-    pub(super) fn may_change(&self, parts: &Parts) -> Result<Proof, Refused> {
+    pub(super) fn may_change(&self, parts: &Parts) -> Result<AuthMethod, ErrorResponse> {
         let said = bearer(&parts.headers);
         let shown = said.is_some();
-        match (&self.token, self.knows(said)) {
-            (_, true) => Ok(Proof::Shown),
+        match (&self.token, self.is_valid_token(said)) {
+            (_, true) => Ok(AuthMethod::Shown),
             (Some(_), false) => {
-                let mut response =
-                    refusal(StatusCode::UNAUTHORIZED, "changes need the token: Authorization: Bearer TOKEN");
+                let mut response = error_response(
+                    StatusCode::UNAUTHORIZED,
+                    "changes need the token: Authorization: Bearer TOKEN",
+                );
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-                Err(marked(response, shown))
+                Err(mark_wrong_credentials(response, shown))
             }
-            (None, false) => {
-                Err(refusal(StatusCode::FORBIDDEN, "there is no token, so nothing can be changed here"))
-            }
+            (None, false) => Err(error_response(
+                StatusCode::FORBIDDEN,
+                "there is no token, so nothing can be changed here",
+            )),
         }
     }
 
-    fn knows(&self, said: Option<String>) -> bool {
-        let token = self.token.as_ref().map(Reloaded::get);
-        said.zip(token).is_some_and(|(said, token)| !token.is_empty() && same(&said, &token))
+    fn is_valid_token(&self, said: Option<String>) -> bool {
+        let token = self.token.as_ref().map(Reloadable::get);
+        said.zip(token).is_some_and(|(said, token)| !token.is_empty() && constant_time_eq(&said, &token))
     }
 }
 
-fn asks_for_token() -> Refused {
-    let mut response = refusal(
+fn token_required() -> ErrorResponse {
+    let mut response = error_response(
         StatusCode::UNAUTHORIZED,
         "a token is needed: Authorization: Bearer, or as the password of any user in a browser",
     );
@@ -153,17 +159,17 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
 }
 
 /// What comes after a scheme's name, in whatever case that is written.
-fn of_scheme<'a>(headers: &'a HeaderMap, scheme: &str) -> Option<&'a str> {
+fn scheme_credentials<'a>(headers: &'a HeaderMap, scheme: &str) -> Option<&'a str> {
     let (said, rest) = text(headers, "authorization")?.trim_start().split_once(' ')?;
     said.eq_ignore_ascii_case(scheme).then(|| rest.trim())
 }
 
 fn bearer(headers: &HeaderMap) -> Option<String> {
-    of_scheme(headers, "Bearer").map(str::to_owned)
+    scheme_credentials(headers, "Bearer").map(str::to_owned)
 }
 
 fn password(headers: &HeaderMap) -> Option<String> {
-    let decoded = String::from_utf8(base64(of_scheme(headers, "Basic")?)?).ok()?;
+    let decoded = String::from_utf8(base64(scheme_credentials(headers, "Basic")?)?).ok()?;
     decoded.split_once(':').map(|(_, password)| password.to_owned())
 }
 
@@ -173,10 +179,14 @@ mod tests {
 
     #[test]
     fn names_that_lead_here_honestly() {
-        let access = Access { listen: SocketAddr::from(([127, 0, 0, 1], 7466)), guarded: false, token: None };
+        let access = AccessControl {
+            listen: SocketAddr::from(([127, 0, 0, 1], 7466)),
+            token_required: false,
+            token: None,
+        };
         for good in ["localhost", "LocalHost:7466", "127.0.0.1:7466", "127.0.0.2", "[::1]:7466", "localhost."]
         {
-            assert!(access.is_ours(good), "{good}");
+            assert!(access.is_own_address(good), "{good}");
         }
         for bad in [
             "evil.example",
@@ -187,7 +197,7 @@ mod tests {
             "[evil]",
             "localhost.evil",
         ] {
-            assert!(!access.is_ours(bad), "{bad}");
+            assert!(!access.is_own_address(bad), "{bad}");
         }
     }
 }

@@ -10,51 +10,51 @@ use serde_json::{Value, json};
 use tracing::info;
 
 use super::redact::{self, View};
-use super::{Dashboard, Refused, TIME, json_answer, parameter, refusal};
+use super::{Dashboard, ErrorResponse, RESPONSE_TIMEOUT, error_response, json_response, parameter};
 use crate::clock;
 use crate::control;
-use crate::control::board::{Board, Known, Role, Row, Sync};
-use crate::http::{Peer, Resource};
-use crate::model::{Health, Hold, Name, Pause, Seen, Version, seconds};
+use crate::control::status::{ControllerStatus, Role, Row, StatusBoard, SyncStatus};
+use crate::http::{LimitedResource, Peer};
+use crate::model::{Health, Hold, KnownSpec, Name, ObservedInstance, Pause, seconds};
 use crate::store::{Error, Store, Txn};
 
 /// So many of what is held are listed, and so many of the newest events.
-const LISTED: usize = 1000;
-const RECENT: u64 = 50;
+const MAX_LISTED: usize = 1000;
+const MAX_RECENT: u64 = 50;
 
 /// A number as people write it: without a fraction where it has none.
-fn whole(seconds: f64) -> Value {
+fn whole_seconds(seconds: f64) -> Value {
     if seconds.fract() == 0.0 { json!(seconds as u64) } else { json!(seconds) }
 }
 
-pub fn status(board: &Board, view: View) -> Value {
-    let known = board.known();
+pub fn status(board: &StatusBoard, view: View) -> Value {
+    let known = board.status();
     let subject = &board.subject;
     let (role, leader, generation) = match &known.role {
         Role::Starting => ("starting", Value::Null, Value::Null),
         Role::Waiting { host, pid } => ("waiting", json!({"host": host, "pid": pid}), Value::Null),
         Role::Leading { generation } => ("leader", Value::Null, json!(generation)),
     };
-    let look = known.look.as_deref();
+    let look = known.last_pass.as_deref();
     let looked = look.map(|look| look.observed.at);
-    let now = clock::moment();
+    let now = clock::now();
     let held = look.map(|look| look.plan.held.as_slice()).unwrap_or_default();
     let held_rows: Vec<Value> = held
         .iter()
-        .take(LISTED)
+        .take(MAX_LISTED)
         .map(|held| json!({"instance": held.instance, "reason": held.reason.word(), "detail": held.detail}))
         .collect();
     let events: Vec<Value> = board
-        .after(known.number.saturating_sub(RECENT), usize::MAX)
+        .entries_after(known.number.saturating_sub(MAX_RECENT), usize::MAX)
         .notes
         .iter()
         .map(|note| match view {
-            View::Whole => note.json(),
-            View::Redacted => note.public().json(),
+            View::Full => note.json(),
+            View::Redacted => note.redacted().json(),
         })
         .collect();
     let problems = match view {
-        View::Whole => json!(&*known.problems),
+        View::Full => json!(&*known.problems),
         View::Redacted => redact::problems(json!(&*known.problems)),
     };
     json!({
@@ -68,19 +68,19 @@ pub fn status(board: &Board, view: View) -> Value {
         "follow": subject.follow,
         "heal": subject.heal,
         "prune": subject.prune,
-        "interval_secs": whole(subject.interval.as_secs_f64()),
+        "interval_secs": whole_seconds(subject.interval.as_secs_f64()),
         "started": board.began.to_string(),
         "role": role,
         "leader": leader,
         "generation": generation,
         "looked_at": looked.map(|at| at.to_string()),
         "look_age_secs": looked.map(|at| now.secs_since(at)),
-        "looks": known.looks,
-        "failed_looks": known.failed_looks,
-        "pass_ms": known.passed.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
-        "passing": known.passing.is_some(),
+        "looks": known.observations,
+        "failed_looks": known.failed_observations,
+        "pass_ms": known.pass_duration.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
+        "passing": known.pass_started.is_some(),
         "queue": known.queue,
-        "under_way": known.under_way,
+        "under_way": known.in_flight,
         "converged": converged(&known),
         "trouble": known.trouble,
         "to_do": look.map(|look| look.plan.steps().count()),
@@ -99,10 +99,10 @@ pub fn status(board: &Board, view: View) -> Value {
 }
 
 /// Everything was seen lately, and there is neither something to do nor under way nor left alone.
-pub fn converged(known: &Known) -> bool {
+pub fn converged(known: &ControllerStatus) -> bool {
     known.trouble.is_none()
-        && known.under_way == 0
-        && known.look.as_ref().is_some_and(|look| look.plan.is_empty())
+        && known.in_flight == 0
+        && known.last_pass.as_ref().is_some_and(|look| look.plan.is_empty())
 }
 
 fn hold(hold: &Hold) -> Value {
@@ -117,7 +117,7 @@ fn pause_json(pause: &Pause) -> Value {
 
 /// How many stand how, by each axis; every word is there.
 fn counts(rows: &[Row]) -> Value {
-    let mut sync: BTreeMap<&str, usize> = Sync::ALL.iter().map(|sync| (sync.word(), 0)).collect();
+    let mut sync: BTreeMap<&str, usize> = SyncStatus::ALL.iter().map(|sync| (sync.word(), 0)).collect();
     let mut health: BTreeMap<&str, usize> = Health::ALL.iter().map(|health| (health.word(), 0)).collect();
     let mut hosting: BTreeMap<&str, usize> = HOSTING.iter().map(|word| (*word, 0)).collect();
     for row in rows {
@@ -151,20 +151,24 @@ pub fn hosting_of(row: &Row) -> &'static str {
 }
 
 /// Rows of the contract: those of `get processes -o json`, and why one is held.
-pub fn processes(known: &Known) -> Value {
+pub fn processes(known: &ControllerStatus) -> Value {
     known.rows().iter().map(process).collect()
 }
 
 fn process(row: &Row) -> Value {
-    let nothing =
-        Seen { registered: Some(false), hosted: Some(false), running: Some(false), ..Seen::default() };
+    let nothing = ObservedInstance {
+        registered: Some(false),
+        hosted: Some(false),
+        running: Some(false),
+        ..ObservedInstance::default()
+    };
     let seen = row.seen.as_ref().unwrap_or(&nothing);
     // A host that nobody speaks for: what it last told is no fact.
     let fact = |fact: Option<bool>| fact.filter(|_| row.gap.is_none());
-    let revision = |version: &Version| match version {
-        Version::Unknown => None,
-        Version::Digests(revision) => Some(*revision),
-        Version::Spec(spec) => Some(*spec.revision()),
+    let revision = |version: &KnownSpec| match version {
+        KnownSpec::Unknown => None,
+        KnownSpec::Digests(revision) => Some(*revision),
+        KnownSpec::Full(spec) => Some(*spec.revision()),
     };
     let there = row.seen.is_some();
     json!({
@@ -178,7 +182,7 @@ fn process(row: &Row) -> Value {
         "running": fact(seen.running),
         "pid": seen.pid.filter(|_| row.gap.is_none()),
         "owner": seen.owner,
-        "revision": revision(&seen.given).filter(|_| there).map(|revision| revision.to_string()),
+        "revision": revision(&seen.registered_spec).filter(|_| there).map(|revision| revision.to_string()),
         "live_revision": revision(&seen.live).filter(|_| there).map(|revision| revision.to_string()),
         "sync": row.sync.word(),
         "health": health_of(row).word(),
@@ -191,73 +195,71 @@ fn process(row: &Row) -> Value {
 }
 
 /// What would be done now, as of the last look.
-pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, Refused> {
-    let known = dashboard.board.known();
-    let none = || refusal(StatusCode::SERVICE_UNAVAILABLE, "nothing was looked at yet");
-    let look = known.look.ok_or_else(none)?;
+pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, ErrorResponse> {
+    let known = dashboard.board.status();
+    let none = || error_response(StatusCode::SERVICE_UNAVAILABLE, "nothing was looked at yet");
+    let look = known.last_pass.ok_or_else(none)?;
     let plan = (dashboard.plan)(&look);
     Ok(match view {
-        View::Whole => json_answer(StatusCode::OK, &plan),
-        View::Redacted => json_answer(StatusCode::OK, &redact::plan(plan)),
+        View::Full => json_response(StatusCode::OK, &plan),
+        View::Redacted => json_response(StatusCode::OK, &redact::plan(plan)),
     })
 }
 
 /// What was applied, the newest first.
-pub async fn history<S: Store>(dashboard: &Dashboard<S>, parts: &Parts) -> Result<Value, Refused> {
+pub async fn history<S: Store>(dashboard: &Dashboard<S>, parts: &Parts) -> Result<Value, ErrorResponse> {
     let limit = match parameter(parts, "limit") {
         None => 100,
-        Some(text) => text
-            .parse()
-            .ok()
-            .filter(|limit| (1..=10_000).contains(limit))
-            .ok_or_else(|| refusal(StatusCode::BAD_REQUEST, "limit must be a number from 1 to 10000"))?,
+        Some(text) => text.parse().ok().filter(|limit| (1..=10_000).contains(limit)).ok_or_else(|| {
+            error_response(StatusCode::BAD_REQUEST, "limit must be a number from 1 to 10000")
+        })?,
     };
     let state = dashboard.state.get();
     let newest = control::history::newest(&*state, &dashboard.board.subject.owner, limit);
-    match tokio::time::timeout(TIME, newest).await {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, newest).await {
         Ok(Ok(newest)) => Ok(newest.into()),
-        Ok(Err(error)) => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
-        Err(_) => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "the state did not answer in time")),
+        Ok(Err(error)) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
+        Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state did not answer in time")),
     }
 }
 
 /// The process is there and its loop goes round.
-pub fn health(board: &Board) -> Response {
+pub fn health(board: &StatusBoard) -> Response {
     match board.is_alive() {
-        true => json_answer(StatusCode::OK, &json!({"status": "ok"})),
-        false => json_answer(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "the loop stands still"})),
+        true => json_response(StatusCode::OK, &json!({"status": "ok"})),
+        false => json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "the loop stands still"})),
     }
 }
 
 /// It does its work: it has looked and could, or it waits for its turn.
-pub fn ready(board: &Board, exhausted: Option<Resource>) -> Response {
-    let known = board.known();
+pub fn ready(board: &StatusBoard, exhausted: Option<LimitedResource>) -> Response {
+    let known = board.status();
     let overload = exhausted.map(|resource| resource.reason().to_owned());
-    let why = match (&known.role, &known.trouble, &known.look) {
+    let why = match (&known.role, &known.trouble, &known.last_pass) {
         (_, Some(trouble), _) => Some(trouble.clone()),
         (Role::Waiting { .. }, None, _) | (Role::Leading { .. }, None, Some(_)) => None,
         (Role::Starting, None, _) => Some("starting".to_owned()),
         (Role::Leading { .. }, None, None) => Some("nothing was looked at yet".to_owned()),
     };
     match why.or(overload) {
-        None => json_answer(StatusCode::OK, &json!({"status": "ok"})),
+        None => json_response(StatusCode::OK, &json!({"status": "ok"})),
         Some(why) => {
-            json_answer(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": format!("not ready: {why}")}))
+            json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": format!("not ready: {why}")}))
         }
     }
 }
 
 /// The loop looks at once.
-pub fn look<S>(dashboard: &Dashboard<S>, parts: &Parts, why: &str) -> Response {
-    told_of(parts, why);
-    dashboard.board.asked(why.to_owned());
-    dashboard.look_now.notify_one();
-    json_answer(StatusCode::ACCEPTED, &json!({"accepted": true}))
+pub fn trigger<S>(dashboard: &Dashboard<S>, parts: &Parts, why: &str) -> Response {
+    audit(parts, why);
+    dashboard.board.log_request(why.to_owned());
+    dashboard.trigger.notify_one();
+    json_response(StatusCode::ACCEPTED, &json!({"accepted": true}))
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wish {
+struct PauseRequest {
     namespace: Option<Name>,
     #[serde(default)]
     all: bool,
@@ -267,9 +269,9 @@ struct Wish {
     by: Option<String>,
 }
 
-fn wish(bytes: &[u8]) -> Result<Wish, Refused> {
-    let wrong = |message: &str| refusal(StatusCode::BAD_REQUEST, message);
-    let wish: Wish = serde_json::from_slice(bytes).map_err(|error| {
+fn parse_pause_request(bytes: &[u8]) -> Result<PauseRequest, ErrorResponse> {
+    let wrong = |message: &str| error_response(StatusCode::BAD_REQUEST, message);
+    let wish: PauseRequest = serde_json::from_slice(bytes).map_err(|error| {
         wrong(&format!("{error}: such as {{\"namespace\": \"web\"}} or {{\"all\": true}}"))
     })?;
     match wish.namespace.is_some() != wish.all {
@@ -282,15 +284,14 @@ pub async fn pause<S: Store>(
     dashboard: &Dashboard<S>,
     parts: &Parts,
     bytes: &[u8],
-) -> Result<Response, Refused> {
-    let wish = wish(bytes)?;
+) -> Result<Response, ErrorResponse> {
+    let wish = parse_pause_request(bytes)?;
     let until = match wish.until.as_deref() {
         None => None,
         Some(text) => {
-            let time =
-                seconds(text).map(|secs| clock::moment().after_secs(secs)).or_else(|| clock::read(text));
-            Some(time.filter(|time| *time > clock::moment()).ok_or_else(|| {
-                refusal(
+            let time = seconds(text).map(|secs| clock::now().after_secs(secs)).or_else(|| clock::read(text));
+            Some(time.filter(|time| *time > clock::now()).ok_or_else(|| {
+                error_response(
                     StatusCode::BAD_REQUEST,
                     "until is a duration such as 2h, or a time to come such as 2026-11-16T08:00:00Z",
                 )
@@ -304,53 +305,57 @@ pub async fn pause<S: Store>(
         until,
     };
     let value = serde_json::to_vec(&pause).unwrap_or_default();
-    write(dashboard, Txn::put(Pause::place(pause.namespace.as_ref()), value)).await?;
+    write(dashboard, Txn::put(Pause::store_key(pause.namespace.as_ref()), value)).await?;
     let reason = pause.reason.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
-    look(dashboard, parts, &format!("paused {} by {}{reason}", what(pause.namespace.as_ref()), pause.by));
-    Ok(json_answer(StatusCode::OK, &json!({"paused": pause_json(&pause)})))
+    trigger(
+        dashboard,
+        parts,
+        &format!("paused {} by {}{reason}", pause_scope(pause.namespace.as_ref()), pause.by),
+    );
+    Ok(json_response(StatusCode::OK, &json!({"paused": pause_json(&pause)})))
 }
 
 pub async fn resume<S: Store>(
     dashboard: &Dashboard<S>,
     parts: &Parts,
     bytes: &[u8],
-) -> Result<Response, Refused> {
-    let wish = wish(bytes)?;
-    let place = Pause::place(wish.namespace.as_ref());
+) -> Result<Response, ErrorResponse> {
+    let wish = parse_pause_request(bytes)?;
+    let place = Pause::store_key(wish.namespace.as_ref());
     let state = dashboard.state.get();
-    let found = in_time(state.get(&place)).await?;
+    let found = with_timeout(state.get(&place)).await?;
     let pause = found.and_then(|entry| serde_json::from_slice::<Pause>(&entry.value).ok());
     write(dashboard, Txn::delete(place)).await?;
     // One that is over by itself is none any more.
-    let now = clock::moment();
+    let now = clock::now();
     if pause.is_none_or(|pause| pause.until.is_some_and(|until| until <= now)) {
-        let message = format!("nothing was paused: {}", what(wish.namespace.as_ref()));
-        return Ok(json_answer(StatusCode::OK, &json!({"resumed": null, "message": message})));
+        let message = format!("nothing was paused: {}", pause_scope(wish.namespace.as_ref()));
+        return Ok(json_response(StatusCode::OK, &json!({"resumed": null, "message": message})));
     }
-    look(dashboard, parts, &format!("resumed {}", what(wish.namespace.as_ref())));
-    Ok(json_answer(StatusCode::OK, &json!({"resumed": {"namespace": wish.namespace}})))
+    trigger(dashboard, parts, &format!("resumed {}", pause_scope(wish.namespace.as_ref())));
+    Ok(json_response(StatusCode::OK, &json!({"resumed": {"namespace": wish.namespace}})))
 }
 
-fn what(namespace: Option<&Name>) -> String {
+fn pause_scope(namespace: Option<&Name>) -> String {
     namespace.map_or("everything".to_owned(), |name| format!("namespace {name}"))
 }
 
-async fn write<S: Store>(dashboard: &Dashboard<S>, txn: Txn) -> Result<(), Refused> {
+async fn write<S: Store>(dashboard: &Dashboard<S>, txn: Txn) -> Result<(), ErrorResponse> {
     let state = dashboard.state.get();
-    in_time(state.txn(txn)).await.map(drop)
+    with_timeout(state.txn(txn)).await.map(drop)
 }
 
 /// What the state answers, if it does in time.
-async fn in_time<T>(asked: impl Future<Output = Result<T, Error>>) -> Result<T, Refused> {
-    match tokio::time::timeout(TIME, asked).await {
+async fn with_timeout<T>(asked: impl Future<Output = Result<T, Error>>) -> Result<T, ErrorResponse> {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, asked).await {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
-        Err(_) => Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "the state did not answer in time")),
+        Ok(Err(error)) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
+        Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state did not answer in time")),
     }
 }
 
 /// Who changed what leaves a line.
-fn told_of(parts: &Parts, what: &str) {
+fn audit(parts: &Parts, what: &str) {
     let from = parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| peer.to_string());
     // Quoted: what callers send must not be able to look like a line of its own.
     info!(target: "audit", ?what, %from, "change");

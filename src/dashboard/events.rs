@@ -17,18 +17,18 @@ use futures_util::stream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::redact::View;
-use super::{Refused, parameter, refusal, typed};
-use crate::control::board::Board;
+use super::{ErrorResponse, error_response, parameter, typed_response};
+use crate::control::status::StatusBoard;
 
 /// So often a line tells that the connection is alive.
-const BEAT: Duration = Duration::from_secs(15);
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
 /// Notes of one piece.
-const PIECE: usize = 100;
+const MAX_BATCH: usize = 100;
 
 const MISSED: &str = "event: missed\ndata: {\"kind\":\"missed\"}\n\n";
 
-struct Reader {
-    board: Arc<Board>,
+struct EventReader {
+    board: Arc<StatusBoard>,
     last: u64,
     news: watch::Receiver<Option<u64>>,
     begun: bool,
@@ -40,37 +40,37 @@ struct Reader {
 
 /// From the event after `Last-Event-ID` (or `?after=`) on; without either, from now on.
 pub fn stream(
-    board: &Arc<Board>,
+    board: &Arc<StatusBoard>,
     readers: &Arc<Semaphore>,
     parts: &Parts,
     view: View,
-) -> Result<Response, Refused> {
+) -> Result<Response, ErrorResponse> {
     let Ok(place) = Arc::clone(readers).try_acquire_owned() else {
-        return Err(refusal(StatusCode::SERVICE_UNAVAILABLE, "too many read events: try again later"));
+        return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "too many read events: try again later"));
     };
     let header = parts.headers.get("last-event-id").and_then(|value| value.to_str().ok());
     let last = match header.or(parameter(parts, "after")) {
-        None | Some("") => board.known().number,
+        None | Some("") => board.status().number,
         Some(text) => text.trim().parse().map_err(|_| {
-            refusal(StatusCode::BAD_REQUEST, "Last-Event-ID and after are the number of an event")
+            error_response(StatusCode::BAD_REQUEST, "Last-Event-ID and after are the number of an event")
         })?,
     };
-    let news = board.news();
+    let news = board.subscribe();
     // A number that was never given, of a controller elsewhere or before a clock was set right: all that is certain is
     // what comes from here on.
-    let newest = board.known().number;
+    let newest = board.status().number;
     let is_foreign = last > newest;
     let last: u64 = last.min(newest);
     let reader =
-        Reader { board: Arc::clone(board), last, news, begun: false, is_foreign, view, _place: place };
+        EventReader { board: Arc::clone(board), last, news, begun: false, is_foreign, view, _place: place };
     let pieces = stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(piece)), reader))
     });
-    Ok(typed(Body::from_stream(pieces), "text/event-stream"))
+    Ok(typed_response(Body::from_stream(pieces), "text/event-stream"))
 }
 
-impl Reader {
+impl EventReader {
     /// The next piece of text. `None`: there will be no more, or too much was missed.
     async fn next(&mut self) -> Option<String> {
         let mut text = String::new();
@@ -83,7 +83,7 @@ impl Reader {
         }
         loop {
             let is_over = self.news.borrow_and_update().is_none();
-            let later = self.board.after(self.last, PIECE);
+            let later = self.board.entries_after(self.last, MAX_BATCH);
             match (later.missed, first) {
                 (true, false) => return None,
                 // Who asks for everything misses nothing; who comes back late is told so, and goes on with what is kept.
@@ -93,13 +93,13 @@ impl Reader {
                 (true, true) | (false, _) => {}
             }
             if later.missed && later.notes.is_empty() {
-                self.last = self.board.known().number;
+                self.last = self.board.status().number;
             }
             for note in &later.notes {
                 self.last = note.number;
                 let json = match self.view {
-                    View::Whole => note.json(),
-                    View::Redacted => note.public().json(),
+                    View::Full => note.json(),
+                    View::Redacted => note.redacted().json(),
                 };
                 let _ = write!(text, "id: {}\ndata: {json}\n\n", note.number);
             }
@@ -109,7 +109,7 @@ impl Reader {
             if is_over {
                 return None;
             }
-            match tokio::time::timeout(BEAT, self.news.changed()).await {
+            match tokio::time::timeout(HEARTBEAT_INTERVAL, self.news.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return None,
                 Err(_) => return Some(": still here\n\n".to_owned()),

@@ -5,12 +5,14 @@ use std::fmt::{Display, Write};
 
 use super::api::{HOSTING, converged, health_of, hosting_of};
 use crate::clock;
-use crate::control::board::{BUCKETS, Board, Known, Role, Severity, Sync, Times};
+use crate::control::status::{
+    BUCKETS, ControllerStatus, DurationHistogram, Role, Severity, StatusBoard, SyncStatus,
+};
 use crate::model::Health;
 
-pub fn text(board: &Board, readers: usize) -> String {
-    let known = board.known();
-    let mut page = Text(String::new());
+pub fn text(board: &StatusBoard, readers: usize) -> String {
+    let known = board.status();
+    let mut page = MetricsText(String::new());
     instances(&mut page, &known);
     page.times("abide_reconcile_seconds", "How long passes took: reading, looking, planning.", &known.passes);
     page.times("abide_run_seconds", "How long it took to carry plans out, or parts of them.", &known.runs);
@@ -19,8 +21,8 @@ pub fn text(board: &Board, readers: usize) -> String {
         page.line("abide_operations_total", &[("op", op), ("outcome", outcome)], n);
     }
     page.head("abide_looks_total", "counter", "Looks at the target, by result.");
-    page.line("abide_looks_total", &[("result", "ok")], known.looks);
-    page.line("abide_looks_total", &[("result", "failed")], known.failed_looks);
+    page.line("abide_looks_total", &[("result", "ok")], known.observations);
+    page.line("abide_looks_total", &[("result", "failed")], known.failed_observations);
     let subject = &board.subject;
     page.head("abide_revision_info", "gauge", "What is kept true: always 1.");
     let commit = known.commit.as_deref().unwrap_or_default();
@@ -36,14 +38,14 @@ pub fn text(board: &Board, readers: usize) -> String {
         let many = known.problems.iter().filter(|problem| problem.severity == severity).count();
         page.line("abide_problems", &[("severity", word)], many);
     }
-    singles(&mut page, board, &known, readers);
+    single_values(&mut page, board, &known, readers);
     page.0
 }
 
-fn instances(page: &mut Text, known: &Known) {
+fn instances(page: &mut MetricsText, known: &ControllerStatus) {
     let mut axes: BTreeMap<(&str, &str, &str), usize> = BTreeMap::new();
     // The words that an alert asks for are there from the start.
-    for sync in Sync::ALL {
+    for sync in SyncStatus::ALL {
         axes.insert((sync.word(), Health::Healthy.word(), HOSTING[0]), 0);
     }
     for row in known.rows().iter() {
@@ -54,7 +56,7 @@ fn instances(page: &mut Text, known: &Known) {
         page.line("abide_instances", &[("sync", sync), ("health", health), ("hosting", hosting)], n);
     }
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    for held in known.look.iter().flat_map(|look| &look.plan.held) {
+    for held in known.last_pass.iter().flat_map(|look| &look.plan.held) {
         *reasons.entry(held.reason.word()).or_default() += 1;
     }
     page.head("abide_held", "gauge", "Differences that are left alone, by reason.");
@@ -63,9 +65,9 @@ fn instances(page: &mut Text, known: &Known) {
     }
 }
 
-fn singles(page: &mut Text, board: &Board, known: &Known, readers: usize) {
-    let now = clock::moment();
-    let look = known.look.as_deref();
+fn single_values(page: &mut MetricsText, board: &StatusBoard, known: &ControllerStatus, readers: usize) {
+    let now = clock::now();
+    let look = known.last_pass.as_deref();
     let looked = look.map_or(0.0, |look| look.observed.at.0 as f64 / 1000.0);
     let since = look.map_or(board.began, |look| look.observed.at);
     let leads = matches!(known.role, Role::Leading { .. });
@@ -73,7 +75,7 @@ fn singles(page: &mut Text, board: &Board, known: &Known, readers: usize) {
     let backing_off = look.map_or(0, |look| look.backing_off.len());
     for (name, help, value) in [
         ("abide_queue", "Steps that are under way or wait for their turn.", known.queue as f64),
-        ("abide_under_way", "Plans, or parts of plans, that are being carried out.", known.under_way as f64),
+        ("abide_under_way", "Plans, or parts of plans, that are being carried out.", known.in_flight as f64),
         ("abide_to_do", "Steps that the last look asked for.", to_do as f64),
         ("abide_backing_off", "Instances left alone because they failed.", backing_off as f64),
         ("abide_last_look_timestamp_seconds", "When the target was last looked at; 0: never.", looked),
@@ -101,14 +103,14 @@ fn singles(page: &mut Text, board: &Board, known: &Known, readers: usize) {
     }
 }
 
-struct Text(String);
+struct MetricsText(String);
 
-impl Text {
+impl MetricsText {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    fn times(&mut self, name: &str, help: &str, times: &Times) {
+    fn times(&mut self, name: &str, help: &str, times: &DurationHistogram) {
         self.head(name, "histogram", help);
         let (bucket, mut sum) = (format!("{name}_bucket"), 0);
         for (most, n) in BUCKETS.iter().zip(times.buckets) {

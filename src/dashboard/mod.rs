@@ -1,8 +1,8 @@
 //! The controller tells: a page, JSON, a stream of events, metrics; and it takes webhooks, pauses and the wish to look now.
 //!
 //! # Theory of operation
-//! Everything is read off the [`Board`] that the loop writes on: no request asks the target, and none can make the loop
-//! wait. [`api`] is the JSON, [`page`] the page, [`events`] the stream, [`metrics`] the numbers, [`messages`] what is sent
+//! Everything is read off the [`StatusBoard`] that the loop writes on: no request asks the target, and none can make the loop
+//! wait. [`api`] is the JSON, [`page`] the page, [`events`] the stream, [`metrics`] the numbers, [`notify`] what is sent
 //! to people by itself.
 //!
 //! A request is let in by [`access`]: on a loopback address anybody may read, with a token file only who knows the token;
@@ -13,8 +13,8 @@
 mod access;
 mod api;
 mod events;
-pub mod messages;
 mod metrics;
+pub mod notify;
 mod page;
 mod redact;
 mod webhook;
@@ -33,47 +33,47 @@ use axum::routing::any;
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore};
 
-pub use self::access::Access;
-use self::access::{Proof, WrongCredentials, marked};
+pub use self::access::AccessControl;
+use self::access::{AuthMethod, WrongCredentials, mark_wrong_credentials};
 use self::redact::View;
 use self::webhook::Delivery;
 pub use self::webhook::Webhook;
-use crate::control::Look;
-use crate::control::board::Board;
+use crate::control::PassResult;
+use crate::control::status::StatusBoard;
 use crate::http::{
-    Admitted, BodyError, Budget, Connection, Reloaded, Resource, UnknownCallers, Verdict, read_body,
-    until_revoked,
+    AdmittedRequest, BodyError, Budget, Connection, LimitedResource, LoginFailureAction, Reloadable,
+    UnknownCallers, end_on_revocation, read_body,
 };
 use crate::store::Store;
 
 /// The largest body.
-const BODY_BYTES: usize = 1 << 20;
+const MAX_BODY_BYTES: usize = 1 << 20;
 /// How long a body may take to arrive, and how long the state may take to answer.
-const TIME: Duration = Duration::from_secs(10);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Event streams at once: of readers with the token, and of others.
-const READERS: usize = 64;
+const MAX_READERS: usize = 64;
 /// Requests with a body at once of callers with the token, and of others; and the memory that their bodies share.
-const BODIES: usize = 64;
-const BODIES_BYTES: usize = 32 << 20;
+const MAX_BODIES: usize = 64;
+const MAX_BODIES_BYTES: usize = 32 << 20;
 
 /// A text that somebody else adds to the metrics.
-pub type More = Box<dyn Fn() -> Pin<Box<dyn Future<Output = String> + Send>> + Send + Sync>;
+pub type ExtraMetrics = Box<dyn Fn() -> Pin<Box<dyn Future<Output = String> + Send>> + Send + Sync>;
 
 /// What the routes work with.
 pub struct Dashboard<S> {
-    pub board: Arc<Board>,
+    pub board: Arc<StatusBoard>,
     /// Where history and pauses are.
-    pub state: Reloaded<S>,
-    pub look_now: Arc<Notify>,
+    pub state: Reloadable<S>,
+    pub trigger: Arc<Notify>,
     /// A plan in the form that `abide plan -o json` has.
-    pub plan: Box<dyn Fn(&Look) -> Value + Send + Sync>,
-    pub access: Access,
+    pub plan: Box<dyn Fn(&PassResult) -> Value + Send + Sync>,
+    pub access: AccessControl,
     /// Webhooks and their secret; `None`: there are none.
     pub webhook: Option<Webhook>,
-    pub more_metrics: Option<More>,
+    pub extra_metrics: Option<ExtraMetrics>,
 }
 
-struct Shared<S> {
+struct DashboardState<S> {
     dashboard: Dashboard<S>,
     readers: Readers,
     known: Budget,
@@ -88,18 +88,21 @@ struct Readers {
 
 impl Readers {
     fn new() -> Readers {
-        Readers { known: Arc::new(Semaphore::new(READERS)), unknown: Arc::new(Semaphore::new(READERS)) }
+        Readers {
+            known: Arc::new(Semaphore::new(MAX_READERS)),
+            unknown: Arc::new(Semaphore::new(MAX_READERS)),
+        }
     }
 
     fn of(&self, view: View) -> &Arc<Semaphore> {
         match view {
-            View::Whole => &self.known,
+            View::Full => &self.known,
             View::Redacted => &self.unknown,
         }
     }
 
     fn open(&self) -> usize {
-        2 * READERS - self.known.available_permits() - self.unknown.available_permits()
+        2 * MAX_READERS - self.known.available_permits() - self.unknown.available_permits()
     }
 }
 
@@ -111,16 +114,16 @@ pub fn router<S: Store>(dashboard: Dashboard<S>) -> Router {
 /// The same beside others: without health, which is theirs.
 pub fn routes<S: Store>(dashboard: Dashboard<S>) -> Router {
     let paths = ["/", "/login", "/metrics", "/api/v1/{*rest}"];
-    let add = |router: Router<Arc<Shared<S>>>, path: &str| router.route(path, any(serve::<S>));
+    let add = |router: Router<Arc<DashboardState<S>>>, path: &str| router.route(path, any(serve::<S>));
     paths.into_iter().fold(Router::new(), add).with_state(share(dashboard))
 }
 
-fn share<S>(dashboard: Dashboard<S>) -> Arc<Shared<S>> {
-    Arc::new(Shared {
+fn share<S>(dashboard: Dashboard<S>) -> Arc<DashboardState<S>> {
+    Arc::new(DashboardState {
         dashboard,
         readers: Readers::new(),
-        known: Budget::new(Resource::KnownCallers, BODIES, BODIES_BYTES),
-        unknown: UnknownCallers::new(BODIES, BODIES_BYTES),
+        known: Budget::new(LimitedResource::KnownCallers, MAX_BODIES, MAX_BODIES_BYTES),
+        unknown: UnknownCallers::new(MAX_BODIES, MAX_BODIES_BYTES),
     })
 }
 
@@ -138,13 +141,13 @@ enum Route {
     Ready,
     Pause,
     Resume,
-    Look,
+    Trigger,
     Webhook,
 }
 
 /// What a route needs of whoever asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
+enum Permission {
     Nothing,
     Reading,
     Changing,
@@ -168,27 +171,27 @@ impl Route {
                 "history" => Route::History,
                 "pause" => Route::Pause,
                 "resume" => Route::Resume,
-                "look" => Route::Look,
+                "look" => Route::Trigger,
                 "webhook" => Route::Webhook,
                 _ => return None,
             },
         })
     }
 
-    fn need(self) -> Need {
+    fn permission(self) -> Permission {
         match self {
-            Route::Health | Route::Ready | Route::Login => Need::Nothing,
-            Route::Page | Route::Status | Route::Processes | Route::Events => Need::Reading,
-            Route::Plan | Route::History | Route::Metrics => Need::Reading,
-            Route::Pause | Route::Resume | Route::Look => Need::Changing,
-            Route::Webhook => Need::Signed,
+            Route::Health | Route::Ready | Route::Login => Permission::Nothing,
+            Route::Page | Route::Status | Route::Processes | Route::Events => Permission::Reading,
+            Route::Plan | Route::History | Route::Metrics => Permission::Reading,
+            Route::Pause | Route::Resume | Route::Trigger => Permission::Changing,
+            Route::Webhook => Permission::Signed,
         }
     }
 }
 
-async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request) -> Response {
+async fn serve<S: Store>(State(shared): State<Arc<DashboardState<S>>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let mut response = match answer(&shared, &parts, body).await {
+    let mut response = match respond(&shared, &parts, body).await {
         Ok(response) => response,
         Err(refused) => *refused,
     };
@@ -204,41 +207,48 @@ async fn serve<S: Store>(State(shared): State<Arc<Shared<S>>>, request: Request)
     response
 }
 
-async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) -> Result<Response, Refused> {
-    let Shared { dashboard, readers, .. } = &**shared;
+async fn respond<S: Store>(
+    shared: &Arc<DashboardState<S>>,
+    parts: &Parts,
+    body: Body,
+) -> Result<Response, ErrorResponse> {
+    let DashboardState { dashboard, readers, .. } = &**shared;
     let connection = Connection::of(&parts.extensions);
     let board = &dashboard.board;
-    dashboard.access.right_name(parts)?;
-    let unknown = || refusal(StatusCode::NOT_FOUND, "there is no such path");
+    dashboard.access.check_host_header(parts)?;
+    let unknown = || error_response(StatusCode::NOT_FOUND, "there is no such path");
     let route = Route::find(parts.uri.path()).ok_or_else(unknown)?;
     if route == Route::Webhook && dashboard.webhook.is_none() {
         return Err(unknown());
     }
-    let need = route.need();
+    let need = route.permission();
     let allowed = match need {
-        Need::Nothing | Need::Reading => "GET",
-        Need::Changing | Need::Signed => "POST",
+        Permission::Nothing | Permission::Reading => "GET",
+        Permission::Changing | Permission::Signed => "POST",
     };
     // A question for the head alone is answered like one for all of it; hyper leaves the body out.
     let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
     if method != allowed {
         let message = "this path is there, but not for this method";
-        let mut response = refusal(StatusCode::METHOD_NOT_ALLOWED, message);
+        let mut response = error_response(StatusCode::METHOD_NOT_ALLOWED, message);
         response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
         return Err(response);
     }
     let shows = match need {
-        Need::Signed => webhook::is_signed_at_all(parts),
-        Need::Nothing | Need::Reading | Need::Changing => Access::shows_token(parts),
+        Permission::Signed => webhook::has_signature(parts),
+        Permission::Nothing | Permission::Reading | Permission::Changing => AccessControl::has_token(parts),
     };
     if shows && connection.is_some_and(|connection| !connection.may_try()) {
-        return Err(too_many_guesses());
+        return Err(too_many_failed_logins());
     }
     match need {
-        Need::Nothing | Need::Signed => {}
-        Need::Reading => proved(dashboard, parts, dashboard.access.may_read(parts), "a reader").await?,
-        Need::Changing => {
-            proved(dashboard, parts, dashboard.access.may_change(parts), "the token's holder").await?
+        Permission::Nothing | Permission::Signed => {}
+        Permission::Reading => {
+            check_credentials(dashboard, parts, dashboard.access.may_read(parts), "a reader").await?
+        }
+        Permission::Changing => {
+            check_credentials(dashboard, parts, dashboard.access.may_change(parts), "the token's holder")
+                .await?
         }
     }
     // Only after the header: a body of a caller without the token is not read.
@@ -247,119 +257,129 @@ async fn answer<S: Store>(shared: &Arc<Shared<S>>, parts: &Parts, body: Body) ->
     Ok(match route {
         Route::Page => page::page(board, view, dashboard.access.token.is_some()),
         Route::Login => {
-            proved(dashboard, parts, dashboard.access.may_log_in(parts), "a reader").await?;
-            to_the_page()
+            check_credentials(dashboard, parts, dashboard.access.may_log_in(parts), "a reader").await?;
+            redirect_to_page()
         }
-        Route::Status => json_answer(StatusCode::OK, &api::status(board, view)),
-        Route::Processes => json_answer(StatusCode::OK, &api::processes(&board.known())),
+        Route::Status => json_response(StatusCode::OK, &api::status(board, view)),
+        Route::Processes => json_response(StatusCode::OK, &api::processes(&board.status())),
         Route::Events => {
             let response = events::stream(board, readers.of(view), parts, view)?;
-            match dashboard.access.reader_revoked(parts) {
-                Some(revoked) => response.map(|body| until_revoked(body, revoked, "")),
+            match dashboard.access.reader_revocation(parts) {
+                Some(revoked) => response.map(|body| end_on_revocation(body, revoked, "")),
                 None => response,
             }
         }
         Route::Plan => api::plan(dashboard, view)?,
-        Route::History => json_answer(StatusCode::OK, &api::history(dashboard, parts).await?),
+        Route::History => json_response(StatusCode::OK, &api::history(dashboard, parts).await?),
         Route::Metrics => {
             let mut text = metrics::text(board, readers.open());
-            if let Some(more) = &dashboard.more_metrics {
+            if let Some(more) = &dashboard.extra_metrics {
                 text.push_str(&more().await);
             }
             if let Some(connection) = connection {
                 text.push_str(&connection.listener().metrics_text());
             }
-            typed(Body::from(text), "text/plain; version=0.0.4; charset=utf-8")
+            typed_response(Body::from(text), "text/plain; version=0.0.4; charset=utf-8")
         }
         Route::Health => api::health(board),
         Route::Ready => api::ready(board, connection.and_then(Connection::exhausted)),
-        Route::Pause => api::pause(dashboard, parts, &whole(body, &mut admit()?, connection).await?).await?,
+        Route::Pause => {
+            api::pause(dashboard, parts, &read_whole_body(body, &mut admit()?, connection).await?).await?
+        }
         Route::Resume => {
-            api::resume(dashboard, parts, &whole(body, &mut admit()?, connection).await?).await?
+            api::resume(dashboard, parts, &read_whole_body(body, &mut admit()?, connection).await?).await?
         }
-        Route::Look => {
-            whole(body, &mut admit()?, connection).await?;
-            api::look(dashboard, parts, "asked to look now")
+        Route::Trigger => {
+            read_whole_body(body, &mut admit()?, connection).await?;
+            api::trigger(dashboard, parts, "asked to look now")
         }
-        Route::Webhook => match signed(shared, parts, body).await? {
-            Delivery::First => api::look(dashboard, parts, "a webhook came: looking now"),
+        Route::Webhook => match verify_webhook(shared, parts, body).await? {
+            Delivery::First => api::trigger(dashboard, parts, "a webhook came: looking now"),
             // The sender did not receive the first answer. Its request was carried out.
-            Delivery::Repeated => json_answer(StatusCode::ACCEPTED, &json!({"repeated": true})),
+            Delivery::Repeated => json_response(StatusCode::ACCEPTED, &json!({"repeated": true})),
         },
     })
 }
 
 /// A browser that logged in goes back to the page, and sends the token from then on.
-fn to_the_page() -> Response {
-    let mut response = typed(Body::empty(), "text/plain; charset=utf-8");
+fn redirect_to_page() -> Response {
+    let mut response = typed_response(Body::empty(), "text/plain; charset=utf-8");
     *response.status_mut() = StatusCode::SEE_OTHER;
     response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("/"));
     response
 }
 
 /// Reads a webhook's body among those of unknown callers, and checks its signature.
-async fn signed<S>(shared: &Shared<S>, parts: &Parts, body: Body) -> Result<Delivery, Refused> {
+async fn verify_webhook<S>(
+    shared: &DashboardState<S>,
+    parts: &Parts,
+    body: Body,
+) -> Result<Delivery, ErrorResponse> {
     let connection = Connection::of(&parts.extensions);
     let mut admitted = shared.unknown.admit(peer_of(parts));
-    let bytes = whole(body, &mut admitted, connection).await?;
-    let now = crate::clock::moment().0.div_euclid(1000);
+    let bytes = read_whole_body(body, &mut admitted, connection).await?;
+    let now = crate::clock::now().0.div_euclid(1000);
     let accepted = match &shared.dashboard.webhook {
         Some(webhook) => webhook.accept(parts, &bytes, now),
-        None => Err(refusal(StatusCode::NOT_FOUND, "there is no such path")),
+        None => Err(error_response(StatusCode::NOT_FOUND, "there is no such path")),
     };
     // Neither a permit nor memory is held while a refusal waits.
     drop((admitted, bytes));
     let accepted = accepted.map_err(|refused| {
-        let wrong = refused.status() == StatusCode::UNAUTHORIZED && webhook::is_signed_at_all(parts);
-        marked(refused, wrong)
+        let wrong = refused.status() == StatusCode::UNAUTHORIZED && webhook::has_signature(parts);
+        mark_wrong_credentials(refused, wrong)
     });
     match accepted {
         Ok(delivery) => {
             if let (Some(connection), Some(webhook)) = (connection, &shared.dashboard.webhook) {
-                connection.authenticated(webhook.in_force());
+                connection.authenticated(webhook.credential_check());
             }
             Ok(delivery)
         }
-        Err(refused) => Err(slowed(refused, connection, "a webhook").await),
+        Err(refused) => Err(delay_wrong_credentials(refused, connection, "a webhook").await),
     }
 }
 
 /// What a check of credentials says. Who passed is known from then on; wrong credentials are logged, and answered later
 /// the more of them a peer sends.
-async fn proved<S>(
+async fn check_credentials<S>(
     dashboard: &Dashboard<S>,
     parts: &Parts,
-    checked: Result<Proof, Refused>,
+    checked: Result<AuthMethod, ErrorResponse>,
     who: &str,
-) -> Result<(), Refused> {
+) -> Result<(), ErrorResponse> {
     match (checked, Connection::of(&parts.extensions)) {
-        (Ok(Proof::Shown), Some(connection)) => {
-            connection.authenticated(dashboard.access.in_force(parts));
+        (Ok(AuthMethod::Shown), Some(connection)) => {
+            connection.authenticated(dashboard.access.credential_check(parts));
             Ok(())
         }
-        (Ok(Proof::NotNeeded), Some(connection)) => {
+        (Ok(AuthMethod::NotNeeded), Some(connection)) => {
             connection.demote();
             Ok(())
         }
-        (Ok(Proof::Shown | Proof::NotNeeded), None) => Ok(()),
-        (Err(refused), connection) => Err(slowed(refused, connection, who).await),
+        (Ok(AuthMethod::Shown | AuthMethod::NotNeeded), None) => Ok(()),
+        (Err(refused), connection) => Err(delay_wrong_credentials(refused, connection, who).await),
     }
 }
 
 /// The answer to a refused request: that of wrong credentials waits.
-async fn slowed(refused: Refused, connection: Option<&Connection>, who: &str) -> Refused {
+async fn delay_wrong_credentials(
+    refused: ErrorResponse,
+    connection: Option<&Connection>,
+    who: &str,
+) -> ErrorResponse {
     if let Some(connection) = connection {
         connection.demote();
     }
     let wrong = refused.extensions().get::<WrongCredentials>().is_some();
     let Some(connection) = connection.filter(|_| wrong) else { return refused };
     match connection.login_failed(who).await {
-        Verdict::Refuse => refused,
-        Verdict::TooMany => too_many_guesses(),
+        LoginFailureAction::Refuse => refused,
+        LoginFailureAction::TooMany => too_many_failed_logins(),
     }
 }
 
-fn too_many_guesses() -> Refused {
+fn too_many_failed_logins() -> ErrorResponse {
     busy(StatusCode::TOO_MANY_REQUESTS, "too many requests with wrong credentials from this address")
 }
 
@@ -369,17 +389,17 @@ fn peer_of(parts: &Parts) -> std::net::IpAddr {
     Connection::of(&parts.extensions).map_or(loopback, |connection| connection.peer().ip())
 }
 
-async fn whole(
+async fn read_whole_body(
     body: Body,
-    admitted: &mut Admitted<'_>,
+    admitted: &mut AdmittedRequest<'_>,
     connection: Option<&Connection>,
-) -> Result<Bytes, Refused> {
-    read_body(body, BODY_BYTES, TIME, admitted).await.map_err(|error| match error {
+) -> Result<Bytes, ErrorResponse> {
+    read_body(body, MAX_BODY_BYTES, RESPONSE_TIMEOUT, admitted).await.map_err(|error| match error {
         BodyError::TooLarge | BodyError::Broken => {
-            refusal(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB, or ended early")
+            error_response(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB, or ended early")
         }
-        BodyError::TooSlow => refusal(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive"),
-        BodyError::NoMemory => overloaded(connection, Resource::BodyMemory),
+        BodyError::TooSlow => error_response(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive"),
+        BodyError::NoMemory => overloaded(connection, LimitedResource::BodyMemory),
         BodyError::Evicted => {
             busy(StatusCode::SERVICE_UNAVAILABLE, "too many requests of unknown callers at once: try again")
         }
@@ -387,7 +407,7 @@ async fn whole(
 }
 
 /// A known caller is refused: that shows in readiness.
-fn overloaded(connection: Option<&Connection>, resource: Resource) -> Refused {
+fn overloaded(connection: Option<&Connection>, resource: LimitedResource) -> ErrorResponse {
     if let Some(connection) = connection {
         connection.refused(resource);
     }
@@ -395,26 +415,26 @@ fn overloaded(connection: Option<&Connection>, resource: Resource) -> Refused {
 }
 
 /// A refusal after which the caller may try again.
-fn busy(status: StatusCode, message: &str) -> Refused {
-    let mut response = refusal(status, message);
+fn busy(status: StatusCode, message: &str) -> ErrorResponse {
+    let mut response = error_response(status, message);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }
 
 /// The answer to whom something is refused.
-type Refused = Box<Response>;
+type ErrorResponse = Box<Response>;
 
-fn refusal(status: StatusCode, message: &str) -> Refused {
-    Box::new(json_answer(status, &json!({"error": message})))
+fn error_response(status: StatusCode, message: &str) -> ErrorResponse {
+    Box::new(json_response(status, &json!({"error": message})))
 }
 
-fn json_answer(status: StatusCode, value: &Value) -> Response {
-    let mut response = typed(Body::from(format!("{value}\n")), "application/json");
+fn json_response(status: StatusCode, value: &Value) -> Response {
+    let mut response = typed_response(Body::from(format!("{value}\n")), "application/json");
     *response.status_mut() = status;
     response
 }
 
-fn typed(body: Body, kind: &'static str) -> Response {
+fn typed_response(body: Body, kind: &'static str) -> Response {
     let mut response = Response::new(body);
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     response

@@ -12,9 +12,11 @@ use axum::response::Response;
 
 use super::api::{converged, health_of, hosting_of};
 use super::redact::View;
-use super::typed;
+use super::typed_response;
 use crate::clock;
-use crate::control::board::{Board, HIDDEN, Known, Level, Note, Role, Row, Severity, Sync, may_quote};
+use crate::control::status::{
+    ControllerStatus, HIDDEN, LogEntry, LogLevel, Role, Row, Severity, StatusBoard, SyncStatus, may_quote,
+};
 use crate::escape;
 use crate::model::{Health, Time, span};
 
@@ -23,10 +25,10 @@ const ROWS: usize = 500;
 const EVENTS: u64 = 40;
 
 /// `can_log_in`: a token exists.
-pub fn page(board: &Board, view: View, can_log_in: bool) -> Response {
+pub fn page(board: &StatusBoard, view: View, can_log_in: bool) -> Response {
     // Only what stands in this very answer may run and style.
     let nonce = format!("{:016x}{:016x}", RandomState::new().hash_one(1), RandomState::new().hash_one(2));
-    let known = board.known();
+    let known = board.status();
     let mut main = String::new();
     summary(&mut main, board, &known);
     problems(&mut main, &known, view);
@@ -39,7 +41,7 @@ pub fn page(board: &Board, view: View, can_log_in: bool) -> Response {
     };
     // Without the token, commands and environment values are hidden.
     let login = match (view, can_log_in) {
-        (View::Whole, _) => "",
+        (View::Full, _) => "",
         (View::Redacted, false) => "· commands and environment values are hidden ",
         (View::Redacted, true) => {
             "· commands and environment values are hidden: <a href=\"/login\">log in</a> "
@@ -54,7 +56,7 @@ pub fn page(board: &Board, view: View, can_log_in: bool) -> Response {
         known.number,
         env!("CARGO_PKG_VERSION"),
     );
-    let mut response = typed(Body::from(html), "text/html; charset=utf-8");
+    let mut response = typed_response(Body::from(html), "text/html; charset=utf-8");
     let policy = format!(
         "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'"
@@ -65,12 +67,12 @@ pub fn page(board: &Board, view: View, can_log_in: bool) -> Response {
     response
 }
 
-fn summary(out: &mut String, board: &Board, known: &Known) {
+fn summary(out: &mut String, board: &StatusBoard, known: &ControllerStatus) {
     let subject = &board.subject;
-    let (class, word) = match (&known.trouble, &known.look) {
+    let (class, word) = match (&known.trouble, &known.last_pass) {
         (Some(_), _) => ("bad", "trouble"),
         (None, None) => ("dull", "not looked yet"),
-        (None, Some(_)) if known.under_way > 0 => ("busy", "working"),
+        (None, Some(_)) if known.in_flight > 0 => ("busy", "working"),
         (None, Some(_)) if converged(known) => ("good", "converged"),
         (None, Some(_)) => ("warn", "not converged"),
     };
@@ -85,10 +87,10 @@ fn summary(out: &mut String, board: &Board, known: &Known) {
         Role::Leading { generation } => format!("leads (generation {generation})"),
     };
     let revision: String = known.revision.chars().take(12).collect();
-    let looked = known.look.as_ref().map_or("never".to_owned(), |look| ago(look.observed.at));
-    let pass = known.passed.map_or("none yet".to_owned(), |took| format!("{} ms", took.as_millis()));
+    let looked = known.last_pass.as_ref().map_or("never".to_owned(), |look| ago(look.observed.at));
+    let pass = known.pass_duration.map_or("none yet".to_owned(), |took| format!("{} ms", took.as_millis()));
     let paused: Vec<String> = known
-        .look
+        .last_pass
         .iter()
         .flat_map(|look| &look.rules.pauses)
         .map(|pause| pause.namespace.as_ref().map_or("everything".to_owned(), ToString::to_string))
@@ -115,7 +117,7 @@ fn summary(out: &mut String, board: &Board, known: &Known) {
         let _ = writeln!(out, "<p class=\"box bad\">{}</p>", escape::html(trouble));
     }
     out.push_str("<p class=\"counts\">");
-    for sync in Sync::ALL {
+    for sync in SyncStatus::ALL {
         let many = known.rows().iter().filter(|row| row.sync == sync).count();
         if many > 0 {
             let _ = write!(out, "<span class=\"badge {}\">{many} {}</span> ", class_of(sync), sync.word());
@@ -135,7 +137,7 @@ fn summary(out: &mut String, board: &Board, known: &Known) {
     out.push_str("</p>\n");
 }
 
-fn problems(out: &mut String, known: &Known, view: View) {
+fn problems(out: &mut String, known: &ControllerStatus, view: View) {
     if known.problems.is_empty() {
         return;
     }
@@ -162,10 +164,10 @@ fn problems(out: &mut String, known: &Known, view: View) {
     out.push_str("</ul>\n");
 }
 
-fn processes(out: &mut String, known: &Known) {
+fn processes(out: &mut String, known: &ControllerStatus) {
     let mut rows: Vec<&Row> = known.rows().iter().collect();
     let calm = |row: &Row| {
-        row.sync == Sync::InSync
+        row.sync == SyncStatus::InSync
             && !matches!(health_of(row), Health::Failed | Health::Degraded | Health::Unknown)
     };
     rows.sort_by_key(|row| calm(row));
@@ -225,18 +227,18 @@ fn process(out: &mut String, row: &Row) {
     );
 }
 
-fn events(out: &mut String, board: &Board, known: &Known, view: View) {
+fn events(out: &mut String, board: &StatusBoard, known: &ControllerStatus, view: View) {
     out.push_str("<h2>Events</h2>\n<ol class=\"events\">\n");
-    let later = board.after(known.number.saturating_sub(EVENTS), usize::MAX);
+    let later = board.entries_after(known.number.saturating_sub(EVENTS), usize::MAX);
     let shown = later.notes.iter().rev().map(|note| match view {
-        View::Whole => Note::clone(note),
-        View::Redacted => note.public(),
+        View::Full => LogEntry::clone(note),
+        View::Redacted => note.redacted(),
     });
     for note in shown {
         let class = match note.level {
-            Level::Info => "",
-            Level::Warning => "warn",
-            Level::Error => "bad",
+            LogLevel::Info => "",
+            LogLevel::Warning => "warn",
+            LogLevel::Error => "bad",
         };
         let text = match note.text.as_str() {
             "" => String::new(),
@@ -253,12 +255,12 @@ fn events(out: &mut String, board: &Board, known: &Known, view: View) {
     out.push_str("</ol>\n");
 }
 
-fn class_of(sync: Sync) -> &'static str {
+fn class_of(sync: SyncStatus) -> &'static str {
     match sync {
-        Sync::InSync => "good",
-        Sync::OutOfSync => "busy",
-        Sync::Held | Sync::Paused | Sync::Orphan => "warn",
-        Sync::Unknown => "dull",
+        SyncStatus::InSync => "good",
+        SyncStatus::OutOfSync => "busy",
+        SyncStatus::Held | SyncStatus::Paused | SyncStatus::Orphan => "warn",
+        SyncStatus::Unknown => "dull",
     }
 }
 
@@ -273,7 +275,7 @@ fn health_class(health: Health) -> &'static str {
 }
 
 fn ago(at: Time) -> String {
-    format!("{at}, {} ago", span(clock::moment().secs_since(at)))
+    format!("{at}, {} ago", span(clock::now().secs_since(at)))
 }
 
 const STYLE: &str = r#"

@@ -5,13 +5,13 @@
 
 use serde_json::{Value, json};
 
-use crate::control::board::HIDDEN;
+use crate::control::status::HIDDEN;
 
 /// What a reader may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
     /// With the token.
-    Whole,
+    Full,
     Redacted,
 }
 
@@ -19,15 +19,15 @@ pub enum View {
 pub fn plan(mut plan: Value) -> Value {
     let waves = plan["waves"].as_array_mut().into_iter().flatten();
     let steps = waves.filter_map(Value::as_array_mut).flatten();
-    steps.for_each(|step| whys(&mut step["why"]));
-    plan["held"].as_array_mut().into_iter().flatten().for_each(|held| whys(&mut held["why"]));
+    steps.for_each(|step| step_reasons(&mut step["why"]));
+    plan["held"].as_array_mut().into_iter().flatten().for_each(|held| step_reasons(&mut held["why"]));
     plan["redacted"] = json!(true);
     plan
 }
 
-fn whys(whys: &mut Value) {
+fn step_reasons(whys: &mut Value) {
     for why in whys.as_array_mut().into_iter().flatten() {
-        if why["field"].as_str().is_some_and(crate::control::board::is_private) {
+        if why["field"].as_str().is_some_and(crate::control::status::is_private) {
             for side in ["old", "new"] {
                 if !why[side].is_null() {
                     why[side] = json!(HIDDEN);
@@ -40,7 +40,7 @@ fn whys(whys: &mut Value) {
 /// Problems of manifests: the message of one about a command or a variable may quote it.
 pub fn problems(mut problems: Value) -> Value {
     for problem in problems.as_array_mut().into_iter().flatten() {
-        let quotes = |text: &Value| text.as_str().is_some_and(crate::control::board::may_quote);
+        let quotes = |text: &Value| text.as_str().is_some_and(crate::control::status::may_quote);
         if quotes(&problem["message"]) || quotes(&problem["hint"]) {
             problem["message"] = json!(HIDDEN);
             problem["hint"] = Value::Null;

@@ -10,20 +10,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 
-use super::{Refused, refusal};
-use crate::http::{InForce, Reloaded, base64, is_signed, same, signs};
+use super::{ErrorResponse, error_response};
+use crate::http::{CredentialCheck, Reloadable, base64, constant_time_eq, verify_hex_signature, verify_hmac};
 
 /// How far a sender's clock may be from ours, in seconds.
-const WINDOW_SECS: i64 = 300;
+const TIMESTAMP_WINDOW_SECS: i64 = 300;
 /// The most ids that are remembered. Only who knows the secret adds one.
-const MOST_IDS: usize = 100_000;
+const MAX_IDS: usize = 100_000;
 /// What a secret of Standard Webhooks begins with; the rest is base64.
 const PREFIX: &str = "whsec_";
 
 /// The secret of webhooks, and the requests that were accepted lately.
 #[derive(Clone)]
 pub struct Webhook {
-    secret: Reloaded<String>,
+    secret: Reloadable<String>,
     /// Ids with their times.
     accepted: Arc<Mutex<BTreeMap<String, i64>>>,
 }
@@ -37,19 +37,19 @@ pub(super) enum Delivery {
 }
 
 impl Webhook {
-    pub fn new(secret: Reloaded<String>) -> Webhook {
+    pub fn new(secret: Reloadable<String>) -> Webhook {
         Webhook { secret, accepted: Arc::default() }
     }
 
     /// Whether the secret stays as it is.
-    pub(super) fn in_force(&self) -> InForce {
+    pub(super) fn credential_check(&self) -> CredentialCheck {
         let (secret, first) = (self.secret.clone(), self.secret.get());
-        Box::new(move || same(&secret.get(), &first))
+        Box::new(move || constant_time_eq(&secret.get(), &first))
     }
 
     /// Accepts a request once; `now` in seconds of the epoch.
-    pub(super) fn accept(&self, parts: &Parts, body: &[u8], now: i64) -> Result<Delivery, Refused> {
-        let unsigned = |why: &str| Err(refusal(StatusCode::UNAUTHORIZED, why));
+    pub(super) fn accept(&self, parts: &Parts, body: &[u8], now: i64) -> Result<Delivery, ErrorResponse> {
+        let unsigned = |why: &str| Err(error_response(StatusCode::UNAUTHORIZED, why));
         let secret = self.secret.get();
         if secret.is_empty() {
             return unsigned("there is no secret");
@@ -59,8 +59,8 @@ impl Webhook {
         }
         let hex = text(&parts.headers, "x-hub-signature-256").and_then(|text| text.strip_prefix("sha256="));
         let told = text(&parts.headers, "x-gitlab-token");
-        match hex.is_some_and(|hex| is_signed(&secret, body, hex))
-            || told.is_some_and(|told| same(told, &secret))
+        match hex.is_some_and(|hex| verify_hex_signature(&secret, body, hex))
+            || told.is_some_and(|told| constant_time_eq(told, &secret))
         {
             true => Ok(Delivery::First),
             false => {
@@ -77,8 +77,8 @@ impl Webhook {
         signatures: &str,
         body: &[u8],
         now: i64,
-    ) -> Result<Delivery, Refused> {
-        let unsigned = |why: &str| Err(refusal(StatusCode::UNAUTHORIZED, why));
+    ) -> Result<Delivery, ErrorResponse> {
+        let unsigned = |why: &str| Err(error_response(StatusCode::UNAUTHORIZED, why));
         let (id, timestamp) = (text(headers, "webhook-id"), text(headers, "webhook-timestamp"));
         let (Some(id), Some(timestamp)) = (id, timestamp) else {
             return unsigned("webhook-signature needs webhook-id and webhook-timestamp");
@@ -89,17 +89,21 @@ impl Webhook {
         };
         let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body].concat();
         let tags = signatures.split_ascii_whitespace().filter_map(|one| base64(one.strip_prefix("v1,")?));
-        if key.is_empty() || !tags.into_iter().any(|tag| signs(&key, &signed, &tag)) {
+        if key.is_empty() || !tags.into_iter().any(|tag| verify_hmac(&key, &signed, &tag)) {
             return unsigned("webhook-signature does not sign this id, time and body");
         }
-        let Some(at) = timestamp.parse::<i64>().ok().filter(|at| at.abs_diff(now) <= WINDOW_SECS as u64)
+        let Some(at) =
+            timestamp.parse::<i64>().ok().filter(|at| at.abs_diff(now) <= TIMESTAMP_WINDOW_SECS as u64)
         else {
             return unsigned("webhook-timestamp is not within five minutes of this machine's clock");
         };
         let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
-        accepted.retain(|_, at| at.abs_diff(now) <= WINDOW_SECS as u64);
-        if accepted.len() >= MOST_IDS {
-            return Err(refusal(StatusCode::TOO_MANY_REQUESTS, "too many webhooks within five minutes"));
+        accepted.retain(|_, at| at.abs_diff(now) <= TIMESTAMP_WINDOW_SECS as u64);
+        if accepted.len() >= MAX_IDS {
+            return Err(error_response(
+                StatusCode::TOO_MANY_REQUESTS,
+                "too many webhooks within five minutes",
+            ));
         }
         match accepted.insert(id.to_owned(), at) {
             None => Ok(Delivery::First),
@@ -113,7 +117,7 @@ impl Webhook {
 }
 
 /// Does a request carry a signature or a secret, right or wrong?
-pub(super) fn is_signed_at_all(parts: &Parts) -> bool {
+pub(super) fn has_signature(parts: &Parts) -> bool {
     let names = ["webhook-signature", "x-hub-signature-256", "x-gitlab-token"];
     names.into_iter().any(|name| parts.headers.contains_key(name))
 }
@@ -146,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_repeated_webhook_has_no_effect() {
-        let webhook = Webhook::new(Reloaded::fixed(SECRET.to_owned()));
+        let webhook = Webhook::new(Reloadable::fixed(SECRET.to_owned()));
         let id = ("webhook-id", "msg_27UH4WbU6Z5A5EzD8u03UvzRbpk");
         let (at, other) = (("webhook-timestamp", "1674087231"), ("webhook-timestamp", "1674087232"));
         let sign = ("webhook-signature", "v1,AAAA v2,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5=");

@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::run::Run;
-use super::{Outcome, Told, in_time};
-use crate::backend::{Backend, Scope, Subject};
+use super::{ExecutionEvent, StepOutcome, in_time};
+use crate::backend::{Backend, InstanceQuery, Scope};
 use crate::clock;
 use crate::model::{Gate, Health, Host, InstanceKey, Monitor, Observed, Op, Wave};
 use crate::store::Store;
@@ -22,12 +22,12 @@ const WELL: Duration = Duration::from_secs(30);
 /// How soon a look that failed is taken again.
 const AGAIN: Duration = Duration::from_millis(500);
 
-type Changed = BTreeMap<InstanceKey, Subject>;
+type Changed = BTreeMap<InstanceKey, InstanceQuery>;
 
 impl<B: Backend, S: Store> Run<'_, B, S> {
     /// Before a wave: rollouts that begin in it, and of which a former run changed something a moment ago, wait for the rest
     /// of that one's soak.
-    pub(super) async fn soak_on(&mut self, waves: &[Wave], wave: &Wave) {
+    pub(super) async fn resume_soak(&mut self, waves: &[Wave], wave: &Wave) {
         let here: BTreeSet<_> =
             wave.steps.iter().filter_map(|step| self.terms.declared.get(&step.instance)).collect();
         let gates = waves.iter().flat_map(|wave| &wave.gates);
@@ -35,7 +35,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             if !self.soaked.insert(gate.process.clone()) {
                 continue;
             }
-            let (young, left) = self.young(gate, waves);
+            let (young, left) = self.recently_changed(gate, waves);
             if !young.is_empty() && !self.is_over() {
                 self.soak(gate, &young, left).await;
                 self.count_failures(gate);
@@ -44,10 +44,10 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 
     /// What of a process runs for less than its soak though this plan does not touch it, and how much of the soak is left.
-    fn young(&self, gate: &Gate, waves: &[Wave]) -> (Changed, Duration) {
+    fn recently_changed(&self, gate: &Gate, waves: &[Wave]) -> (Changed, Duration) {
         let steps = waves.iter().flat_map(|wave| &wave.steps);
         let touched: BTreeSet<&InstanceKey> = steps.map(|step| &step.instance).collect();
-        let (now, soak) = (clock::moment(), Duration::from_secs(gate.soak_secs));
+        let (now, soak) = (clock::now(), Duration::from_secs(gate.soak_secs));
         let (mut young, mut longest) = (Changed::new(), Duration::ZERO);
         for (key, seen) in &self.terms.before {
             let is_of_it = self.terms.declared.get(key) == Some(&gate.process);
@@ -63,8 +63,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             }
             longest = longest.max(left);
             let host = Host { key: key.host.clone(), supplier: None, agent_id: None };
-            let spec = seen.given.spec().cloned();
-            young.insert(key.clone(), Subject { instance: key.clone(), host, spec });
+            let spec = seen.registered_spec.spec().cloned();
+            young.insert(key.clone(), InstanceQuery { instance: key.clone(), host, spec });
         }
         (young, longest)
     }
@@ -104,10 +104,10 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 
     async fn soak(&mut self, gate: &Gate, of_it: &Changed, how_long: Duration) {
         let secs = u64::try_from(how_long.as_millis().div_ceil(1000)).unwrap_or(gate.soak_secs);
-        (self.told)(Told::Soaking { process: &gate.process, secs });
+        (self.told)(ExecutionEvent::Soaking { process: &gate.process, secs });
         let first = self.look_at(of_it).await;
         self.rest(how_long).await;
-        self.count_ill(of_it, first.as_ref()).await;
+        self.count_unhealthy(of_it, first.as_ref()).await;
     }
 
     /// Waits, unless somebody wants it to end.
@@ -122,12 +122,12 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 
     /// Looks until something is seen; `None`: nothing was by the time that it is over.
     async fn look_at(&self, changed: &Changed) -> Option<Observed> {
-        let subjects: Vec<Subject> = changed.values().cloned().collect();
+        let subjects: Vec<InstanceQuery> = changed.values().cloned().collect();
         let deadline = self.terms.deadline;
         loop {
             let looked = match self.terms.caps.reads_health {
                 true => in_time(deadline, self.backend.observe(&Scope::of(subjects.clone()))).await,
-                false => in_time(deadline, self.backend.look_closely(&subjects)).await,
+                false => in_time(deadline, self.backend.observe_live(&subjects)).await,
             };
             match looked {
                 Ok(observed) => return Some(observed),
@@ -148,7 +148,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 monitor.flatten().unwrap_or(Monitor::START_CHECK_SECS)
             });
             self.rest(Duration::from_secs(secs.max().unwrap_or(0).into())).await;
-            return self.count_ill(changed, first.as_ref()).await;
+            return self.count_unhealthy(changed, first.as_ref()).await;
         }
         let until = Instant::now() + WELL;
         while Instant::now() < until && !self.is_over() {
@@ -164,17 +164,17 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
-        self.count_ill(changed, None).await;
+        self.count_unhealthy(changed, None).await;
     }
 
     /// What ended well, and is not well any more, has failed after all.
-    async fn count_ill(&mut self, changed: &Changed, first: Option<&Observed>) {
+    async fn count_unhealthy(&mut self, changed: &Changed, first: Option<&Observed>) {
         let Some(observed) = self.look_at(changed).await else {
             // Whoever interrupts it does not say that it failed.
             if !*self.terms.stop.borrow() {
-                changed
-                    .keys()
-                    .for_each(|key| self.is_ill(key, "nobody could see whether it is well afterwards"));
+                changed.keys().for_each(|key| {
+                    self.record_unhealthy(key, "nobody could see whether it is well afterwards")
+                });
             }
             return;
         };
@@ -190,21 +190,21 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 }
             };
             if observed.gaps.contains_key(&key.host) {
-                self.is_ill(key, "its host cannot be seen any more afterwards");
+                self.record_unhealthy(key, "its host cannot be seen any more afterwards");
             } else if is_ill {
-                self.is_ill(key, "it is not well afterwards");
+                self.record_unhealthy(key, "it is not well afterwards");
             }
         }
     }
 
-    fn is_ill(&mut self, key: &InstanceKey, why: &str) {
+    fn record_unhealthy(&mut self, key: &InstanceKey, why: &str) {
         if !self.failed.insert(key.clone()) {
             return;
         }
         let declared = self.terms.declared.get(key).cloned();
         *self.failures.entry(declared.unwrap_or_else(|| key.process())).or_default() += 1;
         if let Some(ended) = self.ended.iter_mut().rev().find(|ended| ended.instance == *key) {
-            (ended.outcome, ended.message) = (Outcome::Failed, why.to_owned());
+            (ended.outcome, ended.message) = (StepOutcome::Failed, why.to_owned());
         }
     }
 }

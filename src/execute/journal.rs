@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::backend::Task;
-use crate::fail;
-use crate::model::{AgentId, InstanceKey, Op, Revision, Spec, Time};
+use crate::failpoint;
+use crate::model::{AgentId, InstanceKey, Op, Spec, SpecRevision, Time};
 use crate::store::{Error, Store, Txn};
 
 /// A call, as it stands in the journal.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Call {
-    pub steps: Vec<Began>,
+    pub steps: Vec<JournaledStep>,
     /// When it was about to be made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Time>,
@@ -28,11 +28,11 @@ pub struct Call {
 
 /// One step of it, with what it takes to find out later whether it was carried out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Began {
+pub struct JournaledStep {
     pub instance: InstanceKey,
     pub op: Op,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub revision: Option<Revision>,
+    pub revision: Option<SpecRevision>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<Arc<Spec>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,9 +70,9 @@ impl<'a, S: Store> Journal<'a, S> {
     /// The name of a call that may be made now.
     pub async fn begin(&self, call: &Call) -> Result<String, Error> {
         let name = format!("{}{:06}", self.run, self.next.fetch_add(1, Ordering::Relaxed));
-        fail::step("journal: about to begin");
+        failpoint::step("journal: about to begin");
         self.store.txn(Txn::put(&name, serde_json::to_vec(call).unwrap_or_default())).await?;
-        fail::step("journal: begun");
+        failpoint::step("journal: begun");
         // A header cannot hold everything that a key can.
         Ok(name.replace('/', "."))
     }
@@ -84,7 +84,7 @@ impl<'a, S: Store> Journal<'a, S> {
         {
             warn!(%error, "the journal does not know the task of a call");
         }
-        fail::step("journal: taken on");
+        failpoint::step("journal: taken on");
     }
 
     fn key(&self, call: &str) -> String {
@@ -97,13 +97,13 @@ impl<'a, S: Store> Journal<'a, S> {
         if let Err(error) = &written {
             warn!(%error, "the journal keeps a call that is over");
         }
-        fail::step("journal: ended");
+        failpoint::step("journal: ended");
         written.is_ok()
     }
 }
 
 /// What runs left: the names of their calls.
-pub async fn left<S: Store>(store: &S, owner: &str) -> Result<Vec<(String, Call)>, Error> {
+pub async fn unfinished<S: Store>(store: &S, owner: &str) -> Result<Vec<(String, Call)>, Error> {
     let page = store.range(&place(owner), None, usize::MAX).await?;
     let read = |entry: crate::store::Entry| {
         let call = serde_json::from_slice(&entry.value).ok()?;
@@ -121,7 +121,7 @@ pub fn is_of(key: &str, owner: &str, run: &str) -> bool {
 /// A former run's call is settled; what is known by that is written with it.
 pub async fn settle<S: Store>(store: &S, key: &str, known: Txn) -> Result<(), Error> {
     let written = store.txn(Txn::delete(key).and(known)).await.map(|_| ());
-    fail::step("journal: settled");
+    failpoint::step("journal: settled");
     written
 }
 

@@ -15,16 +15,16 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    AgentId, AutoType, Host, InstanceKey, Observed, Op, Revision, Runs, Seen, Spec, Stamped, Step, Time,
-    Version,
+    AgentId, AutoType, HashedSpec, Host, InstanceKey, KnownSpec, LastRun, Observed, ObservedInstance, Op,
+    Spec, SpecRevision, Step, Time,
 };
 use crate::reconcile::{Caps, Expectation, Expected};
 use crate::store::{Error, Store, Txn};
 
 /// A spec, and the digests that it was given under.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Kept {
-    pub revision: Option<Revision>,
+pub struct RecordedSpec {
+    pub revision: Option<SpecRevision>,
     pub spec: Spec,
 }
 
@@ -41,9 +41,9 @@ pub struct Entry {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_id: Option<AgentId>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub given: Option<Kept>,
+    pub given: Option<RecordedSpec>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub live: Option<Kept>,
+    pub live: Option<RecordedSpec>,
     /// The run part of the last run's revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ran: Option<u32>,
@@ -59,7 +59,7 @@ pub struct Entry {
     pub unsure: bool,
     /// Of that: what it may be since.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub sent: Option<Kept>,
+    pub sent: Option<RecordedSpec>,
     /// Of that: it may have been a run, and another one would be one too many.
     pub once: bool,
     /// Ownership is not proven: a running process is ours only if it started at this time or later (see [`NEVER`] and
@@ -115,14 +115,14 @@ pub async fn forget<S: Store>(store: &S, target: &str, known: &BTreeMap<Instance
         let Ok(Some(found)) = store.get(&key).await else { continue };
         if serde_json::from_slice(&found.value).is_ok_and(|entry| is_old(&entry)) {
             // What cannot be forgotten now is forgotten by the next run.
-            let _ = store.txn(Txn::delete(&key).only_if(&key, found.changed)).await;
+            let _ = store.txn(Txn::delete(&key).only_if(&key, found.mod_seq)).await;
         }
     }
 }
 
-impl Kept {
-    fn version(&self) -> Version {
-        Version::Spec(Arc::new(Stamped::new(self.spec.clone())))
+impl RecordedSpec {
+    fn version(&self) -> KnownSpec {
+        KnownSpec::Full(Arc::new(HashedSpec::new(self.spec.clone())))
     }
 }
 
@@ -139,36 +139,36 @@ impl Entry {
         let once = step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot);
         let seen = match expected {
             Expected::Gone => return Entry { gone: true, ..base },
-            Expected::Unsure => {
+            Expected::Unknown => {
                 let once = once && step.op == Op::Start;
-                let gives = matches!(step.op, Op::Start | Op::Restart | Op::Host | Op::Register);
+                let gives = matches!(step.op, Op::Start | Op::Restart | Op::Supervise | Op::Register);
                 let sent = step.spec.as_ref().filter(|_| gives);
-                let sent = sent.map(|spec| Kept { revision: step.revision, spec: Spec::clone(spec) });
+                let sent = sent.map(|spec| RecordedSpec { revision: step.revision, spec: Spec::clone(spec) });
                 let before = before.cloned().unwrap_or(base);
                 let sent = sent.or(before.sent.clone());
                 return Entry { at, unsure: true, once, sent, gone: false, ..before };
             }
-            Expected::So(seen) => seen,
+            Expected::State(seen) => seen,
         };
         // The digests that come back as a label are those that it was given under.
-        let under = |version: &Version, known: Option<&Kept>| {
+        let under = |version: &KnownSpec, known: Option<&RecordedSpec>| {
             let spec = match version {
-                Version::Spec(spec) => spec,
+                KnownSpec::Full(spec) => spec,
                 // A label that tells of what is wanted tells which spec it is.
-                Version::Digests(told) if Some(*told) == step.revision => step.spec.as_ref()?,
-                Version::Digests(_) | Version::Unknown => return None,
+                KnownSpec::Digests(told) if Some(*told) == step.revision => step.spec.as_ref()?,
+                KnownSpec::Digests(_) | KnownSpec::Unknown => return None,
             };
             let just_sent = step.spec.as_ref().is_some_and(|sent| Arc::ptr_eq(sent, spec));
             let known = known.filter(|known| known.spec == ***spec).and_then(|known| known.revision);
             let revision = if just_sent { step.revision } else { known };
-            Some(Kept { revision: revision.or(Some(*spec.revision())), spec: Spec::clone(spec) })
+            Some(RecordedSpec { revision: revision.or(Some(*spec.revision())), spec: Spec::clone(spec) })
         };
         Entry {
-            given: under(&seen.given, before.and_then(|entry| entry.given.as_ref())),
+            given: under(&seen.registered_spec, before.and_then(|entry| entry.given.as_ref())),
             live: under(&seen.live, None).filter(|_| seen.running == Some(true)),
             ran: match seen.ran {
-                Runs::Digest(run) => Some(run),
-                Runs::Given | Runs::Never | Runs::Unknown => None,
+                LastRun::Digest(run) => Some(run),
+                LastRun::Given | LastRun::Never | LastRun::Unknown => None,
             },
             registered: seen.registered == Some(true),
             hosted: seen.hosted == Some(true),
@@ -181,9 +181,9 @@ impl Entry {
     /// The same after something was sent that does no harm, and of which nobody knows whether it was carried out: should
     /// its label tell of what was given by it, that is known, and known not to be what runs.
     pub fn perhaps(&self, step: &Step) -> Entry {
-        let gives = matches!(step.op, Op::Register | Op::Host);
+        let gives = matches!(step.op, Op::Register | Op::Supervise);
         let sent = step.spec.as_ref().filter(|_| gives);
-        let sent = sent.map(|spec| Kept { revision: step.revision, spec: Spec::clone(spec) });
+        let sent = sent.map(|spec| RecordedSpec { revision: step.revision, spec: Spec::clone(spec) });
         Entry { sent: sent.or(self.sent.clone()), ..self.clone() }
     }
 
@@ -193,7 +193,7 @@ impl Entry {
     }
 
     /// Is what was seen a process that runs under our identity and that we did not start? Without a start time, yes.
-    pub fn is_foreign(&self, seen: &Seen) -> bool {
+    pub fn is_foreign(&self, seen: &ObservedInstance) -> bool {
         let Some(after) = self.ours_after.filter(|_| !self.gone) else { return false };
         let is_older = || after > ALWAYS && seen.started.is_none_or(|started| started < after);
         seen.running == Some(true) && (seen.not_owned || is_older())
@@ -204,13 +204,13 @@ impl Entry {
     }
 
     /// What it is likely to be.
-    pub fn spec(&self) -> Option<Arc<Stamped>> {
+    pub fn spec(&self) -> Option<Arc<HashedSpec>> {
         let kept = self.live.as_ref().or(self.given.as_ref()).or(self.sent.as_ref())?;
-        Some(Arc::new(Stamped::new(kept.spec.clone())))
+        Some(Arc::new(HashedSpec::new(kept.spec.clone())))
     }
 
     /// Under which digests a spec that we know was given.
-    pub fn revision_of(&self, spec: &Spec) -> Option<Revision> {
+    pub fn revision_of(&self, spec: &Spec) -> Option<SpecRevision> {
         let kept = [&self.given, &self.live, &self.sent].into_iter().flatten();
         kept.filter(|kept| kept.spec == *spec).find_map(|kept| kept.revision)
     }
@@ -219,19 +219,20 @@ impl Entry {
         Some(self.owner.as_str()).filter(|owner| !owner.is_empty()).map(Arc::from)
     }
 
-    pub fn seen(&self) -> Seen {
-        let version = |kept: &Option<Kept>| kept.as_ref().map_or(Version::Unknown, Kept::version);
-        Seen {
+    pub fn seen(&self) -> ObservedInstance {
+        let version =
+            |kept: &Option<RecordedSpec>| kept.as_ref().map_or(KnownSpec::Unknown, RecordedSpec::version);
+        ObservedInstance {
             registered: Some(self.registered),
             hosted: Some(self.hosted),
             running: Some(self.running),
             labels: self.given.as_ref().map(|kept| kept.spec.labels.clone()).unwrap_or_default(),
             owner: self.owner(),
-            given: version(&self.given),
+            registered_spec: version(&self.given),
             live: version(&self.live),
-            ran: self.ran.map_or(Runs::Unknown, Runs::Digest),
+            ran: self.ran.map_or(LastRun::Unknown, LastRun::Digest),
             pid: self.pid,
-            ..Seen::default()
+            ..ObservedInstance::default()
         }
     }
 }
@@ -245,7 +246,8 @@ impl Ledger {
     /// What a list shows without an owner's label though a call of ours would have brought one: others made it. An entry that
     /// proves nothing does not make it ours.
     pub fn of_others(&self, listed: &Observed, caps: &Caps) -> BTreeSet<InstanceKey> {
-        let is_there = |seen: &Seen| [seen.registered, seen.hosted, seen.running].contains(&Some(true));
+        let is_there =
+            |seen: &ObservedInstance| [seen.registered, seen.hosted, seen.running].contains(&Some(true));
         let row =
             |key: &InstanceKey| listed.instances.get(key).filter(|seen| !seen.unknown && is_there(seen));
         let unproven = self.unproven().filter(|_| caps.reads_labels).map(|(key, _)| key);
@@ -257,8 +259,8 @@ impl Ledger {
         let expectation = |(key, entry): (&InstanceKey, &Entry)| {
             let expected = match (entry.gone, entry.unsure) {
                 (true, _) => Expected::Gone,
-                (false, true) => Expected::Unsure,
-                (false, false) => Expected::So(Box::new(entry.seen())),
+                (false, true) => Expected::Unknown,
+                (false, false) => Expected::State(Box::new(entry.seen())),
             };
             Expectation::new(key.clone(), expected, entry.at, caps.lag_secs)
         };
@@ -270,7 +272,7 @@ impl Ledger {
         for key in older {
             let is_unsure = self.entries.get(key).is_some_and(|entry| entry.unsure);
             if let Some(seen) = observed.instances.get_mut(key).filter(|_| is_unsure) {
-                (seen.given, seen.live) = (Version::Unknown, Version::Unknown);
+                (seen.registered_spec, seen.live) = (KnownSpec::Unknown, KnownSpec::Unknown);
             }
         }
     }
@@ -297,29 +299,36 @@ impl Ledger {
         for (key, entry) in self.entries.iter().filter(|(_, entry)| ran(entry) || may_have(entry)) {
             let row = observed.instances.entry(key.clone()).or_insert_with(|| {
                 let no = Some(false);
-                Seen { registered: no, hosted: no, running: no, owner: entry.owner(), ..Seen::default() }
+                ObservedInstance {
+                    registered: no,
+                    hosted: no,
+                    running: no,
+                    owner: entry.owner(),
+                    ..ObservedInstance::default()
+                }
             });
             row.ran = match (may_have(entry), entry.ran) {
-                (false, Some(run)) => Runs::Digest(run),
-                (true, _) | (false, None) => Runs::Unknown,
+                (false, Some(run)) => LastRun::Digest(run),
+                (true, _) | (false, None) => LastRun::Unknown,
             };
         }
     }
 }
 
 /// A process without an owner, of which nothing but the facts is known.
-fn disown(seen: &mut Seen) {
-    (seen.owner, seen.given, seen.live, seen.ran) = (None, Version::Unknown, Version::Unknown, Runs::Unknown);
+fn disown(seen: &mut ObservedInstance) {
+    (seen.owner, seen.registered_spec, seen.live, seen.ran) =
+        (None, KnownSpec::Unknown, KnownSpec::Unknown, LastRun::Unknown);
 }
 
-fn lay_under(seen: &mut Seen, entry: &Entry, caps: &Caps) {
-    let told = match &seen.given {
-        Version::Digests(revision) => Some(*revision),
-        Version::Unknown | Version::Spec(_) => None,
+fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
+    let told = match &seen.registered_spec {
+        KnownSpec::Digests(revision) => Some(*revision),
+        KnownSpec::Unknown | KnownSpec::Full(_) => None,
     };
     // Where a label tells, it says which of the two it is; else what runs though it did not run is what was sent.
     let came_up = entry.unsure && !entry.running && seen.running == Some(true);
-    let is = |kept: &&Kept| told.is_some() && told == kept.revision;
+    let is = |kept: &&RecordedSpec| told.is_some() && told == kept.revision;
     let kept = match told {
         Some(_) => [&entry.given, &entry.sent].into_iter().flatten().find(is),
         None if came_up => entry.sent.as_ref().or(entry.given.as_ref()),
@@ -327,7 +336,7 @@ fn lay_under(seen: &mut Seen, entry: &Entry, caps: &Caps) {
     };
     let is_strange = told.is_some() && kept.is_none();
     if let Some(kept) = kept {
-        seen.given = kept.version();
+        seen.registered_spec = kept.version();
     }
     if seen.running == Some(true) {
         // Another process than the one we knew: the engine relaunched it, with what it was given.
@@ -337,11 +346,11 @@ fn lay_under(seen: &mut Seen, entry: &Entry, caps: &Caps) {
             (Some(kept), _) if !another && entry.running && !is_strange => kept.version(),
             // A restart of which nobody heard, that shows by its pid.
             (_, Some(sent)) if another && entry.unsure => sent.version(),
-            (Some(_) | None, _) => seen.given.clone(),
+            (Some(_) | None, _) => seen.registered_spec.clone(),
         };
     }
     if let Some(run) = entry.ran {
-        seen.ran = Runs::Digest(run);
+        seen.ran = LastRun::Digest(run);
     }
     if !caps.reads_labels {
         seen.labels = entry.given.as_ref().map(|kept| kept.spec.labels.clone()).unwrap_or_default();

@@ -18,15 +18,15 @@
 //!
 //! Nothing is decided here: what to do was the planner's business, and whether it worked is the next look's.
 
-pub mod by_hand;
-pub mod doubt;
+pub mod active_holds;
+mod components;
 mod gates;
 pub mod journal;
 pub mod ledger;
-mod parts;
-pub mod restraints;
+pub mod lost_reply;
+pub mod manual;
+mod recovery;
 mod run;
-mod settle;
 pub mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,16 +38,16 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub use self::restraints::Restraints;
-pub use self::settle::{Unsettled, settle};
-use crate::backend::{Backend, Fault};
-use crate::model::{InstanceKey, Op, Plan, ProcessKey, Reason, Seen, Step, Wave};
+pub use self::active_holds::ActiveHolds;
+pub use self::recovery::{RecoveryError, recover};
+use crate::backend::{Backend, BackendError};
+use crate::model::{HoldReason, InstanceKey, ObservedInstance, Op, Plan, ProcessKey, Step, Wave};
 use crate::reconcile::Caps;
 use crate::store::Store;
 
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Outcome {
+pub enum StepOutcome {
     Done,
     /// Somebody had done it already.
     AlreadySo,
@@ -60,49 +60,49 @@ pub enum Outcome {
     Skipped,
 }
 
-impl Outcome {
-    pub const ALL: [Outcome; 6] = [
-        Outcome::Done,
-        Outcome::AlreadySo,
-        Outcome::Failed,
-        Outcome::TimedOut,
-        Outcome::Unknown,
-        Outcome::Skipped,
+impl StepOutcome {
+    pub const ALL: [StepOutcome; 6] = [
+        StepOutcome::Done,
+        StepOutcome::AlreadySo,
+        StepOutcome::Failed,
+        StepOutcome::TimedOut,
+        StepOutcome::Unknown,
+        StepOutcome::Skipped,
     ];
 
     pub fn word(self) -> &'static str {
         match self {
-            Outcome::Done => "Done",
-            Outcome::AlreadySo => "AlreadySo",
-            Outcome::Failed => "Failed",
-            Outcome::TimedOut => "TimedOut",
-            Outcome::Unknown => "Unknown",
-            Outcome::Skipped => "Skipped",
+            StepOutcome::Done => "Done",
+            StepOutcome::AlreadySo => "AlreadySo",
+            StepOutcome::Failed => "Failed",
+            StepOutcome::TimedOut => "TimedOut",
+            StepOutcome::Unknown => "Unknown",
+            StepOutcome::Skipped => "Skipped",
         }
     }
 
     pub fn is_well(self) -> bool {
-        matches!(self, Outcome::Done | Outcome::AlreadySo)
+        matches!(self, StepOutcome::Done | StepOutcome::AlreadySo)
     }
 }
 
 /// One step, ended.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ended {
+pub struct StepResult {
     pub step: usize,
     pub instance: InstanceKey,
     pub op: Op,
-    pub outcome: Outcome,
+    pub outcome: StepOutcome,
     pub code: i64,
     pub message: String,
     pub took_ms: u64,
     /// The guard that refused it.
-    pub reason: Option<Reason>,
+    pub reason: Option<HoldReason>,
 }
 
 /// What somebody who watches is told.
 #[derive(Clone, Debug)]
-pub enum Told<'a> {
+pub enum ExecutionEvent<'a> {
     Wave {
         nth: usize,
         of: usize,
@@ -110,7 +110,7 @@ pub enum Told<'a> {
     Sent {
         steps: usize,
     },
-    Ended(&'a Ended),
+    Ended(&'a StepResult),
     /// What is to be remembered of all that ended so far, is.
     Noted,
     Soaking {
@@ -124,7 +124,7 @@ pub enum Told<'a> {
 }
 
 /// Under which terms it is carried out.
-pub struct Terms {
+pub struct ExecutionContext {
     /// Whose it is what is changed; empty: it stays nobody's.
     pub owner: String,
     /// The target's name, and what it can do.
@@ -139,23 +139,23 @@ pub struct Terms {
     pub depends: BTreeMap<ProcessKey, Vec<ProcessKey>>,
     pub declared: BTreeMap<InstanceKey, ProcessKey>,
     /// How what the plan changes was seen.
-    pub before: BTreeMap<InstanceKey, Seen>,
+    pub before: BTreeMap<InstanceKey, ObservedInstance>,
     /// Why a step that is ready would fail.
-    pub check: Check,
+    pub check: Precheck,
     /// What is to be left alone, as it is known now.
-    pub restraints: watch::Receiver<Restraints>,
+    pub restraints: watch::Receiver<ActiveHolds>,
     /// Somebody wants it to end at the next safe point.
     pub stop: watch::Receiver<bool>,
 }
 
 /// What must be so before a step: `Some` says what is not.
-pub type Check = fn(&Step) -> Option<String>;
+pub type Precheck = fn(&Step) -> Option<String>;
 
 /// How a plan ended.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Executed {
+pub struct ExecutionResult {
     /// Every step of it, in order.
-    pub ended: Vec<Ended>,
+    pub ended: Vec<StepResult>,
     /// Processes whose rollout was ended because too many failed, and that are to be as they were.
     pub to_roll_back: BTreeSet<ProcessKey>,
 }
@@ -165,8 +165,11 @@ const GRACE: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// An answer that does not come in time does not come.
-async fn in_time<T>(deadline: Instant, asked: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
-    tokio::time::timeout_at(deadline + GRACE, asked).await.unwrap_or(Err(Fault::NoAnswer))
+async fn in_time<T>(
+    deadline: Instant,
+    asked: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    tokio::time::timeout_at(deadline + GRACE, asked).await.unwrap_or(Err(BackendError::NoAnswer))
 }
 
 /// Carries a plan out. Every step of it is in the report.
@@ -174,16 +177,16 @@ pub async fn execute<B: Backend, S: Store>(
     plan: &Plan,
     backend: &B,
     store: &S,
-    terms: &Terms,
-    told: &mut (dyn FnMut(Told<'_>) + Send),
-) -> Executed {
+    terms: &ExecutionContext,
+    told: &mut (dyn FnMut(ExecutionEvent<'_>) + Send),
+) -> ExecutionResult {
     let (told, under_way) = (Mutex::new(told), AtomicUsize::new(0));
-    let parts = parts::parts(plan, terms, parts::Which::Soaking);
+    let parts = components::components(plan, terms, components::SplitBy::Soaking);
     let each = parts.iter().enumerate().map(|(nth, waves)| {
         let common = run::Common { backend, store, terms, under_way: &under_way };
-        carry_out(waves, nth, common, &told)
+        execute_component(waves, nth, common, &told)
     });
-    let mut all = Executed::default();
+    let mut all = ExecutionResult::default();
     for one in join_all(each).await {
         all.ended.extend(one.ended);
         all.to_roll_back.extend(one.to_roll_back);
@@ -193,19 +196,19 @@ pub async fn execute<B: Backend, S: Store>(
 }
 
 /// The parts of a plan that have nothing to do with each other, each as a plan of its own. The numbers of the steps stay.
-pub fn apart(plan: &Plan, terms: &Terms) -> Vec<Plan> {
+pub fn split(plan: &Plan, terms: &ExecutionContext) -> Vec<Plan> {
     let alone = |waves: std::borrow::Cow<'_, [Wave]>| Plan { waves: waves.into_owned(), ..Plan::default() };
-    parts::parts(plan, terms, parts::Which::Waiting).into_iter().map(alone).collect()
+    components::components(plan, terms, components::SplitBy::Waiting).into_iter().map(alone).collect()
 }
 
 /// One part of it.
-async fn carry_out<B: Backend, S: Store>(
+async fn execute_component<B: Backend, S: Store>(
     waves: &[Wave],
     nth: usize,
     common: run::Common<'_, B, S>,
-    told: &Mutex<&mut (dyn FnMut(Told<'_>) + Send)>,
-) -> Executed {
-    let mut tell = |said: Told<'_>| {
+    told: &Mutex<&mut (dyn FnMut(ExecutionEvent<'_>) + Send)>,
+) -> ExecutionResult {
+    let mut tell = |said: ExecutionEvent<'_>| {
         if let Ok(mut told) = told.lock() {
             told(said);
         }
@@ -214,13 +217,13 @@ async fn carry_out<B: Backend, S: Store>(
         Ok(run) => run,
         Err(error) => {
             let none = not_begun(waves, &format!("not begun: {error}"));
-            none.ended.iter().for_each(|ended| tell(Told::Ended(ended)));
+            none.ended.iter().for_each(|ended| tell(ExecutionEvent::Ended(ended)));
             return none;
         }
     };
     for (nth, wave) in waves.iter().enumerate() {
-        (run.told)(Told::Wave { nth: nth + 1, of: waves.len() });
-        run.soak_on(waves, wave).await;
+        (run.told)(ExecutionEvent::Wave { nth: nth + 1, of: waves.len() });
+        run.resume_soak(waves, wave).await;
         run.wave(wave).await;
         if (nth + 1 < waves.len() || !wave.gates.is_empty()) && !run.is_over() {
             run.gates(wave).await;
@@ -230,18 +233,18 @@ async fn carry_out<B: Backend, S: Store>(
 }
 
 /// Nothing of it was begun.
-fn not_begun(waves: &[Wave], why: &str) -> Executed {
-    let ended = |step: &Step| Ended {
+fn not_begun(waves: &[Wave], why: &str) -> ExecutionResult {
+    let ended = |step: &Step| StepResult {
         step: step.id,
         instance: step.instance.clone(),
         op: step.op,
-        outcome: Outcome::Failed,
+        outcome: StepOutcome::Failed,
         code: 0,
         message: why.to_owned(),
         took_ms: 0,
         reason: None,
     };
-    Executed {
+    ExecutionResult {
         ended: waves.iter().flat_map(|wave| &wave.steps).map(ended).collect(),
         to_roll_back: BTreeSet::new(),
     }

@@ -8,14 +8,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use tracing::{info, warn};
 
 use super::ledger::{self, Ledger};
-use crate::backend::{Backend, Fault, Scope, Subject};
-use crate::model::{Desired, Host, InstanceKey, Name, Observed, Op, Plan, Seen, Version};
-use crate::reconcile::old::{OldSpecs, lay_in};
-use crate::reconcile::{Caps, lay_over};
+use crate::backend::{Backend, BackendError, InstanceQuery, Scope};
+use crate::model::{Desired, Host, InstanceKey, KnownSpec, Name, Observed, ObservedInstance, Op, Plan};
+use crate::reconcile::spec_recovery::{OldSpecs, fill_in};
+use crate::reconcile::{Caps, overlay};
 use crate::store::{Error, Store};
 
 /// What is to be seen.
-pub struct Sight<'a> {
+pub struct ObserveRequest<'a> {
     /// The target's name.
     pub target: &'a str,
     pub caps: &'a Caps,
@@ -25,46 +25,46 @@ pub struct Sight<'a> {
 }
 
 #[derive(Clone, Debug, Default)]
-pub struct World {
+pub struct Observation {
     pub observed: Observed,
     ledger: Ledger,
     closely: BTreeSet<InstanceKey>,
     /// Listed without an owner, though the ledger has an entry that proves nothing.
     others: BTreeSet<InstanceKey>,
-    /// See [`World::listed`].
-    listed: BTreeMap<InstanceKey, Option<Seen>>,
+    /// See [`Observation::listed`].
+    listed: BTreeMap<InstanceKey, Option<ObservedInstance>>,
     /// What somebody found out about specs of which only digests are told.
     old: OldSpecs,
 }
 
 /// Why nothing could be seen.
 #[derive(Clone, Debug)]
-pub enum Blind {
-    Target(Fault),
+pub enum ObserveError {
+    Target(BackendError),
     State(Error),
 }
 
-impl std::fmt::Display for Blind {
+impl std::fmt::Display for ObserveError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Blind::Target(fault) => write!(f, "{fault}"),
-            Blind::State(error) => write!(f, "its state: {error}"),
+            ObserveError::Target(fault) => write!(f, "{fault}"),
+            ObserveError::State(error) => write!(f, "its state: {error}"),
         }
     }
 }
 
-impl World {
+impl Observation {
     /// A look at a target that tells everything.
-    pub fn of(observed: Observed) -> World {
-        World { observed, ..World::default() }
+    pub fn of(observed: Observed) -> Observation {
+        Observation { observed, ..Observation::default() }
     }
 
-    pub async fn see<B: Backend, S: Store>(
+    pub async fn observe<B: Backend, S: Store>(
         backend: &B,
         store: &S,
-        sight: &Sight<'_>,
-    ) -> Result<World, Blind> {
-        let wants = sight.desired.instances.iter().map(|(key, want)| Subject {
+        sight: &ObserveRequest<'_>,
+    ) -> Result<Observation, ObserveError> {
+        let wants = sight.desired.instances.iter().map(|(key, want)| InstanceQuery {
             instance: key.clone(),
             host: want.host.clone(),
             spec: Some(want.spec.clone()),
@@ -72,11 +72,11 @@ impl World {
         if sight.caps.reads_specs {
             let namespaces = sight.whole.clone().unwrap_or_default();
             let scope = Scope { subjects: wants.collect(), namespaces };
-            let observed = backend.observe(&scope).await.map_err(Blind::Target)?;
-            return World::checked(observed, backend, store, sight.target, sight.desired).await;
+            let observed = backend.observe(&scope).await.map_err(ObserveError::Target)?;
+            return Observation::checked(observed, backend, store, sight.target, sight.desired).await;
         }
-        let ledger = ledger::read(store, sight.target).await.map_err(Blind::State)?;
-        let mut subjects: Vec<Subject> = wants.collect();
+        let ledger = ledger::read(store, sight.target).await.map_err(ObserveError::State)?;
+        let mut subjects: Vec<InstanceQuery> = wants.collect();
         for subject in &mut subjects {
             // What is there may still be what we last gave it.
             if let Some(spec) = ledger.entries.get(&subject.instance).and_then(ledger::Entry::spec) {
@@ -85,7 +85,7 @@ impl World {
         }
         let wanted = &sight.desired.instances;
         let others = ledger.entries.iter().filter(|(key, entry)| !entry.gone && !wanted.contains_key(*key));
-        subjects.extend(others.map(|(key, entry)| Subject {
+        subjects.extend(others.map(|(key, entry)| InstanceQuery {
             instance: key.clone(),
             host: entry.host(key),
             spec: entry.spec(),
@@ -95,13 +95,13 @@ impl World {
             namespaces.extend(ledger.entries.keys().map(|key| key.namespace.clone()));
         }
         let scope = Scope { subjects, namespaces };
-        let listed = backend.observe(&scope).await.map_err(Blind::Target)?;
-        let mut world = World::default();
+        let listed = backend.observe(&scope).await.map_err(ObserveError::Target)?;
+        let mut world = Observation::default();
         // Of what we did of late a list tells how it was before: what was given is believed, what is so is looked at.
         let known: BTreeSet<InstanceKey> = listed.instances.keys().cloned().collect();
         world.others = ledger.of_others(&listed, sight.caps);
         let (mut observed, open) =
-            lay_over(listed, ledger.expectations(sight.caps), sight.caps.lag_secs, backend.now());
+            overlay(listed, ledger.expectations(sight.caps), sight.caps.lag_secs, backend.now());
         let open: BTreeSet<InstanceKey> = open.into_iter().map(|one| one.instance).collect();
         ledger.forget_labels(&mut observed, &open);
         let unproven: BTreeSet<&InstanceKey> = ledger.unproven().map(|(key, _)| key).collect();
@@ -109,14 +109,14 @@ impl World {
             .subjects
             .iter()
             .filter(|subject| open.contains(&subject.instance) || unproven.contains(&subject.instance));
-        let covered: Vec<Subject> = covered.cloned().collect();
+        let covered: Vec<InstanceQuery> = covered.cloned().collect();
         if !covered.is_empty() && sight.caps.lag_secs > 0 {
-            match backend.look_closely(&covered).await {
+            match backend.observe_live(&covered).await {
                 Ok(closer) => {
                     // Of what no list has, a close look alone tells.
                     observed.instances.retain(|key, row| !row.unknown || known.contains(key));
                     world.closely.extend(covered.into_iter().map(|subject| subject.instance));
-                    observed.come_closer(closer);
+                    observed.merge_live_check(closer);
                 }
                 Err(fault) => info!(%fault, "no close look at what was done of late"),
             }
@@ -135,21 +135,21 @@ impl World {
         store: &S,
         target: &str,
         desired: &Desired,
-    ) -> Result<World, Blind> {
-        let ledger = ledger::read(store, target).await.map_err(Blind::State)?;
-        let mut world = World { observed, ..World::default() };
+    ) -> Result<Observation, ObserveError> {
+        let ledger = ledger::read(store, target).await.map_err(ObserveError::State)?;
+        let mut world = Observation { observed, ..Observation::default() };
         let subject = |(key, entry): (&InstanceKey, &ledger::Entry)| {
             let want = desired.instances.get(key);
             let row = world.observed.instances.get(key);
             // Neither wanted nor listed: there is nothing to protect it from.
             want.is_some().then_some(()).or(row.map(|_| ()))?;
             let spec = entry.spec().or_else(|| want.map(|want| want.spec.clone()));
-            Some(Subject { instance: key.clone(), host: entry.host(key), spec })
+            Some(InstanceQuery { instance: key.clone(), host: entry.host(key), spec })
         };
         // A host without an agent gives no result: the check would only wait for its deadline.
         let is_gap = |key: &InstanceKey| world.observed.gaps.contains_key(&key.host);
         let unproven = ledger.unproven().filter(|(key, _)| !is_gap(key));
-        let subjects: Vec<Subject> = unproven.filter_map(subject).collect();
+        let subjects: Vec<InstanceQuery> = unproven.filter_map(subject).collect();
         if !subjects.is_empty() {
             let live = backend.check_live(&subjects).await.unwrap_or_else(|fault| {
                 warn!(%fault, "live status check failed; listed instances without proof of ownership are held");
@@ -165,11 +165,11 @@ impl World {
                 let seen = match (&row, now.unknown) {
                     // Only a start can follow, and the target refuses it (828) if a process runs.
                     (None, true) => continue,
-                    (Some(row), true) => Seen { unknown: true, ..row.clone() },
+                    (Some(row), true) => ObservedInstance { unknown: true, ..row.clone() },
                     (_, false) if !entry.is_foreign(&now) => continue,
                     (row, false) => {
                         let registered = row.as_ref().map_or(Some(false), |row| row.registered);
-                        Seen { registered, ..now }
+                        ObservedInstance { registered, ..now }
                     }
                 };
                 world.listed.insert(key.clone(), row);
@@ -181,7 +181,7 @@ impl World {
     }
 
     /// Rows of the target in whose place a live check stands.
-    pub fn listed(&self) -> &BTreeMap<InstanceKey, Option<Seen>> {
+    pub fn listed(&self) -> &BTreeMap<InstanceKey, Option<ObservedInstance>> {
         &self.listed
     }
 
@@ -217,7 +217,7 @@ impl World {
         for (key, entry) in ours {
             let down = || {
                 let (hosted, running) = (Some(false), Some(false));
-                Seen { hosted, running, pid: None, live: Version::Unknown, ..entry.seen() }
+                ObservedInstance { hosted, running, pid: None, live: KnownSpec::Unknown, ..entry.seen() }
             };
             all.instances.entry(key.clone()).or_insert_with(down);
         }
@@ -225,9 +225,9 @@ impl World {
     }
 
     /// Takes specs that were found elsewhere.
-    pub fn learn(&mut self, old: OldSpecs) {
+    pub fn add_recovered_specs(&mut self, old: OldSpecs) {
         self.old.extend(old);
-        lay_in(&mut self.observed, &self.old);
+        fill_in(&mut self.observed, &self.old);
     }
 
     /// Live status check of every instance that a step of the plan may harm or create. Returns whether facts came in: then it
@@ -235,18 +235,18 @@ impl World {
     ///
     /// A failed check before the first start of an absent instance changes nothing: the target refuses the start (828) if a
     /// process runs. Any other instance whose check failed is unknown, and held by the next plan.
-    pub async fn come_closer<B: Backend>(&mut self, backend: &B, caps: &Caps, plan: &Plan) -> bool {
-        let (mut guarded, mut created): (Vec<Subject>, Vec<Subject>) = (Vec::new(), Vec::new());
-        for step in plan.steps().filter(|step| step.looks_first) {
+    pub async fn check_live<B: Backend>(&mut self, backend: &B, caps: &Caps, plan: &Plan) -> bool {
+        let (mut guarded, mut created): (Vec<InstanceQuery>, Vec<InstanceQuery>) = (Vec::new(), Vec::new());
+        for step in plan.steps().filter(|step| step.needs_live_check) {
             // Where a list is live, only what it does not show is left to check.
             let is_listed = self.observed.instances.contains_key(&step.instance);
             if (caps.lag_secs == 0 && is_listed) || !self.closely.insert(step.instance.clone()) {
                 continue;
             }
             let row = self.observed.instances.get(&step.instance);
-            let known = row.and_then(|row| row.live.spec().or(row.given.spec())).cloned();
+            let known = row.and_then(|row| row.live.spec().or(row.registered_spec.spec())).cloned();
             let kept = self.ledger.entries.get(&step.instance).and_then(ledger::Entry::spec);
-            let subject = Subject {
+            let subject = InstanceQuery {
                 instance: step.instance.clone(),
                 host: step.host.clone(),
                 spec: known.or(kept).or_else(|| step.spec.clone()),
@@ -260,7 +260,7 @@ impl World {
         if guarded.is_empty() && created.is_empty() {
             return false;
         }
-        let check = async |subjects: &[Subject]| match subjects.is_empty() {
+        let check = async |subjects: &[InstanceQuery]| match subjects.is_empty() {
             true => Ok(Observed::default()),
             false => backend.check_live(subjects).await,
         };
@@ -270,7 +270,7 @@ impl World {
             Ok(mut closer) => {
                 is_news |= !created.is_empty();
                 closer.instances.retain(|_, seen| !seen.unknown);
-                self.observed.come_closer(closer);
+                self.observed.merge_live_check(closer);
             }
             Err(fault) => {
                 warn!(%fault, instances = created.len(), "live status check before a first start failed");
@@ -281,11 +281,11 @@ impl World {
                 closer
                     .instances
                     .retain(|key, seen| !seen.unknown || self.observed.instances.contains_key(key));
-                self.observed.come_closer(closer);
+                self.observed.merge_live_check(closer);
             }
             Err(fault) => {
                 warn!(%fault, instances = guarded.len(), "live status check failed; these instances are held");
-                for Subject { instance, .. } in guarded {
+                for InstanceQuery { instance, .. } in guarded {
                     let row = self.observed.instances.get(&instance).cloned();
                     self.observed.instances.entry(instance.clone()).or_default().unknown = true;
                     self.listed.entry(instance).or_insert(row);
@@ -295,12 +295,14 @@ impl World {
         if !caps.reads_specs {
             self.ledger.lay_under(&mut self.observed, caps, &self.others);
         }
-        lay_in(&mut self.observed, &self.old);
+        fill_in(&mut self.observed, &self.old);
         is_news
     }
 }
 
-fn unknown(subjects: &[Subject]) -> Observed {
-    let row = |subject: &Subject| (subject.instance.clone(), Seen { unknown: true, ..Seen::default() });
+fn unknown(subjects: &[InstanceQuery]) -> Observed {
+    let row = |subject: &InstanceQuery| {
+        (subject.instance.clone(), ObservedInstance { unknown: true, ..ObservedInstance::default() })
+    };
     Observed { instances: subjects.iter().map(row).collect(), ..Observed::default() }
 }

@@ -17,8 +17,8 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tracing::warn;
 
-use super::routes::{Access, Call};
-use crate::http::{Connection, InForce, Reloaded, Revoked, base64, is_short};
+use super::routes::{ApiCall, RouteAccess};
+use crate::http::{Connection, CredentialCheck, Reloadable, Revocation, base64, is_weak};
 use crate::model::{HostKey, glob};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,21 +39,21 @@ impl fmt::Debug for App {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
-    apps: Vec<Entry>,
+struct AppsFile {
+    apps: Vec<AppEntry>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct AppEntry {
     code: String,
     secret: Option<String>,
     secret_sha256: Option<String>,
-    #[serde(default = "everywhere")]
+    #[serde(default = "all_namespaces")]
     namespaces: Vec<String>,
 }
 
-fn everywhere() -> Vec<String> {
+fn all_namespaces() -> Vec<String> {
     vec!["*".to_owned()]
 }
 
@@ -61,7 +61,8 @@ impl Apps {
     pub fn read(file: &Path) -> Result<Apps, String> {
         let text = std::fs::read_to_string(file)
             .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
-        let (apps, short) = Apps::checked(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+        let (apps, short) =
+            Apps::parse_with_warnings(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         for app in short {
             warn!(file = %file.display(), ?app, "the secret of this app has fewer than 16 characters");
         }
@@ -70,18 +71,18 @@ impl Apps {
 
     /// Messages name no secret.
     pub fn parse(text: &str) -> Result<Apps, String> {
-        Apps::checked(text).map(|(apps, _)| apps)
+        Apps::parse_with_warnings(text).map(|(apps, _)| apps)
     }
 
     /// The same, and the codes of apps with a short secret.
-    fn checked(text: &str) -> Result<(Apps, Vec<String>), String> {
-        let file: File = serde_yaml::from_str(text).map_err(|error| match error.location() {
+    fn parse_with_warnings(text: &str) -> Result<(Apps, Vec<String>), String> {
+        let file: AppsFile = serde_yaml::from_str(text).map_err(|error| match error.location() {
             Some(at) => format!("it cannot be understood (line {})", at.line()),
             None => "it cannot be understood".to_owned(),
         })?;
         let (mut apps, mut short) = (Vec::new(), Vec::new());
         for entry in file.apps {
-            if entry.secret.as_deref().is_some_and(is_short) {
+            if entry.secret.as_deref().is_some_and(is_weak) {
                 short.push(entry.code.clone());
             }
             let secret = match (entry.secret, entry.secret_sha256) {
@@ -98,12 +99,12 @@ impl Apps {
         Ok((Apps(apps), short))
     }
 
-    pub fn named(&self, code: &str) -> Option<&App> {
+    pub fn find(&self, code: &str) -> Option<&App> {
         self.0.iter().find(|app| app.code == code)
     }
 
     /// The app that these credentials are of. Every app is compared, so that time tells nothing.
-    pub fn known(&self, code: &str, secret: &str) -> Option<&App> {
+    pub fn authenticate(&self, code: &str, secret: &str) -> Option<&App> {
         let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
         let mut found = None;
         for app in &self.0 {
@@ -145,7 +146,7 @@ impl Tokens {
         let text = std::fs::read_to_string(file)
             .map_err(|error| format!("cannot read {}: {error}", file.display()))?;
         let (tokens, short) =
-            Tokens::checked(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+            Tokens::parse_with_warnings(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         for line in short {
             warn!(file = %file.display(), line, "the token in this line has fewer than 16 characters");
         }
@@ -154,11 +155,11 @@ impl Tokens {
 
     /// Lines `CLOUD:IP TOKEN`, or `* TOKEN` for any host. Messages name no token.
     pub fn parse(text: &str) -> Result<Tokens, String> {
-        Tokens::checked(text).map(|(tokens, _)| tokens)
+        Tokens::parse_with_warnings(text).map(|(tokens, _)| tokens)
     }
 
     /// The same, and the lines with a short token.
-    fn checked(text: &str) -> Result<(Tokens, Vec<usize>), String> {
+    fn parse_with_warnings(text: &str) -> Result<(Tokens, Vec<usize>), String> {
         let (mut tokens, mut short) = (Vec::new(), Vec::new());
         for (nth, line) in text.lines().enumerate() {
             let line = line.trim();
@@ -178,7 +179,7 @@ impl Tokens {
             if token.trim().contains(char::is_whitespace) {
                 return Err(format!("line {at} has more than a host and a token"));
             }
-            if is_short(token.trim()) {
+            if is_weak(token.trim()) {
                 short.push(at);
             }
             tokens.push((host, Sha256::digest(token.trim().as_bytes()).into()));
@@ -205,16 +206,16 @@ impl Tokens {
 }
 
 /// Those who know whom to let in, and how often.
-pub struct Keepers {
-    apps: Reloaded<Apps>,
-    tokens: Reloaded<Tokens>,
+pub struct Authenticator {
+    apps: Reloadable<Apps>,
+    tokens: Reloadable<Tokens>,
     /// By app: what is left of its second, and when that was.
     rates: Mutex<HashMap<String, (f64, Instant)>>,
 }
 
-impl Keepers {
-    pub fn new(apps: Reloaded<Apps>, tokens: Reloaded<Tokens>) -> Keepers {
-        Keepers { apps, tokens, rates: Mutex::default() }
+impl Authenticator {
+    pub fn new(apps: Reloadable<Apps>, tokens: Reloadable<Tokens>) -> Authenticator {
+        Authenticator { apps, tokens, rates: Mutex::default() }
     }
 
     pub fn apps(&self) -> Arc<Apps> {
@@ -226,13 +227,17 @@ impl Keepers {
     }
 
     /// Whether an app's secret stays as it is.
-    pub fn app_in_force(self: &Arc<Keepers>, app: &App) -> InForce {
+    pub fn app_credential_check(self: &Arc<Authenticator>, app: &App) -> CredentialCheck {
         let (keepers, code, secret) = (Arc::clone(self), app.code.clone(), app.secret);
-        Box::new(move || keepers.apps().named(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret))))
+        Box::new(move || keepers.apps().find(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret))))
     }
 
     /// Whether a token of `tokens` stays known.
-    pub fn token_in_force(self: &Arc<Keepers>, tokens: &Arc<Tokens>, token: &str) -> InForce {
+    pub fn token_credential_check(
+        self: &Arc<Authenticator>,
+        tokens: &Arc<Tokens>,
+        token: &str,
+    ) -> CredentialCheck {
         let (keepers, seen, token) = (Arc::clone(self), Arc::clone(tokens), token.to_owned());
         Box::new(move || {
             let tokens = keepers.tokens();
@@ -241,20 +246,20 @@ impl Keepers {
     }
 
     /// Resolves when an app's secret is replaced or removed.
-    pub fn app_revoked(&self, app: &App) -> Revoked {
+    pub fn app_revocation(&self, app: &App) -> Revocation {
         let (code, secret) = (app.code.clone(), app.secret);
         self.apps
-            .revoked(move |apps| apps.named(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret))))
+            .revocation(move |apps| apps.find(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret))))
     }
 
     /// Resolves when a token no longer speaks for these hosts.
-    pub fn token_revoked(&self, token: &str, hosts: Vec<HostKey>) -> Revoked {
+    pub fn token_revocation(&self, token: &str, hosts: Vec<HostKey>) -> Revocation {
         let token = token.to_owned();
-        self.tokens.revoked(move |tokens| hosts.iter().all(|host| tokens.allow(&token, host)))
+        self.tokens.revocation(move |tokens| hosts.iter().all(|host| tokens.allow(&token, host)))
     }
 
     /// A bucket that fills by `rate` a second and holds as much.
-    pub fn may_ask(&self, app: &str, rate: u32) -> bool {
+    pub fn within_rate(&self, app: &str, rate: u32) -> bool {
         let mut rates = self.rates.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (now, rate) = (Instant::now(), f64::from(rate));
         let (left, last) = match rates.get_mut(app) {
@@ -273,13 +278,13 @@ impl Keepers {
 
 /// What a body, or a header, says of who asks.
 #[derive(Deserialize)]
-pub struct Said {
+pub struct Credentials {
     bk_app_code: Option<String>,
     bk_app_secret: Option<String>,
     bk_username: Option<String>,
 }
 
-impl Said {
+impl Credentials {
     /// The person on whose behalf an app calls, as it says.
     pub fn user(&self) -> Option<String> {
         self.bk_username.clone()
@@ -289,7 +294,8 @@ impl Said {
 /// Code and secret of a header: the one that the API gateway uses, or HTTP's own.
 pub fn header_credentials(headers: &HeaderMap) -> Option<(String, String)> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let header: Option<Said> = text("x-bkapi-authorization").and_then(|text| serde_json::from_str(text).ok());
+    let header: Option<Credentials> =
+        text("x-bkapi-authorization").and_then(|text| serde_json::from_str(text).ok());
     let basic = || {
         let encoded = text(header::AUTHORIZATION.as_str())?.strip_prefix("Basic ")?;
         let decoded = String::from_utf8(base64(encoded)?).ok()?;
@@ -299,7 +305,7 @@ pub fn header_credentials(headers: &HeaderMap) -> Option<(String, String)> {
 }
 
 /// Code and secret of a body, as ESB's callers send them. They count where the header has none.
-pub fn body_credentials(body: &Said) -> Option<(String, String)> {
+pub fn body_credentials(body: &Credentials) -> Option<(String, String)> {
     Some((body.bk_app_code.clone()?, body.bk_app_secret.clone()?))
 }
 
@@ -309,7 +315,7 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Who asks, as far as the header says.
-pub(super) enum Identity<'a> {
+pub(super) enum CallerIdentity<'a> {
     App(&'a App),
     Agent,
     /// Credentials, if there are any, are in the body.
@@ -322,21 +328,26 @@ pub(super) enum Identity<'a> {
     Unchecked,
 }
 
-pub(super) fn identify<'a>(apps: &'a Apps, tokens: &Tokens, call: Call, parts: &Parts) -> Identity<'a> {
+pub(super) fn identify<'a>(
+    apps: &'a Apps,
+    tokens: &Tokens,
+    call: ApiCall,
+    parts: &Parts,
+) -> CallerIdentity<'a> {
     let may_try = Connection::of(&parts.extensions).is_none_or(Connection::may_try);
-    if call.access() == Access::Agent {
+    if call.access() == RouteAccess::Agent {
         return match bearer(&parts.headers) {
-            None => Identity::Missing,
-            Some(_) if !may_try => Identity::Unchecked,
-            Some(token) if tokens.is_known(token) => Identity::Agent,
-            Some(_) => Identity::Wrong("an agent".to_owned()),
+            None => CallerIdentity::Missing,
+            Some(_) if !may_try => CallerIdentity::Unchecked,
+            Some(token) if tokens.is_known(token) => CallerIdentity::Agent,
+            Some(_) => CallerIdentity::Wrong("an agent".to_owned()),
         };
     }
-    let Some((code, secret)) = header_credentials(&parts.headers) else { return Identity::Unknown };
+    let Some((code, secret)) = header_credentials(&parts.headers) else { return CallerIdentity::Unknown };
     if !may_try {
-        return Identity::Unchecked;
+        return CallerIdentity::Unchecked;
     }
-    apps.known(&code, &secret).map_or(Identity::Wrong(code), Identity::App)
+    apps.authenticate(&code, &secret).map_or(CallerIdentity::Wrong(code), CallerIdentity::App)
 }
 
 /// A few digits that stand for a text.
@@ -365,13 +376,13 @@ mod tests {
     #[test]
     fn who_is_known_and_where() {
         let apps = Apps::parse(FILE).expect("a file");
-        let shop = apps.known("shop", "hush").expect("known");
+        let shop = apps.authenticate("shop", "hush").expect("known");
         assert!(shop.may_touch("web") && shop.may_touch("web-2") && !shop.may_touch("db"));
-        assert!(apps.known("all", "test").expect("known").may_touch("anything"));
+        assert!(apps.authenticate("all", "test").expect("known").may_touch("anything"));
         for (code, secret) in
             [("shop", "Hush"), ("shop", ""), ("", "hush"), ("all", "hush"), ("nobody", "hush")]
         {
-            assert_eq!(apps.known(code, secret), None, "{code} {secret}");
+            assert_eq!(apps.authenticate(code, secret), None, "{code} {secret}");
         }
         assert!(!format!("{apps:?}").contains("hush"));
     }
@@ -393,7 +404,7 @@ mod tests {
 
     #[test]
     fn credentials_come_in_two_places() {
-        let said = |text: &str| serde_json::from_str::<Said>(text).expect("JSON");
+        let said = |text: &str| serde_json::from_str::<Credentials>(text).expect("JSON");
         let body = said(r#"{"bk_app_code": "a", "bk_app_secret": "s", "bk_username": "admin"}"#);
         let headers = |name: &'static str, value: &str| {
             let mut headers = HeaderMap::new();
@@ -401,8 +412,9 @@ mod tests {
             headers
         };
         let is = |code: &str, secret: &str| Some((code.to_owned(), secret.to_owned()));
-        let credentials =
-            |headers: &HeaderMap, body: &Said| header_credentials(headers).or_else(|| body_credentials(body));
+        let credentials = |headers: &HeaderMap, body: &Credentials| {
+            header_credentials(headers).or_else(|| body_credentials(body))
+        };
         assert_eq!(credentials(&HeaderMap::new(), &body), is("a", "s"));
         let header = headers("x-bkapi-authorization", r#"{"bk_app_code": "b", "bk_app_secret": "t"}"#);
         assert_eq!(credentials(&header, &body), is("b", "t"), "the header goes first");
@@ -426,9 +438,9 @@ mod tests {
             let error = Tokens::parse(bad).expect_err(bad);
             assert!(error.contains("line 1") && !error.contains("hush"), "{error}");
         }
-        let keepers = Keepers::new(Reloaded::fixed(Apps::default()), Reloaded::fixed(tokens));
-        let passed = (0..1000).filter(|_| keepers.may_ask("a", 10)).count();
+        let keepers = Authenticator::new(Reloadable::fixed(Apps::default()), Reloadable::fixed(tokens));
+        let passed = (0..1000).filter(|_| keepers.within_rate("a", 10)).count();
         assert!((10..20).contains(&passed), "{passed} of a burst");
-        assert!(keepers.may_ask("b", 10), "others have their own");
+        assert!(keepers.within_rate("b", 10), "others have their own");
     }
 }

@@ -10,45 +10,47 @@ use futures_util::stream;
 use tracing::{info, warn};
 
 use super::auth::short_digest;
-use super::hosts::{Stream, Taken};
+use super::hosts::{AgentStreamReceiver, HostInUse};
 use super::operate::writer_lease;
-use super::registry::{Record, key_of, record_txn};
+use super::registry::{RegistryRecord, key_of, record_txn};
 use super::report_limits::{self, ReportBudget};
-use super::secrets::remembered;
-use super::tasks::{Done, Task};
-use super::{Gateway, Refusal};
+use super::secrets::secret_history;
+use super::tasks::{GatewayTask, ItemResult};
+use super::{ApiError, Gateway};
 use crate::clock::BootInstant;
-use crate::gse::channel::{Acked, BEAT_SECS, Down, Held, Join, Joined, Order, Report, Told, Up};
+use crate::gse::agent_protocol::{
+    Acked, AgentMessage, AgentOp, FromAgent, HEARTBEAT_SECS, Join, Joined, OwnedSpec, Report, ToAgent,
+};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};
-use crate::store::{Number, Outcome, Store, Txn};
+use crate::store::{Outcome, Seq, Store, Txn};
 
 /// A floor that rose is sent at most this often on a busy stream.
-const FLOOR_MS: u64 = 2_000;
+const FLOOR_INTERVAL_MS: u64 = 2_000;
 
 impl<S: Store> Gateway<S> {
     /// A session for all of an agent's hosts.
-    pub async fn join(&self, join: &Join) -> Result<Joined, Refusal> {
+    pub async fn join(&self, join: &Join) -> Result<Joined, ApiError> {
         if join.hosts.is_empty() || join.agent.is_empty() {
-            return Err(Refusal::Wrong("agent or hosts is missing".to_owned()));
+            return Err(ApiError::BadRequest("agent or hosts is missing".to_owned()));
         }
         report_limits::check_join(join)?;
-        let (session, turns) = self.hosts.join(join, self.patience).map_err(|Taken(host)| {
-            Refusal::Taken(format!("host {host} has an agent already; it has to go first"))
+        let (session, turns) = self.hosts.join(join, self.agent_timeout).map_err(|HostInUse(host)| {
+            ApiError::Conflict(format!("host {host} has an agent already; it has to go first"))
         })?;
         // What a former session is still committing is counted: its numbers must not be given to other messages.
         for turn in turns {
             drop(turn.lock().await);
         }
-        self.number_above(join).await?;
+        self.raise_task_number(join).await?;
         let (acked, _) = self.acked(&counter(&join.agent, &join.hosts)).await?;
         Ok(Joined { session, acked, store: self.store_id().await? })
     }
 
     /// The hosts that a session stands for.
-    pub fn session_hosts(&self, session: &str) -> Result<Vec<HostKey>, Refusal> {
-        self.hosts.heard(session).map(|(_, hosts)| hosts).ok_or_else(gone)
+    pub fn session_hosts(&self, session: &str) -> Result<Vec<HostKey>, ApiError> {
+        self.hosts.touch(session).map(|(_, hosts)| hosts).ok_or_else(unknown_session)
     }
 
     pub fn sessions(&self) -> usize {
@@ -59,23 +61,29 @@ impl<S: Store> Gateway<S> {
         self.tasks.open()
     }
 
-    pub async fn registered(&self) -> Result<usize, Refusal> {
+    pub async fn count_registered(&self) -> Result<usize, ApiError> {
         Ok(self.store.slice("reg/", 0, 0).await?.1)
     }
 
     /// The last number taken of an agent, and the change that wrote it.
-    async fn acked(&self, counter: &str) -> Result<(u64, Number), Refusal> {
+    async fn acked(&self, counter: &str) -> Result<(u64, Seq), ApiError> {
         let entry = self.store.get(counter).await?;
         let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
-        Ok((text.and_then(|text| text.parse().ok()).unwrap_or(0), entry.map_or(0, |entry| entry.changed)))
+        Ok((text.and_then(|text| text.parse().ok()).unwrap_or(0), entry.map_or(0, |entry| entry.mod_seq)))
     }
 
     /// What goes down to an agent: first what is registered, then its operations after the last one it knows, then
     /// whatever comes.
-    pub async fn stream(self: &Arc<Self>, session: &str, after: u64, may: StillMay) -> Result<Body, Refusal> {
-        let (stream, hosts) = self.hosts.open(session).ok_or_else(gone)?;
+    pub async fn stream(
+        self: &Arc<Self>,
+        session: &str,
+        after: u64,
+        may: AgentAuthCheck,
+    ) -> Result<Body, ApiError> {
+        let (stream, hosts) = self.hosts.open(session).ok_or_else(unknown_session)?;
         let heartbeat = Heartbeat { floor: 0, sent: stream.opened };
-        let guard = Guard { gateway: Arc::clone(self), session: session.to_owned(), stream, may, heartbeat };
+        let guard =
+            AgentStream { gateway: Arc::clone(self), session: session.to_owned(), stream, may, heartbeat };
         self.sync_agent(&hosts).await?;
         self.dispatch_after(&hosts, after);
         Ok(Body::from_stream(stream::unfold(guard, |mut guard| async move {
@@ -84,7 +92,7 @@ impl<S: Store> Gateway<S> {
         })))
     }
 
-    async fn sync_agent(&self, hosts: &[HostKey]) -> Result<(), Refusal> {
+    async fn sync_agent(&self, hosts: &[HostKey]) -> Result<(), ApiError> {
         for host in hosts {
             // Read first: whatever is registered after it is told by itself, with a larger number.
             let page = self.store.range(&format!("identity/{host}/"), None, usize::MAX).await?;
@@ -94,11 +102,11 @@ impl<S: Store> Gateway<S> {
                 let Some(process) = process else { continue };
                 let instance = super::tasks::instance(&process, host);
                 let Some(entry) = self.store.get(&key_of("reg", &instance)).await? else { continue };
-                if let Ok(record) = serde_json::from_slice::<Record>(&entry.value) {
-                    self.give(instance, Some(record.given), entry.changed);
+                if let Ok(record) = serde_json::from_slice::<RegistryRecord>(&entry.value) {
+                    self.push_spec(instance, Some(record.given), entry.mod_seq);
                 }
             }
-            self.hosts.send(host, Down::Synced { as_of: page.as_of });
+            self.hosts.send(host, ToAgent::Synced { as_of: page.as_of });
         }
         for entry in self.store.range("group/", None, usize::MAX).await?.entries {
             let mut parts = entry.key.splitn(3, '/').skip(1);
@@ -109,7 +117,7 @@ impl<S: Store> Gateway<S> {
                 && let Ok(groups) = serde_json::from_slice(&entry.value)
             {
                 self.hosts
-                    .send(&host.clone(), Down::Groups { host, namespace: namespace.to_owned(), groups });
+                    .send(&host.clone(), ToAgent::Groups { host, namespace: namespace.to_owned(), groups });
             }
         }
         Ok(())
@@ -117,23 +125,28 @@ impl<S: Store> Gateway<S> {
 
     /// Takes what an agent tells, all of it in one commit; what was taken before is taken once.
     /// `clock`: the agent's, in milliseconds since 1970.
-    pub async fn tell(&self, session: &str, mut told: Vec<Up>, clock: Option<i64>) -> Result<Acked, Refusal> {
-        let turn = self.hosts.turn(session).ok_or_else(gone)?;
+    pub async fn receive_messages(
+        &self,
+        session: &str,
+        mut told: Vec<FromAgent>,
+        clock: Option<i64>,
+    ) -> Result<Acked, ApiError> {
+        let turn = self.hosts.commit_lock(session).ok_or_else(unknown_session)?;
         let _turn = turn.lock().await;
-        let (agent, hosts) = self.hosts.heard(session).ok_or_else(gone)?;
+        let (agent, hosts) = self.hosts.touch(session).ok_or_else(unknown_session)?;
         report_limits::check_messages(&agent, &told)?;
         self.hosts.measure_skew(session, clock);
         let key = counter(&agent, &hosts);
         told.sort_by_key(|up| up.seq);
         loop {
             let (last, changed) = self.acked(&key).await?;
-            let fresh: Vec<&Up> = told.iter().filter(|up| up.seq > last).collect();
+            let fresh: Vec<&FromAgent> = told.iter().filter(|up| up.seq > last).collect();
             let Some(newest) = fresh.last() else { return Ok(Acked { acked: last }) };
-            let taken = self.take(&fresh, &hosts).await?;
+            let taken = self.collect_changes(&fresh, &hosts).await?;
             let acked = newest.seq;
             let counted = Txn::put(key.clone(), acked.to_string()).only_if(key.clone(), changed);
             // What was only looked for needs no disk.
-            for (task, nth, done) in taken.rows.iter().filter(|(task, ..)| task.is_a_look()) {
+            for (task, nth, done) in taken.rows.iter().filter(|(task, ..)| task.is_live_check()) {
                 task.finish(*nth, done.clone());
             }
             let txn = taken.txn.and(counted);
@@ -144,7 +157,7 @@ impl<S: Store> Gateway<S> {
                     task.finish(nth, done);
                 }
                 for (instance, given) in taken.given {
-                    self.give(instance, given, number);
+                    self.push_spec(instance, given, number);
                 }
                 return Ok(Acked { acked });
             }
@@ -152,30 +165,34 @@ impl<S: Store> Gateway<S> {
     }
 
     /// What all of that changes. An agent speaks for its own hosts alone.
-    async fn take(&self, fresh: &[&Up], hosts: &[HostKey]) -> Result<Taking, Refusal> {
-        let mut taking = Taking::default();
-        let mut finals: BTreeMap<String, Finals> = BTreeMap::new();
+    async fn collect_changes(
+        &self,
+        fresh: &[&FromAgent],
+        hosts: &[HostKey],
+    ) -> Result<BatchChanges, ApiError> {
+        let mut taking = BatchChanges::default();
+        let mut finals: BTreeMap<String, FinalRows> = BTreeMap::new();
         let mut reports: BTreeMap<&InstanceKey, &Report> = BTreeMap::new();
         // By owner: the newest generation that a host refused an older one for.
         let mut generations: BTreeMap<String, (u64, HostKey)> = BTreeMap::new();
         for up in fresh {
             match &up.what {
-                Told::Report(report) if hosts.contains(&report.instance.host) => {
+                AgentMessage::Report(report) if hosts.contains(&report.instance.host) => {
                     reports.insert(&report.instance, report);
                 }
-                Told::Report(_) => {}
-                Told::Result(result) => {
+                AgentMessage::Report(_) => {}
+                AgentMessage::Result(result) => {
                     let Some((task, nth)) = self.find_row(&result.op_id).await? else { continue };
                     let order = &task.orders[nth];
-                    if !hosts.contains(&order.instance.host) || !task.awaits(nth) {
+                    if !hosts.contains(&order.instance.host) || !task.is_awaited(nth) {
                         continue;
                     }
                     let (message, content) = report_limits::shortened(result);
-                    let done = Done { content, ..Done::new(RowCode(result.code), message) };
+                    let done = ItemResult { content, ..ItemResult::new(RowCode(result.code), message) };
                     if result.code == RowCode::DONE.0
                         && let (Some(op), Some(held)) = (&order.op, &order.held)
                     {
-                        self.given_by(
+                        self.register_operated_spec(
                             op,
                             &order.instance,
                             held,
@@ -200,17 +217,17 @@ impl<S: Store> Gateway<S> {
             }
         }
         for (task, rows) in finals.into_values() {
-            let shown: Vec<(usize, &Done)> = rows.iter().map(|(nth, done)| (*nth, done)).collect();
+            let shown: Vec<(usize, &ItemResult)> = rows.iter().map(|(nth, done)| (*nth, done)).collect();
             let part = self.finished(&task, &shown)?;
             taking.add(part);
             taking.rows.extend(rows.into_iter().map(|(nth, done)| (Arc::clone(&task), nth, done)));
         }
         for (owner, (newest, host)) in generations {
-            taking.add(self.newer_generation(&owner, newest, &host).await?);
+            taking.add(self.raise_generation(&owner, newest, &host).await?);
         }
         let mut budget = ReportBudget::default();
         for (instance, report) in reports {
-            self.reported(instance, report, &mut budget, &mut taking).await?;
+            self.store_report(instance, report, &mut budget, &mut taking).await?;
         }
         budget.log();
         Ok(taking)
@@ -218,7 +235,7 @@ impl<S: Store> Gateway<S> {
 
     /// A host's agent knows a newer generation than the lease: this store is not the one that gave it out. The next
     /// lease gets a number above it, within bounds: an agent's token is not the store's.
-    async fn newer_generation(&self, owner: &str, newest: u64, host: &HostKey) -> Result<Txn, Refusal> {
+    async fn raise_generation(&self, owner: &str, newest: u64, host: &HostKey) -> Result<Txn, ApiError> {
         let key = writer_lease(owner);
         let entry = self.store.get(&key).await?;
         let record = entry.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
@@ -233,41 +250,41 @@ impl<S: Store> Gateway<S> {
             }
             Reported::Raised(record) => {
                 warn!(%host, ?owner, newest, generation, "the agent knows a newer generation: the next lease is above it");
-                let changed = entry.map_or(0, |entry| entry.changed);
+                let changed = entry.map_or(0, |entry| entry.mod_seq);
                 Ok(Txn::put(key.clone(), serde_json::to_vec(&record)?).only_if(key, changed))
             }
         }
     }
 
     /// An operation that succeeded: what it came with is what the engine holds now.
-    async fn given_by(
+    async fn register_operated_spec(
         &self,
-        op: &Order,
+        op: &AgentOp,
         instance: &InstanceKey,
-        held: &Held,
+        held: &OwnedSpec,
         supplier: Option<u64>,
         generation: Option<u64>,
-        taking: &mut Taking,
-    ) -> Result<(), Refusal> {
-        if let Order::Rename { from } = op
+        taking: &mut BatchChanges,
+    ) -> Result<(), ApiError> {
+        if let AgentOp::Rename { from } = op
             && let Some(entry) = self.store.get(&key_of("reg", from)).await?
         {
             let part = self.removal(from, &entry.value).await?;
             taking.add(part);
             taking.given.push((from.clone(), None));
         }
-        if !op.gives() {
+        if !op.registers_spec() {
             return Ok(());
         }
         let old = match taking.records.get(instance) {
             Some(record) => Some(record.clone()),
             None => self.record(instance).await?,
         };
-        if old.as_ref().is_some_and(|old| old.given == *held) && !matches!(op, Order::Rename { .. }) {
+        if old.as_ref().is_some_and(|old| old.given == *held) && !matches!(op, AgentOp::Rename { .. }) {
             return Ok(());
         }
         let former = match op {
-            Order::Rename { from } => Some(from.process()),
+            AgentOp::Rename { from } => Some(from.process()),
             _ => None,
         };
         let before = old.as_ref().map(|old| &*old.given.spec);
@@ -276,20 +293,20 @@ impl<S: Store> Gateway<S> {
         taking.add(part);
         taking.given.push((instance.clone(), Some(held.clone())));
         let registered = old.as_ref().map_or_else(super::now_secs, |old| old.registered);
-        let secrets = remembered(old.as_ref(), &held.spec);
-        let record = Record { given: held.clone(), supplier, registered, generation, secrets };
+        let secrets = secret_history(old.as_ref(), &held.spec);
+        let record = RegistryRecord { given: held.clone(), supplier, registered, generation, secrets };
         taking.records.insert(instance.clone(), record);
         Ok(())
     }
 
     /// How an instance stands now. What an agent holds is registered, whoever forgot it; what is not there is not kept.
-    async fn reported(
+    async fn store_report(
         &self,
         instance: &InstanceKey,
         report: &Report,
         budget: &mut ReportBudget,
-        taking: &mut Taking,
-    ) -> Result<(), Refusal> {
+        taking: &mut BatchChanges,
+    ) -> Result<(), ApiError> {
         let known = taking.records.contains_key(instance) || self.record(instance).await?.is_some();
         let key = key_of("live", instance);
         if !known && report.live.is_none() && !report.hosted {
@@ -321,27 +338,27 @@ fn counter(agent: &str, hosts: &[HostKey]) -> String {
     format!("agent/{}/{agent}", short_digest(&hosts.join(",")))
 }
 
-fn gone() -> Refusal {
-    Refusal::Gone("there is no such session: join again".to_owned())
+fn unknown_session() -> ApiError {
+    ApiError::Gone("there is no such session: join again".to_owned())
 }
 
 /// The rows of one task that became final.
-type Finals = (Arc<Task>, Vec<(usize, Done)>);
+type FinalRows = (Arc<GatewayTask>, Vec<(usize, ItemResult)>);
 
 /// May this agent still be told? Its token may be taken away while it listens.
-pub type StillMay = Arc<dyn Fn() -> bool + Send + Sync>;
+pub type AgentAuthCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// What a batch changes: in the store, then in memory, then at the agents.
 #[derive(Default)]
-struct Taking {
+struct BatchChanges {
     txn: Txn,
-    rows: Vec<(Arc<Task>, usize, Done)>,
-    given: Vec<(InstanceKey, Option<Held>)>,
+    rows: Vec<(Arc<GatewayTask>, usize, ItemResult)>,
+    given: Vec<(InstanceKey, Option<OwnedSpec>)>,
     /// Of this batch: not in the store yet.
-    records: HashMap<InstanceKey, Record>,
+    records: HashMap<InstanceKey, RegistryRecord>,
 }
 
-impl Taking {
+impl BatchChanges {
     fn add(&mut self, part: Txn) {
         self.txn.compares.extend(part.compares);
         self.txn.writes.extend(part.writes);
@@ -349,11 +366,11 @@ impl Taking {
 }
 
 /// An open stream; when its reader goes, the session is told.
-struct Guard<S: Store> {
+struct AgentStream<S: Store> {
     gateway: Arc<Gateway<S>>,
     session: String,
-    stream: Stream,
-    may: StillMay,
+    stream: AgentStreamReceiver,
+    may: AgentAuthCheck,
     heartbeat: Heartbeat,
 }
 
@@ -363,10 +380,11 @@ struct Heartbeat {
     sent: BootInstant,
 }
 
-impl<S: Store> Guard<S> {
+impl<S: Store> AgentStream<S> {
     /// The next lines; an empty one or a heartbeat now and then, so that a reader who is gone is noticed.
     async fn next(&mut self) -> Option<Bytes> {
-        let next = tokio::time::timeout(Duration::from_secs(BEAT_SECS), self.stream.receive.recv()).await;
+        let next =
+            tokio::time::timeout(Duration::from_secs(HEARTBEAT_SECS), self.stream.receive.recv()).await;
         if !(self.may)() {
             return None;
         }
@@ -380,15 +398,15 @@ impl<S: Store> Guard<S> {
             Ok(Some(first)) => Some(first),
         };
         // Whatever waits goes out at once, but not without end.
-        const MOST_BYTES: usize = 1 << 20;
+        const MAX_CHUNK_BYTES: usize = 1 << 20;
         while let Some(down) = next {
             write_line(&mut lines, &down)?;
-            next = if lines.len() < MOST_BYTES { self.stream.receive.try_recv().ok() } else { None };
+            next = if lines.len() < MAX_CHUNK_BYTES { self.stream.receive.try_recv().ok() } else { None };
         }
-        let is_risen = floor > self.heartbeat.floor && self.heartbeat.sent.elapsed_ms() >= FLOOR_MS;
-        if self.stream.floors && lines.len() < MOST_BYTES && (is_idle || is_risen) {
+        let is_risen = floor > self.heartbeat.floor && self.heartbeat.sent.elapsed_ms() >= FLOOR_INTERVAL_MS;
+        if self.stream.floors && lines.len() < MAX_CHUNK_BYTES && (is_idle || is_risen) {
             self.heartbeat = Heartbeat { floor, sent: BootInstant::now() };
-            write_line(&mut lines, &Down::Heartbeat { floor, sent_ms: self.stream.opened.elapsed_ms() })?;
+            write_line(&mut lines, &ToAgent::Heartbeat { floor, sent_ms: self.stream.opened.elapsed_ms() })?;
         }
         if lines.is_empty() {
             lines.push(b'\n');
@@ -397,14 +415,14 @@ impl<S: Store> Guard<S> {
     }
 }
 
-fn write_line(lines: &mut Vec<u8>, down: &Down) -> Option<()> {
+fn write_line(lines: &mut Vec<u8>, down: &ToAgent) -> Option<()> {
     serde_json::to_writer(&mut *lines, down).ok()?;
     lines.push(b'\n');
     Some(())
 }
 
-impl<S: Store> Drop for Guard<S> {
+impl<S: Store> Drop for AgentStream<S> {
     fn drop(&mut self) {
-        self.gateway.hosts.closed(&self.session, self.stream.number);
+        self.gateway.hosts.close_stream(&self.session, self.stream.number);
     }
 }

@@ -9,18 +9,18 @@ use std::sync::{Mutex, MutexGuard};
 
 use tracing::warn;
 
-use super::tasks::MOST_ROWS;
-use super::{Gateway, Refusal, fresh_id, now_ms};
-use crate::gse::channel::Join;
+use super::tasks::MAX_ROWS;
+use super::{ApiError, Gateway, fresh_id, now_ms};
+use crate::gse::agent_protocol::Join;
 use crate::store::{Outcome, Store, Txn};
 
 /// Numbers follow the clock in milliseconds. An agent that knows one further ahead than a week has a broken clock behind it,
 /// or is forged.
-const MOST_AHEAD_MS: u64 = 7 * 86_400_000;
+const MAX_AHEAD_MS: u64 = 7 * 86_400_000;
 
 /// Task numbers, as far as they bound the floor.
 #[derive(Default)]
-pub struct Numbers(Mutex<Inner>);
+pub struct TaskNumbers(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -32,26 +32,26 @@ struct Inner {
 }
 
 /// A task that is being written. When it is dropped, the task is in memory, or there is none.
-pub struct Creating<'a> {
-    numbers: &'a Numbers,
+pub struct TaskCreation<'a> {
+    numbers: &'a TaskNumbers,
     id: u64,
 }
 
-impl Numbers {
+impl TaskNumbers {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// To be called before a number is taken from the store.
-    pub fn creating(&self) -> Creating<'_> {
+    pub fn begin_creation(&self) -> TaskCreation<'_> {
         let mut inner = self.inner();
         inner.next += 1;
         let (id, last) = (inner.next, inner.last);
         inner.creating.insert(id, last);
-        Creating { numbers: self, id }
+        TaskCreation { numbers: self, id }
     }
 
-    pub fn given(&self, number: u64) {
+    pub fn record_allocated(&self, number: u64) {
         let mut inner = self.inner();
         inner.last = inner.last.max(number);
     }
@@ -60,11 +60,11 @@ impl Numbers {
     fn bound(&self) -> u64 {
         let inner = self.inner();
         let last = inner.creating.values().copied().fold(inner.last, u64::min);
-        last.saturating_add(1).saturating_mul(MOST_ROWS)
+        last.saturating_add(1).saturating_mul(MAX_ROWS)
     }
 }
 
-impl Drop for Creating<'_> {
+impl Drop for TaskCreation<'_> {
     fn drop(&mut self) {
         self.numbers.inner().creating.remove(&self.id);
     }
@@ -84,13 +84,13 @@ impl<S: Store> Gateway<S> {
     }
 
     /// New tasks get larger numbers than an agent knows: its gateway may have been another one, or have lost its store.
-    pub(super) async fn number_above(&self, join: &Join) -> Result<(), Refusal> {
-        let known = join.last_seq / MOST_ROWS;
+    pub(super) async fn raise_task_number(&self, join: &Join) -> Result<(), ApiError> {
+        let known = join.last_seq / MAX_ROWS;
         let now = u64::try_from(now_ms()).unwrap_or(0);
         if known < now {
             return Ok(());
         }
-        if known - now > MOST_AHEAD_MS {
+        if known - now > MAX_AHEAD_MS {
             warn!(agent = %join.agent, last_seq = join.last_seq, "the agent claims a sequence number that is more than a week ahead: ignored");
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl<S: Store> Gateway<S> {
                 return Ok(());
             }
             let txn = Txn::put("task-number", known.to_string())
-                .only_if("task-number", entry.map_or(0, |entry| entry.changed));
+                .only_if("task-number", entry.map_or(0, |entry| entry.mod_seq));
             if let Outcome::Written(_) = self.store.txn(txn).await? {
                 warn!(agent = %join.agent, last_seq = join.last_seq, "the agent knows larger sequence numbers: was the store restored from a copy?");
                 return Ok(());
@@ -110,7 +110,7 @@ impl<S: Store> Gateway<S> {
     }
 
     /// Identity of this store: made once, and gone when the store is lost.
-    pub(super) async fn store_id(&self) -> Result<String, Refusal> {
+    pub(super) async fn store_id(&self) -> Result<String, ApiError> {
         const KEY: &str = "store-id";
         loop {
             if let Some(entry) = self.store.get(KEY).await? {
@@ -127,16 +127,16 @@ mod tests {
 
     #[test]
     fn the_bound_is_below_every_task_that_is_being_written() {
-        let numbers = Numbers::default();
-        numbers.given(10);
-        assert_eq!(numbers.bound(), 11 * MOST_ROWS);
-        let first = numbers.creating();
-        let second = numbers.creating();
-        numbers.given(12);
-        assert_eq!(numbers.bound(), 11 * MOST_ROWS, "the first may have got 11");
+        let numbers = TaskNumbers::default();
+        numbers.record_allocated(10);
+        assert_eq!(numbers.bound(), 11 * MAX_ROWS);
+        let first = numbers.begin_creation();
+        let second = numbers.begin_creation();
+        numbers.record_allocated(12);
+        assert_eq!(numbers.bound(), 11 * MAX_ROWS, "the first may have got 11");
         drop(second);
-        assert_eq!(numbers.bound(), 11 * MOST_ROWS);
+        assert_eq!(numbers.bound(), 11 * MAX_ROWS);
         drop(first);
-        assert_eq!(numbers.bound(), 13 * MOST_ROWS);
+        assert_eq!(numbers.bound(), 13 * MAX_ROWS);
     }
 }

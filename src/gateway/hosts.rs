@@ -11,11 +11,11 @@ use tokio::sync::mpsc;
 
 use super::{fresh_id, now_ms};
 use crate::clock::BootInstant;
-use crate::gse::channel::{Down, Join};
+use crate::gse::agent_protocol::{Join, ToAgent};
 use crate::model::HostKey;
 
 #[derive(Default)]
-pub struct Hosts(Mutex<Inner>);
+pub struct AgentSessions(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -36,16 +36,16 @@ struct Session {
     floors: bool,
     stream: Option<OpenStream>,
     streams: u64,
-    turn: Turn,
+    commit_lock: CommitLock,
 }
 
 /// Held while results of a session are taken: a successor counts on from what its predecessor committed.
-pub type Turn = Arc<tokio::sync::Mutex<()>>;
+pub type CommitLock = Arc<tokio::sync::Mutex<()>>;
 
 struct OpenStream {
     /// A stream that was replaced must not end its successor.
     number: u64,
-    to: mpsc::UnboundedSender<Down>,
+    to: mpsc::UnboundedSender<ToAgent>,
     opened: BootInstant,
 }
 
@@ -66,15 +66,15 @@ const SKEW_MS: i64 = 2_000;
 
 /// Somebody else is the agent of a host.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Taken(pub HostKey);
+pub struct HostInUse(pub HostKey);
 
-impl Hosts {
+impl AgentSessions {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// A new session for all of these hosts, or for none; and the turns of the sessions that it ends.
-    pub fn join(&self, join: &Join, lost_after: Duration) -> Result<(String, Vec<Turn>), Taken> {
+    pub fn join(&self, join: &Join, lost_after: Duration) -> Result<(String, Vec<CommitLock>), HostInUse> {
         let mut inner = self.inner();
         for host in &join.hosts {
             let Some(session) = inner.by_host.get(host).and_then(|id| inner.sessions.get(id)) else {
@@ -82,13 +82,13 @@ impl Hosts {
             };
             if session.agent != join.agent && session.stream.is_some() && session.heard.elapsed() < lost_after
             {
-                return Err(Taken(host.clone()));
+                return Err(HostInUse(host.clone()));
             }
         }
         let mut turns = Vec::new();
         for host in &join.hosts {
             if let Some(old) = inner.by_host.remove(host) {
-                turns.extend(inner.sessions.get(&old).map(|session| Arc::clone(&session.turn)));
+                turns.extend(inner.sessions.get(&old).map(|session| Arc::clone(&session.commit_lock)));
                 inner.end(&old);
             }
         }
@@ -102,7 +102,7 @@ impl Hosts {
             floors: join.floors,
             stream: None,
             streams: 0,
-            turn: Turn::default(),
+            commit_lock: CommitLock::default(),
         };
         session.measure_skew(join.clock);
         inner.sessions.insert(id.clone(), session);
@@ -113,7 +113,7 @@ impl Hosts {
     }
 
     /// Opens the session's stream; one that was open ends. `None`: there is no such session any more.
-    pub fn open(&self, id: &str) -> Option<(Stream, Vec<HostKey>)> {
+    pub fn open(&self, id: &str) -> Option<(AgentStreamReceiver, Vec<HostKey>)> {
         let mut inner = self.inner();
         let session = inner.sessions.get_mut(id)?;
         let (to, receive) = mpsc::unbounded_channel();
@@ -121,11 +121,11 @@ impl Hosts {
         let (number, opened, floors) = (session.streams, BootInstant::now(), session.floors);
         session.stream = Some(OpenStream { number, to, opened });
         session.heard = Instant::now();
-        Some((Stream { receive, number, opened, floors }, session.hosts.clone()))
+        Some((AgentStreamReceiver { receive, number, opened, floors }, session.hosts.clone()))
     }
 
     /// The stream broke.
-    pub fn closed(&self, id: &str, number: u64) {
+    pub fn close_stream(&self, id: &str, number: u64) {
         if let Some(session) = self.inner().sessions.get_mut(id)
             && session.stream.as_ref().is_some_and(|stream| stream.number == number)
         {
@@ -141,7 +141,7 @@ impl Hosts {
     }
 
     /// An agent said something: its name. `None`: it has to join again.
-    pub fn heard(&self, id: &str) -> Option<(String, Vec<HostKey>)> {
+    pub fn touch(&self, id: &str) -> Option<(String, Vec<HostKey>)> {
         let mut inner = self.inner();
         let session = inner.sessions.get_mut(id)?;
         session.heard = Instant::now();
@@ -149,23 +149,23 @@ impl Hosts {
     }
 
     /// The turn of a session. `None`: it has to join again.
-    pub fn turn(&self, id: &str) -> Option<Turn> {
-        self.inner().sessions.get(id).map(|session| Arc::clone(&session.turn))
+    pub fn commit_lock(&self, id: &str) -> Option<CommitLock> {
+        self.inner().sessions.get(id).map(|session| Arc::clone(&session.commit_lock))
     }
 
     /// Hands something to a host's agent. `false`: nobody is there to take it.
-    pub fn send(&self, host: &HostKey, mut down: Down) -> bool {
+    pub fn send(&self, host: &HostKey, mut down: ToAgent) -> bool {
         let inner = self.inner();
         let session = inner.by_host.get(host).and_then(|id| inner.sessions.get(id));
         let Some(stream) = session.and_then(|session| session.stream.as_ref()) else { return false };
-        if let Down::Op(request) = &mut down {
+        if let ToAgent::Op(request) = &mut down {
             request.sent_ms = stream.opened.elapsed_ms();
         }
         stream.to.send(down).is_ok()
     }
 
     /// The version of a host's agent, if there is a live one.
-    pub fn alive(&self, host: &HostKey) -> Option<String> {
+    pub fn agent_version(&self, host: &HostKey) -> Option<String> {
         let inner = self.inner();
         let session = inner.sessions.get(inner.by_host.get(host)?)?;
         session.stream.as_ref().map(|_| session.version.clone())
@@ -180,7 +180,7 @@ impl Hosts {
     }
 
     /// When a host was last heard of, in milliseconds since 1970, to be shown.
-    pub fn last_heard(&self, host: &HostKey) -> Option<i64> {
+    pub fn last_contact(&self, host: &HostKey) -> Option<i64> {
         let ago = i64::try_from(self.silent_for(host)?.as_millis()).unwrap_or(i64::MAX);
         Some(now_ms().saturating_sub(ago))
     }
@@ -244,8 +244,8 @@ impl Inner {
 }
 
 /// One open stream.
-pub struct Stream {
-    pub receive: mpsc::UnboundedReceiver<Down>,
+pub struct AgentStreamReceiver {
+    pub receive: mpsc::UnboundedReceiver<ToAgent>,
     pub number: u64,
     pub opened: BootInstant,
     /// Its agent understands heartbeats with a floor.
@@ -266,34 +266,34 @@ mod tests {
 
     #[test]
     fn a_host_has_one_agent_at_a_time() {
-        let hosts = Hosts::default();
+        let hosts = AgentSessions::default();
         let (first, _) = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("free");
         let second = join("b", &["0:10.0.0.3", "0:10.0.0.2"]);
         // Nobody listens yet on the first's behalf.
         let (stream, _) = hosts.open(&first).expect("a session");
-        assert_eq!(hosts.join(&second, LONG).err(), Some(Taken("0:10.0.0.2".parse().expect("a host"))));
-        assert!(hosts.alive(&"0:10.0.0.3".parse().expect("a host")).is_none(), "all or none");
+        assert_eq!(hosts.join(&second, LONG).err(), Some(HostInUse("0:10.0.0.2".parse().expect("a host"))));
+        assert!(hosts.agent_version(&"0:10.0.0.3".parse().expect("a host")).is_none(), "all or none");
         // Its own successor takes over, and the old stream can no longer end the new one.
         let (again, turns) = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("its own");
         assert_eq!(turns.len(), 1, "its predecessor's");
-        assert!(hosts.heard(&first).is_none());
+        assert!(hosts.touch(&first).is_none());
         hosts.open(&again).expect("a session");
-        hosts.closed(&again, 7);
-        assert!(hosts.alive(&"0:10.0.0.1".parse().expect("a host")).is_some());
-        hosts.closed(&again, stream.number);
-        assert!(hosts.alive(&"0:10.0.0.1".parse().expect("a host")).is_none());
+        hosts.close_stream(&again, 7);
+        assert!(hosts.agent_version(&"0:10.0.0.1".parse().expect("a host")).is_some());
+        hosts.close_stream(&again, stream.number);
+        assert!(hosts.agent_version(&"0:10.0.0.1".parse().expect("a host")).is_none());
         // A broken stream is nobody's hold on a host.
         assert!(hosts.join(&second, LONG).is_ok());
     }
 
     #[test]
     fn silence_ends_a_session() {
-        let hosts = Hosts::default();
+        let hosts = AgentSessions::default();
         let (id, _) = hosts.join(&join("a", &["0:10.0.0.1"]), LONG).expect("free");
         hosts.open(&id).expect("a session");
         assert!(hosts.expire(LONG).is_empty());
         let host: HostKey = "0:10.0.0.1".parse().expect("a host");
         assert_eq!(hosts.expire(Duration::ZERO), std::slice::from_ref(&host));
-        assert!(hosts.heard(&id).is_none() && hosts.last_heard(&host).is_some());
+        assert!(hosts.touch(&id).is_none() && hosts.last_contact(&host).is_some());
     }
 }

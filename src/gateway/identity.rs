@@ -11,15 +11,15 @@ use tokio::sync::OnceCell;
 use tracing::warn;
 
 use super::registry::{identity_key, key_of};
-use super::tasks::{Done, Ordered, instance};
-use super::{Caller, Gateway, Refusal};
-use crate::gse::channel::{Order, Ran};
+use super::tasks::{ItemResult, TaskItem, instance};
+use super::{ApiError, Caller, Gateway};
+use crate::gse::agent_protocol::{AgentOp, ReportedRun};
 use crate::gse::codes::RowCode;
 use crate::model::{InstanceKey, ProcessKey, Spec};
 use crate::store::{Entry, Store, Txn};
 
 /// Whose an identity is.
-pub(super) enum Whose {
+pub(super) enum IdentityOwner {
     /// Free, or the process's own.
     Own(Option<Entry>),
     /// Of a process that was only registered, in another namespace.
@@ -33,14 +33,14 @@ pub(super) enum Whose {
 pub(super) struct OpenStarts(OnceCell<HashSet<InstanceKey>>);
 
 /// An identity's entry, and the process that has it if that is another one.
-pub(super) type Holder = (Option<Entry>, Option<ProcessKey>);
+pub(super) type IdentityHolder = (Option<Entry>, Option<ProcessKey>);
 
 pub(super) fn claim_key(instance: &InstanceKey) -> String {
     format!("claim/{}/{}/{}", instance.host, instance.namespace, instance.name)
 }
 
 /// The refusal names the holder to a caller who may see its namespace.
-pub fn shares_identity(other: &ProcessKey, caller: &Caller) -> String {
+pub fn identity_conflict_message(other: &ProcessKey, caller: &Caller) -> String {
     let same = "has the same value_key, or setup_path and proc_name, on this host";
     match caller.may_see(other.namespace.as_str()) {
         true => format!("{other} {same}"),
@@ -49,25 +49,25 @@ pub fn shares_identity(other: &ProcessKey, caller: &Caller) -> String {
 }
 
 impl<S: Store> Gateway<S> {
-    pub(super) async fn holder(&self, own: &InstanceKey, spec: &Spec) -> Result<Holder, Refusal> {
+    pub(super) async fn holder(&self, own: &InstanceKey, spec: &Spec) -> Result<IdentityHolder, ApiError> {
         let entry = self.store.get(&identity_key(own, spec)).await?;
         let holder: Option<ProcessKey> =
             entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok());
         Ok((entry, holder.filter(|holder| *holder != own.process())))
     }
 
-    pub(super) async fn whose(
+    pub(super) async fn identity_owner(
         &self,
         own: &InstanceKey,
-        holder: Holder,
+        holder: IdentityHolder,
         starts: &OpenStarts,
-    ) -> Result<Whose, Refusal> {
-        let (Some(entry), Some(holder)) = holder else { return Ok(Whose::Own(holder.0)) };
+    ) -> Result<IdentityOwner, ApiError> {
+        let (Some(entry), Some(holder)) = holder else { return Ok(IdentityOwner::Own(holder.0)) };
         let settled = holder.namespace == own.namespace
             || self.was_started(&instance(&holder, &own.host), starts).await?;
         Ok(match settled {
-            true => Whose::Other(holder),
-            false => Whose::Claimed(holder, entry),
+            true => IdentityOwner::Other(holder),
+            false => IdentityOwner::Claimed(holder, entry),
         })
     }
 
@@ -76,7 +76,7 @@ impl<S: Store> Gateway<S> {
         &self,
         instance: &InstanceKey,
         starts: &OpenStarts,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, ApiError> {
         // A start that ends between the two checks is in its report by then: hence the second one.
         Ok(self.has_run(instance).await?
             || self.open_starts(starts).await?.contains(instance)
@@ -84,35 +84,35 @@ impl<S: Store> Gateway<S> {
     }
 
     /// Does it run, or did it ever, by its report? An absent agent counts as yes.
-    async fn has_run(&self, instance: &InstanceKey) -> Result<bool, Refusal> {
-        if self.hosts.alive(&instance.host).is_none() {
+    async fn has_run(&self, instance: &InstanceKey) -> Result<bool, ApiError> {
+        if self.hosts.agent_version(&instance.host).is_none() {
             return Ok(true);
         }
         let Some(report) = self.report(instance).await? else { return Ok(false) };
         let ran = match report.ran {
-            None | Some(Ran::Never) => false,
-            Some(Ran::With(_) | Ran::Unknown) => true,
+            None | Some(ReportedRun::Never) => false,
+            Some(ReportedRun::With(_) | ReportedRun::Unknown) => true,
         };
         Ok(report.live.is_some() || report.hosted || report.started > 0 || ran)
     }
 
-    async fn open_starts<'a>(&self, starts: &'a OpenStarts) -> Result<&'a HashSet<InstanceKey>, Refusal> {
+    async fn open_starts<'a>(&self, starts: &'a OpenStarts) -> Result<&'a HashSet<InstanceKey>, ApiError> {
         starts.0.get_or_try_init(|| self.read_open_starts()).await
     }
 
     /// From the store: a task is there from its commit on, and in memory a moment later.
-    async fn read_open_starts(&self) -> Result<HashSet<InstanceKey>, Refusal> {
+    async fn read_open_starts(&self) -> Result<HashSet<InstanceKey>, ApiError> {
         let mut starts = HashSet::new();
         for entry in self.store.range("open/", None, usize::MAX).await?.entries {
             let id = entry.key.trim_start_matches("open/");
-            let known = self.tasks.known().get(id).cloned();
+            let known = self.tasks.in_memory().get(id).cloned();
             let task = match known {
                 Some(task) => Some(task),
                 None => self.load(id).await?,
             };
             let Some(task) = task else { continue };
             let open = task.open_rows().into_iter().filter_map(|nth| task.orders.get(nth));
-            let gives = open.filter(|order| order.op.as_ref().is_some_and(Order::gives));
+            let gives = open.filter(|order| order.op.as_ref().is_some_and(AgentOp::registers_spec));
             starts.extend(gives.map(|order| order.instance.clone()));
         }
         Ok(starts)
@@ -125,10 +125,10 @@ impl<S: Store> Gateway<S> {
         old: Option<&Spec>,
         new: &Spec,
         also: Option<&ProcessKey>,
-    ) -> Result<Txn, Refusal> {
+    ) -> Result<Txn, ApiError> {
         let key = identity_key(own, new);
         let mut txn = match old.filter(|old| identity_key(own, old) != key) {
-            Some(old) => self.leaves_identity(own, old).await?,
+            Some(old) => self.release_identity_txn(own, old).await?,
             None => Txn::default(),
         };
         let (process, claim) = (own.process().to_string(), claim_key(own));
@@ -150,9 +150,9 @@ impl<S: Store> Gateway<S> {
     }
 
     /// An identity is given up only by the process that has it.
-    pub(super) async fn leaves_identity(&self, own: &InstanceKey, spec: &Spec) -> Result<Txn, Refusal> {
+    pub(super) async fn release_identity_txn(&self, own: &InstanceKey, spec: &Spec) -> Result<Txn, ApiError> {
         Ok(match self.holder(own, spec).await? {
-            (Some(entry), None) => Txn::delete(entry.key.to_string()).only_if(&*entry.key, entry.changed),
+            (Some(entry), None) => Txn::delete(entry.key.to_string()).only_if(&*entry.key, entry.mod_seq),
             (None, _) | (Some(_), Some(_)) => Txn::default(),
         })
     }
@@ -161,40 +161,47 @@ impl<S: Store> Gateway<S> {
     /// identity: a real start takes it from a process that was only registered, in another namespace.
     pub(super) async fn claims(
         &self,
-        order: &Ordered,
-        holder: Holder,
+        order: &TaskItem,
+        holder: IdentityHolder,
         starts: &OpenStarts,
         caller: &Caller,
-    ) -> Result<(Option<Done>, Txn), Refusal> {
+    ) -> Result<(Option<ItemResult>, Txn), ApiError> {
         let free = (None, Txn::default());
         let Some(held) = &order.held else { return Ok(free) };
         let own = &order.instance;
         let refused = |other: &ProcessKey| {
-            (Some(Done::new(RowCode::COMMAND_FAILED, shares_identity(other, caller))), Txn::default())
+            (
+                Some(ItemResult::new(RowCode::COMMAND_FAILED, identity_conflict_message(other, caller))),
+                Txn::default(),
+            )
         };
-        let launches = matches!(order.op, Some(Order::Start | Order::Host | Order::Restart));
+        let launches = matches!(order.op, Some(AgentOp::Start | AgentOp::Host | AgentOp::Restart));
         let former = match &order.op {
-            Some(Order::Rename { from }) => Some(from.process()),
+            Some(AgentOp::Rename { from }) => Some(from.process()),
             Some(_) | None => None,
         };
         let key = identity_key(own, &held.spec);
         let mine = |changed| Txn::put(key.clone(), own.process().to_string()).only_if(key.clone(), changed);
-        match self.whose(own, holder, starts).await? {
+        match self.identity_owner(own, holder, starts).await? {
             // Written again: a concurrent call that takes the identity conflicts, and finds this start.
-            Whose::Own(Some(entry)) if launches && !self.has_run(own).await? => {
-                Ok((None, mine(entry.changed)))
+            IdentityOwner::Own(Some(entry)) if launches && !self.has_run(own).await? => {
+                Ok((None, mine(entry.mod_seq)))
             }
-            Whose::Own(Some(_)) => Ok(free),
+            IdentityOwner::Own(Some(_)) => Ok(free),
             // A registration that came without its identity, which is free by now.
-            Whose::Own(None) if launches && self.store.get(&claim_key(own)).await?.is_some() => {
+            IdentityOwner::Own(None) if launches && self.store.get(&claim_key(own)).await?.is_some() => {
                 Ok((None, mine(0).and(Txn::delete(claim_key(own)))))
             }
-            Whose::Own(None) => Ok(free),
-            Whose::Other(other) | Whose::Claimed(other, _) if Some(&other) == former.as_ref() => Ok(free),
-            Whose::Claimed(other, entry) if launches => {
+            IdentityOwner::Own(None) => Ok(free),
+            IdentityOwner::Other(other) | IdentityOwner::Claimed(other, _)
+                if Some(&other) == former.as_ref() =>
+            {
+                Ok(free)
+            }
+            IdentityOwner::Claimed(other, entry) if launches => {
                 warn!(instance = %own, from = %other, app = ?caller.app, "identity reassigned: the previous holder was never started");
                 let other = instance(&other, &own.host);
-                let mut txn = mine(entry.changed);
+                let mut txn = mine(entry.mod_seq);
                 if self.store.get(&claim_key(own)).await?.is_some() {
                     txn = txn.and(Txn::delete(claim_key(own)));
                 }
@@ -203,7 +210,7 @@ impl<S: Store> Gateway<S> {
                 }
                 Ok((None, txn))
             }
-            Whose::Other(other) | Whose::Claimed(other, _) => Ok(refused(&other)),
+            IdentityOwner::Other(other) | IdentityOwner::Claimed(other, _) => Ok(refused(&other)),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::gse::channel::Order;
+use crate::gse::agent_protocol::AgentOp;
 
 /// Upper bounds of the buckets of durations, in seconds.
 const BUCKETS: [f64; 9] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
@@ -52,28 +52,28 @@ impl Metrics {
         counts.all += 1;
     }
 
-    pub fn operation(&self, op: Option<&Order>, code: i64) {
+    pub fn operation(&self, op: Option<&AgentOp>, code: i64) {
         let word = match op {
             None => "unknown",
-            Some(Order::Start) => "start",
-            Some(Order::Stop) => "stop",
-            Some(Order::Status) => "status",
-            Some(Order::Host) => "host",
-            Some(Order::Unhost) => "unhost",
-            Some(Order::Restart) => "restart",
-            Some(Order::Reload) => "reload",
-            Some(Order::Kill) => "kill",
-            Some(Order::Rename { .. }) => "rename",
+            Some(AgentOp::Start) => "start",
+            Some(AgentOp::Stop) => "stop",
+            Some(AgentOp::Status) => "status",
+            Some(AgentOp::Host) => "host",
+            Some(AgentOp::Unhost) => "unhost",
+            Some(AgentOp::Restart) => "restart",
+            Some(AgentOp::Reload) => "reload",
+            Some(AgentOp::Kill) => "kill",
+            Some(AgentOp::Rename { .. }) => "rename",
         };
         *self.counts().operations.entry((word, code)).or_default() += 1;
     }
 
     /// A request was turned away because there were too many.
-    pub fn shed(&self) {
+    pub fn count_shed(&self) {
         self.shed.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub fn given_up(&self, rows: usize) {
+    pub fn count_expired(&self, rows: usize) {
         self.given_up.fetch_add(rows as u64, Ordering::Relaxed);
     }
 

@@ -1,15 +1,15 @@
 //! The gateway: GSE's and JOB's process API over a store, and the agents that carry it out.
 //!
 //! # Theory of operation
-//! A request goes through three rooms. [`http`] finds out which call it is ([`routes`]: the same call has several
+//! A request goes through three rooms. [`middleware`] finds out which call it is ([`routes`]: the same call has several
 //! addresses), who asks ([`auth`]), and reads its body. The call itself is a method of [`Gateway`]: [`registry`] keeps
 //! what is registered, [`status`] tells of it, [`operate`] makes tasks. What a call answers is an envelope, and HTTP
-//! says 200, also for a failure ([`calls`]).
+//! says 200, also for a failure ([`handlers`]).
 //!
 //! A task is in the store before its number is told; then its orders go to the sessions of their hosts' agents
 //! ([`hosts`], [`channel`]). What an agent tells (results, reports) is written in one commit, and only then
 //! acknowledged: an agent repeats what was not. A row without a result ends in 117 when its host's agent has been gone
-//! for as long as one may need to reconnect ([`tasks`], [`lost`]), and in 1900504 when a connected agent gives no result
+//! for as long as one may need to reconnect ([`tasks`], [`missing_agents`]), and in 1900504 when a connected agent gives no result
 //! before the row's deadline ([`deadlines`]). Operations have sequence numbers, and agents forget what they ran when all
 //! numbers up to a floor are final ([`floor`]).
 //!
@@ -20,16 +20,16 @@
 //! out once; a generation counts only if the writer lease of its owner holds it.
 
 pub mod auth;
-mod calls;
 mod channel;
 mod deadlines;
+mod decode;
 mod floor;
-mod form;
+mod handlers;
 mod hosts;
-pub mod http;
 mod identity;
-mod lost;
 mod metrics;
+pub mod middleware;
+mod missing_agents;
 mod openapi;
 mod operate;
 mod processes;
@@ -48,10 +48,10 @@ use std::time::Duration;
 
 use crate::store::{Store, Txn};
 
-pub use registry::Record;
+pub use registry::RegistryRecord;
 
 /// How long an operation waits for a host's agent: its row is to be final within ten seconds.
-const PATIENCE: Duration = Duration::from_secs(9);
+const AGENT_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// How long an agent may take for an operation, beyond the timeouts and checks of its spec: a slow disk, a busy host.
 const ALLOWANCE: Duration = Duration::from_secs(60);
@@ -60,14 +60,14 @@ const ALLOWANCE: Duration = Duration::from_secs(60);
 pub struct Gateway<S> {
     store: Arc<S>,
     /// How long an operation waits for a host's agent to come back.
-    patience: Duration,
+    agent_timeout: Duration,
     /// How long an agent may take for an operation, beyond what its spec allows for.
     allowance: Duration,
     tasks: tasks::Tasks,
-    numbers: floor::Numbers,
+    numbers: floor::TaskNumbers,
     /// Every operation with a sequence number up to this one is final.
     floor: AtomicU64,
-    hosts: hosts::Hosts,
+    hosts: hosts::AgentSessions,
     pub(crate) metrics: metrics::Metrics,
     /// The last write failed: reads go on, and nothing that must survive can be taken on.
     cannot_write: AtomicBool,
@@ -77,20 +77,20 @@ impl<S: Store> Gateway<S> {
     pub fn new(store: S) -> Gateway<S> {
         Gateway {
             store: Arc::new(store),
-            patience: PATIENCE,
+            agent_timeout: AGENT_TIMEOUT,
             allowance: ALLOWANCE,
             tasks: tasks::Tasks::default(),
-            numbers: floor::Numbers::default(),
+            numbers: floor::TaskNumbers::default(),
             floor: AtomicU64::new(0),
-            hosts: hosts::Hosts::default(),
+            hosts: hosts::AgentSessions::default(),
             metrics: metrics::Metrics::default(),
             cannot_write: AtomicBool::new(false),
         }
     }
 
     /// For tests: an agent that is not there is given up sooner.
-    pub fn with_patience(mut self, patience: Duration) -> Gateway<S> {
-        self.patience = patience;
+    pub fn with_agent_timeout(mut self, patience: Duration) -> Gateway<S> {
+        self.agent_timeout = patience;
         self
     }
 
@@ -104,29 +104,31 @@ impl<S: Store> Gateway<S> {
 impl<S: Store> Gateway<S> {
     /// What a gateway does by itself: takes up what a former one left, gives up on agents that are gone, forgets what is
     /// old. Returns when the store can no longer be read.
-    pub async fn keep_house(&self) -> Refusal {
-        const OFTEN: Duration = Duration::from_millis(250);
-        const SELDOM: Duration = Duration::from_secs(600);
+    pub async fn run_maintenance(&self) -> ApiError {
+        const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(250);
+        const GC_INTERVAL: Duration = Duration::from_secs(600);
         if let Err(refusal) = self.load_tasks().await {
             return refusal;
         }
         let mut forgotten: Option<std::time::Instant> = None;
         loop {
-            tokio::time::sleep(OFTEN.min(self.patience)).await;
+            tokio::time::sleep(MAINTENANCE_INTERVAL.min(self.agent_timeout)).await;
             // A disk that is full now may not be later: what failed is tried again.
             if self.cannot_write.load(Ordering::Acquire) {
-                self.wrote(self.store.txn(Txn::put("probe", now_ms().to_string())).await.is_ok());
+                self.record_write_result(
+                    self.store.txn(Txn::put("probe", now_ms().to_string())).await.is_ok(),
+                );
             }
-            if let Err(refusal) = self.give_up().await {
+            if let Err(refusal) = self.expire_items().await {
                 tracing::warn!(?refusal, "rows without an agent cannot be ended");
             }
             if let Err(refusal) = self.expire_rows().await {
                 tracing::warn!(?refusal, "rows past their deadline cannot be ended");
             }
             self.raise_floor();
-            if forgotten.is_none_or(|last| last.elapsed() > SELDOM) {
+            if forgotten.is_none_or(|last| last.elapsed() > GC_INTERVAL) {
                 forgotten = Some(std::time::Instant::now());
-                if let Err(refusal) = self.forget_old_tasks().await {
+                if let Err(refusal) = self.gc_tasks().await {
                     tracing::warn!(?refusal, "old tasks cannot be forgotten");
                 }
             }
@@ -144,7 +146,7 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    fn wrote(&self, well: bool) {
+    fn record_write_result(&self, well: bool) {
         self.cannot_write.store(!well, Ordering::Release);
     }
 
@@ -175,45 +177,45 @@ impl Caller {
 
 /// Why a call as a whole cannot be carried out.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refusal {
+pub enum ApiError {
     /// The request says too little, or something wrong; the message names the field.
-    Wrong(String),
+    BadRequest(String),
     UnknownTask(String),
     /// Not yet: ask again.
     NotQueued,
     /// These credentials are not for that namespace.
     NotAllowed(String),
     /// Another has it: an agent's host, say.
-    Taken(String),
+    Conflict(String),
     /// What was asked for is no longer kept.
     Gone(String),
     Store(crate::store::Error),
 }
 
-impl From<crate::gse::request::Wrong> for Refusal {
-    fn from(wrong: crate::gse::request::Wrong) -> Refusal {
-        Refusal::Wrong(wrong.to_string())
+impl From<crate::gse::request::RequestError> for ApiError {
+    fn from(wrong: crate::gse::request::RequestError) -> ApiError {
+        ApiError::BadRequest(wrong.to_string())
     }
 }
 
-impl From<crate::store::Error> for Refusal {
-    fn from(error: crate::store::Error) -> Refusal {
+impl From<crate::store::Error> for ApiError {
+    fn from(error: crate::store::Error) -> ApiError {
         match error {
-            crate::store::Error::Forgotten => Refusal::Gone(error.to_string()),
-            error => Refusal::Store(error),
+            crate::store::Error::Compacted => ApiError::Gone(error.to_string()),
+            error => ApiError::Store(error),
         }
     }
 }
 
-impl From<serde_json::Error> for Refusal {
-    fn from(error: serde_json::Error) -> Refusal {
-        Refusal::Wrong(error.to_string())
+impl From<serde_json::Error> for ApiError {
+    fn from(error: serde_json::Error) -> ApiError {
+        ApiError::BadRequest(error.to_string())
     }
 }
 
 /// Milliseconds since 1970.
 fn now_ms() -> i64 {
-    crate::clock::moment().0
+    crate::clock::now().0
 }
 
 /// Seconds since 1970, as rows tell times.

@@ -4,14 +4,14 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 
-use super::routes::{Access, Call, all};
+use super::routes::{ApiCall, RouteAccess, all};
 
 pub fn description() -> &'static Value {
-    static MADE: LazyLock<Value> = LazyLock::new(make);
-    &MADE
+    static DOCUMENT: LazyLock<Value> = LazyLock::new(build);
+    &DOCUMENT
 }
 
-fn make() -> Value {
+fn build() -> Value {
     let mut paths: Map<String, Value> = Map::new();
     for (method, path, call) in all() {
         let operation = operation(method, &path, call);
@@ -31,10 +31,10 @@ fn make() -> Value {
     })
 }
 
-fn operation(method: &str, path: &str, call: Call) -> Value {
+fn operation(method: &str, path: &str, call: ApiCall) -> Value {
     let mut operation = json!({
         "operationId": format!("{}{}", method.to_lowercase(), path.replace(['/', '.', '-'], "_")),
-        "summary": about(call),
+        "summary": summary(call),
         "responses": responses(call),
     });
     if let Some(schema) = request(call) {
@@ -50,9 +50,9 @@ fn operation(method: &str, path: &str, call: Call) -> Value {
         operation["parameters"] = Value::Array(parameters);
     }
     match call.access() {
-        Access::Anybody => operation["security"] = json!([]),
-        Access::Agent => operation["security"] = json!([{"token": []}]),
-        Access::App | Access::Everywhere => {}
+        RouteAccess::Anybody => operation["security"] = json!([]),
+        RouteAccess::Agent => operation["security"] = json!([{"token": []}]),
+        RouteAccess::App | RouteAccess::Everywhere => {}
     }
     operation
 }
@@ -61,56 +61,56 @@ fn reference(schema: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{schema}")})
 }
 
-fn about(call: Call) -> &'static str {
+fn summary(call: ApiCall) -> &'static str {
     match call {
-        Call::Register => "Register a process on hosts; a row says 850 where it is registered already",
-        Call::Update => "Register a process on hosts, whether it was or not",
-        Call::Unregister => "Forget a process on hosts where it is stopped and not hosted",
-        Call::Operate { .. } => "Begin an operation on hosts; without a spec the registered one is used",
-        Call::OperateMulti => "Begin several operations, which may differ, as one task",
-        Call::Result(_) => "How each row of a task stands: 115 while it runs",
-        Call::Status { .. } => "How a process stands on hosts",
-        Call::Sync => "How all processes of a namespace stand, page by page",
-        Call::SetGroups => "Set the pools that processes of a namespace share on hosts",
-        Call::Groups => "The pools that were set",
-        Call::Agents { .. } => "Which hosts have a live agent",
-        Call::Job(_) => "JOB: operate processes, known by where they are",
-        Call::JobResult => "JOB: how each row of a task stands",
-        Call::Processes => "Everything that is known of processes, page by page",
-        Call::Watch => "What changes, a JSON object a line, from a number on",
-        Call::Rename => "Know an instance by another name, without a restart",
-        Call::Hosts => "The hosts that have an agent",
-        Call::Tasks => "The latest tasks",
-        Call::State => "The store, for controllers: journals, ledgers, holds, leases",
-        Call::Join => "Agents: begin a session for some hosts",
-        Call::Stream => "Agents: what is to be done, a JSON object a line",
-        Call::Tell => "Agents: results and reports",
-        Call::Health => "Is it there?",
-        Call::Ready => "Can it do its work?",
-        Call::Metrics => "Counts, for Prometheus",
-        Call::Description => "This description",
+        ApiCall::Register => "Register a process on hosts; a row says 850 where it is registered already",
+        ApiCall::Update => "Register a process on hosts, whether it was or not",
+        ApiCall::Unregister => "Forget a process on hosts where it is stopped and not hosted",
+        ApiCall::Operate { .. } => "Begin an operation on hosts; without a spec the registered one is used",
+        ApiCall::OperateMulti => "Begin several operations, which may differ, as one task",
+        ApiCall::Result(_) => "How each row of a task stands: 115 while it runs",
+        ApiCall::Status { .. } => "How a process stands on hosts",
+        ApiCall::Sync => "How all processes of a namespace stand, page by page",
+        ApiCall::SetGroups => "Set the pools that processes of a namespace share on hosts",
+        ApiCall::Groups => "The pools that were set",
+        ApiCall::Agents { .. } => "Which hosts have a live agent",
+        ApiCall::Job(_) => "JOB: operate processes, known by where they are",
+        ApiCall::JobResult => "JOB: how each row of a task stands",
+        ApiCall::Processes => "Everything that is known of processes, page by page",
+        ApiCall::Watch => "What changes, a JSON object a line, from a number on",
+        ApiCall::Rename => "Know an instance by another name, without a restart",
+        ApiCall::Hosts => "The hosts that have an agent",
+        ApiCall::Tasks => "The latest tasks",
+        ApiCall::State => "The store, for controllers: journals, ledgers, holds, leases",
+        ApiCall::Join => "Agents: begin a session for some hosts",
+        ApiCall::Stream => "Agents: what is to be done, a JSON object a line",
+        ApiCall::Tell => "Agents: results and reports",
+        ApiCall::Health => "Is it there?",
+        ApiCall::Ready => "Can it do its work?",
+        ApiCall::Metrics => "Counts, for Prometheus",
+        ApiCall::Description => "This description",
     }
 }
 
-fn request(call: Call) -> Option<&'static str> {
+fn request(call: ApiCall) -> Option<&'static str> {
     match call {
-        Call::Register | Call::Update | Call::Operate { .. } => Some("ProcRequest"),
-        Call::Unregister | Call::Status { .. } | Call::Sync | Call::Groups => Some("ProcRequest"),
-        Call::SetGroups | Call::Agents { .. } => Some("ProcRequest"),
-        Call::OperateMulti => Some("MultiRequest"),
-        Call::Result(_) => Some("TaskQuery"),
-        Call::Job(_) => Some("JobRequest"),
-        Call::JobResult => Some("JobTaskQuery"),
-        Call::Rename => Some("Rename"),
-        Call::State => Some("State"),
-        Call::Join => Some("Join"),
-        Call::Tell => Some("Told"),
-        Call::Processes | Call::Watch | Call::Hosts | Call::Tasks | Call::Stream => None,
-        Call::Health | Call::Ready | Call::Metrics | Call::Description => None,
+        ApiCall::Register | ApiCall::Update | ApiCall::Operate { .. } => Some("ProcRequest"),
+        ApiCall::Unregister | ApiCall::Status { .. } | ApiCall::Sync | ApiCall::Groups => Some("ProcRequest"),
+        ApiCall::SetGroups | ApiCall::Agents { .. } => Some("ProcRequest"),
+        ApiCall::OperateMulti => Some("MultiRequest"),
+        ApiCall::Result(_) => Some("TaskQuery"),
+        ApiCall::Job(_) => Some("JobRequest"),
+        ApiCall::JobResult => Some("JobTaskQuery"),
+        ApiCall::Rename => Some("Rename"),
+        ApiCall::State => Some("State"),
+        ApiCall::Join => Some("Join"),
+        ApiCall::Tell => Some("Told"),
+        ApiCall::Processes | ApiCall::Watch | ApiCall::Hosts | ApiCall::Tasks | ApiCall::Stream => None,
+        ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => None,
     }
 }
 
-fn parameters(call: Call) -> &'static [(&'static str, &'static str)] {
+fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
     const FILTERS: &[(&str, &str)] = &[
         ("namespace", "a pattern"),
         ("name", "a pattern"),
@@ -122,36 +122,36 @@ fn parameters(call: Call) -> &'static [(&'static str, &'static str)] {
         ("numbers", "watch, set: also the numbers of other changes"),
     ];
     match call {
-        Call::Processes | Call::Watch => FILTERS,
-        Call::Hosts => &[("brief", "set: without the number of processes")],
-        Call::Stream => &[("session", "from join"), ("after", "the last seq that is known")],
-        Call::Tell => &[("session", "from join")],
+        ApiCall::Processes | ApiCall::Watch => FILTERS,
+        ApiCall::Hosts => &[("brief", "set: without the number of processes")],
+        ApiCall::Stream => &[("session", "from join"), ("after", "the last seq that is known")],
+        ApiCall::Tell => &[("session", "from join")],
         _ => &[],
     }
 }
 
-fn headers(call: Call) -> Vec<Value> {
+fn headers(call: ApiCall) -> Vec<Value> {
     let ours = [
         ("X-Abide-Op", "the same for the same call: it is carried out once"),
         ("X-Abide-Owner", "whose instances these are"),
         ("X-Abide-Generation", "of the owner's writer lease: an older one is refused with 1900409"),
     ];
     let header = |(name, about): (&str, &str)| json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}});
-    match call.changes() && call.access() == Access::App {
+    match call.changes() && call.access() == RouteAccess::App {
         true => ours.map(header).to_vec(),
         false => Vec::new(),
     }
 }
 
-fn responses(call: Call) -> Value {
+fn responses(call: ApiCall) -> Value {
     let content = match call {
-        Call::Watch | Call::Stream => json!({"application/x-ndjson": {}}),
-        Call::Metrics => json!({"text/plain": {}}),
-        Call::Health | Call::Ready | Call::Description => json!({"application/json": {}}),
+        ApiCall::Watch | ApiCall::Stream => json!({"application/x-ndjson": {}}),
+        ApiCall::Metrics => json!({"text/plain": {}}),
+        ApiCall::Health | ApiCall::Ready | ApiCall::Description => json!({"application/json": {}}),
         _ => json!({"application/json": {"schema": reference("Envelope")}}),
     };
     let mut all = json!({"200": {"description": "done, or refused in the envelope", "content": content}});
-    if call.access() != Access::Anybody {
+    if call.access() != RouteAccess::Anybody {
         for (status, why) in [
             ("401", "no such credentials"),
             ("413", "the body is too large"),

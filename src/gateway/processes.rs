@@ -8,17 +8,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::hosts::HostSession;
-use super::registry::{Record, instance_of};
-use super::secrets::{has_secrets, redacted, shown};
-use super::tasks::Allowed;
-use super::{Gateway, Refusal};
-use crate::gse::channel::{Held, Ran, Report};
+use super::registry::{RegistryRecord, instance_of};
+use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
+use super::tasks::NamespaceFilter;
+use super::{ApiError, Gateway};
+use crate::gse::agent_protocol::{OwnedSpec, Report, ReportedRun};
 use crate::model::{InstanceKey, Time, glob};
-use crate::store::{Error, Number, Store};
+use crate::store::{Error, Seq, Store};
 
 /// The most rows on a page, and how many there are unless asked for.
-const MOST: usize = 10_000;
-const USUAL: usize = 1_000;
+const MAX_LIMIT: usize = 10_000;
+const DEFAULT_LIMIT: usize = 1_000;
 
 /// Which processes are asked for.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -39,7 +39,7 @@ pub struct Query {
 }
 
 impl Query {
-    fn means(&self, key: &InstanceKey, record: Option<&Record>) -> bool {
+    fn matches(&self, key: &InstanceKey, record: Option<&RegistryRecord>) -> bool {
         let is =
             |pattern: &Option<String>, text: &str| pattern.as_ref().is_none_or(|pattern| glob(pattern, text));
         let owner = record.and_then(|record| record.given.owner.as_deref());
@@ -49,16 +49,16 @@ impl Query {
             && self.owner.as_ref().is_none_or(|wanted| owner == Some(wanted))
     }
 
-    fn limit(&self) -> Result<usize, Refusal> {
-        let Some(text) = &self.limit else { return Ok(USUAL) };
-        let limit = text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-        limit.ok_or_else(|| Refusal::Wrong(format!("limit is {text:?}: it must be 1 to {MOST}")))
+    fn limit(&self) -> Result<usize, ApiError> {
+        let Some(text) = &self.limit else { return Ok(DEFAULT_LIMIT) };
+        let limit = text.parse().ok().filter(|limit| (1..=MAX_LIMIT).contains(limit));
+        limit.ok_or_else(|| ApiError::BadRequest(format!("limit is {text:?}: it must be 1 to {MAX_LIMIT}")))
     }
 }
 
 impl<S: Store> Gateway<S> {
     /// A page of processes, by namespace, name and host. `more`: the key that the next page comes after.
-    pub async fn processes(&self, query: &Query, may: Allowed<'_>) -> Result<Value, Refusal> {
+    pub async fn processes(&self, query: &Query, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
         let limit = query.limit()?;
         let plain = |text: &&String| !text.contains(['*', '?', '[']);
         let prefix = match query.namespace.as_ref().filter(plain) {
@@ -78,11 +78,11 @@ impl<S: Store> Gateway<S> {
                 }
                 after = Some(entry.key.to_string());
                 let (Some(key), Ok(record)) =
-                    (instance_of(&entry.key), serde_json::from_slice::<Record>(&entry.value))
+                    (instance_of(&entry.key), serde_json::from_slice::<RegistryRecord>(&entry.value))
                 else {
                     continue;
                 };
-                if query.means(&key, Some(&record)) && may(key.namespace.as_str()) {
+                if query.matches(&key, Some(&record)) && may(key.namespace.as_str()) {
                     let report = self.report(&key).await?;
                     items.push(self.process(&key, &record, report.as_ref(), query.brief.is_none()));
                 }
@@ -93,11 +93,17 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    fn process(&self, key: &InstanceKey, record: &Record, report: Option<&Report>, whole: bool) -> Value {
+    fn process(
+        &self,
+        key: &InstanceKey,
+        record: &RegistryRecord,
+        report: Option<&Report>,
+        whole: bool,
+    ) -> Value {
         let given = &record.given;
         let live = report.and_then(|report| report.live.as_ref());
         let hosted = report.is_some_and(|report| report.hosted);
-        let alive = self.hosts.alive(&key.host).is_some();
+        let alive = self.hosts.agent_version(&key.host).is_some();
         let time = |ms: i64| (ms > 0).then(|| Time(ms).to_string());
         let told =
             self.reported_at(&key.host, report.map_or(0, |report| report.at)).max(record.registered) * 1000;
@@ -134,23 +140,25 @@ impl<S: Store> Gateway<S> {
         if whole {
             let labels = &given.spec.labels;
             // A reader that knows nothing of redacted specs compares revisions.
-            let mut put = |name: &str, revision: &str, held: Option<&Held>| match held {
+            let mut put = |name: &str, revision: &str, held: Option<&OwnedSpec>| match held {
                 Some(held) if has_secrets(&held.spec) => {
-                    let redacted = redacted(&held.spec, labels);
+                    let redacted = redacted_spec(&held.spec, labels);
                     if row[revision].is_null() {
                         row[revision] = redacted["revision"].clone();
                     }
                     row[name] = Value::Null;
                     row[format!("{name}_redacted")] = redacted;
                 }
-                held => row[name] = held.map_or(Value::Null, |held| shown(&held.spec)),
+                held => row[name] = held.map_or(Value::Null, |held| spec_with_digests(&held.spec)),
             };
             put("spec", "revision", Some(given));
             put("live_spec", "live_revision", live);
             row["ran"] = match report.and_then(|report| report.ran.as_ref()) {
-                None | Some(Ran::Never) => json!("never"),
-                Some(Ran::Unknown) => json!("unknown"),
-                Some(Ran::With(held)) => json!({"revision": held.revision, "spec": shown(&held.spec)}),
+                None | Some(ReportedRun::Never) => json!("never"),
+                Some(ReportedRun::Unknown) => json!("unknown"),
+                Some(ReportedRun::With(held)) => {
+                    json!({"revision": held.revision, "spec": spec_with_digests(&held.spec)})
+                }
             };
         }
         row
@@ -158,19 +166,24 @@ impl<S: Store> Gateway<S> {
 
     /// Changes from a number on, a line each: the number and the row as it is now, or nothing, where it went. An empty
     /// line now and then; where that is asked for, a number alone: up to there nothing else changed. A line `{"forgotten": true}` ends it: look at everything anew.
-    pub async fn watch(self: &Arc<Self>, query: Query, after: Number, apps: Watcher) -> Body {
+    pub async fn watch(self: &Arc<Self>, query: Query, after: Seq, apps: SharedNamespaceFilter) -> Body {
         let state = (Arc::clone(self), query, after, apps, false);
         Body::from_stream(stream::unfold(state, |(gateway, query, after, apps, ended)| async move {
             if ended {
                 return None;
             }
-            let (line, last, ended) = gateway.changed(&query, after, &apps).await;
+            let (line, last, ended) = gateway.changes_after(&query, after, &apps).await;
             Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), (gateway, query, last, apps, ended)))
         }))
     }
 
-    async fn changed(&self, query: &Query, after: Number, may: &Watcher) -> (Vec<u8>, Number, bool) {
-        let beat = std::time::Duration::from_secs(crate::gse::channel::BEAT_SECS);
+    async fn changes_after(
+        &self,
+        query: &Query,
+        after: Seq,
+        may: &SharedNamespaceFilter,
+    ) -> (Vec<u8>, Seq, bool) {
+        let beat = std::time::Duration::from_secs(crate::gse::agent_protocol::HEARTBEAT_SECS);
         // A number that never was belongs to another store.
         let ahead = self.store.range("", None, 0).await.is_ok_and(|page| page.as_of < after);
         if ahead {
@@ -182,7 +195,7 @@ impl<S: Store> Gateway<S> {
         let changes = match tokio::time::timeout(beat, self.store.changes("", after)).await {
             Err(_) => return (b"\n".to_vec(), after, false),
             Ok(Ok(changes)) => changes,
-            Ok(Err(Error::Forgotten)) => return (b"{\"forgotten\":true}\n".to_vec(), after, true),
+            Ok(Err(Error::Compacted)) => return (b"{\"forgotten\":true}\n".to_vec(), after, true),
             Ok(Err(error)) => {
                 let line = json!({"error": error.to_string()}).to_string() + "\n";
                 return (line.into_bytes(), after, true);
@@ -200,10 +213,10 @@ impl<S: Store> Gateway<S> {
         for key in keys.into_iter().filter(|key| may(key.namespace.as_str())) {
             let record = self.record(&key).await.ok().flatten();
             // One that went, or went to another owner, is told of to everybody who might have known it.
-            if !(Query { owner: None, ..query.clone() }).means(&key, None) {
+            if !(Query { owner: None, ..query.clone() }).matches(&key, None) {
                 continue;
             }
-            let record = record.filter(|record| query.means(&key, Some(record)));
+            let record = record.filter(|record| query.matches(&key, Some(record)));
             let report = self.report(&key).await.ok().flatten();
             let row =
                 record.map(|record| self.process(&key, &record, report.as_ref(), query.brief.is_none()));
@@ -221,7 +234,7 @@ impl<S: Store> Gateway<S> {
 
     /// All hosts that have, or had, an agent since this gateway began, and, unless it is to be brief, how many processes
     /// each has.
-    pub async fn list_hosts(&self, brief: bool) -> Result<Value, Refusal> {
+    pub async fn list_hosts(&self, brief: bool) -> Result<Value, ApiError> {
         let mut hosts = Vec::new();
         for HostSession { host, connected, version, clock_skew_ms, heard } in self.hosts.all() {
             let mut row = json!({"host": host, "agent": connected, "version": version,
@@ -239,4 +252,4 @@ impl<S: Store> Gateway<S> {
 
 /// Which namespaces a watcher may see; asked for every change, so that a right that is taken away is gone. With an empty
 /// name: whether the watcher is still known at all.
-pub type Watcher = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+pub type SharedNamespaceFilter = Arc<dyn Fn(&str) -> bool + Send + Sync>;

@@ -4,22 +4,22 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::identity::{OpenStarts, Whose, claim_key, shares_identity};
-use super::secrets::remembered;
+use super::identity::{IdentityOwner, OpenStarts, claim_key, identity_conflict_message};
+use super::secrets::secret_history;
 use super::tasks::instance;
-use super::{Caller, Gateway, Refusal, now_secs};
-use crate::gse::answer::{Row, Rows};
-use crate::gse::channel::{Down, Held, Report};
+use super::{ApiError, Caller, Gateway, now_secs};
+use crate::gse::agent_protocol::{OwnedSpec, Report, ToAgent};
 use crate::gse::codes::RowCode;
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;
+use crate::gse::response::{Row, Rows};
 use crate::model::{AutoType, Host, InstanceKey, ProcessKey, Secret, Spec};
-use crate::store::{Number, Outcome, Store, Txn};
+use crate::store::{Outcome, Seq, Store, Txn};
 
 /// One registered instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    pub given: Held,
+pub struct RegistryRecord {
+    pub given: OwnedSpec,
     pub supplier: Option<u64>,
     /// Seconds since 1970.
     pub registered: i64,
@@ -32,14 +32,14 @@ pub struct Record {
 }
 
 /// How often a call begins anew because another wrote meanwhile.
-pub(super) const TRIES: usize = 50;
+pub(super) const MAX_ATTEMPTS: usize = 50;
 
 /// The refusal of a call that conflicted each time.
 pub(super) const CONTENDED: &str = "others keep changing the same processes: try again";
 
 /// What a registry call does with each host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum RegistryCall {
     Register,
     Update,
     Unregister,
@@ -63,41 +63,41 @@ pub(super) fn identity_key(instance: &InstanceKey, spec: &Spec) -> String {
 }
 
 /// A spec as it is held: our own labels are no part of it.
-pub fn held(mut spec: Spec, caller: &Caller) -> Held {
+pub fn owned_spec(mut spec: Spec, caller: &Caller) -> OwnedSpec {
     let owner = spec.labels.remove("abide_owner").or_else(|| caller.owner.clone());
     let revision = spec.labels.remove("abide_rev").and_then(|text| text.parse().ok());
     spec.labels.retain(|name, _| !name.starts_with("abide_"));
-    Held { spec: Arc::new(spec), owner, revision }
+    OwnedSpec { spec: Arc::new(spec), owner, revision }
 }
 
 impl<S: Store> Gateway<S> {
     /// All hosts of one request in one commit; each has its own row.
     pub async fn registry_call(
         &self,
-        call: Call,
+        call: RegistryCall,
         request: &ProcRequest,
         caller: &Caller,
-    ) -> Result<Rows, Refusal> {
+    ) -> Result<Rows, ApiError> {
         let (process, hosts, written) = (request.process()?, request.targets()?, request.written());
-        let given = request.spec()?.map(|spec| held(spec, caller));
-        if given.is_none() && call != Call::Unregister {
-            return Err(Refusal::Wrong("spec is missing".to_owned()));
+        let given = request.spec()?.map(|spec| owned_spec(spec, caller));
+        if given.is_none() && call != RegistryCall::Unregister {
+            return Err(ApiError::BadRequest("spec is missing".to_owned()));
         }
-        for _ in 0..TRIES {
-            if let Some(answer) = self.answered(caller).await? {
+        for _ in 0..MAX_ATTEMPTS {
+            if let Some(answer) = self.stored_response(caller).await? {
                 return Ok(serde_json::from_value(answer)?);
             }
             let mut rows = Rows::new();
             let mut txn = Txn::default();
             let starts = OpenStarts::default();
-            let mut told: Vec<(InstanceKey, Option<Held>)> = Vec::new();
+            let mut told: Vec<(InstanceKey, Option<OwnedSpec>)> = Vec::new();
             for host in &hosts {
                 let row_key = keys::v1(host, &process).unwrap_or_else(|| keys::v2(&host.key, &process));
                 let row_key = keys::as_written(row_key, &host.key, written.get(&host.key));
                 let instance = instance(&process, &host.key);
-                let given = match given.clone().filter(|_| call != Call::Unregister) {
+                let given = match given.clone().filter(|_| call != RegistryCall::Unregister) {
                     Some(given) => {
-                        let given = self.still_owned(&instance, given).await?;
+                        let given = self.with_current_owner(&instance, given).await?;
                         match self.with_secrets(&instance, given).await? {
                             Ok(given) => Some(given),
                             Err(why) => {
@@ -110,7 +110,7 @@ impl<S: Store> Gateway<S> {
                 };
                 let (row, part) = match &given {
                     Some(given) => {
-                        let update = call == Call::Update;
+                        let update = call == RegistryCall::Update;
                         self.put(&instance, host.supplier, given, update, caller, &starts).await?
                     }
                     None => self.remove(&instance).await?,
@@ -127,69 +127,71 @@ impl<S: Store> Gateway<S> {
                 let row = Row::new(RowCode(done.code), done.message);
                 return Ok(rows.into_keys().map(|key| (key, row.clone())).collect());
             }
-            txn = txn.and(fence).and(self.answers(caller, &rows)?);
+            txn = txn.and(fence).and(self.response_txn(caller, &rows)?);
             if txn.writes.is_empty() {
                 return Ok(rows);
             }
             if let Outcome::Written(number) = self.store.txn(txn).await? {
-                told.into_iter().for_each(|(instance, given)| self.give(instance, given, number));
+                told.into_iter().for_each(|(instance, given)| self.push_spec(instance, given, number));
                 return Ok(rows);
             }
         }
-        Err(Refusal::Wrong(CONTENDED.to_owned()))
+        Err(ApiError::BadRequest(CONTENDED.to_owned()))
     }
 
     /// Tells the host's agent what is registered now; one that is not there learns it when it joins.
-    pub(super) fn give(&self, instance: InstanceKey, given: Option<Held>, changed: Number) {
+    pub(super) fn push_spec(&self, instance: InstanceKey, given: Option<OwnedSpec>, changed: Seq) {
         let host = instance.host.clone();
-        self.hosts.send(&host, Down::Give { instance, given, changed });
+        self.hosts.send(&host, ToAgent::SetSpec { instance, given, changed });
     }
 
     async fn put(
         &self,
         instance: &InstanceKey,
         supplier: Option<u64>,
-        given: &Held,
+        given: &OwnedSpec,
         update: bool,
         caller: &Caller,
         starts: &OpenStarts,
-    ) -> Result<(Row, Txn), Refusal> {
+    ) -> Result<(Row, Txn), ApiError> {
         let key = key_of("reg", instance);
         let there = self.store.get(&key).await?;
         if there.is_some() && !update {
             let message = "it is registered already: update_proc_info changes it";
             return Ok((Row::new(RowCode::EXISTS, message), Txn::default()));
         }
-        let old: Option<Record> = there.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
-        let taken = match self.whose(instance, self.holder(instance, &given.spec).await?, starts).await? {
-            Whose::Own(entry) => entry.map_or(0, |entry| entry.changed),
-            // Registered without it: its first start decides.
-            Whose::Claimed(_, entry) => entry.changed,
-            Whose::Other(other) => {
-                let message = shares_identity(&other, caller);
-                return Ok((Row::new(RowCode::COMMAND_FAILED, message), Txn::default()));
-            }
-        };
-        if let Some(why) = self.is_another(instance, old.as_ref(), &given.spec).await? {
+        let old: Option<RegistryRecord> =
+            there.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let taken =
+            match self.identity_owner(instance, self.holder(instance, &given.spec).await?, starts).await? {
+                IdentityOwner::Own(entry) => entry.map_or(0, |entry| entry.mod_seq),
+                // Registered without it: its first start decides.
+                IdentityOwner::Claimed(_, entry) => entry.mod_seq,
+                IdentityOwner::Other(other) => {
+                    let message = identity_conflict_message(&other, caller);
+                    return Ok((Row::new(RowCode::COMMAND_FAILED, message), Txn::default()));
+                }
+            };
+        if let Some(why) = self.identity_change_error(instance, old.as_ref(), &given.spec).await? {
             return Ok((Row::new(RowCode::COMMAND_FAILED, why), Txn::default()));
         }
         let before = old.as_ref().map(|old| &*old.given.spec);
         let txn = record_txn(instance, given, old.as_ref(), supplier, caller.generation)?
             .and(self.identity_txn(instance, before, &given.spec, None).await?)
-            .only_if(key, there.map_or(0, |entry| entry.changed))
+            .only_if(key, there.map_or(0, |entry| entry.mod_seq))
             .only_if(identity_key(instance, &given.spec), taken);
         Ok((Row::done(), txn))
     }
 
     /// What runs or is guarded under one identity cannot be registered under another.
-    async fn is_another(
+    async fn identity_change_error(
         &self,
         instance: &InstanceKey,
-        old: Option<&Record>,
+        old: Option<&RegistryRecord>,
         new: &Spec,
-    ) -> Result<Option<String>, Refusal> {
+    ) -> Result<Option<String>, ApiError> {
         let Some(report) = self.report(instance).await? else { return Ok(None) };
-        let differs = |old: &Spec| !is_same(old, new);
+        let differs = |old: &Spec| !has_same_identity(old, new);
         let runs = report.live.as_ref().filter(|live| live.spec.monitor.auto_type != AutoType::Periodic);
         if runs.is_some_and(|live| differs(&live.spec)) {
             return Ok(Some("it runs under another identity: stop it first".to_owned()));
@@ -200,7 +202,7 @@ impl<S: Store> Gateway<S> {
         Ok(None)
     }
 
-    async fn remove(&self, instance: &InstanceKey) -> Result<(Row, Txn), Refusal> {
+    async fn remove(&self, instance: &InstanceKey) -> Result<(Row, Txn), ApiError> {
         let key = key_of("reg", instance);
         let Some(entry) = self.store.get(&key).await? else {
             return Ok((Row::new(RowCode::DONE, "it was not registered"), Txn::default()));
@@ -214,14 +216,14 @@ impl<S: Store> Gateway<S> {
         if let Some(wrong) = wrong {
             return Ok((Row::new(RowCode::COMMAND_FAILED, wrong), Txn::default()));
         }
-        Ok((Row::done(), self.removal(instance, &entry.value).await?.only_if(key, entry.changed)))
+        Ok((Row::done(), self.removal(instance, &entry.value).await?.only_if(key, entry.mod_seq)))
     }
 
     /// Everything that is kept of an instance goes.
-    pub(super) async fn removal(&self, instance: &InstanceKey, record: &[u8]) -> Result<Txn, Refusal> {
+    pub(super) async fn removal(&self, instance: &InstanceKey, record: &[u8]) -> Result<Txn, ApiError> {
         let mut txn = Txn::delete(key_of("reg", instance)).and(Txn::delete(key_of("live", instance)));
-        if let Ok(record) = serde_json::from_slice::<Record>(record) {
-            txn = txn.and(self.leaves_identity(instance, &record.given.spec).await?);
+        if let Ok(record) = serde_json::from_slice::<RegistryRecord>(record) {
+            txn = txn.and(self.release_identity_txn(instance, &record.given.spec).await?);
         }
         if self.store.get(&claim_key(instance)).await?.is_some() {
             txn = txn.and(Txn::delete(claim_key(instance)));
@@ -230,28 +232,36 @@ impl<S: Store> Gateway<S> {
     }
 
     /// The process that is registered with an identity on a host.
-    pub(super) async fn named(&self, host: &Host, spec: &Spec) -> Result<Option<ProcessKey>, Refusal> {
+    pub(super) async fn process_of_identity(
+        &self,
+        host: &Host,
+        spec: &Spec,
+    ) -> Result<Option<ProcessKey>, ApiError> {
         let key = format!("identity/{}/{}", host.key, spec.identity.index_key());
         let entry = self.store.get(&key).await?;
         Ok(entry.and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok()))
     }
 
     /// Who says nothing of an owner takes nothing from anybody: what was whose stays so.
-    pub(super) async fn still_owned(&self, instance: &InstanceKey, held: Held) -> Result<Held, Refusal> {
+    pub(super) async fn with_current_owner(
+        &self,
+        instance: &InstanceKey,
+        held: OwnedSpec,
+    ) -> Result<OwnedSpec, ApiError> {
         if held.owner.is_some() {
             return Ok(held);
         }
         let owner = self.record(instance).await?.and_then(|record| record.given.owner);
-        Ok(Held { owner, ..held })
+        Ok(OwnedSpec { owner, ..held })
     }
 
-    pub(super) async fn record(&self, instance: &InstanceKey) -> Result<Option<Record>, Refusal> {
+    pub(super) async fn record(&self, instance: &InstanceKey) -> Result<Option<RegistryRecord>, ApiError> {
         let entry = self.store.get(&key_of("reg", instance)).await?;
         Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
     }
 
     /// What its agent told last.
-    pub(super) async fn report(&self, instance: &InstanceKey) -> Result<Option<Report>, Refusal> {
+    pub(super) async fn report(&self, instance: &InstanceKey) -> Result<Option<Report>, ApiError> {
         let entry = self.store.get(&key_of("live", instance)).await?;
         Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
     }
@@ -260,20 +270,20 @@ impl<S: Store> Gateway<S> {
 /// Writes what an instance is given; its identity is written with it ([`Gateway::identity_txn`]).
 pub fn record_txn(
     instance: &InstanceKey,
-    given: &Held,
-    old: Option<&Record>,
+    given: &OwnedSpec,
+    old: Option<&RegistryRecord>,
     supplier: Option<u64>,
     generation: Option<u64>,
-) -> Result<Txn, Refusal> {
+) -> Result<Txn, ApiError> {
     let registered = old.map_or_else(now_secs, |old| old.registered);
     let supplier = supplier.or(old.and_then(|old| old.supplier));
-    let secrets = remembered(old, &given.spec);
-    let record = Record { given: given.clone(), supplier, registered, generation, secrets };
+    let secrets = secret_history(old, &given.spec);
+    let record = RegistryRecord { given: given.clone(), supplier, registered, generation, secrets };
     Ok(Txn::put(key_of("reg", instance), serde_json::to_vec(&record)?))
 }
 
 /// Are these one process to those who run it?
-fn is_same(one: &Spec, other: &Spec) -> bool {
+fn has_same_identity(one: &Spec, other: &Spec) -> bool {
     let parts = |spec: &Spec| {
         let identity = spec.identity.clone();
         (identity.proc_name, identity.setup_path, identity.pid_path, identity.user, identity.value_key)

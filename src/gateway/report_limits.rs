@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use tracing::warn;
 
-use super::{Gateway, Refusal};
-use crate::gse::channel::{Join, OpResult, Up};
+use super::{ApiError, Gateway};
+use crate::gse::agent_protocol::{FromAgent, Join, OpResult};
 use crate::model::HostKey;
 use crate::store::Store;
 
@@ -27,7 +27,7 @@ const MAX_INSTANCES: usize = 100_000;
 const MAX_MESSAGE: usize = 64 << 10;
 const MAX_CONTENT: usize = 1 << 20;
 
-pub fn check_join(join: &Join) -> Result<(), Refusal> {
+pub fn check_join(join: &Join) -> Result<(), ApiError> {
     let refused = match () {
         () if join.hosts.len() > MAX_HOSTS => {
             format!("{} hosts in one session: at most {MAX_HOSTS} are allowed", join.hosts.len())
@@ -38,16 +38,16 @@ pub fn check_join(join: &Join) -> Result<(), Refusal> {
         () => return Ok(()),
     };
     warn!(hosts = join.hosts.len(), why = %refused, "agent refused");
-    Err(Refusal::Wrong(refused))
+    Err(ApiError::BadRequest(refused))
 }
 
-pub fn check_messages(agent: &str, told: &[Up]) -> Result<(), Refusal> {
+pub fn check_messages(agent: &str, told: &[FromAgent]) -> Result<(), ApiError> {
     if told.len() <= MAX_MESSAGES {
         return Ok(());
     }
     let refused = format!("{} messages in one call: at most {MAX_MESSAGES} are allowed", told.len());
     warn!(agent, why = %refused, "messages of an agent refused");
-    Err(Refusal::Wrong(refused))
+    Err(ApiError::BadRequest(refused))
 }
 
 /// The message and content of a result, within the limits.
@@ -81,7 +81,7 @@ impl ReportBudget {
         host: &HostKey,
         bytes: usize,
         is_new: bool,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, ApiError> {
         if bytes > MAX_REPORT {
             self.ignore(format!(
                 "host {host}: a report has {bytes} bytes, and at most {MAX_REPORT} are allowed"
@@ -120,7 +120,7 @@ impl ReportBudget {
 
 impl<S: Store> Gateway<S> {
     /// How many instances of a host have a report.
-    async fn reported_instances(&self, host: &HostKey) -> Result<usize, Refusal> {
+    async fn reported_instances(&self, host: &HostKey) -> Result<usize, ApiError> {
         let end = format!("/{host}");
         let page = self.store.range("live/", None, usize::MAX).await?;
         Ok(page.entries.iter().filter(|entry| entry.key.ends_with(&end)).count())

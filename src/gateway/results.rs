@@ -6,21 +6,21 @@ use std::sync::atomic::Ordering;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::tasks::{Allowed, KeyForm, Stand, Task};
-use super::{Gateway, Refusal, now_ms};
-use crate::gse::answer::Rows;
+use super::tasks::{GatewayTask, ItemState, KeyForm, NamespaceFilter};
+use super::{ApiError, Gateway, now_ms};
 use crate::gse::codes::RowCode;
 use crate::gse::keys;
+use crate::gse::response::Rows;
 use crate::model::Host;
 use crate::store::{Store, Txn};
 
-const A_DAY_MS: i64 = 86_400_000;
+const TASK_RETENTION_MS: i64 = 86_400_000;
 /// How long a task that is done stays in memory, for those who still poll.
-const REMEMBERED_MS: i64 = 600_000;
+const MEMORY_RETENTION_MS: i64 = 600_000;
 
 impl<S: Store> Gateway<S> {
     /// get_proc_operate_result: a row for every instance asked for.
-    pub async fn results(&self, id: &str, form: KeyForm, may: Allowed<'_>) -> Result<Rows, Refusal> {
+    pub async fn results(&self, id: &str, form: KeyForm, may: NamespaceFilter<'_>) -> Result<Rows, ApiError> {
         let task = self.task(id, may).await?;
         let mut rows = Rows::new();
         for (nth, order) in task.orders.iter().enumerate() {
@@ -28,8 +28,8 @@ impl<S: Store> Gateway<S> {
             let process = order.instance.process();
             let second = keys::v2(&host.key, &process);
             let key = match form {
-                KeyForm::First => keys::v1(&host, &process).unwrap_or(second),
-                KeyForm::Second => second,
+                KeyForm::V1 => keys::v1(&host, &process).unwrap_or(second),
+                KeyForm::V2 => second,
             };
             rows.insert(keys::as_written(key, &host.key, order.written.as_ref()), task.row(nth));
         }
@@ -37,7 +37,7 @@ impl<S: Store> Gateway<S> {
     }
 
     /// get_proc_result: the same rows by JOB's key, with their content as it is.
-    pub async fn job_results(&self, id: &str, may: Allowed<'_>) -> Result<Value, Refusal> {
+    pub async fn job_results(&self, id: &str, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
         let task = self.task(id, may).await?;
         let mut rows = Rows::new();
         for (nth, order) in task.orders.iter().enumerate() {
@@ -54,9 +54,9 @@ impl<S: Store> Gateway<S> {
     }
 
     /// A task that this caller may see. One of other namespaces is not there.
-    async fn task(&self, id: &str, may: Allowed<'_>) -> Result<Arc<Task>, Refusal> {
-        let unknown = || Refusal::UnknownTask(format!("there is no task {id:?}"));
-        let known = self.tasks.known().get(id).cloned();
+    async fn task(&self, id: &str, may: NamespaceFilter<'_>) -> Result<Arc<GatewayTask>, ApiError> {
+        let unknown = || ApiError::UnknownTask(format!("there is no task {id:?}"));
+        let known = self.tasks.in_memory().get(id).cloned();
         let task = match known {
             Some(task) => task,
             None => self.load(id).await?.ok_or_else(unknown)?,
@@ -64,12 +64,12 @@ impl<S: Store> Gateway<S> {
         if !task.orders.iter().all(|order| may(order.instance.namespace.as_str())) {
             return Err(unknown());
         }
-        if task.queued.load(Ordering::Acquire) { Ok(task) } else { Err(Refusal::NotQueued) }
+        if task.queued.load(Ordering::Acquire) { Ok(task) } else { Err(ApiError::NotQueued) }
     }
 
     /// The latest tasks, for people: id, when, how many rows, how many of them are final, how many failed.
-    pub async fn list_tasks(&self, may: Allowed<'_>) -> Result<Value, Refusal> {
-        const SHOWN: usize = 1000;
+    pub async fn list_tasks(&self, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
+        const MAX_LISTED: usize = 1000;
         let mut ids: Vec<String> = self
             .store
             .range("task/", None, usize::MAX)
@@ -80,12 +80,12 @@ impl<S: Store> Gateway<S> {
             .collect();
         ids.reverse();
         let mut tasks = Vec::new();
-        for id in ids.into_iter().take(SHOWN) {
+        for id in ids.into_iter().take(MAX_LISTED) {
             let Ok(task) = self.task(&id, may).await else { continue };
             let rows = task.rows().clone();
             let done = rows.iter().filter_map(|row| match row {
-                Stand::Done(done) => Some(done.code),
-                Stand::Waiting | Stand::Sent => None,
+                ItemState::Done(done) => Some(done.code),
+                ItemState::Waiting | ItemState::Sent => None,
             });
             let codes: Vec<i64> = done.collect();
             let failed = codes.iter().filter(|code| **code != 0).count();
@@ -95,14 +95,15 @@ impl<S: Store> Gateway<S> {
     }
 
     /// Forgets tasks, and the names of calls, of more than a day ago.
-    pub async fn forget_old_tasks(&self) -> Result<usize, Refusal> {
+    pub async fn gc_tasks(&self) -> Result<usize, ApiError> {
         #[derive(Deserialize)]
-        struct When {
+        struct TaskStart {
             begun: i64,
         }
         let now = now_ms();
         let is_old = |value: &[u8]| {
-            serde_json::from_slice::<When>(value).map_or(true, |when| when.begun < now - A_DAY_MS)
+            serde_json::from_slice::<TaskStart>(value)
+                .map_or(true, |when| when.begun < now - TASK_RETENTION_MS)
         };
         let mut txn = Txn::default();
         for prefix in ["task/", "op/"] {
@@ -122,7 +123,7 @@ impl<S: Store> Gateway<S> {
         if count > 0 {
             self.store.txn(txn).await?;
         }
-        self.tasks.known().retain(|_, task| !task.is_done() || task.begun > now - REMEMBERED_MS);
+        self.tasks.in_memory().retain(|_, task| !task.is_done() || task.begun > now - MEMORY_RETENTION_MS);
         Ok(count)
     }
 }

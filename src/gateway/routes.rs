@@ -8,7 +8,7 @@ use crate::gse::JobApi;
 
 /// A call, whichever way it was addressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum ApiCall {
     Register,
     Update,
     Unregister,
@@ -47,7 +47,7 @@ pub enum Call {
 
 /// Who may make a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum RouteAccess {
     Anybody,
     /// An app, within its namespaces.
     App,
@@ -57,138 +57,158 @@ pub enum Access {
     Agent,
 }
 
-impl Call {
-    pub fn access(self) -> Access {
+impl ApiCall {
+    pub fn access(self) -> RouteAccess {
         match self {
-            Call::Health | Call::Ready => Access::Anybody,
-            Call::Join | Call::Stream | Call::Tell => Access::Agent,
-            Call::State | Call::Tasks | Call::Hosts => Access::Everywhere,
-            Call::Register | Call::Update | Call::Unregister | Call::Operate { .. } | Call::OperateMulti => {
-                Access::App
-            }
-            Call::Result(_) | Call::Status { .. } | Call::Sync | Call::SetGroups | Call::Groups => {
-                Access::App
-            }
-            Call::Agents { .. } | Call::Job(_) | Call::JobResult => Access::App,
-            Call::Processes | Call::Watch | Call::Rename | Call::Metrics | Call::Description => Access::App,
+            ApiCall::Health | ApiCall::Ready => RouteAccess::Anybody,
+            ApiCall::Join | ApiCall::Stream | ApiCall::Tell => RouteAccess::Agent,
+            ApiCall::State | ApiCall::Tasks | ApiCall::Hosts => RouteAccess::Everywhere,
+            ApiCall::Register
+            | ApiCall::Update
+            | ApiCall::Unregister
+            | ApiCall::Operate { .. }
+            | ApiCall::OperateMulti => RouteAccess::App,
+            ApiCall::Result(_)
+            | ApiCall::Status { .. }
+            | ApiCall::Sync
+            | ApiCall::SetGroups
+            | ApiCall::Groups => RouteAccess::App,
+            ApiCall::Agents { .. } | ApiCall::Job(_) | ApiCall::JobResult => RouteAccess::App,
+            ApiCall::Processes
+            | ApiCall::Watch
+            | ApiCall::Rename
+            | ApiCall::Metrics
+            | ApiCall::Description => RouteAccess::App,
         }
     }
 
     /// Is it JOB that answers?
     pub fn is_job(self) -> bool {
-        matches!(self, Call::Job(_) | Call::JobResult)
+        matches!(self, ApiCall::Job(_) | ApiCall::JobResult)
     }
 
     /// Does it change something? Then a line tells of it.
     pub fn changes(self) -> bool {
         match self {
-            Call::Register | Call::Update | Call::Unregister | Call::SetGroups | Call::Rename => true,
-            Call::Operate { .. } | Call::OperateMulti | Call::Job(_) | Call::Join => true,
-            Call::Result(_) | Call::JobResult | Call::Status { .. } | Call::Sync | Call::Groups => false,
-            Call::Agents { .. } | Call::Processes | Call::Watch | Call::Hosts | Call::Tasks => false,
+            ApiCall::Register
+            | ApiCall::Update
+            | ApiCall::Unregister
+            | ApiCall::SetGroups
+            | ApiCall::Rename => true,
+            ApiCall::Operate { .. } | ApiCall::OperateMulti | ApiCall::Job(_) | ApiCall::Join => true,
+            ApiCall::Result(_)
+            | ApiCall::JobResult
+            | ApiCall::Status { .. }
+            | ApiCall::Sync
+            | ApiCall::Groups => false,
+            ApiCall::Agents { .. }
+            | ApiCall::Processes
+            | ApiCall::Watch
+            | ApiCall::Hosts
+            | ApiCall::Tasks => false,
             // Controllers write their journals all the time, and agents tell all the time.
-            Call::State | Call::Stream | Call::Tell => false,
-            Call::Health | Call::Ready | Call::Metrics | Call::Description => false,
+            ApiCall::State | ApiCall::Stream | ApiCall::Tell => false,
+            ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => false,
         }
     }
 
     pub fn word(self) -> &'static str {
         match self {
-            Call::Register => "register",
-            Call::Update => "update",
-            Call::Unregister => "unregister",
-            Call::Operate { .. } => "operate",
-            Call::OperateMulti => "operate_multi",
-            Call::Result(_) => "result",
-            Call::Status { .. } => "status",
-            Call::Sync => "sync",
-            Call::SetGroups => "set_groups",
-            Call::Groups => "groups",
-            Call::Agents { .. } => "agents",
-            Call::Job(JobApi::ManageProc) => "manage_proc",
-            Call::Job(JobApi::OperateProcess) => "operate_process",
-            Call::JobResult => "job_result",
-            Call::Processes => "processes",
-            Call::Watch => "watch",
-            Call::Rename => "rename",
-            Call::Hosts => "hosts",
-            Call::Tasks => "tasks",
-            Call::State => "state",
-            Call::Join => "join",
-            Call::Stream => "stream",
-            Call::Tell => "tell",
-            Call::Health => "health",
-            Call::Ready => "ready",
-            Call::Metrics => "metrics",
-            Call::Description => "description",
+            ApiCall::Register => "register",
+            ApiCall::Update => "update",
+            ApiCall::Unregister => "unregister",
+            ApiCall::Operate { .. } => "operate",
+            ApiCall::OperateMulti => "operate_multi",
+            ApiCall::Result(_) => "result",
+            ApiCall::Status { .. } => "status",
+            ApiCall::Sync => "sync",
+            ApiCall::SetGroups => "set_groups",
+            ApiCall::Groups => "groups",
+            ApiCall::Agents { .. } => "agents",
+            ApiCall::Job(JobApi::ManageProc) => "manage_proc",
+            ApiCall::Job(JobApi::OperateProcess) => "operate_process",
+            ApiCall::JobResult => "job_result",
+            ApiCall::Processes => "processes",
+            ApiCall::Watch => "watch",
+            ApiCall::Rename => "rename",
+            ApiCall::Hosts => "hosts",
+            ApiCall::Tasks => "tasks",
+            ApiCall::State => "state",
+            ApiCall::Join => "join",
+            ApiCall::Stream => "stream",
+            ApiCall::Tell => "tell",
+            ApiCall::Health => "health",
+            ApiCall::Ready => "ready",
+            ApiCall::Metrics => "metrics",
+            ApiCall::Description => "description",
         }
     }
 }
 
 /// GSE's calls by name, through ESB and, in 2.0, through the API gateway.
-const GSE: &[(&str, Call)] = &[
-    ("register_proc_info", Call::Register),
-    ("update_proc_info", Call::Update),
-    ("unregister_proc_info", Call::Unregister),
-    ("operate_proc", Call::Operate { second: false }),
-    ("operate_proc_v2", Call::Operate { second: true }),
-    ("operate_proc_multi", Call::OperateMulti),
-    ("get_proc_operate_result", Call::Result(KeyForm::First)),
-    ("get_proc_operate_result_v2", Call::Result(KeyForm::Second)),
-    ("get_proc_status", Call::Status { second: false }),
-    ("get_proc_status_v2", Call::Status { second: true }),
-    ("sync_proc_status", Call::Sync),
-    ("set_process_group_info", Call::SetGroups),
-    ("get_process_group_info", Call::Groups),
-    ("get_agent_status", Call::Agents { by_id: false }),
-    ("get_agent_info", Call::Agents { by_id: false }),
-    ("list_agent_state", Call::Agents { by_id: true }),
+const GSE: &[(&str, ApiCall)] = &[
+    ("register_proc_info", ApiCall::Register),
+    ("update_proc_info", ApiCall::Update),
+    ("unregister_proc_info", ApiCall::Unregister),
+    ("operate_proc", ApiCall::Operate { second: false }),
+    ("operate_proc_v2", ApiCall::Operate { second: true }),
+    ("operate_proc_multi", ApiCall::OperateMulti),
+    ("get_proc_operate_result", ApiCall::Result(KeyForm::V1)),
+    ("get_proc_operate_result_v2", ApiCall::Result(KeyForm::V2)),
+    ("get_proc_status", ApiCall::Status { second: false }),
+    ("get_proc_status_v2", ApiCall::Status { second: true }),
+    ("sync_proc_status", ApiCall::Sync),
+    ("set_process_group_info", ApiCall::SetGroups),
+    ("get_process_group_info", ApiCall::Groups),
+    ("get_agent_status", ApiCall::Agents { by_id: false }),
+    ("get_agent_info", ApiCall::Agents { by_id: false }),
+    ("list_agent_state", ApiCall::Agents { by_id: true }),
 ];
 
-const JOB: &[(&str, Call)] = &[
-    ("manage_proc", Call::Job(JobApi::ManageProc)),
-    ("manage_process", Call::Job(JobApi::ManageProc)),
-    ("operate_process", Call::Job(JobApi::OperateProcess)),
-    ("get_proc_result", Call::JobResult),
+const JOB: &[(&str, ApiCall)] = &[
+    ("manage_proc", ApiCall::Job(JobApi::ManageProc)),
+    ("manage_process", ApiCall::Job(JobApi::ManageProc)),
+    ("operate_process", ApiCall::Job(JobApi::OperateProcess)),
+    ("get_proc_result", ApiCall::JobResult),
 ];
 
 /// GSE's own paths, where the method says what is asked for; and ours.
-const OTHERS: &[(&str, &str, Call)] = &[
-    ("POST", "/procapi/v1/proc/procinfo", Call::Register),
-    ("PUT", "/procapi/v1/proc/procinfo", Call::Update),
-    ("DELETE", "/procapi/v1/proc/procinfo", Call::Unregister),
-    ("POST", "/procapi/v1/proc/operate", Call::Operate { second: false }),
-    ("POST", "/procapi/v2/proc/operate", Call::Operate { second: true }),
-    ("POST", "/procapi/v2/proc/multioperate", Call::OperateMulti),
-    ("GET", "/procapi/v1/proc/operate", Call::Result(KeyForm::First)),
-    ("GET", "/procapi/v2/proc/operate", Call::Result(KeyForm::Second)),
-    ("GET", "/procapi/v1/proc/status", Call::Status { second: false }),
-    ("GET", "/procapi/v2/proc/status", Call::Status { second: true }),
-    ("GET", "/procapi/v1/proc/syncstatus", Call::Sync),
-    ("POST", "/procapi/v1/proc/groupinfo", Call::SetGroups),
-    ("GET", "/procapi/v1/proc/groupinfo", Call::Groups),
-    ("POST", "/api/v2/cluster/list_agent_state", Call::Agents { by_id: true }),
-    ("GET", "/api/abide/v1/processes", Call::Processes),
-    ("GET", "/api/abide/v1/processes/watch", Call::Watch),
-    ("POST", "/api/abide/v1/rename", Call::Rename),
-    ("GET", "/api/abide/v1/hosts", Call::Hosts),
-    ("GET", "/api/abide/v1/tasks", Call::Tasks),
-    ("POST", "/api/abide/v1/state", Call::State),
-    ("POST", "/api/abide/v1/agent/join", Call::Join),
-    ("GET", "/api/abide/v1/agent/stream", Call::Stream),
-    ("POST", "/api/abide/v1/agent/tell", Call::Tell),
-    ("GET", "/healthz", Call::Health),
-    ("GET", "/readyz", Call::Ready),
-    ("GET", "/metrics", Call::Metrics),
-    ("GET", "/openapi.json", Call::Description),
+const OTHERS: &[(&str, &str, ApiCall)] = &[
+    ("POST", "/procapi/v1/proc/procinfo", ApiCall::Register),
+    ("PUT", "/procapi/v1/proc/procinfo", ApiCall::Update),
+    ("DELETE", "/procapi/v1/proc/procinfo", ApiCall::Unregister),
+    ("POST", "/procapi/v1/proc/operate", ApiCall::Operate { second: false }),
+    ("POST", "/procapi/v2/proc/operate", ApiCall::Operate { second: true }),
+    ("POST", "/procapi/v2/proc/multioperate", ApiCall::OperateMulti),
+    ("GET", "/procapi/v1/proc/operate", ApiCall::Result(KeyForm::V1)),
+    ("GET", "/procapi/v2/proc/operate", ApiCall::Result(KeyForm::V2)),
+    ("GET", "/procapi/v1/proc/status", ApiCall::Status { second: false }),
+    ("GET", "/procapi/v2/proc/status", ApiCall::Status { second: true }),
+    ("GET", "/procapi/v1/proc/syncstatus", ApiCall::Sync),
+    ("POST", "/procapi/v1/proc/groupinfo", ApiCall::SetGroups),
+    ("GET", "/procapi/v1/proc/groupinfo", ApiCall::Groups),
+    ("POST", "/api/v2/cluster/list_agent_state", ApiCall::Agents { by_id: true }),
+    ("GET", "/api/abide/v1/processes", ApiCall::Processes),
+    ("GET", "/api/abide/v1/processes/watch", ApiCall::Watch),
+    ("POST", "/api/abide/v1/rename", ApiCall::Rename),
+    ("GET", "/api/abide/v1/hosts", ApiCall::Hosts),
+    ("GET", "/api/abide/v1/tasks", ApiCall::Tasks),
+    ("POST", "/api/abide/v1/state", ApiCall::State),
+    ("POST", "/api/abide/v1/agent/join", ApiCall::Join),
+    ("GET", "/api/abide/v1/agent/stream", ApiCall::Stream),
+    ("POST", "/api/abide/v1/agent/tell", ApiCall::Tell),
+    ("GET", "/healthz", ApiCall::Health),
+    ("GET", "/readyz", ApiCall::Ready),
+    ("GET", "/metrics", ApiCall::Metrics),
+    ("GET", "/openapi.json", ApiCall::Description),
 ];
 
 /// Where GSE 2.0 begins, behind whatever prefix the API gateway was given.
-const SECOND: [&str; 2] = ["/api/v2/proc/", "/api/v2/cluster/"];
+const V2_PREFIXES: [&str; 2] = ["/api/v2/proc/", "/api/v2/cluster/"];
 
 /// Every method and path, without prefixes and slashes at the end.
-pub fn all() -> impl Iterator<Item = (&'static str, String, Call)> {
-    let named = |prefix: &'static str, calls: &'static [(&'static str, Call)]| {
+pub fn all() -> impl Iterator<Item = (&'static str, String, ApiCall)> {
+    let named = |prefix: &'static str, calls: &'static [(&'static str, ApiCall)]| {
         calls.iter().map(move |(name, call)| ("POST", format!("{prefix}{name}"), *call))
     };
     named("/api/c/compapi/v2/gse/", GSE)
@@ -199,8 +219,8 @@ pub fn all() -> impl Iterator<Item = (&'static str, String, Call)> {
 }
 
 /// By path, then by method: a path has few.
-static TABLE: LazyLock<HashMap<String, Vec<(&'static str, Call)>>> = LazyLock::new(|| {
-    let mut table: HashMap<String, Vec<(&'static str, Call)>> = HashMap::new();
+static TABLE: LazyLock<HashMap<String, Vec<(&'static str, ApiCall)>>> = LazyLock::new(|| {
+    let mut table: HashMap<String, Vec<(&'static str, ApiCall)>> = HashMap::new();
     for (method, path, call) in all() {
         table.entry(path).or_default().push((method, call));
     }
@@ -209,23 +229,23 @@ static TABLE: LazyLock<HashMap<String, Vec<(&'static str, Call)>>> = LazyLock::n
 
 /// What a method and a path were found to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
-    Call(Call),
+pub enum RouteMatch {
+    Call(ApiCall),
     /// The path is there, and not for this method.
     OtherMethod,
     Nothing,
 }
 
 /// Finds the call of a path, with or without a slash at its end.
-pub fn find(method: &str, path: &str) -> Found {
+pub fn find(method: &str, path: &str) -> RouteMatch {
     let path = path.trim_end_matches('/');
     let calls = TABLE.get(path).or_else(|| {
-        let begins = SECOND.iter().find_map(|second| path.find(second))?;
+        let begins = V2_PREFIXES.iter().find_map(|second| path.find(second))?;
         TABLE.get(&path[begins..])
     });
-    let Some(calls) = calls else { return Found::Nothing };
+    let Some(calls) = calls else { return RouteMatch::Nothing };
     let call = calls.iter().find(|(known, _)| *known == method);
-    call.map_or(Found::OtherMethod, |(_, call)| Found::Call(*call))
+    call.map_or(RouteMatch::OtherMethod, |(_, call)| RouteMatch::Call(*call))
 }
 
 #[cfg(test)]
@@ -242,16 +262,16 @@ mod tests {
             "/prod/api/v2/proc/register_proc_info/",
             "/api/bk-gse/prod/api/v2/proc/register_proc_info",
         ] {
-            assert_eq!(find("POST", path), Found::Call(Call::Register), "{path}");
+            assert_eq!(find("POST", path), RouteMatch::Call(ApiCall::Register), "{path}");
         }
-        assert_eq!(find("PUT", "/procapi/v1/proc/procinfo"), Found::Call(Call::Update));
-        assert_eq!(find("PATCH", "/procapi/v1/proc/procinfo"), Found::OtherMethod);
+        assert_eq!(find("PUT", "/procapi/v1/proc/procinfo"), RouteMatch::Call(ApiCall::Update));
+        assert_eq!(find("PATCH", "/procapi/v1/proc/procinfo"), RouteMatch::OtherMethod);
         assert_eq!(
             find("POST", "/prod/api/v2/cluster/list_agent_state"),
-            Found::Call(Call::Agents { by_id: true })
+            RouteMatch::Call(ApiCall::Agents { by_id: true })
         );
         for path in ["", "/", "/nowhere", "/api/v2/proc/", "/healthz/x", "/api/c/compapi/v2/gse/"] {
-            assert_eq!(find("GET", path), Found::Nothing, "{path}");
+            assert_eq!(find("GET", path), RouteMatch::Nothing, "{path}");
         }
     }
 

@@ -8,22 +8,22 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::registry::Record;
-use super::{Gateway, Refusal};
-use crate::gse::channel::{Held, Ran};
+use super::registry::RegistryRecord;
+use super::{ApiError, Gateway};
+use crate::gse::agent_protocol::{OwnedSpec, ReportedRun};
 use crate::gse::spec_body;
-use crate::model::{Dialect, EnvValue, InstanceKey, Secret, Spec, Stamped};
+use crate::model::{Dialect, EnvValue, HashedSpec, InstanceKey, Secret, Spec};
 use crate::store::Store;
 
 /// Maximum replaced secrets that are remembered per instance: a rollback sends the digest of one.
-const REMEMBERED: usize = 16;
+const MAX_REMEMBERED: usize = 16;
 
 pub fn has_secrets(spec: &Spec) -> bool {
     spec.env.values().any(|value| matches!(value, EnvValue::Secret(_)))
 }
 
 /// A spec for readers, with digests in place of secrets.
-pub fn shown(spec: &Spec) -> Value {
+pub fn spec_with_digests(spec: &Spec) -> Value {
     match has_secrets(spec) {
         false => spec_body(spec, Dialect::Abide),
         true => {
@@ -39,14 +39,14 @@ pub fn shown(spec: &Spec) -> Value {
 }
 
 /// The same with the digests of the whole, which a reader could only make with the secrets. `labels`: those of the row.
-pub fn redacted(spec: &Spec, labels: &BTreeMap<String, String>) -> Value {
-    let whole = Stamped::new(Spec { labels: labels.clone(), ..spec.clone() });
+pub fn redacted_spec(spec: &Spec, labels: &BTreeMap<String, String>) -> Value {
+    let whole = HashedSpec::new(Spec { labels: labels.clone(), ..spec.clone() });
     let sum = format!("{:032x}", u128::from_be_bytes(whole.sum()));
-    json!({"spec": shown(spec), "revision": whole.revision().to_string(), "sum": sum})
+    json!({"spec": spec_with_digests(spec), "revision": whole.revision().to_string(), "sum": sum})
 }
 
 /// Secrets that a record keeps when another spec replaces its own: the newest last.
-pub fn remembered(old: Option<&Record>, new: &Spec) -> Vec<Secret> {
+pub fn secret_history(old: Option<&RegistryRecord>, new: &Spec) -> Vec<Secret> {
     let Some(old) = old else { return Vec::new() };
     let is_new = |secret: &Secret| !values(new).any(|known| known == secret);
     let mut kept: Vec<Secret> = Vec::new();
@@ -54,7 +54,7 @@ pub fn remembered(old: Option<&Record>, new: &Spec) -> Vec<Secret> {
         kept.retain(|known| known != secret);
         kept.push(secret.clone());
     }
-    kept.split_off(kept.len().saturating_sub(REMEMBERED))
+    kept.split_off(kept.len().saturating_sub(MAX_REMEMBERED))
 }
 
 fn values(spec: &Spec) -> impl Iterator<Item = &Secret> {
@@ -69,16 +69,16 @@ impl<S: Store> Gateway<S> {
     pub(super) async fn with_secrets(
         &self,
         instance: &InstanceKey,
-        held: Held,
-    ) -> Result<Result<Held, String>, Refusal> {
+        held: OwnedSpec,
+    ) -> Result<Result<OwnedSpec, String>, ApiError> {
         if !held.spec.env.values().any(|value| matches!(value, EnvValue::Digest(_))) {
             return Ok(Ok(held));
         }
         let record = self.record(instance).await?;
         let report = self.report(instance).await?;
         let ran = report.as_ref().and_then(|report| match &report.ran {
-            Some(Ran::With(held)) => Some(held),
-            Some(Ran::Never | Ran::Unknown) | None => None,
+            Some(ReportedRun::With(held)) => Some(held),
+            Some(ReportedRun::Never | ReportedRun::Unknown) | None => None,
         });
         let live = report.as_ref().and_then(|report| report.live.as_ref());
         let given = record.as_ref().map(|record| &record.given);
@@ -92,7 +92,7 @@ impl<S: Store> Gateway<S> {
                 None => return Ok(Err(unknown(name))),
             }
         }
-        Ok(Ok(Held { spec: Arc::new(spec), ..held }))
+        Ok(Ok(OwnedSpec { spec: Arc::new(spec), ..held }))
     }
 }
 

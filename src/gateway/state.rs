@@ -7,26 +7,28 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Gateway, Refusal};
+use super::{ApiError, Gateway};
 use crate::store::lease::{MAX_RESET, MAX_TTL};
-use crate::store::{Change, Compare, Entry, Holder, Lease, Number, Outcome, Reset, Store, Taken, Txn, Write};
+use crate::store::{
+    Change, Compare, Entry, Holder, Lease, LeaseAttempt, Outcome, Reset, Seq, Store, Txn, Write,
+};
 
 /// Where controllers keep things.
-pub const PLACES: [&str; 12] = [
+pub const CONTROLLER_PREFIXES: [&str; 12] = [
     "at/", "expect/", "history/", "hold/", "journal/", "lease/", "ledger/", "left/", "pause/", "pin/",
     "snap/", "source/",
 ];
 /// The most entries of an answer.
-const MOST: usize = 10_000;
+const MAX_ENTRIES: usize = 10_000;
 /// The longest that a question for changes waits.
-const LONGEST: Duration = Duration::from_secs(30);
+const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Maximum bytes in a lease's name.
-const LONGEST_NAME: usize = 1024;
+const MAX_NAME_BYTES: usize = 1024;
 
 /// One question to the store. Values are texts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Ask {
+pub enum StoreRequest {
     Get {
         key: String,
     },
@@ -53,7 +55,7 @@ pub enum Ask {
     /// Changes after a number; waits for the first.
     Changes {
         prefix: String,
-        after: Number,
+        after: Seq,
         #[serde(default)]
         wait_ms: u64,
     },
@@ -86,7 +88,7 @@ pub enum Ask {
 #[serde(deny_unknown_fields)]
 pub struct CompareWire {
     pub key: String,
-    pub changed: Number,
+    pub changed: Seq,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -98,19 +100,22 @@ pub struct WriteWire {
     pub value: Option<String>,
 }
 
-impl Ask {
+impl StoreRequest {
     /// What it changes, in a few words; `None`: nothing.
     pub fn changes(&self) -> Option<String> {
         match self {
-            Ask::Get { .. } | Ask::Range { .. } | Ask::Slice { .. } | Ask::Changes { .. } => None,
-            Ask::Txn { writes, .. } => {
+            StoreRequest::Get { .. }
+            | StoreRequest::Range { .. }
+            | StoreRequest::Slice { .. }
+            | StoreRequest::Changes { .. } => None,
+            StoreRequest::Txn { writes, .. } => {
                 let first = writes.first()?;
                 Some(format!("{} of {} keys", first.key, writes.len()))
             }
-            Ask::TakeLease { name, .. } => Some(format!("takes lease {name}")),
-            Ask::RenewLease { name, .. } => Some(format!("keeps lease {name}")),
-            Ask::ReleaseLease { name, .. } => Some(format!("leaves lease {name}")),
-            Ask::ResetLease { name, above, force } => {
+            StoreRequest::TakeLease { name, .. } => Some(format!("takes lease {name}")),
+            StoreRequest::RenewLease { name, .. } => Some(format!("keeps lease {name}")),
+            StoreRequest::ReleaseLease { name, .. } => Some(format!("leaves lease {name}")),
+            StoreRequest::ResetLease { name, above, force } => {
                 Some(format!("resets lease {name} (above {above}, force {force})"))
             }
         }
@@ -118,45 +123,48 @@ impl Ask {
 }
 
 impl<S: Store> Gateway<S> {
-    pub async fn state(&self, ask: Ask) -> Result<Value, Refusal> {
+    pub async fn state(&self, ask: StoreRequest) -> Result<Value, ApiError> {
         match ask {
-            Ask::Get { key } => {
-                let key = place(key)?;
+            StoreRequest::Get { key } => {
+                let key = check_key(key)?;
                 Ok(self.store.get(&key).await?.map_or(Value::Null, |found| entry(&found)))
             }
-            Ask::Range { prefix, after, limit } => {
-                let limit = limit.unwrap_or(MOST).min(MOST);
-                let page = self.store.range(&place(prefix)?, after.as_deref(), limit).await?;
+            StoreRequest::Range { prefix, after, limit } => {
+                let limit = limit.unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES);
+                let page = self.store.range(&check_key(prefix)?, after.as_deref(), limit).await?;
                 let entries: Vec<Value> = page.entries.iter().map(entry).collect();
                 Ok(json!({"entries": entries, "more": page.more.as_deref(), "as_of": page.as_of}))
             }
-            Ask::Slice { prefix, skip, limit } => {
-                let (entries, count) = self.store.slice(&place(prefix)?, skip, limit.min(MOST)).await?;
+            StoreRequest::Slice { prefix, skip, limit } => {
+                let (entries, count) =
+                    self.store.slice(&check_key(prefix)?, skip, limit.min(MAX_ENTRIES)).await?;
                 Ok(json!({"entries": entries.iter().map(entry).collect::<Vec<Value>>(), "count": count}))
             }
-            Ask::Txn { compares, writes } => {
-                let compare = |c: CompareWire| Ok(Compare { key: place(c.key)?, changed: c.changed });
+            StoreRequest::Txn { compares, writes } => {
+                let compare = |c: CompareWire| Ok(Compare { key: check_key(c.key)?, mod_seq: c.changed });
                 let write = |WriteWire { key, value }: WriteWire| {
-                    let key = place(key)?;
+                    let key = check_key(key)?;
                     // A lease's number is never given twice; writing it by hand could.
                     if key.starts_with("lease/") {
-                        return Err(Refusal::Wrong(format!("{key} is a lease: it is taken, not written")));
+                        return Err(ApiError::BadRequest(format!(
+                            "{key} is a lease: it is taken, not written"
+                        )));
                     }
                     Ok(match value {
                         Some(value) => Write::Put(key, value.into_bytes()),
                         None => Write::Delete(key),
                     })
                 };
-                let compares = compares.into_iter().map(compare).collect::<Result<_, Refusal>>()?;
-                let writes = writes.into_iter().map(write).collect::<Result<_, Refusal>>()?;
+                let compares = compares.into_iter().map(compare).collect::<Result<_, ApiError>>()?;
+                let writes = writes.into_iter().map(write).collect::<Result<_, ApiError>>()?;
                 Ok(match self.store.txn(Txn { compares, writes }).await? {
                     Outcome::Written(number) => json!({"written": number}),
                     Outcome::Conflict(key) => json!({"conflict": key}),
                 })
             }
-            Ask::Changes { prefix, after, wait_ms } => {
-                let wait = Duration::from_millis(wait_ms).min(LONGEST);
-                let prefix = place(prefix)?;
+            StoreRequest::Changes { prefix, after, wait_ms } => {
+                let wait = Duration::from_millis(wait_ms).min(MAX_WAIT);
+                let prefix = check_key(prefix)?;
                 let changes = match tokio::time::timeout(wait, self.store.changes(&prefix, after)).await {
                     Ok(changes) => changes?,
                     Err(_) => Vec::new(),
@@ -164,30 +172,30 @@ impl<S: Store> Gateway<S> {
                 let change = |Change { number, key, value }: &Change| json!({"number": number, "key": key, "value": value.as_deref().map(text)});
                 Ok(json!({"changes": changes.iter().map(change).collect::<Vec<_>>()}))
             }
-            Ask::TakeLease { name, holder, lives_ms } => {
-                let taken = self.store.take_lease(&named(name)?, &holder, ttl(lives_ms)?).await?;
+            StoreRequest::TakeLease { name, holder, lives_ms } => {
+                let taken = self.store.take_lease(&check_lease_name(name)?, &holder, ttl(lives_ms)?).await?;
                 Ok(match taken {
-                    Taken::Ours(lease) => json!({"ours": {"generation": lease.generation}}),
-                    Taken::Theirs { holder, generation, left_ms } => {
+                    LeaseAttempt::Ours(lease) => json!({"ours": {"generation": lease.generation}}),
+                    LeaseAttempt::Theirs { holder, generation, left_ms } => {
                         json!({"theirs": {"holder": holder, "generation": generation, "left_ms": left_ms}})
                     }
                 })
             }
-            Ask::RenewLease { name, holder, generation, lives_ms } => {
+            StoreRequest::RenewLease { name, holder, generation, lives_ms } => {
                 let lease = Lease { name, holder, generation };
                 Ok(json!({"kept": self.store.renew_lease(&lease, ttl(lives_ms)?).await?}))
             }
-            Ask::ReleaseLease { name, holder, generation } => {
+            StoreRequest::ReleaseLease { name, holder, generation } => {
                 self.store.release_lease(&Lease { name, holder, generation }).await?;
                 Ok(json!({"released": true}))
             }
-            Ask::ResetLease { name, above, force } => {
+            StoreRequest::ResetLease { name, above, force } => {
                 if above > MAX_RESET {
-                    return Err(Refusal::Wrong(format!(
+                    return Err(ApiError::BadRequest(format!(
                         "above is {above}: the greatest generation is {MAX_RESET}"
                     )));
                 }
-                Ok(match self.store.reset_lease(&named(name)?, above, force).await? {
+                Ok(match self.store.reset_lease(&check_lease_name(name)?, above, force).await? {
                     Reset::Free { generation } => json!({"free": {"generation": generation}}),
                     Reset::Renewed { holder, left_ms } => {
                         json!({"renewed": {"holder": holder, "left_ms": left_ms}})
@@ -198,35 +206,38 @@ impl<S: Store> Gateway<S> {
     }
 }
 
-fn place(key: String) -> Result<String, Refusal> {
-    match PLACES.iter().any(|place| key.starts_with(place)) {
+fn check_key(key: String) -> Result<String, ApiError> {
+    match CONTROLLER_PREFIXES.iter().any(|place| key.starts_with(place)) {
         true => Ok(key),
-        false => Err(Refusal::Wrong(format!("{key:?} is no place of a controller's: {}", PLACES.join(" ")))),
+        false => Err(ApiError::BadRequest(format!(
+            "{key:?} is no place of a controller's: {}",
+            CONTROLLER_PREFIXES.join(" ")
+        ))),
     }
 }
 
 /// A lease's name is part of a key.
-fn named(name: String) -> Result<String, Refusal> {
-    match name.is_empty() || name.len() > LONGEST_NAME {
-        true => Err(Refusal::Wrong(format!("a lease's name has 1 to {LONGEST_NAME} bytes"))),
+fn check_lease_name(name: String) -> Result<String, ApiError> {
+    match name.is_empty() || name.len() > MAX_NAME_BYTES {
+        true => Err(ApiError::BadRequest(format!("a lease's name has 1 to {MAX_NAME_BYTES} bytes"))),
         false => Ok(name),
     }
 }
 
 /// A holder that dies must not keep others out for long.
-fn ttl(lives_ms: u64) -> Result<Duration, Refusal> {
+fn ttl(lives_ms: u64) -> Result<Duration, ApiError> {
     let ttl = Duration::from_millis(lives_ms);
     match ttl > MAX_TTL {
         true => {
             let most = MAX_TTL.as_millis();
-            Err(Refusal::Wrong(format!("lives_ms is {lives_ms}: a lease lives at most {most} ms")))
+            Err(ApiError::BadRequest(format!("lives_ms is {lives_ms}: a lease lives at most {most} ms")))
         }
         false => Ok(ttl),
     }
 }
 
 fn entry(entry: &Entry) -> Value {
-    json!({"key": entry.key, "value": text(&entry.value), "changed": entry.changed})
+    json!({"key": entry.key, "value": text(&entry.value), "changed": entry.mod_seq})
 }
 
 fn text(value: &[u8]) -> String {

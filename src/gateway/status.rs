@@ -6,15 +6,15 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use super::registry::{TRIES, instance_of, key_of};
+use super::registry::{MAX_ATTEMPTS, instance_of, key_of};
 use super::tasks::instance;
-use super::{Caller, Gateway, Refusal};
-use crate::gse::answer::{Row, Rows, StatusData, StatusHost, StatusMeta, StatusRow};
-use crate::gse::channel::Down;
+use super::{ApiError, Caller, Gateway};
+use crate::gse::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;
-use crate::model::{HostKey, InstanceKey, Name, Percent, Revision};
+use crate::gse::response::{Row, Rows, StatusData, StatusHost, StatusMeta, StatusRow};
+use crate::model::{HostKey, InstanceKey, Name, Percent, SpecRevision};
 use crate::store::{Outcome, Store, Txn};
 
 /// The most rows on a page.
@@ -28,7 +28,7 @@ const AGENT_UNKNOWN: i64 = -1;
 
 impl<S: Store> Gateway<S> {
     /// get_proc_status, in both versions: the second adds what the first has no place for.
-    pub async fn status(&self, request: &ProcRequest, second: bool) -> Result<StatusData, Refusal> {
+    pub async fn status(&self, request: &ProcRequest, second: bool) -> Result<StatusData, ApiError> {
         let (process, hosts) = (request.process()?, request.targets()?);
         let mut proc_infos = Vec::new();
         for host in hosts {
@@ -42,12 +42,12 @@ impl<S: Store> Gateway<S> {
     }
 
     /// sync_proc_status: all of a namespace, in a stable order.
-    pub async fn sync(&self, request: &ProcRequest) -> Result<StatusData, Refusal> {
+    pub async fn sync(&self, request: &ProcRequest) -> Result<StatusData, ApiError> {
         let namespace = namespace(request)?;
         let page = request.page.unwrap_or_default();
         let (start, limit) = (page.start.unwrap_or(0), page.limit.unwrap_or(PAGE));
         if limit == 0 || limit > PAGE {
-            return Err(Refusal::Wrong(format!("page.limit is {limit}: it must be 1 to {PAGE}")));
+            return Err(ApiError::BadRequest(format!("page.limit is {limit}: it must be 1 to {PAGE}")));
         }
         let prefix = format!("reg/{namespace}/");
         let skip = usize::try_from(start).unwrap_or(usize::MAX);
@@ -67,14 +67,15 @@ impl<S: Store> Gateway<S> {
         request: &ProcRequest,
         body: &Value,
         caller: &Caller,
-    ) -> Result<Rows, Refusal> {
+    ) -> Result<Rows, ApiError> {
         let namespace = namespace(request)?;
         let groups = body.pointer("/spec/process_group").filter(|groups| groups.is_array());
-        let groups = groups.ok_or_else(|| Refusal::Wrong("spec.process_group is missing".to_owned()))?;
+        let groups =
+            groups.ok_or_else(|| ApiError::BadRequest("spec.process_group is missing".to_owned()))?;
         check_groups(groups)?;
         let (hosts, written) = (request.targets()?, request.written());
         let rows = 'written: {
-            for _ in 0..TRIES {
+            for _ in 0..MAX_ATTEMPTS {
                 let (mut txn, fenced) = self.fence(caller).await?;
                 let mut rows = Rows::new();
                 for host in &hosts {
@@ -96,16 +97,18 @@ impl<S: Store> Gateway<S> {
                     break 'written rows;
                 }
             }
-            return Err(Refusal::Wrong("the owner's writer lease keeps changing: try again".to_owned()));
+            return Err(ApiError::BadRequest(
+                "the owner's writer lease keeps changing: try again".to_owned(),
+            ));
         };
         for host in hosts {
             let (namespace, groups) = (namespace.to_string(), groups.clone());
-            self.hosts.send(&host.key.clone(), Down::Groups { host: host.key, namespace, groups });
+            self.hosts.send(&host.key.clone(), ToAgent::Groups { host: host.key, namespace, groups });
         }
         Ok(rows)
     }
 
-    pub async fn groups(&self, request: &ProcRequest) -> Result<Value, Refusal> {
+    pub async fn groups(&self, request: &ProcRequest) -> Result<Value, ApiError> {
         let namespace = namespace(request)?;
         let mut infos = Vec::new();
         for host in request.targets()? {
@@ -119,42 +122,47 @@ impl<S: Store> Gateway<S> {
     }
 
     /// get_agent_status and list_agent_state: which hosts have a live agent.
-    pub fn agents(&self, request: &ProcRequest, by_id: bool) -> Result<Value, Refusal> {
+    pub fn agents(&self, request: &ProcRequest, by_id: bool) -> Result<Value, ApiError> {
         let hosts = request.targets()?;
         if by_id {
             let state = |host: &HostKey| {
-                let alive = self.hosts.alive(host);
+                let alive = self.hosts.agent_version(host);
                 let status_code = if alive.is_some() { AGENT_RUNS } else { AGENT_UNKNOWN };
-                json!({"bk_agent_id": bare(host), "status_code": status_code, "version": alive.unwrap_or_default()})
+                json!({"bk_agent_id": host_text(host), "status_code": status_code, "version": alive.unwrap_or_default()})
             };
             return Ok(Value::Array(hosts.iter().map(|host| state(&host.key)).collect()));
         }
         let states = hosts.iter().map(|host| {
-            let alive = self.hosts.alive(&host.key);
+            let alive = self.hosts.agent_version(&host.key);
             let mut state = host_value(&host.key);
             state["bk_agent_alive"] = json!(u8::from(alive.is_some()));
             state["version"] = json!(alive.unwrap_or_default());
-            (bare(&host.key), state)
+            (host_text(&host.key), state)
         });
         Ok(Value::Object(states.collect::<Map<String, Value>>()))
     }
 
     /// When a host told of an instance: an agent that is there would have told of a change.
     pub(super) fn reported_at(&self, host: &HostKey, told: i64) -> i64 {
-        self.hosts.last_heard(host).map_or(told, |heard| heard.max(told)) / 1000
+        self.hosts.last_contact(host).map_or(told, |heard| heard.max(told)) / 1000
     }
 
-    async fn row(&self, key: InstanceKey, record: Registered, second: bool) -> Result<StatusRow, Refusal> {
+    async fn row(
+        &self,
+        key: InstanceKey,
+        record: RegisteredFields,
+        second: bool,
+    ) -> Result<StatusRow, ApiError> {
         let entry = self.store.get(&key_of("live", &key)).await?;
-        let told: Option<Reported> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let told: Option<ReportFields> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
         let told = told.unwrap_or_default();
         let (ip, bk_cloud_id) = match &key.host {
             HostKey::Address { cloud, ip } => (ip.to_string(), *cloud),
             HostKey::Agent(_) => (String::new(), 0),
         };
         // Who knows no id of an agent says where it is, and is answered so.
-        let bk_agent_id = second.then(|| bare(&key.host));
-        let Given { spec, owner, revision } = record.given;
+        let bk_agent_id = second.then(|| host_text(&key.host));
+        let OwnedSpecFields { spec, owner, revision } = record.given;
         let ours = [("abide_owner", owner), ("abide_rev", revision.map(|revision| revision.to_string()))];
         let ours = ours.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         let labels = spec.labels.into_iter().chain(ours).map(|(name, value)| (name, Value::String(value)));
@@ -187,29 +195,29 @@ impl<S: Store> Gateway<S> {
 
 /// Of a record, what a row tells: reading the rest would take most of the time.
 #[derive(Deserialize)]
-struct Registered {
-    given: Given,
+struct RegisteredFields {
+    given: OwnedSpecFields,
     supplier: Option<u64>,
     registered: i64,
 }
 
 #[derive(Deserialize)]
-struct Given {
-    spec: Labelled,
+struct OwnedSpecFields {
+    spec: SpecLabels,
     owner: Option<String>,
-    revision: Option<Revision>,
+    revision: Option<SpecRevision>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Labelled {
+struct SpecLabels {
     labels: BTreeMap<String, String>,
 }
 
 /// The same of a report.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Reported {
+struct ReportFields {
     at: i64,
     hosted: bool,
     pid: Option<u32>,
@@ -222,10 +230,10 @@ struct Reported {
 }
 
 /// Limits are percentages, and weights are one of two ways to choose.
-fn check_groups(groups: &Value) -> Result<(), Refusal> {
+fn check_groups(groups: &Value) -> Result<(), ApiError> {
     for (at, group) in groups.as_array().into_iter().flatten().enumerate() {
         let wrong = |name: &str, why: &str| {
-            Err(Refusal::Wrong(format!("spec.process_group[{at}].resource.{name} {why}")))
+            Err(ApiError::BadRequest(format!("spec.process_group[{at}].resource.{name} {why}")))
         };
         let resource = group.get("resource").unwrap_or(&Value::Null);
         for name in ["cpu_pool_limit", "mem_pool_limit"] {
@@ -244,16 +252,16 @@ fn check_groups(groups: &Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn namespace(request: &ProcRequest) -> Result<Name, Refusal> {
+fn namespace(request: &ProcRequest) -> Result<Name, ApiError> {
     let text = request
         .meta
         .namespace
         .as_ref()
-        .ok_or_else(|| Refusal::Wrong("meta.namespace is missing".to_owned()))?;
-    text.parse().map_err(|error| Refusal::Wrong(format!("meta.namespace cannot be used: {error}")))
+        .ok_or_else(|| ApiError::BadRequest("meta.namespace is missing".to_owned()))?;
+    text.parse().map_err(|error| ApiError::BadRequest(format!("meta.namespace cannot be used: {error}")))
 }
 
-fn bare(host: &HostKey) -> String {
+fn host_text(host: &HostKey) -> String {
     match host {
         HostKey::Address { .. } => host.to_string(),
         HostKey::Agent(id) => id.to_string(),

@@ -118,8 +118,8 @@ impl GseOp {
         match op {
             Op::Start => Some(GseOp::Start),
             Op::Stop => Some(GseOp::Stop),
-            Op::Host => Some(GseOp::Host),
-            Op::Unhost => Some(GseOp::Unhost),
+            Op::Supervise => Some(GseOp::Host),
+            Op::Unsupervise => Some(GseOp::Unhost),
             Op::Restart => Some(GseOp::Restart),
             Op::Reload => Some(GseOp::Reload),
             Op::Kill => Some(GseOp::Kill),

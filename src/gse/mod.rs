@@ -1,17 +1,17 @@
 //! The wire of BlueKing's GSE and JOB: what calls are sent and what they answer, from and to the model; codes and
 //! operations by name; the keys of results. Client and server use the same types.
 
-pub mod answer;
-pub mod channel;
+pub mod agent_protocol;
+mod body;
 pub mod codes;
 mod job;
 pub mod keys;
-mod proc;
 pub mod request;
+pub mod response;
 
 pub use crate::model::Dialect;
+pub use body::{bodies, spec_body};
 pub use job::{Api as JobApi, JobBody, JobProcess, process_info as job_process};
-pub use proc::{bodies, spec_body};
 
 use crate::model::{Field, Host, ProcessKey, Spec, State};
 

@@ -17,28 +17,28 @@ use crate::model::{
 
 /// Why a request cannot be carried out: the field, and what is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wrong {
+pub struct RequestError {
     pub field: String,
     pub why: String,
 }
 
-impl Wrong {
-    pub(super) fn missing(field: &str) -> Wrong {
-        Wrong { field: field.to_owned(), why: "is missing".to_owned() }
+impl RequestError {
+    pub(super) fn missing(field: &str) -> RequestError {
+        RequestError { field: field.to_owned(), why: "is missing".to_owned() }
     }
 
-    pub(super) fn new(field: impl Into<String>, why: impl Into<String>) -> Wrong {
-        Wrong { field: field.into(), why: why.into() }
+    pub(super) fn new(field: impl Into<String>, why: impl Into<String>) -> RequestError {
+        RequestError { field: field.into(), why: why.into() }
     }
 }
 
-impl fmt::Display for Wrong {
+impl fmt::Display for RequestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.field, self.why)
     }
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for RequestError {}
 
 /// The body of every call about processes. Which parts are needed the call decides.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -224,10 +224,12 @@ fn kind(value: &Value) -> &'static str {
 }
 
 impl ProcRequest {
-    pub fn process(&self) -> Result<ProcessKey, Wrong> {
+    pub fn process(&self) -> Result<ProcessKey, RequestError> {
         let name = |field: &str, text: &Option<String>| match text {
-            None => Err(Wrong::missing(field)),
-            Some(text) => text.parse().map_err(|error| Wrong::new(field, format!("cannot be used: {error}"))),
+            None => Err(RequestError::missing(field)),
+            Some(text) => {
+                text.parse().map_err(|error| RequestError::new(field, format!("cannot be used: {error}")))
+            }
         };
         Ok(ProcessKey {
             namespace: name("meta.namespace", &self.meta.namespace)?,
@@ -236,7 +238,7 @@ impl ProcRequest {
     }
 
     /// Every host once, in the order asked for, whichever way they were named.
-    pub fn targets(&self) -> Result<Vec<Host>, Wrong> {
+    pub fn targets(&self) -> Result<Vec<Host>, RequestError> {
         let mut all: Vec<Host> = Vec::with_capacity(self.hosts.len() + self.agent_id_list.len());
         let mut seen = std::collections::HashSet::new();
         for (at, host) in self.hosts.iter().enumerate() {
@@ -247,7 +249,7 @@ impl ProcRequest {
         }
         for (at, id) in self.agent_id_list.iter().enumerate() {
             let wrong =
-                |error| Wrong::new(format!("agent_id_list[{at}]"), format!("cannot be used: {error}"));
+                |error| RequestError::new(format!("agent_id_list[{at}]"), format!("cannot be used: {error}"));
             let key = match id.parse() {
                 // Who knows no id of a host's agent says where it is instead.
                 Ok(key @ HostKey::Address { .. }) => key,
@@ -258,7 +260,7 @@ impl ProcRequest {
                 all.push(host);
             }
         }
-        if all.is_empty() { Err(Wrong::missing("hosts")) } else { Ok(all) }
+        if all.is_empty() { Err(RequestError::missing("hosts")) } else { Ok(all) }
     }
 
     /// Of hosts whose address is not written as we write it: how it is.
@@ -275,7 +277,7 @@ impl ProcRequest {
     }
 
     /// The whole spec, with the labels that stand beside it.
-    pub fn spec(&self) -> Result<Option<Spec>, Wrong> {
+    pub fn spec(&self) -> Result<Option<Spec>, RequestError> {
         let Some(wire) = &self.spec else { return Ok(None) };
         let mut spec = wire.spec()?;
         let labels = self.meta.labels.iter().flatten();
@@ -285,33 +287,33 @@ impl ProcRequest {
 }
 
 impl HostWire {
-    fn host(&self, field: &str) -> Result<Host, Wrong> {
+    fn host(&self, field: &str) -> Result<Host, RequestError> {
         let agent_id = match &self.bk_agent_id {
             None => None,
             Some(id) => Some(id.parse().map_err(|error| {
-                Wrong::new(format!("{field}.bk_agent_id"), format!("cannot be used: {error}"))
+                RequestError::new(format!("{field}.bk_agent_id"), format!("cannot be used: {error}"))
             })?),
         };
         let Some(ip) = &self.ip else {
-            let id = agent_id.ok_or_else(|| Wrong::missing(&format!("{field}.ip")))?;
+            let id = agent_id.ok_or_else(|| RequestError::missing(&format!("{field}.ip")))?;
             return Ok(Host { key: HostKey::Agent(id), supplier: self.bk_supplier_id, agent_id: None });
         };
-        let ip = ip.parse().map_err(|_| Wrong::new(format!("{field}.ip"), "is no IP address"))?;
-        let cloud = self.bk_cloud_id.ok_or_else(|| Wrong::missing(&format!("{field}.bk_cloud_id")))?;
+        let ip = ip.parse().map_err(|_| RequestError::new(format!("{field}.ip"), "is no IP address"))?;
+        let cloud = self.bk_cloud_id.ok_or_else(|| RequestError::missing(&format!("{field}.bk_cloud_id")))?;
         Ok(Host { key: HostKey::Address { cloud, ip }, supplier: self.bk_supplier_id, agent_id })
     }
 }
 
 impl SpecWire {
     /// What was said, and nothing that was not. The identity is required in full.
-    pub fn spec(&self) -> Result<Spec, Wrong> {
-        let identity = self.identity.as_ref().ok_or_else(|| Wrong::missing("spec.identity"))?;
+    pub fn spec(&self) -> Result<Spec, RequestError> {
+        let identity = self.identity.as_ref().ok_or_else(|| RequestError::missing("spec.identity"))?;
         let required = |field: &str, text: &Option<String>| {
-            text.clone().ok_or_else(|| Wrong::missing(&format!("spec.identity.{field}")))
+            text.clone().ok_or_else(|| RequestError::missing(&format!("spec.identity.{field}")))
         };
         let share = |field: &str, value: Option<f64>| match value.map(Percent::new) {
             Some(None) => {
-                Err(Wrong::new(format!("spec.resource.{field}"), "is no percentage between 0 and 100"))
+                Err(RequestError::new(format!("spec.resource.{field}"), "is no percentage between 0 and 100"))
             }
             Some(percent) => Ok(percent),
             None => Ok(None),
@@ -336,14 +338,17 @@ impl SpecWire {
         let job = self.job.clone().unwrap_or_default();
         let auto_type = match monitor.auto_type {
             None => AutoType::default(),
-            Some(code) => AutoType::try_from(code)
-                .map_err(|why| Wrong::new("spec.monitor_policy.auto_type", format!("is {code}: {why}")))?,
+            Some(code) => AutoType::try_from(code).map_err(|why| {
+                RequestError::new("spec.monitor_policy.auto_type", format!("is {code}: {why}"))
+            })?,
         };
         let start_mode = match control.start_mode.as_deref() {
             None => None,
             Some("daemon") => Some(StartMode::Daemon),
             Some("foreground") => Some(StartMode::Foreground),
-            Some(_) => return Err(Wrong::new("spec.control.start_mode", "is neither daemon nor foreground")),
+            Some(_) => {
+                return Err(RequestError::new("spec.control.start_mode", "is neither daemon nor foreground"));
+            }
         };
         let files = self.configmap.iter().flatten().filter(|file| file.path.is_some() || file.md5.is_some());
         Ok(Spec {
@@ -407,10 +412,10 @@ fn one<T: PartialEq>(
     other: &str,
     first: Option<T>,
     second: Option<T>,
-) -> Result<Option<T>, Wrong> {
+) -> Result<Option<T>, RequestError> {
     match (first, second) {
         (Some(first), Some(second)) if first != second => {
-            Err(Wrong::new(field, format!("and {other} say two different things")))
+            Err(RequestError::new(field, format!("and {other} say two different things")))
         }
         (first, second) => Ok(first.or(second)),
     }

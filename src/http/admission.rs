@@ -14,7 +14,7 @@ use futures_util::StreamExt;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-use super::overload::Resource;
+use super::overload::LimitedResource;
 use super::peers::{PeerKey, Peers, Position, Stage};
 
 /// A body may be this slow on average, in bytes per second, once the grace is over.
@@ -23,20 +23,20 @@ const GRACE: Duration = Duration::from_secs(5);
 
 /// Requests and received bytes at once of callers who are known by their header.
 pub struct Budget {
-    resource: Resource,
+    resource: LimitedResource,
     permits: Semaphore,
     most_bytes: usize,
     bytes: AtomicUsize,
 }
 
 impl Budget {
-    pub fn new(resource: Resource, requests: usize, most_bytes: usize) -> Budget {
+    pub fn new(resource: LimitedResource, requests: usize, most_bytes: usize) -> Budget {
         Budget { resource, permits: Semaphore::new(requests), most_bytes, bytes: AtomicUsize::new(0) }
     }
 
-    pub fn admit(&self) -> Result<Admitted<'_>, Resource> {
+    pub fn admit(&self) -> Result<AdmittedRequest<'_>, LimitedResource> {
         let permit = self.permits.try_acquire().map_err(|_| self.resource)?;
-        Ok(Admitted::Known(Charge { budget: self, bytes: 0, _permit: permit }))
+        Ok(AdmittedRequest::Known(Charge { budget: self, bytes: 0, _permit: permit }))
     }
 }
 
@@ -93,7 +93,7 @@ impl UnknownCallers {
     }
 
     /// There is always room: the peer's oldest request, or the fullest peer's, gives way.
-    pub fn admit(&self, peer: IpAddr) -> Admitted<'_> {
+    pub fn admit(&self, peer: IpAddr) -> AdmittedRequest<'_> {
         let key = PeerKey::from(peer);
         let mut state = self.state();
         let full = match () {
@@ -108,7 +108,7 @@ impl UnknownCallers {
         }
         let evicted: Arc<Notify> = Arc::default();
         let position = state.insert(key, Stage::Busy, 0, Arc::clone(&evicted));
-        Admitted::Unknown(Unknown { callers: self, key, position, evicted })
+        AdmittedRequest::Unknown(UnknownRequest { callers: self, key, position, evicted })
     }
 
     fn evict(&self, state: &mut Peers, peer: PeerKey, position: Position) {
@@ -119,14 +119,14 @@ impl UnknownCallers {
 }
 
 /// A request of an unknown caller.
-pub struct Unknown<'a> {
+pub struct UnknownRequest<'a> {
     callers: &'a UnknownCallers,
     key: PeerKey,
     position: Position,
     evicted: Arc<Notify>,
 }
 
-impl Unknown<'_> {
+impl UnknownRequest<'_> {
     /// Charges received bytes. `false`: this request is the one that gives way.
     fn add(&mut self, more: usize) -> bool {
         let callers = self.callers;
@@ -150,7 +150,7 @@ impl Unknown<'_> {
     }
 }
 
-impl Drop for Unknown<'_> {
+impl Drop for UnknownRequest<'_> {
     fn drop(&mut self) {
         if let Some(entry) = self.callers.state().remove(self.key, self.position) {
             self.callers.total_bytes.fetch_sub(entry.bytes, Ordering::Relaxed);
@@ -159,37 +159,37 @@ impl Drop for Unknown<'_> {
 }
 
 /// A request that may be read.
-pub enum Admitted<'a> {
+pub enum AdmittedRequest<'a> {
     Known(Charge<'a>),
-    Unknown(Unknown<'a>),
+    Unknown(UnknownRequest<'a>),
 }
 
-impl Admitted<'_> {
+impl AdmittedRequest<'_> {
     fn add(&mut self, more: usize) -> bool {
         match self {
-            Admitted::Known(charge) => charge.add(more),
-            Admitted::Unknown(unknown) => unknown.add(more),
+            AdmittedRequest::Known(charge) => charge.add(more),
+            AdmittedRequest::Unknown(unknown) => unknown.add(more),
         }
     }
 
     async fn evicted(&self) {
         match self {
-            Admitted::Known(_) => std::future::pending().await,
-            Admitted::Unknown(unknown) => unknown.evicted.notified().await,
+            AdmittedRequest::Known(_) => std::future::pending().await,
+            AdmittedRequest::Unknown(unknown) => unknown.evicted.notified().await,
         }
     }
 
     pub fn is_unknown(&self) -> bool {
-        matches!(self, Admitted::Unknown(_))
+        matches!(self, AdmittedRequest::Unknown(_))
     }
 }
 
 /// A request whose body was read by one class and is answered by another: the bytes move along.
-pub fn readmit<'a>(budget: &'a Budget, body: &Bytes) -> Result<Admitted<'a>, Resource> {
+pub fn readmit<'a>(budget: &'a Budget, body: &Bytes) -> Result<AdmittedRequest<'a>, LimitedResource> {
     let mut admitted = budget.admit()?;
     match admitted.add(body.len()) {
         true => Ok(admitted),
-        false => Err(Resource::BodyMemory),
+        false => Err(LimitedResource::BodyMemory),
     }
 }
 
@@ -211,7 +211,7 @@ pub async fn read_body(
     body: Body,
     most: usize,
     time: Duration,
-    admitted: &mut Admitted<'_>,
+    admitted: &mut AdmittedRequest<'_>,
 ) -> Result<Bytes, BodyError> {
     let begin = Instant::now();
     let grace = GRACE.min(time);
@@ -325,15 +325,15 @@ mod tests {
 
     #[test]
     fn known_callers_have_a_budget_that_comes_back() {
-        let budget = Budget::new(Resource::KnownCallers, 2, 100);
+        let budget = Budget::new(LimitedResource::KnownCallers, 2, 100);
         let mut one = budget.admit().expect("a permit");
         let mut two = budget.admit().expect("a permit");
-        assert_eq!(budget.admit().err(), Some(Resource::KnownCallers));
+        assert_eq!(budget.admit().err(), Some(LimitedResource::KnownCallers));
         assert!(one.add(60) && !two.add(60) && two.add(40));
         drop(one);
         assert!(two.add(60));
         drop(two);
-        assert_eq!(readmit(&budget, &Bytes::from_static(&[0; 101])).err(), Some(Resource::BodyMemory));
+        assert_eq!(readmit(&budget, &Bytes::from_static(&[0; 101])).err(), Some(LimitedResource::BodyMemory));
         assert!(readmit(&budget, &Bytes::from_static(&[0; 100])).is_ok());
         assert_eq!(budget.bytes.load(Ordering::Relaxed), 0);
     }

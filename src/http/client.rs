@@ -10,11 +10,11 @@ use std::time::Duration;
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::told::root_of;
+use super::error::root_cause;
 
 /// How to call.
 #[derive(Clone, Debug, Default)]
-pub struct Calling {
+pub struct ClientConfig {
     /// Whom to trust beside those whom this machine trusts, in PEM.
     pub ca_file: Option<PathBuf>,
     /// Our own certificate and its key, in one PEM file.
@@ -49,7 +49,7 @@ impl std::fmt::Display for AddressError {
 /// How long it may take until a connection stands.
 const CONNECT: Duration = Duration::from_secs(5);
 
-impl Calling {
+impl ClientConfig {
     /// Checks an address before any request: `Err` says why no request is sent to it.
     pub fn check(&self, url: &str) -> Result<(), AddressError> {
         let invalid = |why: String| Err(AddressError::Invalid(why));
@@ -102,13 +102,13 @@ impl Calling {
         if let Some(proxy) = &self.proxy {
             let through = reqwest::Proxy::all(proxy);
             builder = builder
-                .proxy(through.map_err(|error| format!("the proxy cannot be used: {}", root_of(&error)))?);
+                .proxy(through.map_err(|error| format!("the proxy cannot be used: {}", root_cause(&error)))?);
         }
         builder = builder.default_headers(self.headers()?);
         builder.build().map_err(|error| match &self.client_cert {
             // The one part that is not looked at before.
-            Some(file) => useless(file, &root_of(&error)),
-            None => format!("cannot set up HTTP: {}", root_of(&error)),
+            Some(file) => client_certificate_error(file, &root_cause(&error)),
+            None => format!("cannot set up HTTP: {}", root_cause(&error)),
         })
     }
 
@@ -154,19 +154,19 @@ pub fn redirect(answer: &reqwest::Response) -> Option<String> {
 }
 
 fn identity(file: &Path) -> Result<reqwest::Identity, String> {
-    let pem = std::fs::read(file).map_err(|error| useless(file, &error.to_string()))?;
+    let pem = std::fs::read(file).map_err(|error| client_certificate_error(file, &error.to_string()))?;
     reqwest::Identity::from_pem(&pem)
-        .map_err(|_| useless(file, "it must hold a certificate and its key, both in PEM"))
+        .map_err(|_| client_certificate_error(file, "it must hold a certificate and its key, both in PEM"))
 }
 
-fn useless(file: &Path, why: &str) -> String {
+fn client_certificate_error(file: &Path, why: &str) -> String {
     format!("cannot use the client certificate {}: {why}", file.display())
 }
 
 fn certificates(file: &Path) -> Result<Vec<reqwest::Certificate>, String> {
     let failed = |why: String| format!("cannot read the certificate {}: {why}", file.display());
     let pem = std::fs::read(file).map_err(|error| failed(error.to_string()))?;
-    let all = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| failed(root_of(&error)))?;
+    let all = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| failed(root_cause(&error)))?;
     match all.is_empty() {
         true => Err(format!("{} holds no certificate", file.display())),
         false => Ok(all),
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn plain_http_is_for_loopback_alone() {
-        let calling = Calling::default();
+        let calling = ClientConfig::default();
         for good in [
             "https://gateway.example",
             "http://127.0.0.1:7465",
@@ -206,15 +206,24 @@ mod tests {
             let why = calling.check(bad).expect_err(bad);
             assert!(matches!(why, AddressError::Plain(_)), "{why}");
             assert!(calling.client(bad).is_err(), "{bad}");
-            assert_eq!(Calling { insecure: true, ..Calling::default() }.check(bad), Ok(()), "{bad}");
+            assert_eq!(
+                ClientConfig { insecure: true, ..ClientConfig::default() }.check(bad),
+                Ok(()),
+                "{bad}"
+            );
         }
         for bad in ["", "gateway.example", "ftp://127.0.0.1", "file:///etc/passwd", "http://"] {
-            assert!(Calling { insecure: true, ..Calling::default() }.check(bad).is_err(), "{bad}");
+            assert!(ClientConfig { insecure: true, ..ClientConfig::default() }.check(bad).is_err(), "{bad}");
         }
-        let proxied = Calling { proxy: Some("http://proxy.example:3128".to_owned()), ..Calling::default() };
+        let proxied =
+            ClientConfig { proxy: Some("http://proxy.example:3128".to_owned()), ..ClientConfig::default() };
         assert!(
             proxied.check("http://127.0.0.1").is_err() && proxied.check("https://gateway.example").is_ok()
         );
-        assert!(Calling { ca_only: true, ..Calling::default() }.client("https://gateway.example").is_err());
+        assert!(
+            ClientConfig { ca_only: true, ..ClientConfig::default() }
+                .client("https://gateway.example")
+                .is_err()
+        );
     }
 }

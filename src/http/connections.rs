@@ -13,30 +13,30 @@ use std::time::Duration;
 use axum::http::Extensions;
 use tokio::sync::Notify;
 
-use super::logins::{Logins, Verdict};
-use super::overload::{Overload, Resource};
+use super::logins::{LoginFailureAction, Logins};
+use super::overload::{LimitedResource, Overload};
 use super::peers::{PeerKey, Peers, Position, Stage};
 
 /// A connection of this age has had its time to send a header: it may be displaced by its peer's next one. Younger ones
 /// are a burst, and stay while the listener has room.
-const SETTLED: Duration = Duration::from_secs(1);
+const EVICTABLE_AGE: Duration = Duration::from_secs(1);
 /// The share of unauthenticated connections that one peer may have.
 const PEER_SHARE: usize = 8;
 /// The least that a peer may have, whatever its share is.
-const PEER_LEAST: usize = 64;
+const MIN_PER_PEER: usize = 64;
 
 /// All connections of one listener.
 pub struct Connections {
     most: usize,
     most_per_peer: usize,
-    table: Mutex<Table>,
+    table: Mutex<ConnectionTable>,
     evicted: AtomicU64,
     pub(super) overload: Overload,
     logins: Logins,
 }
 
 #[derive(Default)]
-struct Table {
+struct ConnectionTable {
     unknown: Peers,
     known: usize,
 }
@@ -45,7 +45,7 @@ impl Connections {
     pub fn new(most: usize) -> Arc<Connections> {
         Arc::new(Connections {
             most,
-            most_per_peer: (most / PEER_SHARE).max(PEER_LEAST).min(most),
+            most_per_peer: (most / PEER_SHARE).max(MIN_PER_PEER).min(most),
             table: Mutex::default(),
             evicted: AtomicU64::new(0),
             overload: Overload::default(),
@@ -53,7 +53,7 @@ impl Connections {
         })
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -63,7 +63,7 @@ impl Connections {
         let mut table = self.table();
         while table.unknown.of(key) >= self.most_per_peer {
             match table.unknown.oldest(key) {
-                Some((position, entry)) if entry.since.elapsed() >= SETTLED => {
+                Some((position, entry)) if entry.since.elapsed() >= EVICTABLE_AGE => {
                     self.evict(&mut table, key, position);
                 }
                 _ => break,
@@ -71,19 +71,19 @@ impl Connections {
         }
         if table.unknown.len() + table.known >= self.most && !self.evict_fullest(&mut table) {
             drop(table);
-            self.overload.refused(Resource::Connections);
+            self.overload.refused(LimitedResource::Connections);
             return None;
         }
         let evicted: Arc<Notify> = Arc::default();
         let position = table.unknown.insert(key, Stage::Silent, 0, Arc::clone(&evicted));
         drop(table);
         let slot = Mutex::new(Slot::Unknown(position));
-        let held = Held {
+        let held = ConnectionState {
             listener: Arc::clone(self),
             peer,
             key,
             slot,
-            in_force: Mutex::default(),
+            credential_check: Mutex::default(),
             evicted,
             begun: AtomicBool::new(false),
         };
@@ -91,19 +91,19 @@ impl Connections {
     }
 
     /// Frees a descriptor. `false`: there is no unauthenticated connection.
-    pub(super) fn make_room(&self) -> bool {
+    pub(super) fn evict_one(&self) -> bool {
         let mut table = self.table();
         self.evict_fullest(&mut table)
     }
 
-    fn evict_fullest(&self, table: &mut Table) -> bool {
+    fn evict_fullest(&self, table: &mut ConnectionTable) -> bool {
         let Some(peer) = table.unknown.fullest() else { return false };
         let Some((position, _)) = table.unknown.oldest(peer) else { return false };
         self.evict(table, peer, position);
         true
     }
 
-    fn evict(&self, table: &mut Table, peer: PeerKey, position: Position) {
+    fn evict(&self, table: &mut ConnectionTable, peer: PeerKey, position: Position) {
         if table.unknown.evict(peer, position).is_some() {
             self.evicted.fetch_add(1, Ordering::Relaxed);
         }
@@ -145,19 +145,19 @@ impl Connections {
 }
 
 /// Whether a credential is still in force.
-pub type InForce = Box<dyn Fn() -> bool + Send + Sync>;
+pub type CredentialCheck = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// One connection: every request carries a handle to it.
 #[derive(Clone)]
-pub struct Connection(Arc<Held>);
+pub struct Connection(Arc<ConnectionState>);
 
-struct Held {
+struct ConnectionState {
     listener: Arc<Connections>,
     peer: SocketAddr,
     key: PeerKey,
     slot: Mutex<Slot>,
     /// Is the credential that made the connection known still in force?
-    in_force: Mutex<Option<InForce>>,
+    credential_check: Mutex<Option<CredentialCheck>>,
     evicted: Arc<Notify>,
     /// A whole header has arrived.
     begun: AtomicBool,
@@ -196,14 +196,14 @@ impl Connection {
     }
 
     /// A request is in flight until the guard is dropped.
-    pub(super) fn begin_request(&self) -> InFlight {
+    pub(super) fn begin_request(&self) -> RequestGuard {
         self.0.begun.store(true, Ordering::Relaxed);
         // Also before a health check, which needs no credentials and would keep the connection open.
-        if self.in_force().as_ref().is_some_and(|in_force| !in_force()) {
+        if self.credential_check().as_ref().is_some_and(|in_force| !in_force()) {
             self.demote();
         }
         self.move_to(Stage::Busy);
-        InFlight(self.clone())
+        RequestGuard(self.clone())
     }
 
     fn move_to(&self, stage: Stage) {
@@ -220,14 +220,14 @@ impl Connection {
         matches!(*self.slot(), Slot::Known)
     }
 
-    fn in_force(&self) -> MutexGuard<'_, Option<InForce>> {
-        self.0.in_force.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn credential_check(&self) -> MutexGuard<'_, Option<CredentialCheck>> {
+        self.0.credential_check.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// A request proved who calls: the connection no longer counts among its peer's unauthenticated ones, while the
     /// credential is in force and each request proves it.
-    pub fn authenticated(&self, in_force: InForce) {
-        *self.in_force() = Some(in_force);
+    pub fn authenticated(&self, in_force: CredentialCheck) {
+        *self.credential_check() = Some(in_force);
         let mut slot = self.slot();
         let Slot::Unknown(position) = *slot else { return };
         let mut table = self.0.listener.table();
@@ -239,7 +239,7 @@ impl Connection {
 
     /// Credentials were wrong: logs it, counts the connection among its peer's unauthenticated ones again, and waits for
     /// as long as the peer's failures deserve. `who` names the caller as it claims to be, never the secret.
-    pub async fn login_failed(&self, who: &str) -> Verdict {
+    pub async fn login_failed(&self, who: &str) -> LoginFailureAction {
         self.demote();
         self.0.listener.logins.failed(self.0.peer, self.0.key, who).await
     }
@@ -261,17 +261,17 @@ impl Connection {
     }
 
     /// A request was refused because a resource is exhausted.
-    pub fn refused(&self, resource: Resource) {
+    pub fn refused(&self, resource: LimitedResource) {
         self.0.listener.overload.refused(resource);
     }
 
     /// The resource for which callers are being refused at the moment.
-    pub fn exhausted(&self) -> Option<Resource> {
+    pub fn exhausted(&self) -> Option<LimitedResource> {
         self.0.listener.overload.exhausted()
     }
 }
 
-impl Drop for Held {
+impl Drop for ConnectionState {
     fn drop(&mut self) {
         let slot = *self.slot.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut table = self.listener.table();
@@ -283,9 +283,9 @@ impl Drop for Held {
 }
 
 /// A request in flight, until its answer is sent or given up.
-pub(super) struct InFlight(Connection);
+pub(super) struct RequestGuard(Connection);
 
-impl Drop for InFlight {
+impl Drop for RequestGuard {
     fn drop(&mut self) {
         self.0.move_to(Stage::Silent);
     }
@@ -326,7 +326,7 @@ mod tests {
         let held: Vec<_> = (0..2).map(|_| listener.admit(peer(1)).expect("room")).collect();
         held.iter().for_each(|one| one.authenticated(Box::new(|| true)));
         assert!(listener.admit(peer(2)).is_none());
-        assert_eq!(listener.overload.exhausted(), Some(Resource::Connections));
+        assert_eq!(listener.overload.exhausted(), Some(LimitedResource::Connections));
         held[0].demote();
         assert!(listener.admit(peer(2)).is_some(), "a caller whose credentials failed makes room");
         drop(held);

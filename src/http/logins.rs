@@ -14,27 +14,27 @@ use tracing::warn;
 use super::peers::PeerKey;
 
 /// A typing error or two cost nothing.
-const FREE: u32 = 3;
+const FREE_FAILURES: u32 = 3;
 /// The delay of the first failure beyond that; each further one doubles it.
-const FIRST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(2);
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const MAX_DELAY: Duration = Duration::from_secs(2);
 /// One failure is forgiven in this time.
-const FORGIVEN: Duration = Duration::from_secs(5);
+const FAILURE_DECAY: Duration = Duration::from_secs(5);
 /// Failures that count: more would take too long to be forgiven.
-const MOST: u32 = 24;
+const MAX_FAILURES: u32 = 24;
 /// Delayed answers at once: of a peer, and of all.
-const DELAYED_PER_PEER: usize = 16;
-const DELAYED: usize = 512;
+const MAX_DELAYED_PER_PEER: usize = 16;
+const MAX_DELAYED: usize = 512;
 /// A peer's failures are logged this often.
-const LOGGED: Duration = Duration::from_secs(5);
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// Peers that are remembered; a peer that is forgotten starts over.
-const PEERS: usize = 10_000;
+const MAX_PEERS: usize = 10_000;
 /// Characters of a claimed name in the log.
-const SHOWN: usize = 64;
+const MAX_LOGGED_CHARS: usize = 64;
 
 /// How to answer wrong credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum LoginFailureAction {
     /// The delay is over.
     Refuse,
     /// Too many of this peer's wrong credentials wait for their answer.
@@ -49,11 +49,11 @@ pub struct Logins {
 
 #[derive(Default)]
 struct Failures {
-    by_peer: HashMap<PeerKey, Record>,
+    by_peer: HashMap<PeerKey, PeerFailures>,
     delayed: usize,
 }
 
-struct Record {
+struct PeerFailures {
     failures: u32,
     last: Instant,
     logged: Option<Instant>,
@@ -72,19 +72,19 @@ impl Logins {
     pub fn may_try(&self, key: PeerKey) -> bool {
         let all = self.peers();
         let Some(record) = all.by_peer.get(&key).filter(|record| record.delayed > 0) else { return true };
-        record.delayed < DELAYED_PER_PEER && all.delayed < DELAYED
+        record.delayed < MAX_DELAYED_PER_PEER && all.delayed < MAX_DELAYED
     }
 
-    pub async fn failed(&self, peer: SocketAddr, key: PeerKey, who: &str) -> Verdict {
+    pub async fn failed(&self, peer: SocketAddr, key: PeerKey, who: &str) -> LoginFailureAction {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let delay = match self.count(peer, key, who) {
-            None => return Verdict::TooMany,
-            Some(Duration::ZERO) => return Verdict::Refuse,
+            None => return LoginFailureAction::TooMany,
+            Some(Duration::ZERO) => return LoginFailureAction::Refuse,
             Some(delay) => delay,
         };
-        let _waiting = Waiting { logins: self, key };
+        let _waiting = DelayedReply { logins: self, key };
         tokio::time::sleep(delay).await;
-        Verdict::Refuse
+        LoginFailureAction::Refuse
     }
 
     fn peers(&self) -> MutexGuard<'_, Failures> {
@@ -95,9 +95,9 @@ impl Logins {
     fn count(&self, peer: SocketAddr, key: PeerKey, who: &str) -> Option<Duration> {
         let mut all = self.peers();
         let Failures { by_peer, delayed } = &mut *all;
-        make_room(by_peer, key);
+        evict_record(by_peer, key);
         let now = Instant::now();
-        let record = by_peer.entry(key).or_insert(Record {
+        let record = by_peer.entry(key).or_insert(PeerFailures {
             failures: 0,
             last: now,
             logged: None,
@@ -110,7 +110,7 @@ impl Logins {
         if delay.is_zero() {
             return Some(delay);
         }
-        if record.delayed >= DELAYED_PER_PEER || *delayed >= DELAYED {
+        if record.delayed >= MAX_DELAYED_PER_PEER || *delayed >= MAX_DELAYED {
             return None;
         }
         record.delayed += 1;
@@ -119,58 +119,58 @@ impl Logins {
     }
 }
 
-impl Record {
+impl PeerFailures {
     fn fail(&mut self, now: Instant) {
-        let forgiven = now.duration_since(self.last).as_secs() / FORGIVEN.as_secs();
+        let forgiven = now.duration_since(self.last).as_secs() / FAILURE_DECAY.as_secs();
         let left = self.failures.saturating_sub(u32::try_from(forgiven).unwrap_or(u32::MAX));
-        self.failures = (left + 1).min(MOST);
+        self.failures = (left + 1).min(MAX_FAILURES);
         self.last = now;
     }
 
     fn log(&mut self, now: Instant, peer: SocketAddr, who: &str) {
-        if self.logged.is_some_and(|at| now.duration_since(at) < LOGGED) {
+        if self.logged.is_some_and(|at| now.duration_since(at) < LOG_INTERVAL) {
             self.unlogged += 1;
             return;
         }
         let more = std::mem::take(&mut self.unlogged);
         self.logged = Some(now);
-        let who: String = who.chars().take(SHOWN).collect();
+        let who: String = who.chars().take(MAX_LOGGED_CHARS).collect();
         // Quoted: a claimed name must not be able to look like a line of its own.
         warn!(target: "audit", %peer, ?who, since_last_line = more, "wrong credentials");
     }
 
-    fn is_over(&self, now: Instant) -> bool {
-        let forgiven = FORGIVEN.saturating_mul(self.failures);
+    fn is_expired(&self, now: Instant) -> bool {
+        let forgiven = FAILURE_DECAY.saturating_mul(self.failures);
         self.delayed == 0 && now.duration_since(self.last) > forgiven
     }
 }
 
 /// Old records go first; then all records without a delayed answer.
-fn make_room(by_peer: &mut HashMap<PeerKey, Record>, key: PeerKey) {
-    if by_peer.len() < PEERS || by_peer.contains_key(&key) {
+fn evict_record(by_peer: &mut HashMap<PeerKey, PeerFailures>, key: PeerKey) {
+    if by_peer.len() < MAX_PEERS || by_peer.contains_key(&key) {
         return;
     }
     let now = Instant::now();
-    by_peer.retain(|_, record| !record.is_over(now));
-    if by_peer.len() >= PEERS {
+    by_peer.retain(|_, record| !record.is_expired(now));
+    if by_peer.len() >= MAX_PEERS {
         by_peer.retain(|_, record| record.delayed > 0);
     }
 }
 
 fn delay(failures: u32) -> Duration {
-    match failures.saturating_sub(FREE) {
+    match failures.saturating_sub(FREE_FAILURES) {
         0 => Duration::ZERO,
-        more => FIRST.saturating_mul(1 << (more - 1).min(10)).min(LONGEST),
+        more => FIRST_DELAY.saturating_mul(1 << (more - 1).min(10)).min(MAX_DELAY),
     }
 }
 
 /// An answer that is delayed; it may be given up before the delay is over.
-struct Waiting<'a> {
+struct DelayedReply<'a> {
     logins: &'a Logins,
     key: PeerKey,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for DelayedReply<'_> {
     fn drop(&mut self) {
         let mut all = self.logins.peers();
         all.delayed = all.delayed.saturating_sub(1);
@@ -190,7 +190,7 @@ mod tests {
     fn the_delay_grows_to_its_bound() {
         let secs: Vec<u128> = (1..12).map(|failures| delay(failures).as_millis()).collect();
         assert_eq!(secs, [0, 0, 0, 100, 200, 400, 800, 1600, 2000, 2000, 2000]);
-        assert_eq!(delay(u32::MAX), LONGEST);
+        assert_eq!(delay(u32::MAX), MAX_DELAY);
     }
 
     #[tokio::test(start_paused = true)]
@@ -198,23 +198,23 @@ mod tests {
         let logins = Logins::default();
         let peer = |last: u8| SocketAddr::from(([10, 0, 0, last], 1));
         let key = |last: u8| PeerKey::from(peer(last).ip());
-        for _ in 0..FREE {
-            assert_eq!(logins.failed(peer(1), key(1), "a").await, Verdict::Refuse);
+        for _ in 0..FREE_FAILURES {
+            assert_eq!(logins.failed(peer(1), key(1), "a").await, LoginFailureAction::Refuse);
         }
         let mut waiting: Vec<_> =
-            (0..DELAYED_PER_PEER).map(|_| Box::pin(logins.failed(peer(1), key(1), "a"))).collect();
+            (0..MAX_DELAYED_PER_PEER).map(|_| Box::pin(logins.failed(peer(1), key(1), "a"))).collect();
         let mut context = Context::from_waker(Waker::noop());
         for one in &mut waiting {
             assert!(one.as_mut().poll(&mut context).is_pending());
         }
         assert!(!logins.may_try(key(1)) && logins.may_try(key(2)));
-        assert_eq!(logins.failed(peer(1), key(1), "a").await, Verdict::TooMany);
-        assert_eq!(logins.failed(peer(2), key(2), "a").await, Verdict::Refuse);
+        assert_eq!(logins.failed(peer(1), key(1), "a").await, LoginFailureAction::TooMany);
+        assert_eq!(logins.failed(peer(2), key(2), "a").await, LoginFailureAction::Refuse);
         drop(waiting.pop());
         assert!(logins.may_try(key(1)));
         assert!(Box::pin(logins.failed(peer(1), key(1), "a")).as_mut().poll(&mut context).is_pending());
         for one in waiting {
-            assert_eq!(one.await, Verdict::Refuse);
+            assert_eq!(one.await, LoginFailureAction::Refuse);
         }
         assert_eq!((logins.peers().delayed, logins.failures()), (0, 22));
     }
@@ -222,10 +222,10 @@ mod tests {
     #[test]
     fn remembered_peers_are_bounded() {
         let logins = Logins::default();
-        for nth in 0..(PEERS as u32 + 10) {
+        for nth in 0..(MAX_PEERS as u32 + 10) {
             let peer = SocketAddr::from((std::net::Ipv4Addr::from_bits(nth), 1));
             logins.count(peer, PeerKey::from(peer.ip()), "a");
         }
-        assert!(logins.peers().by_peer.len() <= PEERS);
+        assert!(logins.peers().by_peer.len() <= MAX_PEERS);
     }
 }

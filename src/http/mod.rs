@@ -6,30 +6,30 @@
 //! [`overload`] says for lack of what callers are refused.
 
 mod admission;
-mod calls;
+mod api_client;
 mod client;
 mod connections;
-mod hook;
+mod error;
 mod logins;
 mod overload;
-mod patient;
 mod peers;
 mod reload;
 mod secret;
 mod server;
 mod service;
 mod tls;
-mod told;
+mod webhook;
+mod write_timeout;
 
-pub use admission::{Admitted, BodyError, Budget, UnknownCallers, read_body, readmit};
-pub use calls::{Access, Broken, Calls, Lines};
-pub use client::{AddressError, Calling, redirect};
-pub use connections::{Connection, Connections, InForce};
-pub use hook::Hook;
-pub use logins::Verdict;
-pub use overload::Resource;
-pub use reload::{Reloaded, Revoked, follow, until_revoked};
-pub use secret::{base64, is_short, is_signed, same, signs};
+pub use admission::{AdmittedRequest, BodyError, Budget, UnknownCallers, read_body, readmit};
+pub use api_client::{ApiClient, ApiEndpoint, CallError, LineStream};
+pub use client::{AddressError, ClientConfig, redirect};
+pub use connections::{Connection, Connections, CredentialCheck};
+pub use error::describe;
+pub use logins::LoginFailureAction;
+pub use overload::LimitedResource;
+pub use reload::{Reloadable, Revocation, end_on_revocation, watch_file};
+pub use secret::{base64, constant_time_eq, is_weak, verify_hex_signature, verify_hmac};
 pub use server::{Listener, Peer, bind, raise_file_limit, serve};
 pub use tls::Tls;
-pub use told::told_of;
+pub use webhook::WebhookClient;

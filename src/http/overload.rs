@@ -5,50 +5,56 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// A refusal shows in readiness for this long: longer than the usual interval of health checks would hide a recovery.
-const RECENT: Duration = Duration::from_secs(3);
+const OVERLOAD_WINDOW: Duration = Duration::from_secs(3);
 
 /// What callers are refused for lack of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
+pub enum LimitedResource {
     Connections,
     KnownCallers,
     Agents,
     BodyMemory,
 }
 
-impl Resource {
-    pub const ALL: [Resource; 4] =
-        [Resource::Connections, Resource::KnownCallers, Resource::Agents, Resource::BodyMemory];
+impl LimitedResource {
+    pub const ALL: [LimitedResource; 4] = [
+        LimitedResource::Connections,
+        LimitedResource::KnownCallers,
+        LimitedResource::Agents,
+        LimitedResource::BodyMemory,
+    ];
 
     pub fn word(self) -> &'static str {
         match self {
-            Resource::Connections => "connections",
-            Resource::KnownCallers => "known_callers",
-            Resource::Agents => "agents",
-            Resource::BodyMemory => "body_memory",
+            LimitedResource::Connections => "connections",
+            LimitedResource::KnownCallers => "known_callers",
+            LimitedResource::Agents => "agents",
+            LimitedResource::BodyMemory => "body_memory",
         }
     }
 
     /// The reason that readiness gives.
     pub fn reason(self) -> &'static str {
         match self {
-            Resource::Connections => "callers are refused: all connections are in use",
-            Resource::KnownCallers => "callers are refused: all request permits of known callers are in use",
-            Resource::Agents => "agents are refused: all request permits of agents are in use",
-            Resource::BodyMemory => "callers are refused: the memory for request bodies is in use",
+            LimitedResource::Connections => "callers are refused: all connections are in use",
+            LimitedResource::KnownCallers => {
+                "callers are refused: all request permits of known callers are in use"
+            }
+            LimitedResource::Agents => "agents are refused: all request permits of agents are in use",
+            LimitedResource::BodyMemory => "callers are refused: the memory for request bodies is in use",
         }
     }
 }
 
 #[derive(Default)]
 pub struct Overload {
-    counts: [AtomicU64; Resource::ALL.len()],
-    last: Mutex<Option<(Instant, Resource)>>,
+    counts: [AtomicU64; LimitedResource::ALL.len()],
+    last: Mutex<Option<(Instant, LimitedResource)>>,
 }
 
 impl Overload {
-    pub fn refused(&self, resource: Resource) {
-        for (count, one) in self.counts.iter().zip(Resource::ALL) {
+    pub fn refused(&self, resource: LimitedResource) {
+        for (count, one) in self.counts.iter().zip(LimitedResource::ALL) {
             if one == resource {
                 count.fetch_add(1, Ordering::Relaxed);
             }
@@ -57,12 +63,14 @@ impl Overload {
     }
 
     /// The resource for which a caller was refused last, if that was a moment ago.
-    pub fn exhausted(&self) -> Option<Resource> {
+    pub fn exhausted(&self) -> Option<LimitedResource> {
         let last = *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        last.filter(|(at, _)| at.elapsed() < RECENT).map(|(_, resource)| resource)
+        last.filter(|(at, _)| at.elapsed() < OVERLOAD_WINDOW).map(|(_, resource)| resource)
     }
 
-    pub fn counts(&self) -> [(&'static str, u64); Resource::ALL.len()] {
-        std::array::from_fn(|nth| (Resource::ALL[nth].word(), self.counts[nth].load(Ordering::Relaxed)))
+    pub fn counts(&self) -> [(&'static str, u64); LimitedResource::ALL.len()] {
+        std::array::from_fn(|nth| {
+            (LimitedResource::ALL[nth].word(), self.counts[nth].load(Ordering::Relaxed))
+        })
     }
 }

@@ -11,21 +11,21 @@ use tokio::sync::watch;
 use tracing::{error, info};
 
 /// How often files are looked at.
-const EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The present value; handles share it.
-pub struct Reloaded<T>(Arc<watch::Sender<Arc<T>>>);
+pub struct Reloadable<T>(Arc<watch::Sender<Arc<T>>>);
 
-impl<T> Clone for Reloaded<T> {
+impl<T> Clone for Reloadable<T> {
     fn clone(&self) -> Self {
-        Reloaded(Arc::clone(&self.0))
+        Reloadable(Arc::clone(&self.0))
     }
 }
 
-impl<T> Reloaded<T> {
+impl<T> Reloadable<T> {
     /// A value that no file changes.
-    pub fn fixed(value: T) -> Reloaded<T> {
-        Reloaded(Arc::new(watch::Sender::new(Arc::new(value))))
+    pub fn fixed(value: T) -> Reloadable<T> {
+        Reloadable(Arc::new(watch::Sender::new(Arc::new(value))))
     }
 
     pub fn get(&self) -> Arc<T> {
@@ -38,11 +38,11 @@ impl<T> Reloaded<T> {
 }
 
 /// Resolves when the credential that opened a stream is no longer in force.
-pub type Revoked = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub type Revocation = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-impl<T: Send + Sync + 'static> Reloaded<T> {
+impl<T: Send + Sync + 'static> Reloadable<T> {
     /// Resolves when the value no longer holds a credential.
-    pub fn revoked(&self, holds: impl Fn(&T) -> bool + Send + Sync + 'static) -> Revoked {
+    pub fn revocation(&self, holds: impl Fn(&T) -> bool + Send + Sync + 'static) -> Revocation {
         let mut values = self.0.subscribe();
         Box::pin(async move {
             // Without a sender the value stays as it is.
@@ -54,7 +54,7 @@ impl<T: Send + Sync + 'static> Reloaded<T> {
 }
 
 /// A stream that ends when its credential does, with a last line for its reader if there is one.
-pub fn until_revoked(body: Body, revoked: Revoked, last: &'static str) -> Body {
+pub fn end_on_revocation(body: Body, revoked: Revocation, last: &'static str) -> Body {
     let open = Some((body.into_data_stream(), revoked));
     Body::from_stream(stream::unfold(open, move |state| async move {
         let (mut pieces, mut revoked) = state?;
@@ -67,16 +67,16 @@ pub fn until_revoked(body: Body, revoked: Revoked, last: &'static str) -> Body {
 }
 
 /// Reads files now, and again whenever one of them changes, for as long as the program runs.
-pub fn follow<T: Send + Sync + 'static>(
+pub fn watch_file<T: Send + Sync + 'static>(
     files: Vec<PathBuf>,
     read: impl Fn() -> Result<T, String> + Send + 'static,
-) -> Result<Reloaded<T>, String> {
+) -> Result<Reloadable<T>, String> {
     let mut known: Vec<_> = files.iter().map(|file| stamp(file)).collect();
-    let value = Reloaded::fixed(read()?);
+    let value = Reloadable::fixed(read()?);
     let followed = value.clone();
     tokio::spawn(async move {
         loop {
-            tokio::time::sleep(EVERY).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let now: Vec<_> = files.iter().map(|file| stamp(file)).collect();
             if now == known {
                 continue;

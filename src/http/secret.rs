@@ -3,25 +3,25 @@
 use ring::hmac;
 
 /// Are these two the same text? How long it takes says nothing about where they differ.
-pub fn same(one: &str, other: &str) -> bool {
+pub fn constant_time_eq(one: &str, other: &str) -> bool {
     // Of two digests under a key nobody can choose the place where they differ.
     let key = hmac::Key::new(hmac::HMAC_SHA256, b"abide");
     hmac::verify(&key, one.as_bytes(), hmac::sign(&key, other.as_bytes()).as_ref()).is_ok()
 }
 
 /// A secret that a patient attacker may guess. Shorter ones work, and a warning is logged.
-pub fn is_short(secret: &str) -> bool {
+pub fn is_weak(secret: &str) -> bool {
     secret.chars().count() < 16
 }
 
 /// Is `hex` the HMAC-SHA256 of these bytes under the secret?
-pub fn is_signed(secret: &str, bytes: &[u8], hex: &str) -> bool {
+pub fn verify_hex_signature(secret: &str, bytes: &[u8], hex: &str) -> bool {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
     from_hex(hex).is_some_and(|tag| hmac::verify(&key, bytes, &tag).is_ok())
 }
 
 /// Is this the HMAC-SHA256 of these bytes under the key?
-pub fn signs(key: &[u8], bytes: &[u8], tag: &[u8]) -> bool {
+pub fn verify_hmac(key: &[u8], bytes: &[u8], tag: &[u8]) -> bool {
     hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, key), bytes, tag).is_ok()
 }
 
@@ -63,14 +63,21 @@ mod tests {
         // From the documentation of GitHub's webhooks.
         let (secret, body) = ("It's a Secret to Everybody", b"Hello, World!");
         let hex = "757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17";
-        assert!(is_signed(secret, body, hex));
-        assert!(!is_signed(secret, b"Hello, World?", hex) && !is_signed("other", body, hex));
+        assert!(verify_hex_signature(secret, body, hex));
         assert!(
-            !is_signed(secret, body, &hex[..62])
-                && !is_signed(secret, body, "")
-                && !is_signed(secret, body, "+1")
+            !verify_hex_signature(secret, b"Hello, World?", hex) && !verify_hex_signature("other", body, hex)
         );
-        assert!(same("a", "a") && !same("a", "a\0") && !same("a", "b") && !same("", "a"));
+        assert!(
+            !verify_hex_signature(secret, body, &hex[..62])
+                && !verify_hex_signature(secret, body, "")
+                && !verify_hex_signature(secret, body, "+1")
+        );
+        assert!(
+            constant_time_eq("a", "a")
+                && !constant_time_eq("a", "a\0")
+                && !constant_time_eq("a", "b")
+                && !constant_time_eq("", "a")
+        );
         assert_eq!(base64("YTpi").as_deref(), Some(b"a:b".as_slice()));
     }
 }

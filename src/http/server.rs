@@ -16,9 +16,9 @@ use tokio_rustls::TlsAcceptor;
 use tracing::{debug, warn};
 
 use super::connections::{Connection, Connections};
-use super::patient::Patient;
 use super::service::ConnectionService;
 use super::tls::Tls;
+use super::write_timeout::WriteTimeout;
 
 /// The other end of a connection: every request carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,17 +37,17 @@ pub struct Listener {
 /// The largest header.
 const HEADER_BYTES: usize = 64 << 10;
 /// How long a new connection may take for its handshake, and for its first header.
-const FIRST_HEADER: Duration = Duration::from_secs(5);
+const FIRST_HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long what was sent may stay unread.
-const UNREAD: Duration = Duration::from_secs(60);
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long open requests may take to end when we are told to.
-const FAREWELL: Duration = Duration::from_secs(5);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections that wait to be accepted; the kernel bounds it by net.core.somaxconn.
 const BACKLOG: u32 = 4096;
 /// Refusals that are written at once; beyond it a connection is closed without one.
-const REFUSALS: usize = 64;
+const MAX_REJECTIONS: usize = 64;
 /// Failures to accept are logged this often.
-const LOGGED: Duration = Duration::from_secs(5);
+const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Listens with a backlog that holds a burst of connections.
 pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
@@ -79,23 +79,23 @@ fn within_file_limit(connections: usize) -> usize {
 pub async fn serve(listener: Listener, router: Router, mut stop: watch::Receiver<bool>) {
     let Listener { socket, tls, connections, header_time } = listener;
     let connections = Connections::new(within_file_limit(connections));
-    let refusals = Arc::new(Semaphore::new(REFUSALS));
+    let refusals = Arc::new(Semaphore::new(MAX_REJECTIONS));
     let (alive, mut all_ended) = mpsc::channel::<()>(1);
     let mut logged: Option<Instant> = None;
     loop {
         let accepted = tokio::select! {
             accepted = socket.accept() => accepted,
-            () = told(&mut stop) => break,
+            () = stop_requested(&mut stop) => break,
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                if logged.is_none_or(|at| at.elapsed() > LOGGED) {
+                if logged.is_none_or(|at| at.elapsed() > LOG_INTERVAL) {
                     logged = Some(Instant::now());
                     warn!(%error, "cannot accept a connection");
                 }
                 // Out of descriptors, mostly: a silent connection gives its own.
-                connections.make_room();
+                connections.evict_one();
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
             }
@@ -103,14 +103,14 @@ pub async fn serve(listener: Listener, router: Router, mut stop: watch::Receiver
         let Some(connection) = connections.admit(peer) else {
             if let Ok(permit) = Arc::clone(&refusals).try_acquire_owned() {
                 tokio::spawn(async move {
-                    turn_away(stream).await;
+                    reject_overloaded(stream).await;
                     drop(permit);
                 });
             }
             continue;
         };
         let acceptor = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
-        let serving = Serving { router: router.clone(), header_time, stop: stop.clone() };
+        let serving = ConnectionContext { router: router.clone(), header_time, stop: stop.clone() };
         let alive = alive.clone();
         tokio::spawn(async move {
             let _ = stream.set_nodelay(true);
@@ -122,25 +122,25 @@ pub async fn serve(listener: Listener, router: Router, mut stop: watch::Receiver
         });
     }
     drop(alive);
-    let _ = tokio::time::timeout(FAREWELL, all_ended.recv()).await;
+    let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, all_ended.recv()).await;
 }
 
 /// What a connection is served with.
-struct Serving {
+struct ConnectionContext {
     router: Router,
     header_time: Duration,
     stop: watch::Receiver<bool>,
 }
 
-impl Serving {
-    fn first_time(&self) -> Duration {
-        FIRST_HEADER.min(self.header_time)
+impl ConnectionContext {
+    fn first_header_timeout(&self) -> Duration {
+        FIRST_HEADER_TIMEOUT.min(self.header_time)
     }
 
     async fn handshake(self, acceptor: Option<TlsAcceptor>, stream: TcpStream, connection: &Connection) {
         let peer = connection.peer();
         let Some(acceptor) = acceptor else { return self.serve(stream, connection).await };
-        match tokio::time::timeout(self.first_time(), acceptor.accept(stream)).await {
+        match tokio::time::timeout(self.first_header_timeout(), acceptor.accept(stream)).await {
             Ok(Ok(stream)) => self.serve(stream, connection).await,
             Ok(Err(error)) => debug!(%peer, %error, "no TLS connection"),
             Err(_) => debug!(%peer, "the TLS handshake took too long"),
@@ -153,11 +153,11 @@ impl Serving {
         connection: &Connection,
     ) {
         let peer = connection.peer();
-        let first = tokio::time::sleep(self.first_time());
+        let first = tokio::time::sleep(self.first_header_timeout());
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.header_time).max_buf_size(HEADER_BYTES);
         let service = ConnectionService::new(self.router, connection.clone());
-        let serving = http.serve_connection(TokioIo::new(Patient::new(stream, UNREAD)), service);
+        let serving = http.serve_connection(TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT)), service);
         tokio::pin!(serving, first);
         let mut is_first = true;
         let ended = loop {
@@ -170,7 +170,7 @@ impl Serving {
                         return;
                     }
                 }
-                () = told(&mut self.stop) => {
+                () = stop_requested(&mut self.stop) => {
                     serving.as_mut().graceful_shutdown();
                     break serving.await;
                 }
@@ -183,12 +183,12 @@ impl Serving {
 }
 
 /// Waits until we are told to stop; who would tell may be gone, which says the same.
-async fn told(stop: &mut watch::Receiver<bool>) {
+async fn stop_requested(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// Too many are here: said in as few bytes as it takes.
-async fn turn_away(mut stream: TcpStream) {
+async fn reject_overloaded(mut stream: TcpStream) {
     let body = r#"{"result":false,"code":1642903,"message":"too many connections","data":null}"#;
     let answer = format!(
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n\

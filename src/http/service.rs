@@ -11,7 +11,7 @@ use hyper::service::Service;
 use hyper::{Request, Response};
 use hyper_util::service::TowerToHyperService;
 
-use super::connections::{Connection, InFlight};
+use super::connections::{Connection, RequestGuard};
 use super::server::Peer;
 
 pub struct ConnectionService {
@@ -45,7 +45,7 @@ impl Service<Request<Incoming>> for ConnectionService {
 /// An answer's body: its request is in flight until it is dropped.
 pub struct TrackedBody {
     body: Body,
-    _in_flight: InFlight,
+    _in_flight: RequestGuard,
 }
 
 impl HttpBody for TrackedBody {

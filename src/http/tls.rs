@@ -7,18 +7,18 @@ use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-use super::reload::{Reloaded, follow};
+use super::reload::{Reloadable, watch_file};
 
 /// How connections are encrypted at the moment.
 #[derive(Clone)]
-pub struct Tls(Reloaded<Arc<ServerConfig>>);
+pub struct Tls(Reloadable<Arc<ServerConfig>>);
 
 impl Tls {
     /// Reads the two files, and reads them again when they change.
-    pub fn follow(cert: &Path, key: &Path) -> Result<Tls, String> {
+    pub fn watch_files(cert: &Path, key: &Path) -> Result<Tls, String> {
         let (cert, key) = (cert.to_owned(), key.to_owned());
         let files = vec![cert.clone(), key.clone()];
-        follow(files, move || read(&cert, &key)).map(Tls)
+        watch_file(files, move || read(&cert, &key)).map(Tls)
     }
 
     pub fn config(&self) -> Arc<ServerConfig> {

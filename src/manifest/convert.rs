@@ -8,13 +8,13 @@ use std::path::{Path as FilePath, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use super::check::{self, Declared, Values, Where};
-use super::document::{ConfigEntry, Document, EnvEntry, EnvSource, Loose, SpecEntry, Text};
+use super::check::{self, DeclaredObject, Placement, ValueChecker};
+use super::document::{ConfigEntry, Document, EnvEntry, EnvSource, SpecEntry, Text, TextOrNumber};
 use super::limits::Limits;
 use super::node::Node;
-use super::problem::{At, Code, Fault, Finding, Path, Problem, Severity, Span};
-use super::read::Read;
-use super::text::Source;
+use super::problem::{Code, FieldPath, PathPart, PathProblem, Problem, Severity, Span, SpanProblem};
+use super::read::ParsedDocument;
+use super::text::SourceText;
 use super::{Loaded, find, grammar, load_source, print, read, structure, tree, variables};
 use crate::model::State;
 
@@ -31,15 +31,15 @@ pub enum Body<J> {
 
 /// What was read, and what should be known about it.
 #[derive(Debug)]
-pub struct Bodies<J> {
+pub struct ConvertInput<J> {
     pub bodies: Vec<Body<J>>,
     pub warnings: Vec<Problem>,
     /// From several directories: what reaches a directory would reach all of them in one stream.
     pub spread: bool,
-    sources: Vec<Source>,
+    sources: Vec<SourceText>,
 }
 
-impl<J> Bodies<J> {
+impl<J> ConvertInput<J> {
     /// The same as manifests, if it is one file: standard input is read only once.
     pub fn load(self, limits: &Limits) -> Option<Loaded> {
         let mut sources = self.sources;
@@ -49,12 +49,12 @@ impl<J> Bodies<J> {
 }
 
 /// Everything in a file (`-`: standard input), or everything that is wrong with it. `J` is JOB's body.
-pub fn read<J: DeserializeOwned>(path: &FilePath, limits: &Limits) -> Result<Bodies<J>, Vec<Problem>> {
+pub fn read<J: DeserializeOwned>(path: &FilePath, limits: &Limits) -> Result<ConvertInput<J>, Vec<Problem>> {
     let found = find::find(&[PathBuf::from(path)], limits);
     let mut problems = found.problems;
-    let homes: HashSet<&PathBuf> = found.files.iter().map(|file| &file.home).collect();
+    let homes: HashSet<&PathBuf> = found.files.iter().map(|file| &file.scope_dir).collect();
     let spread = homes.len() > 1;
-    let mut read = Bodies { bodies: Vec::new(), warnings: Vec::new(), spread, sources: Vec::new() };
+    let mut read = ConvertInput { bodies: Vec::new(), warnings: Vec::new(), spread, sources: Vec::new() };
     for file in &found.files {
         let source = match find::read(file, limits) {
             Ok(source) => source,
@@ -87,14 +87,14 @@ pub fn read<J: DeserializeOwned>(path: &FilePath, limits: &Limits) -> Result<Bod
 }
 
 fn body<J: DeserializeOwned>(
-    read: Read,
+    read: ParsedDocument,
     nodes: &[Node],
-    source: &Source,
+    source: &SourceText,
     problems: &mut Vec<Problem>,
 ) -> Option<Body<J>> {
     let node = nodes.get(read.nth);
     if let Some(node) = node.filter(|node| node.get("process_infos").is_some()) {
-        let (job, faults) = structure::understand_as::<J>(node, &grammar::JOB_BODY);
+        let (job, faults) = structure::check_shape_as::<J>(node, &grammar::JOB_BODY);
         problems.extend(faults.into_iter().map(|fault| source.problem(fault)));
         return job.map(Body::Job);
     }
@@ -105,10 +105,11 @@ fn body<J: DeserializeOwned>(
     }
     let (document, findings) = manifest(*document);
     for finding in findings {
-        let span =
-            node.map_or(Span::at(1, 1), |node| structure::locate(node, &finding.path, finding.at == At::Key));
-        let Finding { code, message, hint, .. } = finding;
-        problems.push(source.problem(Fault::new(code, span, message, hint)));
+        let span = node.map_or(Span::at(1, 1), |node| {
+            structure::locate(node, &finding.path, finding.at == PathPart::Key)
+        });
+        let PathProblem { code, message, hint, .. } = finding;
+        problems.push(source.problem(SpanProblem::new(code, span, message, hint)));
     }
     Some(Body::Manifest { document: Box::new(document?), was_body: true })
 }
@@ -128,14 +129,14 @@ fn is_request(document: &Document) -> bool {
 }
 
 /// A GSE body as a manifest: read as such, so that aliases and empty texts are gone, then written anew.
-fn manifest(mut document: Document) -> (Option<Document>, Vec<Finding>) {
+fn manifest(mut document: Document) -> (Option<Document>, Vec<PathProblem>) {
     document.spec.iter_mut().for_each(escape);
     let op_type = document.op_type;
     let (declared, mut findings) = check::document(document);
     findings.retain(|finding| finding.code != Code::IgnoredField);
-    let Declared::Process(process) = declared else { return (None, findings) };
+    let DeclaredObject::Process(process) = declared else { return (None, findings) };
     // What the documents themselves require. A start_cmd they do not.
-    let mut values = Values::default();
+    let mut values = ValueChecker::default();
     check::require(&process.entry, State::Stopped, true, &mut values);
     findings.extend(values.findings.into_iter().filter(|finding| finding.code == Code::MissingField));
     let auto_type = process.spec.monitor.auto_type;
@@ -143,8 +144,11 @@ fn manifest(mut document: Document) -> (Option<Document>, Vec<Finding>) {
         None => State::Running,
         Some(Ok(state)) => state,
         Some(Err(op)) => {
-            let finding =
-                Finding::new(Code::OutOfRange, Path::of("op_type"), format!("op_type {op} is unknown"));
+            let finding = PathProblem::new(
+                Code::OutOfRange,
+                FieldPath::of("op_type"),
+                format!("op_type {op} is unknown"),
+            );
             findings.push(
                 finding.hint("0 start, 1 stop, 2 status, 3 host, 4 unhost, 7 restart, 8 reload, 9 kill"),
             );
@@ -158,8 +162,8 @@ fn manifest(mut document: Document) -> (Option<Document>, Vec<Finding>) {
         .hosts
         .iter()
         .filter_map(|(_, place)| match place {
-            Where::Host(host) => Some(host.clone()),
-            Where::Group { .. } => None,
+            Placement::Host(host) => Some(host.clone()),
+            Placement::Group { .. } => None,
         })
         .collect();
     (process.key.as_ref().map(|key| print::process(key, &hosts, state, &spec)), findings)
@@ -167,8 +171,8 @@ fn manifest(mut document: Document) -> (Option<Document>, Vec<Finding>) {
 
 pub(super) fn escape(spec: &mut SpecEntry) {
     let text = |text: &mut Text| text.0 = variables::escape(&text.0);
-    let loose = |value: &mut Loose| {
-        if let Loose::Text(text) = value {
+    let loose = |value: &mut TextOrNumber| {
+        if let TextOrNumber::Text(text) = value {
             *text = variables::escape(text);
         }
     };

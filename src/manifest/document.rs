@@ -51,7 +51,7 @@ written! {
         bk_token: Text,
         bk_username: Text,
     }
-    Meta { namespace: Text, name: Text, labels: Map<Loose> }
+    Meta { namespace: Text, name: Text, labels: Map<TextOrNumber> }
     HostEntry {
         ip: Text,
         bk_cloud_id: i64,
@@ -61,9 +61,9 @@ written! {
         labels: HostLabels,
     }
     RolloutEntry {
-        batch: Loose,
-        canary: Loose,
-        soak: Loose,
+        batch: TextOrNumber,
+        canary: TextOrNumber,
+        soak: TextOrNumber,
         max_failures: i64,
         auto_rollback: bool,
     }
@@ -118,7 +118,7 @@ written! {
         start_check_end_time: i64,
     }
     AllowEntry { namespaces: Vec<Text>, users: Vec<Text>, hosts: Vec<Text> }
-    BudgetsEntry { delete: Loose, restart: Loose }
+    BudgetsEntry { delete: TextOrNumber, restart: TextOrNumber }
     WindowEntry {
         days: Text,
         from: Text,
@@ -127,7 +127,7 @@ written! {
         #[serde(rename = "for")] operations: Vec<Text>,
     }
     /// The long form of an environment value.
-    EnvSource { file: Text, value: Loose, secret: bool }
+    EnvSource { file: Text, value: TextOrNumber, secret: bool }
 }
 
 /// Text, and nothing that only looks like it: a plain `String` would take YAML's `null`, `1.10` and `true`.
@@ -209,16 +209,16 @@ impl<'de> Deserialize<'de> for Real {
 /// Text, or a whole number that stands where text is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
-pub enum Loose {
+pub enum TextOrNumber {
     Text(String),
     Number(i64),
 }
 
-impl fmt::Display for Loose {
+impl fmt::Display for TextOrNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Loose::Text(text) => f.write_str(text),
-            Loose::Number(n) => write!(f, "{n}"),
+            TextOrNumber::Text(text) => f.write_str(text),
+            TextOrNumber::Number(n) => write!(f, "{n}"),
         }
     }
 }
@@ -227,7 +227,7 @@ impl fmt::Display for Loose {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum EnvEntry {
-    Plain(Loose),
+    Plain(TextOrNumber),
     Source(EnvSource),
 }
 
@@ -236,11 +236,11 @@ pub enum EnvEntry {
 #[serde(untagged)]
 pub enum HostLabels {
     Selector(String),
-    Have(Map<Loose>),
+    Have(Map<TextOrNumber>),
 }
 
 /// One visitor for everything that is text, a number or a map, by what the reader finds.
-struct Either<T>(PhantomData<T>);
+struct EitherVisitor<T>(PhantomData<T>);
 
 trait FromEither: Sized {
     const EXPECTING: &'static str;
@@ -255,7 +255,7 @@ trait FromEither: Sized {
     }
 }
 
-impl<'de, T: FromEither> Visitor<'de> for Either<T> {
+impl<'de, T: FromEither> Visitor<'de> for EitherVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -291,23 +291,23 @@ impl<'de, T: FromEither> Visitor<'de> for Either<T> {
     }
 }
 
-impl FromEither for Loose {
+impl FromEither for TextOrNumber {
     const EXPECTING: &'static str = "text";
     fn text(text: &str) -> Result<Self, Unexpected<'_>> {
-        Ok(Loose::Text(text.to_owned()))
+        Ok(TextOrNumber::Text(text.to_owned()))
     }
     fn number(n: i64) -> Result<Self, Unexpected<'static>> {
-        Ok(Loose::Number(n))
+        Ok(TextOrNumber::Number(n))
     }
 }
 
 impl FromEither for EnvEntry {
     const EXPECTING: &'static str = "text, or a map with file, or with value and secret";
     fn text(text: &str) -> Result<Self, Unexpected<'_>> {
-        Ok(EnvEntry::Plain(Loose::Text(text.to_owned())))
+        Ok(EnvEntry::Plain(TextOrNumber::Text(text.to_owned())))
     }
     fn number(n: i64) -> Result<Self, Unexpected<'static>> {
-        Ok(EnvEntry::Plain(Loose::Number(n)))
+        Ok(EnvEntry::Plain(TextOrNumber::Number(n)))
     }
     fn map<'de, A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
         EnvSource::deserialize(serde::de::value::MapAccessDeserializer::new(map)).map(EnvEntry::Source)
@@ -328,12 +328,12 @@ macro_rules! read_either {
     ($($type:ty),*) => {$(
         impl<'de> Deserialize<'de> for $type {
             fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-                from.deserialize_any(Either(PhantomData))
+                from.deserialize_any(EitherVisitor(PhantomData))
             }
         }
     )*};
 }
-read_either!(Loose, EnvEntry, HostLabels);
+read_either!(TextOrNumber, EnvEntry, HostLabels);
 
 /// A map with keys of the user's choosing, in which no key stands twice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -375,18 +375,18 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Map<V> {
 
 /// Fills what is unset here from `under`. Maps merge key by key, lists and single values are replaced.
 pub trait Overlay {
-    fn over(&mut self, under: &Self);
+    fn fill_from(&mut self, under: &Self);
 }
 
 macro_rules! overlay {
     ($($name:ident { $($inner:ident),* ; $($leaf:ident),* })*) => {$(
         impl Overlay for $name {
-            fn over(&mut self, under: &Self) {
+            fn fill_from(&mut self, under: &Self) {
                 // Taken apart with no `..`: a new field does not compile until it is placed.
                 let $name { $($inner,)* $($leaf),* } = under;
                 $(if let Some(under) = $inner {
                     match &mut self.$inner {
-                        Some(mine) => mine.over(under),
+                        Some(mine) => mine.fill_from(under),
                         mine => *mine = Some(under.clone()),
                     }
                 })*
@@ -415,7 +415,7 @@ overlay! {
 }
 
 impl<V: Clone> Overlay for Map<V> {
-    fn over(&mut self, under: &Self) {
+    fn fill_from(&mut self, under: &Self) {
         for (key, value) in &under.0 {
             self.0.entry(key.clone()).or_insert_with(|| value.clone());
         }

@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_yaml::Value;
 
-use super::check::Declared;
+use super::check::DeclaredObject;
 use super::grammar::{self, Entry, Section, Shape};
-use super::places::Places;
-use super::problem::{At, Path, did_you_mean};
+use super::locate::Locator;
+use super::problem::{FieldPath, PathPart, did_you_mean};
 use super::{Limits, Loaded};
-use crate::model::{Place, ProcessKey, Secret};
+use crate::model::{ProcessKey, Secret, SourceLocation};
 
 /// A field, or a section with its fields.
 #[derive(Debug)]
@@ -51,11 +51,11 @@ pub fn find(path: &str) -> Result<Explanation, Option<String>> {
     {
         return Ok(Explanation { path, kind, entry: Some(entry), inside });
     }
-    Err(meant(&path))
+    Err(closest_field(&path))
 }
 
 /// The field of the same or a similar name, wherever it stands.
-fn meant(path: &str) -> Option<String> {
+fn closest_field(path: &str) -> Option<String> {
     let all = grammar::ALL_KINDS.iter().flat_map(|kind| paths(kind)).map(|(path, _)| path);
     let all: Vec<String> = all.map(|path| path.strip_prefix("spec.").unwrap_or(&path).to_owned()).collect();
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
@@ -96,7 +96,7 @@ fn inner(shape: &'static Shape) -> Option<&'static Section> {
 /// Every path of a kind, with its entry, in the order of the grammar.
 pub fn paths(kind: &'static Section) -> Vec<(String, &'static Entry)> {
     fn collect(section: &'static Section, path: &str, all: &mut Vec<(String, &'static Entry)>) {
-        for entry in section.entries.iter().filter(|e| e.need != grammar::Need::IgnoredInBody) {
+        for entry in section.entries.iter().filter(|e| e.need != grammar::Requirement::IgnoredInBody) {
             let here = if path.is_empty() { entry.name.to_owned() } else { format!("{path}.{}", entry.name) };
             all.push((here.clone(), entry));
             if let Some(inside) = inner(&entry.shape).filter(|_| !matches!(entry.shape, Shape::Map(_))) {
@@ -111,37 +111,42 @@ pub fn paths(kind: &'static Section) -> Vec<(String, &'static Entry)> {
 
 /// A value that a process has for a field, and who gave it.
 #[derive(Debug)]
-pub struct Given {
+pub struct FieldValue {
     pub process: ProcessKey,
     /// The path, down to the key for maps, which merge key by key.
     pub path: String,
     /// `None`: nobody gave it.
-    pub value: Option<GivenValue>,
+    pub value: Option<ExplainedValue>,
 }
 
 #[derive(Debug)]
-pub struct GivenValue {
-    pub shown: Shown,
-    pub place: Place,
+pub struct ExplainedValue {
+    pub shown: PrintableValue,
+    pub place: SourceLocation,
     /// It came from a Defaults document.
     pub inherited: bool,
 }
 
 /// What may be printed of a value.
 #[derive(Debug)]
-pub enum Shown {
+pub enum PrintableValue {
     Plain(String),
     /// Only as a digest.
     Secret(Secret),
 }
 
 /// For every process of a tree (or one): the value of a spec field, and the place that gave it.
-pub fn given(loaded: &Loaded, path: &str, only: Option<&ProcessKey>, limits: &Limits) -> Vec<Given> {
+pub fn field_values(
+    loaded: &Loaded,
+    path: &str,
+    only: Option<&ProcessKey>,
+    limits: &Limits,
+) -> Vec<FieldValue> {
     let mut defaults: HashMap<&std::path::Path, Vec<(usize, Value)>> = HashMap::new();
     for (at, document) in loaded.documents.iter().enumerate() {
-        if let Declared::Defaults(entry) = &document.declared {
+        if let DeclaredObject::Defaults(entry) = &document.declared {
             let value = serde_yaml::to_value(entry).unwrap_or_default();
-            defaults.entry(&document.home).or_default().push((at, value));
+            defaults.entry(&document.scope_dir).or_default().push((at, value));
         }
     }
     let mut names: Vec<&str> = path.strip_prefix("spec.").unwrap_or(path).split('.').collect();
@@ -149,27 +154,27 @@ pub fn given(loaded: &Loaded, path: &str, only: Option<&ProcessKey>, limits: &Li
         // An entry is given as a whole, however it is written.
         names.truncate(2);
     }
-    let mut places = Places::new(loaded, limits);
+    let mut places = Locator::new(loaded, limits);
     let mut all = Vec::new();
     for (at, document) in loaded.documents.iter().enumerate() {
-        let Declared::Process(process) = &document.declared else { continue };
+        let DeclaredObject::Process(process) = &document.declared else { continue };
         let Some(key) = process.key.as_ref().filter(|key| only.is_none_or(|only| only == *key)) else {
             continue;
         };
         let own = (at, serde_yaml::to_value(&*process.entry).unwrap_or_default());
         // The process itself, then Defaults from the nearest directory outwards.
-        let inherited = document.home.ancestors().filter_map(|home| defaults.get(home)).flatten();
+        let inherited = document.scope_dir.ancestors().filter_map(|home| defaults.get(home)).flatten();
         let layers: Vec<&(usize, Value)> = std::iter::once(&own).chain(inherited).collect();
         for names in leaves(&layers, &names) {
             let found = layers.iter().find_map(|(document, value)| Some((*document, get(value, &names)?)));
             let value = found.map(|(document, value)| {
-                let way = names.iter().fold(Path::of("spec"), |way, name| way.entry(name));
-                let span = places.span(document, &way, At::Value);
+                let way = names.iter().fold(FieldPath::of("spec"), |way, name| way.entry(name));
+                let span = places.span(document, &way, PathPart::Value);
                 let file = loaded.source(document).name.clone();
-                let place = Place { file, line: span.line, column: span.column };
-                GivenValue { shown: shown(&names, value), place, inherited: document != at }
+                let place = SourceLocation { file, line: span.line, column: span.column };
+                ExplainedValue { shown: printable(&names, value), place, inherited: document != at }
             });
-            all.push(Given { process: key.clone(), path: names.join("."), value });
+            all.push(FieldValue { process: key.clone(), path: names.join("."), value });
         }
     }
     all
@@ -194,16 +199,16 @@ fn get<'v>(value: &'v Value, names: &[String]) -> Option<&'v Value> {
     names.iter().try_fold(value, |value, name| value.get(name.as_str()))
 }
 
-fn shown(names: &[String], value: &Value) -> Shown {
+fn printable(names: &[String], value: &Value) -> PrintableValue {
     let secret = value.get("secret").and_then(Value::as_bool) == Some(true);
     if names[0] == "env" && secret {
         let text = match value.get("value") {
             Some(Value::String(text)) => text.clone(),
             other => serde_json::to_string(&other).unwrap_or_default(),
         };
-        return Shown::Secret(Secret::new(text));
+        return PrintableValue::Secret(Secret::new(text));
     }
-    Shown::Plain(match value {
+    PrintableValue::Plain(match value {
         Value::String(text) => format!("{text:?}"),
         other => serde_json::to_string(other).unwrap_or_default(),
     })

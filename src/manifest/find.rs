@@ -10,19 +10,19 @@ use std::sync::Arc;
 
 use super::limits::Limits;
 use super::problem::{Code, Problem};
-use super::text::{self, Source};
+use super::text::{self, SourceText};
 
 /// A file to be read.
 #[derive(Debug)]
 pub struct Candidate {
     /// As people write it.
     pub name: Arc<str>,
-    at: Where,
+    at: FileOrigin,
     /// The directory that Defaults and policies reach it by.
-    pub home: PathBuf,
+    pub scope_dir: PathBuf,
     bytes: u64,
     /// What its metadata said before it was read; of what is no file, nothing.
-    pub facts: Option<Facts>,
+    pub stamp: Option<FileStamp>,
 }
 
 impl Candidate {
@@ -31,23 +31,23 @@ impl Candidate {
     }
 
     /// Is this the file itself, under this name?
-    pub fn is_at(&self, path: &Path) -> bool {
-        matches!(&self.at, Where::File(at) if at == path)
+    pub fn is_path(&self, path: &Path) -> bool {
+        matches!(&self.at, FileOrigin::File(at) if at == path)
     }
 
     /// Its metadata are others than when it was found.
-    pub fn is_now(&mut self, meta: &fs::Metadata) {
-        (self.bytes, self.facts) = (meta.len(), Some(Facts::of(meta)));
+    pub fn update_metadata(&mut self, meta: &fs::Metadata) {
+        (self.bytes, self.stamp) = (meta.len(), Some(FileStamp::of(meta)));
     }
 }
 
 /// What tells that a file is the same as before without reading it: device, number, size, mode, and both times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts([u64; 4], [i64; 4]);
+pub struct FileStamp([u64; 4], [i64; 4]);
 
-impl Facts {
-    fn of(meta: &fs::Metadata) -> Facts {
-        Facts(
+impl FileStamp {
+    fn of(meta: &fs::Metadata) -> FileStamp {
+        FileStamp(
             [meta.dev(), meta.ino(), meta.len(), u64::from(meta.mode())],
             [meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()],
         )
@@ -60,19 +60,19 @@ impl Facts {
 }
 
 #[derive(Debug)]
-enum Where {
+enum FileOrigin {
     Stdin,
     File(PathBuf),
-    Given(Arc<[u8]>),
+    Content(Arc<[u8]>),
 }
 
 /// A file that somebody else has read, out of a commit, say.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct FileContent {
     /// As people know it.
     pub name: String,
     /// The directory that Defaults and policies reach it by.
-    pub home: PathBuf,
+    pub scope_dir: PathBuf,
     /// How large it is; one that is too large need not have been read.
     pub bytes: u64,
     pub content: Arc<[u8]>,
@@ -81,7 +81,7 @@ pub struct Given {
 /// A text in place of a file's: the last good one, say.
 #[derive(Clone, Debug)]
 pub struct StandIn {
-    pub home: PathBuf,
+    pub scope_dir: PathBuf,
     pub text: Arc<str>,
 }
 
@@ -91,7 +91,7 @@ pub const STDIN: &str = "<stdin>";
 pub const CONFIG: &str = "abide.yaml";
 
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct FoundFiles {
     pub files: Vec<Candidate>,
     pub problems: Vec<Problem>,
     /// A file may have another name as well.
@@ -101,8 +101,8 @@ pub struct Found {
 }
 
 /// Every manifest file below the paths, each real file once, in the order of their names.
-pub fn find(paths: &[PathBuf], limits: &Limits) -> Found {
-    let mut walk = Walk { found: Found::default(), seen: HashSet::new() };
+pub fn find(paths: &[PathBuf], limits: &Limits) -> FoundFiles {
+    let mut walk = FileWalker { found: FoundFiles::default(), seen: HashSet::new() };
     for path in paths {
         walk.root(path);
     }
@@ -110,7 +110,7 @@ pub fn find(paths: &[PathBuf], limits: &Limits) -> Found {
     found.files.sort_by(|a, b| a.name.cmp(&b.name));
     // All of it, wherever it stands.
     let too_large =
-        |path: &PathBuf| too_large(&shown(path), found.files.iter().map(|file| file.bytes), limits);
+        |path: &PathBuf| too_large(&display_path(path), found.files.iter().map(|file| file.bytes), limits);
     let problems: Vec<Problem> = paths.iter().filter_map(too_large).collect();
     if !problems.is_empty() {
         found.problems.extend(problems);
@@ -131,46 +131,46 @@ pub fn too_large(name: &str, sizes: impl Iterator<Item = u64>, limits: &Limits) 
     Some(Problem::of_file(name.into(), Code::TooLarge, message, hint))
 }
 
-impl Found {
+impl FoundFiles {
     /// Files that were not found, and have a stand-in.
-    pub fn unseen(&self, stand_ins: &BTreeMap<String, StandIn>) -> Vec<Candidate> {
+    pub fn missing_stand_ins(&self, stand_ins: &BTreeMap<String, StandIn>) -> Vec<Candidate> {
         let is_seen = |name: &str| self.files.binary_search_by(|file| (*file.name).cmp(name)).is_ok();
         let unseen = stand_ins.iter().filter(|(name, _)| !is_seen(name));
-        let candidate = |(name, StandIn { home, text }): (&String, &StandIn)| Candidate {
+        let candidate = |(name, StandIn { scope_dir, text }): (&String, &StandIn)| Candidate {
             name: name.as_str().into(),
-            at: Where::Given(Arc::from(Arc::clone(text))),
-            home: home.clone(),
+            at: FileOrigin::Content(Arc::from(Arc::clone(text))),
+            scope_dir: scope_dir.clone(),
             bytes: text.len() as u64,
-            facts: None,
+            stamp: None,
         };
         unseen.map(candidate).collect()
     }
 }
 
 /// What somebody else has found and read, in the order of the names.
-pub fn given(files: Vec<Given>, problems: Vec<Problem>) -> Found {
-    let candidate = |file: Given| Candidate {
-        name: shown(Path::new(&file.name)).into(),
-        at: Where::Given(file.content),
-        home: file.home,
+pub fn from_contents(files: Vec<FileContent>, problems: Vec<Problem>) -> FoundFiles {
+    let candidate = |file: FileContent| Candidate {
+        name: display_path(Path::new(&file.name)).into(),
+        at: FileOrigin::Content(file.content),
+        scope_dir: file.scope_dir,
         bytes: file.bytes,
-        facts: None,
+        stamp: None,
     };
     let mut files: Vec<Candidate> = files.into_iter().map(candidate).collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));
-    Found { files, problems, has_links: false, lost: Vec::new() }
+    FoundFiles { files, problems, has_links: false, lost: Vec::new() }
 }
 
-struct Walk {
-    found: Found,
+struct FileWalker {
+    found: FoundFiles,
     /// Real paths, so that a link and its target are read once.
     seen: HashSet<PathBuf>,
 }
 
-impl Walk {
+impl FileWalker {
     fn problem(&mut self, path: &Path, message: String, hint: Option<&str>) {
         let problem =
-            Problem::of_file(shown(path).into(), Code::Unreadable, message, hint.map(str::to_owned));
+            Problem::of_file(display_path(path).into(), Code::Unreadable, message, hint.map(str::to_owned));
         self.found.problems.push(problem);
     }
 
@@ -178,8 +178,8 @@ impl Walk {
         if path.as_os_str() == "-" {
             if self.seen.insert(PathBuf::from(STDIN)) {
                 let home = PathBuf::from(STDIN);
-                let (name, at) = (STDIN.into(), Where::Stdin);
-                self.found.files.push(Candidate { name, at, home, bytes: 0, facts: None });
+                let (name, at) = (STDIN.into(), FileOrigin::Stdin);
+                self.found.files.push(Candidate { name, at, scope_dir: home, bytes: 0, stamp: None });
             }
             return;
         }
@@ -258,7 +258,7 @@ impl Walk {
         let real = match link.canonicalize() {
             Ok(real) => real,
             // A dangling or looping link is nobody's business, unless there was something behind it.
-            Err(_) if !is_manifest(link) => return self.found.lost.push(shown(link)),
+            Err(_) if !is_manifest(link) => return self.found.lost.push(display_path(link)),
             Err(error) => {
                 return self.problem(link, format!("cannot follow the link: {}", reason(&error)), None);
             }
@@ -284,13 +284,13 @@ impl Walk {
         }
         match fs::metadata(path) {
             Ok(meta) if meta.is_file() => {
-                let name = shown(path).into();
+                let name = display_path(path).into();
                 self.found.files.push(Candidate {
                     name,
-                    at: Where::File(path.to_path_buf()),
-                    home,
+                    at: FileOrigin::File(path.to_path_buf()),
+                    scope_dir: home,
                     bytes: meta.len(),
-                    facts: Some(Facts::of(&meta)),
+                    stamp: Some(FileStamp::of(&meta)),
                 });
             }
             Ok(_) => self.problem(path, NOT_A_FILE.to_owned(), Some("`-` reads standard input")),
@@ -304,17 +304,17 @@ const NOT_A_FILE: &str =
     "it is neither a file nor a directory (a FIFO, a socket or a device), and is not opened";
 
 /// Reads one file into text, cut into documents.
-pub fn read(file: &Candidate, limits: &Limits) -> Result<Source, Problem> {
+pub fn read(file: &Candidate, limits: &Limits) -> Result<SourceText, Problem> {
     let bytes = bytes(file, limits)?;
     let text = text::decode(bytes)
-        .map_err(|(fault, text)| Source::new(file.name.clone(), text, false, 0).problem(fault))?;
+        .map_err(|(fault, text)| SourceText::new(file.name.clone(), text, false, 0).problem(fault))?;
     let json = match Path::new(&*file.name).extension().and_then(|e| e.to_str()) {
         Some("yaml" | "yml" | "YAML" | "YML") => false,
         Some("json" | "JSON") => true,
         // Standard input and files of other names: what looks like JSON and is.
         _ => text.trim_start().starts_with('{') && text::is_json(&text),
     };
-    Ok(Source::new(file.name.clone(), text, json, limits.documents))
+    Ok(SourceText::new(file.name.clone(), text, json, limits.documents))
 }
 
 /// What a file holds, within the limit.
@@ -339,11 +339,11 @@ pub fn bytes(file: &Candidate, limits: &Limits) -> Result<Vec<u8>, Problem> {
     // One byte more than allowed tells a file that grew, or that lies about its size.
     let most = limits.file_bytes.saturating_add(1);
     match &file.at {
-        Where::Stdin => io::stdin().lock().take(most).read_to_end(&mut bytes).map_err(unreadable)?,
-        Where::File(path) => {
+        FileOrigin::Stdin => io::stdin().lock().take(most).read_to_end(&mut bytes).map_err(unreadable)?,
+        FileOrigin::File(path) => {
             open(path).map_err(unreadable)?.take(most).read_to_end(&mut bytes).map_err(unreadable)?
         }
-        Where::Given(content) => content[..].take(most).read_to_end(&mut bytes).map_err(unreadable)?,
+        FileOrigin::Content(content) => content[..].take(most).read_to_end(&mut bytes).map_err(unreadable)?,
     };
     if bytes.len() as u64 > limits.file_bytes {
         return Err(too_large());
@@ -369,7 +369,7 @@ pub fn is_manifest(path: &Path) -> bool {
     ["yaml", "yml", "json"].iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-pub fn shown(path: &Path) -> String {
+pub fn display_path(path: &Path) -> String {
     let text = path.strip_prefix("./").unwrap_or(path).to_string_lossy();
     // A name may hold anything but `/` and NUL; a terminal must not be told to do things by it.
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()

@@ -9,7 +9,6 @@
 //! Places are found last, by an event parser, and only in documents that have a problem (or are another kind than
 //! Process, or items of a YAML list: few, and checked by the same tree).
 
-mod again;
 pub mod check;
 pub mod convert;
 pub mod document;
@@ -18,13 +17,15 @@ pub mod explain;
 mod find;
 pub mod grammar;
 pub mod import;
+mod incremental;
 pub mod init;
 mod limits;
+mod locate;
 mod node;
 mod parallel;
-mod places;
 pub mod print;
 mod problem;
+pub mod provenance;
 mod read;
 pub mod rows;
 pub mod schema;
@@ -33,26 +34,27 @@ mod structure;
 mod text;
 mod tree;
 mod variables;
-pub mod whence;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub use again::{Again, Changed};
-pub use find::{CONFIG, Given, LEADS_OUT, StandIn, is_manifest, shown, too_large};
+pub use find::{CONFIG, FileContent, LEADS_OUT, StandIn, display_path, is_manifest, too_large};
+pub use incremental::{ChangedFile, IncrementalLoader};
 pub use limits::Limits;
-pub use problem::{Code, Path, Problem, Severity, did_you_mean};
-pub use splice::Spliced;
+pub use problem::{Code, FieldPath, Problem, Severity, did_you_mean};
+pub use splice::SpliceResult;
 
-use self::check::Declared;
-pub use self::expand::Counts;
+use self::check::DeclaredObject;
+pub use self::expand::DesiredCounts;
 use self::expand::Purpose;
-use self::places::{Places, Told};
-use self::problem::{At, Fault, Finding, MOST_OF_DOCUMENT, MOST_OF_FILE, OTHER, Span};
-use self::text::Source;
-use crate::model::{Desired, Place};
+use self::locate::{Locator, ReportLimit};
+use self::problem::{
+    MAX_PER_DOCUMENT, MAX_PER_FILE, OTHER_LOCATION, PathPart, PathProblem, Span, SpanProblem,
+};
+use self::text::SourceText;
+use crate::model::{Desired, SourceLocation};
 
 /// A tree of manifests, read.
 #[derive(Debug, Default)]
@@ -64,9 +66,9 @@ pub struct Loaded {
     pub files: usize,
     pub documents: Vec<Declaration>,
     /// Of what the good documents want.
-    pub counts: Counts,
+    pub counts: DesiredCounts,
     purpose: Purpose,
-    sources: Vec<Source>,
+    sources: Vec<SourceText>,
     /// The directory of each source that Defaults and policies reach it by.
     homes: Vec<PathBuf>,
     /// What is above all documents.
@@ -84,10 +86,10 @@ pub struct Declaration {
     /// Line and column of its first content.
     begin: (u32, u32),
     /// The directory that Defaults and policies reach it by.
-    home: PathBuf,
-    declared: Declared,
+    scope_dir: PathBuf,
+    declared: DeclaredObject,
     /// Left out because it was wrong.
-    dropped: HashSet<Path>,
+    dropped: HashSet<FieldPath>,
     /// It has an error, or stands under something that has.
     bad: bool,
 }
@@ -108,24 +110,24 @@ pub fn load_with(paths: &[PathBuf], limits: &Limits, stand_ins: &BTreeMap<String
 }
 
 /// The same for files that somebody else has found and read, with the problems he met.
-pub fn load_given(
-    files: Vec<Given>,
+pub fn load_files(
+    files: Vec<FileContent>,
     problems: Vec<Problem>,
     limits: &Limits,
     stand_ins: &BTreeMap<String, StandIn>,
 ) -> Loaded {
-    load_found(&find::given(files, problems), limits, stand_ins, None, Purpose::Instances)
+    load_found(&find::from_contents(files, problems), limits, stand_ins, None, Purpose::Instances)
 }
 
 /// `again`: what is known from an earlier reading, and will be known to the next one.
 fn load_found(
-    found: &find::Found,
+    found: &find::FoundFiles,
     limits: &Limits,
     stand_ins: &BTreeMap<String, StandIn>,
-    again: Option<&mut Again>,
+    again: Option<&mut IncrementalLoader>,
     purpose: Purpose,
 ) -> Loaded {
-    let unseen = found.unseen(stand_ins);
+    let unseen = found.missing_stand_ins(stand_ins);
     let mut whole: Vec<&find::Candidate> = found.files.iter().chain(&unseen).collect();
     whole.sort_by(|a, b| a.name.cmp(&b.name));
     let mut loaded =
@@ -134,9 +136,9 @@ fn load_found(
     let read = |file: &&find::Candidate| match stand_ins.get(&*file.name) {
         Some(StandIn { text, .. }) => {
             let json = text::is_json(text) && file.name.to_ascii_lowercase().ends_with(".json");
-            Ok((Source::new(file.name.clone(), text.to_string(), json, limits.documents), None))
+            Ok((SourceText::new(file.name.clone(), text.to_string(), json, limits.documents), None))
         }
-        None => match earlier.and_then(|earlier| earlier.known(file)) {
+        None => match earlier.and_then(|earlier| earlier.cached(file)) {
             Some((source, parts)) => Ok((source, Some(parts))),
             None => find::read(file, limits).map(|source| {
                 let parts = earlier.and_then(|earlier| earlier.parsed(&source));
@@ -155,35 +157,35 @@ fn load_found(
             Err(problem) => loaded.problems.push(problem),
         }
     }
-    let homes: Vec<PathBuf> = files.iter().map(|file| file.home.clone()).collect();
+    let homes: Vec<PathBuf> = files.iter().map(|file| file.scope_dir.clone()).collect();
     let (findings, told) = match again {
         None => loaded.parse(&homes, limits),
         Some(again) => {
-            let parts = loaded.parts_again(known, limits);
+            let parts = loaded.parse_unknown(known, limits);
             // A stand-in is what the file used to be, not what it is.
             let own = |(file, _): &(&&find::Candidate, _)| !stand_ins.contains_key(&*file.name);
             let read = files.iter().zip(loaded.sources.iter().zip(&parts)).filter(own);
-            again.keep(read.map(|(file, (source, parts))| (*file, source, Arc::clone(parts))));
-            loaded.gather(&homes, parts.iter().map(|parts| parts.iter().cloned()), limits)
+            again.store_cache(read.map(|(file, (source, parts))| (*file, source, Arc::clone(parts))));
+            loaded.collect(&homes, parts.iter().map(|parts| parts.iter().cloned()), limits)
         }
     };
     loaded.homes = homes;
-    loaded.judge(findings, told, limits);
+    loaded.expand_and_report(findings, told, limits);
     loaded
 }
 
 /// The same for a text that is at hand, under any name.
 pub fn load_text(name: &str, text: String, limits: &Limits) -> Loaded {
-    load_source(Source::new(name.into(), text, false, limits.documents), limits)
+    load_source(SourceText::new(name.into(), text, false, limits.documents), limits)
 }
 
-pub(crate) fn load_source(source: Source, limits: &Limits) -> Loaded {
+pub(crate) fn load_source(source: SourceText, limits: &Limits) -> Loaded {
     let name = source.name.to_string();
     let mut loaded = Loaded { files: 1, sources: vec![source], ..Loaded::default() };
     let homes = vec![PathBuf::from(name)];
     let (findings, told) = loaded.parse(&homes, limits);
     loaded.homes = homes;
-    loaded.judge(findings, told, limits);
+    loaded.expand_and_report(findings, told, limits);
     loaded
 }
 
@@ -194,9 +196,9 @@ impl Loaded {
         files.map(|(source, home)| (&*source.name, home.as_path(), &source.text))
     }
 
-    /// Every file as it was read, for [`load_given`] to read it again another day. Texts are shared, not copied.
-    pub fn given(&self) -> Vec<Given> {
-        self.sources.iter().zip(&self.homes).map(|(source, home)| source.given(home)).collect()
+    /// Every file as it was read, for [`load_files`] to read it again another day. Texts are shared, not copied.
+    pub fn file_contents(&self) -> Vec<FileContent> {
+        self.sources.iter().zip(&self.homes).map(|(source, home)| source.file_content(home)).collect()
     }
 
     /// The file that a document stands in.
@@ -205,7 +207,7 @@ impl Loaded {
     }
 
     /// Pairs of files that claim the same thing: of the two, a problem names one.
-    pub fn rivals(&self) -> &[(Arc<str>, Arc<str>)] {
+    pub fn conflicting_files(&self) -> &[(Arc<str>, Arc<str>)] {
         &self.rivals
     }
 
@@ -214,13 +216,13 @@ impl Loaded {
     }
 
     /// Texts → declarations, on all cores, and what is wrong with each by itself.
-    fn parse(&mut self, homes: &[PathBuf], limits: &Limits) -> (Vec<(usize, Finding)>, Told) {
-        let parts = self.parts(|_| true, limits);
-        self.gather(homes, parts.into_iter().map(Vec::into_iter), limits)
+    fn parse(&mut self, homes: &[PathBuf], limits: &Limits) -> (Vec<(usize, PathProblem)>, ReportLimit) {
+        let parts = self.parse_all(|_| true, limits);
+        self.collect(homes, parts.into_iter().map(Vec::into_iter), limits)
     }
 
     /// What each slice of each text says; nothing of a text that is left out, or has too many.
-    fn parts(&self, means: impl Fn(usize) -> bool, limits: &Limits) -> Vec<Parts> {
+    fn parse_all(&self, means: impl Fn(usize) -> bool, limits: &Limits) -> Vec<ParsedSlices> {
         let mut jobs = Vec::new();
         for (at, source) in self.sources.iter().enumerate() {
             if source.slices.len() <= limits.documents && means(at) {
@@ -229,47 +231,54 @@ impl Loaded {
         }
         let sources = &self.sources;
         let counts: Vec<AtomicUsize> = sources.iter().map(|_| AtomicUsize::new(0)).collect();
-        let read = parallel::map(&jobs, |&(at, slice)| look(&sources[at], slice, &counts[at], limits));
-        let mut parts: Vec<Parts> = sources.iter().map(|_| Parts::new()).collect();
+        let read = parallel::map(&jobs, |&(at, slice)| parse_slice(&sources[at], slice, &counts[at], limits));
+        let mut parts: Vec<ParsedSlices> = sources.iter().map(|_| ParsedSlices::new()).collect();
         jobs.into_iter().zip(read).for_each(|((at, _), part)| parts[at].push(part));
         parts
     }
 
     /// The same, without parsing what is known.
-    fn parts_again(&self, known: Vec<Option<Arc<Parts>>>, limits: &Limits) -> Vec<Arc<Parts>> {
-        let fresh = self.parts(|at| known[at].is_none(), limits);
+    fn parse_unknown(
+        &self,
+        known: Vec<Option<Arc<ParsedSlices>>>,
+        limits: &Limits,
+    ) -> Vec<Arc<ParsedSlices>> {
+        let fresh = self.parse_all(|at| known[at].is_none(), limits);
         known.into_iter().zip(fresh).map(|(known, fresh)| known.unwrap_or_else(|| Arc::new(fresh))).collect()
     }
 
-    fn gather(
+    fn collect(
         &mut self,
         homes: &[PathBuf],
-        parts: impl Iterator<Item = impl Iterator<Item = Part>>,
+        parts: impl Iterator<Item = impl Iterator<Item = ParsedSlice>>,
         limits: &Limits,
-    ) -> (Vec<(usize, Finding)>, Told) {
-        let mut told = Told::new(&self.sources);
+    ) -> (Vec<(usize, PathProblem)>, ReportLimit) {
+        let mut told = ReportLimit::new(&self.sources);
         let mut findings = Vec::new();
         for (source, parts) in parts.enumerate() {
             let text = &self.sources[source];
             if let Some(beyond) = text.slices.get(limits.documents) {
                 let span = Span::at(beyond.line, beyond.skipped + 1);
-                self.problems.push(text.problem(Fault::too_many_documents(limits.documents, span)));
+                self.problems.push(text.problem(SpanProblem::too_many_documents(limits.documents, span)));
                 continue;
             }
             for (slice, part) in parts.enumerate() {
                 let checked = match part {
                     Ok(checked) => checked,
                     Err(fault) => {
-                        told.tell(source, text, fault, &mut self.problems);
+                        told.report(source, text, fault, &mut self.problems);
                         continue;
                     }
                 };
-                for Checked { nth, begin, declared, faults, dropped, findings: found, bad, more } in checked {
+                for CheckedDocument { nth, begin, declared, faults, dropped, findings: found, bad, more } in
+                    checked
+                {
                     told.skip(source, more);
-                    faults.into_iter().for_each(|fault| told.tell(source, text, fault, &mut self.problems));
+                    faults.into_iter().for_each(|fault| told.report(source, text, fault, &mut self.problems));
                     findings.extend(found.into_iter().map(|finding| (self.documents.len(), finding)));
                     let home = homes[source].clone();
-                    let declaration = Declaration { source, slice, nth, begin, home, declared, dropped, bad };
+                    let declaration =
+                        Declaration { source, slice, nth, begin, scope_dir: home, declared, dropped, bad };
                     self.documents.push(declaration);
                 }
             }
@@ -278,8 +287,14 @@ impl Loaded {
     }
 
     /// Declarations → Desired, and what is wrong with them together; then every finding gets its place.
-    fn judge(&mut self, mut findings: Vec<(usize, Finding)>, mut told: Told, limits: &Limits) {
-        let places: Vec<Place> = self.documents.iter().map(|document| self.beginning(document)).collect();
+    fn expand_and_report(
+        &mut self,
+        mut findings: Vec<(usize, PathProblem)>,
+        mut told: ReportLimit,
+        limits: &Limits,
+    ) {
+        let places: Vec<SourceLocation> =
+            self.documents.iter().map(|document| self.start_location(document)).collect();
         let unread = self.problems.iter().any(|problem| problem.code.hides_documents());
         let expanded = expand::expand(&mut self.documents, places, &findings, unread, limits, self.purpose);
         findings.extend(expanded.findings);
@@ -288,37 +303,37 @@ impl Loaded {
         self.counts = expanded.counts;
         self.context = Some(expanded.context);
         findings.retain(|(document, finding)| !follows_from_dropped(&self.documents[*document], finding));
-        let rivals = findings.iter().filter(|(_, finding)| finding.code.names_a_rival()).filter_map(
+        let rivals = findings.iter().filter(|(_, finding)| finding.code.names_conflict()).filter_map(
             |(document, finding)| {
                 let (other, _) = finding.other.as_ref()?;
                 Some((self.source(*document).name.clone(), self.source(*other).name.clone()))
             },
         );
         self.rivals = rivals.collect();
-        let placed = self.place_all(findings, told, limits);
+        let placed = self.locate_all(findings, told, limits);
         self.problems.extend(placed);
         self.problems.sort();
         self.problems.dedup();
     }
 
-    fn beginning(&self, document: &Declaration) -> Place {
+    fn start_location(&self, document: &Declaration) -> SourceLocation {
         let (line, column) = document.begin;
-        Place { file: self.sources[document.source].name.clone(), line, column }
+        SourceLocation { file: self.sources[document.source].name.clone(), line, column }
     }
 
     /// In the order of documents, so that each tree is built once and kept no longer than needed.
-    fn place_all(
+    fn locate_all(
         &self,
-        mut findings: Vec<(usize, Finding)>,
-        mut told: Told,
+        mut findings: Vec<(usize, PathProblem)>,
+        mut told: ReportLimit,
         limits: &Limits,
     ) -> Vec<Problem> {
         findings.sort_by_key(|(document, _)| *document);
-        let (mut places, mut others) = (Places::new(self, limits), Places::new(self, limits));
+        let (mut places, mut others) = (Locator::new(self, limits), Locator::new(self, limits));
         let mut problems = Vec::new();
         for found in findings.chunk_by(|(a, _), (b, _)| a == b) {
             let source = self.documents[found[0].0].source;
-            for (document, finding) in &found[..found.len().min(MOST_OF_DOCUMENT)] {
+            for (document, finding) in &found[..found.len().min(MAX_PER_DOCUMENT)] {
                 if told.is_full(source) {
                     told.skip(source, 1);
                     continue;
@@ -326,42 +341,49 @@ impl Loaded {
                 let span = places.span(*document, &finding.path, finding.at);
                 let mut message = finding.message.clone();
                 if let Some((other, path)) = &finding.other {
-                    let at = others.span(*other, path, At::Value);
+                    let at = others.span(*other, path, PathPart::Value);
                     let file = &self.source(*other).name;
-                    message = message.replace(OTHER, &format!("{file}:{}:{}", at.line, at.column));
+                    message = message.replace(OTHER_LOCATION, &format!("{file}:{}:{}", at.line, at.column));
                 }
-                let private = finding.path.starts_with(&Path::of("spec.env"));
-                let fault =
-                    Fault { private, ..Fault::new(finding.code, span, message, finding.hint.clone()) };
-                told.tell(source, &self.sources[source], fault, &mut problems);
+                let private = finding.path.starts_with(&FieldPath::of("spec.env"));
+                let fault = SpanProblem {
+                    private,
+                    ..SpanProblem::new(finding.code, span, message, finding.hint.clone())
+                };
+                told.report(source, &self.sources[source], fault, &mut problems);
             }
-            if let Some((document, _)) = found.get(MOST_OF_DOCUMENT) {
-                let span = places.span(*document, &Path::root(), At::Value);
-                let fault = Fault::more(found.len() - MOST_OF_DOCUMENT, "document", span);
-                told.tell(source, &self.sources[source], fault, &mut problems);
+            if let Some((document, _)) = found.get(MAX_PER_DOCUMENT) {
+                let span = places.span(*document, &FieldPath::root(), PathPart::Value);
+                let fault = SpanProblem::more(found.len() - MAX_PER_DOCUMENT, "document", span);
+                told.report(source, &self.sources[source], fault, &mut problems);
             }
         }
         told.finish(&self.sources, &mut problems);
         problems
     }
 
-    fn source(&self, document: usize) -> &Source {
+    fn source(&self, document: usize) -> &SourceText {
         &self.sources[self.documents[document].source]
     }
 }
 
 /// One slice of a file → what its documents declare. `count` is of the findings of the whole file.
-fn look(source: &Source, slice: usize, count: &AtomicUsize, limits: &Limits) -> Result<Vec<Checked>, Fault> {
+fn parse_slice(
+    source: &SourceText,
+    slice: usize,
+    count: &AtomicUsize,
+    limits: &Limits,
+) -> Result<Vec<CheckedDocument>, SpanProblem> {
     let reads = read::slice(source, &source.slices[slice], limits)?;
-    let checked = |read: read::Read| {
+    let checked = |read: read::ParsedDocument| {
         let (declared, mut findings) = match read.document {
             Some(document) => check::document(document),
-            None => (Declared::Nothing, Vec::new()),
+            None => (DeclaredObject::Nothing, Vec::new()),
         };
-        let bad = !read.faults.is_empty() || findings.iter().any(Finding::is_error);
+        let bad = !read.faults.is_empty() || findings.iter().any(PathProblem::is_error);
         // Far more than will be told: only their number is worth memory.
         let mut more = 0;
-        if count.fetch_add(findings.len(), Ordering::Relaxed) > 4 * MOST_OF_FILE {
+        if count.fetch_add(findings.len(), Ordering::Relaxed) > 4 * MAX_PER_FILE {
             more = findings.len();
             findings = Vec::new();
         }
@@ -369,7 +391,7 @@ fn look(source: &Source, slice: usize, count: &AtomicUsize, limits: &Limits) -> 
             Some(span) => (span.line, span.column),
             None => text::content_start(&source.text, &source.slices[slice]),
         };
-        Checked {
+        CheckedDocument {
             nth: read.nth,
             begin,
             declared,
@@ -380,37 +402,37 @@ fn look(source: &Source, slice: usize, count: &AtomicUsize, limits: &Limits) -> 
             more,
         }
     };
-    Ok(read::tight(reads.into_iter().map(checked)))
+    Ok(read::collect_exact(reads.into_iter().map(checked)))
 }
 
 /// A slice of a file after it was looked at by itself: its documents, or why there are none.
-type Part = Result<Vec<Checked>, Fault>;
+type ParsedSlice = Result<Vec<CheckedDocument>, SpanProblem>;
 /// All of a file.
-type Parts = Vec<Part>;
+type ParsedSlices = Vec<ParsedSlice>;
 
 /// A document after it was looked at by itself.
 #[derive(Clone)]
-struct Checked {
+struct CheckedDocument {
     nth: usize,
     begin: (u32, u32),
-    declared: Declared,
-    faults: Vec<Fault>,
-    dropped: HashSet<Path>,
-    findings: Vec<Finding>,
+    declared: DeclaredObject,
+    faults: Vec<SpanProblem>,
+    dropped: HashSet<FieldPath>,
+    findings: Vec<PathProblem>,
     bad: bool,
     /// Findings that were not kept.
     more: usize,
 }
 
 /// A field that was there and wrong is not missing as well.
-fn follows_from_dropped(document: &Declaration, finding: &Finding) -> bool {
+fn follows_from_dropped(document: &Declaration, finding: &PathProblem) -> bool {
     if document.dropped.is_empty() {
         return false;
     }
     let steps = &finding.path.0;
-    let above = (1..=steps.len()).any(|len| document.dropped.contains(&Path(steps[..len].to_vec())));
-    let schedule = [Path::of("spec.monitor_policy.crontab_rule"), Path::of("spec.job.cycle_time")];
-    let sections = [Path::of("spec.monitor_policy"), Path::of("spec.job")];
+    let above = (1..=steps.len()).any(|len| document.dropped.contains(&FieldPath(steps[..len].to_vec())));
+    let schedule = [FieldPath::of("spec.monitor_policy.crontab_rule"), FieldPath::of("spec.job.cycle_time")];
+    let sections = [FieldPath::of("spec.monitor_policy"), FieldPath::of("spec.job")];
     let unscheduled = schedule.iter().chain(&sections).any(|path| document.dropped.contains(path));
     above || (finding.code == Code::NoSchedule && unscheduled)
 }

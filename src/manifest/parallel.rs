@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 /// How many things a core takes at a time: enough that taking costs nothing, few enough that all end together.
-const HANDFUL: usize = 32;
+const BATCH_SIZE: usize = 32;
 
 pub fn map<T: Sync, R: Send>(things: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let cores = thread::available_parallelism().map_or(1, NonZero::get).min(things.len().div_ceil(HANDFUL));
+    let cores =
+        thread::available_parallelism().map_or(1, NonZero::get).min(things.len().div_ceil(BATCH_SIZE));
     if cores <= 1 {
         return things.iter().map(work).collect();
     }
     let next = AtomicUsize::new(0);
-    let handfuls: Vec<&[T]> = things.chunks(HANDFUL).collect();
+    let handfuls: Vec<&[T]> = things.chunks(BATCH_SIZE).collect();
     let take = || {
         let mut done = Vec::new();
         loop {

@@ -6,8 +6,8 @@
 use serde_yaml::Value;
 
 use super::document::{
-    ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, IdentityEntry, JobEntry, Loose, Map,
-    Meta, MonitorEntry, Real, ResourceEntry, SpecEntry, Text, WarnEntry,
+    ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry, IdentityEntry, JobEntry, Map, Meta,
+    MonitorEntry, Real, ResourceEntry, SpecEntry, Text, TextOrNumber, WarnEntry,
 };
 use super::node::{Kind, resolve};
 use super::variables::escape;
@@ -36,7 +36,7 @@ pub fn process(key: &ProcessKey, hosts: &[Host], state: State, spec: &Spec) -> D
             namespace: Some(key.namespace.as_str().into()),
             name: Some(key.name.as_str().into()),
             labels: some_map(
-                spec.labels.iter().map(|(name, value)| (name.clone(), Loose::Text(value.clone()))),
+                spec.labels.iter().map(|(name, value)| (name.clone(), TextOrNumber::Text(value.clone()))),
             ),
         }),
         hosts: Some(hosts.iter().map(host).collect()),
@@ -117,18 +117,18 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         .collect();
     SpecEntry {
         identity: Some(identity),
-        control: some(control),
-        resource: some(resource),
+        control: non_default(control),
+        resource: non_default(resource),
         monitor_policy: Some(monitor),
         warn_report_policy: report_id.map(|id| WarnEntry { report_id: Some(id) }),
         configmap: (!files.is_empty()).then_some(files),
         env: some_map(env.iter().map(|(name, value)| (name.clone(), env_entry(value)))),
-        job: some(job),
+        job: non_default(job),
     }
 }
 
 fn env_entry(value: &EnvValue) -> EnvEntry {
-    let text = |text: &str| Loose::Text(escape(text));
+    let text = |text: &str| TextOrNumber::Text(escape(text));
     match value {
         EnvValue::Text(value) => EnvEntry::Plain(text(value)),
         EnvValue::File(path) => {
@@ -142,7 +142,7 @@ fn env_entry(value: &EnvValue) -> EnvEntry {
     }
 }
 
-fn some<T: Default + PartialEq>(section: T) -> Option<T> {
+fn non_default<T: Default + PartialEq>(section: T) -> Option<T> {
     (section != T::default()).then_some(section)
 }
 

@@ -113,7 +113,7 @@ impl Code {
     }
 
     /// The other place is as wrong as this one.
-    pub fn names_a_rival(self) -> bool {
+    pub fn names_conflict(self) -> bool {
         matches!(self, Code::SameInstance | Code::SameIdentity)
     }
 }
@@ -172,20 +172,20 @@ impl Excerpt {
         if rest.chars().nth(AFTER).is_some() {
             shown.push('…');
         }
-        if speaks_of_secrets(&shown) { Excerpt::default() } else { Excerpt { text: shown, from, len } }
+        if may_contain_secret(&shown) { Excerpt::default() } else { Excerpt { text: shown, from, len } }
     }
 }
 
 /// A line that may hold a password is not for a log, whatever else is wrong with it.
-fn speaks_of_secrets(line: &str) -> bool {
+fn may_contain_secret(line: &str) -> bool {
     let line = line.to_lowercase();
     ["secret", "token", "passw"].iter().any(|word| line.contains(word))
 }
 
 impl Problem {
     /// A fault with its file and the line it stands in.
-    pub fn new(file: Arc<str>, fault: Fault, excerpt: Excerpt) -> Problem {
-        let Fault { code, span, message, hint, .. } = fault;
+    pub fn new(file: Arc<str>, fault: SpanProblem, excerpt: Excerpt) -> Problem {
+        let SpanProblem { code, span, message, hint, .. } = fault;
         Problem {
             file,
             line: span.line,
@@ -200,7 +200,7 @@ impl Problem {
 
     /// A problem of a file as a whole.
     pub fn of_file(file: Arc<str>, code: Code, message: String, hint: Option<String>) -> Problem {
-        Problem::new(file, Fault::new(code, Span::at(1, 1), message, hint), Excerpt::default())
+        Problem::new(file, SpanProblem::new(code, Span::at(1, 1), message, hint), Excerpt::default())
     }
 }
 
@@ -228,7 +228,7 @@ impl Span {
 
 /// A problem found where places are known: in a text or a tree. The file is its reader's knowledge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct SpanProblem {
     pub code: Code,
     pub span: Span,
     pub message: String,
@@ -239,82 +239,82 @@ pub struct Fault {
 
 /// So many problems of one document are told one by one, and so many of one file. More are a broken generator,
 /// or a bomb.
-pub const MOST_OF_DOCUMENT: usize = 1_000;
-pub const MOST_OF_FILE: usize = 10_000;
+pub const MAX_PER_DOCUMENT: usize = 1_000;
+pub const MAX_PER_FILE: usize = 10_000;
 
-impl Fault {
-    pub fn new(code: Code, span: Span, message: String, hint: Option<String>) -> Fault {
-        Fault { code, span, message, hint, private: false }
+impl SpanProblem {
+    pub fn new(code: Code, span: Span, message: String, hint: Option<String>) -> SpanProblem {
+        SpanProblem { code, span, message, hint, private: false }
     }
 
-    pub fn too_many_documents(most: usize, span: Span) -> Fault {
+    pub fn too_many_documents(most: usize, span: Span) -> SpanProblem {
         let message = format!("the file has more than {most} documents");
         let hint = "if that is meant, raise --max-documents".to_owned();
-        Fault::new(Code::TooLarge, span, message, Some(hint))
+        SpanProblem::new(Code::TooLarge, span, message, Some(hint))
     }
 
     /// What is said instead of all the others.
-    pub fn more(count: usize, of: &str, span: Span) -> Fault {
+    pub fn more(count: usize, of: &str, span: Span) -> SpanProblem {
         let message = format!("this {of} has {count} more problems, which are not listed");
-        Fault::new(Code::TooMany, span, message, Some("mend these first".to_owned()))
+        SpanProblem::new(Code::TooMany, span, message, Some("mend these first".to_owned()))
     }
 }
 
 /// Stands in a finding's message for the place of `other`. No text of a user's contains it.
-pub const OTHER: &str = "\0";
+pub const OTHER_LOCATION: &str = "\0";
 
 /// A step from a map or list to what is in it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Step {
+pub enum PathSegment {
     Key(Cow<'static, str>),
     Index(usize),
 }
 
 /// The way from a document's root to a value, such as `hosts[3].ip`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Path(pub Vec<Step>);
+pub struct FieldPath(pub Vec<PathSegment>);
 
-impl Path {
-    pub fn root() -> Path {
-        Path::default()
+impl FieldPath {
+    pub fn root() -> FieldPath {
+        FieldPath::default()
     }
 
     /// From names joined by dots, all known when the program was written.
-    pub fn of(dotted: &'static str) -> Path {
-        Path(dotted.split('.').map(|name| Step::Key(Cow::Borrowed(name))).collect())
+    pub fn of(dotted: &'static str) -> FieldPath {
+        FieldPath(dotted.split('.').map(|name| PathSegment::Key(Cow::Borrowed(name))).collect())
     }
 
-    pub fn key(&self, name: &'static str) -> Path {
-        self.then(Step::Key(Cow::Borrowed(name)))
+    pub fn key(&self, name: &'static str) -> FieldPath {
+        self.child(PathSegment::Key(Cow::Borrowed(name)))
     }
 
     /// A key of the user's choosing.
-    pub fn entry(&self, name: &str) -> Path {
-        self.then(Step::Key(Cow::Owned(name.to_owned())))
+    pub fn entry(&self, name: &str) -> FieldPath {
+        self.child(PathSegment::Key(Cow::Owned(name.to_owned())))
     }
 
-    pub fn index(&self, at: usize) -> Path {
-        self.then(Step::Index(at))
+    pub fn index(&self, at: usize) -> FieldPath {
+        self.child(PathSegment::Index(at))
     }
 
-    fn then(&self, step: Step) -> Path {
+    fn child(&self, step: PathSegment) -> FieldPath {
         let mut steps = self.0.clone();
         steps.push(step);
-        Path(steps)
+        FieldPath(steps)
     }
 
-    pub fn starts_with(&self, other: &Path) -> bool {
+    pub fn starts_with(&self, other: &FieldPath) -> bool {
         self.0.starts_with(&other.0)
     }
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for FieldPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (nth, step) in self.0.iter().enumerate() {
             match step {
-                Step::Key(name) if nth == 0 => write!(f, "{name}")?,
-                Step::Key(name) => write!(f, ".{name}")?,
-                Step::Index(at) => write!(f, "[{at}]")?,
+                PathSegment::Key(name) if nth == 0 => write!(f, "{name}")?,
+                PathSegment::Key(name) => write!(f, ".{name}")?,
+                PathSegment::Index(at) => write!(f, "[{at}]")?,
             }
         }
         Ok(())
@@ -323,44 +323,44 @@ impl fmt::Display for Path {
 
 /// A problem before it has a place: found in values, which know no lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct PathProblem {
     pub code: Code,
-    pub path: Path,
-    pub at: At,
-    /// [`OTHER`] stands for the place of `other`.
+    pub path: FieldPath,
+    pub at: PathPart,
+    /// [`OTHER_LOCATION`] stands for the place of `other`.
     pub message: String,
     pub hint: Option<String>,
     /// A second place: document and path.
-    pub other: Option<(usize, Path)>,
+    pub other: Option<(usize, FieldPath)>,
 }
 
 /// What of a path is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum PathPart {
     Key,
     Value,
 }
 
-impl Finding {
-    pub fn new(code: Code, path: Path, message: impl Into<String>) -> Finding {
-        Finding { code, path, at: At::Value, message: message.into(), hint: None, other: None }
+impl PathProblem {
+    pub fn new(code: Code, path: FieldPath, message: impl Into<String>) -> PathProblem {
+        PathProblem { code, path, at: PathPart::Value, message: message.into(), hint: None, other: None }
     }
 
     pub fn is_error(&self) -> bool {
         self.code.severity() == Severity::Error
     }
 
-    pub fn hint(mut self, hint: impl Into<String>) -> Finding {
+    pub fn hint(mut self, hint: impl Into<String>) -> PathProblem {
         self.hint = Some(hint.into());
         self
     }
 
-    pub fn at_key(mut self) -> Finding {
-        self.at = At::Key;
+    pub fn at_key(mut self) -> PathProblem {
+        self.at = PathPart::Key;
         self
     }
 
-    pub fn other(mut self, document: usize, path: Path) -> Finding {
+    pub fn other(mut self, document: usize, path: FieldPath) -> PathProblem {
         self.other = Some((document, path));
         self
     }

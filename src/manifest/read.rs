@@ -10,48 +10,64 @@ use super::document::{Document, HostLabels};
 use super::grammar::{self, Shape};
 use super::limits::Limits;
 use super::node::{Kind, Node};
-use super::problem::{Code, Fault, Path, Span};
-use super::text::{Slice, Source};
+use super::problem::{Code, FieldPath, Span, SpanProblem};
+use super::text::{Slice, SourceText};
 use super::{structure, tree};
 
 /// A document, by its number in its slice.
 #[derive(Debug)]
-pub struct Read {
+pub struct ParsedDocument {
     pub nth: usize,
     /// Where it begins, where that is known already.
     pub begin: Option<Span>,
     pub document: Option<Document>,
-    pub faults: Vec<Fault>,
-    pub dropped: HashSet<Path>,
+    pub faults: Vec<SpanProblem>,
+    pub dropped: HashSet<FieldPath>,
 }
 
 /// From here on a document is checked against the limits before a parser builds anything of it.
-const OUTSIZE: usize = 256 << 10;
+const PRECHECK_BYTES: usize = 256 << 10;
 
 /// Reads one slice. `Err`: it could not be parsed at all.
-pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read>, Fault> {
+pub fn slice(
+    source: &SourceText,
+    slice: &Slice,
+    limits: &Limits,
+) -> Result<Vec<ParsedDocument>, SpanProblem> {
     let text = &source.text[slice.bytes.clone()];
     if text.len() as u64 > limits.document_bytes {
         let message = format!("the document is larger than {} bytes", limits.document_bytes);
         let hint = "if that is meant, raise --max-document-bytes".to_owned();
-        return Err(Fault::new(Code::TooLarge, Span::at(slice.line, slice.skipped + 1), message, Some(hint)));
+        return Err(SpanProblem::new(
+            Code::TooLarge,
+            Span::at(slice.line, slice.skipped + 1),
+            message,
+            Some(hint),
+        ));
     }
-    if text.len() > OUTSIZE || is_suspicious(text, limits) || limits.depth < Limits::default().depth {
-        tree::guard(source, slice, limits)?;
+    if text.len() > PRECHECK_BYTES || is_suspicious(text, limits) || limits.depth < Limits::default().depth {
+        tree::check_limits(source, slice, limits)?;
     }
-    let refusal = match quick(source.json, text) {
+    let refusal = match parse_fast(source.json, text) {
         Ok(documents) if documents.iter().flatten().all(is_plain) && is_exact(source.json, text) => {
             let reads = documents.into_iter().enumerate().filter_map(|(nth, document)| {
                 let document = Some(document?);
-                Some(Read { nth, begin: None, document, faults: Vec::new(), dropped: HashSet::new() })
+                Some(ParsedDocument {
+                    nth,
+                    begin: None,
+                    document,
+                    faults: Vec::new(),
+                    dropped: HashSet::new(),
+                })
             });
-            return Ok(tight(reads));
+            return Ok(collect_exact(reads));
         }
         Ok(_) => None,
         Err(refusal) => Some(refusal),
     };
     // One pass less for what is large: the event parser has seen all of it.
-    let well_formed = if text.len() > OUTSIZE && !source.json { Ok(()) } else { syntax(source.json, text) };
+    let well_formed =
+        if text.len() > PRECHECK_BYTES && !source.json { Ok(()) } else { syntax(source.json, text) };
     let nodes = match (tree::nodes(source, slice, limits), well_formed) {
         // A JSON file keeps to JSON, though YAML might take it.
         (_, Err(refusal)) if source.json => return Err(refusal.fault(slice)),
@@ -62,10 +78,10 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
     let lists = !source.json && nodes.iter().any(|node| matches!(node.kind, Kind::List(_)));
     let items = items(nodes, source.json);
     if let Some(beyond) = items.get(limits.documents) {
-        return Err(Fault::too_many_documents(limits.documents, beyond.span));
+        return Err(SpanProblem::too_many_documents(limits.documents, beyond.span));
     }
     let items = items.into_iter().enumerate();
-    let reads = tight(items.filter_map(|(nth, node)| understood(nth, &node)));
+    let reads = collect_exact(items.filter_map(|(nth, node)| from_node(nth, &node)));
     match refusal {
         // Serde refused what the grammar takes: what serde said is all that can be said.
         Some(refusal) if !lists && reads.iter().all(|read| read.faults.is_empty()) => {
@@ -76,7 +92,7 @@ pub fn slice(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Read
 }
 
 /// Without room for more: a file may be a hundred thousand slices of one document each.
-pub fn tight<T>(items: impl Iterator<Item = T>) -> Vec<T> {
+pub fn collect_exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
     let mut all: Vec<T> = items.collect();
     all.shrink_to_fit();
     all
@@ -91,16 +107,16 @@ pub fn items(nodes: Vec<Node>, json: bool) -> Vec<Node> {
     nodes.into_iter().flat_map(inside).collect()
 }
 
-fn understood(nth: usize, node: &Node) -> Option<Read> {
+fn from_node(nth: usize, node: &Node) -> Option<ParsedDocument> {
     if matches!(node.kind, Kind::Null) {
         return None;
     }
-    let structure::Understood { document, faults, dropped } = structure::understand(node);
-    Some(Read { nth, begin: Some(node.span), document, faults, dropped })
+    let structure::ShapeResult { document, faults, dropped } = structure::check_shape(node);
+    Some(ParsedDocument { nth, begin: Some(node.span), document, faults, dropped })
 }
 
 /// What serde said, for the case that nobody can say it better.
-struct Refusal {
+struct ParserError {
     message: String,
     line: usize,
     column: usize,
@@ -108,32 +124,32 @@ struct Refusal {
 
 const TABS: &str = "YAML takes no tabs for indentation, and no @ or ` at the start of a plain text";
 
-impl Refusal {
-    fn fault(&self, slice: &Slice) -> Fault {
+impl ParserError {
+    fn fault(&self, slice: &Slice) -> SpanProblem {
         let line = slice.line + (self.line as u32).saturating_sub(1);
         let skipped = if self.line <= 1 { slice.skipped } else { 0 };
         let span = Span::at(line, (self.column as u32).max(1) + skipped);
         // The commonest reason by far, which the message does not name.
         let hint = self.message.contains("cannot start any token").then(|| TABS.to_owned());
-        Fault::new(Code::Syntax, span, without_places(&self.message), hint)
+        SpanProblem::new(Code::Syntax, span, strip_positions(&self.message), hint)
     }
 }
 
-impl From<serde_json::Error> for Refusal {
-    fn from(error: serde_json::Error) -> Refusal {
-        Refusal { line: error.line(), column: error.column(), message: error.to_string() }
+impl From<serde_json::Error> for ParserError {
+    fn from(error: serde_json::Error) -> ParserError {
+        ParserError { line: error.line(), column: error.column(), message: error.to_string() }
     }
 }
 
-impl From<serde_yaml::Error> for Refusal {
-    fn from(error: serde_yaml::Error) -> Refusal {
+impl From<serde_yaml::Error> for ParserError {
+    fn from(error: serde_yaml::Error) -> ParserError {
         let (line, column) = error.location().map_or((1, 1), |at| (at.line(), at.column()));
-        Refusal { line, column, message: error.to_string() }
+        ParserError { line, column, message: error.to_string() }
     }
 }
 
 /// The parsers' messages name places within the slice; the place is said elsewhere, and within the file.
-fn without_places(message: &str) -> String {
+fn strip_positions(message: &str) -> String {
     let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let mut out = String::new();
     let mut rest = message;
@@ -148,7 +164,7 @@ fn without_places(message: &str) -> String {
 }
 
 /// Null documents keep their number.
-fn quick(json: bool, text: &str) -> Result<Vec<Option<Document>>, Refusal> {
+fn parse_fast(json: bool, text: &str) -> Result<Vec<Option<Document>>, ParserError> {
     if json {
         return Ok(vec![serde_json::from_str(text)?]);
     }
@@ -157,7 +173,7 @@ fn quick(json: bool, text: &str) -> Result<Vec<Option<Document>>, Refusal> {
 }
 
 /// Is it well-formed, whatever it says?
-fn syntax(json: bool, text: &str) -> Result<(), Refusal> {
+fn syntax(json: bool, text: &str) -> Result<(), ParserError> {
     if json {
         serde_json::from_str::<IgnoredAny>(text)?;
         return Ok(());

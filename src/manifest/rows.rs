@@ -9,14 +9,15 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::check::{self, Values};
+use super::check::{self, ValueChecker};
 use super::convert::escape;
-use super::document::{Loose, SpecEntry};
-use super::problem::{Path, did_you_mean};
+use super::document::{SpecEntry, TextOrNumber};
+use super::problem::{FieldPath, did_you_mean};
 use super::{parallel, variables};
 use crate::clock;
 use crate::model::{
-    Health, HostKey, InstanceKey, Name, Observed, Revision, Runs, Seen, Spec, Stamped, Time, Version,
+    HashedSpec, Health, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance, Spec,
+    SpecRevision, Time,
 };
 
 /// As written. A missing fact is false, one that is `null` is not known.
@@ -30,16 +31,16 @@ struct Row<'a> {
     unknown: bool,
     #[serde(borrow)]
     labels: Option<&'a RawValue>,
-    #[serde(default = "no")]
+    #[serde(default = "default_false")]
     registered: Option<bool>,
-    #[serde(default = "no")]
+    #[serde(default = "default_false")]
     hosted: Option<bool>,
-    #[serde(default = "no")]
+    #[serde(default = "default_false")]
     running: Option<bool>,
     pid: Option<u32>,
     owner: Option<String>,
-    revision: Option<Revision>,
-    live_revision: Option<Revision>,
+    revision: Option<SpecRevision>,
+    live_revision: Option<SpecRevision>,
     health: Option<String>,
     since: Option<String>,
     report_time: Option<String>,
@@ -51,18 +52,18 @@ struct Row<'a> {
     ran: Option<&'a RawValue>,
 }
 
-fn no() -> Option<bool> {
+fn default_false() -> Option<bool> {
     Some(false)
 }
 
 /// Why rows could not be taken: one sentence each.
-pub type Faults = Vec<String>;
+pub type RowErrors = Vec<String>;
 
 /// How often a list or map may begin on one line of YAML.
-const MOST_DEEP: usize = 200;
+const MAX_NESTING: usize = 200;
 
 /// What `get processes` tells of a process.
-pub const TOLD: [&str; 17] = [
+pub const ROW_FIELDS: [&str; 17] = [
     "instance",
     "namespace",
     "name",
@@ -83,26 +84,26 @@ pub const TOLD: [&str; 17] = [
 ];
 
 /// What a row may add to that.
-const ADDED: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
+const EXTRA_FIELDS: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
 
 fn fields() -> impl Iterator<Item = &'static str> {
-    TOLD.into_iter().chain(ADDED)
+    ROW_FIELDS.into_iter().chain(EXTRA_FIELDS)
 }
 
 /// The names of a row's fields that no row has; nothing else of it is kept.
-struct Odd(Vec<String>);
+struct UnknownFields(Vec<String>);
 
-impl<'de> Deserialize<'de> for Odd {
+impl<'de> Deserialize<'de> for UnknownFields {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Names;
-        impl<'de> serde::de::Visitor<'de> for Names {
-            type Value = Odd;
+        struct UnknownFieldsVisitor;
+        impl<'de> serde::de::Visitor<'de> for UnknownFieldsVisitor {
+            type Value = UnknownFields;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("an object")
             }
 
-            fn visit_map<M: serde::de::MapAccess<'de>>(self, mut map: M) -> Result<Odd, M::Error> {
+            fn visit_map<M: serde::de::MapAccess<'de>>(self, mut map: M) -> Result<UnknownFields, M::Error> {
                 let mut odd = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     map.next_value::<serde::de::IgnoredAny>()?;
@@ -110,22 +111,22 @@ impl<'de> Deserialize<'de> for Odd {
                         odd.push(name);
                     }
                 }
-                Ok(Odd(odd))
+                Ok(UnknownFields(odd))
             }
         }
-        from.deserialize_map(Names)
+        from.deserialize_map(UnknownFieldsVisitor)
     }
 }
 
 /// Fields that no row has: more likely a slip of the pen than a newer program's.
 fn unknown_fields(rows: &[&RawValue]) -> Vec<String> {
     let names = parallel::map(rows, |row| {
-        serde_json::from_str::<Odd>(row.get()).map(|Odd(names)| names).unwrap_or_default()
+        serde_json::from_str::<UnknownFields>(row.get()).map(|UnknownFields(names)| names).unwrap_or_default()
     });
     let names: BTreeSet<String> = names.into_iter().flatten().collect();
     names
         .iter()
-        .take(MOST)
+        .take(MAX_REPORTED)
         .map(|name| match did_you_mean(name, fields()) {
             Some(meant) => format!("rows have no field {name:?}: it is ignored. Did you mean {meant:?}?"),
             None => format!("rows have no field {name:?}: it is ignored"),
@@ -134,11 +135,11 @@ fn unknown_fields(rows: &[&RawValue]) -> Vec<String> {
 }
 
 /// How many faults are told.
-const MOST: usize = 50;
+const MAX_REPORTED: usize = 50;
 
 /// Reads a file (`-`: standard input) of rows. `now`: the moment of the look; left out, it is when the newest row was
 /// told, or else this moment. With what is odd about it.
-pub fn read(path: &FilePath, most: u64, now: Option<Time>) -> Result<(Observed, Vec<String>), Faults> {
+pub fn read(path: &FilePath, most: u64, now: Option<Time>) -> Result<(Observed, Vec<String>), RowErrors> {
     let mut bytes = Vec::new();
     let read = match path.as_os_str() == "-" {
         true => std::io::stdin().lock().take(most.saturating_add(1)).read_to_end(&mut bytes),
@@ -155,7 +156,7 @@ pub fn read(path: &FilePath, most: u64, now: Option<Time>) -> Result<(Observed, 
     parse(text.trim_start_matches('\u{feff}'), now)
 }
 
-pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), Faults> {
+pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), RowErrors> {
     let yaml;
     let text = match text.trim_start().as_bytes().first() {
         Some(b'[') => text,
@@ -168,7 +169,7 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), F
     let raw: Vec<&RawValue> =
         serde_json::from_str(text).map_err(|error| vec![format!("it is no list of rows: {error}")])?;
     let rows = parallel::map(&raw, |raw| serde_json::from_str::<Row<'_>>(raw.get()));
-    let mut faults = Faults::new();
+    let mut faults = RowErrors::new();
     let mut good = Vec::with_capacity(rows.len());
     for (nth, row) in rows.into_iter().enumerate() {
         match row {
@@ -181,7 +182,7 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), F
     let mut observed = Observed::default();
     let mut seen = Vec::with_capacity(good.len());
     for (nth, row) in good {
-        match understand(row, &specs, &mut observed.gaps) {
+        match parse_row(row, &specs, &mut observed.gaps) {
             Ok(row) => seen.extend(row.map(|(key, row)| (key, nth, row))),
             Err((key, fault)) => {
                 let what = key.map(|key| format!(" ({key})")).unwrap_or_default();
@@ -195,21 +196,21 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), F
     }
     // A map that is made of a sorted list is dense, and quicker to walk.
     observed.instances = seen.into_iter().map(|(key, _, row)| (key, row)).collect();
-    if faults.len() > MOST {
-        let more = faults.len() - MOST;
-        faults.truncate(MOST);
+    if faults.len() > MAX_REPORTED {
+        let more = faults.len() - MAX_REPORTED;
+        faults.truncate(MAX_REPORTED);
         faults.push(format!("… and {more} more"));
     }
     let told = || observed.instances.values().filter_map(|seen| seen.report_time).max();
-    observed.at = now.or_else(told).unwrap_or_else(|| clock::now(&Default::default()).at);
+    observed.at = now.or_else(told).unwrap_or_else(|| clock::with_zones(&Default::default()).at);
     if faults.is_empty() { Ok((observed, odd)) } else { Err(faults) }
 }
 
 /// The same list in YAML, as `get processes -o yaml` writes it.
-fn from_yaml(text: &str) -> Result<String, Faults> {
+fn from_yaml(text: &str) -> Result<String, RowErrors> {
     let wrong = |what: &dyn std::fmt::Display| vec![format!("it is no list of rows: {what}")];
     // A reader of YAML takes time by the square of the depth: nobody's rows are that deep.
-    let deep = |line: &str| line.matches(['{', '[']).count() + line.matches("- ").count() > MOST_DEEP;
+    let deep = |line: &str| line.matches(['{', '[']).count() + line.matches("- ").count() > MAX_NESTING;
     if text.lines().any(deep) {
         return Err(wrong(&"it is nested too deeply"));
     }
@@ -234,18 +235,18 @@ fn plain(error: &serde_json::Error) -> String {
 }
 
 /// A spec and the labels it stands with, as written: thousands of rows say the same.
-type Said<'a> = (&'a str, Option<&'a str>);
+type SpecText<'a> = (&'a str, Option<&'a str>);
 
-fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut Faults) -> HashMap<Said<'a>, Arc<Stamped>> {
-    let mut all: BTreeMap<Said<'a>, usize> = BTreeMap::new();
+fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut RowErrors) -> HashMap<SpecText<'a>, Arc<HashedSpec>> {
+    let mut all: BTreeMap<SpecText<'a>, usize> = BTreeMap::new();
     for (nth, row) in rows {
         for spec in [row.spec, row.live_spec].into_iter().flatten() {
             all.entry((spec.get(), row.labels.map(RawValue::get))).or_insert(*nth);
         }
     }
-    let all: Vec<(Said<'a>, usize)> = all.into_iter().collect();
+    let all: Vec<(SpecText<'a>, usize)> = all.into_iter().collect();
     let read = parallel::map(&all, |((spec, labels), _)| {
-        self::spec(spec, *labels).map(|spec| Arc::new(Stamped::new(spec)))
+        self::spec(spec, *labels).map(|spec| Arc::new(HashedSpec::new(spec)))
     });
     let mut specs = HashMap::with_capacity(all.len());
     for ((said, nth), spec) in all.into_iter().zip(read) {
@@ -267,8 +268,8 @@ fn spec(text: &str, labels: Option<&str>) -> Result<Spec, String> {
     if escaped {
         escape(&mut entry);
     }
-    let mut values = Values::default();
-    let mut spec = check::spec(&entry, &Path::of("spec"), false, &mut values);
+    let mut values = ValueChecker::default();
+    let mut spec = check::spec(&entry, &FieldPath::of("spec"), false, &mut values);
     if let Some(finding) = values.findings.iter().find(|finding| finding.is_error()) {
         return Err(finding.message.clone());
     }
@@ -282,20 +283,20 @@ fn spec(text: &str, labels: Option<&str>) -> Result<Spec, String> {
 
 fn labels(text: Option<&str>) -> Result<BTreeMap<String, String>, String> {
     let Some(text) = text else { return Ok(BTreeMap::new()) };
-    let labels: Option<BTreeMap<String, Loose>> =
+    let labels: Option<BTreeMap<String, TextOrNumber>> =
         serde_json::from_str(text).map_err(|error| format!("labels: {}", plain(&error)))?;
     Ok(labels.unwrap_or_default().into_iter().map(|(name, value)| (name, value.to_string())).collect())
 }
 
 /// What is wrong with a row, and whose row it is, where it says so.
-type Fault = (Option<InstanceKey>, String);
+type RowError = (Option<InstanceKey>, String);
 
 /// A row's instance and what it tells of it; nothing for a host that could not be seen, which goes to the gaps.
-fn understand(
+fn parse_row(
     row: Row<'_>,
-    specs: &HashMap<Said<'_>, Arc<Stamped>>,
+    specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
     gaps: &mut BTreeMap<HostKey, String>,
-) -> Result<Option<(InstanceKey, Seen)>, Fault> {
+) -> Result<Option<(InstanceKey, ObservedInstance)>, RowError> {
     let Some(key) = row.instance.clone() else {
         return match row.host {
             Some(host) if row.unknown => {
@@ -305,13 +306,17 @@ fn understand(
             _ => Err((None, "it has no `instance`, and is no host that could not be seen".to_owned())),
         };
     };
-    match self::seen(row, &key, specs) {
+    match self::observed_instance(row, &key, specs) {
         Ok(seen) => Ok(Some((key, seen))),
         Err(fault) => Err((Some(key), fault)),
     }
 }
 
-fn seen(row: Row<'_>, key: &InstanceKey, specs: &HashMap<Said<'_>, Arc<Stamped>>) -> Result<Seen, String> {
+fn observed_instance(
+    row: Row<'_>,
+    key: &InstanceKey,
+    specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
+) -> Result<ObservedInstance, String> {
     let other = |said: &Option<String>, is: &Name| said.as_ref().is_some_and(|said| said != is.as_str());
     if other(&row.namespace, &key.namespace)
         || other(&row.name, &key.name)
@@ -325,17 +330,17 @@ fn seen(row: Row<'_>, key: &InstanceKey, specs: &HashMap<Said<'_>, Arc<Stamped>>
     let owner = row.owner.or_else(|| ours("abide_owner"));
     let revision = row.revision.or_else(|| ours("abide_rev").and_then(|text| text.parse().ok()));
     labels.retain(|name, _| !name.starts_with("abide_"));
-    let version = |spec: Option<&RawValue>, revision: Option<Revision>| {
+    let version = |spec: Option<&RawValue>, revision: Option<SpecRevision>| {
         let spec = spec.and_then(|spec| specs.get(&(spec.get(), said)).cloned());
         match (spec, revision) {
-            (Some(spec), _) => Version::Spec(spec),
-            (None, Some(revision)) => Version::Digests(revision),
-            (None, None) => Version::Unknown,
+            (Some(spec), _) => KnownSpec::Full(spec),
+            (None, Some(revision)) => KnownSpec::Digests(revision),
+            (None, None) => KnownSpec::Unknown,
         }
     };
     let given = version(row.spec, revision);
     let live = match version(row.live_spec, row.live_revision) {
-        Version::Unknown => given.clone(),
+        KnownSpec::Unknown => given.clone(),
         known => known,
     };
     let time = |name: &str, text: Option<String>| match text {
@@ -345,16 +350,16 @@ fn seen(row: Row<'_>, key: &InstanceKey, specs: &HashMap<Said<'_>, Arc<Stamped>>
             None => Err(format!("{name} {text:?} is no time such as 2026-11-16T08:00:00Z")),
         },
     };
-    Ok(Seen {
+    Ok(ObservedInstance {
         unknown: row.unknown,
         registered: row.registered,
         hosted: row.hosted,
         running: row.running,
         labels,
         owner: owner.map(Arc::from),
-        given,
+        registered_spec: given,
         live,
-        ran: ran(row.ran)?,
+        ran: last_run(row.ran)?,
         health: health(row.health)?,
         pid: row.pid,
         started: None,
@@ -373,18 +378,18 @@ fn health(word: Option<String>) -> Result<Health, String> {
     })
 }
 
-fn ran(ran: Option<&RawValue>) -> Result<Runs, String> {
+fn last_run(ran: Option<&RawValue>) -> Result<LastRun, String> {
     use serde_json::Value;
-    let Some(ran) = ran else { return Ok(Runs::Unknown) };
-    let digest = |text: &str| match text.parse::<Revision>() {
+    let Some(ran) = ran else { return Ok(LastRun::Unknown) };
+    let digest = |text: &str| match text.parse::<SpecRevision>() {
         Ok(revision) => Some(revision.run),
         Err(_) => u32::from_str_radix(text, 16).ok().filter(|_| text.len() == 8),
     };
     let known = match serde_json::from_str(ran.get()) {
-        Ok(Value::Null) => Some(Runs::Unknown),
-        Ok(Value::Bool(true)) => Some(Runs::Given),
-        Ok(Value::Bool(false)) => Some(Runs::Never),
-        Ok(Value::String(text)) => digest(&text).map(Runs::Digest),
+        Ok(Value::Null) => Some(LastRun::Unknown),
+        Ok(Value::Bool(true)) => Some(LastRun::Given),
+        Ok(Value::Bool(false)) => Some(LastRun::Never),
+        Ok(Value::String(text)) => digest(&text).map(LastRun::Digest),
         Ok(_) | Err(_) => None,
     };
     known.ok_or_else(|| {

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::grammar::{self, Entry, Need, Section, Shape};
+use super::grammar::{self, Entry, Requirement, Section, Shape};
 use crate::model::Field;
 
 pub fn schema() -> Value {
@@ -42,7 +42,7 @@ fn section(section: &Section) -> Value {
         let value = self::entry(entry);
         for alias in entry.aliases {
             let mut other = value.clone();
-            tolerate(&mut other);
+            mark_deprecated(&mut other);
             other["description"] = json!(format!("Another spelling of {}.", entry.name));
             properties.insert((*alias).to_owned(), other);
         }
@@ -67,14 +67,14 @@ fn section(section: &Section) -> Value {
 
 /// Inside a spec a Defaults document may give what is required: an editor must not complain.
 fn is_required(section: &Section, entry: &Entry) -> bool {
-    entry.need == Need::Required && !matches!(section.name, "identity" | "spec")
+    entry.need == Requirement::Required && !matches!(section.name, "identity" | "spec")
 }
 
 fn entry(entry: &Entry) -> Value {
     let mut value = shape(&entry.shape);
     value["description"] = json!(entry.meaning);
-    if entry.need == Need::IgnoredInBody {
-        tolerate(&mut value);
+    if entry.need == Requirement::IgnoredInBody {
+        mark_deprecated(&mut value);
     }
     match entry.name {
         "on_change" => value["propertyNames"] = json!({"enum": field_paths()}),
@@ -97,7 +97,7 @@ fn entry(entry: &Entry) -> Value {
 }
 
 /// Taken, but not to be offered: the second word is what editors go by.
-fn tolerate(value: &mut Value) {
+fn mark_deprecated(value: &mut Value) {
     value["deprecated"] = json!(true);
     value["doNotSuggest"] = json!(true);
 }

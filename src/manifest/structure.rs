@@ -6,21 +6,21 @@ use std::collections::{HashMap, HashSet};
 use serde_yaml::{Mapping, Value};
 
 use super::document::Document;
-use super::grammar::{self, Need, Section, Shape};
+use super::grammar::{self, Requirement, Section, Shape};
 use super::node::{Kind, Node, shorten};
-use super::problem::{self, Code, Fault, Path, Span, Step, did_you_mean};
+use super::problem::{self, Code, FieldPath, PathSegment, Span, SpanProblem, did_you_mean};
 
 /// A document as far as it could be understood.
 #[derive(Debug, Default)]
-pub struct Understood {
+pub struct ShapeResult {
     pub document: Option<Document>,
-    pub faults: Vec<Fault>,
+    pub faults: Vec<SpanProblem>,
     /// What was left out because it was wrong: nobody should call it missing.
-    pub dropped: HashSet<Path>,
+    pub dropped: HashSet<FieldPath>,
 }
 
-pub fn understand(node: &Node) -> Understood {
-    let mut reader = Reader::default();
+pub fn check_shape(node: &Node) -> ShapeResult {
+    let mut reader = ShapeChecker::default();
     let Kind::Map(_) = &node.kind else {
         reader.fault(Code::WrongType, node.span, || {
             let found = node.describe();
@@ -39,18 +39,18 @@ pub fn understand(node: &Node) -> Understood {
     let section = grammar::section(kind);
     reader.root = Some(section);
     reader.in_body = node.get("apiVersion").is_none() && node.get("kind").is_none();
-    let value = reader.section(node, section, &Path::root());
+    let value = reader.section(node, section, &FieldPath::root());
     reader.finish(node, value)
 }
 
 /// The same for any other section: `T` is its type.
-pub fn understand_as<T: serde::de::DeserializeOwned>(
+pub fn check_shape_as<T: serde::de::DeserializeOwned>(
     node: &Node,
     section: &'static Section,
-) -> (Option<T>, Vec<Fault>) {
-    let mut reader = Reader { strict: true, ..Reader::default() };
+) -> (Option<T>, Vec<SpanProblem>) {
+    let mut reader = ShapeChecker { strict: true, ..ShapeChecker::default() };
     let value = match &node.kind {
-        Kind::Map(_) => reader.section(node, section, &Path::root()),
+        Kind::Map(_) => reader.section(node, section, &FieldPath::root()),
         _ => {
             reader.fault(Code::WrongType, node.span, || {
                 (format!("a {} is a map, and this is {}", section.name, node.describe()), None)
@@ -68,8 +68,8 @@ pub fn understand_as<T: serde::de::DeserializeOwned>(
 }
 
 #[derive(Default)]
-struct Reader {
-    understood: Understood,
+struct ShapeChecker {
+    understood: ShapeResult,
     /// Faults so far, listed or not.
     more: usize,
     in_body: bool,
@@ -81,8 +81,8 @@ struct Reader {
     strict: bool,
 }
 
-impl Reader {
-    fn finish(mut self, node: &Node, value: Value) -> Understood {
+impl ShapeChecker {
+    fn finish(mut self, node: &Node, value: Value) -> ShapeResult {
         match serde_yaml::from_value(value) {
             Ok(document) => self.understood.document = Some(document),
             // The grammar and the structs disagree. A test keeps that from happening; a user still gets a sentence.
@@ -94,34 +94,36 @@ impl Reader {
     /// Notes a fault. The words are made only if they will be read.
     fn fault(&mut self, code: Code, span: Span, say: impl FnOnce() -> (String, Option<String>)) {
         self.more += 1;
-        if self.more <= problem::MOST_OF_DOCUMENT {
+        if self.more <= problem::MAX_PER_DOCUMENT {
             let (message, hint) = say();
             let private = self.private;
-            self.understood.faults.push(Fault { private, ..Fault::new(code, span, message, hint) });
+            self.understood
+                .faults
+                .push(SpanProblem { private, ..SpanProblem::new(code, span, message, hint) });
         }
     }
 
     /// Nobody will read on.
     fn is_full(&self) -> bool {
-        self.more > problem::MOST_OF_DOCUMENT
+        self.more > problem::MAX_PER_DOCUMENT
     }
 
-    fn drop(&mut self, path: Path) {
+    fn drop(&mut self, path: FieldPath) {
         if !self.is_full() {
             self.understood.dropped.insert(path);
         }
     }
 
     /// What was found, and how much more there was.
-    fn done(mut self, root: &Node) -> Understood {
-        let more = self.more.saturating_sub(problem::MOST_OF_DOCUMENT);
+    fn done(mut self, root: &Node) -> ShapeResult {
+        let more = self.more.saturating_sub(problem::MAX_PER_DOCUMENT);
         if more > 0 {
-            self.understood.faults.push(Fault::more(more, "document", root.span));
+            self.understood.faults.push(SpanProblem::more(more, "document", root.span));
         }
         self.understood
     }
 
-    fn section(&mut self, node: &Node, section: &'static Section, path: &Path) -> Value {
+    fn section(&mut self, node: &Node, section: &'static Section, path: &FieldPath) -> Value {
         let Kind::Map(entries) = &node.kind else {
             return Value::Null;
         };
@@ -132,13 +134,14 @@ impl Reader {
                 self.bad_key(key);
                 continue;
             };
-            let Some(entry) = section.entry(name).filter(|e| e.need != Need::IgnoredInBody || self.in_body)
+            let Some(entry) =
+                section.entry(name).filter(|e| e.need != Requirement::IgnoredInBody || self.in_body)
             else {
                 self.unknown(name, key.span, section, path);
                 continue;
             };
             if let Some((earlier, at)) = seen.insert(entry.name, (name, key.span)) {
-                self.twice(name, key.span, earlier, at);
+                self.duplicate_key(name, key.span, earlier, at);
                 continue;
             }
             let path = path.key(entry.name);
@@ -155,19 +158,21 @@ impl Reader {
             self.private &= entry.name != "env";
         }
         if self.strict {
-            let missing =
-                section.entries.iter().filter(|e| e.need == Need::Required && !seen.contains_key(e.name));
+            let missing = section
+                .entries
+                .iter()
+                .filter(|e| e.need == Requirement::Required && !seen.contains_key(e.name));
             missing.for_each(|entry| self.missing(node.span, &path.key(entry.name), entry.meaning));
         }
         Value::Mapping(kept)
     }
 
-    fn missing(&mut self, span: Span, path: &Path, meaning: &str) {
+    fn missing(&mut self, span: Span, path: &FieldPath, meaning: &str) {
         self.fault(Code::MissingField, span, || (format!("{path} is missing"), Some(meaning.to_owned())));
     }
 
     /// A value that has its type and not its range.
-    fn range(&mut self, node: &Node, shape: &Shape, path: &Path) -> bool {
+    fn range(&mut self, node: &Node, shape: &Shape, path: &FieldPath) -> bool {
         let code = match (shape, &node.kind) {
             (Shape::Int(range), Kind::Int(n)) if !range.contains(n) => Code::OutOfRange,
             (Shape::Percent, Kind::Int(n)) if !(0..=100).contains(n) => Code::BadPercent,
@@ -182,7 +187,7 @@ impl Reader {
     }
 
     /// The value without what is wrong in it; `None` if nothing is left.
-    fn shape(&mut self, node: &Node, shape: &'static Shape, path: &Path) -> Option<Value> {
+    fn shape(&mut self, node: &Node, shape: &'static Shape, path: &FieldPath) -> Option<Value> {
         match (shape, &node.kind) {
             _ if self.strict && !self.range(node, shape, path) => None,
             (Shape::Text | Shape::Name | Shape::Ip | Shape::Word(_) | Shape::AbsolutePath, Kind::Text(_))
@@ -201,7 +206,7 @@ impl Reader {
                     // A wrong item leaves a hole, so that the others keep their numbers.
                     kept.push(self.shape(item, of, &path).unwrap_or_else(|| {
                         self.drop(path);
-                        hole(of)
+                        placeholder(of)
                     }));
                 }
                 Some(Value::Sequence(kept))
@@ -209,13 +214,13 @@ impl Reader {
             (Shape::Map(of), Kind::Map(entries)) => Some(self.map(entries, of, path)),
             (Shape::OneOf(shapes), _) => match shapes.iter().find(|shape| fits(shape, &node.kind)) {
                 Some(shape) => self.shape(node, shape, path),
-                None => self.wrong(node, shape, path),
+                None => self.type_mismatch(node, shape, path),
             },
-            _ => self.wrong(node, shape, path),
+            _ => self.type_mismatch(node, shape, path),
         }
     }
 
-    fn map(&mut self, entries: &[(Node, Node)], of: &'static Shape, path: &Path) -> Value {
+    fn map(&mut self, entries: &[(Node, Node)], of: &'static Shape, path: &FieldPath) -> Value {
         let mut seen: HashMap<&str, Span> = HashMap::new();
         let mut kept = Mapping::new();
         for (key, value) in entries {
@@ -224,7 +229,7 @@ impl Reader {
                 continue;
             };
             if let Some(at) = seen.insert(name, key.span) {
-                self.twice(name, key.span, name, at);
+                self.duplicate_key(name, key.span, name, at);
                 continue;
             }
             let path = path.entry(name);
@@ -238,7 +243,7 @@ impl Reader {
         Value::Mapping(kept)
     }
 
-    fn wrong(&mut self, node: &Node, shape: &Shape, path: &Path) -> Option<Value> {
+    fn type_mismatch(&mut self, node: &Node, shape: &Shape, path: &FieldPath) -> Option<Value> {
         let private = self.private;
         self.fault(Code::WrongType, node.span, || {
             let wanted = article(&shape.describe());
@@ -256,7 +261,7 @@ impl Reader {
         });
     }
 
-    fn twice(&mut self, name: &str, span: Span, earlier: &str, at: Span) {
+    fn duplicate_key(&mut self, name: &str, span: Span, earlier: &str, at: Span) {
         self.fault(Code::DuplicateKey, span, || {
             let place = format!("line {}, column {}", at.line, at.column);
             let message = if name == earlier {
@@ -268,11 +273,11 @@ impl Reader {
         });
     }
 
-    fn unknown(&mut self, name: &str, span: Span, section: &Section, path: &Path) {
+    fn unknown(&mut self, name: &str, span: Span, section: &Section, path: &FieldPath) {
         let root = self.root;
         // A misspelt field is not missing as well.
         if !self.is_full()
-            && let Some(meant) = meant(name, section)
+            && let Some(meant) = closest_field(name, section)
         {
             self.drop(path.key(meant));
         }
@@ -284,8 +289,8 @@ impl Reader {
 }
 
 /// The field of a section that a misspelt name stands for.
-fn meant(name: &str, section: &Section) -> Option<&'static str> {
-    let known = section.entries.iter().filter(|e| e.need != Need::IgnoredInBody);
+fn closest_field(name: &str, section: &Section) -> Option<&'static str> {
+    let known = section.entries.iter().filter(|e| e.need != Requirement::IgnoredInBody);
     did_you_mean(name, known.map(|e| e.name))
 }
 
@@ -321,20 +326,20 @@ fn hint_for(name: &str, section: &Section, root: Option<&'static Section>) -> St
     if name == "agent_id_list" {
         return "write hosts: [{bk_agent_id: …}]".into();
     }
-    if let Some(meant) = meant(name, section) {
+    if let Some(meant) = closest_field(name, section) {
         return format!("did you mean {meant:?}?");
     }
-    if let Some(home) = root.and_then(|root| elsewhere(name, root)) {
+    if let Some(home) = root.and_then(|root| find_elsewhere(name, root)) {
         return format!("it belongs to {home}");
     }
-    let known = section.entries.iter().filter(|e| e.need != Need::IgnoredInBody);
+    let known = section.entries.iter().filter(|e| e.need != Requirement::IgnoredInBody);
     format!("fields here: {}", known.map(|e| e.name).collect::<Vec<_>>().join(", "))
 }
 
 /// Where a field of this name does exist: people misplace more than they misspell.
-fn elsewhere(name: &str, root: &'static Section) -> Option<String> {
+fn find_elsewhere(name: &str, root: &'static Section) -> Option<String> {
     fn search(section: &'static Section, name: &str, path: &str) -> Option<String> {
-        section.entries.iter().filter(|e| e.need != Need::IgnoredInBody).find_map(|e| {
+        section.entries.iter().filter(|e| e.need != Requirement::IgnoredInBody).find_map(|e| {
             let here = if path.is_empty() { e.name.to_owned() } else { format!("{path}.{}", e.name) };
             if e.name == name || e.aliases.contains(&name) {
                 return Some(if path.is_empty() {
@@ -362,7 +367,7 @@ fn fits(shape: &Shape, kind: &Kind) -> bool {
 }
 
 /// Something harmless of the right type.
-fn hole(shape: &Shape) -> Value {
+fn placeholder(shape: &Shape) -> Value {
     match shape {
         Shape::Section(_) | Shape::Map(_) => Value::Mapping(Mapping::new()),
         Shape::List(_) => Value::Sequence(Vec::new()),
@@ -380,17 +385,17 @@ fn article(thing: &str) -> String {
 }
 
 /// Finds a path in a tree: the place to point at, or the nearest thing above it that exists.
-pub fn locate(root: &Node, path: &Path, key_wanted: bool) -> Span {
+pub fn locate(root: &Node, path: &FieldPath, key_wanted: bool) -> Span {
     let mut node = root;
     let mut span = root.span;
     for (nth, step) in path.0.iter().enumerate() {
         let last = nth + 1 == path.0.len();
         let next = match (step, &node.kind) {
-            (Step::Key(name), Kind::Map(entries)) => entries
+            (PathSegment::Key(name), Kind::Map(entries)) => entries
                 .iter()
                 .find(|(key, _)| key.text().is_some_and(|text| grammar::same_field(text, name)))
                 .map(|(key, value)| (key.span, value)),
-            (Step::Index(at), Kind::List(items)) => items.get(*at).map(|item| (item.span, item)),
+            (PathSegment::Index(at), Kind::List(items)) => items.get(*at).map(|item| (item.span, item)),
             _ => None,
         };
         let Some((key_span, value)) = next else {

@@ -10,13 +10,13 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::value::RawValue;
 
-use super::find::Given;
-use super::problem::{Code, Excerpt, Fault, Problem, Span};
+use super::find::FileContent;
+use super::problem::{Code, Excerpt, Problem, Span, SpanProblem};
 use crate::escape::is_hidden;
 
 /// The text of one file and the places at which its documents begin.
 #[derive(Clone, Debug)]
-pub struct Source {
+pub struct SourceText {
     /// As people are to read it: the path as given, or `<stdin>`.
     pub name: Arc<str>,
     pub text: Arc<str>,
@@ -26,20 +26,25 @@ pub struct Source {
     lines: OnceLock<Vec<usize>>,
 }
 
-impl Source {
+impl SourceText {
     /// Cuts a text into documents, but not into many more than there may be.
-    pub fn new(name: Arc<str>, text: String, json: bool, most: usize) -> Source {
+    pub fn new(name: Arc<str>, text: String, json: bool, most: usize) -> SourceText {
         let slices = if json { json_slices(&text, most) } else { slices(&text, most) };
-        Source { name, text: text.into(), json, slices, lines: OnceLock::new() }
+        SourceText { name, text: text.into(), json, slices, lines: OnceLock::new() }
     }
 
     /// The file as somebody else would hand it over. The text is shared, not copied.
-    pub fn given(&self, home: &Path) -> Given {
+    pub fn file_content(&self, home: &Path) -> FileContent {
         let content = Arc::from(Arc::clone(&self.text));
-        Given { name: self.name.to_string(), home: home.to_owned(), bytes: self.text.len() as u64, content }
+        FileContent {
+            name: self.name.to_string(),
+            scope_dir: home.to_owned(),
+            bytes: self.text.len() as u64,
+            content,
+        }
     }
 
-    pub fn problem(&self, fault: Fault) -> Problem {
+    pub fn problem(&self, fault: SpanProblem) -> Problem {
         let Span { line, column, len, byte } = fault.span;
         let excerpt = match fault.private {
             true => Excerpt::default(),
@@ -87,9 +92,9 @@ pub struct Slice {
 }
 
 /// Checks that bytes are text that means what it shows. A fault comes with as much text as there is, to show it in.
-pub fn decode(bytes: Vec<u8>) -> Result<String, (Fault, String)> {
+pub fn decode(bytes: Vec<u8>) -> Result<String, (SpanProblem, String)> {
     let fault = |code, (line, column), message: String, hint: &str| {
-        Fault::new(code, Span::at(line, column), message, Some(hint.to_owned()))
+        SpanProblem::new(code, Span::at(line, column), message, Some(hint.to_owned()))
     };
     match bytes.as_slice() {
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => {
@@ -283,7 +288,7 @@ mod tests {
     #[test]
     fn a_place_is_found_however_many_lines_are_before_it() {
         let text: String = (1..=1000).map(|n| format!("{}x{n}\n", " ".repeat(n % 7))).collect();
-        let source = Source::new("a".into(), text.clone(), false, 100);
+        let source = SourceText::new("a".into(), text.clone(), false, 100);
         let mut start = 0;
         for (line, raw) in (1..).zip(text.split_inclusive('\n')) {
             assert_eq!((source.byte(line, 1), source.byte(line, 2)), (start, start + 1), "{line}");

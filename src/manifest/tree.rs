@@ -7,30 +7,30 @@ use granit_parser::{ErrorKind, Event, Marker, Parser, ScalarStyle, Tag};
 
 use super::limits::Limits;
 use super::node::{Kind, Node, resolve};
-use super::problem::{Code, Fault, Span};
-use super::text::{Slice, Source};
+use super::problem::{Code, Span, SpanProblem};
+use super::text::{Slice, SourceText};
 
 /// The documents of a part of a text.
-pub fn nodes(source: &Source, slice: &Slice, limits: &Limits) -> Result<Vec<Node>, Fault> {
+pub fn nodes(source: &SourceText, slice: &Slice, limits: &Limits) -> Result<Vec<Node>, SpanProblem> {
     let mut builder = Builder::default();
-    walk(source, slice, limits, |event, span| builder.take(event, span))?;
+    parse_events(source, slice, limits, |event, span| builder.on_event(event, span))?;
     Ok(builder.documents)
 }
 
 /// Reads it without keeping anything: is it within the limits?
-pub fn guard(source: &Source, slice: &Slice, limits: &Limits) -> Result<(), Fault> {
-    walk(source, slice, limits, |_, _| Copied(0))
+pub fn check_limits(source: &SourceText, slice: &Slice, limits: &Limits) -> Result<(), SpanProblem> {
+    parse_events(source, slice, limits, |_, _| CopiedValues(0))
 }
 
 /// How many values an event made by copying: an alias, or an anchor kept for one.
-struct Copied(usize);
+struct CopiedValues(usize);
 
-fn walk<'t>(
-    source: &'t Source,
+fn parse_events<'t>(
+    source: &'t SourceText,
     slice: &Slice,
     limits: &Limits,
-    mut sink: impl FnMut(Event<'t>, Span) -> Copied,
-) -> Result<(), Fault> {
+    mut sink: impl FnMut(Event<'t>, Span) -> CopiedValues,
+) -> Result<(), SpanProblem> {
     let options = granit_parser::options! {
         flow_nesting_limit: limits.depth.saturating_add(1),
         block_nesting_limit: limits.depth.saturating_add(1),
@@ -38,20 +38,20 @@ fn walk<'t>(
         simple_key_max_lookahead: if source.json { limits.document_bytes as usize } else { 1024 },
     };
     let too_large = |span, message: String, flag: &str| {
-        Fault::new(Code::TooLarge, span, message, Some(format!("if that is meant, raise {flag}")))
+        SpanProblem::new(Code::TooLarge, span, message, Some(format!("if that is meant, raise {flag}")))
     };
     let too_deep =
         |span| too_large(span, format!("values are nested more than {} deep", limits.depth), "--max-depth");
     let (mut documents, mut depth, mut aliases, mut values) = (0, 0, 0, 0);
     for event in Parser::new_from_str_with_options(&source.text[slice.bytes.clone()], options) {
         let (event, raw) = event.map_err(|error| {
-            let span = place(slice, *error.marker(), None);
+            let span = span_of(slice, *error.marker(), None);
             match error.kind() {
                 ErrorKind::RecursionLimitExceeded => too_deep(span),
-                _ => Fault::new(Code::Syntax, span, error.info(), None),
+                _ => SpanProblem::new(Code::Syntax, span, error.info(), None),
             }
         })?;
-        let span = place(slice, raw.start, Some(raw.end));
+        let span = span_of(slice, raw.start, Some(raw.end));
         values += 1;
         match &event {
             Event::SequenceStart(..) | Event::MappingStart(..) => depth += 1,
@@ -64,7 +64,7 @@ fn walk<'t>(
             return Err(too_deep(span));
         }
         if documents > limits.documents {
-            return Err(Fault::too_many_documents(limits.documents, span));
+            return Err(SpanProblem::too_many_documents(limits.documents, span));
         }
         if aliases > limits.aliases {
             let message = format!("the document has more than {} aliases", limits.aliases);
@@ -80,7 +80,7 @@ fn walk<'t>(
 }
 
 /// The parser counts lines from 1 and columns from 0, within the slice.
-fn place(slice: &Slice, start: Marker, end: Option<Marker>) -> Span {
+fn span_of(slice: &Slice, start: Marker, end: Option<Marker>) -> Span {
     let len = match end {
         Some(end) if end.line() == start.line() => end.col().saturating_sub(start.col()),
         Some(_) | None => 1,
@@ -96,13 +96,13 @@ fn place(slice: &Slice, start: Marker, end: Option<Marker>) -> Span {
 #[derive(Default)]
 struct Builder {
     documents: Vec<Node>,
-    open: Vec<Open>,
+    open: Vec<OpenCollection>,
     anchors: HashMap<usize, (Node, usize)>,
     made: usize,
 }
 
 /// A list or map whose end has not come yet.
-struct Open {
+struct OpenCollection {
     span: Span,
     anchor: usize,
     made_before: usize,
@@ -115,7 +115,7 @@ enum Content {
 }
 
 impl Builder {
-    fn take(&mut self, event: Event<'_>, span: Span) -> Copied {
+    fn on_event(&mut self, event: Event<'_>, span: Span) -> CopiedValues {
         match event {
             Event::Scalar(text, style, anchor, tag) => {
                 self.made += 1;
@@ -125,8 +125,8 @@ impl Builder {
             Event::SequenceStart(_, anchor, _) => self.begin(span, anchor, Content::List(Vec::new())),
             Event::MappingStart(_, anchor, _) => self.begin(span, anchor, Content::Map(Vec::new(), None)),
             Event::SequenceEnd | Event::MappingEnd => {
-                let Some(Open { span, anchor, made_before, content }) = self.open.pop() else {
-                    return Copied(0);
+                let Some(OpenCollection { span, anchor, made_before, content }) = self.open.pop() else {
+                    return CopiedValues(0);
                 };
                 let kind = match content {
                     Content::List(items) => Kind::List(items),
@@ -142,23 +142,23 @@ impl Builder {
                 };
                 self.made += size;
                 self.put(node, 0, size);
-                Copied(size)
+                CopiedValues(size)
             }
             Event::DocumentEnd => {
                 self.anchors.clear();
-                Copied(0)
+                CopiedValues(0)
             }
-            _ => Copied(0),
+            _ => CopiedValues(0),
         }
     }
 
-    fn begin(&mut self, span: Span, anchor: usize, content: Content) -> Copied {
+    fn begin(&mut self, span: Span, anchor: usize, content: Content) -> CopiedValues {
         self.made += 1;
-        self.open.push(Open { span, anchor, made_before: self.made, content });
-        Copied(0)
+        self.open.push(OpenCollection { span, anchor, made_before: self.made, content });
+        CopiedValues(0)
     }
 
-    fn put(&mut self, node: Node, anchor: usize, size: usize) -> Copied {
+    fn put(&mut self, node: Node, anchor: usize, size: usize) -> CopiedValues {
         let copied = if anchor == 0 { 0 } else { size };
         if anchor != 0 {
             self.anchors.insert(anchor, (node.clone(), size));
@@ -171,7 +171,7 @@ impl Builder {
                 Some(key) => entries.push((key, node)),
             },
         }
-        Copied(copied)
+        CopiedValues(copied)
     }
 }
 

@@ -8,21 +8,21 @@ use crate::model::{ConfigFile, EnvValue, HostKey, InstanceKey, Secret, Spec};
 pub const NAMES: [&str; 5] = ["instance", "host.ip", "host.cloud", "name", "namespace"];
 
 /// What the variables mean for one instance.
-pub struct Meaning<'a> {
+pub struct InstanceVariables<'a> {
     pub key: &'a InstanceKey,
     pub instance: Option<u32>,
 }
 
 /// One part of a text.
 #[derive(Debug, PartialEq, Eq)]
-enum Part<'a> {
+enum TemplatePart<'a> {
     Text(&'a str),
     Variable(&'a str),
     /// `${` without its `}`.
     Unclosed,
 }
 
-fn parts(text: &str) -> impl Iterator<Item = Part<'_>> {
+fn template_parts(text: &str) -> impl Iterator<Item = TemplatePart<'_>> {
     let mut rest = text;
     std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -31,39 +31,39 @@ fn parts(text: &str) -> impl Iterator<Item = Part<'_>> {
         if let Some(escaped) = rest.strip_prefix("$${") {
             let open = &rest[1..3];
             rest = escaped;
-            return Some(Part::Text(open));
+            return Some(TemplatePart::Text(open));
         }
         if let Some(inner) = rest.strip_prefix("${") {
             let Some(end) = inner.find('}') else {
                 rest = "";
-                return Some(Part::Unclosed);
+                return Some(TemplatePart::Unclosed);
             };
             rest = &inner[end + 1..];
-            return Some(Part::Variable(&inner[..end]));
+            return Some(TemplatePart::Variable(&inner[..end]));
         }
         let skip = usize::from(rest.starts_with('$'));
         let end = rest[skip..].find('$').map_or(rest.len(), |at| at + skip);
         let (text, after) = rest.split_at(end);
         rest = after;
-        Some(Part::Text(text))
+        Some(TemplatePart::Text(text))
     })
 }
 
 /// The first thing wrong with a text's variables, as a sentence and a hint.
-pub fn fault(text: &str, numbered: bool) -> Option<(String, String)> {
+pub fn first_error(text: &str, numbered: bool) -> Option<(String, String)> {
     if !text.contains("${") {
         return None;
     }
-    parts(text).find_map(|part| match part {
-        Part::Text(_) => None,
-        Part::Unclosed => {
+    template_parts(text).find_map(|part| match part {
+        TemplatePart::Text(_) => None,
+        TemplatePart::Unclosed => {
             Some(("\"${\" has no closing \"}\"".to_owned(), "write $${ for the shell's own".to_owned()))
         }
-        Part::Variable("instance") if !numbered => {
+        TemplatePart::Variable("instance") if !numbered => {
             Some(("${instance} needs `instances`".to_owned(), "add `instances: N` to the process".to_owned()))
         }
-        Part::Variable(name) if NAMES.contains(&name) => None,
-        Part::Variable(name) => {
+        TemplatePart::Variable(name) if NAMES.contains(&name) => None,
+        TemplatePart::Variable(name) => {
             let name = super::node::shorten(name);
             let known = NAMES.map(|name| format!("${{{name}}}")).join(" ");
             Some((
@@ -76,16 +76,16 @@ pub fn fault(text: &str, numbered: bool) -> Option<(String, String)> {
 
 /// What of a spec depends on the instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Uses {
+pub struct VariableUse {
     /// Something is to be replaced at all, be it only `$${`.
     pub any: bool,
     /// It differs from host to host.
     pub host: bool,
 }
 
-impl Uses {
+impl VariableUse {
     /// A text is part of the spec.
-    pub fn note(&mut self, text: &str) {
+    pub fn scan(&mut self, text: &str) {
         if text.contains("${") {
             self.any = true;
             self.host |= text.contains("${host.");
@@ -94,30 +94,30 @@ impl Uses {
 }
 
 /// The spec of one instance.
-pub fn replace(spec: &Spec, meaning: &Meaning<'_>) -> Spec {
+pub fn replace(spec: &Spec, meaning: &InstanceVariables<'_>) -> Spec {
     let mut spec = spec.clone();
     each_text(&mut spec, |text| {
         if text.contains("${") {
-            *text = replaced(text, meaning);
+            *text = substitute(text, meaning);
         }
     });
     spec
 }
 
-fn replaced(text: &str, meaning: &Meaning<'_>) -> String {
+fn substitute(text: &str, meaning: &InstanceVariables<'_>) -> String {
     let mut out = String::with_capacity(text.len() + 16);
-    for part in parts(text) {
+    for part in template_parts(text) {
         match part {
-            Part::Text(text) => out.push_str(text),
+            TemplatePart::Text(text) => out.push_str(text),
             // Both were refused before anything is replaced.
-            Part::Unclosed => {}
-            Part::Variable(name) => out.push_str(&value(name, meaning)),
+            TemplatePart::Unclosed => {}
+            TemplatePart::Variable(name) => out.push_str(&value(name, meaning)),
         }
     }
     out
 }
 
-fn value(name: &str, meaning: &Meaning<'_>) -> String {
+fn value(name: &str, meaning: &InstanceVariables<'_>) -> String {
     let host = &meaning.key.host;
     match (name, host) {
         ("instance", _) => meaning.instance.map(|n| n.to_string()).unwrap_or_default(),
@@ -181,7 +181,7 @@ mod tests {
 
     fn on(text: &str) -> String {
         let key = "3:10.0.0.7:web:api_2".parse().unwrap();
-        replaced(text, &Meaning { key: &key, instance: Some(2) })
+        substitute(text, &InstanceVariables { key: &key, instance: Some(2) })
     }
 
     #[test]
@@ -194,13 +194,13 @@ mod tests {
 
     #[test]
     fn unknown_variables_are_named() {
-        let (message, hint) = fault("cat ${HOME}/x", false).unwrap();
+        let (message, hint) = first_error("cat ${HOME}/x", false).unwrap();
         assert_eq!(message, "there is no variable ${HOME}");
         assert!(hint.ends_with("write $${HOME} (or $HOME) for a variable of the shell"), "{hint}");
-        assert_eq!(fault("a ${instance}", true), None);
-        assert_eq!(fault("a ${instance}", false).unwrap().0, "${instance} needs `instances`");
-        assert!(fault("a ${name", false).is_some());
-        assert_eq!(fault("echo $${HOME} $HOME", false), None);
+        assert_eq!(first_error("a ${instance}", true), None);
+        assert_eq!(first_error("a ${instance}", false).unwrap().0, "${instance} needs `instances`");
+        assert!(first_error("a ${name", false).is_some());
+        assert_eq!(first_error("echo $${HOME} $HOME", false), None);
     }
 
     #[test]

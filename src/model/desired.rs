@@ -5,46 +5,46 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{AutoType, Host, InstanceKey, OnChange, Percent, ProcessKey, Stamped};
+use super::{AutoType, HashedSpec, Host, InstanceKey, OnChange, Percent, ProcessKey};
 
 /// All instances wanted, and the policies that bind them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    pub instances: BTreeMap<InstanceKey, Want>,
+    pub instances: BTreeMap<InstanceKey, DesiredInstance>,
     pub policies: Vec<Policy>,
 }
 
 /// One instance as wanted. Instances of one process share what they have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Want {
+pub struct DesiredInstance {
     pub host: Host,
-    pub spec: Arc<Stamped>,
-    pub origin: Arc<Origin>,
+    pub spec: Arc<HashedSpec>,
+    pub origin: Arc<DeclaredProcess>,
 }
 
 impl Desired {
     /// Do both ask for the same of an instance? What neither of them wants is the same, too.
-    pub fn asks_as(&self, other: &Desired, key: &InstanceKey) -> bool {
+    pub fn is_same_request(&self, other: &Desired, key: &InstanceKey) -> bool {
         match (self.instances.get(key), other.instances.get(key)) {
-            (Some(one), Some(other)) => one.asks_as(other),
+            (Some(one), Some(other)) => one.is_same_request(other),
             (None, None) => true,
             (Some(_), None) | (None, Some(_)) => false,
         }
     }
 }
 
-impl Want {
+impl DesiredInstance {
     /// Does it ask for the same? Where it is written, and which rules bind it, is no part of that.
-    pub fn asks_as(&self, other: &Want) -> bool {
+    pub fn is_same_request(&self, other: &DesiredInstance) -> bool {
         let same_origin =
-            Arc::ptr_eq(&self.origin, &other.origin) || said(&self.origin) == said(&other.origin);
+            Arc::ptr_eq(&self.origin, &other.origin) || request_of(&self.origin) == request_of(&other.origin);
         let same_spec = Arc::ptr_eq(&self.spec, &other.spec) || self.spec == other.spec;
         self.host == other.host && same_origin && same_spec
     }
 }
 
-fn said(origin: &Origin) -> impl PartialEq + '_ {
-    let Origin {
+fn request_of(origin: &DeclaredProcess) -> impl PartialEq + '_ {
+    let DeclaredProcess {
         place: _,
         declared,
         state,
@@ -61,14 +61,14 @@ fn said(origin: &Origin) -> impl PartialEq + '_ {
 
 /// What a declaration says of all of its instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
-    pub place: Place,
+pub struct DeclaredProcess {
+    pub place: SourceLocation,
     /// The name as it was written: `web/api`, also for its instance `web/api_2`.
     pub declared: ProcessKey,
     pub state: State,
     /// Sorted. A name means all instances declared under it, or the one that carries it.
     pub depends_on: Vec<ProcessKey>,
-    pub protect: Vec<Guard>,
+    pub protect: Vec<Protection>,
     pub adopt: bool,
     /// Earlier names, the nearest first: taking over one of them is no restart.
     pub moved_from: Vec<ProcessKey>,
@@ -80,13 +80,13 @@ pub struct Origin {
 
 /// Where something was written. Lines and columns count from 1, columns in characters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct SourceLocation {
     pub file: Arc<str>,
     pub line: u32,
     pub column: u32,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }
@@ -119,13 +119,13 @@ impl State {
         match op_type {
             0 | 2 | 3 | 7 | 8 => Some(State::Running),
             1 | 9 => Some(State::Stopped),
-            4 => Some(State::unguarded(auto_type)),
+            4 => Some(State::unsupervised(auto_type)),
             _ => None,
         }
     }
 
     /// What is left when the guard goes: a one-shot process is not kept running anyway.
-    pub fn unguarded(auto_type: AutoType) -> State {
+    pub fn unsupervised(auto_type: AutoType) -> State {
         match auto_type {
             AutoType::OneShot => State::Stopped,
             AutoType::Periodic | AutoType::Resident => State::Unhosted,
@@ -142,20 +142,20 @@ impl State {
 
 /// What a protected process is protected from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Guard {
+pub enum Protection {
     Delete,
     Restart,
     Stop,
 }
 
-impl Guard {
-    pub const ALL: [Guard; 3] = [Guard::Delete, Guard::Restart, Guard::Stop];
+impl Protection {
+    pub const ALL: [Protection; 3] = [Protection::Delete, Protection::Restart, Protection::Stop];
 
     pub fn word(self) -> &'static str {
         match self {
-            Guard::Delete => "delete",
-            Guard::Restart => "restart",
-            Guard::Stop => "stop",
+            Protection::Delete => "delete",
+            Protection::Restart => "restart",
+            Protection::Stop => "stop",
         }
     }
 }
@@ -210,7 +210,7 @@ pub struct Rollout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub name: String,
-    pub place: Place,
+    pub place: SourceLocation,
     /// Binds what was read from this directory or below.
     pub reach: PathBuf,
     pub owner: Option<String>,
@@ -241,7 +241,7 @@ pub struct Window {
     pub to: TimeOfDay,
     /// A name of the IANA time zone database.
     pub tz: String,
-    pub operations: Vec<Operation>,
+    pub operations: Vec<Disruption>,
 }
 
 /// Days of the week, Monday first.
@@ -255,7 +255,7 @@ pub struct TimeOfDay {
 
 /// What a window can be for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Operation {
+pub enum Disruption {
     Start,
     Stop,
     Restart,
@@ -263,17 +263,17 @@ pub enum Operation {
     Delete,
 }
 
-impl Operation {
-    pub const ALL: [Operation; 5] =
-        [Operation::Start, Operation::Stop, Operation::Restart, Operation::Reload, Operation::Delete];
+impl Disruption {
+    pub const ALL: [Disruption; 5] =
+        [Disruption::Start, Disruption::Stop, Disruption::Restart, Disruption::Reload, Disruption::Delete];
 
     pub fn word(self) -> &'static str {
         match self {
-            Operation::Start => "start",
-            Operation::Stop => "stop",
-            Operation::Restart => "restart",
-            Operation::Reload => "reload",
-            Operation::Delete => "delete",
+            Disruption::Start => "start",
+            Disruption::Stop => "stop",
+            Disruption::Restart => "restart",
+            Disruption::Reload => "reload",
+            Disruption::Delete => "delete",
         }
     }
 }

@@ -26,7 +26,7 @@ pub struct Pause {
 
 impl Pause {
     /// Where a pause is kept. One of everything has a name that no namespace can have.
-    pub fn place(namespace: Option<&Name>) -> String {
+    pub fn store_key(namespace: Option<&Name>) -> String {
         namespace.map_or("pause/*".to_owned(), |name| format!("pause/{name}"))
     }
 }

@@ -1,10 +1,11 @@
 //! The nouns. Plain data: ordered, comparable, no I/O, no clock, and nothing here knows any other room.
 
-mod classes;
 mod desired;
 mod dialect;
 mod effect;
+mod effects;
 mod field;
+mod hashed_spec;
 mod hold;
 mod key;
 mod observed;
@@ -13,29 +14,28 @@ mod revision;
 mod selection;
 mod selector;
 mod spec;
-mod stamped;
 mod time;
 mod value;
 
-pub use classes::{Classes, base_effect, effect_of};
 pub use desired::{
-    Allow, Amount, Budgets, Days, Desired, Guard, Operation, Origin, Place, Policy, Rollout, State,
-    TimeOfDay, Want, Window,
+    Allow, Amount, Budgets, Days, DeclaredProcess, Desired, DesiredInstance, Disruption, Policy, Protection,
+    Rollout, SourceLocation, State, TimeOfDay, Window,
 };
 pub use dialect::Dialect;
 pub use effect::{Effect, OnChange};
+pub use effects::{EffectTable, base_effect, effect_of};
 pub use field::Field;
+pub use hashed_spec::HashedSpec;
 pub use hold::{Hold, Pause};
 pub use key::{AgentId, Host, HostKey, InstanceKey, KeyError, Name, ProcessKey};
-pub use observed::{Health, Observed, Present, Runs, Seen, Sighting, Version};
-pub use plan::{Gate, Held, Op, Plan, Reason, Rule, Step, Wave, Which, Why};
-pub use revision::{ParseRevisionError, Revision};
+pub use observed::{Health, KnownSpec, LastRun, Observed, ObservedInstance, Presence, Present};
+pub use plan::{Gate, HeldChange, HoldReason, Op, Plan, Rule, SpecSide, Step, Wave, Why};
+pub use revision::{ParseSpecRevisionError, SpecRevision};
 pub use selection::{Selection, glob};
 pub use selector::{Selector, SelectorError};
 pub use spec::{
     AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Percent, Resource, Secret, Spec,
     StartMode, secret_digest,
 };
-pub use stamped::Stamped;
 pub use time::{Now, Time, seconds, span};
 pub use value::{Env, Value};

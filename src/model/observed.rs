@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Desired, HostKey, InstanceKey, Revision, Stamped, Time};
+use super::{Desired, HashedSpec, HostKey, InstanceKey, SpecRevision, Time};
 
 /// All instances seen.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observed {
-    pub instances: BTreeMap<InstanceKey, Seen>,
+    pub instances: BTreeMap<InstanceKey, ObservedInstance>,
     /// Hosts that could not be looked at, and why.
     pub gaps: BTreeMap<HostKey, String>,
     /// When this look was taken.
@@ -20,7 +20,7 @@ pub struct Observed {
 
 /// One instance as a target tells of it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Seen {
+pub struct ObservedInstance {
     /// Somebody says that nothing of it is known.
     pub unknown: bool,
     /// `None`: not known.
@@ -31,10 +31,10 @@ pub struct Seen {
     pub labels: BTreeMap<String, String>,
     pub owner: Option<Arc<str>>,
     /// The spec the engine holds.
-    pub given: Version,
+    pub registered_spec: KnownSpec,
     /// The spec in effect in the running process.
-    pub live: Version,
-    pub ran: Runs,
+    pub live: KnownSpec,
+    pub ran: LastRun,
     pub health: Health,
     pub pid: Option<u32>,
     /// Start time of the running process, by a live status check; `None`: not known.
@@ -49,26 +49,26 @@ pub struct Seen {
 
 /// How much is known of a spec.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Version {
+pub enum KnownSpec {
     #[default]
     Unknown,
     /// Only its digests.
-    Digests(Revision),
-    Spec(Arc<Stamped>),
+    Digests(SpecRevision),
+    Full(Arc<HashedSpec>),
 }
 
-impl Version {
-    pub fn spec(&self) -> Option<&Arc<Stamped>> {
+impl KnownSpec {
+    pub fn spec(&self) -> Option<&Arc<HashedSpec>> {
         match self {
-            Version::Spec(spec) => Some(spec),
-            Version::Unknown | Version::Digests(_) => None,
+            KnownSpec::Full(spec) => Some(spec),
+            KnownSpec::Unknown | KnownSpec::Digests(_) => None,
         }
     }
 }
 
 /// What is known of the last run of a one-shot process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Runs {
+pub enum LastRun {
     #[default]
     Unknown,
     Never,
@@ -114,7 +114,7 @@ impl Health {
 
 /// The answer to a look.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Sighting<'a> {
+pub enum Presence<'a> {
     Present(Present<'a>),
     Absent,
     /// Why it is not known.
@@ -124,25 +124,25 @@ pub enum Sighting<'a> {
 /// An instance that was seen, with every fact.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Present<'a> {
-    seen: &'a Seen,
+    seen: &'a ObservedInstance,
     pub registered: bool,
     pub hosted: bool,
     pub running: bool,
 }
 
 impl<'a> Present<'a> {
-    pub fn seen(&self) -> &'a Seen {
+    pub fn seen(&self) -> &'a ObservedInstance {
         self.seen
     }
 }
 
 impl Observed {
-    pub fn look(&self, key: &InstanceKey) -> Sighting<'_> {
-        self.sighting(&key.host, self.instances.get(key))
+    pub fn get(&self, key: &InstanceKey) -> Presence<'_> {
+        self.presence(&key.host, self.instances.get(key))
     }
 
     /// Takes in a closer and newer look at some of it: facts count, specs and owners stay as they are known.
-    pub fn come_closer(&mut self, closer: Observed) {
+    pub fn merge_live_check(&mut self, closer: Observed) {
         for (key, new) in closer.instances {
             let nothing = !new.unknown && new.running == Some(false) && new.hosted == Some(false);
             let unheard = new.unknown && new.registered == Some(false);
@@ -160,13 +160,13 @@ impl Observed {
     }
 
     /// How long before this look a row was told, in seconds.
-    pub fn age(&self, seen: &Seen) -> u64 {
+    pub fn age(&self, seen: &ObservedInstance) -> u64 {
         seen.report_time.map_or(0, |told| self.at.secs_since(told))
     }
 
     /// What was seen under a host's agent id stands under its address, where both are known. `Err`: an instance was seen
     /// under both.
-    pub fn under_addresses(mut self, desired: &Desired) -> Result<Observed, InstanceKey> {
+    pub fn normalize_host_keys(mut self, desired: &Desired) -> Result<Observed, InstanceKey> {
         let hosts = desired.instances.values().map(|want| &want.host);
         let known: BTreeMap<HostKey, HostKey> = hosts
             .filter_map(|host| Some((HostKey::Agent(host.agent_id.clone()?), host.key.clone())))
@@ -186,20 +186,20 @@ impl Observed {
     }
 
     /// The same for a row that is at hand.
-    pub fn sighting<'a>(&'a self, host: &HostKey, row: Option<&'a Seen>) -> Sighting<'a> {
+    pub fn presence<'a>(&'a self, host: &HostKey, row: Option<&'a ObservedInstance>) -> Presence<'a> {
         if let Some(why) = self.gaps.get(host) {
-            return Sighting::Unknown(why);
+            return Presence::Unknown(why);
         }
         match row {
-            None => Sighting::Absent,
-            Some(seen) if seen.unknown => Sighting::Unknown("its state is not known"),
+            None => Presence::Absent,
+            Some(seen) if seen.unknown => Presence::Unknown("its state is not known"),
             Some(seen) => match (seen.registered, seen.hosted, seen.running) {
                 (Some(registered), Some(hosted), Some(running)) => {
-                    Sighting::Present(Present { seen, registered, hosted, running })
+                    Presence::Present(Present { seen, registered, hosted, running })
                 }
-                (None, _, _) => Sighting::Unknown("whether it is registered is not known"),
-                (_, None, _) => Sighting::Unknown("whether it is hosted is not known"),
-                (_, _, None) => Sighting::Unknown("whether it runs is not known"),
+                (None, _, _) => Presence::Unknown("whether it is registered is not known"),
+                (_, None, _) => Presence::Unknown("whether it is hosted is not known"),
+                (_, _, None) => Presence::Unknown("whether it runs is not known"),
             },
         }
     }

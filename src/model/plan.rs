@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Field, Host, InstanceKey, Place, ProcessKey, Revision, Stamped};
+use super::{Field, HashedSpec, Host, InstanceKey, ProcessKey, SourceLocation, SpecRevision};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// One after the other. Within one, the steps of an instance run in order and instances do not wait.
     pub waves: Vec<Wave>,
     /// Sorted by instance.
-    pub held: Vec<Held>,
+    pub held: Vec<HeldChange>,
     /// What people should know beside.
     pub notes: Vec<String>,
     /// Instances that are as they are wanted.
-    pub settled: usize,
+    pub in_sync: usize,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -35,16 +35,16 @@ pub struct Step {
     pub host: Host,
     pub op: Op,
     /// Which spec it works with.
-    pub which: Which,
+    pub spec_side: SpecSide,
     /// That spec. `None`: the engine has it, or needs none.
-    pub spec: Option<Arc<Stamped>>,
+    pub spec: Option<Arc<HashedSpec>>,
     /// The revision of the new spec, for the label that is read back later.
-    pub revision: Option<Revision>,
+    pub revision: Option<SpecRevision>,
     /// Of a reload: the fields that take effect by it.
-    pub takes: Vec<Field>,
+    pub reloaded_fields: Vec<Field>,
     pub pid_stays: bool,
     /// It may cost something that is there, or rests on a guess: the instance is looked at once more right before.
-    pub looks_first: bool,
+    pub needs_live_check: bool,
     /// The name that it was known by so far: the first such step takes over what is there. Where that name has steps
     /// of its own, they come first, and if one of them fails, these are skipped.
     pub from: Option<InstanceKey>,
@@ -71,8 +71,10 @@ pub enum Op {
     Reload,
     Restart,
     Start,
-    Host,
-    Unhost,
+    #[serde(rename = "host")]
+    Supervise,
+    #[serde(rename = "unhost")]
+    Unsupervise,
     Unregister,
     /// In place of a stop that has no other command.
     Kill,
@@ -84,8 +86,8 @@ impl Op {
         Op::Stop,
         Op::Restart,
         Op::Reload,
-        Op::Host,
-        Op::Unhost,
+        Op::Supervise,
+        Op::Unsupervise,
         Op::Register,
         Op::Unregister,
         Op::Kill,
@@ -98,8 +100,8 @@ impl Op {
             Op::Reload => "reload",
             Op::Restart => "restart",
             Op::Start => "start",
-            Op::Host => "host",
-            Op::Unhost => "unhost",
+            Op::Supervise => "host",
+            Op::Unsupervise => "unhost",
             Op::Unregister => "unregister",
             Op::Kill => "kill",
         }
@@ -108,7 +110,7 @@ impl Op {
     /// Does a running process keep its pid?
     pub fn pid_stays(self) -> bool {
         match self {
-            Op::Register | Op::Reload | Op::Host | Op::Unhost => true,
+            Op::Register | Op::Reload | Op::Supervise | Op::Unsupervise => true,
             Op::Stop | Op::Restart | Op::Start | Op::Unregister | Op::Kill => false,
         }
     }
@@ -117,7 +119,7 @@ impl Op {
     pub fn is_destructive(self) -> bool {
         match self {
             Op::Stop | Op::Kill | Op::Restart | Op::Unregister => true,
-            Op::Register | Op::Reload | Op::Start | Op::Host | Op::Unhost => false,
+            Op::Register | Op::Reload | Op::Start | Op::Supervise | Op::Unsupervise => false,
         }
     }
 }
@@ -130,16 +132,16 @@ impl fmt::Display for Op {
 
 /// Which spec an operation works with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Which {
+pub enum SpecSide {
     New,
     Old,
 }
 
-impl Which {
+impl SpecSide {
     pub fn word(self) -> &'static str {
         match self {
-            Which::New => "new",
-            Which::Old => "old",
+            SpecSide::New => "new",
+            SpecSide::Old => "old",
         }
     }
 }
@@ -153,7 +155,7 @@ pub struct Why {
     /// As it may be shown: a secret is a digest here. `None`: it was not there, or is not known.
     pub old: Option<String>,
     pub new: Option<String>,
-    pub at: Option<Place>,
+    pub at: Option<SourceLocation>,
 }
 
 /// In a word what differs.
@@ -209,20 +211,20 @@ impl Rule {
 
 /// A difference left alone.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct HeldChange {
     pub instance: InstanceKey,
-    pub reason: Reason,
+    pub reason: HoldReason,
     /// A sentence for the person who asks why.
     pub detail: String,
     /// What would be done otherwise, where that is known.
     pub steps: Vec<Op>,
     pub why: Vec<Why>,
-    pub at: Option<Place>,
+    pub at: Option<SourceLocation>,
 }
 
 /// Why a difference is left alone. The words are a contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Reason {
+pub enum HoldReason {
     HostUnknown,
     Stale,
     Hold,
@@ -253,70 +255,70 @@ pub enum Reason {
     SourceUnreadable,
 }
 
-impl Reason {
+impl HoldReason {
     /// It may pass by itself, without anybody deciding anything.
-    pub fn passes(self) -> bool {
+    pub fn is_transient(self) -> bool {
         match self {
-            Reason::HostUnknown
-            | Reason::Stale
-            | Reason::OutsideWindow
-            | Reason::DeleteBudget
-            | Reason::RestartBudget
-            | Reason::WaitingForDependency
-            | Reason::RunInProgress
-            | Reason::AgentRelaunching
-            | Reason::BackingOff
-            | Reason::UnderWay
-            | Reason::SourceUnreadable => true,
-            Reason::Hold
-            | Reason::Paused
-            | Reason::Protected
-            | Reason::NotOwned
-            | Reason::IdentityMix
-            | Reason::Unsupported
-            | Reason::NoStopCommand
-            | Reason::RunUnknown
-            | Reason::OldSpecUnknown
-            | Reason::MoveUnsupported
-            | Reason::NotConverging
-            | Reason::RolledBack
-            | Reason::HealOff
-            | Reason::FollowOff => false,
+            HoldReason::HostUnknown
+            | HoldReason::Stale
+            | HoldReason::OutsideWindow
+            | HoldReason::DeleteBudget
+            | HoldReason::RestartBudget
+            | HoldReason::WaitingForDependency
+            | HoldReason::RunInProgress
+            | HoldReason::AgentRelaunching
+            | HoldReason::BackingOff
+            | HoldReason::UnderWay
+            | HoldReason::SourceUnreadable => true,
+            HoldReason::Hold
+            | HoldReason::Paused
+            | HoldReason::Protected
+            | HoldReason::NotOwned
+            | HoldReason::IdentityMix
+            | HoldReason::Unsupported
+            | HoldReason::NoStopCommand
+            | HoldReason::RunUnknown
+            | HoldReason::OldSpecUnknown
+            | HoldReason::MoveUnsupported
+            | HoldReason::NotConverging
+            | HoldReason::RolledBack
+            | HoldReason::HealOff
+            | HoldReason::FollowOff => false,
         }
     }
 
     /// How it is could not be seen, or not lately.
     pub fn is_unknown(self) -> bool {
-        matches!(self, Reason::HostUnknown | Reason::Stale)
+        matches!(self, HoldReason::HostUnknown | HoldReason::Stale)
     }
 
     pub fn word(self) -> &'static str {
         match self {
-            Reason::HostUnknown => "HostUnknown",
-            Reason::Stale => "Stale",
-            Reason::Hold => "Hold",
-            Reason::Paused => "Paused",
-            Reason::Protected => "Protected",
-            Reason::NotOwned => "NotOwned",
-            Reason::OutsideWindow => "OutsideWindow",
-            Reason::DeleteBudget => "DeleteBudget",
-            Reason::RestartBudget => "RestartBudget",
-            Reason::WaitingForDependency => "WaitingForDependency",
-            Reason::IdentityMix => "IdentityMix",
-            Reason::Unsupported => "Unsupported",
-            Reason::NoStopCommand => "NoStopCommand",
-            Reason::RunInProgress => "RunInProgress",
-            Reason::RunUnknown => "RunUnknown",
-            Reason::AgentRelaunching => "AgentRelaunching",
-            Reason::OldSpecUnknown => "OldSpecUnknown",
-            Reason::MoveUnsupported => "MoveUnsupported",
-            Reason::BackingOff => "BackingOff",
-            Reason::NotConverging => "NotConverging",
-            Reason::RolledBack => "RolledBack",
-            Reason::UnderWay => "UnderWay",
-            Reason::HealOff => "HealOff",
-            Reason::FollowOff => "FollowOff",
-            Reason::SourceUnreadable => "SourceUnreadable",
+            HoldReason::HostUnknown => "HostUnknown",
+            HoldReason::Stale => "Stale",
+            HoldReason::Hold => "Hold",
+            HoldReason::Paused => "Paused",
+            HoldReason::Protected => "Protected",
+            HoldReason::NotOwned => "NotOwned",
+            HoldReason::OutsideWindow => "OutsideWindow",
+            HoldReason::DeleteBudget => "DeleteBudget",
+            HoldReason::RestartBudget => "RestartBudget",
+            HoldReason::WaitingForDependency => "WaitingForDependency",
+            HoldReason::IdentityMix => "IdentityMix",
+            HoldReason::Unsupported => "Unsupported",
+            HoldReason::NoStopCommand => "NoStopCommand",
+            HoldReason::RunInProgress => "RunInProgress",
+            HoldReason::RunUnknown => "RunUnknown",
+            HoldReason::AgentRelaunching => "AgentRelaunching",
+            HoldReason::OldSpecUnknown => "OldSpecUnknown",
+            HoldReason::MoveUnsupported => "MoveUnsupported",
+            HoldReason::BackingOff => "BackingOff",
+            HoldReason::NotConverging => "NotConverging",
+            HoldReason::RolledBack => "RolledBack",
+            HoldReason::UnderWay => "UnderWay",
+            HoldReason::HealOff => "HealOff",
+            HoldReason::FollowOff => "FollowOff",
+            HoldReason::SourceUnreadable => "SourceUnreadable",
         }
     }
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Effect;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Revision {
+pub struct SpecRevision {
     pub register: u32,
     pub reload: u32,
     pub restart: u32,
@@ -18,9 +18,9 @@ pub struct Revision {
     pub run: u32,
 }
 
-impl Revision {
+impl SpecRevision {
     /// The strongest class in which two revisions differ; `None`: they are one.
-    pub fn differs_from(&self, other: &Revision) -> Effect {
+    pub fn differs_from(&self, other: &SpecRevision) -> Effect {
         [
             (self.replace != other.replace, Effect::Replace),
             (self.restart != other.restart, Effect::Restart),
@@ -33,35 +33,35 @@ impl Revision {
     }
 }
 
-impl fmt::Display for Revision {
+impl fmt::Display for SpecRevision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Revision { register, reload, restart, replace, run } = self;
+        let SpecRevision { register, reload, restart, replace, run } = self;
         write!(f, "v1.{register:08x}.{reload:08x}.{restart:08x}.{replace:08x}.{run:08x}")
     }
 }
 
-impl fmt::Debug for Revision {
+impl fmt::Debug for SpecRevision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ParseRevisionError(String);
+pub struct ParseSpecRevisionError(String);
 
-impl fmt::Display for ParseRevisionError {
+impl fmt::Display for ParseSpecRevisionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} is not a revision of the form v1 and five groups of 8 hex digits", self.0)
     }
 }
 
-impl std::error::Error for ParseRevisionError {}
+impl std::error::Error for ParseSpecRevisionError {}
 
-impl FromStr for Revision {
-    type Err = ParseRevisionError;
+impl FromStr for SpecRevision {
+    type Err = ParseSpecRevisionError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || ParseRevisionError(text.to_owned());
+        let error = || ParseSpecRevisionError(text.to_owned());
         let mut parts = text.strip_prefix("v1.").ok_or_else(error)?.split('.');
         let mut digest = || {
             let part = parts.next().filter(|part| part.len() == 8).ok_or_else(error)?;
@@ -70,7 +70,7 @@ impl FromStr for Revision {
             }
             u32::from_str_radix(part, 16).map_err(|_| error())
         };
-        let revision = Revision {
+        let revision = SpecRevision {
             register: digest()?,
             reload: digest()?,
             restart: digest()?,
@@ -81,13 +81,13 @@ impl FromStr for Revision {
     }
 }
 
-impl Serialize for Revision {
+impl Serialize for SpecRevision {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Revision {
+impl<'de> Deserialize<'de> for SpecRevision {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
     }
@@ -99,15 +99,15 @@ mod tests {
 
     #[test]
     fn revisions_read_back_and_name_the_strongest_difference() {
-        let a = Revision { register: 1, reload: 0xabcdef01, restart: 3, replace: 4, run: 5 };
+        let a = SpecRevision { register: 1, reload: 0xabcdef01, restart: 3, replace: 4, run: 5 };
         assert_eq!(a.to_string(), "v1.00000001.abcdef01.00000003.00000004.00000005");
         assert_eq!(a.to_string().parse(), Ok(a));
         assert_eq!(a.differs_from(&a), Effect::None);
-        assert_eq!(a.differs_from(&Revision { register: 9, reload: 9, ..a }), Effect::Reload);
-        assert_eq!(a.differs_from(&Revision { register: 9, replace: 9, ..a }), Effect::Replace);
+        assert_eq!(a.differs_from(&SpecRevision { register: 9, reload: 9, ..a }), Effect::Reload);
+        assert_eq!(a.differs_from(&SpecRevision { register: 9, replace: 9, ..a }), Effect::Replace);
         for bad in ["", "v1", "v2.00000001.00000001.00000001.00000001.00000001", "v1.1.2.3.4.5"] {
-            assert!(bad.parse::<Revision>().is_err(), "{bad}");
+            assert!(bad.parse::<SpecRevision>().is_err(), "{bad}");
         }
-        assert!(format!("{a}.00000000").parse::<Revision>().is_err());
+        assert!(format!("{a}.00000000").parse::<SpecRevision>().is_err());
     }
 }

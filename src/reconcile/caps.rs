@@ -10,9 +10,9 @@ pub struct Caps {
     /// register and unregister exist, and what was given stays when the guard goes.
     pub registry: bool,
     /// start, restart, reload, host and stop work with the spec that was given, not with one they are sent.
-    pub uses_given: bool,
+    pub operates_on_registered_spec: bool,
     /// restart and reload also tell the engine the new spec.
-    pub restart_gives: bool,
+    pub restart_registers_spec: bool,
     /// stop and unhost must be sent the spec that the process or the guard has.
     pub stop_needs_old: bool,
     /// Without a restart_cmd there is no restart, without a stop_cmd or kill_cmd no stop.
@@ -48,8 +48,8 @@ impl Caps {
     pub const GSE_V1: Caps = Caps {
         dialect: Dialect::GseV1,
         registry: true,
-        uses_given: true,
-        restart_gives: false,
+        operates_on_registered_spec: true,
+        restart_registers_spec: false,
         stop_needs_old: false,
         needs_commands: true,
         reads_labels: true,
@@ -63,8 +63,8 @@ impl Caps {
     pub const GSE_V2: Caps = Caps {
         dialect: Dialect::GseV2,
         registry: false,
-        uses_given: false,
-        restart_gives: false, // not documented: assuming so costs one idempotent host, never an old guard
+        operates_on_registered_spec: false,
+        restart_registers_spec: false, // not documented: assuming so costs one idempotent host, never an old guard
         stop_needs_old: true,
         needs_commands: true,
         reads_labels: true,
@@ -90,8 +90,8 @@ impl Caps {
     pub const LOCAL: Caps = Caps {
         dialect: Dialect::Abide,
         registry: true,
-        uses_given: false,
-        restart_gives: true,
+        operates_on_registered_spec: false,
+        restart_registers_spec: true,
         stop_needs_old: false,
         needs_commands: false,
         reads_labels: true,
@@ -126,7 +126,7 @@ impl Caps {
     }
 
     /// Is there a place for the field?
-    pub fn says(&self, field: Field) -> bool {
+    pub fn supports_field(&self, field: Field) -> bool {
         self.dialect.says(field)
     }
 }

@@ -1,8 +1,8 @@
 //! How two specs differ: field by field where both are known, by class where only their revisions are.
 
 use super::choose::Delta;
-use super::effect::Classes;
-use crate::model::{Effect, Field, Revision, Spec, Value};
+use super::effect::EffectTable;
+use crate::model::{Effect, Field, Spec, SpecRevision, Value};
 
 /// One field that is not as wanted, for people.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,11 +14,11 @@ pub struct Change<'a> {
 }
 
 /// Every field in which `old` differs from `new`, in the order of the table. The wanted spec's word on classes counts.
-pub fn changes<'a>(old: &'a Spec, new: &'a Spec, classes: &Classes) -> Vec<Change<'a>> {
+pub fn changes<'a>(old: &'a Spec, new: &'a Spec, classes: &EffectTable) -> Vec<Change<'a>> {
     let pairs = old.values().into_iter().zip(new.values());
     pairs
-        .filter(|((field, old), (_, new))| classes.class(*field) != Effect::None && old != new)
-        .map(|((field, old), (_, new))| Change { field, effect: classes.class(field), old, new })
+        .filter(|((field, old), (_, new))| classes.effect(*field) != Effect::None && old != new)
+        .map(|((field, old), (_, new))| Change { field, effect: classes.effect(field), old, new })
         .collect()
 }
 
@@ -34,7 +34,7 @@ pub fn delta(changes: &[Change<'_>]) -> Delta {
 }
 
 /// The same from two revisions, when the old spec itself is lost.
-pub fn delta_of_revisions(old: &Revision, new: &Revision) -> Delta {
+pub fn delta_of_revisions(old: &SpecRevision, new: &SpecRevision) -> Delta {
     Delta {
         register: old.register != new.register,
         reload: old.reload != new.reload,
@@ -49,8 +49,8 @@ mod tests {
     use crate::model::{Control, OnChange, StartMode};
     use crate::reconcile::revision;
 
-    fn plain(spec: &Spec) -> Classes {
-        Classes::of(spec, &OnChange::new())
+    fn plain(spec: &Spec) -> EffectTable {
+        EffectTable::of(spec, &OnChange::new())
     }
 
     fn spec(start: &str, stop: &str) -> Spec {
@@ -82,7 +82,7 @@ mod tests {
     fn a_field_of_class_none_is_no_change() {
         let quiet = OnChange::from([(Field::StartCmd, Effect::None)]);
         let (old, new) = (spec("a", "x"), spec("b", "x"));
-        assert!(changes(&old, &new, &Classes::of(&new, &quiet)).is_empty());
+        assert!(changes(&old, &new, &EffectTable::of(&new, &quiet)).is_empty());
     }
 
     #[test]

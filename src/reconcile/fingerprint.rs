@@ -8,7 +8,10 @@ use std::sync::Arc;
 use blake3::Hasher;
 
 use super::rules::Rules;
-use crate::model::{Desired, InstanceKey, Observed, Origin, Plan, Policy, Revision, Runs, Seen, Version};
+use crate::model::{
+    DeclaredProcess, Desired, InstanceKey, KnownSpec, LastRun, Observed, ObservedInstance, Plan, Policy,
+    SpecRevision,
+};
 
 /// Covers Desired and policies (by their own digest, from [`of_desired`]), rules and, for every instance with a step or
 /// held, its facts, specs and owner.
@@ -90,37 +93,47 @@ impl Print {
     }
 
     /// Where it was written is no part of what is wanted.
-    fn origin(&mut self, origin: &Origin, text: &mut String) {
-        let Origin { place: _, declared, state, adopt, depends_on, moved_from, .. } = origin;
+    fn origin(&mut self, origin: &DeclaredProcess, text: &mut String) {
+        let DeclaredProcess { place: _, declared, state, adopt, depends_on, moved_from, .. } = origin;
         self.show(text, declared);
         self.0.update(&[*state as u8, u8::from(*adopt)]);
         for names in [depends_on, moved_from] {
             self.0.update(&(names.len() as u64).to_le_bytes());
             names.iter().for_each(|name| self.show(text, name));
         }
-        let Origin { protect, on_change, rollout, policies, .. } = origin;
+        let DeclaredProcess { protect, on_change, rollout, policies, .. } = origin;
         if !protect.is_empty() || !on_change.is_empty() || rollout.is_some() || !policies.is_empty() {
             self.put(&format!("{:?}", (protect, on_change, rollout, policies)));
         }
     }
 }
 
-fn facts(seen: &Seen) -> String {
-    let Seen { unknown, registered, hosted, running, owner, given, live, ran, .. } = seen;
+fn facts(seen: &ObservedInstance) -> String {
+    let ObservedInstance {
+        unknown,
+        registered,
+        hosted,
+        running,
+        owner,
+        registered_spec: given,
+        live,
+        ran,
+        ..
+    } = seen;
     let ran = match ran {
-        Runs::Unknown => "unknown".to_owned(),
-        Runs::Never => "never".to_owned(),
-        Runs::Given => "given".to_owned(),
-        Runs::Digest(run) => format!("{run:08x}"),
+        LastRun::Unknown => "unknown".to_owned(),
+        LastRun::Never => "never".to_owned(),
+        LastRun::Given => "given".to_owned(),
+        LastRun::Digest(run) => format!("{run:08x}"),
     };
     let facts = (unknown, registered, hosted, running, owner, digests(given), digests(live), ran);
     format!("{facts:?}")
 }
 
-fn digests(version: &Version) -> Option<Revision> {
+fn digests(version: &KnownSpec) -> Option<SpecRevision> {
     match version {
-        Version::Unknown => None,
-        Version::Digests(revision) => Some(*revision),
-        Version::Spec(spec) => Some(*spec.revision()),
+        KnownSpec::Unknown => None,
+        KnownSpec::Digests(revision) => Some(*revision),
+        KnownSpec::Full(spec) => Some(*spec.revision()),
     }
 }

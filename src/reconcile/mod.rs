@@ -16,58 +16,58 @@
 //! Invariants: nothing is done to what was not seen, to what is not ours, or to what somebody holds; every step
 //! changes something and says what; restraint takes out whole chains, never a part of one.
 
+mod assess;
 pub mod caps;
 mod chain;
 pub mod choose;
+mod constraints;
+mod dependencies;
 pub mod diff;
 pub mod effect;
-pub mod expect;
+pub mod expectations;
 pub mod fingerprint;
+mod identities;
 mod moves;
-mod names;
-pub mod old;
-mod order;
 mod orphans;
-mod places;
-mod restrain;
+mod planner;
+mod reasons;
 mod rollout;
 mod rules;
-mod situate;
-mod story;
-mod sync;
-mod walk;
+pub mod spec_recovery;
+mod sync_status;
+mod waves;
 pub mod why;
 
 pub use caps::{Caps, Moves};
-pub use choose::{Delta, Goal, Ran, Situation, StopBy, Stops, choose};
+pub use choose::{Delta, Goal, RanStatus, Situation, StopBy, Stops, choose};
+pub use constraints::{DisruptionSet, active_hold, paused};
 pub use diff::{Change, changes, delta, delta_of_revisions};
-pub use effect::{Classes, effect_of, revision, table};
-pub use expect::{Expectation, Expected, after, lay_over};
+pub use effect::{EffectTable, effect_of, revision, table};
+pub use expectations::{Expectation, Expected, after, overlay};
 pub use fingerprint::{fingerprint, of_desired};
-pub use restrain::{Kinds, held_by_hand, paused};
 pub use rules::Rules;
-pub use sync::{Sync, standing};
+pub use sync_status::{SyncStatus, sync_statuses};
 
 use crate::model::{Desired, Now, Observed, Plan};
-use chain::Found;
+use chain::PlanDraft;
 
 /// What to do, and what to leave alone.
 pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) -> Plan {
-    let mut found = walk::find(desired, observed, rules, now);
-    restrain::restrain(&mut found, desired, rules, now);
-    let waves = order::order(&mut found, desired, observed, rules);
+    let mut found = planner::plan_instances(desired, observed, rules, now);
+    constraints::apply_constraints(&mut found, desired, rules, now);
+    let waves = waves::build_waves(&mut found, desired, observed, rules);
     let notes = notes(&found, rules);
     let mut held = found.held;
     held.sort_by(|a, b| a.instance.cmp(&b.instance));
-    Plan { waves, held, notes, settled: found.settled }
+    Plan { waves, held, notes, in_sync: found.in_sync }
 }
 
 /// What people should know beside the steps.
-fn notes(found: &Found<'_>, rules: &Rules) -> Vec<String> {
+fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
     let caps = &rules.caps;
     let mut notes = Vec::new();
-    if !found.unsaid.is_empty() {
-        let fields: Vec<&str> = found.unsaid.iter().map(|field| field.path()).collect();
+    if !found.unsupported_fields.is_empty() {
+        let fields: Vec<&str> = found.unsupported_fields.iter().map(|field| field.path()).collect();
         notes.push(format!(
             "{} has no place for {}: left out of every comparison",
             caps.name(),

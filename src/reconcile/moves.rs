@@ -2,20 +2,27 @@
 
 use std::sync::Arc;
 
+use super::assess::{TargetSpec, absent, assess, assess_adopted};
 use super::caps::{Caps, Moves};
-use super::chain::{Chain, Draft};
+use super::chain::{Chain, StepDraft};
 use super::choose::{Delta, Goal, Situation, choose};
-use super::situate::{Wish, absent, situate, situate_adopted};
-use super::story::{Story, down_rule};
-use super::walk::{Walk, detail};
-use crate::model::{InstanceKey, Op, Present, ProcessKey, Reason, Rule, Seen, Sighting, State, Want, Which};
+use super::planner::{Planner, detail};
+use super::reasons::{StepReasons, down_rule};
+use crate::model::{
+    DesiredInstance, HoldReason, InstanceKey, ObservedInstance, Op, Presence, Present, ProcessKey, Rule,
+    SpecSide, State,
+};
 
 /// What was seen under an earlier name, or why nothing can be said of it.
-pub type Earlier<'a> = Result<Present<'a>, (Reason, String)>;
+pub type Earlier<'a> = Result<Present<'a>, (HoldReason, String)>;
 
-impl<'a> Walk<'a> {
+impl<'a> Planner<'a> {
     /// Where a process is under an earlier name of its own; or why that cannot be told.
-    pub(super) fn earlier(&self, key: &InstanceKey, want: &Want) -> Option<(&'a InstanceKey, Earlier<'a>)> {
+    pub(super) fn earlier(
+        &self,
+        key: &InstanceKey,
+        want: &DesiredInstance,
+    ) -> Option<(&'a InstanceKey, Earlier<'a>)> {
         if want.origin.moved_from.is_empty() || want.origin.state == State::Absent {
             return None;
         }
@@ -29,22 +36,27 @@ impl<'a> Walk<'a> {
             let doubt = |reason, detail| {
                 Some((from, Err((reason, format!("{from}, which it moved from: {detail}")))))
             };
-            match self.observed.sighting(&from.host, Some(seen)) {
-                Sighting::Present(present) => match self.stale(from, present) {
-                    Some(detail) => doubt(Reason::Stale, detail),
+            match self.observed.presence(&from.host, Some(seen)) {
+                Presence::Present(present) => match self.stale(from, present) {
+                    Some(detail) => doubt(HoldReason::Stale, detail),
                     None => self.is_there(present).then_some((from, Ok(present))),
                 },
-                Sighting::Unknown(why) => doubt(Reason::HostUnknown, why.to_owned()),
-                Sighting::Absent => None,
+                Presence::Unknown(why) => doubt(HoldReason::HostUnknown, why.to_owned()),
+                Presence::Absent => None,
             }
         })
     }
 
     /// What moves to a name that is not meant this time is no orphan meanwhile.
-    pub(super) fn spare_earlier(&mut self, key: &'a InstanceKey, want: &'a Want, row: Option<&'a Seen>) {
-        let there = match self.observed.sighting(&key.host, row) {
-            Sighting::Present(present) => self.is_there(present),
-            Sighting::Absent | Sighting::Unknown(_) => false,
+    pub(super) fn spare_earlier(
+        &mut self,
+        key: &'a InstanceKey,
+        want: &'a DesiredInstance,
+        row: Option<&'a ObservedInstance>,
+    ) {
+        let there = match self.observed.presence(&key.host, row) {
+            Presence::Present(present) => self.is_there(present),
+            Presence::Absent | Presence::Unknown(_) => false,
         };
         if !there && let Some((from, _)) = self.earlier(key, want) {
             self.taken.insert(from);
@@ -55,7 +67,7 @@ impl<'a> Walk<'a> {
     pub(super) fn moved(
         &mut self,
         key: &'a InstanceKey,
-        want: &'a Want,
+        want: &'a DesiredInstance,
         from: &'a InstanceKey,
         present: Present<'a>,
     ) {
@@ -63,7 +75,7 @@ impl<'a> Walk<'a> {
             Ok(adopting) => adopting,
             Err(detail) => {
                 let detail = format!("{from}, which it moved from: {detail}");
-                return self.hold(key, want, Reason::NotOwned, detail);
+                return self.hold(key, want, HoldReason::NotOwned, detail);
             }
         };
         let caps = self.rules.caps;
@@ -73,9 +85,9 @@ impl<'a> Walk<'a> {
         if self.is_ours(present) {
             self.found.owned.push((from, Some(want)));
         }
-        let wish = self.wish(want);
+        let wish = self.target_spec(want);
         let situation =
-            if adopting { situate_adopted(present, wish, &caps) } else { situate(present, wish, &caps) };
+            if adopting { assess_adopted(present, wish, &caps) } else { assess(present, wish, &caps) };
         let is = match situation {
             Ok(is) => is,
             Err(reason) => return self.hold(key, want, reason, detail(reason, Some(present), &caps)),
@@ -83,12 +95,12 @@ impl<'a> Walk<'a> {
         let keeps = wish.goal.state.needs_start() && is.live.is_some_and(|live| !live.replace);
         let drafted = match caps.moves {
             Moves::Rename => renamed(is, wish, present, want, &caps),
-            Moves::Held if keeps => Err(Reason::MoveUnsupported),
+            Moves::Held if keeps => Err(HoldReason::MoveUnsupported),
             Moves::Rehost if keeps => rehosted(is, wish, present, want, &caps),
             Moves::Held | Moves::Rehost | Moves::Nothing => replaced(is, wish, present, want, &caps),
         };
         match drafted {
-            Ok((before, steps)) if before.is_empty() && steps.is_empty() => self.found.settled += 1,
+            Ok((before, steps)) if before.is_empty() && steps.is_empty() => self.found.in_sync += 1,
             Ok((mut before, mut steps)) => {
                 let moved = before.iter_mut().chain(&mut steps).flat_map(|draft| &mut draft.why);
                 for why in moved.filter(|why| why.rule == Rule::Moved) {
@@ -97,52 +109,52 @@ impl<'a> Walk<'a> {
                 let (want, from) = (Some(want), Some(from));
                 self.found.chains.push(Chain { key, want, from, before, steps });
             }
-            Err(Reason::MoveUnsupported) => {
+            Err(HoldReason::MoveUnsupported) => {
                 let detail = format!(
                     "it runs as {from}, and {} cannot rename it without a restart: keep the old name, or stop it \
                      under the old name first",
                     caps.name()
                 );
-                self.hold(key, want, Reason::MoveUnsupported, detail);
+                self.hold(key, want, HoldReason::MoveUnsupported, detail);
             }
             Err(reason) => self.hold(key, want, reason, detail(reason, Some(present), &caps)),
         }
     }
 }
 
-type Drafts = (Vec<Draft>, Vec<Draft>);
+type Drafts = (Vec<StepDraft>, Vec<StepDraft>);
 
 /// The engine gives it the new name and, if it is the same process, the new spec.
 fn renamed(
     is: Situation,
-    wish: &Wish<'_>,
+    wish: &TargetSpec<'_>,
     present: Present<'_>,
-    want: &Want,
+    want: &DesiredInstance,
     caps: &Caps,
-) -> Result<Drafts, Reason> {
+) -> Result<Drafts, HoldReason> {
     let other = is.live.is_some_and(|live| live.replace)
         || (is.hosted && is.given.is_some_and(|given| given.replace));
     // Another process keeps what it has: it is renamed first, and replaced under its new name.
     let (which, spec, given) = match other {
-        false => (Which::New, Arc::clone(wish.spec), Some(Delta::default())),
+        false => (SpecSide::New, Arc::clone(wish.spec), Some(Delta::default())),
         true => {
             let seen = present.seen();
             let (version, given) =
-                if is.live.is_some() { (&seen.live, is.live) } else { (&seen.given, is.given) };
-            (Which::Old, Arc::clone(version.spec().ok_or(Reason::OldSpecUnknown)?), given)
+                if is.live.is_some() { (&seen.live, is.live) } else { (&seen.registered_spec, is.given) };
+            (SpecSide::Old, Arc::clone(version.spec().ok_or(HoldReason::OldSpecUnknown)?), given)
         }
     };
     let after = Situation { given, ..is };
-    let story = Story::of(after, wish, present, want);
+    let story = StepReasons::of(after, wish, present, want);
     let why = vec![story.plain(Rule::Moved)];
     let revision = (!other).then(|| *wish.revision());
-    let mut steps = vec![Draft {
+    let mut steps = vec![StepDraft {
         op: Op::Register,
-        which,
+        spec_side: which,
         spec: Some(spec),
         revision,
-        takes: Vec::new(),
-        looks_first: true,
+        reloaded_fields: Vec::new(),
+        needs_live_check: true,
         why,
     }];
     let rest = choose(after, wish.goal, *caps)?;
@@ -153,20 +165,22 @@ fn renamed(
 /// The guard goes under the old name and comes under the new one; the process stays.
 fn rehosted(
     is: Situation,
-    wish: &Wish<'_>,
+    wish: &TargetSpec<'_>,
     present: Present<'_>,
-    want: &Want,
+    want: &DesiredInstance,
     caps: &Caps,
-) -> Result<Drafts, Reason> {
-    let story = Story { rule: Some(Rule::Moved), ..Story::of(is, wish, present, want) };
-    let which = if is.given.is_none_or(Delta::is_none) || !is.old_known { Which::New } else { Which::Old };
-    let before =
-        is.hosted.then(|| Draft { why: vec![story.plain(Rule::Moved)], ..story.draft(Op::Unhost, which) });
+) -> Result<Drafts, HoldReason> {
+    let story = StepReasons { rule: Some(Rule::Moved), ..StepReasons::of(is, wish, present, want) };
+    let which =
+        if is.given.is_none_or(Delta::is_none) || !is.old_known { SpecSide::New } else { SpecSide::Old };
+    let before = is
+        .hosted
+        .then(|| StepDraft { why: vec![story.plain(Rule::Moved)], ..story.draft(Op::Unsupervise, which) });
     let after = Situation { given: None, hosted: false, ..is };
-    let story = Story { rule: None, is: after, ..story };
+    let story = StepReasons { rule: None, is: after, ..story };
     let steps = choose(after, wish.goal, *caps)?;
-    let mut steps: Vec<Draft> = steps.into_iter().map(|(op, which)| story.draft(op, which)).collect();
-    if let Some(host) = steps.iter_mut().find(|draft| draft.op == Op::Host) {
+    let mut steps: Vec<StepDraft> = steps.into_iter().map(|(op, which)| story.draft(op, which)).collect();
+    if let Some(host) = steps.iter_mut().find(|draft| draft.op == Op::Supervise) {
         host.why = vec![story.plain(Rule::Moved)];
     }
     Ok((before.into_iter().collect(), steps))
@@ -175,16 +189,16 @@ fn rehosted(
 /// It is not the same process any more (or none runs): the old name goes, the new one comes.
 fn replaced(
     is: Situation,
-    wish: &Wish<'_>,
+    wish: &TargetSpec<'_>,
     present: Present<'_>,
-    want: &Want,
+    want: &DesiredInstance,
     caps: &Caps,
-) -> Result<Drafts, Reason> {
+) -> Result<Drafts, HoldReason> {
     let gone = Goal { state: State::Absent, ..wish.goal };
-    let story = Story { rule: Some(Rule::Moved), ..Story::of(is, wish, present, want) };
+    let story = StepReasons { rule: Some(Rule::Moved), ..StepReasons::of(is, wish, present, want) };
     let before = choose(is, gone, *caps)?.into_iter().map(|(op, which)| story.draft(op, which)).collect();
     let fresh = absent(wish);
-    let story = Story { present: None, is: fresh, rule: down_rule(want.origin.state), ..story };
+    let story = StepReasons { present: None, is: fresh, rule: down_rule(want.origin.state), ..story };
     let steps =
         choose(fresh, wish.goal, *caps)?.into_iter().map(|(op, which)| story.draft(op, which)).collect();
     Ok((before, steps))

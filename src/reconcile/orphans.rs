@@ -3,19 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::assess::{TargetSpec, assess};
 use super::caps::Caps;
-use super::chain::{Chain, Draft};
+use super::chain::{Chain, StepDraft};
 use super::choose::{Delta, choose};
-use super::situate::{Wish, situate};
-use super::walk::{Walk, detail};
+use super::planner::{Planner, detail};
 use crate::model::{
-    Held, InstanceKey, Name, OnChange, Op, Present, Reason, Rule, Seen, Sighting, Stamped, State, Version,
-    Which, Why, glob,
+    HashedSpec, HeldChange, HoldReason, InstanceKey, KnownSpec, Name, ObservedInstance, OnChange, Op,
+    Presence, Present, Rule, SpecSide, State, Why, glob,
 };
 
-impl<'a> Walk<'a> {
+impl<'a> Planner<'a> {
     /// Takes them down if that was asked for, and counts them if not.
-    pub(super) fn orphans(&mut self, rows: Vec<(&'a InstanceKey, &'a Seen)>) {
+    pub(super) fn orphans(&mut self, rows: Vec<(&'a InstanceKey, &'a ObservedInstance)>) {
         // Of each namespace it is asked once.
         let mut spoken_of: BTreeMap<&Name, bool> =
             self.desired.instances.keys().map(|key| (&key.namespace, true)).collect();
@@ -27,25 +27,25 @@ impl<'a> Walk<'a> {
             if !*spoken_of.entry(&key.namespace).or_insert_with(|| self.is_spoken_of(&key.namespace)) {
                 continue;
             }
-            match self.observed.sighting(&key.host, Some(seen)) {
-                Sighting::Present(present) if !self.is_there(present) => {}
-                Sighting::Present(present) => match self.stale(key, present) {
-                    Some(detail) => self.unseen(key, Reason::Stale, detail),
+            match self.observed.presence(&key.host, Some(seen)) {
+                Presence::Present(present) if !self.is_there(present) => {}
+                Presence::Present(present) => match self.stale(key, present) {
+                    Some(detail) => self.unseen(key, HoldReason::Stale, detail),
                     None => self.orphan(key, present),
                 },
-                Sighting::Unknown(why) => {
-                    self.unseen(key, Reason::HostUnknown, format!("host {}: {why}", key.host));
+                Presence::Unknown(why) => {
+                    self.unseen(key, HoldReason::HostUnknown, format!("host {}: {why}", key.host));
                 }
-                Sighting::Absent => {}
+                Presence::Absent => {}
             }
         }
     }
 
     /// It would go, if it could be seen.
-    fn unseen(&mut self, key: &InstanceKey, reason: Reason, detail: String) {
+    fn unseen(&mut self, key: &InstanceKey, reason: HoldReason, detail: String) {
         if self.rules.prune {
             let instance = key.clone();
-            self.found.held.push(Held {
+            self.found.held.push(HeldChange {
                 instance,
                 reason,
                 detail,
@@ -79,7 +79,7 @@ impl<'a> Walk<'a> {
             _ if self.rules.source_unreadable => {
                 let detail = "some source could not be read: what is missing there may only be unread";
                 let chain = chain(drafted.unwrap_or_default());
-                self.found.held.push(chain.held(Reason::SourceUnreadable, detail.to_owned()));
+                self.found.held.push(chain.held(HoldReason::SourceUnreadable, detail.to_owned()));
             }
             Ok(steps) if steps.is_empty() => {}
             Ok(steps) => self.found.chains.push(chain(steps)),
@@ -92,18 +92,18 @@ impl<'a> Walk<'a> {
 }
 
 /// The way out for what no manifest wants: everything works with what it was.
-fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<Draft>, Reason> {
+fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<StepDraft>, HoldReason> {
     let seen = present.seen();
-    let is_one = if present.running { &seen.live } else { &seen.given };
-    let other = if present.running { &seen.given } else { &seen.live };
-    let fallback = Arc::new(Stamped::default());
+    let is_one = if present.running { &seen.live } else { &seen.registered_spec };
+    let other = if present.running { &seen.registered_spec } else { &seen.live };
+    let fallback = Arc::new(HashedSpec::default());
     let spec = is_one.spec().or(other.spec());
-    let wish = Wish::new(spec.unwrap_or(&fallback), State::Absent, &OnChange::new(), caps);
-    let mut is = situate(present, &wish, caps)?;
+    let wish = TargetSpec::new(spec.unwrap_or(&fallback), State::Absent, &OnChange::new(), caps);
+    let mut is = assess(present, &wish, caps)?;
     if spec.is_none() {
         // Nothing to name it by; whether guard and process are one can still be told.
-        let one = match (&seen.given, &seen.live) {
-            (Version::Digests(given), Version::Digests(live)) => given.replace == live.replace,
+        let one = match (&seen.registered_spec, &seen.live) {
+            (KnownSpec::Digests(given), KnownSpec::Digests(live)) => given.replace == live.replace,
             _ => true,
         };
         let named = |replace| Delta { replace, ..Delta::default() };
@@ -112,15 +112,23 @@ fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<Draft>, Reason> {
         is.old_known = false;
     }
     let ops = choose(is, wish.goal, *caps)?;
-    let draft = |(op, which): (Op, Which)| {
+    let draft = |(op, which): (Op, SpecSide)| {
         let old = match which {
-            Which::New => spec.cloned(),
-            Which::Old if op == Op::Unhost => seen.given.spec().cloned(),
-            Which::Old => is_one.spec().cloned(),
+            SpecSide::New => spec.cloned(),
+            SpecSide::Old if op == Op::Unsupervise => seen.registered_spec.spec().cloned(),
+            SpecSide::Old => is_one.spec().cloned(),
         };
         let why = vec![Why::plain(Rule::Orphan, None)];
         let spec = old.filter(|_| op != Op::Unregister);
-        Draft { op, which: Which::Old, spec, revision: None, takes: Vec::new(), looks_first: true, why }
+        StepDraft {
+            op,
+            spec_side: SpecSide::Old,
+            spec,
+            revision: None,
+            reloaded_fields: Vec::new(),
+            needs_live_check: true,
+            why,
+        }
     };
     Ok(ops.into_iter().map(draft).collect())
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::caps::Caps;
-use super::restrain::Kinds;
-use crate::model::{Amount, Hold, InstanceKey, Name, Pause, Reason, Selection};
+use super::constraints::DisruptionSet;
+use crate::model::{Amount, Hold, HoldReason, InstanceKey, Name, Pause, Selection};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
@@ -25,9 +25,9 @@ pub struct Rules {
     pub holds: Vec<Hold>,
     pub pauses: Vec<Pause>,
     /// What whoever carries plans out leaves alone for now, and why.
-    pub left_alone: BTreeMap<InstanceKey, (Reason, String)>,
+    pub left_alone: BTreeMap<InstanceKey, (HoldReason, String)>,
     /// What he is still doing by an earlier plan: it counts for the budgets.
-    pub under_way: BTreeMap<InstanceKey, Kinds>,
+    pub under_way: BTreeMap<InstanceKey, DisruptionSet>,
     pub selection: Selection,
     /// Namespaces in which there may be orphans though no manifest speaks of them any more.
     pub known_namespaces: BTreeSet<Name>,

@@ -2,13 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::assess::TargetSpec;
 use super::diff::changes;
 use super::effect::digest;
-use super::situate::Wish;
-use crate::model::{Effect, EnvValue, Field, Place, Rule, Spec, Value, Version, Why};
+use crate::model::{Effect, EnvValue, Field, KnownSpec, Rule, SourceLocation, Spec, Value, Why};
 
 impl Why {
-    pub fn plain(rule: Rule, at: Option<&Place>) -> Why {
+    pub fn plain(rule: Rule, at: Option<&SourceLocation>) -> Why {
         Why { rule, field: None, old: None, new: None, at: at.cloned() }
     }
 }
@@ -18,28 +18,28 @@ impl Why {
 /// `beside`: what else is known of the instance; what any of them keeps secret is shown of none.
 pub fn differences(
     rule: Rule,
-    old: &Version,
-    wish: &Wish<'_>,
+    old: &KnownSpec,
+    wish: &TargetSpec<'_>,
     classes: &[Effect],
     beside: &[&Spec],
-    at: Option<&Place>,
+    at: Option<&SourceLocation>,
 ) -> Vec<Why> {
     match old {
-        Version::Spec(old) => changes(old, wish.spec, &wish.classes)
+        KnownSpec::Full(old) => changes(old, wish.spec, &wish.effects)
             .into_iter()
             .filter(|change| classes.contains(&change.effect))
             .flat_map(|change| parts(change.field, old, wish.spec, beside))
             .map(|(field, old, new)| Why { rule, field: Some(field), old, new, at: at.cloned() })
             .collect(),
-        Version::Digests(old) if old != wish.revision() => vec![Why {
+        KnownSpec::Digests(old) if old != wish.revision() => vec![Why {
             rule: Rule::SpecUnknown,
             field: None,
             old: Some(old.to_string()),
             new: Some(wish.revision().to_string()),
             at: at.cloned(),
         }],
-        Version::Digests(_) => Vec::new(),
-        Version::Unknown => vec![Why::plain(Rule::SpecUnknown, at)],
+        KnownSpec::Digests(_) => Vec::new(),
+        KnownSpec::Unknown => vec![Why::plain(Rule::SpecUnknown, at)],
     }
 }
 

@@ -85,7 +85,7 @@ pub struct Lease {
 
 /// What became of asking for a lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum LeaseAttempt {
     Ours(Lease),
     /// Somebody has it; `left_ms`: for that much longer, unless it is renewed.
     Theirs {

@@ -4,7 +4,7 @@
 //! acknowledged is on disk. A change is numbered; a reader who knows a number can ask for everything after it.
 //! [`Embedded`] is SQLite in a file that several processes may open; other engines pass the same tests.
 
-mod either;
+mod any;
 mod embedded;
 pub mod keeping;
 pub mod lease;
@@ -14,20 +14,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use either::Either;
+pub use any::AnyStore;
 pub use embedded::Embedded;
-pub use lease::{Holder, Lease, Reset, Taken};
+pub use lease::{Holder, Lease, LeaseAttempt, Reset};
 pub use remote::Remote;
 
 /// The number of a change. 0: before the first.
-pub type Number = u64;
+pub type Seq = u64;
 
 /// A key's value, and the change that made it so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub key: Arc<str>,
     pub value: Arc<[u8]>,
-    pub changed: Number,
+    pub mod_seq: Seq,
 }
 
 /// Writes that happen together, if everything is still as it is said to be.
@@ -41,7 +41,7 @@ pub struct Txn {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compare {
     pub key: String,
-    pub changed: Number,
+    pub mod_seq: Seq,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +60,8 @@ impl Txn {
     }
 
     /// Only if the key's value is from that change (0: only if there is none).
-    pub fn only_if(mut self, key: impl Into<String>, changed: Number) -> Txn {
-        self.compares.push(Compare { key: key.into(), changed });
+    pub fn only_if(mut self, key: impl Into<String>, changed: Seq) -> Txn {
+        self.compares.push(Compare { key: key.into(), mod_seq: changed });
         self
     }
 
@@ -76,7 +76,7 @@ impl Txn {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All of it was written, under this number.
-    Written(Number),
+    Written(Seq),
     /// Nothing was: this key is not as it was said to be.
     Conflict(String),
 }
@@ -88,13 +88,13 @@ pub struct Page {
     /// There is more, after this key.
     pub more: Option<Arc<str>>,
     /// As of this change.
-    pub as_of: Number,
+    pub as_of: Seq,
 }
 
 /// One change to one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    pub number: Number,
+    pub number: Seq,
     pub key: Arc<str>,
     /// `None`: it was deleted.
     pub value: Option<Arc<[u8]>>,
@@ -123,9 +123,8 @@ pub trait Store: Send + Sync + 'static {
     fn txn(&self, txn: Txn) -> impl Future<Output = Result<Outcome, Error>> + Send;
 
     /// Changes after a number to keys that begin with `prefix`, as many as there are now; waits for the first if there
-    /// is none. [`Error::Forgotten`]: they are no longer all known, and the reader has to look at everything anew.
-    fn changes(&self, prefix: &str, after: Number)
-    -> impl Future<Output = Result<Vec<Change>, Error>> + Send;
+    /// is none. [`Error::Compacted`]: they are no longer all known, and the reader has to look at everything anew.
+    fn changes(&self, prefix: &str, after: Seq) -> impl Future<Output = Result<Vec<Change>, Error>> + Send;
 
     /// Takes, keeps or takes over a lease; see [`Taken`].
     fn take_lease(
@@ -133,7 +132,7 @@ pub trait Store: Send + Sync + 'static {
         name: &str,
         holder: &Holder,
         lives: Duration,
-    ) -> impl Future<Output = Result<Taken, Error>> + Send;
+    ) -> impl Future<Output = Result<LeaseAttempt, Error>> + Send;
 
     /// Keeps a lease for another while. `false`: it is somebody else's by now.
     fn renew_lease(&self, lease: &Lease, lives: Duration)
@@ -168,7 +167,7 @@ pub enum Error {
     /// Somebody else has it for himself.
     InUse { file: String },
     /// So old changes are no longer known one by one.
-    Forgotten,
+    Compacted,
     /// The store was shut down.
     Closed,
 }
@@ -188,7 +187,7 @@ impl fmt::Display for Error {
                 write!(f, "{file} has format {version}, from a newer abide: use that one, or another folder")
             }
             Error::InUse { file } => write!(f, "{file} is in use: another abide serves it"),
-            Error::Forgotten => f.write_str("changes that old are no longer kept: look at everything anew"),
+            Error::Compacted => f.write_str("changes that old are no longer kept: look at everything anew"),
             Error::Closed => f.write_str("the store is shut down"),
         }
     }

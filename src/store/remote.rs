@@ -6,13 +6,13 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::lease::{Holder, Lease, Reset, Taken};
-use super::{Change, Entry, Error, Number, Outcome, Page, Store, Txn, Write};
-use crate::http::{Broken, Calls};
+use super::lease::{Holder, Lease, LeaseAttempt, Reset};
+use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn, Write};
+use crate::http::{ApiClient, CallError};
 
 #[derive(Clone)]
 pub struct Remote {
-    calls: Calls,
+    calls: ApiClient,
 }
 
 /// How long one question may take.
@@ -26,12 +26,12 @@ const PAGE: usize = 5_000;
 struct EntryWire {
     key: String,
     value: String,
-    changed: Number,
+    changed: Seq,
 }
 
 impl From<EntryWire> for Entry {
     fn from(wire: EntryWire) -> Entry {
-        Entry { key: wire.key.into(), value: wire.value.into_bytes().into(), changed: wire.changed }
+        Entry { key: wire.key.into(), value: wire.value.into_bytes().into(), mod_seq: wire.changed }
     }
 }
 
@@ -39,23 +39,23 @@ impl From<EntryWire> for Entry {
 struct PageWire {
     entries: Vec<EntryWire>,
     more: Option<String>,
-    as_of: Number,
+    as_of: Seq,
 }
 
 impl Remote {
-    pub fn new(calls: Calls) -> Remote {
+    pub fn new(calls: ApiClient) -> Remote {
         Remote { calls }
     }
 
     async fn ask<T: serde::de::DeserializeOwned>(&self, question: Value) -> Result<T, Error> {
         let path = "/api/abide/v1/state";
         let body = question.to_string().into_bytes();
-        let text = self.calls.ask(reqwest::Method::POST, path, body, &[], TIME).await.map_err(|broken| {
+        let text = self.calls.call(reqwest::Method::POST, path, body, &[], TIME).await.map_err(|broken| {
             let why = format!("the state at {}: {broken}", self.calls.url());
             match broken {
-                Broken::Refused { status: 410, .. } => Error::Forgotten,
+                CallError::Refused { status: 410, .. } => Error::Compacted,
                 // 401: the store does not know the caller.
-                Broken::Refused { status, code, .. } if status != 401 => Error::Refused { code, why },
+                CallError::Refused { status, code, .. } if status != 401 => Error::Refused { code, why },
                 _ => Error::Unreachable(why),
             }
         })?;
@@ -114,11 +114,11 @@ impl Store for Remote {
         #[derive(Deserialize)]
         #[serde(rename_all = "snake_case")]
         enum Answer {
-            Written(Number),
+            Written(Seq),
             Conflict(String),
         }
         let compares: Vec<Value> =
-            txn.compares.iter().map(|c| json!({"key": c.key, "changed": c.changed})).collect();
+            txn.compares.iter().map(|c| json!({"key": c.key, "changed": c.mod_seq})).collect();
         let writes = txn.writes.into_iter().map(|write| match write {
             Write::Put(key, value) => json!({"key": key, "value": text(value)}),
             Write::Delete(key) => json!({"key": key, "value": null}),
@@ -130,10 +130,10 @@ impl Store for Remote {
         })
     }
 
-    async fn changes(&self, prefix: &str, after: Number) -> Result<Vec<Change>, Error> {
+    async fn changes(&self, prefix: &str, after: Seq) -> Result<Vec<Change>, Error> {
         #[derive(Deserialize)]
         struct ChangeWire {
-            number: Number,
+            number: Seq,
             key: String,
             value: Option<String>,
         }
@@ -156,7 +156,7 @@ impl Store for Remote {
         }
     }
 
-    async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<Taken, Error> {
+    async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<LeaseAttempt, Error> {
         #[derive(Deserialize)]
         #[serde(rename_all = "snake_case")]
         enum Answer {
@@ -167,9 +167,11 @@ impl Store for Remote {
         let question = json!({"take_lease": {"name": name, "holder": holder, "lives_ms": lives_ms}});
         Ok(match self.ask(question).await? {
             Answer::Ours { generation } => {
-                Taken::Ours(Lease { name: name.to_owned(), holder: holder.id.clone(), generation })
+                LeaseAttempt::Ours(Lease { name: name.to_owned(), holder: holder.id.clone(), generation })
             }
-            Answer::Theirs { holder, generation, left_ms } => Taken::Theirs { holder, generation, left_ms },
+            Answer::Theirs { holder, generation, left_ms } => {
+                LeaseAttempt::Theirs { holder, generation, left_ms }
+            }
         })
     }
 

@@ -11,7 +11,7 @@ use crate::support::until;
 use crate::system::{APPS, HOST, System, is_alive, kill, lines, processes};
 
 #[test]
-fn every_operation_with_its_facts_and_codes() {
+fn each_operation_reports_its_state_and_code() {
     let system = System::new();
     let mut spec = system.spec("s", "sleep 1000");
     assert_eq!(system.operate("s", 0, &spec).0, 0, "start");
@@ -71,7 +71,7 @@ fn every_operation_with_its_facts_and_codes() {
 }
 
 #[test]
-fn what_fails_says_why_and_leaves_things_as_they_were() {
+fn a_failed_operation_reports_why_and_changes_nothing() {
     let system = System::new();
     let missing = system.spec("m", "./no-such-program");
     let (code, message) = system.operate("m", 0, &missing);
@@ -105,7 +105,7 @@ fn what_fails_says_why_and_leaves_things_as_they_were() {
 }
 
 #[test]
-fn a_daemon_is_known_by_its_pid_file_and_program() {
+fn a_daemon_is_identified_by_its_pid_file_and_program() {
     let system = System::new();
     let mut spec = system.spec("sleep", "sleep 1000 >/dev/null 2>&1 & echo $! > run/sleep.pid");
     spec["control"]["start_mode"] = json!("daemon");
@@ -132,7 +132,7 @@ fn a_daemon_is_known_by_its_pid_file_and_program() {
 }
 
 #[test]
-fn a_process_that_dies_comes_back_and_one_that_keeps_dying_is_not_fed() {
+fn a_dead_process_is_restarted_and_a_crash_loop_backs_off() {
     let system = System::new();
     let spec = system.spec("s", "echo up >> starts; exec sleep 1000");
     assert_eq!(system.operate("s", 0, &spec).0, 0);
@@ -156,7 +156,7 @@ fn a_process_that_dies_comes_back_and_one_that_keeps_dying_is_not_fed() {
 }
 
 #[test]
-fn the_agent_dies_and_its_processes_do_not() {
+fn processes_survive_an_agent_crash() {
     let mut system = System::new();
     for name in ["a", "b", "c"] {
         let spec = system.spec(name, &format!("echo up >> starts-{name}; exec sleep 1000"));
@@ -184,7 +184,7 @@ fn the_agent_dies_and_its_processes_do_not() {
 }
 
 #[test]
-fn killed_in_the_middle_of_starts_nothing_is_started_twice() {
+fn an_agent_killed_during_starts_starts_nothing_twice() {
     let mut system = System::new();
     let soak: u64 = std::env::var("ABIDE_SOAK").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     let rounds = 6 * soak;
@@ -234,7 +234,7 @@ fn killed_in_the_middle_of_starts_nothing_is_started_twice() {
 }
 
 #[test]
-fn a_restart_of_the_gateway_is_invisible_to_processes() {
+fn processes_are_unaffected_by_a_gateway_restart() {
     let mut system = System::new();
     let spec = system.spec("s", "sleep 1000");
     assert_eq!(system.operate("s", 0, &spec).0, 0);
@@ -243,7 +243,7 @@ fn a_restart_of_the_gateway_is_invisible_to_processes() {
     let file = system.path("store.db");
     system.server = Server::at(address);
     until("the port is free again", || std::net::TcpListener::bind(address).is_ok());
-    system.server = Server::again(address, &file, APPS, "* token\n");
+    system.server = Server::restart_at(address, &file, APPS, "* token\n");
     until("the agent is back", || system.process("s")["agent"] == true);
     assert_eq!(system.pid("s"), Some(pid));
     assert_eq!(system.operate("s", 1, &Value::Null).0, 0);
@@ -251,7 +251,7 @@ fn a_restart_of_the_gateway_is_invisible_to_processes() {
 }
 
 #[test]
-fn what_it_starts_has_its_own_session_and_none_of_ours() {
+fn a_launched_process_has_its_own_session_and_no_agent_descriptors() {
     let system = System::new();
     let mut spec = system.spec("s", "exec sleep 1000");
     spec["env"] = json!({"GREETING": "hello", "PASSWORD": {"value": "hush", "secret": true}});
@@ -276,7 +276,7 @@ fn what_it_starts_has_its_own_session_and_none_of_ours() {
 }
 
 #[test]
-fn a_run_that_ends_leaves_its_code_even_if_nobody_waited() {
+fn an_exit_code_is_recorded_without_a_waiter() {
     let mut system = System::new();
     let once = |command: &str| {
         let mut spec = system.spec("once", command);
@@ -309,7 +309,7 @@ fn a_run_that_ends_leaves_its_code_even_if_nobody_waited() {
 }
 
 #[test]
-fn a_schedule_is_kept_while_it_is_hosted() {
+fn a_schedule_runs_while_it_is_supervised() {
     let system = System::new();
     let mut spec = system.spec("tick", "echo tick >> ticks");
     spec["monitor_policy"]["auto_type"] = json!(0);
@@ -335,7 +335,7 @@ fn a_schedule_is_kept_while_it_is_hosted() {
 }
 
 #[test]
-fn a_daemon_that_keeps_its_starters_output_fills_no_memory() {
+fn a_daemon_holding_its_starters_output_does_not_grow_memory() {
     use std::os::unix::fs::MetadataExt;
     let system = System::new();
     let start = "sh -c 'head -c 1000000 /dev/zero; exec sleep 1000' & echo $! > run/flood.pid";
@@ -352,7 +352,7 @@ fn a_daemon_that_keeps_its_starters_output_fills_no_memory() {
 }
 
 #[test]
-fn a_rename_leaves_the_process_as_it_is() {
+fn a_rename_does_not_touch_the_process() {
     let mut system = System::new();
     let spec = system.spec("old", "sleep 1000");
     assert_eq!(system.operate("old", 0, &spec).0, 0);
@@ -373,7 +373,7 @@ fn a_rename_leaves_the_process_as_it_is() {
 
 /// A gateway that lost its store does not know which generation was the last; the agent does.
 #[test]
-fn an_older_generation_is_refused_by_the_agent_too() {
+fn the_agent_refuses_an_older_generation() {
     let mut system = System::new();
     let spec = system.spec("s", "sleep 1000");
     let begin = |system: &System, generation: u64, op: i64| {
@@ -383,14 +383,14 @@ fn an_older_generation_is_refused_by_the_agent_too() {
         let answer = system.server.call_with("POST", "/api/c/compapi/v2/gse/operate_proc/", &headers, body);
         system.row("s", &answer["data"]["task_id"])["error_code"].as_i64().expect("a code")
     };
-    let seventh = system.server.lease_again("team", 5);
+    let seventh = system.server.take_over_lease("team", 5);
     assert_eq!((seventh, begin(&system, 7, 0)), (7, 0));
     let pid = system.pid("s").expect("a pid");
     let address = system.server.address;
     system.server = Server::at(address);
     until("the port is free again", || std::net::TcpListener::bind(address).is_ok());
     let other = system.path("other.db");
-    system.server = Server::again(address, &other, APPS, "* token\n");
+    system.server = Server::restart_at(address, &other, APPS, "* token\n");
     until("the agent is back", || {
         let hosts = system.server.call("GET", "/api/abide/v1/hosts", json!({}));
         hosts["data"][0]["agent"] == true

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::apply::Ends;
+use crate::apply::KillOnDrop;
 use crate::server::Server;
 use crate::support::{command, until};
 use crate::system::APPS;
@@ -15,7 +15,7 @@ use crate::system::APPS;
 const HOST: &str = "0:10.0.0.1";
 
 fn server(folder: &std::path::Path) -> Server {
-    Server::over(&folder.join("store.db"), Duration::from_secs(60), APPS, "* token\n")
+    Server::start(&folder.join("store.db"), Duration::from_secs(60), APPS, "* token\n")
 }
 
 fn send(server: &Server, path: &str, body: &Value) -> Value {
@@ -100,7 +100,7 @@ fn a_step_of_the_wall_clock_loses_no_agent() {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .map(Ends)
+        .map(KillOnDrop)
         .expect("it starts");
     let mut line = String::new();
     BufReader::new(gateway.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");

@@ -279,7 +279,7 @@ fn outcome_is_unknown(place: &str) {
 
 /// A process that crashed twice waits for its next launch; the agent is replaced meanwhile.
 #[test]
-fn a_process_that_waits_for_its_next_launch_comes_back_under_the_next_agent() {
+fn a_process_in_backoff_is_launched_after_an_agent_restart() {
     std::thread::scope(|threads| {
         // Waiting for start_interval, and after its retries are used up.
         for (retries, signal) in [(4, "KILL"), (4, "TERM"), (1, "KILL"), (1, "TERM")] {
@@ -316,7 +316,7 @@ fn a_process_that_waits_for_its_next_launch_comes_back_under_the_next_agent() {
 
 /// Supervision of a process that was never started begins with its first start, also under the next agent.
 #[test]
-fn hosting_alone_starts_nothing_under_the_next_agent_either() {
+fn supervision_alone_starts_nothing_after_an_agent_restart() {
     let mut system = System::new();
     let spec = system.spec("p", "echo up >> starts; exec sleep 1000");
     assert_eq!(system.operate("p", 3, &spec).0, 0);

@@ -42,7 +42,7 @@ impl Machine {
     }
 
     /// Several that begin together: their exit codes.
-    pub fn apply_at_once(&self, many: usize) -> Vec<Option<i32>> {
+    pub fn apply_concurrently(&self, many: usize) -> Vec<Option<i32>> {
         let begin = |_| {
             let mut command = self.command(&["apply", "m", "--yes", "--lock-timeout", "60s"]);
             command
@@ -134,9 +134,9 @@ impl Machine {
 }
 
 /// It ends with the test.
-pub struct Ends(pub Child);
+pub struct KillOnDrop(pub Child);
 
-impl Drop for Ends {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -150,7 +150,7 @@ impl Drop for Machine {
 }
 
 #[test]
-fn the_fewest_operations_and_the_rest_keep_their_pids() {
+fn apply_runs_the_fewest_operations_and_keeps_other_pids() {
     let machine = Machine::new();
     for name in ["a", "b", "c", "d"] {
         machine.process(name, "1", "a");
@@ -211,7 +211,7 @@ fn the_fewest_operations_and_the_rest_keep_their_pids() {
 }
 
 #[test]
-fn without_approval_nothing_happens_and_a_plan_in_a_file_must_still_be_true() {
+fn apply_needs_approval_and_refuses_a_stale_plan_file() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let (code, _, err) = machine.run(&["apply", "m"]);
@@ -232,7 +232,7 @@ fn without_approval_nothing_happens_and_a_plan_in_a_file_must_still_be_true() {
 }
 
 #[test]
-fn failures_are_told_and_what_depends_on_them_is_not_begun() {
+fn failures_are_reported_and_their_dependents_are_skipped() {
     let machine = Machine::new();
     machine.write("bad", "  control: {start_mode: foreground, start_cmd: ./no-such-program}\n");
     machine.process("good", "1", "");
@@ -249,7 +249,7 @@ fn failures_are_told_and_what_depends_on_them_is_not_begun() {
 
 /// Somebody takes every call, and never answers.
 #[test]
-fn a_target_that_never_answers_costs_no_more_than_the_time_that_there_is() {
+fn an_unresponsive_target_ends_at_the_timeout() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let hole = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -274,7 +274,7 @@ fn a_target_that_never_answers_costs_no_more_than_the_time_that_there_is() {
 }
 
 #[test]
-fn a_report_that_cannot_be_written_is_told_before_anything_is_done() {
+fn an_unwritable_report_file_is_refused_before_the_first_step() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let (code, _, err) = machine.apply(&["--junit", "no/such/folder/junit.xml"]);
@@ -284,7 +284,7 @@ fn a_report_that_cannot_be_written_is_told_before_anything_is_done() {
 
 /// A rollout soaks; whoever pauses it meanwhile is heard.
 #[test]
-fn a_pause_counts_while_a_rollout_goes_on() {
+fn a_pause_takes_effect_during_a_rollout() {
     let machine = Machine::new();
     machine.several("many", "1");
     assert_eq!(machine.apply(&[]).0, 0);
@@ -310,10 +310,10 @@ fn a_pause_counts_while_a_rollout_goes_on() {
 }
 
 #[test]
-fn ten_at_once_start_one_system_and_each_process_once() {
+fn ten_concurrent_applies_start_one_system_and_each_process_once() {
     let machine = Machine::new();
     (0..5).for_each(|nth| machine.process(&format!("p{nth}"), "1", ""));
-    let codes = machine.apply_at_once(10);
+    let codes = machine.apply_concurrently(10);
     assert!(codes.iter().all(|code| *code == Some(0)), "{codes:?}");
     assert_eq!(lines(&machine.path("effects")), 5, "{:?}", machine.effects());
     let log = std::fs::read_to_string(machine.path(".abide-home/system.log")).expect("a log");
@@ -362,7 +362,7 @@ fn logs_are_shown_from_the_end_and_followed() {
     let out = std::fs::File::create(machine.path("followed")).expect("a file");
     let mut follow = machine.command(&["logs", "web/says", "-f", "--tail", "1"]);
     let follow = follow.stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).spawn().expect("it starts");
-    let _follow = Ends(follow);
+    let _follow = KillOnDrop(follow);
     let log = || std::fs::File::options().append(true).open(machine.path("log/says.log")).expect("a log");
     let followed = || std::fs::read_to_string(machine.path("followed")).unwrap_or_default();
     until("it begins", || followed() == "line 3\n");
@@ -406,7 +406,7 @@ fn the_sample_fleet_converges_as_the_readme_says() {
 }
 
 #[test]
-fn what_is_done_by_hand_is_held_until_it_is_released() {
+fn a_manual_operation_is_held_until_released() {
     let machine = Machine::new();
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     assert_eq!(machine.apply(&[]).0, 0);
@@ -505,7 +505,7 @@ fn two_empty_homes_against_one_gateway() {
 }
 
 #[test]
-fn a_file_that_is_not_there_yet_is_not_reloaded_for_and_others_do_not_matter() {
+fn a_reload_waits_for_its_config_file_only() {
     let machine = Machine::new();
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", "a"));
     assert_eq!(machine.apply(&[]).0, 0);
@@ -530,12 +530,12 @@ fn a_file_that_is_not_there_yet_is_not_reloaded_for_and_others_do_not_matter() {
 }
 
 #[test]
-fn several_at_once_restart_each_process_once() {
+fn concurrent_applies_restart_each_process_once() {
     let machine = Machine::new();
     (0..4).for_each(|nth| machine.process(&format!("p{nth}"), "1", ""));
     assert_eq!(machine.apply(&[]).0, 0);
     (0..4).for_each(|nth| machine.process(&format!("p{nth}"), "2", ""));
-    let codes = machine.apply_at_once(5);
+    let codes = machine.apply_concurrently(5);
     assert!(codes.iter().all(|code| *code == Some(0)), "{codes:?}");
     let starts: Vec<String> = machine
         .effects()
@@ -546,7 +546,7 @@ fn several_at_once_restart_each_process_once() {
 }
 
 #[test]
-fn a_system_that_died_is_not_waited_for_until_the_time_is_over() {
+fn a_dead_local_system_is_detected_before_the_timeout() {
     let machine = Machine::new();
     machine.process("slow", "1", "");
     let file = machine.path("m/slow.yaml");
@@ -566,12 +566,13 @@ fn a_system_that_died_is_not_waited_for_until_the_time_is_over() {
 
 /// Whoever watches over manifests does not bring back what `down` stops.
 #[test]
-fn down_beside_up_leaves_nothing_running() {
+fn down_while_up_runs_leaves_nothing_running() {
     let machine = Machine::new();
     ["a", "b", "c"].iter().for_each(|name| machine.process(name, "1", ""));
     let log = std::fs::File::create(machine.path("up.log")).expect("a file");
     let mut up = machine.command(&["up", "m"]);
-    let mut up = Ends(up.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("it starts"));
+    let mut up =
+        KillOnDrop(up.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().expect("it starts"));
     let said = || std::fs::read_to_string(machine.path("up.log")).unwrap_or_default();
     until("all run", || said().contains("converged: 3 instances as wanted"));
     let pids = machine.pids();
@@ -596,7 +597,7 @@ fn down_stops_a_first_start_that_is_in_flight() {
     std::fs::write(&file, text.replace("start_check_secs: 0", "start_check_secs: 300")).expect("a file");
     let mut apply = machine.command(&["apply", "m", "--yes"]);
     let apply = apply.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let _apply = Ends(apply.spawn().expect("it starts"));
+    let _apply = KillOnDrop(apply.spawn().expect("it starts"));
     let pid = || std::fs::read_to_string(machine.path("started")).ok()?.trim().parse::<u32>().ok();
     until("it runs", || pid().is_some());
     let (code, out, err) = machine.run(&["down", "--stop-processes"]);

@@ -42,7 +42,7 @@ fn without_digests(json: &str) -> String {
 }
 
 #[test]
-fn every_case_is_planned_as_it_says() {
+fn each_case_has_its_expected_plan() {
     let update = std::env::var_os("ABIDE_UPDATE").is_some();
     let folders = folders();
     assert!(folders.len() >= 40, "only {} cases", folders.len());

@@ -117,7 +117,7 @@ fn plan(at: SocketAddr, authority: &Authority, pem: &str, more: &str) -> (i32, S
 const VERSIONS: [&SupportedProtocolVersion; 2] = [&rustls::version::TLS12, &rustls::version::TLS13];
 
 #[test]
-fn with_a_certificate_of_its_ca_it_answers() {
+fn a_client_certificate_of_the_ca_is_accepted() {
     let authority = Authority::new("the CA");
     let Pair { certificate, key } = authority.sign("abide");
     for version in VERSIONS {
@@ -131,7 +131,7 @@ fn with_a_certificate_of_its_ca_it_answers() {
 }
 
 #[test]
-fn without_one_or_with_anothers_it_says_so() {
+fn a_missing_or_foreign_client_certificate_is_reported() {
     let authority = Authority::new("the CA");
     let Pair { certificate, key } = Authority::new("another CA").sign("abide");
     let others = format!("{certificate}{key}");
@@ -155,7 +155,7 @@ fn without_one_or_with_anothers_it_says_so() {
 }
 
 #[test]
-fn a_file_that_cannot_be_used_is_named_and_nobody_is_asked() {
+fn an_unusable_certificate_file_is_reported_before_any_request() {
     let authority = Authority::new("the CA");
     let Pair { certificate, key } = authority.sign("abide");
     // Who asks there is told otherwise: nobody listens.

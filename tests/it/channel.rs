@@ -20,7 +20,7 @@ fn server(folder: &Path) -> Server {
 }
 
 fn server_with(folder: &Path, patience: Duration) -> Server {
-    Server::over(&folder.join("store.db"), patience, APPS, TOKENS)
+    Server::start(&folder.join("store.db"), patience, APPS, TOKENS)
 }
 
 fn spec(start: &str) -> Value {
@@ -80,7 +80,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    fn tell(&mut self, told: &[Value]) -> (u16, Value) {
+    fn send_messages(&mut self, told: &[Value]) -> (u16, Value) {
         let ups: Vec<Value> = told
             .iter()
             .map(|what| {
@@ -102,11 +102,11 @@ impl<'a> Agent<'a> {
     }
 
     /// Does what it is asked, as an agent would tell it.
-    fn carry_out(&mut self) -> Value {
+    fn complete_next_op(&mut self) -> Value {
         let op = self.next("op");
         let live = op["spec"].clone();
         let running = op["op"] == "start" || op["op"] == "restart";
-        let told = self.tell(&[report(&op["instance"], running, running, live), done(&op, 0, "")]);
+        let told = self.send_messages(&[report(&op["instance"], running, running, live), done(&op, 0, "")]);
         assert_eq!(told.0, 200, "{}", told.1);
         op
     }
@@ -137,13 +137,13 @@ fn processes(server: &Server, query: &str) -> Value {
 }
 
 #[test]
-fn an_operation_goes_down_and_its_result_comes_up() {
+fn an_operation_is_sent_and_its_result_received() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let mut agent = Agent::new(&server, "a");
     let task = begin(&server, spec("./run"), 0);
     assert_eq!(row(&server, &task)["error_code"], 115);
-    let op = agent.carry_out();
+    let op = agent.complete_next_op();
     assert_eq!((&op["op"], &op["instance"], &op["owner"]), (&json!("start"), &json!(KEY), &json!("shop")));
     assert_eq!(op["spec"]["spec"]["control"]["start_cmd"], "./run");
     assert_eq!(row(&server, &task), json!({"error_code": 0, "error_msg": "", "content": ""}));
@@ -182,13 +182,16 @@ fn an_operation_goes_down_and_its_result_comes_up() {
 }
 
 #[test]
-fn what_fails_says_so_and_gives_nothing() {
+fn a_failed_operation_is_reported_and_registers_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let mut agent = Agent::new(&server, "a");
     let task = begin(&server, spec("./run"), 0);
     let op = agent.next("op");
-    agent.tell(&[report(&op["instance"], false, false, Value::Null), done(&op, 65535, "no such file")]);
+    agent.send_messages(&[
+        report(&op["instance"], false, false, Value::Null),
+        done(&op, 65535, "no such file"),
+    ]);
     assert_eq!(
         (&row(&server, &task)["error_code"], &row(&server, &task)["error_msg"]),
         (&json!(65535), &json!("no such file"))
@@ -199,7 +202,7 @@ fn what_fails_says_so_and_gives_nothing() {
     let op = agent.next("op");
     assert_eq!((&op["op"], &op["seq"]), (&json!("status"), &json!(0)));
     let content = json!({"ip": "10.0.0.1", "process": []});
-    agent.tell(&[
+    agent.send_messages(&[
         json!({"result": {"op_id": op["op_id"], "code": 0, "message": "success", "content": content}}),
     ]);
     assert_eq!(row(&server, &task)["content"], json!(content.to_string()));
@@ -208,7 +211,7 @@ fn what_fails_says_so_and_gives_nothing() {
 }
 
 #[test]
-fn a_broken_stream_loses_nothing_and_doubles_nothing() {
+fn a_broken_stream_loses_and_repeats_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let agent = Agent::new(&server, "a");
@@ -254,7 +257,7 @@ fn a_broken_stream_loses_nothing_and_doubles_nothing() {
 }
 
 #[test]
-fn a_restart_of_the_gateway_is_survived_by_what_is_under_way() {
+fn operations_in_flight_survive_a_gateway_restart() {
     let folder = tempfile::tempdir().expect("a folder");
     let first = server(folder.path());
     let mut agent = Agent::new(&first, "a");
@@ -269,8 +272,8 @@ fn a_restart_of_the_gateway_is_survived_by_what_is_under_way() {
     let next = agent.next("op");
     assert_eq!((&next["task"], &next["op"]), (&unseen, &json!("reload")), "only what it does not know");
     assert!(agent.seq == 0, "nothing was taken yet");
-    agent.tell(&[report(&op["instance"], true, true, op["spec"].clone()), done(&op, 0, "")]);
-    agent.tell(&[done(&next, 65535, "no reload_cmd")]);
+    agent.send_messages(&[report(&op["instance"], true, true, op["spec"].clone()), done(&op, 0, "")]);
+    agent.send_messages(&[done(&next, 65535, "no reload_cmd")]);
     assert_eq!(
         (row(&second, &task)["error_code"].clone(), row(&second, &unseen)["error_code"].clone()),
         (json!(0), json!(65535))
@@ -278,7 +281,7 @@ fn a_restart_of_the_gateway_is_survived_by_what_is_under_way() {
 }
 
 #[test]
-fn rows_of_lost_agents_end_in_117_and_a_late_result_is_still_taken() {
+fn rows_of_lost_agents_end_in_117_and_a_late_result_is_accepted() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server_with(folder.path(), Duration::from_millis(300));
     let mut agent = Agent::new(&server, "a");
@@ -291,14 +294,14 @@ fn rows_of_lost_agents_end_in_117_and_a_late_result_is_still_taken() {
     let never = begin(&server, spec("./run"), 1);
     until("that too", || row(&server, &never)["error_code"] == 117);
     let mut agent = Agent::after(&server, "a", seq);
-    agent.tell(&[report(&op["instance"], true, true, op["spec"].clone()), done(&op, 0, "late")]);
+    agent.send_messages(&[report(&op["instance"], true, true, op["spec"].clone()), done(&op, 0, "late")]);
     assert_eq!(row(&server, &task)["error_code"], 0);
     let look = begin(&server, Value::Null, 2);
     assert_eq!(agent.next("op")["task"], look, "and nothing of the one that was given up");
 }
 
 #[test]
-fn a_host_has_one_agent_and_a_token_speaks_for_its_hosts() {
+fn a_host_has_one_agent_and_a_token_covers_its_hosts() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let agent = Agent::new(&server, "a");
@@ -327,7 +330,7 @@ fn a_host_has_one_agent_and_a_token_speaks_for_its_hosts() {
 }
 
 #[test]
-fn the_same_call_is_carried_out_once_and_an_older_controller_is_refused() {
+fn a_repeated_call_runs_once_and_an_older_controller_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let operate = |op: &str, generation: u64| {
@@ -374,19 +377,19 @@ fn the_same_call_is_carried_out_once_and_an_older_controller_is_refused() {
 }
 
 #[test]
-fn a_rename_moves_what_is_known_under_the_new_name() {
+fn a_rename_moves_the_state_to_the_new_name() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let mut agent = Agent::new(&server, "a");
     begin(&server, spec("./run"), 0);
-    agent.carry_out();
+    agent.complete_next_op();
     let to = "0:10.0.0.1:web:renamed";
     let ask =
         json!({"from": KEY, "to": to, "spec": spec("./run"), "meta": {"labels": {"abide_owner": "shop"}}});
     let task = server.call("POST", "/api/abide/v1/rename", ask)["data"]["task_id"].clone();
     let op = agent.next("op");
     assert_eq!((&op["op"]["rename"]["from"], &op["instance"]), (&json!(KEY), &json!(to)), "{op}");
-    agent.tell(&[
+    agent.send_messages(&[
         report(&json!(to), true, true, op["spec"].clone()),
         report(&json!(KEY), false, false, Value::Null),
         done(&op, 0, ""),
@@ -402,12 +405,12 @@ fn a_rename_moves_what_is_known_under_the_new_name() {
 }
 
 #[test]
-fn what_runs_is_not_registered_under_another_identity_nor_forgotten() {
+fn a_running_process_keeps_its_identity_and_registration() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let mut agent = Agent::new(&server, "a");
     begin(&server, spec("./run"), 0);
-    agent.carry_out();
+    agent.complete_next_op();
     let code =
         |name: &str, spec: Value| server.gse(name, body(spec, None))["data"]["0:0:10.0.0.1:web:p"].clone();
     let mut elsewhere = spec("./run");
@@ -420,7 +423,7 @@ fn what_runs_is_not_registered_under_another_identity_nor_forgotten() {
     );
     assert_eq!(code("unregister_proc_info", Value::Null)["error_code"], 65535);
     begin(&server, Value::Null, 1);
-    agent.carry_out();
+    agent.complete_next_op();
     assert_eq!(code("update_proc_info", elsewhere)["error_code"], 0);
     assert_eq!(code("unregister_proc_info", Value::Null)["error_code"], 0);
     until("the agent is told", || {
@@ -431,7 +434,7 @@ fn what_runs_is_not_registered_under_another_identity_nor_forgotten() {
 }
 
 #[test]
-fn a_watcher_sees_every_change_of_what_it_may_see() {
+fn a_watcher_receives_every_change_in_its_namespaces() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let as_of = processes(&server, "")["as_of"].as_u64().expect("a number");
@@ -492,7 +495,7 @@ fn pages_of_processes_can_be_filtered_and_followed() {
 }
 
 #[test]
-fn controllers_keep_their_state_here_and_nothing_else() {
+fn controllers_can_store_only_their_own_keys() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let ask = |ask: Value| server.call("POST", "/api/abide/v1/state", ask);
@@ -534,7 +537,7 @@ fn controllers_keep_their_state_here_and_nothing_else() {
 }
 
 #[test]
-fn the_description_lists_every_route_and_the_counts_are_counted() {
+fn openapi_lists_every_route_and_metrics_count() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let _agent = Agent::new(&server, "a");
@@ -576,16 +579,16 @@ fn operate_process(processes: Value) -> Value {
 }
 
 #[test]
-fn a_job_call_is_whole_or_refused_and_stays_within_its_namespaces() {
+fn a_job_call_is_atomic_and_bound_to_its_namespaces() {
     let folder = tempfile::tempdir().expect("a folder");
     let apps =
         "apps:\n  - {code: all, secret: s3cret}\n  - {code: job, secret: s3cret, namespaces: [job-1]}\n";
-    let server = Server::over(&folder.path().join("store.db"), Duration::from_secs(10), apps, TOKENS);
+    let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(10), apps, TOKENS);
     let mut agent = Agent::new(&server, "a");
     let path = "/api/c/compapi/v2/job/operate_process/";
     // A process that was started elsewhere is that process, and only for those who may touch it.
     begin(&server, spec("./run"), 0);
-    agent.carry_out();
+    agent.complete_next_op();
     let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"job\", \"bk_app_secret\": \"s3cret\"}\r\n";
     let other = operate_process(json!([job("p", "/opt/p")])).to_string();
     let (_, text) = server.send("POST", path, auth, other.as_bytes());
@@ -624,17 +627,17 @@ fn a_job_call_is_whole_or_refused_and_stays_within_its_namespaces() {
     let answer = call(json!([job("same", "/v1"), job("same", "/v2")]));
     assert_eq!((&answer["result"], &answer["message"]), (&json!(true), &json!("")), "{answer}");
     assert!(answer["request_id"].is_string() && answer.get("permission").is_some(), "{answer}");
-    let (first, second) = (agent.carry_out(), agent.carry_out());
+    let (first, second) = (agent.complete_next_op(), agent.complete_next_op());
     assert_ne!(first["instance"], second["instance"]);
     call(json!([job("same", "/v3")]));
-    let third = agent.carry_out();
+    let third = agent.complete_next_op();
     assert!(third["instance"] != first["instance"] && third["instance"] != second["instance"], "{third}");
     call(json!([job("same", "/v1")]));
     assert_eq!(agent.next("op")["instance"], first["instance"], "and each stays what it is");
 }
 
 #[test]
-fn agents_of_one_name_count_for_themselves() {
+fn agents_of_the_same_name_have_separate_sequences() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let (_, other) = join(&server, "same", "any", &["0:10.0.0.2"]);
@@ -648,7 +651,7 @@ fn agents_of_one_name_count_for_themselves() {
 }
 
 #[test]
-fn what_is_said_twice_or_too_much_is_told_apart() {
+fn duplicate_and_oversized_messages_are_distinguished() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let _agent = Agent::new(&server, "a");

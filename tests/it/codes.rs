@@ -49,7 +49,7 @@ fn e0101_syntax_spoils_only_its_document() {
 }
 
 #[test]
-fn e0102_unknown_fields_come_with_a_guess_and_nothing_that_follows_from_them() {
+fn e0102_unknown_fields_have_a_suggestion_and_no_follow_up_errors() {
     one(
         &with("start_cmd", "strat_cmd"),
         "a.yaml:7:13 E0102 spec.control has no field \"strat_cmd\" | did you mean \"start_cmd\"?",
@@ -71,7 +71,7 @@ fn e0102_unknown_fields_come_with_a_guess_and_nothing_that_follows_from_them() {
 }
 
 #[test]
-fn e0103_wrong_types_say_what_is_there_and_what_should_be() {
+fn e0103_wrong_types_name_actual_and_expected_type() {
     one(
         &with("name: api}", "name: 5}"),
         "a.yaml:3:30 E0103 meta.name must be text, and this is the number 5 | put it in quotes if text is meant",
@@ -150,7 +150,7 @@ fn e0104_missing_fields_point_at_their_parent() {
 }
 
 #[test]
-fn e0105_double_keys_are_told_at_the_later_one() {
+fn e0105_duplicate_keys_are_reported_at_the_later_one() {
     one(
         &with("auto_type: 1", "auto_type: 1, auto_type: 2"),
         "a.yaml:8:34 E0105 key \"auto_type\" stands twice in this map; the first is at line 8, column 20 | remove one of them",
@@ -198,7 +198,7 @@ fn e0106_unknown_kinds_and_versions() {
 }
 
 #[test]
-fn e0107_words_outside_their_set() {
+fn e0107_values_outside_their_enum() {
     one(
         &with("spec:", "state: runing\nspec:"),
         "a.yaml:5:8 E0107 state cannot be \"runing\" | did you mean running?",
@@ -218,7 +218,7 @@ fn e0107_words_outside_their_set() {
 }
 
 #[test]
-fn e0201_names_that_keys_cannot_carry() {
+fn e0201_names_that_are_invalid_in_keys() {
     one(
         &with("namespace: web", "namespace: a/b"),
         "a.yaml:3:19 E0201 meta.namespace \"a/b\" cannot be used: it contains '/', which a result key cannot carry | …",
@@ -366,7 +366,7 @@ fn e0207_to_e0214_values_that_do_not_parse() {
 }
 
 #[test]
-fn e0215_hosts_that_are_nothing_or_too_much() {
+fn e0215_empty_or_overspecified_hosts() {
     one(
         &with("{ip: 10.0.0.1, bk_cloud_id: 0}", "{bk_cloud_id: 0}"),
         "a.yaml:4:9 E0215 a host needs ip and bk_cloud_id, or bk_agent_id | such as {ip: 10.0.0.1, bk_cloud_id: 0}",
@@ -563,7 +563,7 @@ fn e0408_to_e0410_contradictions() {
 }
 
 #[test]
-fn warnings_are_no_errors() {
+fn warnings_are_not_errors() {
     let warned = |text: &str, problem: &str| {
         one(text, problem);
         let loaded = Tree::new(&[("a.yaml", text)]).load();
@@ -596,7 +596,7 @@ fn warnings_are_no_errors() {
 }
 
 #[test]
-fn every_problem_of_every_file_is_told_in_one_run() {
+fn every_problem_of_every_file_is_reported_in_one_run() {
     let bad = with("/opt/api", "opt")
         .replace("10.0.0.1", "x")
         .replace("start_cmd", "strat_cmd")
@@ -620,8 +620,8 @@ fn every_problem_of_every_file_is_told_in_one_run() {
 fn all_codes_have_a_case() {
     let cases = [
         include_str!("codes.rs"),
-        include_str!("reading.rs"),
-        include_str!("bombs.rs"),
+        include_str!("manifest_loading.rs"),
+        include_str!("hostile_manifests.rs"),
         include_str!("last_good.rs"),
     ];
     let cases = cases.concat();
@@ -631,7 +631,7 @@ fn all_codes_have_a_case() {
 }
 
 #[test]
-fn codes_say_by_their_letter_how_bad_they_are() {
+fn a_codes_letter_is_its_severity() {
     for code in Code::ALL {
         let letter = if code.severity() == Severity::Error { "E" } else { "W" };
         assert!(code.text().starts_with(letter) && !code.title().is_empty(), "{code:?}");

@@ -60,7 +60,7 @@ impl Checkout {
 const PLAN: [&str; 4] = ["plan", "m", "--target", "it"];
 
 #[test]
-fn a_found_file_gets_no_credentials_until_this_very_content_is_trusted() {
+fn a_discovered_file_gets_no_credentials_until_its_content_is_trusted() {
     let checkout = Checkout::new();
     for secret in ["{env: THE_SECRET}", "{file: /proc/self/environ}"] {
         checkout.tree.write("w/abide.yaml", checkout.target("it", secret));
@@ -95,7 +95,7 @@ fn a_found_file_gets_no_credentials_until_this_very_content_is_trusted() {
 }
 
 #[test]
-fn a_found_file_does_not_shadow_the_users_own() {
+fn a_discovered_file_does_not_shadow_the_users_own() {
     let checkout = Checkout::new();
     checkout.tree.write("home/.config/abide/config.yaml", checkout.target("it", "{env: THE_SECRET}"));
     assert_eq!(checkout.run(&PLAN).0, 0, "the user's own needs no trust");
@@ -121,7 +121,7 @@ fn a_found_file_does_not_shadow_the_users_own() {
 }
 
 #[test]
-fn a_found_file_may_name_an_owner_but_not_where_state_is_kept() {
+fn a_discovered_file_may_set_the_owner_but_not_the_state_store() {
     let checkout = Checkout::new();
     let elsewhere = checkout.tree.path().join("elsewhere");
     checkout.tree.write("w/abide.yaml", format!("owner: web-team\nstate: {}\n", elsewhere.display()));
@@ -171,7 +171,7 @@ fn an_app_that_is_bound_to_namespaces_is_refused_with_a_hint() {
     let checkout = Checkout::new();
     let apps = "apps:\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
     let store = checkout.tree.path().join("scoped.db");
-    let server = crate::server::Server::over(&store, std::time::Duration::from_secs(10), apps, "* token\n");
+    let server = crate::server::Server::start(&store, std::time::Duration::from_secs(10), apps, "* token\n");
     checkout.tree.write("w/secret", "web-s3cret");
     let target = |code: &str| {
         let auth = format!("auth: {{app_code: {code}, app_secret: {{file: secret}}}}");

@@ -122,7 +122,7 @@ fn the_state_comes_from_the_operation() {
 }
 
 #[test]
-fn what_a_job_body_leaves_out_is_filled_as_documented() {
+fn omitted_job_fields_get_documented_defaults() {
     let body = |extra: Value| {
         let mut process = json!({"proc_name": "p", "setup_path": "/p", "pid_path": "/p.pid", "contact": "me", "ip_list": [{"bk_cloud_id": 0, "ip": "10.0.0.1"}]});
         process.as_object_mut().expect("a map").extend(extra.as_object().expect("a map").clone());
@@ -149,7 +149,7 @@ fn what_a_job_body_leaves_out_is_filled_as_documented() {
 }
 
 #[test]
-fn what_a_dialect_cannot_say_is_listed_and_strict_refuses() {
+fn unsupported_fields_are_listed_and_refused_with_strict() {
     let rich = with("spec:", "depends_on: []\nprotect: [stop]\nspec:")
         .replace("./api}", "./api, start_mode: foreground, version_cmd: v}")
         .replace("auto_type: 1", "auto_type: 1, op_timeout: 9, start_retries: 2")
@@ -218,7 +218,7 @@ fn hosts_that_differ_only_in_address_share_a_body() {
 }
 
 #[test]
-fn a_bad_body_is_refused_with_its_place() {
+fn an_invalid_body_is_refused_with_its_location() {
     let here = Tree::new::<&str>(&[]);
     let refused = |text: &str| {
         let output = abide(&["convert", "-"], here.path(), text.as_bytes());
@@ -312,7 +312,7 @@ fn two_instances_with_one_result_key_never_share_a_call() {
 }
 
 #[test]
-fn what_is_wrong_in_a_job_body_is_refused_where_it_stands() {
+fn errors_in_a_job_body_have_their_location() {
     let here = Tree::new::<&str>(&[]);
     for (process, code) in [
         (json!({"type": 7}), "E0205"),
@@ -350,7 +350,7 @@ fn several_json_values_convert_as_they_validate() {
 }
 
 #[test]
-fn a_bare_document_with_something_of_abides_own_stays_whole() {
+fn a_bare_document_with_abide_fields_stays_whole() {
     let bare = with("apiVersion: abide/v1\nkind: Process\n", "")
         .replace("spec:", "state: stopped\nprotect: [delete]\nspec:")
         .replace("./api", "\"./api ${name}\"");
@@ -390,7 +390,7 @@ fn a_tree_whose_defaults_reach_one_directory_is_not_flattened() {
 }
 
 #[test]
-fn two_processes_of_one_program_keep_apart() {
+fn two_processes_of_one_program_stay_separate() {
     let process = |path: &str| json!({"proc_name": "a", "setup_path": path, "pid_path": "/p", "start_cmd": "s", "type": 1, "contact": "me", "account": "app", "ip_list": [{"bk_cloud_id": 0, "ip": "10.0.0.1"}]});
     let body =
         json!({"bk_biz_id": 1, "op_type": 0, "process_infos": [process("/x"), process("/y"), process("/z")]});

@@ -248,7 +248,7 @@ fn job_reaches_the_same_fleet() {
 
 /// As people write it: a number.
 #[test]
-fn a_scope_may_be_a_number_and_a_time_may_be_endless() {
+fn a_scope_may_be_a_number_and_a_timeout_may_be_unlimited() {
     let fleet = Fleet::new("job");
     fleet.write(&Daemon::new("x"));
     let config = std::fs::read_to_string(fleet.path("abide.yaml")).expect("a file");

@@ -10,20 +10,24 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use abide::backend::sim::{Faults, Fleet, Sim};
-use abide::backend::{Answer, Backend, Changes, Fault, Mark, Order, Outcome as Said, Scope, Subject, Task};
+use abide::backend::{
+    Backend, BackendError, ChangeStream, InstanceQuery, Operation, OperationState as Said, OperationStatus,
+    Scope, Task, Watermark,
+};
 use abide::control::Target;
-use abide::execute::world::{Sight, World};
+use abide::execute::world::{Observation, ObserveRequest};
 use abide::model::{
-    Desired, Dialect, Hold, HostKey, InstanceKey, Now, Observed, Pause, Plan, Runs, Seen, Time, Version,
+    Desired, Dialect, Hold, HostKey, InstanceKey, KnownSpec, LastRun, Now, Observed, ObservedInstance, Pause,
+    Plan, Time,
 };
 use abide::reconcile::{Caps, Rules, reconcile};
 use abide::store::{
-    Change, Entry, Error, Holder, Lease, Number, Outcome, Page, Reset, Store, Taken, Txn, Write,
+    Change, Entry, Error, Holder, Lease, LeaseAttempt, Outcome, Page, Reset, Seq, Store, Txn, Write,
 };
 
 pub struct Fake {
-    pub far: Far,
-    store: Memory,
+    pub far: FakeBackend,
+    store: MemoryStore,
     pub restraints: Mutex<(Vec<Hold>, Vec<Pause>)>,
 }
 
@@ -32,11 +36,11 @@ impl Fake {
     pub fn new(dialect: Dialect, tells: bool, seed: u64) -> Fake {
         let fleet = Fleet::new(dialect);
         let fleet = if dialect == Dialect::Abide { fleet } else { fleet.hide_specs() };
-        let sim = Sim::over(fleet, calm(dialect), seed);
+        let sim = Sim::over(fleet, no_faults(dialect), seed);
         let sim = if tells && dialect == Dialect::Abide { sim.tell_changes() } else { sim };
         Fake {
-            far: Far { sim, names: Mutex::default() },
-            store: Memory::default(),
+            far: FakeBackend { sim, names: Mutex::default() },
+            store: MemoryStore::default(),
             restraints: Mutex::default(),
         }
     }
@@ -46,8 +50,8 @@ impl Fake {
     }
 
     /// Its controller died: its leases are free at once, as on one machine.
-    pub fn bury(&self) {
-        self.store.bury();
+    pub fn expire_leases(&self) {
+        self.store.expire_leases();
     }
 
     pub fn caps(&self) -> Caps {
@@ -70,12 +74,16 @@ impl Fake {
     pub fn plan(&self, desired: &Desired) -> Plan {
         let (at, fleet) = (self.sim().now(), self.sim().fleet());
         let spec = |held: &Option<abide::backend::sim::Held>| {
-            held.as_ref().map_or(Version::Unknown, |held| Version::Spec(held.spec.clone()))
+            held.as_ref().map_or(KnownSpec::Unknown, |held| KnownSpec::Full(held.spec.clone()))
         };
-        let seen = |(key, seen): (InstanceKey, Seen)| {
+        let seen = |(key, seen): (InstanceKey, ObservedInstance)| {
             let proc = &fleet.procs()[&key];
-            let seen =
-                Seen { given: spec(&proc.given), live: spec(&proc.live), report_time: Some(at), ..seen };
+            let seen = ObservedInstance {
+                registered_spec: spec(&proc.given),
+                live: spec(&proc.live),
+                report_time: Some(at),
+                ..seen
+            };
             (key, seen)
         };
         let instances = fleet.rows().into_iter().map(seen).collect();
@@ -87,83 +95,94 @@ impl Fake {
 }
 
 /// Nothing goes wrong; a list is as old as it may be.
-pub fn calm(dialect: Dialect) -> Faults {
+pub fn no_faults(dialect: Dialect) -> Faults {
     Faults { lag_secs: Caps::of(dialect).lag_secs, ..Faults::default() }
 }
 
 impl Target for Fake {
-    type Backend = Far;
-    type State = Memory;
+    type Backend = FakeBackend;
+    type State = MemoryStore;
 
-    fn backend(&self) -> &Far {
+    fn backend(&self) -> &FakeBackend {
         &self.far
     }
 
-    fn state(&self) -> &Memory {
+    fn state(&self) -> &MemoryStore {
         &self.store
     }
 
-    fn act_as(&self, _generation: u64) {}
+    fn set_generation(&self, _generation: u64) {}
 
     fn name(&self) -> &str {
         "sim"
     }
 
-    async fn look(&self, desired: &Desired, _prune: bool) -> Result<World, String> {
-        let sight = Sight { target: self.name(), caps: &self.caps(), desired, whole: None };
-        World::see(&self.far, &self.store, &sight).await.map_err(|blind| blind.to_string())
+    async fn observe(&self, desired: &Desired, _prune: bool) -> Result<Observation, String> {
+        let sight = ObserveRequest { target: self.name(), caps: &self.caps(), desired, whole: None };
+        Observation::observe(&self.far, &self.store, &sight).await.map_err(|blind| blind.to_string())
     }
 
-    async fn follow(&self, desired: &Desired, prune: bool) -> Result<(World, Option<Changes>), String> {
+    async fn observe_and_watch(
+        &self,
+        desired: &Desired,
+        prune: bool,
+    ) -> Result<(Observation, Option<ChangeStream>), String> {
         if !self.caps().reads_specs {
-            return Ok((self.look(desired, prune).await?, None));
+            return Ok((self.observe(desired, prune).await?, None));
         }
         let followed = self.sim().follow(&Scope::default()).await;
         let (observed, changes) = followed.map_err(|fault| fault.to_string())?;
-        Ok((World::of(observed), changes))
+        Ok((Observation::of(observed), changes))
     }
 
     fn now(&self) -> Time {
         self.sim().now()
     }
 
-    async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), String> {
+    async fn active_holds(&self) -> Result<(Vec<Hold>, Vec<Pause>), String> {
         Ok(self.restraints.lock().expect("a lock").clone())
     }
 }
 
 /// The fleet as a platform of its dialect shows it.
-pub struct Far {
+pub struct FakeBackend {
     sim: Sim,
     /// Calls that were taken on, where they have names.
     names: Mutex<BTreeMap<String, Task>>,
 }
 
-impl Far {
+impl FakeBackend {
     fn is_ours(&self) -> bool {
         self.dialect() == Dialect::Abide
     }
 
     /// A row of a list: specs are told by their label, which is that of what was given.
-    fn told(&self, seen: Seen) -> Seen {
+    fn reported(&self, seen: ObservedInstance) -> ObservedInstance {
         let running = seen.running == Some(true);
-        let ran = if seen.ran == Runs::Never { Runs::Never } else { Runs::Unknown };
-        let live = if running { seen.given.clone() } else { Version::Unknown };
+        let ran = if seen.ran == LastRun::Never { LastRun::Never } else { LastRun::Unknown };
+        let live = if running { seen.registered_spec.clone() } else { KnownSpec::Unknown };
         match self.dialect() {
             Dialect::Abide => seen,
-            Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw => Seen { live, ran, ..seen },
+            Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw => ObservedInstance { live, ran, ..seen },
             Dialect::Job => facts(&seen, self.now()),
         }
     }
 }
 
 /// What a close look tells.
-fn facts(seen: &Seen, at: Time) -> Seen {
-    let Seen { registered, hosted, running, pid, .. } = *seen;
-    Seen { registered, hosted, running, pid, report_time: Some(at), ..Seen::default() }
+fn facts(seen: &ObservedInstance, at: Time) -> ObservedInstance {
+    let ObservedInstance { registered, hosted, running, pid, .. } = *seen;
+    ObservedInstance {
+        registered,
+        hosted,
+        running,
+        pid,
+        report_time: Some(at),
+        ..ObservedInstance::default()
+    }
 }
 
-impl Backend for Far {
+impl Backend for FakeBackend {
     fn dialect(&self) -> Dialect {
         self.sim.dialect()
     }
@@ -172,52 +191,53 @@ impl Backend for Far {
         self.sim.now()
     }
 
-    async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
+    async fn observe(&self, scope: &Scope) -> Result<Observed, BackendError> {
         if self.dialect() == Dialect::Job {
             // It has no lists: what is asked about is checked.
             let mut observed = self.check_live(&scope.subjects).await?;
-            let is_there = |seen: &Seen| seen.running == Some(true) || seen.hosted == Some(true);
+            let is_there = |seen: &ObservedInstance| seen.running == Some(true) || seen.hosted == Some(true);
             observed.instances.retain(|_, seen| is_there(seen));
             return Ok(observed);
         }
         let Observed { instances, gaps, at } = self.sim.observe(scope).await?;
-        let instances = instances.into_iter().map(|(key, seen)| (key, self.told(seen))).collect();
+        let instances = instances.into_iter().map(|(key, seen)| (key, self.reported(seen))).collect();
         Ok(Observed { instances, gaps, at })
     }
 
-    async fn mark(&self, hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
-        self.sim.mark(hosts).await
+    async fn watermark(&self, hosts: &BTreeSet<HostKey>) -> Result<Watermark, BackendError> {
+        self.sim.watermark(hosts).await
     }
 
-    async fn look_closely(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
+    async fn observe_live(&self, subjects: &[InstanceQuery]) -> Result<Observed, BackendError> {
         if self.is_ours() {
             return self.observe(&Scope::of(subjects.to_vec())).await;
         }
         self.check_live(subjects).await
     }
 
-    async fn check_live(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
-        let gaps = self.sim.mark(&BTreeSet::new()).await?.gaps;
-        let look = |subject: &Subject| {
+    async fn check_live(&self, subjects: &[InstanceQuery]) -> Result<Observed, BackendError> {
+        let gaps = self.sim.watermark(&BTreeSet::new()).await?.gaps;
+        let look = |subject: &InstanceQuery| {
             let seen = self.sim.check(&subject.instance);
             // By its name alone, what is not registered cannot be found.
             let unheard = self.dialect() == Dialect::GseV1 && seen.registered != Some(true);
-            let unknown = Seen { unknown: true, registered: Some(false), ..Seen::default() };
+            let unknown =
+                ObservedInstance { unknown: true, registered: Some(false), ..ObservedInstance::default() };
             (subject.instance.clone(), if unheard { unknown } else { seen })
         };
         let there = subjects.iter().filter(|subject| !gaps.contains_key(&subject.host.key));
         Ok(Observed { instances: there.map(look).collect(), gaps, at: self.now() })
     }
 
-    fn knows_names(&self) -> bool {
+    fn has_idempotency_keys(&self) -> bool {
         self.is_ours()
     }
 
-    async fn find(&self, call: &str, _instances: &[InstanceKey]) -> Result<Option<Task>, Fault> {
+    async fn find_task(&self, call: &str, _instances: &[InstanceKey]) -> Result<Option<Task>, BackendError> {
         Ok(self.names.lock().expect("a lock").get(call).cloned())
     }
 
-    async fn submit(&self, call: &str, orders: &[Order]) -> Result<Task, Fault> {
+    async fn submit(&self, call: &str, orders: &[Operation]) -> Result<Task, BackendError> {
         if !self.is_ours() {
             return self.sim.submit(call, orders).await;
         }
@@ -231,10 +251,10 @@ impl Backend for Far {
         sent
     }
 
-    async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
+    async fn poll(&self, task: &Task) -> Result<Vec<OperationStatus>, BackendError> {
         let mut answers = self.sim.poll(task).await?;
         // What is guarded with the same spec already is guarded; the fleet is stricter, to judge plans by.
-        let again = |answer: &&mut Answer| match &answer.result {
+        let again = |answer: &&mut OperationStatus| match &answer.result {
             Said::Failed { message, .. } => message.ends_with("it is guarded already"),
             Said::InProgress | Said::Done => false,
         };
@@ -245,16 +265,16 @@ impl Backend for Far {
 
 /// A store for one process, in memory.
 #[derive(Default)]
-pub struct Memory(Mutex<(Number, Values)>, Mutex<BTreeMap<String, Held>>);
+pub struct MemoryStore(Mutex<(Seq, Values)>, Mutex<BTreeMap<String, Held>>);
 
 /// The last lease of a name: its number, and whose it is until when.
 #[derive(Default)]
 struct Held(u64, Option<(Holder, Instant)>);
 
 /// Each with the change that it is from.
-type Values = BTreeMap<String, (Number, Vec<u8>)>;
+type Values = BTreeMap<String, (Seq, Vec<u8>)>;
 
-impl Store for Memory {
+impl Store for MemoryStore {
     async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
         let kept = self.0.lock().expect("a lock");
         Ok(kept.1.get(key).map(|(changed, value)| entry(key, *changed, value)))
@@ -277,7 +297,7 @@ impl Store for Memory {
     async fn txn(&self, txn: Txn) -> Result<Outcome, Error> {
         let mut kept = self.0.lock().expect("a lock");
         for compare in &txn.compares {
-            if kept.1.get(&compare.key).map_or(0, |(changed, _)| *changed) != compare.changed {
+            if kept.1.get(&compare.key).map_or(0, |(changed, _)| *changed) != compare.mod_seq {
                 return Ok(Outcome::Conflict(compare.key.clone()));
             }
         }
@@ -292,21 +312,25 @@ impl Store for Memory {
         Ok(Outcome::Written(number))
     }
 
-    async fn changes(&self, _prefix: &str, _after: Number) -> Result<Vec<Change>, Error> {
+    async fn changes(&self, _prefix: &str, _after: Seq) -> Result<Vec<Change>, Error> {
         std::future::pending().await
     }
 
-    async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<Taken, Error> {
+    async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<LeaseAttempt, Error> {
         let mut leases = self.1.lock().expect("a lock");
         let Held(generation, held) = leases.entry(name.to_owned()).or_default();
         if let Some((holder, until)) = held.clone()
             && until > Instant::now()
         {
-            return Ok(Taken::Theirs { holder, generation: *generation, left_ms: 1 });
+            return Ok(LeaseAttempt::Theirs { holder, generation: *generation, left_ms: 1 });
         }
         *held = Some((holder.clone(), Instant::now() + lives));
         *generation += 1;
-        Ok(Taken::Ours(Lease { name: name.to_owned(), holder: holder.id.clone(), generation: *generation }))
+        Ok(LeaseAttempt::Ours(Lease {
+            name: name.to_owned(),
+            holder: holder.id.clone(),
+            generation: *generation,
+        }))
     }
 
     async fn renew_lease(&self, lease: &Lease, lives: Duration) -> Result<bool, Error> {
@@ -327,7 +351,7 @@ impl Store for Memory {
     }
 }
 
-impl Memory {
+impl MemoryStore {
     fn is_mine(&self, lease: &Lease, so: impl FnOnce(&mut (Holder, Instant))) -> bool {
         let mut leases = self.1.lock().expect("a lock");
         let held = leases.get_mut(&lease.name).filter(|held| held.0 == lease.generation);
@@ -336,11 +360,11 @@ impl Memory {
     }
 
     /// Whoever held something is dead, and that is known.
-    fn bury(&self) {
+    fn expire_leases(&self) {
         self.1.lock().expect("a lock").values_mut().for_each(|held| held.1 = None);
     }
 }
 
-fn entry(key: &str, changed: Number, value: &[u8]) -> Entry {
-    Entry { key: key.into(), value: value.into(), changed }
+fn entry(key: &str, changed: Seq, value: &[u8]) -> Entry {
+    Entry { key: key.into(), value: value.into(), mod_seq: changed }
 }

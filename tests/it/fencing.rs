@@ -14,7 +14,7 @@ const TOKENS: &str = "0:10.0.0.1 one\n0:10.0.0.2 two\n";
 const FORGED: u64 = u64::MAX;
 
 fn server(folder: &std::path::Path) -> Server {
-    Server::over(&folder.join("store.db"), Duration::from_secs(10), APPS, TOKENS)
+    Server::start(&folder.join("store.db"), Duration::from_secs(10), APPS, TOKENS)
 }
 
 fn body(namespace: &str, name: &str, host: &str) -> Value {
@@ -91,7 +91,7 @@ fn an_app_of_another_namespace_locks_no_owner_out() {
 }
 
 #[test]
-fn a_generation_counts_while_its_lease_holds_it() {
+fn a_generation_is_valid_while_its_lease_is_held() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let (code, message) = register(&server, "shop", &fenced(1));
@@ -108,14 +108,14 @@ fn a_generation_counts_while_its_lease_holds_it() {
     let third = server.lease("team", "three");
     let named = format!("X-Abide-Op: once\r\n{}", fenced(third));
     assert_eq!(register(&server, "shop", &named).0, 0);
-    server.lease_again("team", third);
+    server.take_over_lease("team", third);
     assert_eq!(register(&server, "shop", &named).0, 0);
     assert_eq!(register(&server, "shop", &fenced(third)).0, 1_900_409);
 }
 
 /// A fenced call is not remembered: its retry is evaluated again.
 #[test]
-fn a_fenced_call_is_carried_out_once_its_lease_is_held() {
+fn a_fenced_call_runs_once_its_lease_is_held() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let generation = server.lease("team", "one");
@@ -203,7 +203,7 @@ fn one_stolen_agent_token_locks_no_owner_out() {
     let task = start(&server, "10.0.0.1", generation);
     stolen.answer("one", 1_900_409, Some(100));
     assert_eq!(result(&server, &task), 1_900_409);
-    assert!(server.renewed("team", "holder", generation), "the holder's lease is not ended");
+    assert!(server.renew_lease("team", "holder", generation), "the holder's lease is not ended");
     let task = start(&server, "10.0.0.2", generation);
     honest.answer("two", 0, None);
     assert_eq!(result(&server, &task), 0, "another host works as before");
@@ -215,7 +215,7 @@ fn one_stolen_agent_token_locks_no_owner_out() {
 }
 
 #[test]
-fn a_lease_lives_a_minute_at_most_and_is_never_written() {
+fn a_lease_ttl_is_capped_and_a_lease_key_is_read_only() {
     let folder = tempfile::tempdir().expect("a folder");
     let server = server(folder.path());
     let holder = json!({"id": "thief", "host": "elsewhere", "boot_id": "b", "pid": 1, "started": 1});
@@ -282,9 +282,9 @@ fn lease_list_shows_and_lease_reset_repairs() {
     let reset = run(&["lease", "reset", "shop"]);
     assert_eq!(reset.status.code(), Some(6), "{}", stderr(&reset));
     assert!(stderr(&reset).contains("--force"), "{}", stderr(&reset));
-    assert!(server.renewed("shop", "me", 11));
+    assert!(server.renew_lease("shop", "me", 11));
     assert_eq!(run(&["lease", "reset", "shop", "--force"]).status.code(), Some(0));
-    assert!(!server.renewed("shop", "me", 11));
+    assert!(!server.renew_lease("shop", "me", 11));
     // Agents that remember more than the store.
     assert_eq!(run(&["lease", "reset", "team", "--generation", "500"]).status.code(), Some(0));
     assert_eq!(server.lease("team", "me"), 502);
@@ -309,9 +309,9 @@ fn leases_of_a_state_folder_are_listed_and_reset() {
     assert_eq!(stdout(&run(&["lease", "list", "-o", "json"])).trim(), "[]");
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     runtime.block_on(async {
-        use abide::store::{Either, Embedded, Holder, Store};
+        use abide::store::{AnyStore, Embedded, Holder, Store};
         let file = folder.path().join("state/state.db");
-        let store = Either::here(Embedded::open(&file).expect("it opens"), "there");
+        let store = AnyStore::here(Embedded::open(&file).expect("it opens"), "there");
         let minute = Duration::from_secs(60);
         let holder = Holder { host: "elsewhere".into(), ..Holder::this("x") };
         store.take_lease("writer/team", &holder, minute).await.expect("taken");

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use abide::gateway::routes::{self, Access};
+use abide::gateway::routes::{self, RouteAccess};
 use serde_json::{Value, json};
 
 use crate::server::Server;
@@ -14,7 +14,7 @@ const APPS: &str =
     "apps:\n  - {code: all, secret: s3cret}\n  - {code: web, secret: web-s3cret, namespaces: [web]}\n";
 
 fn server(file: &Path, patience: Duration) -> Server {
-    Server::over(file, patience, APPS, "")
+    Server::start(file, patience, APPS, "")
 }
 
 struct Fixture {
@@ -44,7 +44,7 @@ fn body(hosts: &[&str]) -> Value {
 }
 
 #[test]
-fn the_documents_own_example_is_registered() {
+fn the_documented_example_is_registered() {
     let it = fixture();
     let example: Value =
         serde_json::from_str(include_str!("fixtures/gse_register_proc_info.json")).expect("JSON");
@@ -57,7 +57,7 @@ fn the_documents_own_example_is_registered() {
 }
 
 #[test]
-fn every_address_of_a_call_is_that_call() {
+fn every_path_of_a_call_is_equivalent() {
     let it = fixture();
     let register = |method: &str, path: &str| it.server.call(method, path, body(&["10.0.0.1"]));
     let first = register("POST", "/api/c/compapi/v2/gse/register_proc_info/");
@@ -130,7 +130,7 @@ fn a_task_has_a_row_for_every_instance_and_without_an_agent_each_ends_in_117() {
 }
 
 #[test]
-fn the_first_shape_uses_what_is_registered() {
+fn the_v1_shape_uses_the_registered_spec() {
     let it = fixture_with(Duration::from_millis(1));
     let mut bare = body(&["10.0.0.1", "10.0.0.2"]);
     bare.as_object_mut().expect("an object").remove("spec");
@@ -236,7 +236,7 @@ fn two_processes_of_a_host_cannot_share_an_identity() {
 }
 
 #[test]
-fn groups_are_kept_and_agents_are_told_of() {
+fn groups_are_stored_and_agents_are_listed() {
     let it = fixture();
     let groups = json!([{"id": 1, "resource": {"cpu_pool_limit": 30.0, "mem_pool_limit": 10.0, "cpu_pool_weight": 0}}]);
     let set = json!({"meta": {"namespace": "web"}, "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0, "bk_supplier_id": 2}],
@@ -278,7 +278,7 @@ fn what_was_acknowledged_survives_a_restart() {
 
 /// Every route × every kind of caller. The table of routes is the gateway's own, so that a new one is in here too.
 #[test]
-fn nobody_gets_in_without_credentials_or_into_others_namespaces() {
+fn calls_need_credentials_and_stay_in_their_namespaces() {
     let it = fixture();
     let header = |code: &str, secret: &str| {
         format!("X-Bkapi-Authorization: {{\"bk_app_code\": \"{code}\", \"bk_app_secret\": \"{secret}\"}}\r\n")
@@ -299,7 +299,7 @@ fn nobody_gets_in_without_credentials_or_into_others_namespaces() {
         routes += 1;
         let send =
             |headers: &str, path: &str| it.server.send(method, path, headers, request.to_string().as_bytes());
-        if call.access() == Access::Anybody {
+        if call.access() == RouteAccess::Anybody {
             assert_eq!(send("", &path).0, 200, "{method} {path}");
             continue;
         }
@@ -315,7 +315,7 @@ fn nobody_gets_in_without_credentials_or_into_others_namespaces() {
                 );
             }
         }
-        if call.access() == Access::Agent {
+        if call.access() == RouteAccess::Agent {
             // An app's secret is no agent's token.
             assert_eq!(send(&header("all", "s3cret"), &path).0, 401, "{method} {path}");
             continue;

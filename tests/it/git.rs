@@ -6,12 +6,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use abide::control::source::Source;
-use abide::control::source::git::{Git, Setting, Signatures};
+use abide::control::source::git::{Git, GitConfig, Signatures};
 use abide::manifest::Limits;
 use abide::store::Embedded;
 use serde_json::Value;
 
-use crate::apply::{Ends, Machine};
+use crate::apply::{KillOnDrop, Machine};
 use crate::support::{needs, until};
 use crate::system::{is_alive, kill};
 
@@ -55,7 +55,7 @@ impl Repo {
         self.git(&["rev-parse", "HEAD"])
     }
 
-    pub fn watch(&self, log: &str, more: &[&str]) -> Ends {
+    pub fn watch(&self, log: &str, more: &[&str]) -> KillOnDrop {
         let url = self.machine.path("origin.git").display().to_string();
         let mut args = vec!["watch", "--git", &url, "--interval", "1s", "--listen", "127.0.0.1:0"];
         args.extend(more);
@@ -64,16 +64,16 @@ impl Repo {
         let mut command = self.machine.command(&args);
         command.env("HOME", self.machine.path(".")).env("GIT_CONFIG_NOSYSTEM", "1");
         let child = command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts");
-        until("it is ready", || self.said(log).contains("ready http://"));
-        Ends(child)
+        until("it is ready", || self.read_log(log).contains("ready http://"));
+        KillOnDrop(child)
     }
 
-    pub fn said(&self, log: &str) -> String {
+    pub fn read_log(&self, log: &str) -> String {
         std::fs::read_to_string(self.machine.path(log)).unwrap_or_default()
     }
 
-    pub fn until_said(&self, log: &str, what: &str) {
-        until(what, || self.said(log).contains(what));
+    pub fn wait_for_log(&self, log: &str, what: &str) {
+        until(what, || self.read_log(log).contains(what));
     }
 
     pub fn runs(&self, names: &[&str]) -> bool {
@@ -99,7 +99,7 @@ pub fn run(here: &Path, args: &[&str]) -> String {
 
 /// Whoever may push tags does not thereby push to a branch of the same name.
 #[test]
-fn a_tag_does_not_stand_in_for_a_branch() {
+fn a_tag_is_not_used_in_place_of_a_branch() {
     let repo = Repo::new();
     repo.machine.process("a", "1", "");
     let branch = repo.commit("the branch");
@@ -108,7 +108,7 @@ fn a_tag_does_not_stand_in_for_a_branch() {
     repo.git(&["push", "--quiet", "origin", "HEAD:refs/tags/main"]);
     repo.git(&["push", "--quiet", "origin", "HEAD:refs/tags/v2"]);
     let first = repo.watch("first", &["--ref", "main"]);
-    repo.until_said("first", &format!("at commit {}", &branch[..12]));
+    repo.wait_for_log("first", &format!("at commit {}", &branch[..12]));
     until("it runs", || repo.machine.effects() == ["start a 1"]);
     let status = repo.machine.run(&["status"]).1;
     assert!(status.contains(&format!("commit {}", &branch[..12])), "{status}");
@@ -120,7 +120,7 @@ fn a_tag_does_not_stand_in_for_a_branch() {
 
 /// A link to a folder outside of what is followed is no wish that what was there be gone.
 #[test]
-fn what_moves_behind_a_link_that_leads_out_is_told_and_not_pruned() {
+fn a_path_replaced_by_an_out_of_tree_link_is_reported_and_not_pruned() {
     let repo = Repo::new();
     let folder = repo.machine.path("m");
     std::fs::create_dir_all(folder.join("p/team")).expect("a folder");
@@ -138,20 +138,22 @@ fn what_moves_behind_a_link_that_leads_out_is_told_and_not_pruned() {
     std::os::unix::fs::symlink("../notes", folder.join("p/notes")).expect("a link");
     std::os::unix::fs::symlink("nowhere", folder.join("p/lost")).expect("a link");
     repo.commit("behind a link");
-    repo.until_said("watch.log", "p/team:1:1: the link leads out of the tree");
-    assert!(repo.runs(&["a", "b"]) && !repo.said("watch.log").contains("stop "));
-    assert!(!repo.said("watch.log").contains("p/notes") && !repo.said("watch.log").contains("p/lost"));
+    repo.wait_for_log("watch.log", "p/team:1:1: the link leads out of the tree");
+    assert!(repo.runs(&["a", "b"]) && !repo.read_log("watch.log").contains("stop "));
+    assert!(
+        !repo.read_log("watch.log").contains("p/notes") && !repo.read_log("watch.log").contains("p/lost")
+    );
 }
 
 #[test]
-fn each_commit_is_made_true_and_known_by_its_name() {
+fn each_commit_is_applied_and_recorded() {
     let repo = Repo::new();
     let machine = &repo.machine;
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     let first = repo.commit("both");
     let mut watch = repo.watch("watch.log", &["--prune"]);
     until("both run", || repo.runs(&["a", "b"]));
-    repo.until_said("watch.log", &format!("at commit {}", &first[..12]));
+    repo.wait_for_log("watch.log", &format!("at commit {}", &first[..12]));
     let before = machine.pids();
     // A change, and its revert: what was is again.
     machine.process("a", "2", "");
@@ -175,13 +177,13 @@ fn each_commit_is_made_true_and_known_by_its_name() {
     let calm = machine.pids();
     repo.commit("broken");
     until("the others go on", || repo.runs(&["c"]));
-    assert!(repo.said("watch.log").contains("a.yaml:10:5"), "{}", repo.said("watch.log"));
+    assert!(repo.read_log("watch.log").contains("a.yaml:10:5"), "{}", repo.read_log("watch.log"));
     assert_eq!((machine.pids()["a"], machine.pids()["b"]), (calm["a"], calm["b"]));
     // One that is started now knows how the broken file was.
     watch.0.kill().expect("it is killed");
     watch.0.wait().expect("it ends");
     let _again = repo.watch("again", &["--prune"]);
-    repo.until_said("again", "read 2 instances wanted");
+    repo.wait_for_log("again", "read 2 instances wanted");
     // Whole again: what no file declares any more goes at once.
     std::fs::write(machine.path("m/a.yaml"), &good).expect("a file");
     repo.commit("whole");
@@ -191,12 +193,12 @@ fn each_commit_is_made_true_and_known_by_its_name() {
     repo.git(&["rm", "--quiet", "-r", "."]);
     std::fs::create_dir_all(machine.path("m")).expect("a folder");
     repo.commit("nothing");
-    repo.until_said("again", "Empty");
+    repo.wait_for_log("again", "Empty");
     assert!(repo.runs(&["a", "c"]));
 }
 
 #[test]
-fn a_rewound_branch_is_an_alarm_also_after_a_death() {
+fn a_rewound_branch_is_refused_also_after_a_crash() {
     let repo = Repo::new();
     let machine = &repo.machine;
     machine.process("a", "1", "");
@@ -205,27 +207,27 @@ fn a_rewound_branch_is_an_alarm_also_after_a_death() {
     let second = repo.commit("second");
     let mut watch = repo.watch("watch.log", &[]);
     until("a runs", || repo.runs(&["a"]));
-    repo.until_said("watch.log", "converged");
+    repo.wait_for_log("watch.log", "converged");
     let before = machine.pids();
     // Somebody forces the branch back, while it is watched.
     repo.git(&["reset", "--quiet", "--hard", &first]);
     repo.push(&["--force"]);
-    repo.until_said("watch.log", "Rewound");
-    let said = repo.said("watch.log");
+    repo.wait_for_log("watch.log", "Rewound");
+    let said = repo.read_log("watch.log");
     assert!(said.contains(&first) && said.contains(&second), "{said}");
     assert!(said.contains(&format!("--accept-rewind {first}")), "{said}");
     // Killed, and started again: it stays at the last one, does nothing twice, and says so again.
     watch.0.kill().expect("it is killed");
     watch.0.wait().expect("it ends");
     let mut again = repo.watch("again", &[]);
-    repo.until_said("again", "Rewound");
-    repo.until_said("again", &format!("at commit {}", &second[..12]));
-    repo.until_said("again", "converged");
+    repo.wait_for_log("again", "Rewound");
+    repo.wait_for_log("again", &format!("at commit {}", &second[..12]));
+    repo.wait_for_log("again", "converged");
     assert_eq!((machine.pids(), machine.effects()), (before.clone(), vec!["start a 2".to_owned()]));
     // Forward again: over.
     repo.git(&["reset", "--quiet", "--hard", &second]);
     repo.push(&["--force"]);
-    repo.until_said("again", "it is followed again");
+    repo.wait_for_log("again", "it is followed again");
     again.0.kill().expect("it is killed");
     again.0.wait().expect("it ends");
     // Rewound while nobody looks.
@@ -233,8 +235,8 @@ fn a_rewound_branch_is_an_alarm_also_after_a_death() {
     machine.process("b", "1", "");
     let other = repo.commit_forced("other");
     let mut third = repo.watch("third", &[]);
-    repo.until_said("third", "Rewound");
-    repo.until_said("third", "converged");
+    repo.wait_for_log("third", "Rewound");
+    repo.wait_for_log("third", "converged");
     assert_eq!((machine.pids(), machine.effects()), (before, vec!["start a 2".to_owned()]));
     third.0.kill().expect("it is killed");
     third.0.wait().expect("it ends");
@@ -243,7 +245,7 @@ fn a_rewound_branch_is_an_alarm_also_after_a_death() {
     until("the other is taken", || {
         machine.effects().contains(&"start b 1".to_owned()) && repo.runs(&["a", "b"])
     });
-    assert!(!repo.said("last").contains("Rewound"));
+    assert!(!repo.read_log("last").contains("Rewound"));
 }
 
 impl Repo {
@@ -264,25 +266,25 @@ fn a_repository_that_cannot_be_reached_changes_nothing() {
     until("a runs", || repo.runs(&["a"]));
     let before = machine.pids();
     std::fs::rename(machine.path("origin.git"), machine.path("away")).expect("a folder");
-    repo.until_said("watch.log", "cannot fetch HEAD");
+    repo.wait_for_log("watch.log", "cannot fetch HEAD");
     // Drift is repaired all the same, also by one that was started meanwhile.
     watch.0.kill().expect("it is killed");
     watch.0.wait().expect("it ends");
     let _again = repo.watch("again", &["--prune"]);
-    repo.until_said("again", "cannot fetch HEAD");
-    repo.until_said("again", "converged: 1 instance");
+    repo.wait_for_log("again", "cannot fetch HEAD");
+    repo.wait_for_log("again", "converged: 1 instance");
     assert_eq!(machine.pids(), before);
     std::fs::rename(machine.path("away"), machine.path("origin.git")).expect("a folder");
-    repo.until_said("again", "it is followed again");
+    repo.wait_for_log("again", "it is followed again");
     machine.process("b", "1", "");
     repo.commit("second");
     until("b runs", || repo.runs(&["b"]));
     assert_eq!(machine.pids()["a"], before["a"]);
-    assert_eq!(repo.said("again").matches("cannot fetch").count(), 1, "{}", repo.said("again"));
+    assert_eq!(repo.read_log("again").matches("cannot fetch").count(), 1, "{}", repo.read_log("again"));
 }
 
 #[test]
-fn only_what_the_right_people_signed_is_taken() {
+fn only_commits_of_allowed_signers_are_applied() {
     if !needs("ssh-keygen") {
         return;
     }
@@ -308,17 +310,17 @@ fn only_what_the_right_people_signed_is_taken() {
     machine.process("a", "1", "");
     let unsigned = repo.commit("unsigned");
     let _watch = repo.watch("watch.log", &["--verify-signatures", "signers"]);
-    repo.until_said("watch.log", &format!("commit {unsigned} is refused: it is not signed"));
+    repo.wait_for_log("watch.log", &format!("commit {unsigned} is refused: it is not signed"));
     machine.process("a", "2", "");
     let stranger = signed("by a stranger", &eve);
-    repo.until_said("watch.log", &format!("commit {stranger} is refused: its signature is not good"));
+    repo.wait_for_log("watch.log", &format!("commit {stranger} is refused: its signature is not good"));
     assert!(machine.effects().is_empty() && machine.rows().is_empty());
     machine.process("a", "3", "");
     signed("by ann", &ann);
     until("a runs", || repo.runs(&["a"]));
     machine.process("a", "4", "");
     let unsigned = repo.commit("unsigned again");
-    repo.until_said("watch.log", &format!("commit {unsigned} is refused"));
+    repo.wait_for_log("watch.log", &format!("commit {unsigned} is refused"));
     machine.process("a", "5", "");
     signed("by ann again", &ann);
     until("the fifth runs", || machine.effects().contains(&"start a 5".to_owned()));
@@ -328,7 +330,7 @@ fn only_what_the_right_people_signed_is_taken() {
 }
 
 #[test]
-fn keys_of_gpg_are_those_of_the_file_and_never_the_users_own() {
+fn gpg_uses_only_the_keys_of_the_file() {
     if !needs("gpg") {
         return;
     }
@@ -361,7 +363,7 @@ fn keys_of_gpg_are_those_of_the_file_and_never_the_users_own() {
     machine.process("a", "1", "");
     let ann = signed("by ann", "ann@example.org");
     let _watch = repo.watch("watch.log", &["--verify-signatures", "keys"]);
-    repo.until_said("watch.log", &format!("commit {ann} is refused: its signature is not good"));
+    repo.wait_for_log("watch.log", &format!("commit {ann} is refused: its signature is not good"));
     assert!(machine.effects().is_empty());
     signed("by bob", "bob@example.org");
     until("a runs", || repo.runs(&["a"]));
@@ -369,7 +371,7 @@ fn keys_of_gpg_are_those_of_the_file_and_never_the_users_own() {
 }
 
 #[test]
-fn a_path_of_a_branch_is_read_by_the_rules_of_directories() {
+fn a_path_in_a_branch_is_loaded_like_a_directory() {
     let repo = Repo::new();
     let machine = &repo.machine;
     std::fs::create_dir_all(machine.path("m/fleet/.data")).expect("a folder");
@@ -385,19 +387,19 @@ fn a_path_of_a_branch_is_read_by_the_rules_of_directories() {
     repo.git(&["push", "--quiet", "origin", "HEAD:prod"]);
     let _watch = repo.watch("watch.log", &["--ref", "prod", "--path", "./fleet/"]);
     until("both run", || repo.runs(&["a", "b"]));
-    repo.until_said("watch.log", "converged: 2 instances");
+    repo.wait_for_log("watch.log", "converged: 2 instances");
     // A link out of it is a problem with its place, and spoils nothing.
     std::os::unix::fs::symlink("/etc/hostname", machine.path("m/fleet/z.yaml")).expect("a link");
     repo.commit("a link");
     repo.git(&["push", "--quiet", "origin", "HEAD:prod"]);
-    repo.until_said("watch.log", "fleet/z.yaml:1:1");
-    assert!(repo.said("watch.log").contains("leads out of the tree"));
+    repo.wait_for_log("watch.log", "fleet/z.yaml:1:1");
+    assert!(repo.read_log("watch.log").contains("leads out of the tree"));
     assert!(!machine.rows().contains_key("outside"));
     assert!(!machine.path(".abide-home/git").join("fleet").exists());
 }
 
 #[test]
-fn what_git_could_take_for_an_option_or_a_program_is_refused() {
+fn option_like_and_command_like_urls_are_refused() {
     let machine = Machine::new();
     let touched = machine.path("touched");
     let ext = format!("--git=ext::sh -c touch% {}", touched.display());
@@ -432,7 +434,7 @@ fn what_git_could_take_for_an_option_or_a_program_is_refused() {
 }
 
 #[test]
-fn nothing_that_belongs_to_a_repository_or_a_configuration_is_run() {
+fn no_hook_or_configured_command_is_run() {
     let repo = Repo::new();
     let machine = &repo.machine;
     let touched = machine.path("touched");
@@ -477,7 +479,7 @@ impl Repo {
 
 /// A program that never ends in place of the other side's.
 #[test]
-fn a_fetch_that_takes_too_long_is_ended_and_told_and_does_not_keep_from_stopping() {
+fn a_slow_fetch_times_out_and_does_not_block_shutdown() {
     let machine = Machine::new();
     let (ssh, pid) = (machine.path("ssh"), machine.path("pid"));
     std::fs::write(&ssh, format!("#!/bin/sh\necho $$ > {}\nexec sleep 1000\n", pid.display()))
@@ -490,7 +492,7 @@ fn a_fetch_that_takes_too_long_is_ended_and_told_and_does_not_keep_from_stopping
             ["watch", "--git", "ssh://git:secret@h/x", "--git-timeout", patience, "--listen", "127.0.0.1:0"];
         let mut command = machine.command(&args);
         command.env("GIT_SSH_COMMAND", &ssh).env("HOME", machine.path("."));
-        Ends(command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts"))
+        KillOnDrop(command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts"))
     };
     let asked = || std::fs::read_to_string(&pid).ok()?.trim().parse::<u32>().ok();
     let first = watch("first", "1s");
@@ -512,12 +514,12 @@ fn a_fetch_that_takes_too_long_is_ended_and_told_and_does_not_keep_from_stopping
 
 /// What a webhook does: it is looked at now, not at the next interval.
 #[test]
-fn a_nudge_is_followed_at_once() {
+fn a_webhook_triggers_a_fetch() {
     let repo = Repo::new();
     let machine = &repo.machine;
     machine.process("a", "1", "");
     repo.commit("first");
-    let setting = Setting {
+    let setting = GitConfig {
         url: machine.path("origin.git").display().to_string(),
         reference: "main".to_owned(),
         path: PathBuf::new(),
@@ -526,7 +528,7 @@ fn a_nudge_is_followed_at_once() {
         accept_rewind: None,
         insecure: false,
         interval: Duration::from_secs(3600),
-        patience: Duration::from_secs(60),
+        timeout: Duration::from_secs(60),
         folder: machine.path("git"),
         owner: "default".to_owned(),
         limits: Limits::default(),
@@ -535,14 +537,14 @@ fn a_nudge_is_followed_at_once() {
     runtime.block_on(async {
         let store = Embedded::open(&machine.path("store.db")).expect("a store");
         let mut git =
-            Source::Git(Box::new(Git::new(setting.checked().expect("it is well"), Box::new(|_| {}))));
+            Source::Git(Box::new(Git::new(setting.validated().expect("it is well"), Box::new(|_| {}))));
         assert!(git.read(&store).await.expect("it reads").is_none());
         until("the first is there", || git.changed());
         machine.process("b", "1", "");
         let second = repo.commit("second");
-        let nudge = git.nudge();
+        let nudge = git.trigger();
         std::thread::spawn(move || nudge.now());
-        git.woken().await;
+        git.wait_for_signal().await;
         until("the second is there", || git.changed());
         let reading = git.read(&store).await.expect("it reads").expect("a reading");
         assert_eq!((reading.commit.as_deref(), reading.may_prune), (Some(second.as_str()), true));
@@ -553,13 +555,13 @@ fn a_nudge_is_followed_at_once() {
             Duration::from_secs(3600),
             Box::new(|_| {}),
         );
-        directory.nudge().now();
+        directory.trigger().now();
         assert!(directory.changed() && !directory.changed());
     });
 }
 
 #[test]
-fn two_watches_share_what_they_fetched() {
+fn two_watches_share_fetched_objects() {
     let repo = Repo::new();
     let machine = &repo.machine;
     machine.process("a", "1", "");
@@ -568,15 +570,15 @@ fn two_watches_share_what_they_fetched() {
     let _first = repo.watch("first", &[]);
     let _second = repo.watch("second", &["--ref", "other", "--owner", "others"]);
     until("a runs", || repo.runs(&["a"]));
-    repo.until_said("second", "read 1 instance");
+    repo.wait_for_log("second", "read 1 instance");
     // Neither is disturbed by the other.
     machine.process("b", "1", "");
     repo.commit("second");
     repo.git(&["push", "--quiet", "origin", "HEAD:other"]);
     until("b runs", || repo.runs(&["b"]));
-    repo.until_said("second", "read 2 instances");
+    repo.wait_for_log("second", "read 2 instances");
     for log in ["first", "second"] {
-        assert!(!repo.said(log).contains("source"), "{}", repo.said(log));
+        assert!(!repo.read_log(log).contains("source"), "{}", repo.read_log(log));
     }
     let mirrors = std::fs::read_dir(machine.path(".abide-home/git")).expect("mirrors").flatten();
     assert_eq!(mirrors.filter(|entry| entry.path().is_dir()).count(), 1);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::apply::{Ends, Machine};
+use crate::apply::{KillOnDrop, Machine};
 use crate::git::Repo;
 use crate::http::{Answer, Request};
 use crate::support::{needs, until};
@@ -58,13 +58,13 @@ fn command_lines(secret: &str) -> Vec<String> {
     others.map(line).filter(|line| line.contains(secret)).collect()
 }
 
-fn watch(machine: &Machine, log: &str, url: &str) -> Ends {
+fn watch(machine: &Machine, log: &str, url: &str) -> KillOnDrop {
     let out = std::fs::File::create(machine.path(log)).expect("a file");
     let mut command =
         machine.command(&["watch", "--interval", "1s", "--listen", "127.0.0.1:0", "--owner", "x"]);
     command.env("ABIDE_GIT", url).env("HOME", machine.path(".")).env("GIT_CONFIG_NOSYSTEM", "1");
     let both = out.try_clone().expect("a file");
-    Ends(command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts"))
+    KillOnDrop(command.stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts"))
 }
 
 #[test]
@@ -120,7 +120,8 @@ fn a_repository_on_loopback_is_fetched_through_no_proxy() {
                 &mut command
             }
         };
-        let _watch = Ends(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts"));
+        let _watch =
+            KillOnDrop(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts"));
         let sent = |forge: &Forge| forge.authorizations.lock().expect("a lock").len();
         until("the credentials were sent", || sent(&forge) + sent(&proxy) > 0);
         assert_eq!(sent(&proxy), 0, "the proxy got the credentials for {host}");
@@ -187,7 +188,7 @@ fn every_commit_since_the_last_one_can_be_required_to_be_signed() {
     let merge = [&sign[..], &["merge", "--quiet", "--no-ff", "-S", "-m", "merge", "side"]].concat();
     repo.git(&merge);
     let tip = repo.push(&[]);
-    repo.until_said(
+    repo.wait_for_log(
         "all",
         &format!("commit {tip} is refused: it contains commit {smuggled}: it is not signed"),
     );
@@ -232,8 +233,11 @@ fn a_shallow_history_hides_no_commit() {
     repo.push(&[]);
     let smuggled = repo.git(&["rev-parse", "HEAD^2"]);
     std::fs::write(machine.path("origin.git/shallow"), format!("{smuggled}\n")).expect("a file");
-    repo.until_said("all", "the server declares a shallow history, and --signatures all needs every commit");
-    assert!(!machine.effects().contains(&"start b 1".to_owned()), "{}", repo.said("all"));
+    repo.wait_for_log(
+        "all",
+        "the server declares a shallow history, and --signatures all needs every commit",
+    );
+    assert!(!machine.effects().contains(&"start b 1".to_owned()), "{}", repo.read_log("all"));
 }
 
 #[test]
@@ -252,13 +256,13 @@ fn a_git_that_could_fetch_while_it_reads_is_refused() {
     let out = std::fs::File::create(machine.path("log")).expect("a file");
     let both = out.try_clone().expect("a file");
     command.env("PATH", path).stdin(Stdio::null()).stdout(out).stderr(both);
-    let mut watch = Ends(command.spawn().expect("it starts"));
+    let mut watch = KillOnDrop(command.spawn().expect("it starts"));
     let mut code = None;
     until("it ends", || {
         code = watch.0.try_wait().expect("it can be asked").and_then(|status| status.code());
-        code.is_some() || repo.said("log").contains("ready ")
+        code.is_some() || repo.read_log("log").contains("ready ")
     });
-    let said = repo.said("log");
+    let said = repo.read_log("log");
     assert!(
         code == Some(1) && said.contains("git 2.34.1 does not know GIT_NO_LAZY_FETCH"),
         "{code:?} {said}"
@@ -273,8 +277,9 @@ fn a_repeated_webhook_is_acknowledged_and_has_no_effect() {
     let out = std::fs::File::create(machine.path("log")).expect("a file");
     let args = ["watch", "m", "--listen", "127.0.0.1:0", "--webhook-secret-file", "secret"];
     let mut command = machine.command(&args);
-    let _watch =
-        Ends(command.stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).spawn().expect("it starts"));
+    let _watch = KillOnDrop(
+        command.stdin(Stdio::null()).stdout(out).stderr(Stdio::null()).spawn().expect("it starts"),
+    );
     let said = || std::fs::read_to_string(machine.path("log")).unwrap_or_default();
     until("it is ready", || said().contains("ready http://"));
     let at: SocketAddr = said().trim().trim_start_matches("ready http://").parse().expect("an address");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use abide::manifest::import::{Given, Imported, Kind, Terms, import};
+use abide::manifest::import::{ImportFile, ImportOptions, ImportResult, Kind, import};
 use abide::manifest::{self, Limits, Problem, print};
 use serde_json::Value;
 
@@ -75,8 +75,8 @@ fn a_csv_of_hosts_becomes_groups() {
     as_reviewed(&["fleet.csv"], &[], "fleet.expected");
 }
 
-fn terms(from: Option<Kind>) -> Terms {
-    Terms {
+fn terms(from: Option<Kind>) -> ImportOptions {
+    ImportOptions {
         from,
         namespace: "n".parse().expect("a name"),
         hosts: vec!["0:127.0.0.1".parse().expect("a host")],
@@ -85,8 +85,8 @@ fn terms(from: Option<Kind>) -> Terms {
     }
 }
 
-fn imported(name: &str, text: &str, from: Option<Kind>) -> Result<Imported, Vec<Problem>> {
-    let given = Given { name: name.into(), text: text.to_owned(), here: Some("/here".to_owned()) };
+fn imported(name: &str, text: &str, from: Option<Kind>) -> Result<ImportResult, Vec<Problem>> {
+    let given = ImportFile { name: name.into(), text: text.to_owned(), here: Some("/here".to_owned()) };
     import(&[given], &terms(from), &Limits::default())
 }
 
@@ -102,7 +102,7 @@ fn good(name: &str, text: &str) -> (String, String) {
 
 /// One setting each: what the manifest then has, and whether it is told.
 #[test]
-fn settings_map_or_are_told() {
+fn settings_are_mapped_or_reported() {
     let program = |more: &str| format!("[program:a]\ncommand=/bin/a\n{more}\n");
     for (setting, has, told) in [
         ("autostart=false", "state: stopped", ""),
@@ -189,7 +189,7 @@ fn settings_map_or_are_told() {
 }
 
 #[test]
-fn what_pm2_lists_becomes_manifests() {
+fn a_pm2_process_list_becomes_manifests() {
     let one = r#"{"pid": 7, "name": "a", "pm2_env": {"name": "a", "pm_exec_path": "/srv/a.js", "pm_cwd": "/srv",
         "exec_interpreter": "node", "exec_mode": "cluster_mode", "status": "online", "pm_uptime": 1, "autorestart": true,
         "pm_out_log_path": "/root/.pm2/logs/a-out.log", "pm_pid_path": "/root/.pm2/pids/a.pid", "env": {"A": "1", "a": {}}}}"#;
@@ -203,7 +203,7 @@ fn what_pm2_lists_becomes_manifests() {
 }
 
 #[test]
-fn names_are_made_good_and_kept_apart() {
+fn names_are_sanitized_and_stay_distinct() {
     let text = "[program:a b/c:d]\ncommand=x\n[program:a-b-c-d]\ncommand=x\n[program:w]\ncommand=x\nnumprocs=3\n\
                 [program:w_2]\ncommand=x\n[program:名]\ncommand=x\n[program:@@]\ncommand=x\n";
     let (yaml, notes) = good("p.conf", text);
@@ -213,10 +213,14 @@ fn names_are_made_good_and_kept_apart() {
 }
 
 #[test]
-fn what_waits_for_itself_does_not_wait() {
+fn a_self_dependency_is_dropped() {
     let unit = |after: &str| format!("[Unit]\nAfter={after}\n[Service]\nExecStart=/bin/x\n");
-    let files: Vec<Given> = [("a", "b.service"), ("b", "c.service"), ("c", "a.service c.service")]
-        .map(|(name, after)| Given { name: format!("{name}.service").into(), text: unit(after), here: None })
+    let files: Vec<ImportFile> = [("a", "b.service"), ("b", "c.service"), ("c", "a.service c.service")]
+        .map(|(name, after)| ImportFile {
+            name: format!("{name}.service").into(),
+            text: unit(after),
+            here: None,
+        })
         .into();
     let imported = import(&files, &terms(None), &Limits::default()).expect("it is read");
     let yaml = print::yaml(&imported.documents);
@@ -227,7 +231,7 @@ fn what_waits_for_itself_does_not_wait() {
 }
 
 #[test]
-fn bad_input_is_refused_at_its_place() {
+fn bad_input_is_refused_with_its_location() {
     for (name, text, place) in [
         ("a.conf", "[program:a]\nautostart=true\n", "a.conf:1:1: program \"a\" has no command"),
         ("a.conf", "[program:a]\ncommand='x\n", "a.conf:2:1: command cannot be read: a quote is not closed"),
@@ -293,7 +297,7 @@ fn bad_input_is_refused_at_its_place() {
 }
 
 #[test]
-fn line_ends_marks_and_standard_input_are_no_matter() {
+fn line_endings_boms_and_stdin_are_accepted() {
     let tree = Tree::new(&[("a.conf", b"\xef\xbb\xbf[program:a]\r\ncommand=/bin/a \"b c\"\r\nuser=app\r\n")]);
     let file = abide(&["import", "a.conf"], tree.path(), b"");
     assert!(stdout(&file).contains("start_cmd: \"exec /bin/a 'b c'\""), "{}", stdout(&file));
@@ -317,7 +321,7 @@ impl Dice {
 }
 
 #[test]
-fn no_input_is_too_much() {
+fn random_input_never_panics() {
     let odd = [
         "%",
         "%(",
@@ -387,8 +391,8 @@ fn no_input_is_too_much() {
     let numbers = "[program:a]\ncommand=x\nnumprocs=4000000000\n";
     let tree = Tree::new(&[("a.conf", numbers)]);
     assert_eq!(abide(&["import", "a.conf"], tree.path(), b"").status.code(), Some(65));
-    let chain: Vec<Given> = (0..3_000)
-        .map(|n| Given {
+    let chain: Vec<ImportFile> = (0..3_000)
+        .map(|n| ImportFile {
             name: format!("u{n}.service").into(),
             text: format!("[Unit]\nAfter=u{}.service\n[Service]\nExecStart=/x\n", n + 1),
             here: None,
@@ -398,7 +402,7 @@ fn no_input_is_too_much() {
 }
 
 #[test]
-fn what_is_imported_runs() {
+fn imported_manifests_run() {
     let machine = Machine::new();
     let here = machine.folder.path().display().to_string();
     let write = |name: &str, text: String| std::fs::write(machine.path(name), text).expect("a file");

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::apply::Machine;
 use crate::listen::{address, get};
 use crate::support::until;
-use crate::watch::{running, said, stop_directly, watch};
+use crate::watch::{read_log, running, stop_directly, watch};
 
 /// A tree that is read as often as somebody asks.
 struct Tree {
@@ -43,7 +43,7 @@ impl Tree {
         let paths = vec![self.folder.path().join("m")];
         let open = || Source::new(paths, Limits::default(), Duration::ZERO, Box::new(|_| {}));
         let source = self.source.get_or_insert_with(open);
-        source.nudge().now();
+        source.trigger().now();
         source.changed();
         let reading = source.read(&self.store).await.expect("a reading").expect("it was read");
         let mut names: Vec<String> =
@@ -70,7 +70,7 @@ fn wanted(names: &[&str], bad: &[&str]) -> (Vec<String>, Vec<String>) {
 }
 
 #[tokio::test]
-async fn of_two_that_claim_one_process_the_one_that_had_it_keeps_it() {
+async fn the_previous_file_keeps_a_process_that_two_files_claim() {
     for copy in ["0.yaml", "z.yaml"] {
         let mut tree = Tree::new(&[("a.yaml", &process("a", HERE)), ("b.yaml", &process("b", HERE))]);
         assert_eq!(tree.read().await, wanted(&["a", "b"], &[]));
@@ -83,7 +83,7 @@ async fn of_two_that_claim_one_process_the_one_that_had_it_keeps_it() {
 }
 
 #[tokio::test]
-async fn what_moves_out_of_a_file_that_breaks_stays() {
+async fn a_process_moved_out_of_a_broken_file_stays() {
     let (a, b) = (process("a", HERE), process("b", HERE));
     let mut tree = Tree::new(&[("a.yaml", &a), ("b.yaml", &b)]);
     assert_eq!(tree.read().await, wanted(&["a", "b"], &[]));
@@ -95,7 +95,7 @@ async fn what_moves_out_of_a_file_that_breaks_stays() {
 }
 
 #[tokio::test]
-async fn who_loses_what_he_needs_to_another_file_stays() {
+async fn a_process_whose_dependency_file_breaks_stays() {
     let group = |name: &str| {
         format!("apiVersion: abide/v1\nkind: HostGroup\nmeta: {{name: {name}}}\nhosts: [{HERE}]\n")
     };
@@ -114,7 +114,7 @@ async fn who_loses_what_he_needs_to_another_file_stays() {
 }
 
 #[tokio::test]
-async fn what_declares_nothing_is_a_problem_and_changes_nothing() {
+async fn an_empty_manifest_is_a_problem_and_changes_nothing() {
     let mut tree = Tree::new(&[("a.yaml", &process("a", HERE))]);
     assert_eq!(tree.read().await, wanted(&["a"], &[]));
     tree.write("a.yaml", "# nothing\n");
@@ -129,14 +129,14 @@ async fn what_declares_nothing_is_a_problem_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn what_was_behind_a_link_that_leads_nowhere_stays() {
+async fn processes_behind_a_dangling_link_stay() {
     let mut tree = Tree::new(&[("a.yaml", &process("a", HERE)), ("sub/b.yaml", &process("b", HERE))]);
     let root = tree.folder.path().join("m");
     symlink("nowhere", root.join("README")).expect("a link");
     tree.source = None;
     // Nobody knows yet what was behind it.
     assert_eq!(tree.read().await, wanted(&["a", "b"], &["README"]));
-    assert!(tree.source.as_mut().expect("a source").recall(Vec::new()));
+    assert!(tree.source.as_mut().expect("a source").restore_last_good(Vec::new()));
     assert_eq!(tree.read().await, wanted(&["a", "b"], &[]), "nothing was");
     fs::rename(root.join("sub"), tree.folder.path().join("away")).expect("a folder");
     symlink("nowhere", root.join("sub")).expect("a link");
@@ -145,7 +145,7 @@ async fn what_was_behind_a_link_that_leads_nowhere_stays() {
 
 /// Without its Defaults or its Policy nobody knows how a process is meant.
 #[tokio::test]
-async fn what_may_bind_others_and_was_never_read_is_waited_for() {
+async fn an_unread_file_that_may_set_policy_blocks_the_first_load() {
     let (a, b) = (process("a", HERE), process("b", HERE));
     let mut tree =
         Tree::new(&[("a.yaml", &a), ("sub/b.yaml", &b), ("sub/policy.yaml", "kind: Policy\nowner: [\n")]);
@@ -170,14 +170,14 @@ fn an_emptied_folder_prunes_nothing_also_after_a_restart() {
     let args = ["--prune", "--max-delete", "100%", "--interval", "1h"];
     let first = watch(&machine, "first", &args);
     until("both run", || running(&machine, &["a", "b"]));
-    until("it is told", || said(&machine, "first").contains("converged: 2 instances as wanted"));
+    until("it is told", || read_log(&machine, "first").contains("converged: 2 instances as wanted"));
     ["a", "b"]
         .iter()
         .for_each(|name| fs::remove_file(machine.path(&format!("m/{name}.yaml"))).expect("a file"));
-    until("it is told", || said(&machine, "first").contains("error[E0115]"));
+    until("it is told", || read_log(&machine, "first").contains("error[E0115]"));
     drop(first);
     let _second = watch(&machine, "second", &args);
-    until("it is told", || said(&machine, "second").contains("no process is declared here"));
+    until("it is told", || read_log(&machine, "second").contains("no process is declared here"));
     let status = || get(address(&machine, "second"), "/api/v1/status").json();
     until("both are still wanted", || status()["instances"]["sync"]["InSync"] == 2);
     stop_directly(&machine, "a");
@@ -186,16 +186,16 @@ fn an_emptied_folder_prunes_nothing_also_after_a_restart() {
 
 /// A reading that is not whole takes nothing away, and says what it left.
 #[test]
-fn what_is_not_pruned_because_of_a_broken_file_is_told() {
+fn a_prune_blocked_by_a_broken_file_is_reported() {
     let machine = Machine::new();
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     let _watch = watch(&machine, "watch.log", &["--prune", "--interval", "1h"]);
     until("both run", || running(&machine, &["a", "b"]));
-    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     fs::write(machine.path("m/a.yaml"), "x: [").expect("a file");
-    until("it is told", || said(&machine, "watch.log").contains("E0101"));
+    until("it is told", || read_log(&machine, "watch.log").contains("E0101"));
     fs::remove_file(machine.path("m/b.yaml")).expect("a file");
-    until("it is held", || said(&machine, "watch.log").contains("SourceUnreadable"));
+    until("it is held", || read_log(&machine, "watch.log").contains("SourceUnreadable"));
     assert!(running(&machine, &["a", "b"]));
     let status = get(address(&machine, "watch.log"), "/api/v1/status").json();
     assert_eq!(

@@ -10,15 +10,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::apply::{Ends, Machine};
+use crate::apply::{KillOnDrop, Machine};
 use crate::http::{Answer, Request};
 use crate::support::until;
 use crate::system::kill;
-use crate::watch::{running, said, watch};
+use crate::watch::{read_log, running, watch};
 
 /// Where a `ready` line in a log leads to.
 pub fn address(machine: &Machine, log: &str) -> SocketAddr {
-    let text = said(machine, log);
+    let text = read_log(machine, log);
     let line = text.lines().find_map(|line| line.strip_prefix("ready http://")).expect("a ready line");
     line.trim().parse().expect("an address")
 }
@@ -89,7 +89,7 @@ impl Events {
 }
 
 #[test]
-fn it_tells_how_everything_stands() {
+fn the_api_reports_the_status_of_everything() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     machine.process("b", "1", "");
@@ -107,7 +107,7 @@ fn it_tells_how_everything_stands() {
     // The rows of the contract.
     let rows = get(at, "/api/v1/processes").json();
     let names: Vec<&str> = rows[0].as_object().expect("a row").keys().map(String::as_str).collect();
-    let contract = abide::manifest::rows::TOLD;
+    let contract = abide::manifest::rows::ROW_FIELDS;
     assert_eq!(names[..contract.len()], contract);
     assert_eq!((&rows[0]["instance"], &rows[0]["sync"]), (&json!("0:127.0.0.1:web:a"), &json!("InSync")));
     assert_eq!(rows[0]["pid"], machine.rows()["a"]["pid"]);
@@ -142,7 +142,7 @@ fn it_tells_how_everything_stands() {
 }
 
 #[test]
-fn numbers_for_prometheus() {
+fn prometheus_metrics_are_served() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &[]);
@@ -178,7 +178,7 @@ fn numbers_for_prometheus() {
 }
 
 #[test]
-fn events_come_as_they_happen_and_can_be_taken_up_again() {
+fn events_stream_and_can_be_resumed() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let mut watch = watch(&machine, "watch.log", &[]);
@@ -210,12 +210,12 @@ fn events_come_as_they_happen_and_can_be_taken_up_again() {
     // Whoever reads does not hold up the end.
     kill(watch.0.id(), "TERM");
     let begin = std::time::Instant::now();
-    assert_eq!(watch.0.wait().expect("it ends").code(), Some(143), "{}", said(&machine, "watch.log"));
+    assert_eq!(watch.0.wait().expect("it ends").code(), Some(143), "{}", read_log(&machine, "watch.log"));
     assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
 }
 
 #[test]
-fn who_does_not_read_does_not_stop_the_loop_and_places_are_bounded() {
+fn a_slow_reader_does_not_block_the_loop_and_streams_are_limited() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &[]);
@@ -293,7 +293,7 @@ fn changes_need_the_token_and_a_pause_holds() {
 }
 
 #[test]
-fn a_token_file_guards_everything_but_health_and_is_read_again() {
+fn a_token_file_protects_everything_but_health_and_is_reloaded() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let (code, _, err) = machine.run(&["watch", "m", "--listen", "0.0.0.0:0"]);
@@ -327,7 +327,7 @@ fn a_token_file_guards_everything_but_health_and_is_read_again() {
 }
 
 #[test]
-fn a_signed_webhook_makes_it_look_at_once() {
+fn a_signed_webhook_triggers_a_pass() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     std::fs::write(machine.path("secret"), "It's a Secret to Everybody\n").expect("a file");
@@ -374,7 +374,7 @@ fn receiver(refusals: usize) -> (SocketAddr, Arc<Mutex<Vec<Value>>>) {
 }
 
 #[test]
-fn people_are_told_in_their_own_form_also_after_a_refusal() {
+fn notifications_use_the_template_and_are_retried() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let (to, taken) = receiver(2);
@@ -417,19 +417,19 @@ fn people_are_told_in_their_own_form_also_after_a_refusal() {
     );
     assert!(taken.iter().all(|message| message["o"] == "default"));
     assert!(taken.iter().any(|message| message["l"] == "error"));
-    let log = said(&machine, "watch.log");
+    let log = read_log(&machine, "watch.log");
     assert!(log.contains("trying again") && !log.contains("s3cret"), "{log}");
 }
 
 #[test]
-fn systemd_hears_that_it_is_ready_alive_and_stopping() {
+fn systemd_is_notified_of_ready_watchdog_and_stopping() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let path = machine.path("notify.sock");
     let socket = UnixDatagram::bind(&path).expect("a socket");
     socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
     let out = std::fs::File::create(machine.path("watch.log")).expect("a file");
-    let mut child = Ends(
+    let mut child = KillOnDrop(
         machine
             .command(&["watch", "m", "--listen", "127.0.0.1:0", "--interval", "1s"])
             .env("NOTIFY_SOCKET", &path)
@@ -471,12 +471,12 @@ fn systemd_hears_that_it_is_ready_alive_and_stopping() {
 }
 
 #[test]
-fn up_tells_the_same_at_the_gateways_address() {
+fn up_serves_the_same_api_at_the_gateways_address() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let out = std::fs::File::create(machine.path("up.log")).expect("a file");
     let both = out.try_clone().expect("a file");
-    let mut up = Ends(
+    let mut up = KillOnDrop(
         machine
             .command(&["up", "m"])
             .stdin(Stdio::null())
@@ -485,7 +485,7 @@ fn up_tells_the_same_at_the_gateways_address() {
             .spawn()
             .expect("it starts"),
     );
-    until("it is ready", || said(&machine, "up.log").contains("ready http://"));
+    until("it is ready", || read_log(&machine, "up.log").contains("ready http://"));
     let at = address(&machine, "up.log");
     until("it converges", || converged(at));
     assert_eq!(get(at, "/api/v1/processes").json()[0]["sync"], "InSync");

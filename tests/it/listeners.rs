@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::apply::{Ends, Machine};
+use crate::apply::{KillOnDrop, Machine};
 use crate::http::Answer;
 use crate::listen::address;
 use crate::serve::{Gateway, log_of};
 use crate::server::{Lines, Server, connect_from};
 use crate::support::until;
 use crate::system::System;
-use crate::watch::{said, watch};
+use crate::watch::{read_log, watch};
 
 const AUTH: &str = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
 const GSE: &str = "/api/c/compapi/v2/gse/register_proc_info/";
@@ -141,7 +141,7 @@ fn rest_of(mut lines: Lines, within: Duration) -> Vec<Value> {
 }
 
 #[test]
-fn announced_bodies_of_unknown_callers_stop_nobody_at_the_gateway() {
+fn announced_bodies_of_unknown_callers_do_not_block_the_gateway() {
     let site = Site::new(&[]);
     let mut held = announce(site.at(), GSE, 17);
     site.is_unharmed("a");
@@ -159,7 +159,7 @@ fn announced_bodies_of_unknown_callers_stop_nobody_at_the_gateway() {
 }
 
 #[test]
-fn two_hundred_slow_senders_stop_nobody_at_the_gateway() {
+fn two_hundred_slow_senders_do_not_block_the_gateway() {
     let site = Site::new(&[]);
     let _slow = Slow::begin(site.at(), GSE, 200);
     let begin = Instant::now();
@@ -171,7 +171,7 @@ fn two_hundred_slow_senders_stop_nobody_at_the_gateway() {
 }
 
 #[test]
-fn five_thousand_silent_connections_stop_nobody_at_the_gateway() {
+fn five_thousand_silent_connections_do_not_block_the_gateway() {
     let site = Site::new(&[]);
     let begin = Instant::now();
     let held = silent(site.at(), 5000);
@@ -187,7 +187,7 @@ fn five_thousand_silent_connections_stop_nobody_at_the_gateway() {
 /// The controller's listener: its health, what anybody may read, what needs the token.
 struct Controller {
     machine: Machine,
-    _watch: Ends,
+    _watch: KillOnDrop,
     at: SocketAddr,
 }
 
@@ -245,7 +245,7 @@ fn send(at: SocketAddr, from: [u8; 4], method: &str, path: &str, headers: &str) 
 }
 
 #[test]
-fn silent_slow_and_idle_connections_stop_nobody_at_the_controller() {
+fn silent_slow_and_idle_connections_do_not_block_the_controller() {
     let controller = Controller::new(&[]);
     let held = announce(controller.at, "/api/v1/webhook", 200);
     controller.is_unharmed();
@@ -316,7 +316,7 @@ fn the_controllers_token_is_guessed_slowly_and_a_replaced_one_ends_its_streams()
     let begin = Instant::now();
     assert_eq!(with(attacker, "the-first-token-of-all"), 200);
     assert!(begin.elapsed() < Duration::from_secs(1), "it took {:?}", begin.elapsed());
-    let log = said(machine, "watch.log");
+    let log = read_log(machine, "watch.log");
     assert!(log.contains("wrong credentials") && log.contains("127.0.0.7:"), "{log}");
     assert!(!log.contains("wrong-guess"), "{log}");
     let mut stream = TcpStream::connect(at).expect("a connection");
@@ -365,7 +365,7 @@ fn known_connections(server: &Server) -> u64 {
 }
 
 #[test]
-fn a_connection_is_known_only_while_its_caller_is() {
+fn a_connection_is_authenticated_only_while_its_caller_is() {
     let folder = tempfile::tempdir().expect("a folder");
     let apps = |secret: &str| {
         let text = format!("apps: [{{code: one, secret: {secret}}}, {{code: all, secret: s3cret}}]\n");

@@ -112,7 +112,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 3_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn damaged_manifests_are_problems_with_places(seed in proptest::sample::select(seeds()), damages in proptest::collection::vec(damage(), 1..6)) {
+    fn damaged_manifests_are_problems_with_locations(seed in proptest::sample::select(seeds()), damages in proptest::collection::vec(damage(), 1..6)) {
         let text = damages.iter().fold(seed, |text, damage| apply(&text, damage));
         let loaded = load_text("a.yaml", text.clone(), &Limits::default());
         let lines = text.split('\n').count() as u32;

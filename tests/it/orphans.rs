@@ -11,7 +11,7 @@ fn elsewhere(file: &std::path::Path) {
 }
 
 #[test]
-fn the_last_of_a_namespace_goes_too() {
+fn the_last_process_of_a_namespace_is_pruned() {
     let machine = Machine::new();
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     elsewhere(&machine.path("m/b.yaml"));
@@ -27,7 +27,7 @@ fn the_last_of_a_namespace_goes_too() {
 }
 
 #[test]
-fn the_last_of_a_namespace_goes_by_the_ledger_where_specs_are_not_read_back() {
+fn the_last_process_of_a_namespace_is_pruned_from_the_ledger() {
     for dialect in ["gse-v1", "gse-v2", "job"] {
         let fleet = Fleet::new(dialect);
         ["x", "y"].iter().for_each(|name| fleet.write(&Daemon::new(name)));

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::apply::Ends;
+use crate::apply::KillOnDrop;
 use crate::support::{TestUser, needs, needs_root, test_user, until};
 use crate::system::{HOST, System, is_alive, kill};
 
@@ -37,11 +37,13 @@ fn write_pid(folder: &Path, pid: u32) {
 }
 
 /// A process that no agent knows.
-fn sleeper(command: &mut Command) -> Ends {
-    Ends(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
+fn sleeper(command: &mut Command) -> KillOnDrop {
+    KillOnDrop(
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"),
+    )
 }
 
-fn sleep_of(user: &TestUser) -> Ends {
+fn sleep_of(user: &TestUser) -> KillOnDrop {
     sleeper(user.command("sleep").arg("1000"))
 }
 
@@ -188,7 +190,7 @@ fn a_forged_environment_is_not_taken_for_roots_service() {
 }
 
 #[test]
-fn a_stranger_is_reported_and_left_alone_until_it_is_adopted() {
+fn an_unowned_process_is_reported_and_untouched_until_adopted() {
     let Some(user) = test_user() else { return };
     let system = System::new();
     let folder = folder_of(&system, "app", user.uid, 0o755);
@@ -332,7 +334,7 @@ fn restart_cmd_may_replace_the_process_itself_or_have_it_fork_its_successor() {
 }
 
 #[test]
-fn daemons_of_the_field_are_held_after_a_launch_by_root() {
+fn common_daemons_are_supervised_after_a_launch_by_root() {
     let Some(user) = test_user() else { return };
     if !needs("nginx") || !needs("redis-server") {
         return;

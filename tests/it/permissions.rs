@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::apply::Ends;
+use crate::apply::KillOnDrop;
 use crate::support::{Tree, command, test_user, until};
 use crate::system::{APPS, System};
 
@@ -23,7 +23,7 @@ fn ended(args: &[&str], here: &Path) -> (Option<i32>, String) {
     let file = std::fs::File::create(&log).expect("a file");
     let mut command = command(args, here);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(file);
-    let mut service = Ends(command.spawn().expect("it starts"));
+    let mut service = KillOnDrop(command.spawn().expect("it starts"));
     let mut code = None;
     until(&format!("{args:?} is refused"), || {
         code = service.0.try_wait().expect("a child");

@@ -91,7 +91,7 @@ fn a_refusal_is_one_word_for_scripts() {
 }
 
 #[test]
-fn the_json_of_a_plan_is_as_promised() {
+fn plan_json_has_the_documented_shape() {
     let plan = json(&tree(GOOD, ""), &["--now", "2026-11-15T00:00:00Z"]);
     for (field, value) in [
         ("version", serde_json::json!(1)),
@@ -239,7 +239,7 @@ fn the_order_of_files_and_rows_does_not_matter() {
 }
 
 #[test]
-fn a_fingerprint_knows_what_matters_and_what_does_not() {
+fn a_fingerprint_covers_relevant_inputs_only() {
     let print =
         |manifest: &str, row: &str, flags: &[&str]| json(&tree(manifest, row), flags)["fingerprint"].clone();
     let (changed, pid) = (with("./api", "./api --fast"), ROW.replace("\"owner\"", "\"pid\": 77, \"owner\""));
@@ -302,7 +302,7 @@ fn a_plan_is_written_to_a_file_of_its_own_or_not_at_all() {
 }
 
 #[test]
-fn no_value_can_act_on_a_terminal_or_pass_for_our_own_words() {
+fn values_cannot_control_the_terminal_or_forge_output() {
     let nasty = "./a\\u001b[2J\\u009b31m\\n+ start root/evil on 0:6.6.6.6\\u202e";
     let row = ROW
         .replace("\"./api\"", &format!("\"{nasty}\""))
@@ -319,7 +319,7 @@ fn no_value_can_act_on_a_terminal_or_pass_for_our_own_words() {
 }
 
 #[test]
-fn what_is_odd_is_said() {
+fn oddities_are_warned_about() {
     let typo = ROW.replace("\"running\"", "\"runing\"");
     let (_, _, err) = run(&tree(GOOD, &typo), &["plan"]);
     assert!(err.contains("runing") && err.contains("Did you mean \"running\"?"), "{err}");

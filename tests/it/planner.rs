@@ -3,19 +3,19 @@
 
 use std::collections::{HashMap, HashSet};
 
-use abide::model::{AutoType, Op, Reason, State, Which};
-use abide::reconcile::{Caps, Delta, Goal, Ran, Situation, StopBy, Stops, choose};
+use abide::model::{AutoType, HoldReason, Op, SpecSide, State};
+use abide::reconcile::{Caps, Delta, Goal, RanStatus, Situation, StopBy, Stops, choose};
 
 const NEW: Delta = Delta { register: false, reload: false, restart: false, replace: false };
 /// The three columns of the tables: a choice sees no difference between gse-v2, gse-apigw and job.
 const CAPS: [(&str, Caps); 3] = [("gse-v1", Caps::GSE_V1), ("gse-v2", Caps::GSE_V2), ("local", Caps::LOCAL)];
 
 /// `register(n), start(n)`.
-fn shown(steps: &[(Op, Which)]) -> String {
-    let one = |(op, which): &(Op, Which)| match (op, which) {
+fn shown(steps: &[(Op, SpecSide)]) -> String {
+    let one = |(op, which): &(Op, SpecSide)| match (op, which) {
         (Op::Unregister, _) => "unregister".to_owned(),
-        (op, Which::New) => format!("{op:?}(n)").to_lowercase(),
-        (op, Which::Old) => format!("{op:?}(o)").to_lowercase(),
+        (op, SpecSide::New) => format!("{op:?}(n)").to_lowercase(),
+        (op, SpecSide::Old) => format!("{op:?}(o)").to_lowercase(),
     };
     if steps.is_empty() { "nothing".into() } else { steps.iter().map(one).collect::<Vec<_>>().join(", ") }
 }
@@ -32,54 +32,67 @@ fn situation(observed: &str, auto_type: AutoType, caps: Caps) -> Situation {
         ["Register", "Reload", "Restart", "Replace"].into_iter().find(|class| observed.contains(class));
     let spec = class.map_or(NEW, old);
     let (given, hosted, live, ran) = match (auto_type, observed) {
-        (_, "nothing there" | "never seen") => (None, false, None, Ran::NotThis),
-        (_, "registered, stopped" | "not guarded, registered") => (Some(NEW), false, None, Ran::NotThis),
-        (AutoType::Resident, "running, guarded, all as wanted") => (Some(NEW), true, Some(NEW), Ran::NotThis),
-        (AutoType::Resident, "running, not guarded") => (Some(NEW), false, Some(NEW), Ran::NotThis),
-        (AutoType::Resident, "died, still guarded") => (Some(NEW), true, None, Ran::NotThis),
+        (_, "nothing there" | "never seen") => (None, false, None, RanStatus::NotThis),
+        (_, "registered, stopped" | "not guarded, registered") => {
+            (Some(NEW), false, None, RanStatus::NotThis)
+        }
+        (AutoType::Resident, "running, guarded, all as wanted") => {
+            (Some(NEW), true, Some(NEW), RanStatus::NotThis)
+        }
+        (AutoType::Resident, "running, not guarded") => (Some(NEW), false, Some(NEW), RanStatus::NotThis),
+        (AutoType::Resident, "died, still guarded") => (Some(NEW), true, None, RanStatus::NotThis),
         (AutoType::Resident, "Replace differs, died, still guarded") => {
-            (Some(spec), true, None, Ran::NotThis)
+            (Some(spec), true, None, RanStatus::NotThis)
         }
         (AutoType::Resident, "Restart differs, running, not guarded") => {
-            (Some(spec), false, Some(spec), Ran::NotThis)
+            (Some(spec), false, Some(spec), RanStatus::NotThis)
         }
-        (AutoType::Resident, "Replace differs, stopped") => (Some(spec), false, None, Ran::NotThis),
+        (AutoType::Resident, "Replace differs, stopped") => (Some(spec), false, None, RanStatus::NotThis),
         (AutoType::Resident, text) if text.starts_with("crash after") => {
-            (Some(NEW), true, Some(spec), Ran::NotThis)
+            (Some(NEW), true, Some(spec), RanStatus::NotThis)
         }
-        (AutoType::Resident, _) => (Some(spec), true, Some(spec), Ran::NotThis),
-        (AutoType::Periodic, "guarded, not running now") => (Some(NEW), true, None, Ran::NotThis),
-        (AutoType::Periodic, "guarded, a run in progress") => (Some(NEW), true, Some(NEW), Ran::NotThis),
+        (AutoType::Resident, _) => (Some(spec), true, Some(spec), RanStatus::NotThis),
+        (AutoType::Periodic, "guarded, not running now") => (Some(NEW), true, None, RanStatus::NotThis),
+        (AutoType::Periodic, "guarded, a run in progress") => {
+            (Some(NEW), true, Some(NEW), RanStatus::NotThis)
+        }
         (AutoType::Periodic, "… with a run of the old spec in progress") => {
-            (Some(old("Restart")), true, Some(old("Restart")), Ran::NotThis)
+            (Some(old("Restart")), true, Some(old("Restart")), RanStatus::NotThis)
         }
-        (AutoType::Periodic, _) => (Some(spec), true, None, Ran::NotThis),
-        (AutoType::OneShot, "ran this revision") => (Some(NEW), false, None, Ran::This),
-        (AutoType::OneShot, "ran it, still guarded") => (Some(NEW), true, None, Ran::This),
-        (AutoType::OneShot, "running it now") => (Some(NEW), true, Some(NEW), Ran::This),
+        (AutoType::Periodic, _) => (Some(spec), true, None, RanStatus::NotThis),
+        (AutoType::OneShot, "ran this revision") => (Some(NEW), false, None, RanStatus::This),
+        (AutoType::OneShot, "ran it, still guarded") => (Some(NEW), true, None, RanStatus::This),
+        (AutoType::OneShot, "running it now") => (Some(NEW), true, Some(NEW), RanStatus::This),
         (AutoType::OneShot, "ran an older one, Register-field differs") => {
-            (Some(spec), false, None, Ran::This)
+            (Some(spec), false, None, RanStatus::This)
         }
         (AutoType::OneShot, "ran an older one, Restart-field differs") => {
-            (Some(spec), false, None, Ran::NotThis)
+            (Some(spec), false, None, RanStatus::NotThis)
         }
         (AutoType::OneShot, "older one in progress, Restart-field differs") => {
-            (Some(spec), true, Some(spec), Ran::NotThis)
+            (Some(spec), true, Some(spec), RanStatus::NotThis)
         }
         (AutoType::OneShot, "ran an older one, Replace differs, still guarded") => {
-            (Some(spec), true, None, Ran::NotThis)
+            (Some(spec), true, None, RanStatus::NotThis)
         }
         (AutoType::OneShot, other) => panic!("{other}"),
     };
     // Without a registry what was given is there exactly while it is guarded.
     let given = given.filter(|_| caps.registry || hosted);
-    Situation { given, hosted, live, ran, old_known: true, stops: Stops::default(), apart: false }
+    Situation { given, hosted, live, ran, old_known: true, stops: Stops::default(), identities_differ: false }
 }
 
 #[test]
 fn three_kinds_of_target_are_one_column() {
     let seen = |caps: Caps| {
-        let Caps { registry, uses_given, restart_gives, stop_needs_old, needs_commands, .. } = caps;
+        let Caps {
+            registry,
+            operates_on_registered_spec: uses_given,
+            restart_registers_spec: restart_gives,
+            stop_needs_old,
+            needs_commands,
+            ..
+        } = caps;
         [registry, uses_given, restart_gives, stop_needs_old, needs_commands]
     };
     assert_eq!(seen(Caps::GSE_APIGW), seen(Caps::GSE_V2));
@@ -122,7 +135,7 @@ fn row(observed: &str, auto_type: AutoType, state: State, name: &str, caps: Caps
     let what = format!("auto_type {auto_type:?}, {state:?}, {observed:?}, {name}");
     let chosen = |is, goal| match choose(is, goal, caps) {
         Ok(steps) => shown(&steps),
-        Err(Reason::OldSpecUnknown) => "held".to_owned(),
+        Err(HoldReason::OldSpecUnknown) => "held".to_owned(),
         Err(_) => "HELD".to_owned(),
     };
     for (nth, part) in cell.split("; ").enumerate() {
@@ -164,7 +177,11 @@ struct World {
 /// The world after an operation with a spec, if its precondition holds.
 fn apply(w: World, op: Op, s: Delta, goal: Goal, caps: Caps) -> Option<World> {
     // A registry's operations know no spec but the one it holds.
-    let s = if caps.uses_given && !matches!(op, Op::Register | Op::Unregister) { w.given? } else { s };
+    let s = if caps.operates_on_registered_spec && !matches!(op, Op::Register | Op::Unregister) {
+        w.given?
+    } else {
+        s
+    };
     let same = |a: Delta, b: Delta| a.replace == b.replace;
     let kept = goal.auto_type != AutoType::Periodic;
     let gone = |given: Option<Delta>| given.filter(|_| caps.registry);
@@ -192,16 +209,17 @@ fn apply(w: World, op: Op, s: Delta, goal: Goal, caps: Caps) -> Option<World> {
         }
         Op::Stop | Op::Kill => {
             let live = w.live?;
-            let named = !(caps.uses_given || caps.stop_needs_old) || same(s, live);
+            let named = !(caps.operates_on_registered_spec || caps.stop_needs_old) || same(s, live);
             named.then_some(World { live: None, hosted: false, given: gone(w.given), ..w })
         }
-        Op::Host => {
+        Op::Supervise => {
             let fits = w.live.is_none_or(|live| same(s, live)) || !kept;
             let guard = !w.hosted || w.given.is_some_and(|given| same(given, s));
-            let needed = if caps.uses_given { !w.hosted } else { !(w.hosted && w.given == Some(s)) };
+            let needed =
+                if caps.operates_on_registered_spec { !w.hosted } else { !(w.hosted && w.given == Some(s)) };
             (fits && guard && needed).then_some(World { hosted: true, given: Some(s), ..w })
         }
-        Op::Unhost => {
+        Op::Unsupervise => {
             let named = w.given.is_some_and(|given| same(given, s));
             (w.hosted && named).then_some(World { hosted: false, given: gone(w.given), ..w })
         }
@@ -209,14 +227,18 @@ fn apply(w: World, op: Op, s: Delta, goal: Goal, caps: Caps) -> Option<World> {
             let can = restarts(goal.has_restart || !caps.needs_commands);
             can.then_some(World {
                 live: Some(s),
-                given: if caps.restart_gives { Some(s) } else { w.given },
+                given: if caps.restart_registers_spec { Some(s) } else { w.given },
                 ..w
             })
         }
         Op::Reload => {
             let can = restarts(goal.has_reload);
             let live = w.live.map(|live| Delta { reload: s.reload, ..live });
-            can.then_some(World { live, given: if caps.restart_gives { Some(s) } else { w.given }, ..w })
+            can.then_some(World {
+                live,
+                given: if caps.restart_registers_spec { Some(s) } else { w.given },
+                ..w
+            })
         }
     }
 }
@@ -240,8 +262,16 @@ fn reached(w: World, goal: Goal, caps: Caps) -> bool {
     }
 }
 
-const OPS: [Op; 8] =
-    [Op::Stop, Op::Register, Op::Reload, Op::Restart, Op::Start, Op::Host, Op::Unhost, Op::Unregister];
+const OPS: [Op; 8] = [
+    Op::Stop,
+    Op::Register,
+    Op::Reload,
+    Op::Restart,
+    Op::Start,
+    Op::Supervise,
+    Op::Unsupervise,
+    Op::Unregister,
+];
 
 /// The length of the shortest way, and the least disturbance among ways of that length.
 fn shortest(from: World, goal: Goal, caps: Caps) -> Option<(usize, u32)> {
@@ -279,7 +309,7 @@ fn shortest(from: World, goal: Goal, caps: Caps) -> Option<(usize, u32)> {
 
 fn disturbance(op: Op) -> u32 {
     match op {
-        Op::Register | Op::Host | Op::Unhost | Op::Unregister => 0,
+        Op::Register | Op::Supervise | Op::Unsupervise | Op::Unregister => 0,
         Op::Reload => 1,
         Op::Start | Op::Stop | Op::Kill => 2,
         Op::Restart => 3,
@@ -335,7 +365,7 @@ fn goals() -> impl Iterator<Item = Goal> {
 }
 
 fn seen(w: World) -> Situation {
-    let ran = if w.ran { Ran::This } else { Ran::NotThis };
+    let ran = if w.ran { RanStatus::This } else { RanStatus::NotThis };
     Situation {
         given: w.given,
         hosted: w.hosted,
@@ -343,17 +373,17 @@ fn seen(w: World) -> Situation {
         ran,
         old_known: true,
         stops: Stops::default(),
-        apart: false,
+        identities_differ: false,
     }
 }
 
 /// Carries out one step as it was chosen: Old is what the process has, or the guard, or the registry.
-fn carry_out(w: World, (op, which): (Op, Which), goal: Goal, caps: Caps) -> World {
+fn carry_out(w: World, (op, which): (Op, SpecSide), goal: Goal, caps: Caps) -> World {
     let old = match op {
-        Op::Unhost => w.given,
+        Op::Unsupervise => w.given,
         _ => w.live.or(w.given),
     };
-    let spec = if which == Which::New { NEW } else { old.expect("there is an old spec") };
+    let spec = if which == SpecSide::New { NEW } else { old.expect("there is an old spec") };
     let next = apply(w, op, spec, goal, caps);
     let next =
         next.unwrap_or_else(|| panic!("{op:?} {which:?} is not possible in {w:?} for {goal:?} {caps:?}"));
@@ -362,7 +392,7 @@ fn carry_out(w: World, (op, which): (Op, Which), goal: Goal, caps: Caps) -> Worl
 }
 
 #[test]
-fn no_shorter_way_exists_and_every_prefix_leaves_the_rest() {
+fn plans_are_shortest_and_every_prefix_leaves_the_rest() {
     let (mut cases, mut held) = (0, 0);
     for (name, caps) in CAPS {
         for goal in goals() {
@@ -401,7 +431,7 @@ fn no_shorter_way_exists_and_every_prefix_leaves_the_rest() {
 /// What is known of the old spec decides whether a step can be taken, never which way is shortest: where it is not held,
 /// the way is as long as with the old spec at hand, and every step can be carried out with the specs that are known.
 #[test]
-fn without_the_old_spec_the_way_is_the_same_or_held() {
+fn without_the_old_spec_the_plan_is_the_same_or_held() {
     let (mut same, mut held) = (0, 0);
     for (name, caps) in CAPS {
         for goal in goals() {
@@ -417,8 +447,10 @@ fn without_the_old_spec_the_way_is_the_same_or_held() {
                             steps.iter().map(|(op, _)| op).collect::<Vec<_>>(),
                             "{what}"
                         );
-                        let sends = |(op, which): &(Op, Which)| {
-                            *which == Which::Old && matches!(op, Op::Stop | Op::Unhost) && caps.stop_needs_old
+                        let sends = |(op, which): &(Op, SpecSide)| {
+                            *which == SpecSide::Old
+                                && matches!(op, Op::Stop | Op::Unsupervise)
+                                && caps.stop_needs_old
                         };
                         assert!(!others.iter().any(sends), "{what} sends what nobody knows");
                         let mut world = from;
@@ -429,7 +461,7 @@ fn without_the_old_spec_the_way_is_the_same_or_held() {
                     }
                     Err(reason) => {
                         held += 1;
-                        assert_eq!(reason, Reason::OldSpecUnknown, "{what}");
+                        assert_eq!(reason, HoldReason::OldSpecUnknown, "{what}");
                         let other = |delta: Option<Delta>| delta.is_some_and(|delta| delta.replace);
                         assert!(other(from.live) || other(from.given), "{what} is held for nothing");
                     }
@@ -441,7 +473,7 @@ fn without_the_old_spec_the_way_is_the_same_or_held() {
 }
 
 #[test]
-fn what_is_held_is_held_for_its_reason() {
+fn held_changes_have_the_expected_reason() {
     let other = Some(Delta { replace: true, ..NEW });
     let up =
         Goal { state: State::Running, auto_type: AutoType::Resident, has_restart: true, has_reload: true };
@@ -450,42 +482,42 @@ fn what_is_held_is_held_for_its_reason() {
         given: None,
         hosted: false,
         live: None,
-        ran: Ran::NotThis,
+        ran: RanStatus::NotThis,
         old_known: true,
         stops: Stops::default(),
-        apart: false,
+        identities_differ: false,
     };
     for (_, caps) in Caps::ALL {
         // A guard and a process under two identities, whichever of them is the wanted one, or neither.
         for (given, live, apart) in
             [(Some(NEW), other, false), (other, Some(NEW), false), (other, other, true)]
         {
-            let mixed = Situation { given, hosted: true, live, apart, ..nothing };
+            let mixed = Situation { given, hosted: true, live, identities_differ: apart, ..nothing };
             for state in State::ALL {
-                assert_eq!(choose(mixed, Goal { state, ..up }, caps), Err(Reason::IdentityMix));
+                assert_eq!(choose(mixed, Goal { state, ..up }, caps), Err(HoldReason::IdentityMix));
             }
         }
         // Nobody knows whether it ran; going down needs no answer to that.
-        let unknown = Situation { ran: Ran::Unknown, ..nothing };
-        assert_eq!(choose(unknown, once, caps), Err(Reason::RunUnknown));
+        let unknown = Situation { ran: RanStatus::Unknown, ..nothing };
+        assert_eq!(choose(unknown, once, caps), Err(HoldReason::RunUnknown));
         assert_eq!(choose(unknown, Goal { state: State::Absent, ..once }, caps), Ok(Vec::new()));
         let older = Situation { live: Some(Delta { restart: true, ..NEW }), ..nothing };
-        assert_eq!(choose(older, once, caps), Err(Reason::RunInProgress));
+        assert_eq!(choose(older, once, caps), Err(HoldReason::RunInProgress));
     }
 }
 
 #[test]
-fn stopping_takes_a_command_where_nobody_can_signal() {
+fn stopping_needs_a_command_where_signals_are_unavailable() {
     let down =
         Goal { state: State::Stopped, auto_type: AutoType::Resident, has_restart: false, has_reload: false };
     let runs = |given: Delta, stops: Stops| Situation {
         given: Some(given),
         hosted: true,
         live: Some(given),
-        ran: Ran::NotThis,
+        ran: RanStatus::NotThis,
         old_known: true,
         stops,
-        apart: false,
+        identities_differ: false,
     };
     let all = |by| Stops { new: by, given: by, live: by };
     let weaker = Delta { restart: true, ..NEW };
@@ -496,7 +528,7 @@ fn stopping_takes_a_command_where_nobody_can_signal() {
         assert_eq!(first(runs(NEW, all(StopBy::Kill))).as_deref(), Ok(kill), "{name}");
         match first(runs(NEW, all(StopBy::Nothing))) {
             Ok(steps) => assert!(signals && steps == "stop(n)", "{name}: {steps}"),
-            Err(reason) => assert!(!signals && reason == Reason::NoStopCommand, "{name}: {reason:?}"),
+            Err(reason) => assert!(!signals && reason == HoldReason::NoStopCommand, "{name}: {reason:?}"),
         }
         // The old spec has no way, the new one of the same identity has: that is used.
         let stops = Stops { new: StopBy::Stop, given: StopBy::Nothing, live: StopBy::Nothing };
@@ -509,7 +541,7 @@ fn stopping_takes_a_command_where_nobody_can_signal() {
         // Another identity cannot be stopped by the new spec's command.
         let other = Delta { replace: true, ..NEW };
         if !signals {
-            assert_eq!(first(runs(other, stops)), Err(Reason::NoStopCommand), "{name}");
+            assert_eq!(first(runs(other, stops)), Err(HoldReason::NoStopCommand), "{name}");
         }
     }
 }
@@ -517,7 +549,7 @@ fn stopping_takes_a_command_where_nobody_can_signal() {
 // ---- Several instances at once: dependencies order steps and add none.
 
 #[test]
-fn with_dependencies_no_shorter_way_exists_either() {
+fn plans_with_dependencies_are_shortest() {
     let mut seed = 7u64;
     let mut roll = move |sides: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use abide::http::Hook;
+use abide::http::WebhookClient;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -54,7 +54,7 @@ fn tree(config: &str) -> Tree {
 const PLAN: [&str; 6] = ["plan", "m", "--target", "it", "--config", "it.yaml"];
 
 #[test]
-fn a_target_that_redirects_takes_no_secret_elsewhere() {
+fn a_redirecting_target_receives_no_secret_at_the_new_location() {
     for status in [301, 302, 307, 308] {
         for dialect in ["abide", "gse-v2", "gse-apigw", "job"] {
             let (other, got) = redirector(404, "");
@@ -77,7 +77,7 @@ fn an_agent_takes_no_operations_from_where_it_is_redirected_to() {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("token"), "token\n").expect("a file");
     // A gateway that would accept this very agent.
-    let server = Server::over(&folder.path().join("store.db"), Duration::from_secs(10), APPS, "* token\n");
+    let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(10), APPS, "* token\n");
     let (at, asked) = redirector(307, &format!("http://{}{{path}}", server.address));
     let log = folder.path().join("agent.log");
     let url = format!("http://{at}");
@@ -109,7 +109,7 @@ fn state_and_notifications_are_not_redirected_either() {
     let args = ["pause", "--all", "--config", "it.yaml", "--target", "it", "--state", &url];
     let output = abide(&args, tree.path(), b"");
     assert!(stderr(&output).contains(&format!("redirects to {other}")), "{}", stderr(&output));
-    let hook = Hook::new(&format!("http://{at}/hooks/t0ken"), false).expect("an address");
+    let hook = WebhookClient::new(&format!("http://{at}/hooks/t0ken"), false).expect("an address");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let sent = runtime.block_on(hook.post("{}".to_owned(), Duration::from_secs(5)));
     let (why, may_change) = sent.expect_err("a redirect is a failure");
@@ -244,7 +244,7 @@ fn platform(authority: &Authority) -> SocketAddr {
 }
 
 #[test]
-fn ca_only_trusts_nobody_but_the_file() {
+fn ca_only_trusts_only_the_file() {
     let (ours, machines) = (authority("ours"), authority("the machine's"));
     let plan = |at: SocketAddr, more: &str| {
         let tree = tree(&config(&format!("https://{at}"), "gse-v2", more));

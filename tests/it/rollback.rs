@@ -1,6 +1,6 @@
 //! Going back: an earlier revision is wanted again, with real processes, until somebody says something newer.
 
-use abide::control::snapshot::{self, MOST, Word};
+use abide::control::revisions::{self, MAX_REVISIONS, NewRevision};
 use abide::manifest::{self, Limits};
 use abide::store::{Embedded, Store};
 use serde_json::Value;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::apply::Machine;
 use crate::git::Repo;
 use crate::support::{GOOD, until};
-use crate::watch::{said, watch};
+use crate::watch::{read_log, watch};
 
 fn history(machine: &Machine) -> Vec<Value> {
     let (code, out, err) = machine.run(&["history", "-o", "json"]);
@@ -32,7 +32,7 @@ fn until_started(machine: &Machine, line: &str) {
 }
 
 #[test]
-fn an_earlier_revision_is_made_true_again_and_stays_pinned_until_the_next_apply() {
+fn a_rollback_pins_the_earlier_revision_until_the_next_apply() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     assert_eq!(machine.apply(&[]).0, 0);
@@ -85,7 +85,7 @@ fn an_earlier_revision_is_made_true_again_and_stays_pinned_until_the_next_apply(
 }
 
 #[test]
-fn watch_keeps_the_pinned_revision_true_until_its_source_has_something_newer() {
+fn watch_keeps_the_pin_until_its_source_changes() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let watching = watch(&machine, "watch.log", &["--prune"]);
@@ -96,7 +96,7 @@ fn watch_keeps_the_pinned_revision_true_until_its_source_has_something_newer() {
     let (code, _, err) = machine.run(&["rollback", "--to", &first, "--yes"]);
     assert_eq!(code, 0, "{err}");
     until_started(&machine, "start a 1");
-    until("it is told", || said(&machine, "watch.log").contains("pinned to"));
+    until("it is told", || read_log(&machine, "watch.log").contains("pinned to"));
     // Drift from the pinned revision is repaired; what the source said before is no reason.
     assert_eq!(machine.run(&["stop", "web/a"]).0, 0);
     assert_eq!(machine.run(&["release", "web/a"]).0, 0);
@@ -107,15 +107,19 @@ fn watch_keeps_the_pinned_revision_true_until_its_source_has_something_newer() {
     // Another one that takes over does the same.
     drop(watching);
     let _watch = watch(&machine, "second.log", &["--prune"]);
-    until("it is told again", || said(&machine, "second.log").contains("pinned to"));
-    until("it is at rest", || said(&machine, "second.log").contains("converged"));
+    until("it is told again", || read_log(&machine, "second.log").contains("pinned to"));
+    until("it is at rest", || read_log(&machine, "second.log").contains("converged"));
     assert_eq!((starts("start a 1"), starts("start a 2")), (3, 1));
     // A broken file is no newer word; a good one is.
     std::fs::write(machine.path("m/a.yaml"), text.replace("start_cmd", "strat_cmd")).expect("a file");
-    until("it is shown", || said(&machine, "second.log").contains("did you mean \"start_cmd\""));
+    until("it is shown", || read_log(&machine, "second.log").contains("did you mean \"start_cmd\""));
     machine.process("a", "3", "");
     until("the third runs", || last(&machine).as_deref() == Some("start a 3"));
-    assert!(said(&machine, "second.log").contains("no longer pinned"), "{}", said(&machine, "second.log"));
+    assert!(
+        read_log(&machine, "second.log").contains("no longer pinned"),
+        "{}",
+        read_log(&machine, "second.log")
+    );
     assert_eq!((starts("start a 1"), starts("start a 2")), (3, 1));
     assert!(!machine.run(&["status"]).1.contains("pinned"));
 }
@@ -125,7 +129,7 @@ fn history_is(machine: &Machine, many: usize) -> bool {
 }
 
 #[test]
-fn a_pin_that_is_ended_by_hand_gives_the_source_its_say_again() {
+fn unpin_returns_to_the_source_revision() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &[]);
@@ -141,7 +145,7 @@ fn a_pin_that_is_ended_by_hand_gives_the_source_its_say_again() {
 
 /// By its commit, though other commits with the same meaning came after it.
 #[test]
-fn a_commit_is_gone_back_to_by_its_name() {
+fn a_rollback_accepts_a_commit() {
     let repo = Repo::new();
     let machine = &repo.machine;
     machine.process("a", "1", "");
@@ -165,7 +169,7 @@ fn a_commit_is_gone_back_to_by_its_name() {
 }
 
 #[test]
-fn the_last_twenty_revisions_are_kept_whole_and_nothing_else() {
+fn the_last_twenty_revisions_are_kept() {
     let folder = tempfile::tempdir().expect("a folder");
     let store = Embedded::open(&folder.path().join("state.db")).expect("a store");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -176,26 +180,31 @@ fn the_last_twenty_revisions_are_kept_whole_and_nothing_else() {
         manifest::load(&[folder.path().to_path_buf()], &Limits::default())
     };
     runtime.block_on(async {
-        for version in 0..MOST + 5 {
-            let (revision, texts) = (format!("{version:032}"), load(version).given());
-            let word =
-                Word { owner: "team", source: "here", revision: &revision, commit: None, texts: &texts };
-            assert_eq!(snapshot::take(&store, &word).await.expect("it is kept"), None);
-            snapshot::tidy(&store, "team").await.expect("it is tidy");
+        for version in 0..MAX_REVISIONS + 5 {
+            let (revision, texts) = (format!("{version:032}"), load(version).file_contents());
+            let word = NewRevision {
+                owner: "team",
+                source: "here",
+                revision: &revision,
+                commit: None,
+                texts: &texts,
+            };
+            assert_eq!(revisions::activate(&store, &word).await.expect("it is kept"), None);
+            revisions::gc(&store, "team").await.expect("it is tidy");
         }
-        let kept = snapshot::list(&store, "team").await.expect("a list");
-        assert_eq!(kept.len(), MOST);
+        let kept = revisions::list(&store, "team").await.expect("a list");
+        assert_eq!(kept.len(), MAX_REVISIONS);
         // What they share is there once.
         let texts = store.range("snap/team/text/", None, usize::MAX).await.expect("texts").entries;
-        assert_eq!(texts.len(), MOST + 1);
+        assert_eq!(texts.len(), MAX_REVISIONS + 1);
         assert_eq!(
             store.range("snap/team/", None, usize::MAX).await.expect("all").entries.len(),
-            3 * MOST + 1
+            3 * MAX_REVISIONS + 1
         );
         for snapshot in &kept {
             let version = snapshot.revision.parse().expect("a number");
-            let texts = snapshot::texts(&store, "team", snapshot).await.expect("its texts");
-            let again = manifest::load_given(texts, Vec::new(), &Limits::default(), &Default::default());
+            let texts = revisions::texts(&store, "team", snapshot).await.expect("its texts");
+            let again = manifest::load_files(texts, Vec::new(), &Limits::default(), &Default::default());
             assert_eq!(again.desired, load(version).desired);
         }
     });

@@ -18,7 +18,7 @@ const HOST: &str = "0:127.0.0.1";
 const HOUR_MS: i64 = 3_600_000;
 
 /// A stand-in for an agent: one session that says every 100 ms that it is there, until it is dropped.
-struct StandIn {
+struct FakeAgent {
     address: std::net::SocketAddr,
     session: String,
     seq: u64,
@@ -26,8 +26,8 @@ struct StandIn {
     over: Arc<AtomicBool>,
 }
 
-impl StandIn {
-    fn join(server: &Server, more: Value) -> StandIn {
+impl FakeAgent {
+    fn join(server: &Server, more: Value) -> FakeAgent {
         let mut ask = json!({"agent": "stand-in", "hosts": [HOST], "version": "1"});
         more.as_object().expect("fields").iter().for_each(|(name, value)| ask[name] = value.clone());
         let auth = "Authorization: Bearer token\r\n";
@@ -41,12 +41,12 @@ impl StandIn {
         assert_eq!(status, 200);
         let over = Arc::new(AtomicBool::new(false));
         let seq = joined["data"]["acked"].as_u64().expect("a number");
-        let stand_in = StandIn { address: server.address, session, seq, lines, over };
+        let stand_in = FakeAgent { address: server.address, session, seq, lines, over };
         let (ends, address, session) =
             (Arc::clone(&stand_in.over), stand_in.address, stand_in.session.clone());
         std::thread::spawn(move || {
             while !ends.load(Ordering::Acquire) {
-                tell(address, &session, &json!([]));
+                send_up(address, &session, &json!([]));
                 std::thread::sleep(Duration::from_millis(100));
             }
         });
@@ -65,23 +65,23 @@ impl StandIn {
     fn result(&mut self, op: &Value, code: i64, message: &str) {
         self.seq += 1;
         let result = json!({"op_id": op["op_id"], "code": code, "message": message});
-        tell(self.address, &self.session, &json!([{"seq": self.seq, "result": result}]));
+        send_up(self.address, &self.session, &json!([{"seq": self.seq, "result": result}]));
     }
 }
 
-impl Drop for StandIn {
+impl Drop for FakeAgent {
     fn drop(&mut self) {
         self.over.store(true, Ordering::Release);
     }
 }
 
-fn tell(address: std::net::SocketAddr, session: &str, ups: &Value) {
+fn send_up(address: std::net::SocketAddr, session: &str, ups: &Value) {
     let path = format!("/api/abide/v1/agent/tell?session={session}");
     Server::at(address).send("POST", &path, "Authorization: Bearer token\r\n", ups.to_string().as_bytes());
 }
 
 /// A gateway that waits for a second and a half where it waits for minutes.
-fn impatient(folder: &Path) -> Server {
+fn server_with_short_timeout(folder: &Path) -> Server {
     let patience = Duration::from_millis(700);
     Server::with_allowance(&folder.join("store.db"), patience, Duration::from_millis(300), APPS, "* token\n")
 }
@@ -108,8 +108,8 @@ fn row(server: &Server, task: &Value) -> Value {
 #[test]
 fn a_row_that_an_agent_never_ends_is_final_at_its_deadline() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = impatient(folder.path());
-    let mut agent = StandIn::join(&server, json!({}));
+    let server = server_with_short_timeout(folder.path());
+    let mut agent = FakeAgent::join(&server, json!({}));
     let task = begin(&server, &spec(folder.path()), 0);
     let op = agent.next("op");
     assert_eq!(row(&server, &task)["error_code"], 115);
@@ -123,10 +123,10 @@ fn a_row_that_an_agent_never_ends_is_final_at_its_deadline() {
     // It outlives the gateway, and a late result replaces it.
     let address = server.address;
     drop((agent, server));
-    let server = impatient(folder.path());
+    let server = server_with_short_timeout(folder.path());
     assert_ne!(server.address, address);
     assert_eq!(row(&server, &task)["error_code"], 1_900_504);
-    let mut agent = StandIn::join(&server, json!({}));
+    let mut agent = FakeAgent::join(&server, json!({}));
     agent.result(&op, 0, "late");
     until("the late result counts", || row(&server, &task)["error_code"] == 0);
 }
@@ -134,8 +134,8 @@ fn a_row_that_an_agent_never_ends_is_final_at_its_deadline() {
 #[test]
 fn apply_ends_though_the_agent_never_answers() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = impatient(folder.path());
-    let _agent = StandIn::join(&server, json!({}));
+    let server = server_with_short_timeout(folder.path());
+    let _agent = FakeAgent::join(&server, json!({}));
     let here = folder.path().display();
     let manifest = format!(
         "apiVersion: abide/v1\nkind: Process\nmeta: {{namespace: web, name: p}}\nhosts: [{{ip: 127.0.0.1, bk_cloud_id: 0}}]\n\
@@ -168,14 +168,14 @@ fn abide(folder: &Path, server: &Server, args: &[&str]) -> Output {
 #[test]
 fn the_floor_rises_with_what_is_final_and_no_further() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::over(&folder.path().join("store.db"), Duration::from_secs(10), APPS, "* token\n");
-    let mut agent = StandIn::join(&server, json!({"floors": true}));
+    let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(10), APPS, "* token\n");
+    let mut agent = FakeAgent::join(&server, json!({"floors": true}));
     begin(&server, &spec(folder.path()), 0);
     let first = agent.next("op");
     let seq = first["seq"].as_u64().expect("a number");
     let second_task = begin(&server, &spec(folder.path()), 7);
     let second = agent.next("op");
-    let floor = |agent: &mut StandIn| agent.next("heartbeat")["floor"].as_u64().expect("a number");
+    let floor = |agent: &mut FakeAgent| agent.next("heartbeat")["floor"].as_u64().expect("a number");
     assert!(floor(&mut agent) < seq, "nothing is final");
     agent.result(&second, 0, "");
     until("the second is final", || row(&server, &second_task)["error_code"] == 0);
@@ -184,7 +184,7 @@ fn the_floor_rises_with_what_is_final_and_no_further() {
     until("both are below the floor", || floor(&mut agent) >= second["seq"].as_u64().expect("a number"));
     // One that does not know heartbeats gets none.
     drop(agent);
-    let mut old = StandIn::join(&server, json!({}));
+    let mut old = FakeAgent::join(&server, json!({}));
     // An idle stream says something every 3 s.
     std::thread::sleep(Duration::from_millis(3_200));
     let check = begin(&server, &spec(folder.path()), 2);
@@ -201,12 +201,12 @@ fn the_floor_rises_with_what_is_final_and_no_further() {
 #[test]
 fn numbers_continue_above_what_an_agent_knows_and_a_forged_one_is_ignored() {
     let folder = tempfile::tempdir().expect("a folder");
-    let server = Server::over(&folder.path().join("store.db"), Duration::from_secs(10), APPS, "* token\n");
+    let server = Server::start(&folder.path().join("store.db"), Duration::from_secs(10), APPS, "* token\n");
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
     let now = u64::try_from(now.as_millis()).expect("a number");
     let hour = u64::try_from(HOUR_MS).expect("a number");
     let next = |last: u64| {
-        let mut agent = StandIn::join(&server, json!({"last_seq": last}));
+        let mut agent = FakeAgent::join(&server, json!({"last_seq": last}));
         begin(&server, &spec(folder.path()), 0);
         let op = agent.next("op");
         agent.result(&op, 65535, "");
@@ -235,7 +235,7 @@ fn records(system: &System) -> usize {
 }
 
 #[test]
-fn what_ran_is_forgotten_when_the_gateway_cannot_send_it_again() {
+fn results_are_dropped_once_the_gateway_cannot_resend() {
     let system = System::new();
     let spec = system.spec("p", "exec sleep 1000");
     for _ in 0..20 {
@@ -263,14 +263,14 @@ fn a_restored_gateway_does_not_run_an_operation_again() {
         stop(&mut system);
         std::fs::copy(&file, &copy).expect("a copy");
         let _ = std::fs::copy(system.path("store.db-wal"), system.path("copy.db-wal"));
-        system.server = Server::again(address, &file, APPS, "* token\n");
+        system.server = Server::restart_at(address, &file, APPS, "* token\n");
         system.start_agent();
         assert_eq!(system.row("once", &task)["error_code"], 0);
         if below_the_floor {
             until("the floor is above it", || records(&system) == 0);
         }
         stop(&mut system);
-        system.server = Server::again(address, &copy, APPS, "* token\n");
+        system.server = Server::restart_at(address, &copy, APPS, "* token\n");
         let row = system.row("once", &task);
         match below_the_floor {
             false => assert_eq!(row["error_code"], 0, "its result is repeated: {row}"),
@@ -288,10 +288,10 @@ fn a_restored_gateway_does_not_run_an_operation_again() {
 }
 
 #[test]
-fn an_operation_that_arrives_too_late_is_not_begun_and_says_so() {
+fn a_late_operation_is_refused_and_reported() {
     let mut system = System::without_agent();
     let patience = Duration::from_secs(4);
-    system.server = Server::over(&system.path("other.db"), patience, APPS, "* token\n");
+    system.server = Server::start(&system.path("other.db"), patience, APPS, "* token\n");
     let holds = Arc::new(AtomicBool::new(false));
     let armed = Arc::clone(&holds);
     let rule: Rule = Arc::new(move |message: &Message<'_>| {

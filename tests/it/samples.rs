@@ -43,7 +43,7 @@ fn shell(command: &str, spec: &Spec) -> Command {
 }
 
 #[test]
-fn loops_in_the_foreground_run_and_say_something() {
+fn foreground_samples_run_and_print() {
     for name in ["hello", "web", "workers_1", "workers_3"] {
         let spec = spec(name);
         assert_eq!(spec.control.start_mode, Some(StartMode::Foreground));
@@ -65,7 +65,7 @@ fn loops_in_the_foreground_run_and_say_something() {
 }
 
 #[test]
-fn runs_that_end_end_well() {
+fn one_shot_samples_succeed() {
     for (name, said) in [("migrate", "migrating\ndone\n"), ("tick", "tick at ")] {
         let spec = spec(name);
         let output =

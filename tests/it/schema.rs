@@ -1,6 +1,6 @@
 //! The schema says what the checker says, as far as a schema can.
 
-use abide::manifest::grammar::{self, Need, Section, Shape};
+use abide::manifest::grammar::{self, Requirement, Section, Shape};
 use abide::manifest::schema::schema;
 use serde_json::{Value, json};
 
@@ -113,7 +113,7 @@ fn good_manifests_satisfy_the_schema() {
 }
 
 #[test]
-fn what_the_checker_refuses_by_shape_the_schema_refuses_too() {
+fn the_schema_refuses_what_the_shape_check_refuses() {
     let schema = schema();
     for (old, new) in [
         ("start_cmd", "strat_cmd"),
@@ -165,7 +165,7 @@ fn whole(section: &Section) -> Value {
     let entries = section
         .entries
         .iter()
-        .filter(|e| e.need != Need::IgnoredInBody && !["kind", "apiVersion"].contains(&e.name));
+        .filter(|e| e.need != Requirement::IgnoredInBody && !["kind", "apiVersion"].contains(&e.name));
     Value::Object(entries.map(|e| (e.name.to_owned(), example(&e.shape))).collect())
 }
 

@@ -54,7 +54,7 @@ fn is_clean(what: &str, text: &str) {
 }
 
 #[test]
-fn a_secret_is_planned_and_carried_out_without_being_told() {
+fn a_secret_is_applied_without_being_printed() {
     let system = system();
     let write = |secret: &str, more: &str| {
         std::fs::write(system.path("m/api.yaml"), manifest(&system, secret, more)).expect("a file");
@@ -170,7 +170,7 @@ fn a_secret_that_a_command_prints_is_masked_in_every_message() {
 }
 
 #[test]
-fn a_digest_that_is_sent_back_means_the_value_that_is_known() {
+fn a_returned_digest_stands_for_the_known_value() {
     let system = system();
     std::fs::write(system.path("m/api.yaml"), manifest(&system, OLD, "")).expect("a file");
     let (code, out, err) = run(&system, &["apply", "m", "--yes"]);

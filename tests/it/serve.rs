@@ -69,7 +69,7 @@ fn contract(url: &str) {
 }
 
 #[test]
-fn a_client_that_is_not_ours_finds_what_the_protocol_promises() {
+fn an_independent_client_passes_the_protocol_contract() {
     if !needs("python3") {
         return;
     }
@@ -91,7 +91,7 @@ fn a_client_that_is_not_ours_finds_what_the_protocol_promises() {
 }
 
 #[test]
-fn over_tls_too_and_a_renewed_certificate_is_taken_up() {
+fn tls_works_and_a_renewed_certificate_is_reloaded() {
     if !needs("python3") {
         return;
     }
@@ -123,7 +123,7 @@ fn over_tls_too_and_a_renewed_certificate_is_taken_up() {
 }
 
 #[test]
-fn apps_come_and_go_while_it_runs() {
+fn apps_are_reloaded_while_it_runs() {
     let folder = tempfile::tempdir().expect("a folder");
     let gateway = Gateway::start(folder.path(), &[]);
     let auth = |code: &str, secret: &str| {
@@ -143,7 +143,7 @@ fn apps_come_and_go_while_it_runs() {
 }
 
 #[test]
-fn another_address_than_loopback_needs_tls_or_a_word() {
+fn a_non_loopback_address_needs_tls_or_a_flag() {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("apps.yaml"), APPS).expect("a file");
     let args = ["serve", "--listen", "0.0.0.0:0", "--data", "data", "--apps", "apps.yaml"];
@@ -167,7 +167,7 @@ fn another_address_than_loopback_needs_tls_or_a_word() {
 }
 
 #[test]
-fn slow_and_greedy_clients_are_turned_away_and_others_go_on() {
+fn slow_and_greedy_clients_are_refused_and_others_continue() {
     let folder = tempfile::tempdir().expect("a folder");
     let limits =
         ["--request-secs", "1", "--max-connections", "12", "--max-rate", "40", "--max-body-bytes", "2000"];
@@ -229,7 +229,7 @@ fn slow_and_greedy_clients_are_turned_away_and_others_go_on() {
 }
 
 #[test]
-fn more_requests_at_once_than_it_has_room_for_are_turned_away_and_it_recovers() {
+fn excess_concurrent_requests_are_refused_and_it_recovers() {
     let folder = tempfile::tempdir().expect("a folder");
     let gateway = Gateway::start(folder.path(), &["--max-requests", "2"]);
     let auth = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
@@ -301,7 +301,7 @@ fn every_quirk_of_the_protocol_and_every_nasty_body_gets_its_answer() {
 }
 
 #[test]
-fn secrets_are_nowhere_and_the_folder_is_private() {
+fn secrets_are_not_logged_and_the_folder_is_private() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().expect("a folder");
     let gateway = Gateway::start(folder.path(), &["-vvv"]);
@@ -379,7 +379,7 @@ fn killed_under_load_it_comes_back_with_everything_it_acknowledged() {
 }
 
 #[test]
-fn told_to_stop_it_stops() {
+fn sigterm_stops_the_gateway() {
     let folder = tempfile::tempdir().expect("a folder");
     for signal in ["-TERM", "-INT"] {
         let mut gateway = Gateway::start(folder.path(), &[]);
@@ -402,7 +402,7 @@ fn a_folder_has_one_gateway() {
 }
 
 #[test]
-fn a_right_that_is_taken_away_ends_what_it_opened() {
+fn a_revoked_permission_closes_its_streams() {
     let folder = tempfile::tempdir().expect("a folder");
     let gateway = Gateway::start(folder.path(), &[]);
     let join = json!({"agent": "a\nfalse line", "hosts": ["0:10.0.0.1"]}).to_string();
@@ -430,7 +430,7 @@ fn a_right_that_is_taken_away_ends_what_it_opened() {
 }
 
 #[test]
-fn a_damaged_entry_is_noticed_and_a_clean_end_leaves_one_file() {
+fn a_damaged_entry_is_detected_and_a_clean_stop_leaves_one_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut gateway = Gateway::start(folder.path(), &[]);
     for n in 0..50 {

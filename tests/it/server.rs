@@ -6,13 +6,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use abide::gateway::auth::{Apps, Keepers, Tokens};
-use abide::gateway::{Gateway, http};
-use abide::http::{Listener, Reloaded, serve};
+use abide::gateway::auth::{Apps, Authenticator, Tokens};
+use abide::gateway::{Gateway, middleware};
+use abide::http::{Listener, Reloadable, serve};
 use abide::store::Embedded;
 use serde_json::{Value, json};
 
-use crate::apply::Ends;
+use crate::apply::KillOnDrop;
 use crate::http::Answer;
 use crate::support::other_program;
 
@@ -21,12 +21,12 @@ pub struct Server {
     pub address: SocketAddr,
     _stop: Option<tokio::sync::watch::Sender<bool>>,
     _runtime: Option<tokio::runtime::Runtime>,
-    _program: Option<Ends>,
+    _program: Option<KillOnDrop>,
 }
 
 impl Server {
     /// In this process, over a store's file.
-    pub fn over(file: &Path, patience: Duration, apps: &str, tokens: &str) -> Server {
+    pub fn start(file: &Path, patience: Duration, apps: &str, tokens: &str) -> Server {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         Server::listen(any, file, (patience, None), apps, tokens)
     }
@@ -44,7 +44,7 @@ impl Server {
     }
 
     /// The same at an address that one had before.
-    pub fn again(address: SocketAddr, file: &Path, apps: &str, tokens: &str) -> Server {
+    pub fn restart_at(address: SocketAddr, file: &Path, apps: &str, tokens: &str) -> Server {
         Server::listen(address, file, (Duration::from_secs(10), None), apps, tokens)
     }
 
@@ -63,22 +63,23 @@ impl Server {
             .enable_all()
             .build()
             .expect("a runtime");
-        let mut gateway = Gateway::new(Embedded::open(file).expect("it opens")).with_patience(patience);
+        let mut gateway = Gateway::new(Embedded::open(file).expect("it opens")).with_agent_timeout(patience);
         if let Some(allowance) = allowance {
             gateway = gateway.with_allowance(allowance);
         }
         let gateway = Arc::new(gateway);
-        let keepers = Keepers::new(
-            Reloaded::fixed(Apps::parse(apps).expect("apps")),
-            Reloaded::fixed(Tokens::parse(tokens).expect("tokens")),
+        let keepers = Authenticator::new(
+            Reloadable::fixed(Apps::parse(apps).expect("apps")),
+            Reloadable::fixed(Tokens::parse(tokens).expect("tokens")),
         );
-        let router = http::router(Arc::clone(&gateway), Arc::new(keepers), http::Limits::default());
+        let router =
+            middleware::router(Arc::clone(&gateway), Arc::new(keepers), middleware::Limits::default());
         let socket = runtime.block_on(tokio::net::TcpListener::bind(at)).expect("a port");
         let address = socket.local_addr().expect("an address");
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let listener = Listener { socket, tls: None, connections: 1000, header_time: Duration::from_secs(5) };
         runtime.spawn(serve(listener, router, stopped));
-        runtime.spawn(async move { gateway.keep_house().await });
+        runtime.spawn(async move { gateway.run_maintenance().await });
         let server = Server { address, _stop: Some(stop), _runtime: Some(runtime), _program: None };
         server.wait_until_ready();
         server
@@ -108,7 +109,7 @@ impl Server {
             address: address.expect("an address"),
             _stop: None,
             _runtime: None,
-            _program: Some(Ends(child)),
+            _program: Some(KillOnDrop(child)),
         };
         server.wait_until_ready();
         server
@@ -206,13 +207,13 @@ impl Server {
     }
 
     /// Another holder takes the lease, until its generation is this one's successor.
-    pub fn lease_again(&self, owner: &str, generation: u64) -> u64 {
+    pub fn take_over_lease(&self, owner: &str, generation: u64) -> u64 {
         let reset = json!({"name": format!("writer/{owner}"), "above": generation, "force": true});
         self.call("POST", "/api/abide/v1/state", json!({"reset_lease": reset}));
         self.lease(owner, "another")
     }
 
-    pub fn renewed(&self, owner: &str, id: &str, generation: u64) -> bool {
+    pub fn renew_lease(&self, owner: &str, id: &str, generation: u64) -> bool {
         let ask = json!({"name": format!("writer/{owner}"), "holder": id, "generation": generation, "lives_ms": 60_000});
         self.call("POST", "/api/abide/v1/state", json!({"renew_lease": ask}))["data"]["kept"] == true
     }

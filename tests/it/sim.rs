@@ -7,10 +7,10 @@ use std::task::{Context, Poll, Waker};
 
 use abide::backend::Scope;
 use abide::backend::sim::{Faults, Fleet, LATE_SECS, Sim};
-use abide::backend::{Backend, Order, Outcome};
+use abide::backend::{Backend, Operation, OperationState};
 use abide::manifest::{Limits, load_text};
 use abide::model::{Desired, Dialect, HostKey, InstanceKey, Now, Observed, Op, Plan};
-use abide::reconcile::{Caps, Expectation, Expected, Rules, expect, lay_over, reconcile};
+use abide::reconcile::{Caps, Expectation, Expected, Rules, expectations, overlay, reconcile};
 
 const LAG: u64 = 300;
 
@@ -60,7 +60,7 @@ impl<'a> Controller<'a> {
     fn look(&mut self) -> Observed {
         let observed = now(self.sim.observe(&Scope::default())).expect("a look");
         let open = std::mem::take(&mut self.expectations);
-        let (observed, open) = lay_over(observed, open, self.lag, self.sim.now());
+        let (observed, open) = overlay(observed, open, self.lag, self.sim.now());
         self.expectations = open;
         observed
     }
@@ -83,7 +83,7 @@ impl<'a> Controller<'a> {
         for step in firsts.values() {
             self.orders += 1;
             *self.sent.entry((step.instance.clone(), step.op)).or_default() += 1;
-            orders.push(Order::of(step, self.orders.to_string(), "default"));
+            orders.push(Operation::of(step, self.orders.to_string(), "default"));
         }
         let task = now(self.sim.submit("call", &orders));
         self.sim.advance(5);
@@ -91,15 +91,18 @@ impl<'a> Controller<'a> {
         for (order, step) in orders.iter().zip(firsts.values()) {
             let result = answers.iter().find(|answer| answer.order == order.id).map(|answer| &answer.result);
             let expected = match result {
-                Some(Outcome::Done) => {
-                    expect::after(step, observed.instances.get(&step.instance), "default", &self.rules.caps)
-                }
+                Some(OperationState::Done) => expectations::after(
+                    step,
+                    observed.instances.get(&step.instance),
+                    "default",
+                    &self.rules.caps,
+                ),
                 // Refused: nothing was done.
-                Some(Outcome::Failed { .. }) => continue,
+                Some(OperationState::Failed { .. }) => continue,
                 // In progress, missing, or no answer at all: nobody knows.
-                Some(Outcome::InProgress) | None => Expected::Unsure,
+                Some(OperationState::InProgress) | None => Expected::Unknown,
             };
-            let unsure = matches!(expected, Expected::Unsure);
+            let unsure = matches!(expected, Expected::Unknown);
             // What may come late counts for as long as it may come.
             let counts = if unsure { self.lag.max(LATE_SECS + 1) } else { self.lag };
             self.expectations.push(Expectation::new(step.instance.clone(), expected, self.sim.now(), counts));
@@ -120,7 +123,7 @@ impl<'a> Controller<'a> {
 }
 
 #[test]
-fn a_list_that_lags_causes_nothing_twice() {
+fn a_lagging_list_repeats_no_operation() {
     for dialect in [Dialect::GseV1, Dialect::GseV2] {
         let faults = Faults { lag_secs: LAG, ..Faults::default() };
         let sim = Sim::over(Fleet::new(dialect), faults, 1);
@@ -145,7 +148,7 @@ fn a_list_that_lags_causes_nothing_twice() {
 
 /// The same list without expectations: the test above has something to prevent.
 #[test]
-fn without_expectations_a_lagging_list_would_start_it_twice() {
+fn without_expectations_a_lagging_list_starts_it_twice() {
     let sim = Sim::over(Fleet::new(Dialect::GseV2), Faults { lag_secs: LAG, ..Faults::default() }, 1);
     let mut controller = Controller::new(&sim, desired("./run"), LAG);
     controller.pass();
@@ -154,7 +157,7 @@ fn without_expectations_a_lagging_list_would_start_it_twice() {
 }
 
 #[test]
-fn whatever_goes_wrong_it_converges_when_it_ends() {
+fn it_converges_after_random_faults() {
     for seed in 0..20 {
         for dialect in Dialect::ALL {
             let lag = if matches!(dialect, Dialect::Abide | Dialect::Job) { 0 } else { LAG };

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::apply::{Ends, Machine};
+use crate::apply::{KillOnDrop, Machine};
 use crate::dialects::{Daemon, Fleet};
 use crate::git;
 use crate::support::{command, until};
@@ -121,7 +121,7 @@ fn old_specs_are_found_in_the_history_of_the_manifests() {
     let log = std::fs::File::create(fleet.path("watch.log")).expect("a file");
     let mut watch = command(&args, fleet.system.folder.path());
     watch.env("IT_SECRET", "s3cret").stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-    let _watch = Ends(watch.spawn().expect("it starts"));
+    let _watch = KillOnDrop(watch.spawn().expect("it starts"));
     until("it is replaced", || fleet.effects().len() == 5);
     assert_eq!(fleet.effects()[3..], ["stop a", "start a 1"]);
 }

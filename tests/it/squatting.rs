@@ -16,7 +16,7 @@ fn system() -> System {
     system.kill_agent();
     system.server = Server::at(address);
     until("the port is free again", || std::net::TcpListener::bind(address).is_ok());
-    system.server = Server::again(address, &file, APPS, "* token\n");
+    system.server = Server::restart_at(address, &file, APPS, "* token\n");
     system.start_agent();
     until("the agent is there", || {
         system.server.call("GET", "/api/abide/v1/hosts", json!({}))["data"][0]["agent"] == true

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use abide::store::{Change, Embedded, Error, Holder, Outcome, Store, Taken, Txn, Write};
+use abide::store::{Change, Embedded, Error, Holder, LeaseAttempt, Outcome, Store, Txn, Write};
 
 /// Runs a future to its end.
 fn run<T>(future: impl Future<Output = T>) -> T {
@@ -63,7 +63,7 @@ async fn what_is_written_can_be_read(store: impl Store) {
     assert_eq!(store.get("a").await, Ok(None));
     let Ok(Outcome::Written(first)) = store.txn(Txn::put("a", "1")).await else { panic!("not written") };
     let entry = store.get("a").await.expect("a read").expect("it is there");
-    assert_eq!((&*entry.key, &*entry.value, entry.changed), ("a", &b"1"[..], first));
+    assert_eq!((&*entry.key, &*entry.value, entry.mod_seq), ("a", &b"1"[..], first));
     let Ok(Outcome::Written(second)) = store.txn(Txn::put("a", "2")).await else { panic!("not written") };
     assert!(second > first);
     assert_eq!(value(&store, "a").await.as_deref(), Some("2"));
@@ -113,7 +113,7 @@ async fn a_transaction_is_all_or_nothing(store: impl Store) {
     let Ok(Outcome::Written(number)) = store.txn(two.only_if("new", 0)).await else { panic!("not written") };
     for key in ["a", "b"] {
         assert_eq!(
-            store.get(key).await.expect("a read").map(|entry| entry.changed),
+            store.get(key).await.expect("a read").map(|entry| entry.mod_seq),
             Some(number),
             "one number"
         );
@@ -134,7 +134,7 @@ async fn compare_and_write_lets_one_of_many_win(store: impl Store) {
         loop {
             let entry = store.get("n").await.expect("a read").expect("it is there");
             let n: u32 = std::str::from_utf8(&entry.value).expect("text").parse().expect("a number");
-            let txn = Txn::put("n", (n + 1).to_string()).only_if("n", entry.changed);
+            let txn = Txn::put("n", (n + 1).to_string()).only_if("n", entry.mod_seq);
             if let Outcome::Written(_) = store.txn(txn).await.expect("an answer") {
                 return;
             }
@@ -194,32 +194,37 @@ async fn changes_come_from_any_number_on(store: impl Store) {
 
 async fn a_lease_has_one_holder_and_a_number_that_grows(store: impl Store) {
     let (me, long, short) = (Holder::this("me"), Duration::from_secs(60), Duration::from_millis(1));
-    let Ok(Taken::Ours(lease)) = store.take_lease("writer", &me, long).await else { panic!("not taken") };
+    let Ok(LeaseAttempt::Ours(lease)) = store.take_lease("writer", &me, long).await else {
+        panic!("not taken")
+    };
     // Somebody who is alive: this very process under another name.
     let other = Holder::this("other");
-    let Ok(Taken::Theirs { holder, generation, .. }) = store.take_lease("writer", &other, long).await else {
+    let Ok(LeaseAttempt::Theirs { holder, generation, .. }) = store.take_lease("writer", &other, long).await
+    else {
         panic!("taken twice")
     };
     assert_eq!((holder.id.as_str(), generation), ("me", lease.generation));
     assert_eq!(store.renew_lease(&lease, long).await, Ok(true));
     store.release_lease(&lease).await.expect("a release");
     assert_eq!(store.renew_lease(&lease, long).await, Ok(false), "what was given up is not renewed");
-    let Ok(Taken::Ours(second)) = store.take_lease("writer", &other, short).await else {
+    let Ok(LeaseAttempt::Ours(second)) = store.take_lease("writer", &other, short).await else {
         panic!("not taken")
     };
     assert!(second.generation > lease.generation);
     tokio::time::sleep(Duration::from_millis(5)).await;
-    let Ok(Taken::Ours(third)) = store.take_lease("writer", &me, long).await else { panic!("it expired") };
+    let Ok(LeaseAttempt::Ours(third)) = store.take_lease("writer", &me, long).await else {
+        panic!("it expired")
+    };
     assert!(third.generation > second.generation);
     assert_eq!(store.renew_lease(&second, long).await, Ok(false));
     // Another lease is another lease.
-    assert!(matches!(store.take_lease("leader", &other, long).await, Ok(Taken::Ours(_))));
+    assert!(matches!(store.take_lease("leader", &other, long).await, Ok(LeaseAttempt::Ours(_))));
 }
 
 // ---- What the engine in a file must survive.
 
 #[test]
-fn what_was_acknowledged_is_there_after_reopening() {
+fn acknowledged_writes_survive_reopening() {
     let folder = folder();
     let number = run(async {
         let store = embedded(&folder);
@@ -257,7 +262,7 @@ fn two_processes_share_a_file() {
 }
 
 #[test]
-fn old_changes_are_forgotten_and_that_is_said() {
+fn old_changes_are_compacted_and_reported() {
     let folder = folder();
     let store = embedded(&folder);
     run(async {
@@ -270,7 +275,7 @@ fn old_changes_are_forgotten_and_that_is_said() {
             }
             all.join_all().await;
         }
-        assert_eq!(store.changes("", 0).await, Err(Error::Forgotten));
+        assert_eq!(store.changes("", 0).await, Err(Error::Compacted));
         let last = store.range("", None, 1).await.expect("a page").as_of;
         assert_eq!(store.changes("", last - 10).await.expect("changes").len(), 10);
     });
@@ -280,7 +285,7 @@ fn old_changes_are_forgotten_and_that_is_said() {
 }
 
 #[test]
-fn a_damaged_file_is_refused_and_says_what_to_do() {
+fn a_damaged_file_is_refused_with_a_hint() {
     let folder = folder();
     let file = folder.path().join("store.db");
     run(async {
@@ -328,7 +333,7 @@ fn a_damaged_file_is_refused_and_says_what_to_do() {
 
 /// SQLite alone would take each of these for a database that ends a little earlier.
 #[test]
-fn what_was_acknowledged_before_a_crash_is_missed_if_it_is_gone() {
+fn lost_acknowledged_writes_are_detected() {
     let folder = folder();
     let file = folder.path().join("store.db");
     let wal = file.with_file_name("store.db-wal");
@@ -368,7 +373,7 @@ fn what_was_acknowledged_before_a_crash_is_missed_if_it_is_gone() {
 }
 
 #[test]
-fn a_damaged_change_is_not_told() {
+fn a_damaged_change_is_not_streamed() {
     let folder = folder();
     let file = folder.path().join("store.db");
     let store = embedded(&folder);
@@ -424,7 +429,7 @@ async fn count(store: &Embedded) {
             .as_ref()
             .map_or(0, |entry| u64::from_le_bytes(entry.value[..8].try_into().expect("8 bytes")));
         let txn = Txn::put("count", (n + 1).to_le_bytes()).and(Txn::put(format!("n/{n:08}"), "x"));
-        let changed = entry.map_or(0, |entry| entry.changed);
+        let changed = entry.map_or(0, |entry| entry.mod_seq);
         match store.txn(txn.only_if("count", changed)).await {
             Ok(Outcome::Written(_)) => println!("ack {n}"),
             other => panic!("{other:?}"),
@@ -434,7 +439,7 @@ async fn count(store: &Embedded) {
 
 /// 2,000 deaths, over several files, since opening a large one takes its time; `ABIDE_SOAK=n` for n times as many.
 #[test]
-fn killed_at_any_moment_nothing_acknowledged_is_lost_or_doubled() {
+fn no_acknowledged_write_is_lost_or_repeated_by_kills() {
     const FILES: u64 = 20;
     let soak: u64 = std::env::var("ABIDE_SOAK").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
     let next = std::sync::atomic::AtomicU64::new(0);
@@ -520,7 +525,7 @@ async fn fill(store: &Embedded) {
 }
 
 #[test]
-fn a_disk_that_takes_no_more_refuses_writes_and_recovers() {
+fn a_full_disk_refuses_writes_and_recovers() {
     let folder = folder();
     let file = folder.path().join("store.db");
     let output = child("fill", &file).output().expect("a child");

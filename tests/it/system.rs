@@ -32,7 +32,7 @@ impl System {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("token"), "token\n").expect("a file");
         let patience = Duration::from_secs(10);
-        let server = Server::over(&folder.path().join("store.db"), patience, APPS, "* token\n");
+        let server = Server::start(&folder.path().join("store.db"), patience, APPS, "* token\n");
         System { folder, server, agent: None }
     }
 

@@ -14,7 +14,7 @@ use abide::reconcile::revision;
 use abide::store::{Embedded, Outcome, Store, Txn};
 use serde_json::{Value, json};
 
-use crate::apply::{Ends, Machine};
+use crate::apply::{KillOnDrop, Machine};
 use crate::support::{project, stderr, stdout, until};
 use crate::system::{is_alive, lines, parent_of, processes, whoami};
 
@@ -30,7 +30,7 @@ fn text(name: &str) -> String {
 }
 
 #[test]
-fn every_revision_is_what_it_was() {
+fn every_spec_revision_is_unchanged() {
     let mut checked = 0;
     for line in text("revisions.txt").lines().filter(|line| !line.starts_with('#')) {
         let [file, old, new, expected] = line.split('|').collect::<Vec<_>>()[..] else { panic!("{line}") };
@@ -46,14 +46,14 @@ fn every_revision_is_what_it_was() {
 }
 
 /// A machine whose files were left by the old version, and processes that run as its rows say.
-struct Left {
+struct OldInstallation {
     /// Before the machine: it stops what it runs, and these are waited for first.
-    running: BTreeMap<String, Ends>,
+    running: BTreeMap<String, KillOnDrop>,
     machine: Machine,
 }
 
-impl Left {
-    fn new() -> Left {
+impl OldInstallation {
+    fn new() -> OldInstallation {
         let machine = Machine::new();
         let moved = machine.folder.path().display().to_string();
         std::fs::write(machine.path("m/fleet.yaml"), text("fleet/fleet.yaml").replace(MADE_IN, &moved))
@@ -69,7 +69,7 @@ impl Left {
             std::fs::create_dir_all(to.parent().expect("a parent")).expect("a folder");
             std::fs::copy(fixture(name), to).expect("a copy");
         }
-        let mut left = Left { running: BTreeMap::new(), machine };
+        let mut left = OldInstallation { running: BTreeMap::new(), machine };
         left.rewrite("gateway/store.db");
         left.rewrite("agent/agent.db");
         left
@@ -125,7 +125,7 @@ impl Left {
             .spawn()
             .expect("it starts");
         let pid = child.id();
-        self.running.insert(name.to_owned(), Ends(child));
+        self.running.insert(name.to_owned(), KillOnDrop(child));
         pid
     }
 
@@ -165,8 +165,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn rows_of_the_old_version_keep_their_processes() {
-    let left = Left::new();
+fn an_upgrade_keeps_running_processes() {
+    let left = OldInstallation::new();
     let pids = left.pids();
     assert_eq!(pids.keys().collect::<Vec<_>>(), ["daemon", "new-name", "web"]);
     let _up = up(&new(), left.machine.folder.path());
@@ -207,8 +207,8 @@ fn rows_of_the_old_version_keep_their_processes() {
 
 /// A launch whose outcome the old version did not write is settled by its mark.
 #[test]
-fn a_launch_that_the_old_version_did_not_finish_is_found() {
-    let mut left = Left::new();
+fn an_unfinished_launch_of_the_old_version_is_recovered() {
+    let mut left = OldInstallation::new();
     let mark = mark();
     let pid = left.launch("idle", &mark);
     let store = Embedded::open(&left.machine.path(".abide-home/agent/agent.db")).expect("it opens");
@@ -227,8 +227,8 @@ fn a_launch_that_the_old_version_did_not_finish_is_found() {
 
 /// It waited for its next launch, which the old version did not write down.
 #[test]
-fn a_process_that_the_old_version_was_to_launch_again_is_launched() {
-    let left = Left::new();
+fn a_pending_relaunch_of_the_old_version_is_executed() {
+    let left = OldInstallation::new();
     let _up = up(&new(), left.machine.folder.path());
     until("it runs", || left.machine.pids().contains_key("crashes"));
     assert_eq!(left.machine.effects(), ["start crashes"]);
@@ -257,12 +257,12 @@ fn run(program: &Path, args: &[&str], here: &Path) -> String {
 }
 
 /// The local system, in the foreground.
-fn up(program: &Path, here: &Path) -> Ends {
+fn up(program: &Path, here: &Path) -> KillOnDrop {
     let mut child = command(program, &["-q", "up"], here).stdout(Stdio::piped()).spawn().expect("it starts");
     let mut line = String::new();
     BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
     assert!(line.starts_with("ready "), "{line:?}");
-    Ends(child)
+    KillOnDrop(child)
 }
 
 /// The local system, with processes of every kind: replaced by the new version, and back.
@@ -315,18 +315,18 @@ fn a_local_system_is_upgraded_and_downgraded_under_its_processes() {
 }
 
 /// A gateway and an agent of any version.
-struct Pair {
+struct GatewayAndAgent {
     folder: tempfile::TempDir,
-    gateway: Option<Ends>,
-    agent: Option<Ends>,
+    gateway: Option<KillOnDrop>,
+    agent: Option<KillOnDrop>,
     address: String,
 }
 
-impl Pair {
-    fn new() -> Pair {
+impl GatewayAndAgent {
+    fn new() -> GatewayAndAgent {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().expect("a folder");
-        let pair = Pair { folder, gateway: None, agent: None, address: String::new() };
+        let pair = GatewayAndAgent { folder, gateway: None, agent: None, address: String::new() };
         for (name, content) in
             [("apps.yaml", crate::system::APPS), ("tokens", "* token\n"), ("token", "token\n")]
         {
@@ -370,14 +370,14 @@ impl Pair {
             "tokens",
         ];
         let (child, address) = self.start(program, &args);
-        (self.gateway, self.address) = (Some(Ends(child)), address);
+        (self.gateway, self.address) = (Some(KillOnDrop(child)), address);
     }
 
     fn start_agent(&mut self, program: &Path) {
         end(self.agent.take());
         let url = format!("http://{}", self.address);
         let args = ["agent", "--join", &url, "--token-file", "token", "--data", "agent"];
-        self.agent = Some(Ends(self.start(program, &args).0));
+        self.agent = Some(KillOnDrop(self.start(program, &args).0));
     }
 
     fn server(&self) -> crate::server::Server {
@@ -410,14 +410,14 @@ impl Pair {
 }
 
 /// Asks it to end, as an upgrade does.
-fn end(child: Option<Ends>) {
+fn end(child: Option<KillOnDrop>) {
     if let Some(mut child) = child {
         crate::system::kill(child.0.id(), "TERM");
         child.0.wait().expect("it ends");
     }
 }
 
-impl Drop for Pair {
+impl Drop for GatewayAndAgent {
     fn drop(&mut self) {
         drop((self.agent.take(), self.gateway.take()));
         for pid in processes() {
@@ -432,7 +432,7 @@ impl Drop for Pair {
 /// It crashed while no one supervised it, and was hosted afterwards: the old version waits for its next start.
 #[test]
 fn what_the_old_version_would_not_have_launched_is_not_launched() {
-    let mut pair = Pair::new();
+    let mut pair = GatewayAndAgent::new();
     pair.start_gateway(&old());
     pair.start_agent(&old());
     for (op, name) in [(0, "a"), (4, "a"), (0, "b")] {
@@ -453,7 +453,7 @@ fn what_the_old_version_would_not_have_launched_is_not_launched() {
 /// Gateway and agent are replaced one after the other, and back: every mix of versions works and keeps every process.
 #[test]
 fn gateway_and_agent_are_upgraded_one_after_the_other_and_back() {
-    let mut pair = Pair::new();
+    let mut pair = GatewayAndAgent::new();
     pair.start_gateway(&old());
     pair.start_agent(&old());
     let names = ["a", "b", "c"];

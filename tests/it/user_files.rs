@@ -42,7 +42,7 @@ fn refused(system: &System, name: &str, spec: &Value, says: &[&str]) {
 }
 
 #[test]
-fn a_spec_writes_and_reads_nothing_that_its_user_may_not() {
+fn a_spec_accesses_only_files_its_user_may() {
     let Some(user) = test_user() else { return };
     let system = System::new();
     let as_whom = format!("as user {:?}", user.name);
@@ -78,7 +78,7 @@ fn a_spec_writes_and_reads_nothing_that_its_user_may_not() {
 }
 
 #[test]
-fn a_sum_is_made_with_the_users_rights() {
+fn checksums_are_computed_with_the_users_permissions() {
     let Some(user) = test_user() else { return };
     let mut system = System::new();
     system.kill_agent();
@@ -151,7 +151,7 @@ fn no_link_at_a_temporary_name_is_written_through() {
 }
 
 #[test]
-fn what_is_made_for_a_user_belongs_to_that_user() {
+fn files_created_for_a_user_belong_to_it() {
     let Some(user) = test_user() else { return };
     let system = System::new();
     let home = system.home(&user);
@@ -209,7 +209,7 @@ fn a_log_path_that_is_a_file_of_the_system_is_refused_without_a_command() {
 }
 
 #[test]
-fn an_env_file_that_is_no_plain_small_file_is_an_error_in_bounded_time() {
+fn an_env_file_that_is_not_a_small_regular_file_is_an_error() {
     let Some(user) = test_user() else { return };
     let mut system = System::new();
     let home = system.home(&user);

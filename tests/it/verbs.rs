@@ -60,7 +60,7 @@ fn validate_annotates_github_workflows() {
 }
 
 #[test]
-fn what_is_printed_cannot_command_a_terminal() {
+fn output_cannot_control_the_terminal() {
     let tree = Tree::new(&[("a\u{1b}[31m.yaml", with("start_cmd", "\"\\e[31mx\""))]);
     let output = abide(&["validate", "."], tree.path(), b"");
     assert!(!stdout(&output).contains('\u{1b}'), "{:?}", stdout(&output));
@@ -99,7 +99,7 @@ fn init_writes_a_manifest_that_is_valid_and_runs_the_command() {
 }
 
 #[test]
-fn explain_tells_what_a_field_is_and_who_gave_it() {
+fn explain_shows_a_field_and_its_provenance() {
     let manifests = project();
     let explain = |args: &[&str]| {
         let output = abide(&[&["explain"], args].concat(), &manifests, b"");
@@ -152,7 +152,7 @@ fn every_field_of_the_spec_can_be_explained() {
 }
 
 #[test]
-fn generated_texts_know_the_verbs() {
+fn completions_and_man_pages_list_the_verbs() {
     for shell in ["bash", "zsh", "fish"] {
         let output = abide(&["completions", shell], &project(), b"");
         assert!(output.status.success() && stdout(&output).contains("validate"), "{shell}");
@@ -252,7 +252,7 @@ fn secrets_are_shown_nowhere() {
 }
 
 #[test]
-fn an_entry_of_the_environment_is_given_as_a_whole() {
+fn an_env_entry_is_set_as_a_whole() {
     let tree = Tree::new(&[
         ("d.yaml", "kind: Defaults\nspec: {env: {C: {file: /mid}, D: far}}\n".to_owned()),
         ("sub/p.yaml", with("./api}", "./api}\n  env: {C: own}")),
@@ -279,7 +279,7 @@ fn a_full_disk_is_an_error() {
 }
 
 #[test]
-fn variables_take_the_words_people_use_for_yes() {
+fn boolean_variables_accept_common_spellings() {
     for yes in ["1", "true", "yes"] {
         let output = command(&["validate", "manifests"], &project())
             .env("ABIDE_QUIET", yes)
@@ -290,7 +290,7 @@ fn variables_take_the_words_people_use_for_yes() {
 }
 
 #[test]
-fn init_refuses_what_no_manifest_can_say() {
+fn init_refuses_commands_that_no_manifest_can_express() {
     for word in ["/", "..", "", "${name}"] {
         let output = abide(&["init", "--", word], &project(), b"");
         assert_eq!((output.status.code(), stdout(&output).as_str()), (Some(64), ""), "{word:?}");

@@ -4,13 +4,13 @@ use std::process::Stdio;
 
 use serde_json::{Value, json};
 
-use crate::apply::{Ends, Machine};
+use crate::apply::{KillOnDrop, Machine};
 use crate::listen::{address, get};
 use crate::server::Server;
 use crate::support::until;
 use crate::system::{is_alive, kill};
 
-pub fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
+pub fn watch(machine: &Machine, log: &str, more: &[&str]) -> KillOnDrop {
     let mut args = vec!["watch", "m", "--debounce", "50ms", "--listen", "127.0.0.1:0"];
     if !more.contains(&"--interval") {
         args.extend(["--interval", "1s"]);
@@ -20,20 +20,20 @@ pub fn watch(machine: &Machine, log: &str, more: &[&str]) -> Ends {
     let both = out.try_clone().expect("a file");
     let child =
         machine.command(&args).stdin(Stdio::null()).stdout(out).stderr(both).spawn().expect("it starts");
-    until("it is ready", || said(machine, log).contains("ready http://"));
-    Ends(child)
+    until("it is ready", || read_log(machine, log).contains("ready http://"));
+    KillOnDrop(child)
 }
 
 /// The same for a machine with `a` and `b`, once both run and it has said so.
-fn watch_two(machine: &Machine, log: &str, more: &[&str]) -> Ends {
+fn watch_two(machine: &Machine, log: &str, more: &[&str]) -> KillOnDrop {
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     let watch = watch(machine, log, more);
     until("both run", || running(machine, &["a", "b"]));
-    until("it is told", || said(machine, log).contains("converged: 2 instances as wanted"));
+    until("it is told", || read_log(machine, log).contains("converged: 2 instances as wanted"));
     watch
 }
 
-pub fn said(machine: &Machine, log: &str) -> String {
+pub fn read_log(machine: &Machine, log: &str) -> String {
     std::fs::read_to_string(machine.path(log)).unwrap_or_default()
 }
 
@@ -70,7 +70,7 @@ fn operate_directly(machine: &Machine, name: &str, more: Value) {
 
 /// Whoever gives a process another spec, and knows of no owner, does not make it his own.
 #[test]
-fn what_somebody_gives_directly_is_put_back() {
+fn a_directly_registered_change_is_reverted() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
@@ -83,30 +83,31 @@ fn what_somebody_gives_directly_is_put_back() {
     operate_directly(&machine, "a", json!({"op_type": 7, "spec": manifest["spec"]}));
     let many = |line: &str| machine.effects().iter().filter(|effect| *effect == line).count();
     until("it is put back", || many("start a other") == 1 && many("start a 1") == 2);
-    until("it is told", || said(&machine, "watch.log").contains("control.start_cmd: echo start a other"));
+    until("it is told", || read_log(&machine, "watch.log").contains("control.start_cmd: echo start a other"));
 }
 
 /// The gateway tells: nobody waits for the next look.
 #[test]
-fn what_somebody_stops_is_started_at_once_and_what_the_agent_repairs_is_only_told() {
+fn a_stopped_process_is_started_and_an_agent_restart_is_only_reported() {
     let machine = Machine::new();
     let _watch = watch_two(&machine, "watch.log", &["--interval", "1h"]);
     let before = machine.pids();
     stop_directly(&machine, "a");
     until("it is repaired", || machine.pids().get("a").is_some_and(|pid| *pid != before["a"]));
-    let starts =
-        |name: &str| said(&machine, "watch.log").matches(&format!("start 0:127.0.0.1:web:{name}  ")).count();
+    let starts = |name: &str| {
+        read_log(&machine, "watch.log").matches(&format!("start 0:127.0.0.1:web:{name}  ")).count()
+    };
     until("it is told", || starts("a") == 2);
     kill(before["b"] as u32, "KILL");
-    until("it is told", || said(&machine, "watch.log").contains("it ended, and is back as process"));
+    until("it is told", || read_log(&machine, "watch.log").contains("it ended, and is back as process"));
     until("b is back", || {
         machine.effects() == ["start a 1", "start a 1", "start b 1", "start b 1", "stop a"]
     });
-    assert_eq!(starts("b"), 1, "{}", said(&machine, "watch.log"));
+    assert_eq!(starts("b"), 1, "{}", read_log(&machine, "watch.log"));
 }
 
 #[test]
-fn what_is_saved_is_made_true_and_what_is_broken_changes_nothing() {
+fn a_saved_change_is_applied_and_a_broken_one_is_not() {
     let machine = Machine::new();
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", "a"));
     let _watch = watch(&machine, "watch.log", &[]);
@@ -116,12 +117,12 @@ fn what_is_saved_is_made_true_and_what_is_broken_changes_nothing() {
     machine.process("a", "2", "a");
     until("a was restarted", || machine.pids().get("a").is_some_and(|pid| *pid != first["a"]));
     assert_eq!(machine.pids()["b"], first["b"]);
-    until("the reason is told", || said(&machine, "watch.log").contains("control.start_cmd"));
+    until("the reason is told", || read_log(&machine, "watch.log").contains("control.start_cmd"));
     // A broken edit is shown, and nothing happens; the next good one is taken up.
     let second = machine.pids();
     let good = std::fs::read_to_string(machine.path("m/a.yaml")).expect("a file");
     std::fs::write(machine.path("m/a.yaml"), good.replace("start_cmd", "strat_cmd")).expect("a file");
-    until("it is told", || said(&machine, "watch.log").contains("did you mean \"start_cmd\""));
+    until("it is told", || read_log(&machine, "watch.log").contains("did you mean \"start_cmd\""));
     machine.process("b", "1", "b");
     until("others go on", || machine.effects().contains(&"reload b".to_owned()));
     assert_eq!(machine.pids(), second);
@@ -150,7 +151,7 @@ fn drift_is_repaired_holds_are_not_and_a_missing_directory_prunes_nothing() {
     until("it is repaired", || machine.pids().get("a").is_some_and(|pid| *pid != before["a"]));
     // What a person did stays so.
     assert_eq!(machine.run(&["stop", "web/b", "--reason", "by hand"]).0, 0);
-    until("it is said", || said(&machine, "watch.log").contains("by hand"));
+    until("it is said", || read_log(&machine, "watch.log").contains("by hand"));
     machine.process("c", "1", "");
     until("c runs", || running(&machine, &["c"]));
     assert_eq!(machine.rows()["b"]["running"], false);
@@ -159,7 +160,7 @@ fn drift_is_repaired_holds_are_not_and_a_missing_directory_prunes_nothing() {
     // A directory that is gone is no wish.
     let all = machine.pids();
     std::fs::rename(machine.path("m"), machine.path("away")).expect("a folder");
-    until("it is told", || said(&machine, "watch.log").contains("what is broken stays as it last was"));
+    until("it is told", || read_log(&machine, "watch.log").contains("what is broken stays as it last was"));
     std::fs::rename(machine.path("away"), machine.path("m")).expect("a folder");
     // A file that is gone is one, when it was seen to be gone twice.
     std::fs::remove_file(machine.path("m/c.yaml")).expect("a file");
@@ -168,13 +169,13 @@ fn drift_is_repaired_holds_are_not_and_a_missing_directory_prunes_nothing() {
 }
 
 #[test]
-fn one_leads_and_the_next_takes_over_without_doing_anything_twice() {
+fn a_standby_takes_over_without_repeating_operations() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let mut first = watch(&machine, "first", &[]);
     until("a runs", || running(&machine, &["a"]));
     let _second = watch(&machine, "second", &[]);
-    until("it waits", || said(&machine, "second").contains("waiting"));
+    until("it waits", || read_log(&machine, "second").contains("waiting"));
     first.0.kill().expect("it is killed");
     first.0.wait().expect("it ends");
     machine.process("b", "1", "");
@@ -184,7 +185,7 @@ fn one_leads_and_the_next_takes_over_without_doing_anything_twice() {
 
 /// A rollout takes longer than a lease lives; the one who leads goes on leading.
 #[test]
-fn a_long_rollout_does_not_cost_the_lead() {
+fn a_long_rollout_keeps_the_lease() {
     let machine = Machine::new();
     machine.several("many", "1");
     let file = machine.path("m/many.yaml");
@@ -192,26 +193,26 @@ fn a_long_rollout_does_not_cost_the_lead() {
     std::fs::write(&file, text.replace("batch: 1", "batch: 1, soak: 7s")).expect("a file");
     let _watch = watch(&machine, "watch.log", &[]);
     until("both run", || running(&machine, &["many_1", "many_2"]));
-    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     machine.process("later", "1", "");
     until("it still leads", || machine.effects() == ["start later 1", "start many 1", "start many 1"]);
 }
 
 /// The same for whoever watches: what is paused or held meanwhile is not begun, and is not taken for a failure.
 #[test]
-fn a_pause_counts_while_a_rollout_goes_on() {
+fn a_pause_takes_effect_during_a_rollout() {
     let machine = Machine::new();
     machine.several("many", "1");
     assert_eq!(machine.apply(&[]).0, 0);
     let _watch = watch(&machine, "watch.log", &[]);
-    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     let again = || machine.effects().iter().filter(|line| *line == "start many 2").count();
     let text = std::fs::read_to_string(machine.path("m/many.yaml")).expect("a file");
     let text = text.replace("start many 1", "start many 2").replace("batch: 1", "batch: 1, soak: 6s");
     std::fs::write(machine.path("m/many.yaml"), text).expect("a file");
     until("the first is new", || again() == 1);
     assert_eq!(machine.run(&["pause", "web", "--reason", "hands off"]).0, 0);
-    until("it is told", || said(&machine, "watch.log").contains("hands off"));
+    until("it is told", || read_log(&machine, "watch.log").contains("hands off"));
     assert_eq!(again(), 1);
     assert_eq!(machine.run(&["resume", "web"]).0, 0);
     until("the second is new, too", || again() == 2);
@@ -219,7 +220,7 @@ fn a_pause_counts_while_a_rollout_goes_on() {
 
 /// Editors write a file beside and rename it; git-sync and config maps swap a link.
 #[test]
-fn a_file_that_is_renamed_into_place_and_a_tree_that_is_swapped_by_a_link_are_taken_up() {
+fn atomic_renames_and_link_swaps_are_applied() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     std::fs::create_dir_all(machine.path("sync/rev-1")).expect("a folder");
@@ -248,7 +249,7 @@ fn a_file_that_is_renamed_into_place_and_a_tree_that_is_swapped_by_a_link_are_ta
 }
 
 #[test]
-fn where_nobody_tells_files_are_compared() {
+fn without_inotify_files_are_polled() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &["--interval", "10m", "--poll"]);
@@ -262,7 +263,7 @@ fn where_nobody_tells_files_are_compared() {
 
 /// A watch that begins anew knows what was in force: a file that is broken by then still means what it meant.
 #[test]
-fn what_is_broken_when_it_begins_stays_as_it_last_was() {
+fn a_file_broken_at_startup_keeps_its_last_good_version() {
     let machine = Machine::new();
     let first = watch_two(&machine, "first", &["--interval", "1h"]);
     drop(first);
@@ -270,44 +271,44 @@ fn what_is_broken_when_it_begins_stays_as_it_last_was() {
     let good = std::fs::read_to_string(&file).expect("a file");
     std::fs::write(&file, good.replace("start_cmd", "strat_cmd")).expect("a file");
     let _second = watch(&machine, "second", &["--interval", "1h"]);
-    until("it is told", || said(&machine, "second").contains("did you mean \"start_cmd\""));
-    until("both are wanted", || said(&machine, "second").contains("2 instances wanted"));
+    until("it is told", || read_log(&machine, "second").contains("did you mean \"start_cmd\""));
+    until("both are wanted", || read_log(&machine, "second").contains("2 instances wanted"));
     stop_directly(&machine, "a");
     until("it is repaired", || machine.effects() == ["start a 1", "start a 1", "start b 1", "stop a"]);
 }
 
 /// One of two trees is not there for a while: what it declared is kept as it was.
 #[test]
-fn what_is_below_a_path_that_is_away_is_still_wanted() {
+fn a_missing_path_keeps_its_last_good_version() {
     let machine = Machine::new();
     ["a", "b"].iter().for_each(|name| machine.process(name, "1", ""));
     std::fs::create_dir(machine.path("n")).expect("a folder");
     std::fs::rename(machine.path("m/b.yaml"), machine.path("n/b.yaml")).expect("a file");
     let _watch = watch(&machine, "watch.log", &["n", "--prune", "--interval", "1h"]);
     until("both run", || running(&machine, &["a", "b"]));
-    until("it is told", || said(&machine, "watch.log").contains("converged: 2 instances as wanted"));
+    until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     std::fs::rename(machine.path("n"), machine.path("away")).expect("a folder");
-    until("it is told", || said(&machine, "watch.log").contains("what is broken stays as it last was"));
+    until("it is told", || read_log(&machine, "watch.log").contains("what is broken stays as it last was"));
     stop_directly(&machine, "b");
     until("it is repaired", || machine.effects() == ["start a 1", "start b 1", "start b 1", "stop b"]);
 }
 
 #[test]
-fn who_does_not_follow_still_repairs_what_was_taken() {
+fn follow_no_still_repairs_drift() {
     let machine = Machine::new();
     let first = watch_two(&machine, "first", &["--interval", "1h"]);
     drop(first);
     machine.process("b", "2", "");
     let _second = watch(&machine, "second", &["--interval", "1h", "--follow", "no"]);
-    until("it is told", || said(&machine, "second").contains("not followed"));
-    until("it rests", || said(&machine, "second").contains("converged: 2 instances as wanted"));
+    until("it is told", || read_log(&machine, "second").contains("not followed"));
+    until("it rests", || read_log(&machine, "second").contains("converged: 2 instances as wanted"));
     stop_directly(&machine, "a");
     until("it is repaired", || machine.effects() == ["start a 1", "start a 1", "start b 1", "stop a"]);
 }
 
 /// While a rollout waits, the files are read on: what breaks is told, and something newer is not kept waiting.
 #[test]
-fn something_newer_ends_a_rollout_that_waits() {
+fn a_newer_revision_ends_a_waiting_rollout() {
     let machine = Machine::new();
     machine.several("many", "1");
     machine.process("other", "1", "");
@@ -315,11 +316,11 @@ fn something_newer_ends_a_rollout_that_waits() {
     let text = std::fs::read_to_string(&file).expect("a file");
     std::fs::write(&file, text.replace("batch: 1", "batch: 1, soak: 1h")).expect("a file");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
-    until("it waits", || said(&machine, "watch.log").contains("whether it stays well"));
+    until("it waits", || read_log(&machine, "watch.log").contains("whether it stays well"));
     let other = machine.path("m/other.yaml");
     let good = std::fs::read_to_string(&other).expect("a file");
     std::fs::write(&other, good.replace("start_cmd", "strat_cmd")).expect("a file");
-    until("it is told", || said(&machine, "watch.log").contains("did you mean \"start_cmd\""));
+    until("it is told", || read_log(&machine, "watch.log").contains("did you mean \"start_cmd\""));
     std::fs::write(&other, good).expect("a file");
     std::fs::write(&file, text).expect("a file");
     until("the rest follows", || machine.effects() == ["start many 1", "start many 1", "start other 1"]);
@@ -328,7 +329,7 @@ fn something_newer_ends_a_rollout_that_waits() {
 /// A rollout that waits, and a start that takes its time, hold up nothing that has nothing to do with them, and are not
 /// disturbed by it.
 #[test]
-fn what_waits_holds_up_nothing_else() {
+fn a_waiting_component_blocks_no_other() {
     let machine = Machine::new();
     machine.several("many", "1");
     ["slow", "other"].iter().for_each(|name| machine.process(name, "1", ""));
@@ -341,7 +342,7 @@ fn what_waits_holds_up_nothing_else() {
     exchange("many", "batch: 1", "batch: 1, soak: 1h");
     exchange("slow", "start_check_secs: 0", "start_check_secs: 300");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
-    until("it waits", || said(&machine, "watch.log").contains("whether it stays well"));
+    until("it waits", || read_log(&machine, "watch.log").contains("whether it stays well"));
     let mut effects = vec!["start many 1", "start other 1", "start slow 1"];
     until("what can run, runs", || machine.effects() == effects);
     let status = || get(address(&machine, "watch.log"), "/api/v1/status").json();
@@ -358,7 +359,7 @@ fn what_waits_holds_up_nothing_else() {
     assert_eq!(status["converged"], false, "{status}");
     let held = status["held"].as_array().expect("a list");
     assert!(held.iter().any(|held| held["reason"] == "UnderWay"), "{status}");
-    assert_eq!(said(&machine, "watch.log").matches("whether it stays well").count(), 1, "it still waits");
+    assert_eq!(read_log(&machine, "watch.log").matches("whether it stays well").count(), 1, "it still waits");
     // Another wish for what is under way is not kept waiting.
     exchange("many", ", soak: 1h", "");
     effects.insert(2, "start many 1");
@@ -367,7 +368,7 @@ fn what_waits_holds_up_nothing_else() {
 
 /// What others write beside the manifests does not keep anybody from reading them.
 #[test]
-fn noise_beside_the_manifests_is_not_waited_for() {
+fn unrelated_file_changes_do_not_delay_a_pass() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &["--interval", "10m"]);
@@ -389,13 +390,13 @@ fn noise_beside_the_manifests_is_not_waited_for() {
 
 /// Nobody waits for the interval to see that something was held or released.
 #[test]
-fn what_people_say_is_seen_at_once() {
+fn holds_and_pauses_take_effect_immediately() {
     let machine = Machine::new();
     machine.process("a", "1", "");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
     until("a runs", || running(&machine, &["a"]));
     assert_eq!(machine.run(&["stop", "web/a", "--reason", "by hand"]).0, 0);
-    until("it is said", || said(&machine, "watch.log").contains("by hand"));
+    until("it is said", || read_log(&machine, "watch.log").contains("by hand"));
     assert_eq!(machine.rows()["a"]["running"], false);
     assert_eq!(machine.run(&["release", "web/a"]).0, 0);
     until("a is back", || running(&machine, &["a"]));

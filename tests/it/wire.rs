@@ -1,9 +1,9 @@
 //! The wire, against the documents' own examples: accepted and produced field by field. Both sides of a comparison are
 //! never our own types: a type that is wrong must not agree with itself.
 
-use abide::gse::answer::{Envelope, JobTaskData, LiveLook, Row, Rows, StatusData, TaskData};
 use abide::gse::codes::{EnvelopeCode, GseOp, RowCode};
 use abide::gse::request::{MultiRequest, ProcRequest};
+use abide::gse::response::{Envelope, JobTaskData, LiveStatus, Row, Rows, StatusData, TaskData};
 use abide::gse::{bodies, keys};
 use abide::model::{AutoType, Dialect, EnvValue, ProcessKey, State};
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn fixture(text: &str) -> Value {
 }
 
 #[test]
-fn the_example_of_register_proc_info_is_understood() {
+fn the_register_proc_info_example_is_parsed() {
     let request = request(fixture(include_str!("fixtures/gse_register_proc_info.json")));
     assert_eq!(request.process().expect("a name").to_string(), "gse/proc-test");
     let hosts = request.targets().expect("hosts");
@@ -49,7 +49,7 @@ fn the_example_of_register_proc_info_is_understood() {
 }
 
 #[test]
-fn what_is_sent_is_understood_by_the_other_side() {
+fn requests_round_trip() {
     // From the example, through the model, to a body, and back: the same wish.
     let request = request(fixture(include_str!("fixtures/gse_operate_proc.json")));
     let spec = request.spec().expect("a spec").expect("there is one");
@@ -67,7 +67,7 @@ fn what_is_sent_is_understood_by_the_other_side() {
 }
 
 #[test]
-fn answers_are_those_of_the_documents() {
+fn responses_match_the_documentation() {
     let rows = Rows::from([("1:2:10.0.0.1:gse:proc-test".to_owned(), Row::done())]);
     let registered = json!({"result": true, "code": 0, "message": "success",
         "data": {"1:2:10.0.0.1:gse:proc-test": {"error_code": 0, "error_msg": "success", "content": ""}}});
@@ -93,7 +93,7 @@ fn answers_are_those_of_the_documents() {
 }
 
 #[test]
-fn callers_are_taken_as_they_are() {
+fn lenient_request_forms_are_accepted() {
     let request = request(json!({
         "meta": {"namespace": "gse", "name": "p", "labels": {"set": 3, "on": true, "none": null}, "extra": 1},
         "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}, {"ip": "10.0.0.1", "bk_cloud_id": 0}, {"ip": "fe80::1", "bk_cloud_id": 5}],
@@ -126,7 +126,7 @@ fn callers_are_taken_as_they_are() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_named() {
+fn missing_and_invalid_fields_are_named() {
     let good = json!({
         "meta": {"namespace": "gse", "name": "p"},
         "hosts": [{"ip": "10.0.0.1", "bk_cloud_id": 0}],
@@ -156,17 +156,17 @@ fn what_is_missing_or_wrong_is_named() {
 }
 
 #[test]
-fn a_live_look_is_a_text_for_gse_and_an_object_for_job() {
+fn a_live_status_is_text_for_gse_and_an_object_for_job() {
     let look = json!({"ip": "10.0.0.1", "utctime": "2026-11-16 08:00:00", "timezone": 8, "process": [
         {"procname": "p", "instance": [{"pid": 77, "isAuto": true, "processName": "p", "cmdline": "./p", "startTime": "1",
           "cpuUsage": 0.5, "phyMemUsage": 1.0, "more": 1}]}]});
     for content in [look.clone(), Value::String(look.to_string())] {
-        let read = LiveLook::read(&content).expect("a look");
+        let read = LiveStatus::read(&content).expect("a look");
         assert_eq!((read.process[0].instance[0].pid, read.process[0].instance[0].is_auto), (77, true));
     }
-    let empty = LiveLook::read(&json!({"ip": "10.0.0.1", "process": []})).expect("a look");
+    let empty = LiveStatus::read(&json!({"ip": "10.0.0.1", "process": []})).expect("a look");
     assert!(empty.process.is_empty());
-    assert_eq!((LiveLook::read(&json!("")), LiveLook::read(&json!(3))), (None, None));
+    assert_eq!((LiveStatus::read(&json!("")), LiveStatus::read(&json!(3))), (None, None));
     let rows: StatusData = serde_json::from_value(json!({"proc_infos": [{"meta": {"namespace": "g", "name": "p", "labels": {"n": 1}},
         "host": {"ip": "10.0.0.1", "bk_cloud_id": 0}, "flag": 1, "status": 2, "report_time": 5, "new_field": []}]})).expect("rows");
     assert_eq!((rows.proc_infos[0].flag, rows.proc_infos[0].status, rows.count), (1, 2, None));

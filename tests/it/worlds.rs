@@ -6,14 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use abide::backend::Order;
+use abide::backend::Operation;
 use abide::backend::sim::{Fleet, Held, Proc};
 use abide::model::{
-    Amount, AutoType, ConfigFile, Desired, Dialect, Effect, EnvValue, Guard, Hold, Host, HostKey,
-    InstanceKey, Now, Observed, OnChange, Op, Origin, Pause, Percent, Place, Plan, Policy, ProcessKey,
-    Reason, Rollout, Rule, Secret, Seen, Spec, Stamped, State, Step, Time, Version, Want,
+    Amount, AutoType, ConfigFile, DeclaredProcess, Desired, DesiredInstance, Dialect, Effect, EnvValue,
+    HashedSpec, Hold, HoldReason, Host, HostKey, InstanceKey, KnownSpec, Now, Observed, ObservedInstance,
+    OnChange, Op, Pause, Percent, Plan, Policy, ProcessKey, Protection, Rollout, Rule, Secret,
+    SourceLocation, Spec, State, Step, Time,
 };
-use abide::reconcile::{Caps, Classes, Expected, Rules, expect, reconcile};
+use abide::reconcile::{Caps, EffectTable, Expected, Rules, expectations, reconcile};
 
 const WORLDS: u64 = 3_000;
 const OWNER: &str = "shop";
@@ -88,14 +89,14 @@ impl World {
             gaps: BTreeSet::new(),
             hidden,
         };
-        world.desired = world.wishes();
+        world.desired = world.desired();
         world.people();
         world.settle();
         world
     }
 
     /// Names a to f, each on some of three hosts; a name may depend on those before it.
-    fn wishes(&mut self) -> Desired {
+    fn desired(&mut self) -> Desired {
         let mut desired = Desired::default();
         if self.dice.one_in(4) {
             desired.policies.push(self.policy());
@@ -111,7 +112,7 @@ impl World {
                 AutoType::Periodic,
                 AutoType::OneShot,
             ]);
-            let spec = Arc::new(Stamped::new(self.spec(name, auto_type)));
+            let spec = Arc::new(HashedSpec::new(self.spec(name, auto_type)));
             let state = match (auto_type, self.dice.roll(8)) {
                 (_, 0) => State::Stopped,
                 (_, 1) => State::Absent,
@@ -123,7 +124,8 @@ impl World {
                 .filter(|_| self.dice.one_in(4))
                 .map(|name| process(name))
                 .collect();
-            let protect = if self.dice.one_in(8) { vec![self.dice.pick(&Guard::ALL)] } else { Vec::new() };
+            let protect =
+                if self.dice.one_in(8) { vec![self.dice.pick(&Protection::ALL)] } else { Vec::new() };
             let rollout = self.dice.one_in(5).then(|| Rollout {
                 batch: Some(Amount::Count(1)),
                 canary: self.dice.one_in(2).then_some(Amount::Count(1)),
@@ -133,8 +135,8 @@ impl World {
                 if self.dice.one_in(5) { vec![process(&format!("old-{name}"))] } else { Vec::new() };
             let policies = (0..desired.policies.len()).collect();
             let on_change = self.on_change();
-            let origin = Arc::new(Origin {
-                place: Place { file: "w.yaml".into(), line: nth as u32 + 1, column: 1 },
+            let origin = Arc::new(DeclaredProcess {
+                place: SourceLocation { file: "w.yaml".into(), line: nth as u32 + 1, column: 1 },
                 declared: process(name),
                 state,
                 depends_on,
@@ -149,7 +151,11 @@ impl World {
                 if self.dice.one_in(3) {
                     continue;
                 }
-                let want = Want { host: host.clone(), spec: Arc::clone(&spec), origin: Arc::clone(&origin) };
+                let want = DesiredInstance {
+                    host: host.clone(),
+                    spec: Arc::clone(&spec),
+                    origin: Arc::clone(&origin),
+                };
                 desired.instances.insert(key(&host, name), want);
             }
         }
@@ -159,7 +165,7 @@ impl World {
     fn policy(&mut self) -> Policy {
         let mut policy = Policy {
             name: "p".into(),
-            place: Place { file: "p.yaml".into(), line: 1, column: 1 },
+            place: SourceLocation { file: "p.yaml".into(), line: 1, column: 1 },
             reach: "/".into(),
             owner: None,
             allow: Default::default(),
@@ -255,7 +261,7 @@ impl World {
         }
     }
 
-    fn proc(&mut self, name: &str, wanted: Option<&Want>) -> Proc {
+    fn proc(&mut self, name: &str, wanted: Option<&DesiredInstance>) -> Proc {
         let kind = wanted.map_or(AutoType::Resident, |want| want.spec.monitor.auto_type);
         let one = self.held(name, kind, wanted);
         // Mostly the same spec is held and runs.
@@ -282,20 +288,21 @@ impl World {
         Proc { owner: owner.filter(|_| there).map(str::to_owned), given, hosted, live, pid: None, ran }
     }
 
-    fn exactly(&self, want: &Want) -> Held {
+    fn exactly(&self, want: &DesiredInstance) -> Held {
         let caps = self.rules.caps;
-        let classes = Classes::of(&want.spec, &want.origin.on_change).without(|field| !caps.says(field));
+        let classes =
+            EffectTable::of(&want.spec, &want.origin.on_change).without(|field| !caps.supports_field(field));
         Held { spec: Arc::clone(&want.spec), revision: Some(classes.revision(&want.spec)) }
     }
 
-    fn held(&mut self, name: &str, kind: AutoType, wanted: Option<&Want>) -> Held {
+    fn held(&mut self, name: &str, kind: AutoType, wanted: Option<&DesiredInstance>) -> Held {
         let spec = match wanted {
             Some(want) if self.dice.one_in(2) => Arc::clone(&want.spec),
-            _ => Arc::new(Stamped::new(self.spec(name, kind))),
+            _ => Arc::new(HashedSpec::new(self.spec(name, kind))),
         };
         let on_change = wanted.map(|want| want.origin.on_change.clone()).unwrap_or_default();
         let caps = self.rules.caps;
-        let classes = Classes::of(&spec, &on_change).without(|field| !caps.says(field));
+        let classes = EffectTable::of(&spec, &on_change).without(|field| !caps.supports_field(field));
         let revision = Some(classes.revision(&spec));
         Held { spec, revision }
     }
@@ -311,7 +318,7 @@ impl World {
         }
     }
 
-    fn look(&self) -> Observed {
+    fn observe(&self) -> Observed {
         let instances =
             self.fleet.rows().into_iter().filter(|(key, _)| !self.gaps.contains(&key.host)).collect();
         let gaps = self.gaps.iter().map(|host| (host.clone(), "silent".to_owned())).collect();
@@ -319,11 +326,11 @@ impl World {
     }
 
     fn plan(&self) -> Plan {
-        reconcile(&self.desired, &self.look(), &self.rules, &self.now)
+        reconcile(&self.desired, &self.observe(), &self.rules, &self.now)
     }
 
-    fn carry_out(&mut self, step: &Step) {
-        let order = Order::of(step, step.id.to_string(), OWNER);
+    fn execute_step(&mut self, step: &Step) {
+        let order = Operation::of(step, step.id.to_string(), OWNER);
         let before = self.fleet.clone();
         if let Err(why) = self.fleet.carry_out(&order) {
             self.fleet = before;
@@ -392,17 +399,17 @@ fn shown(plan: &Plan) -> String {
 fn line(step: &Step) -> String {
     let rules: Vec<&str> = step.why.iter().map(|why| why.rule.word()).collect();
     let from = step.from.as_ref().map(|from| format!(" from {from}")).unwrap_or_default();
-    format!("{}({}) {}{from} {}", step.op, step.which.word(), step.instance, rules.join(","))
+    format!("{}({}) {}{from} {}", step.op, step.spec_side.word(), step.instance, rules.join(","))
 }
 
 /// A fleet beside what is wanted of it, on a few lines.
 fn drawn(world: &World) -> String {
-    let class = |held: &Option<Held>, want: Option<&Want>| match (held, want) {
+    let class = |held: &Option<Held>, want: Option<&DesiredInstance>| match (held, want) {
         (None, _) => "-".to_owned(),
         (Some(_), None) => "o".to_owned(),
         (Some(held), Some(want)) => {
-            let classes = Classes::of(&want.spec, &want.origin.on_change)
-                .without(|field| !world.rules.caps.says(field));
+            let classes = EffectTable::of(&want.spec, &want.origin.on_change)
+                .without(|field| !world.rules.caps.supports_field(field));
             let changes = abide::reconcile::changes(&held.spec, &want.spec, &classes);
             changes.iter().map(|change| format!("{} ", change.effect)).collect::<String>() + "n"
         }
@@ -415,7 +422,7 @@ fn drawn(world: &World) -> String {
         let want = world.desired.instances.get(key);
         let proc = world.fleet.procs().get(key).cloned().unwrap_or_default();
         let wanted = want.map_or("-".to_owned(), |want| {
-            let Origin { state, depends_on, moved_from, .. } = &*want.origin;
+            let DeclaredProcess { state, depends_on, moved_from, .. } = &*want.origin;
             let Spec { control, monitor, .. } = &**want.spec;
             let commands = [&control.stop_cmd, &control.kill_cmd, &control.restart_cmd, &control.reload_cmd];
             format!(
@@ -441,7 +448,7 @@ fn one_execution_converges_and_planning_again_is_empty() {
         world.count_budgets();
         let plan = world.plan();
         for step in world.order(&plan) {
-            world.carry_out(step);
+            world.execute_step(step);
             **count.borrow_mut() += 1;
         }
         let again = world.plan();
@@ -454,7 +461,7 @@ fn one_execution_converges_and_planning_again_is_empty() {
             drawn(world)
         );
         // What was held still is, for the same reason: nobody touched it.
-        let reasons = |plan: &Plan| -> BTreeMap<InstanceKey, Reason> {
+        let reasons = |plan: &Plan| -> BTreeMap<InstanceKey, HoldReason> {
             plan.held.iter().map(|held| (held.instance.clone(), held.reason)).collect()
         };
         assert_eq!(reasons(&again), reasons(&plan));
@@ -472,7 +479,7 @@ fn every_step_changes_something_and_pids_stay_where_the_plan_says_so() {
                 own.or(step.from.as_ref().and_then(|from| world.fleet.procs().get(from)?.pid))
             };
             let (before, had) = (world.fleet.clone(), pid(world));
-            world.carry_out(step);
+            world.execute_step(step);
             assert_ne!(before.procs(), world.fleet.procs(), "{} changes nothing", line(step));
             if step.pid_stays && had.is_some() {
                 assert_eq!(pid(world), had, "the pid did not stay: {}", line(step));
@@ -488,7 +495,7 @@ fn after_any_prefix_exactly_the_rest_is_planned() {
         let plan = world.plan();
         let steps = world.order(&plan);
         for (done, step) in steps.iter().enumerate() {
-            world.carry_out(step);
+            world.execute_step(step);
             let rest = world.plan();
             let left = steps.len() - done - 1;
             let did: Vec<String> = steps[..=done].iter().map(|step| line(step)).collect();
@@ -502,7 +509,7 @@ fn after_any_prefix_exactly_the_rest_is_planned() {
 #[test]
 fn nothing_is_done_to_what_is_unknown_foreign_held_or_protected() {
     in_every_world(|world| {
-        let (plan, look) = (world.plan(), world.look());
+        let (plan, look) = (world.plan(), world.observe());
         let held: BTreeSet<&InstanceKey> = plan.held.iter().map(|held| &held.instance).collect();
         for step in plan.steps() {
             let key = &step.instance;
@@ -542,9 +549,9 @@ fn nothing_is_done_to_what_is_unknown_foreign_held_or_protected() {
             let restarts = ops.contains(&Op::Restart) || (stops && ops.contains(&Op::Start));
             for guard in &want.origin.protect {
                 let broken = match guard {
-                    Guard::Delete => want.origin.state == State::Absent && !ops.is_empty(),
-                    Guard::Restart => restarts,
-                    Guard::Stop => stops,
+                    Protection::Delete => want.origin.state == State::Absent && !ops.is_empty(),
+                    Protection::Restart => restarts,
+                    Protection::Stop => stops,
                 };
                 assert!(!broken, "{key} is protected from {guard:?}: {ops:?}");
             }
@@ -560,7 +567,7 @@ fn is_moved(step: &Step) -> bool {
 #[test]
 fn budgets_hold_over_the_whole_plan() {
     in_every_world(|world| {
-        let (plan, look) = (world.plan(), world.look());
+        let (plan, look) = (world.plan(), world.observe());
         let mut chains: BTreeMap<&InstanceKey, Vec<Op>> = BTreeMap::new();
         for step in plan.steps() {
             chains.entry(&step.instance).or_default().push(step.op);
@@ -600,7 +607,7 @@ fn budgets_hold_over_the_whole_plan() {
 #[test]
 fn every_step_says_why_and_names_a_real_difference() {
     in_every_world(|world| {
-        let (plan, look) = (world.plan(), world.look());
+        let (plan, look) = (world.plan(), world.observe());
         for step in plan.steps() {
             assert!(!step.why.is_empty(), "{}\n{}{}", line(step), shown(&plan), drawn(world));
             let own = look.instances.get(&step.instance);
@@ -627,17 +634,15 @@ fn every_step_says_why_and_names_a_real_difference() {
                         world.desired.instances[&step.instance].origin.state == State::Absent
                     }
                     Rule::Orphan => !world.desired.instances.contains_key(&step.instance),
-                    Rule::Adopted => {
-                        row.is_some_and(|row| row.owner.is_none() || row.given == Version::Unknown)
-                    }
+                    Rule::Adopted => row
+                        .is_some_and(|row| row.owner.is_none() || row.registered_spec == KnownSpec::Unknown),
                     Rule::Moved => {
                         !world.desired.instances.contains_key(&step.instance)
                             || step.from.is_some()
                             || plan.steps().any(|other| other.from.as_ref() == Some(&step.instance))
                     }
-                    Rule::SpecUnknown => {
-                        row.is_some_and(|row| row.given.spec().is_none() || row.live.spec().is_none())
-                    }
+                    Rule::SpecUnknown => row
+                        .is_some_and(|row| row.registered_spec.spec().is_none() || row.live.spec().is_none()),
                 };
                 assert!(real, "{why:?} of {}\n{}{}", line(step), shown(&plan), drawn(world));
             }
@@ -695,30 +700,34 @@ fn dependencies_are_kept_in_every_order_that_the_waves_allow() {
                     assert!(!(down && runs), "{} stops before {key}:\n{}", step.instance, shown(&plan));
                 }
             }
-            world.carry_out(step);
+            world.execute_step(step);
         }
     });
 }
 
-fn meant<'a>(desired: &'a Desired, name: &ProcessKey, host: &HostKey) -> Vec<(&'a InstanceKey, &'a Want)> {
+fn meant<'a>(
+    desired: &'a Desired,
+    name: &ProcessKey,
+    host: &HostKey,
+) -> Vec<(&'a InstanceKey, &'a DesiredInstance)> {
     let all: Vec<_> = desired.instances.iter().filter(|(key, _)| key.process() == *name).collect();
     let here: Vec<_> = all.iter().copied().filter(|(key, _)| key.host == *host).collect();
     if here.is_empty() { all } else { here }
 }
 
 #[test]
-fn there_and_back_again_leaves_nothing_to_do() {
+fn a_change_and_its_revert_leave_nothing_to_do() {
     in_every_world(|world| {
         world.count_budgets();
         let first = world.desired.clone();
         let run = |world: &mut World| {
             let plan = world.plan();
             for step in world.order(&plan) {
-                world.carry_out(step);
+                world.execute_step(step);
             }
         };
         run(world);
-        let second = world.wishes();
+        let second = world.desired();
         world.desired = first.clone();
         let settled = world.plan();
         assert_eq!(settled.steps().count(), 0);
@@ -732,41 +741,41 @@ fn there_and_back_again_leaves_nothing_to_do() {
 
 /// What a step leaves behind as an expectation is what a look shows once it knows.
 #[test]
-fn what_is_expected_of_a_step_is_what_it_does() {
+fn expectations_match_the_effect_of_each_step() {
     in_every_world(|world| {
         let plan = world.plan();
         for step in world.order(&plan) {
             let before = world.fleet.rows();
             let row = before.get(&step.instance).or_else(|| before.get(step.from.as_ref()?));
-            let expected = expect::after(step, row, OWNER, &world.rules.caps);
+            let expected = expectations::after(step, row, OWNER, &world.rules.caps);
             if step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot) {
                 // Its end comes with the step here.
-                world.carry_out(step);
+                world.execute_step(step);
                 continue;
             }
-            world.carry_out(step);
+            world.execute_step(step);
             let shown = world.fleet.rows().remove(&step.instance);
             match (expected, shown) {
                 (Expected::Gone, shown) => {
                     assert!(shown.is_none_or(|row| row.registered == Some(false)), "{}", line(step));
                 }
-                (Expected::So(seen), shown) => {
+                (Expected::State(seen), shown) => {
                     let shown = shown.unwrap_or_default();
                     let fact = |fact: Option<bool>| fact.unwrap_or(false);
-                    let facts = |seen: &Seen| [fact(seen.hosted), fact(seen.running)];
+                    let facts = |seen: &ObservedInstance| [fact(seen.hosted), fact(seen.running)];
                     assert_eq!(facts(&seen), facts(&shown), "{}\n{}", line(step), drawn(world));
                     let held = fact(shown.hosted) || fact(shown.registered);
-                    if !world.hidden && held && step.which == abide::model::Which::New {
-                        assert_eq!(seen.given, shown.given, "{}", line(step));
+                    if !world.hidden && held && step.spec_side == abide::model::SpecSide::New {
+                        assert_eq!(seen.registered_spec, shown.registered_spec, "{}", line(step));
                     }
-                    if held && matches!(step.op, Op::Register | Op::Start | Op::Host) {
+                    if held && matches!(step.op, Op::Register | Op::Start | Op::Supervise) {
                         assert_eq!(seen.owner, shown.owner, "{}", line(step));
                     }
                     if !world.hidden && fact(shown.running) && step.op != Op::Reload {
                         assert_eq!(seen.live, shown.live, "{}", line(step));
                     }
                 }
-                (Expected::Unsure, _) => panic!("a step that was done is never unsure"),
+                (Expected::Unknown, _) => panic!("a step that was done is never unsure"),
             }
         }
     });

@@ -4,7 +4,7 @@
 //! groups and file-system ids and no capability, for good: it works for this account and no other. The user cannot signal
 //! or trace it, since its real ids stay root's. Files of the agent's own user are opened directly, by a walk ([`walk`]) that no other
 //! user's link can redirect. Root opens a file for another user only where the host's policy lists its path
-//! ([`RootMay`]), the user's own rights do not suffice, and every component belongs to root alone.
+//! ([`RootOpenPolicy`]), the user's own rights do not suffice, and every component belongs to root alone.
 //!
 //! Nothing here runs on an async thread: [`Rights::run`] has a thread, a time limit, and permits per user. A file system
 //! that does not answer costs its own user permits, and other users nothing.
@@ -21,22 +21,22 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 pub use self::pid_file::{PidEntry, PidFile};
-use self::walk::{Access, FileError, Folder, Rule, parent};
+use self::walk::{FileAccess, FileError, Folder, WalkRule, parent};
 use super::account::{Account, FileCredentials};
 use super::permits::Permits;
 use super::worker_threads;
 
 /// Whether the host's policy lets root open this path for another user.
-pub type RootMay = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
+pub type RootOpenPolicy = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
 
 /// How long the work on a spec's files may take.
-const LIMIT: Duration = Duration::from_secs(10);
+const FILE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Threads that work on files, and launches, of one user at once: more would only wait for the processors.
-pub const PER_USER: usize = 8;
+pub const MAX_PER_USER: usize = 8;
 /// The largest value that an `env.file` gives.
-const ENV_FILE: u64 = 64 << 10;
+const MAX_ENV_FILE_BYTES: u64 = 64 << 10;
 /// A file that is larger has no sum.
-const SUMMED_FILE: u64 = 64 << 20;
+const MAX_SUMMED_FILE_BYTES: u64 = 64 << 20;
 
 /// What one user may do at once.
 pub struct UserPermits {
@@ -61,7 +61,7 @@ pub enum FileWork {
 
 impl Default for UserPermits {
     fn default() -> UserPermits {
-        let permits = || Permits::new(PER_USER);
+        let permits = || Permits::new(MAX_PER_USER);
         UserPermits {
             files: permits(),
             sums: permits(),
@@ -77,15 +77,15 @@ impl Default for UserPermits {
 pub struct Rights {
     account: Account,
     permits: Arc<UserPermits>,
-    root_may: RootMay,
+    root_open_policy: RootOpenPolicy,
 }
 
 /// The length, modification time and md5 of a file when it was last read.
-pub type Sum = (u64, SystemTime, String);
+pub type FileSum = (u64, SystemTime, String);
 
 impl Rights {
-    pub fn new(account: Account, permits: Arc<UserPermits>, root_may: RootMay) -> Rights {
-        Rights { account, permits, root_may }
+    pub fn new(account: Account, permits: Arc<UserPermits>, root_may: RootOpenPolicy) -> Rights {
+        Rights { account, permits, root_open_policy: root_may }
     }
 
     pub fn account(&self) -> &Account {
@@ -115,15 +115,15 @@ impl Rights {
             // The thread gives the permit back, so that stuck threads of a user are counted.
             let permit = permits.acquire(self.account.uid()).await;
             let rights = self.clone();
-            let done = on_thread(move || {
+            let done = spawn_thread(move || {
                 let done = work(&rights);
                 drop(permit);
                 done
             });
             done?.await.unwrap_or_else(|_| Err(format!("cannot {what} as user {user:?}: the helper failed")))
         };
-        tokio::time::timeout(LIMIT, job).await.unwrap_or_else(|_| {
-            Err(format!("cannot {what} as user {user:?}: no answer within {} s", LIMIT.as_secs()))
+        tokio::time::timeout(FILE_TIMEOUT, job).await.unwrap_or_else(|_| {
+            Err(format!("cannot {what} as user {user:?}: no answer within {} s", FILE_TIMEOUT.as_secs()))
         })
     }
 
@@ -166,8 +166,8 @@ impl Rights {
     }
 
     /// The md5 of each file; `None`: it is missing or cannot be read. `known` sums of unchanged files are used again. Blocks.
-    pub fn sums(&self, files: Vec<(PathBuf, Option<Sum>)>) -> Vec<(PathBuf, Option<Sum>)> {
-        let sum = |(path, known): (PathBuf, Option<Sum>)| {
+    pub fn sums(&self, files: Vec<(PathBuf, Option<FileSum>)>) -> Vec<(PathBuf, Option<FileSum>)> {
+        let sum = |(path, known): (PathBuf, Option<FileSum>)| {
             let summed = self.with(&path, move |path, rule| sum(path, rule, known.as_ref())).ok();
             (path, summed)
         };
@@ -178,18 +178,18 @@ impl Rights {
     fn with<T: Send + 'static>(
         &self,
         path: &Path,
-        work: impl Fn(&Path, Rule) -> Result<T, FileError> + Send + Sync + 'static,
+        work: impl Fn(&Path, WalkRule) -> Result<T, FileError> + Send + Sync + 'static,
     ) -> Result<T, FileError> {
         if self.account.is_own() {
-            return work(path, Rule::Trusting(self.account.uid()));
+            return work(path, WalkRule::Trusting(self.account.uid()));
         }
         let (work, owned) = (Arc::new(work), path.to_owned());
         let with_their_rights = Arc::clone(&work);
-        match as_user(&self.account, move || with_their_rights(&owned, Rule::Any))? {
+        match run_as_user(&self.account, move || with_their_rights(&owned, WalkRule::Any))? {
             Err(FileError::Io(error))
-                if error.kind() == io::ErrorKind::PermissionDenied && (self.root_may)(path) =>
+                if error.kind() == io::ErrorKind::PermissionDenied && (self.root_open_policy)(path) =>
             {
-                work(path, Rule::RootOnly)
+                work(path, WalkRule::RootOnly)
             }
             done => done,
         }
@@ -282,7 +282,7 @@ fn may_be_our_log(path: &Path, stat: &rustix::fs::Stat) -> bool {
 }
 
 /// Starts work on a thread that no runtime waits for: the agent ends even if the work never does.
-pub fn on_thread<T: Send + 'static>(
+pub fn spawn_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<oneshot::Receiver<T>, String> {
     let (send, receive) = oneshot::channel();
@@ -293,14 +293,17 @@ pub fn on_thread<T: Send + 'static>(
 }
 
 /// Does work on a thread that has this account's rights to files, and no others.
-fn as_user<T: Send + 'static>(account: &Account, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    worker_threads::run_as(account.file_credentials(), take_rights, work)
+fn run_as_user<T: Send + 'static>(
+    account: &Account,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    worker_threads::run_as(account.file_credentials(), assume_user, work)
 }
 
 /// Gives this thread, and only this one, an account's groups and file-system ids, and takes every capability from it.
 ///
 /// Only the file-system ids: with the user's real ids the thread, and so the whole agent, could be signalled by the user.
-fn take_rights(credentials: &FileCredentials) -> io::Result<()> {
+fn assume_user(credentials: &FileCredentials) -> io::Result<()> {
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_groups};
     let FileCredentials { uid, gid, groups } = credentials;
     let groups: Vec<_> = groups.iter().map(|group| rustix::process::Gid::from_raw(*group)).collect();
@@ -324,17 +327,17 @@ fn name_of(uid: u32) -> String {
     user.map_or_else(|| uid.to_string(), |user| user.name)
 }
 
-fn open_log(path: &Path, name: &str, rule: Rule) -> Result<File, FileError> {
+fn open_log(path: &Path, name: &str, rule: WalkRule) -> Result<File, FileError> {
     let below = |folder: Folder| {
         let name = format!("{name}.log");
         // A name of several components would leave the directory.
         match name.contains('/') {
             true => Err(FileError::Content("name contains a slash")),
-            false => folder.open(name.as_ref(), Access::Append),
+            false => folder.open(name.as_ref(), FileAccess::Append),
         }
     };
     let (folder, last) = parent(path, rule, true)?;
-    match folder.open(&last, Access::Append) {
+    match folder.open(&last, FileAccess::Append) {
         Err(FileError::Kind("a directory")) => below(Folder::walk(path, rule, false)?),
         // A link to a directory is a link on the way.
         Err(FileError::Link) => match Folder::walk(path, rule, false) {
@@ -346,16 +349,16 @@ fn open_log(path: &Path, name: &str, rule: Rule) -> Result<File, FileError> {
     }
 }
 
-fn env_value(path: &Path, rule: Rule) -> Result<String, FileError> {
+fn env_value(path: &Path, rule: WalkRule) -> Result<String, FileError> {
     let (folder, name) = parent(path, rule, false)?;
-    let file = folder.open(&name, Access::Read)?;
-    if file.metadata()?.len() > ENV_FILE {
-        return Err(FileError::TooLarge(ENV_FILE));
+    let file = folder.open(&name, FileAccess::Read)?;
+    if file.metadata()?.len() > MAX_ENV_FILE_BYTES {
+        return Err(FileError::TooLarge(MAX_ENV_FILE_BYTES));
     }
     let mut bytes = Vec::new();
-    file.take(ENV_FILE + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > ENV_FILE {
-        return Err(FileError::TooLarge(ENV_FILE));
+    file.take(MAX_ENV_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_ENV_FILE_BYTES {
+        return Err(FileError::TooLarge(MAX_ENV_FILE_BYTES));
     }
     let text = String::from_utf8(bytes).map_err(|_| FileError::Content("is not valid UTF-8"))?;
     match text.contains('\0') {
@@ -364,14 +367,14 @@ fn env_value(path: &Path, rule: Rule) -> Result<String, FileError> {
     }
 }
 
-fn sum(path: &Path, rule: Rule, known: Option<&Sum>) -> Result<Sum, FileError> {
+fn sum(path: &Path, rule: WalkRule, known: Option<&FileSum>) -> Result<FileSum, FileError> {
     use md5::{Digest, Md5};
     let (folder, name) = parent(path, rule, false)?;
-    let file = folder.open(&name, Access::Compare)?;
+    let file = folder.open(&name, FileAccess::Compare)?;
     let meta = file.metadata()?;
     let (length, modified) = (meta.len(), meta.modified()?);
-    if length > SUMMED_FILE {
-        return Err(FileError::TooLarge(SUMMED_FILE));
+    if length > MAX_SUMMED_FILE_BYTES {
+        return Err(FileError::TooLarge(MAX_SUMMED_FILE_BYTES));
     }
     if let Some(known) = known.filter(|known| (known.0, known.1) == (length, modified)) {
         return Ok(known.clone());
@@ -391,7 +394,7 @@ fn sum(path: &Path, rule: Rule, known: Option<&Sum>) -> Result<Sum, FileError> {
 
 /// The md5 of a file that the calling process may read, wherever links lead on the way.
 pub fn own_sum(path: &Path) -> Option<String> {
-    sum(path, Rule::Any, None).ok().map(|(_, _, sum)| sum)
+    sum(path, WalkRule::Any, None).ok().map(|(_, _, sum)| sum)
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, renameat, unlinkat};
 
-use super::walk::{Access, FileError, Folder, Rule, parent};
-use super::{FileWork, Rights, as_user};
+use super::walk::{FileAccess, FileError, Folder, WalkRule, parent};
+use super::{FileWork, Rights, run_as_user};
 
 /// The largest pid file: a number and a line's end fit many times.
-const LARGEST: u64 = 64;
+const MAX_PID_FILE_BYTES: u64 = 64;
 
 /// The content of a pid file.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct PidFile {
     name: OsString,
     temporary: OsString,
     file: File,
-    rule: Rule,
+    rule: WalkRule,
 }
 
 impl Rights {
@@ -59,13 +59,13 @@ impl Rights {
 
     /// Writes the pid, and gives the file its name. Blocks.
     pub fn write_pid_file(&self, prepared: &Arc<PidFile>, pid: u32) -> Result<(), String> {
-        self.again(prepared, move |prepared| prepared.write(pid))
+        self.with_retry(prepared, move |prepared| prepared.write(pid))
             .map_err(|error| self.explain("cannot write pid_path", &prepared.path, error))
     }
 
     /// Removes what was prepared for a process that never came to be. Blocks.
     pub fn discard_pid_file(&self, prepared: &Arc<PidFile>) {
-        let _ = self.again(prepared, |prepared| {
+        let _ = self.with_retry(prepared, |prepared| {
             Ok(unlinkat(&prepared.folder.fd, &prepared.temporary, AtFlags::empty())?)
         });
     }
@@ -98,12 +98,12 @@ impl Rights {
         let shown = path.display();
         let text = self.with(path, |path, rule| {
             let (folder, name) = parent(path, rule, false)?;
-            let file = folder.open(&name, Access::Compare)?;
-            if file.metadata()?.len() > LARGEST {
-                return Err(FileError::TooLarge(LARGEST));
+            let file = folder.open(&name, FileAccess::Compare)?;
+            if file.metadata()?.len() > MAX_PID_FILE_BYTES {
+                return Err(FileError::TooLarge(MAX_PID_FILE_BYTES));
             }
             let mut text = String::new();
-            file.take(LARGEST).read_to_string(&mut text)?;
+            file.take(MAX_PID_FILE_BYTES).read_to_string(&mut text)?;
             Ok(text)
         });
         let text = match text {
@@ -138,17 +138,17 @@ impl Rights {
     }
 
     /// With the same rights as before.
-    fn again<T: Send + 'static>(
+    fn with_retry<T: Send + 'static>(
         &self,
         prepared: &Arc<PidFile>,
         work: impl FnOnce(&PidFile) -> Result<T, FileError> + Send + 'static,
     ) -> Result<T, FileError> {
         match prepared.rule {
-            Rule::Any => {
+            WalkRule::Any => {
                 let prepared = Arc::clone(prepared);
-                as_user(self.account(), move || work(&prepared))?
+                run_as_user(self.account(), move || work(&prepared))?
             }
-            Rule::Trusting(_) | Rule::RootOnly => work(prepared),
+            WalkRule::Trusting(_) | WalkRule::RootOnly => work(prepared),
         }
     }
 }
@@ -160,7 +160,7 @@ fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Result<(), File
         return Err(FileError::Kind("a device"));
     }
     let mut start = Vec::new();
-    folder.open(name, Access::Compare)?.take(LARGEST).read_to_end(&mut start)?;
+    folder.open(name, FileAccess::Compare)?.take(MAX_PID_FILE_BYTES).read_to_end(&mut start)?;
     let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
     let is_pid = |text: &str| text.trim().is_empty() || text.trim().parse::<u32>().is_ok();
     match std::str::from_utf8(line).is_ok_and(is_pid) {
@@ -172,7 +172,7 @@ fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Result<(), File
 }
 
 impl PidFile {
-    fn prepare(path: &Path, rule: Rule) -> Result<PidFile, FileError> {
+    fn prepare(path: &Path, rule: WalkRule) -> Result<PidFile, FileError> {
         let (folder, name) = parent(path, rule, true)?;
         // An error now, not after the launch. Only a pid file is replaced: a wrong path must not cost a file.
         if let Some(stat) = folder.kind(&name)? {

@@ -9,11 +9,11 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-fn rights(name: &str, root_may: RootMay) -> Rights {
+fn rights(name: &str, root_may: RootOpenPolicy) -> Rights {
     Rights::new(Account::named(name).expect("an account"), Arc::default(), root_may)
 }
 
-fn never() -> RootMay {
+fn never() -> RootOpenPolicy {
     Arc::new(|_| false)
 }
 
@@ -74,7 +74,8 @@ fn the_helper_thread_has_the_users_rights_and_the_agent_keeps_its_own() {
         return;
     }
     let account = Account::named("nobody").expect("an account");
-    let status = as_user(&account, || std::fs::read_to_string("/proc/thread-self/status")).expect("a thread");
+    let status =
+        run_as_user(&account, || std::fs::read_to_string("/proc/thread-self/status")).expect("a thread");
     let status = status.expect("a file");
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).expect("a field");
@@ -120,7 +121,7 @@ async fn work_that_does_not_answer_costs_its_user_and_nobody_else() {
     let (release, wait) = std::sync::mpsc::channel::<()>();
     let wait = Arc::new(std::sync::Mutex::new(wait));
     tokio::time::pause();
-    let stuck = (0..PER_USER + 1).map(|_| {
+    let stuck = (0..MAX_PER_USER + 1).map(|_| {
         let wait = Arc::clone(&wait);
         rights.run(FileWork::Sums, "wait", move |_| {
             wait.lock().map_err(|_| String::new())?.recv().map_err(|_| String::new())

@@ -17,7 +17,7 @@ use rustix::fs::{
 
 /// Which components a walk accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rule {
+pub enum WalkRule {
     /// Everything that the kernel permits: the thread has exactly the rights that it needs.
     Any,
     /// No link that belongs to anyone but this user and root, unless only they can write its directory. What is opened below
@@ -43,7 +43,7 @@ pub enum FileError {
     Owner(u32),
     /// In a directory that others can write: the file has more than one name.
     HardLinks,
-    /// For [`Rule::RootOnly`]: a component that others can write.
+    /// For [`WalkRule::RootOnly`]: a component that others can write.
     Exposed(PathBuf),
     Content(&'static str),
 }
@@ -62,7 +62,7 @@ impl From<io::Error> for FileError {
 
 /// What a file is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum FileAccess {
     /// To append; a missing file is created with mode 0640.
     Append,
     /// To use its content.
@@ -78,32 +78,32 @@ const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 /// An open directory.
 pub struct Folder {
     pub fd: OwnedFd,
-    rule: Rule,
+    rule: WalkRule,
     /// A directory on the way, or this one, can be written by an untrusted user.
     exposed: bool,
 }
 
 /// The directory of a path, and the last component. `make`: missing directories are created.
-pub fn parent(path: &Path, rule: Rule, make: bool) -> Result<(Folder, OsString), FileError> {
+pub fn parent(path: &Path, rule: WalkRule, make: bool) -> Result<(Folder, OsString), FileError> {
     let name = path.file_name().ok_or(FileError::NotAbsolute)?.to_owned();
     let parent = path.parent().ok_or(FileError::NotAbsolute)?;
     Ok((Folder::walk(parent, rule, make)?, name))
 }
 
 impl Folder {
-    pub fn walk(path: &Path, rule: Rule, make: bool) -> Result<Folder, FileError> {
+    pub fn walk(path: &Path, rule: WalkRule, make: bool) -> Result<Folder, FileError> {
         if !path.is_absolute() {
             return Err(FileError::NotAbsolute);
         }
         let mut folder = Folder::root(rule, false)?;
         let (mut left, mut shown, mut links) = (names(path), PathBuf::from("/"), 0);
         while let Some(name) = left.pop_front() {
-            if rule == Rule::RootOnly && name == ".." {
+            if rule == WalkRule::RootOnly && name == ".." {
                 return Err(FileError::Exposed(path.to_owned()));
             }
             shown.push(&name);
             match folder.enter(&name, make) {
-                Ok(fd) => folder = folder.replaced_by(fd, &shown)?,
+                Ok(fd) => folder = folder.replace_fd(fd, &shown)?,
                 Err(rustix::io::Errno::NOTDIR | rustix::io::Errno::LOOP) => {
                     links += 1;
                     if links > MAX_LINKS {
@@ -125,7 +125,7 @@ impl Folder {
         Ok(folder)
     }
 
-    fn root(rule: Rule, exposed: bool) -> Result<Folder, FileError> {
+    fn root(rule: WalkRule, exposed: bool) -> Result<Folder, FileError> {
         let fd = open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Folder { fd, rule, exposed })
     }
@@ -143,15 +143,15 @@ impl Folder {
         }
     }
 
-    fn replaced_by(self, fd: OwnedFd, shown: &Path) -> Result<Folder, FileError> {
+    fn replace_fd(self, fd: OwnedFd, shown: &Path) -> Result<Folder, FileError> {
         let exposed = match self.rule {
-            Rule::Any => false,
-            Rule::Trusting(uid) => {
+            WalkRule::Any => false,
+            WalkRule::Trusting(uid) => {
                 let stat = fstat(&fd)?;
                 self.exposed || stat.st_mode & 0o022 != 0 || ![0, uid].contains(&stat.st_uid)
             }
-            Rule::RootOnly if is_root_only(&fstat(&fd)?) => false,
-            Rule::RootOnly => return Err(FileError::Exposed(shown.to_owned())),
+            WalkRule::RootOnly if is_root_only(&fstat(&fd)?) => false,
+            WalkRule::RootOnly => return Err(FileError::Exposed(shown.to_owned())),
         };
         Ok(Folder { fd, rule: self.rule, exposed })
     }
@@ -165,9 +165,9 @@ impl Folder {
             return Err(FileError::Io(io::Error::from_raw_os_error(libc::ENOTDIR)));
         }
         let trusted = match self.rule {
-            Rule::Any => true,
-            Rule::Trusting(uid) => !self.exposed || [0, uid].contains(&stat.st_uid),
-            Rule::RootOnly => stat.st_uid == 0,
+            WalkRule::Any => true,
+            WalkRule::Trusting(uid) => !self.exposed || [0, uid].contains(&stat.st_uid),
+            WalkRule::RootOnly => stat.st_uid == 0,
         };
         if !trusted {
             return Err(FileError::ForeignLink(shown.to_owned(), stat.st_uid));
@@ -187,13 +187,13 @@ impl Folder {
     }
 
     /// Opens a regular file (or /dev/null). FIFOs and devices are refused by their type, before anything is opened.
-    pub fn open(&self, name: &OsStr, access: Access) -> Result<File, FileError> {
+    pub fn open(&self, name: &OsStr, access: FileAccess) -> Result<File, FileError> {
         if let Some(stat) = self.kind(name)? {
             is_file(&stat)?;
         }
         let flags = match access {
-            Access::Append => OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE,
-            Access::Read | Access::Compare => OFlags::RDONLY,
+            FileAccess::Append => OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE,
+            FileAccess::Read | FileAccess::Compare => OFlags::RDONLY,
         };
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let opened = openat(&self.fd, name, flags, Mode::from_raw_mode(0o640));
@@ -214,19 +214,19 @@ impl Folder {
     }
 
     /// A name in a directory that others can write may lead to a file that is not the spec's.
-    fn check(&self, stat: &Stat, access: Access) -> Result<(), FileError> {
+    fn check(&self, stat: &Stat, access: FileAccess) -> Result<(), FileError> {
         let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         match self.rule {
-            Rule::RootOnly if !regular || is_root_only(stat) && stat.st_nlink == 1 => Ok(()),
-            Rule::RootOnly if stat.st_nlink != 1 => Err(FileError::HardLinks),
-            Rule::RootOnly => Err(FileError::Owner(stat.st_uid)),
-            Rule::Trusting(uid) if self.exposed && regular && access != Access::Compare => {
-                if access == Access::Append && ![0, uid].contains(&stat.st_uid) {
+            WalkRule::RootOnly if !regular || is_root_only(stat) && stat.st_nlink == 1 => Ok(()),
+            WalkRule::RootOnly if stat.st_nlink != 1 => Err(FileError::HardLinks),
+            WalkRule::RootOnly => Err(FileError::Owner(stat.st_uid)),
+            WalkRule::Trusting(uid) if self.exposed && regular && access != FileAccess::Compare => {
+                if access == FileAccess::Append && ![0, uid].contains(&stat.st_uid) {
                     return Err(FileError::Owner(stat.st_uid));
                 }
                 if stat.st_nlink != 1 { Err(FileError::HardLinks) } else { Ok(()) }
             }
-            Rule::Any | Rule::Trusting(_) => Ok(()),
+            WalkRule::Any | WalkRule::Trusting(_) => Ok(()),
         }
     }
 }

@@ -3,13 +3,13 @@
 //! [`look`] is what there is, [`process`] one row of it, [`pushed`] what changes from there on; [`status`] is the live status
 //! check; [`orders`] is what we want done.
 
-mod look;
-mod orders;
+mod change_stream;
+mod observe;
+mod operations;
 mod process;
-mod pushed;
 mod status;
 
-pub use look::HostRow;
+pub use observe::HostRow;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Mutex;
@@ -19,32 +19,35 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use self::look::{Whole, gaps};
-use self::orders::{RowWire, TaskWire};
-use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Subject, Task, name_of_move};
+use self::observe::{FullObservation, gaps};
+use self::operations::{RowWire, TaskWire};
+use super::{
+    Backend, BackendError, ChangeStream, InstanceQuery, Operation, OperationState, OperationStatus, Scope,
+    Task, Watermark, name_of_move,
+};
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::keys;
-use crate::http::{Access, Broken, Calls};
+use crate::http::{ApiClient, ApiEndpoint, CallError};
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, Op};
 
 /// How long one call may take.
 const TIME: Duration = Duration::from_secs(30);
 
 pub struct Abide {
-    calls: Calls,
+    calls: ApiClient,
     /// Of the writer lease; 0: none is held.
     generation: AtomicU64,
     /// A look that was taken before somebody asked for it.
-    early: Mutex<Option<Whole>>,
+    early: Mutex<Option<FullObservation>>,
 }
 
 impl Abide {
-    pub fn new(access: &Access) -> Result<Abide, String> {
+    pub fn new(access: &ApiEndpoint) -> Result<Abide, String> {
         let generation = AtomicU64::new(0);
-        Ok(Abide { calls: Calls::new(access)?, generation, early: Mutex::new(None) })
+        Ok(Abide { calls: ApiClient::new(access)?, generation, early: Mutex::new(None) })
     }
 
-    pub fn calls(&self) -> &Calls {
+    pub fn calls(&self) -> &ApiClient {
         &self.calls
     }
 
@@ -53,22 +56,27 @@ impl Abide {
         self.generation.store(generation, Ordering::Release);
     }
 
-    async fn get(&self, path: &str) -> Result<String, Fault> {
-        self.calls.ask(reqwest::Method::GET, path, Vec::new(), &[], TIME).await.map_err(Fault::from)
+    async fn get(&self, path: &str) -> Result<String, BackendError> {
+        self.calls.call(reqwest::Method::GET, path, Vec::new(), &[], TIME).await.map_err(BackendError::from)
     }
 
-    async fn post(&self, path: &str, body: &Value, headers: &[(&str, String)]) -> Result<String, Fault> {
+    async fn post(
+        &self,
+        path: &str,
+        body: &Value,
+        headers: &[(&str, String)],
+    ) -> Result<String, BackendError> {
         let body = body.to_string().into_bytes();
-        self.calls.ask(reqwest::Method::POST, path, body, headers, TIME).await.map_err(Fault::from)
+        self.calls.call(reqwest::Method::POST, path, body, headers, TIME).await.map_err(BackendError::from)
     }
 
     /// The rows of a task as text; `None`: the task is not queued yet.
-    async fn results(&self, id: &str) -> Result<Option<String>, Fault> {
+    async fn results(&self, id: &str) -> Result<Option<String>, BackendError> {
         let path = "/api/c/compapi/v2/gse/get_proc_operate_result_v2/";
         let body = json!({"task_id": id}).to_string().into_bytes();
-        match self.calls.ask(reqwest::Method::POST, path, body, &[], TIME).await {
+        match self.calls.call(reqwest::Method::POST, path, body, &[], TIME).await {
             Ok(text) => Ok(Some(text)),
-            Err(Broken::Refused { code, .. }) if code == EnvelopeCode::NOT_QUEUED.0 => Ok(None),
+            Err(CallError::Refused { code, .. }) if code == EnvelopeCode::NOT_QUEUED.0 => Ok(None),
             Err(broken) => Err(broken.into()),
         }
     }
@@ -92,36 +100,36 @@ impl Backend for Abide {
         Dialect::Abide
     }
 
-    async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
-        Ok(self.look(scope).await?.0)
+    async fn observe(&self, scope: &Scope) -> Result<Observed, BackendError> {
+        Ok(self.observe_with_seq(scope).await?.0)
     }
 
-    async fn check_live(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
+    async fn check_live(&self, subjects: &[InstanceQuery]) -> Result<Observed, BackendError> {
         self.status_of(subjects).await
     }
 
-    async fn follow(&self, scope: &Scope) -> Result<(Observed, Option<Changes>), Fault> {
-        let (observed, as_of) = self.look(scope).await?;
-        let (tell, changes) = Changes::new(as_of);
-        tokio::spawn(pushed::feed(self.calls.clone(), as_of, tell));
+    async fn follow(&self, scope: &Scope) -> Result<(Observed, Option<ChangeStream>), BackendError> {
+        let (observed, as_of) = self.observe_with_seq(scope).await?;
+        let (tell, changes) = ChangeStream::new(as_of);
+        tokio::spawn(change_stream::feed(self.calls.clone(), as_of, tell));
         Ok((observed, Some(changes)))
     }
 
-    async fn mark(&self, hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
+    async fn watermark(&self, hosts: &BTreeSet<HostKey>) -> Result<Watermark, BackendError> {
         #[derive(Deserialize)]
         struct AsOf {
             as_of: u64,
         }
         // No namespace has this name: an empty page.
         let page: AsOf = read(&self.get("/api/abide/v1/processes?namespace=%20&limit=1&brief=1").await?)?;
-        Ok(Mark { number: page.as_of, gaps: gaps(hosts.iter(), &self.alive().await?) })
+        Ok(Watermark { number: page.as_of, gaps: gaps(hosts.iter(), &self.alive().await?) })
     }
 
-    fn knows_names(&self) -> bool {
+    fn has_idempotency_keys(&self) -> bool {
         true
     }
 
-    async fn find(&self, call: &str, instances: &[InstanceKey]) -> Result<Option<Task>, Fault> {
+    async fn find_task(&self, call: &str, instances: &[InstanceKey]) -> Result<Option<Task>, BackendError> {
         #[derive(Deserialize)]
         struct Found {
             task: Option<String>,
@@ -131,11 +139,12 @@ impl Backend for Abide {
         Ok(found.task.map(|id| Task { ids: vec![id], rows, ..Task::default() }))
     }
 
-    async fn submit(&self, call: &str, orders: &[Order]) -> Result<Task, Fault> {
-        let moves = |order: &&Order| order.moves();
-        let registers = |order: &&Order| matches!(order.op, Op::Register | Op::Unregister);
+    async fn submit(&self, call: &str, orders: &[Operation]) -> Result<Task, BackendError> {
+        let moves = |order: &&Operation| order.moves();
+        let registers = |order: &&Operation| matches!(order.op, Op::Register | Op::Unregister);
         let mut task = Task::default();
-        let registry: Vec<&Order> = orders.iter().filter(|order| registers(order) && !moves(order)).collect();
+        let registry: Vec<&Operation> =
+            orders.iter().filter(|order| registers(order) && !moves(order)).collect();
         self.registry(call, &registry, &mut task.answered).await?;
         for (nth, order) in orders.iter().filter(moves).enumerate() {
             let mut body = self.body(order);
@@ -146,7 +155,7 @@ impl Backend for Abide {
             task.ids.push(read::<TaskWire>(&text)?.task_id);
             task.rows.insert(order.instance.clone(), order.id.clone());
         }
-        let operations: Vec<&Order> = orders.iter().filter(|order| !registers(order)).collect();
+        let operations: Vec<&Operation> = orders.iter().filter(|order| !registers(order)).collect();
         if !operations.is_empty() {
             let body = json!({"proc_operate_req": self.items(&operations)});
             let signed = self.signed(call.to_owned(), operations[0].owner.as_ref());
@@ -157,7 +166,7 @@ impl Backend for Abide {
         Ok(task)
     }
 
-    async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
+    async fn poll(&self, task: &Task) -> Result<Vec<OperationStatus>, BackendError> {
         let mut all = task.answered.clone();
         let mut known: HashMap<String, RowWire> = HashMap::new();
         for id in &task.ids {
@@ -167,20 +176,22 @@ impl Backend for Abide {
         }
         for (instance, order) in &task.rows {
             let row = known.get(&keys::v2(&instance.host, &instance.process()));
-            let result = row.map_or(Outcome::InProgress, RowWire::outcome);
-            all.push(Answer { order: order.clone(), instance: instance.clone(), result });
+            let result = row.map_or(OperationState::InProgress, RowWire::outcome);
+            all.push(OperationStatus { order: order.clone(), instance: instance.clone(), result });
         }
         Ok(all)
     }
 }
 
-impl From<Broken> for Fault {
-    fn from(broken: Broken) -> Fault {
+impl From<CallError> for BackendError {
+    fn from(broken: CallError) -> BackendError {
         match broken {
-            Broken::Unreachable(why) => Fault::Unreachable(why),
-            Broken::NoAnswer(_) | Broken::Redirected { may_have_run: true, .. } => Fault::NoAnswer,
-            Broken::Redirected { why, may_have_run: false } => Fault::Unreachable(why),
-            Broken::Refused { status, code, message } => {
+            CallError::Unreachable(why) => BackendError::Unreachable(why),
+            CallError::NoAnswer(_) | CallError::Redirected { may_have_run: true, .. } => {
+                BackendError::NoAnswer
+            }
+            CallError::Redirected { why, may_have_run: false } => BackendError::Unreachable(why),
+            CallError::Refused { status, code, message } => {
                 let known = EnvelopeCode(code);
                 let busy = [
                     EnvelopeCode::RATE_LIMITED,
@@ -188,18 +199,19 @@ impl From<Broken> for Fault {
                     EnvelopeCode::STORE_FAILED,
                 ];
                 match () {
-                    () if status == 429 || busy.contains(&known) => Fault::Busy(message),
+                    () if status == 429 || busy.contains(&known) => BackendError::Busy(message),
                     // Something before the gateway speaks: what became of the call there, it does not know either.
-                    () if status >= 500 && (code == 0 || known.meaning().is_none()) => Fault::NoAnswer,
-                    () => Fault::Refused(format!("{message} (code {code})")),
+                    () if status >= 500 && (code == 0 || known.meaning().is_none()) => BackendError::NoAnswer,
+                    () => BackendError::Refused(format!("{message} (code {code})")),
                 }
             }
         }
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, Fault> {
-    serde_json::from_str(text).map_err(|error| Fault::Refused(format!("its answer cannot be read: {error}")))
+fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, BackendError> {
+    serde_json::from_str(text)
+        .map_err(|error| BackendError::Refused(format!("its answer cannot be read: {error}")))
 }
 
 /// What a key of a page may contain, as a part of an address.
@@ -215,12 +227,20 @@ mod tests {
 
     #[test]
     fn only_the_gateway_itself_refuses() {
-        let fault = |status, code| Fault::from(Broken::Refused { status, code, message: "no".to_owned() });
-        assert_eq!(fault(200, EnvelopeCode::BAD_REQUEST.0), Fault::Refused("no (code 1900400)".to_owned()));
-        assert_eq!(fault(409, EnvelopeCode::TAKEN.0), Fault::Refused("no (code 1900409)".to_owned()));
-        assert_eq!(fault(200, EnvelopeCode::STORE_FAILED.0), Fault::Busy("no".to_owned()));
-        assert_eq!(fault(503, EnvelopeCode::CONCURRENCY_LIMITED.0), Fault::Busy("no".to_owned()));
-        assert_eq!(fault(429, 0), Fault::Busy("no".to_owned()));
-        assert_eq!([fault(502, 0), fault(504, 17)], [Fault::NoAnswer, Fault::NoAnswer], "a proxy's word");
+        let fault =
+            |status, code| BackendError::from(CallError::Refused { status, code, message: "no".to_owned() });
+        assert_eq!(
+            fault(200, EnvelopeCode::BAD_REQUEST.0),
+            BackendError::Refused("no (code 1900400)".to_owned())
+        );
+        assert_eq!(fault(409, EnvelopeCode::TAKEN.0), BackendError::Refused("no (code 1900409)".to_owned()));
+        assert_eq!(fault(200, EnvelopeCode::STORE_FAILED.0), BackendError::Busy("no".to_owned()));
+        assert_eq!(fault(503, EnvelopeCode::CONCURRENCY_LIMITED.0), BackendError::Busy("no".to_owned()));
+        assert_eq!(fault(429, 0), BackendError::Busy("no".to_owned()));
+        assert_eq!(
+            [fault(502, 0), fault(504, 17)],
+            [BackendError::NoAnswer, BackendError::NoAnswer],
+            "a proxy's word"
+        );
     }
 }

@@ -8,9 +8,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::read;
-use crate::backend::Fault;
+use crate::backend::BackendError;
 use crate::gse::request::SpecWire;
-use crate::model::{Health, InstanceKey, Revision, Runs, Seen, Spec, Stamped, Version};
+use crate::model::{
+    HashedSpec, Health, InstanceKey, KnownSpec, LastRun, ObservedInstance, Spec, SpecRevision,
+};
 
 #[derive(Deserialize)]
 pub(super) struct ProcessWire<'a> {
@@ -20,8 +22,8 @@ pub(super) struct ProcessWire<'a> {
     running: bool,
     pid: Option<u32>,
     owner: Option<String>,
-    revision: Option<Revision>,
-    live_revision: Option<Revision>,
+    revision: Option<SpecRevision>,
+    live_revision: Option<SpecRevision>,
     labels: BTreeMap<String, String>,
     health: String,
     since: Option<String>,
@@ -41,45 +43,48 @@ pub(super) struct ProcessWire<'a> {
 #[derive(Deserialize)]
 struct RedactedWire {
     spec: SpecWire,
-    revision: Revision,
+    revision: SpecRevision,
     sum: String,
 }
 
 impl ProcessWire<'_> {
-    pub(super) fn seen(&self, specs: &mut HashMap<String, Arc<Stamped>>) -> Result<Seen, Fault> {
+    pub(super) fn seen(
+        &self,
+        specs: &mut HashMap<String, Arc<HashedSpec>>,
+    ) -> Result<ObservedInstance, BackendError> {
         let mut version =
-            |raw: Option<&RawValue>, redacted: Option<&RawValue>, revision: Option<Revision>| {
+            |raw: Option<&RawValue>, redacted: Option<&RawValue>, revision: Option<SpecRevision>| {
                 let is_there = |raw: &&RawValue| raw.get() != "null";
                 match (raw.filter(is_there), redacted.filter(is_there)) {
-                    (Some(raw), _) => known(raw.get(), &self.labels, specs, whole).map(Version::Spec),
+                    (Some(raw), _) => known(raw.get(), &self.labels, specs, whole).map(KnownSpec::Full),
                     (None, Some(redacted)) => {
-                        known(redacted.get(), &self.labels, specs, self::redacted).map(Version::Spec)
+                        known(redacted.get(), &self.labels, specs, self::redacted).map(KnownSpec::Full)
                     }
-                    (None, None) => Ok(revision.map_or(Version::Unknown, Version::Digests)),
+                    (None, None) => Ok(revision.map_or(KnownSpec::Unknown, KnownSpec::Digests)),
                 }
             };
         let given = version(self.spec, self.spec_redacted, self.revision)?;
         let live = match self.running {
             true => version(self.live_spec, self.live_spec_redacted, self.live_revision)?,
-            false => Version::Unknown,
+            false => KnownSpec::Unknown,
         };
         let ran = match &self.ran {
-            None => Runs::Unknown,
-            Some(Value::String(word)) if word == "never" => Runs::Never,
-            Some(Value::String(_)) => Runs::Unknown,
+            None => LastRun::Unknown,
+            Some(Value::String(word)) if word == "never" => LastRun::Never,
+            Some(Value::String(_)) => LastRun::Unknown,
             Some(ran) => {
-                let revision = ran["revision"].as_str().and_then(|text| text.parse::<Revision>().ok());
-                revision.map_or(Runs::Given, |revision| Runs::Digest(revision.run))
+                let revision = ran["revision"].as_str().and_then(|text| text.parse::<SpecRevision>().ok());
+                revision.map_or(LastRun::Given, |revision| LastRun::Digest(revision.run))
             }
         };
-        Ok(Seen {
+        Ok(ObservedInstance {
             unknown: false,
             registered: Some(self.registered),
             hosted: Some(self.hosted),
             running: Some(self.running),
             labels: self.labels.clone(),
             owner: self.owner.as_deref().map(Arc::from),
-            given,
+            registered_spec: given,
             live,
             ran,
             health: Health::ALL.into_iter().find(|one| one.word() == self.health).unwrap_or_default(),
@@ -96,9 +101,9 @@ impl ProcessWire<'_> {
 fn known(
     text: &str,
     labels: &BTreeMap<String, String>,
-    specs: &mut HashMap<String, Arc<Stamped>>,
-    made: fn(&str, &BTreeMap<String, String>) -> Result<Stamped, Fault>,
-) -> Result<Arc<Stamped>, Fault> {
+    specs: &mut HashMap<String, Arc<HashedSpec>>,
+    made: fn(&str, &BTreeMap<String, String>) -> Result<HashedSpec, BackendError>,
+) -> Result<Arc<HashedSpec>, BackendError> {
     let name = format!("{text}{labels:?}");
     if let Some(spec) = specs.get(&name) {
         return Ok(Arc::clone(spec));
@@ -108,20 +113,21 @@ fn known(
     Ok(spec)
 }
 
-fn whole(text: &str, labels: &BTreeMap<String, String>) -> Result<Stamped, Fault> {
-    spec(&read::<SpecWire>(text)?, labels).map(Stamped::new)
+fn whole(text: &str, labels: &BTreeMap<String, String>) -> Result<HashedSpec, BackendError> {
+    spec(&read::<SpecWire>(text)?, labels).map(HashedSpec::new)
 }
 
-fn redacted(text: &str, labels: &BTreeMap<String, String>) -> Result<Stamped, Fault> {
+fn redacted(text: &str, labels: &BTreeMap<String, String>) -> Result<HashedSpec, BackendError> {
     let wire: RedactedWire = read(text)?;
     let bytes = u128::from_str_radix(&wire.sum, 16);
-    let sum = bytes.map_err(|_| Fault::Refused("its answer cannot be read: sum is not hex".to_owned()))?;
-    Ok(Stamped::redacted(spec(&wire.spec, labels)?, wire.revision, sum.to_be_bytes()))
+    let sum =
+        bytes.map_err(|_| BackendError::Refused("its answer cannot be read: sum is not hex".to_owned()))?;
+    Ok(HashedSpec::redacted(spec(&wire.spec, labels)?, wire.revision, sum.to_be_bytes()))
 }
 
-fn spec(wire: &SpecWire, labels: &BTreeMap<String, String>) -> Result<Spec, Fault> {
+fn spec(wire: &SpecWire, labels: &BTreeMap<String, String>) -> Result<Spec, BackendError> {
     let mut spec =
-        wire.spec().map_err(|wrong| Fault::Refused(format!("it tells of a spec whose {wrong}")))?;
+        wire.spec().map_err(|wrong| BackendError::Refused(format!("it tells of a spec whose {wrong}")))?;
     spec.labels = labels.clone();
     Ok(spec)
 }

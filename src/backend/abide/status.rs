@@ -7,14 +7,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::orders::{TaskWire, host_value};
+use super::operations::{TaskWire, host_value};
 use super::{Abide, read};
 use crate::backend::live_check::live;
-use crate::backend::{Fault, Subject};
+use crate::backend::{BackendError, InstanceQuery};
 use crate::clock;
 use crate::gse::codes::{GseOp, RowCode};
 use crate::gse::{keys, spec_body};
-use crate::model::{Dialect, Observed, Seen};
+use crate::model::{Dialect, Observed, ObservedInstance};
 
 /// Most instances in one call.
 const BATCH: usize = 1000;
@@ -34,14 +34,14 @@ struct StatusWire {
 
 impl Abide {
     /// An instance without a final row is unknown.
-    pub(super) async fn status_of(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
-        let mut observed = Observed { at: clock::moment(), ..Observed::default() };
+    pub(super) async fn status_of(&self, subjects: &[InstanceQuery]) -> Result<Observed, BackendError> {
+        let mut observed = Observed { at: clock::now(), ..Observed::default() };
         for chunk in subjects.chunks(BATCH) {
             let rows = self.status_rows(chunk).await?;
-            let replied = clock::moment();
-            for Subject { instance, .. } in chunk {
+            let replied = clock::now();
+            for InstanceQuery { instance, .. } in chunk {
                 let row = rows.get(&keys::v2(&instance.host, &instance.process()));
-                let unknown = || Seen { unknown: true, ..Seen::default() };
+                let unknown = || ObservedInstance { unknown: true, ..ObservedInstance::default() };
                 let seen = match row.map(|row| (RowCode(row.error_code), row)) {
                     Some((RowCode::DONE, row)) => live(&row.content, observed.at, replied),
                     Some((RowCode::AGENT_MISSING, row)) => {
@@ -56,9 +56,12 @@ impl Abide {
         Ok(observed)
     }
 
-    async fn status_rows(&self, subjects: &[Subject]) -> Result<HashMap<String, StatusWire>, Fault> {
-        let item = |subject: &Subject| {
-            let Subject { instance, host, spec } = subject;
+    async fn status_rows(
+        &self,
+        subjects: &[InstanceQuery],
+    ) -> Result<HashMap<String, StatusWire>, BackendError> {
+        let item = |subject: &InstanceQuery| {
+            let InstanceQuery { instance, host, spec } = subject;
             let mut item = json!({
                 "meta": {"namespace": instance.namespace, "name": instance.name},
                 "hosts": [host_value(host)],

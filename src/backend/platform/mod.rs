@@ -8,11 +8,11 @@
 //!
 //! Nothing is sent twice here. Results are found by the key that a call is documented to use, never by position.
 
-mod line;
-mod look;
+mod observe;
+mod transport;
 mod wire;
 
-pub use line::Pace;
+pub use transport::Pace;
 pub use wire::Business;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,20 +20,20 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use self::line::{Line, fault, fault_of_question};
-use self::wire::{Ask, Item, Say};
-use super::{Answer, Backend, Fault, Order, Outcome, Scope, Subject, Task};
-use crate::gse::answer::{JobResult, JobTaskData, Row, Rows, TaskData};
+use self::transport::{Transport, error_of_query, error_of_write};
+use self::wire::{Item, PlatformRequest, ResponseKind};
+use super::{Backend, BackendError, InstanceQuery, Operation, OperationState, OperationStatus, Scope, Task};
 use crate::gse::codes::{EnvelopeCode, RowCode};
-use crate::http::{Access, Broken};
-use crate::model::{Dialect, InstanceKey, Observed, Seen};
+use crate::gse::response::{JobResult, JobTaskData, Row, Rows, TaskData};
+use crate::http::{ApiEndpoint, CallError};
+use crate::model::{Dialect, InstanceKey, Observed, ObservedInstance};
 
 /// How often a question is put, and how long after the first time it is put again.
 const QUESTIONS: usize = 4;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
 pub struct Platform {
-    line: Line,
+    line: Transport,
     wire: wire::Wire,
     pace: Pace,
 }
@@ -41,21 +41,21 @@ pub struct Platform {
 impl Platform {
     /// `business` is JOB's; `supplier` is what hosts without one of their own have.
     pub fn new(
-        access: &Access,
+        access: &ApiEndpoint,
         dialect: Dialect,
         business: Option<Business>,
         supplier: Option<u64>,
         pace: Pace,
     ) -> Result<Platform, String> {
         let is_third = matches!(business, Some(Business::Scope { .. }));
-        let line = Line::new(access, dialect, is_third, pace)?;
+        let line = Transport::new(access, dialect, is_third, pace)?;
         Ok(Platform { line, wire: wire::Wire { dialect, business, supplier }, pace })
     }
 
     /// Is it there, and does it know us? A question that changes nothing, about something that is not there.
-    pub async fn answers(&self) -> Result<(), Fault> {
+    pub async fn answers(&self) -> Result<(), BackendError> {
         let nothing = "abide-doctor";
-        let asked: Result<serde_json::Value, Broken> = match self.wire.dialect {
+        let asked: Result<serde_json::Value, CallError> = match self.wire.dialect {
             Dialect::Job => {
                 let body = self.wire.with_business(json!({"bk_gse_taskid": nothing}));
                 self.ask("get_proc_result", body).await
@@ -67,12 +67,12 @@ impl Platform {
         };
         match asked {
             // It knows of no such task: so it understood us.
-            Err(Broken::Refused { status: 200, code, .. })
+            Err(CallError::Refused { status: 200, code, .. })
                 if self.wire.dialect == Dialect::Job && code != EnvelopeCode::NOT_ALLOWED.0 =>
             {
                 Ok(())
             }
-            asked => asked.map(|_| ()).map_err(fault_of_question),
+            asked => asked.map(|_| ()).map_err(error_of_query),
         }
     }
 
@@ -84,11 +84,11 @@ impl Platform {
         &self,
         name: &str,
         body: serde_json::Value,
-    ) -> Result<T, Broken> {
+    ) -> Result<T, CallError> {
         let text = self.line.ask(name, body).await?;
         // An answer that cannot be read may stand for something that was done.
         serde_json::from_str(&text)
-            .map_err(|error| Broken::NoAnswer(format!("its answer cannot be read: {error}")))
+            .map_err(|error| CallError::NoAnswer(format!("its answer cannot be read: {error}")))
     }
 
     /// A question: it changes nothing, so it is put again if no answer came.
@@ -96,11 +96,16 @@ impl Platform {
         &self,
         name: &str,
         body: serde_json::Value,
-    ) -> Result<T, Broken> {
+    ) -> Result<T, CallError> {
         let mut wait = FIRST_WAIT;
         for _ in 1..QUESTIONS {
             match self.ask(name, body.clone()).await {
-                Err(broken) if matches!(fault(broken.clone()), Fault::NoAnswer | Fault::Unreachable(_)) => {
+                Err(broken)
+                    if matches!(
+                        error_of_write(broken.clone()),
+                        BackendError::NoAnswer | BackendError::Unreachable(_)
+                    ) =>
+                {
                     tracing::info!(%name, %broken, "asked again");
                     tokio::time::sleep(wait).await;
                     wait *= 3;
@@ -112,23 +117,25 @@ impl Platform {
     }
 
     /// Makes a call, and says by what its results are found.
-    async fn send(&self, ask: Ask) -> Result<Sent, Broken> {
+    async fn send(&self, ask: PlatformRequest) -> Result<Sent, CallError> {
         match ask.say {
-            Say::Registry(_) => Ok(Sent::Rows(self.ask(ask.name, ask.body).await?)),
-            Say::Task => Ok(Sent::Task(self.ask::<TaskData>(ask.name, ask.body).await?.task_id)),
-            Say::JobTask => Ok(Sent::Task(self.ask::<JobTaskData>(ask.name, ask.body).await?.bk_gse_taskid)),
+            ResponseKind::Registry(_) => Ok(Sent::Rows(self.ask(ask.name, ask.body).await?)),
+            ResponseKind::Task => Ok(Sent::Task(self.ask::<TaskData>(ask.name, ask.body).await?.task_id)),
+            ResponseKind::JobTask => {
+                Ok(Sent::Task(self.ask::<JobTaskData>(ask.name, ask.body).await?.bk_gse_taskid))
+            }
         }
     }
 
     /// Which of these registrations are their owner's: by the ledger, else by the label that they have now.
-    async fn ours(&self, there: &[(&Order, &Item)]) -> BTreeSet<InstanceKey> {
+    async fn ours(&self, there: &[(&Operation, &Item)]) -> BTreeSet<InstanceKey> {
         let (owned, rest): (Vec<_>, Vec<_>) = there.iter().copied().partition(|(order, _)| order.owned);
         let mut ours: BTreeSet<InstanceKey> =
             owned.into_iter().map(|(order, _)| order.instance.clone()).collect();
         if rest.is_empty() {
             return ours;
         }
-        let subject = |order: &Order| Subject {
+        let subject = |order: &Operation| InstanceQuery {
             instance: order.instance.clone(),
             host: order.host.clone(),
             spec: order.spec.clone(),
@@ -146,7 +153,7 @@ impl Platform {
     }
 
     /// The rows of a task so far; a task that is not queued yet has none.
-    async fn results(&self, id: &str) -> Result<Rows, Broken> {
+    async fn results(&self, id: &str) -> Result<Rows, CallError> {
         let asked = match self.wire.dialect {
             Dialect::Job => {
                 let body = self.wire.with_business(json!({"bk_gse_taskid": id}));
@@ -158,7 +165,7 @@ impl Platform {
             }
         };
         match asked {
-            Err(Broken::Refused { code, .. }) if code == EnvelopeCode::NOT_QUEUED.0 => Ok(Rows::new()),
+            Err(CallError::Refused { code, .. }) if code == EnvelopeCode::NOT_QUEUED.0 => Ok(Rows::new()),
             asked => asked,
         }
     }
@@ -170,11 +177,11 @@ enum Sent {
     Task(String),
 }
 
-fn outcome(row: &Row) -> Outcome {
+fn outcome(row: &Row) -> OperationState {
     match row.code() {
-        RowCode::DONE => Outcome::Done,
-        RowCode::RUNNING | RowCode::STOPPING => Outcome::InProgress,
-        RowCode(code) => Outcome::Failed { code, message: row.error_msg.clone() },
+        RowCode::DONE => OperationState::Done,
+        RowCode::RUNNING | RowCode::STOPPING => OperationState::InProgress,
+        RowCode(code) => OperationState::Failed { code, message: row.error_msg.clone() },
     }
 }
 
@@ -183,47 +190,50 @@ impl Backend for Platform {
         self.wire.dialect
     }
 
-    async fn observe(&self, scope: &Scope) -> Result<Observed, Fault> {
+    async fn observe(&self, scope: &Scope) -> Result<Observed, BackendError> {
         match self.wire.dialect {
             // It has no lists.
             Dialect::Job => {
-                let mut observed = self.close_look(&scope.subjects).await?;
-                let is_there =
-                    |seen: &Seen| seen.unknown || seen.running != Some(false) || seen.hosted != Some(false);
+                let mut observed = self.observe_live_once(&scope.subjects).await?;
+                let is_there = |seen: &ObservedInstance| {
+                    seen.unknown || seen.running != Some(false) || seen.hosted != Some(false)
+                };
                 observed.instances.retain(|_, seen| is_there(seen));
                 Ok(observed)
             }
-            Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide => self.look(scope).await,
+            Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide => {
+                self.observe_scope(scope).await
+            }
         }
     }
 
-    async fn look_closely(&self, subjects: &[Subject]) -> Result<Observed, Fault> {
-        self.close_look(subjects).await
+    async fn observe_live(&self, subjects: &[InstanceQuery]) -> Result<Observed, BackendError> {
+        self.observe_live_once(subjects).await
     }
 
-    fn batches(&self, orders: Vec<Order>) -> Vec<Vec<Order>> {
+    fn batches(&self, orders: Vec<Operation>) -> Vec<Vec<Operation>> {
         let items: Vec<Item> = orders.iter().map(Item::of).collect();
         let calls = self.wire.calls(&items);
-        let mut orders: Vec<Option<Order>> = orders.into_iter().map(Some).collect();
+        let mut orders: Vec<Option<Operation>> = orders.into_iter().map(Some).collect();
         let call = |places: Vec<usize>| places.into_iter().filter_map(|at| orders[at].take()).collect();
         calls.into_iter().map(call).collect()
     }
 
-    fn pace(&self) -> (Duration, Duration) {
+    fn poll_interval(&self) -> (Duration, Duration) {
         (Duration::from_millis(200), Duration::from_millis(1500))
     }
 
-    fn at_once(&self) -> usize {
+    fn max_concurrent_calls(&self) -> usize {
         self.pace.at_once.max(1)
     }
 
-    async fn submit(&self, _call: &str, orders: &[Order]) -> Result<Task, Fault> {
+    async fn submit(&self, _call: &str, orders: &[Operation]) -> Result<Task, BackendError> {
         let items: Vec<Item> = orders.iter().map(Item::of).collect();
         let keys: BTreeMap<InstanceKey, String> =
             items.iter().map(|item| (item.instance.clone(), self.wire.key(item))).collect();
         let mut task = Task::default();
         let ask = self.wire.ask(&items);
-        match self.send(ask).await.map_err(fault)? {
+        match self.send(ask).await.map_err(error_of_write)? {
             Sent::Task(id) => {
                 task.ids.push(id);
                 task.rows = orders.iter().map(|order| (order.instance.clone(), order.id.clone())).collect();
@@ -233,14 +243,14 @@ impl Backend for Platform {
                 let found = |item: &Item| rows.get(&keys[&item.instance]);
                 let exists = |item: &Item| found(item).is_some_and(|row| row.code() == RowCode::EXISTS);
                 // Only a registration of our own is updated; 850 for any other is the answer.
-                let there: Vec<(&Order, &Item)> =
+                let there: Vec<(&Operation, &Item)> =
                     orders.iter().zip(&items).filter(|(_, item)| exists(item)).collect();
                 let ours = self.ours(&there).await;
                 let exists = |item: &Item| exists(item) && ours.contains(&item.instance);
                 let known: Vec<Item> = items.iter().filter(|item| exists(item)).map(Item::as_known).collect();
                 let updated = match known.is_empty() {
                     true => Rows::new(),
-                    false => match self.send(self.wire.ask(&known)).await.map_err(fault)? {
+                    false => match self.send(self.wire.ask(&known)).await.map_err(error_of_write)? {
                         Sent::Rows(rows) => rows,
                         Sent::Task(_) => Rows::new(),
                     },
@@ -251,23 +261,23 @@ impl Backend for Platform {
                         false => found(item),
                     };
                     // No row, no answer: whoever waits for it looks in the end.
-                    let result = row.map_or(Outcome::InProgress, outcome);
+                    let result = row.map_or(OperationState::InProgress, outcome);
                     let (order, instance) = (order.id.clone(), order.instance.clone());
-                    task.answered.push(Answer { order, instance, result });
+                    task.answered.push(OperationStatus { order, instance, result });
                 }
             }
         }
         Ok(task)
     }
 
-    async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
+    async fn poll(&self, task: &Task) -> Result<Vec<OperationStatus>, BackendError> {
         let mut all = task.answered.clone();
         for id in &task.ids {
-            let rows = self.results(id).await.map_err(fault_of_question)?;
+            let rows = self.results(id).await.map_err(error_of_query)?;
             for (instance, order) in &task.rows {
                 let row = task.keys.get(instance).and_then(|key| rows.get(key));
-                let result = row.map_or(Outcome::InProgress, outcome);
-                all.push(Answer { order: order.clone(), instance: instance.clone(), result });
+                let result = row.map_or(OperationState::InProgress, outcome);
+                all.push(OperationStatus { order: order.clone(), instance: instance.clone(), result });
             }
         }
         Ok(all)

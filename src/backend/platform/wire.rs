@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use crate::backend::{Order, Subject};
+use crate::backend::{InstanceQuery, Operation};
 use crate::gse::codes::{GseOp, ManageOp};
 use crate::gse::{self, JobApi, JobProcess, keys, spec_body};
-use crate::model::{Dialect, Host, HostKey, InstanceKey, Op, ProcessKey, Revision, Spec, Stamped, State};
+use crate::model::{
+    Dialect, HashedSpec, Host, HostKey, InstanceKey, Op, ProcessKey, Spec, SpecRevision, State,
+};
 
 /// The most instances in one call.
 const BATCH: usize = 1000;
@@ -32,14 +34,14 @@ pub struct Wire {
 pub struct Item {
     pub instance: InstanceKey,
     host: Host,
-    does: Does,
-    spec: Option<Arc<Stamped>>,
+    does: PlatformAction,
+    spec: Option<Arc<HashedSpec>>,
     owner: Option<String>,
-    revision: Option<Revision>,
+    revision: Option<SpecRevision>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Does {
+enum PlatformAction {
     Register,
     Update,
     Unregister,
@@ -47,17 +49,17 @@ enum Does {
 }
 
 /// What is asked, of which process under which labels, and with which spec.
-type Kind = (Does, String, Option<([u8; 16], u64)>);
+type Kind = (PlatformAction, String, Option<([u8; 16], u64)>);
 
 /// One call.
-pub struct Ask {
+pub struct PlatformRequest {
     pub name: &'static str,
     pub body: Value,
-    pub say: Say,
+    pub say: ResponseKind,
 }
 
 /// What a call answers with.
-pub enum Say {
+pub enum ResponseKind {
     /// Rows, at once.
     Registry(()),
     Task,
@@ -65,12 +67,12 @@ pub enum Say {
 }
 
 impl Item {
-    pub fn of(order: &Order) -> Item {
+    pub fn of(order: &Operation) -> Item {
         let does = match (GseOp::of(order.op), order.op) {
-            (Some(op), _) => Does::Operate(op),
-            (None, Op::Unregister) => Does::Unregister,
-            (None, _) if order.registered => Does::Update,
-            (None, _) => Does::Register,
+            (Some(op), _) => PlatformAction::Operate(op),
+            (None, Op::Unregister) => PlatformAction::Unregister,
+            (None, _) if order.registered => PlatformAction::Update,
+            (None, _) => PlatformAction::Register,
         };
         Item {
             instance: order.instance.clone(),
@@ -83,11 +85,11 @@ impl Item {
     }
 
     /// A close look, which changes nothing.
-    pub fn look(subject: &Subject) -> Item {
+    pub fn look(subject: &InstanceQuery) -> Item {
         Item {
             instance: subject.instance.clone(),
             host: subject.host.clone(),
-            does: Does::Operate(GseOp::Status),
+            does: PlatformAction::Operate(GseOp::Status),
             spec: subject.spec.clone(),
             owner: None,
             revision: None,
@@ -96,7 +98,7 @@ impl Item {
 
     /// The same for what turned out to be registered.
     pub fn as_known(item: &Item) -> Item {
-        Item { does: Does::Update, ..item.clone() }
+        Item { does: PlatformAction::Update, ..item.clone() }
     }
 
     fn process(&self) -> ProcessKey {
@@ -146,24 +148,24 @@ impl Wire {
     }
 
     /// The call that says all of these. They are of one call.
-    pub fn ask(&self, items: &[Item]) -> Ask {
+    pub fn ask(&self, items: &[Item]) -> PlatformRequest {
         let first = items.first().map(|item| item.does);
         match (self.dialect, first) {
             (Dialect::Job, _) => self.job(items),
-            (_, Some(Does::Register)) => self.registry("register_proc_info", items, true),
-            (_, Some(Does::Update)) => self.registry("update_proc_info", items, true),
-            (_, Some(Does::Unregister)) => self.registry("unregister_proc_info", items, false),
+            (_, Some(PlatformAction::Register)) => self.registry("register_proc_info", items, true),
+            (_, Some(PlatformAction::Update)) => self.registry("update_proc_info", items, true),
+            (_, Some(PlatformAction::Unregister)) => self.registry("unregister_proc_info", items, false),
             (Dialect::GseV1, _) => {
                 let body = items.first().map_or(Value::Null, |first| {
                     let mut body = json!({"meta": self.meta(first), "hosts": self.hosts(items)});
                     body["op_type"] = json!(op_code(first));
                     body
                 });
-                Ask { name: "operate_proc", body, say: Say::Task }
+                PlatformRequest { name: "operate_proc", body, say: ResponseKind::Task }
             }
             (Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide, _) => {
                 let body = json!({"proc_operate_req": self.requests(items)});
-                Ask { name: "operate_proc_multi", body, say: Say::Task }
+                PlatformRequest { name: "operate_proc_multi", body, say: ResponseKind::Task }
             }
         }
     }
@@ -213,15 +215,15 @@ impl Wire {
     /// Items of one kind differ in their hosts alone. A spec counts where it is said.
     fn kind(&self, item: &Item) -> Kind {
         let is_said = match (self.dialect, item.does) {
-            (Dialect::GseV1, Does::Operate(_)) | (_, Does::Unregister) => false,
-            (Dialect::GseV1, Does::Register | Does::Update) => true,
+            (Dialect::GseV1, PlatformAction::Operate(_)) | (_, PlatformAction::Unregister) => false,
+            (Dialect::GseV1, PlatformAction::Register | PlatformAction::Update) => true,
             (Dialect::GseV2 | Dialect::GseApigw | Dialect::Job | Dialect::Abide, _) => true,
         };
         let spec = item.spec.as_ref().filter(|_| is_said).map(|spec| spec.digest());
         (item.does, self.meta(item).to_string(), spec)
     }
 
-    fn registry(&self, name: &'static str, items: &[Item], with_spec: bool) -> Ask {
+    fn registry(&self, name: &'static str, items: &[Item], with_spec: bool) -> PlatformRequest {
         let body = items.first().map_or(Value::Null, |first| {
             let mut body = json!({"meta": self.meta(first), "hosts": self.hosts(items)});
             if let (true, Some(spec)) = (with_spec, &first.spec) {
@@ -229,7 +231,7 @@ impl Wire {
             }
             body
         });
-        Ask { name, body, say: Say::Registry(()) }
+        PlatformRequest { name, body, say: ResponseKind::Registry(()) }
     }
 
     /// Items of one kind are one request, with all of their hosts.
@@ -281,11 +283,11 @@ impl Wire {
         value
     }
 
-    fn job(&self, items: &[Item]) -> Ask {
+    fn job(&self, items: &[Item]) -> PlatformRequest {
         let first = items.first();
         let api = first.map_or(JobApi::OperateProcess, job_call);
         let op_type = first.map_or(GseOp::Status.code(), |first| match (api, first.does) {
-            (JobApi::ManageProc, Does::Operate(GseOp::Unhost)) => ManageOp::Unhost.code(),
+            (JobApi::ManageProc, PlatformAction::Operate(GseOp::Unhost)) => ManageOp::Unhost.code(),
             (JobApi::ManageProc, _) => ManageOp::Host.code(),
             (JobApi::OperateProcess, _) => op_code(first),
         });
@@ -299,14 +301,16 @@ impl Wire {
             JobApi::ManageProc => "manage_proc",
             JobApi::OperateProcess => "operate_process",
         };
-        Ask { name, body, say: Say::JobTask }
+        PlatformRequest { name, body, say: ResponseKind::JobTask }
     }
 }
 
 fn op_code(item: &Item) -> i64 {
     match item.does {
-        Does::Operate(op) => op.code(),
-        Does::Register | Does::Update | Does::Unregister => GseOp::Status.code(),
+        PlatformAction::Operate(op) => op.code(),
+        PlatformAction::Register | PlatformAction::Update | PlatformAction::Unregister => {
+            GseOp::Status.code()
+        }
     }
 }
 
@@ -315,7 +319,7 @@ fn job_call(item: &Item) -> JobApi {
     let managed =
         |spec: &Spec| spec.identity.user.as_deref() == Some("root") && spec.job.proc_owner.is_some();
     match item.does {
-        Does::Operate(GseOp::Host | GseOp::Unhost)
+        PlatformAction::Operate(GseOp::Host | GseOp::Unhost)
             if item.spec.as_ref().is_some_and(|spec| managed(spec)) =>
         {
             JobApi::ManageProc
@@ -350,9 +354,9 @@ mod tests {
         spec.control.start_cmd = Some(command.to_owned());
         spec.labels.insert("tier".to_owned(), label.to_owned());
         let host = Host { key: instance.host.clone(), supplier: None, agent_id: None };
-        let does = Does::Operate(GseOp::Restart);
+        let does = PlatformAction::Operate(GseOp::Restart);
         // Each has read it from its own place: no two are in one place of memory.
-        let spec = Some(Arc::new(Stamped::new(spec)));
+        let spec = Some(Arc::new(HashedSpec::new(spec)));
         Item { instance, host, does, spec, owner: Some("team".to_owned()), revision: None }
     }
 
@@ -367,7 +371,7 @@ mod tests {
         let others = [item(1, "a", "./run"), item(2, "a", "./walk"), item(3, "b", "./run")];
         assert_eq!(wire(Dialect::GseV1).calls(&others), [vec![0, 1], vec![2]]);
         assert_eq!(wire(Dialect::GseV2).requests(&others).len(), 3);
-        let registers = others.map(|item| Item { does: Does::Update, ..item });
+        let registers = others.map(|item| Item { does: PlatformAction::Update, ..item });
         assert_eq!(wire(Dialect::GseV1).calls(&registers).len(), 3);
         let owners =
             ["one", "other"].map(|owner| Item { owner: Some(owner.to_owned()), ..item(1, "a", "./run") });

@@ -5,8 +5,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::backend::Order;
-use crate::model::{AutoType, Dialect, Field, InstanceKey, Op, Revision, Runs, Seen, Spec, Stamped, Version};
+use crate::backend::Operation;
+use crate::model::{
+    AutoType, Dialect, Field, HashedSpec, InstanceKey, KnownSpec, LastRun, ObservedInstance, Op, Spec,
+    SpecRevision,
+};
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fleet {
@@ -36,8 +39,8 @@ pub struct Proc {
 /// A spec and the revision that came with it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
-    pub spec: Arc<Stamped>,
-    pub revision: Option<Revision>,
+    pub spec: Arc<HashedSpec>,
+    pub revision: Option<SpecRevision>,
 }
 
 impl Held {
@@ -49,11 +52,11 @@ impl Held {
         identity(&self.spec) == identity(other)
     }
 
-    fn version(&self, shows_specs: bool) -> Version {
+    fn version(&self, shows_specs: bool) -> KnownSpec {
         match (shows_specs, self.revision) {
-            (true, _) => Version::Spec(Arc::clone(&self.spec)),
-            (false, Some(revision)) => Version::Digests(revision),
-            (false, None) => Version::Unknown,
+            (true, _) => KnownSpec::Full(Arc::clone(&self.spec)),
+            (false, Some(revision)) => KnownSpec::Digests(revision),
+            (false, None) => KnownSpec::Unknown,
         }
     }
 }
@@ -135,7 +138,7 @@ impl Fleet {
     }
 
     /// What a stranger, or a registration that others made, answers to an operation; `None`: neither is in its way.
-    pub fn answer_of_others(&mut self, order: &Order) -> Option<(i64, &'static str)> {
+    pub fn answer_of_others(&mut self, order: &Operation) -> Option<(i64, &'static str)> {
         let proc = self.procs.get(&order.instance);
         let other = proc.filter(|proc| proc.given.is_some() && proc.owner != order.owner);
         if order.op == Op::Register && !order.registered && other.is_some() {
@@ -144,7 +147,7 @@ impl Fleet {
         let pid = *self.strangers.get(&order.instance)?;
         match order.op {
             Op::Start => return Some((828, "it is running already")),
-            Op::Host => {
+            Op::Supervise => {
                 // Hosting takes the process that is there.
                 let used = if habits(self.dialect).uses_given {
                     proc.and_then(|proc| proc.given.clone())
@@ -157,7 +160,7 @@ impl Fleet {
             }
             // Their commands name the process by its identity, not by who started it.
             Op::Stop | Op::Kill | Op::Restart | Op::Reload => drop(self.strangers.remove(&order.instance)),
-            Op::Register | Op::Unregister | Op::Unhost => {}
+            Op::Register | Op::Unregister | Op::Unsupervise => {}
         }
         None
     }
@@ -186,7 +189,7 @@ impl Fleet {
     }
 
     /// What a look shows. An instance of which nothing is left is not there.
-    pub fn rows(&self) -> BTreeMap<InstanceKey, Seen> {
+    pub fn rows(&self) -> BTreeMap<InstanceKey, ObservedInstance> {
         let mut rows = BTreeMap::new();
         for (key, proc) in &self.procs {
             let there = proc.given.is_some() || proc.hosted || proc.live.is_some() || proc.ran.is_some();
@@ -195,7 +198,7 @@ impl Fleet {
                 // Of what a platform knows by name it reports whatever runs under the identity; our agent does not.
                 let known = proc.given.is_some() && self.dialect != Dialect::Abide;
                 if let (true, None, Some(pid)) = (known, proc.pid, self.strangers.get(key)) {
-                    (row.running, row.pid, row.live) = (Some(true), Some(*pid), row.given.clone());
+                    (row.running, row.pid, row.live) = (Some(true), Some(*pid), row.registered_spec.clone());
                 }
                 rows.insert(key.clone(), row);
             }
@@ -203,29 +206,29 @@ impl Fleet {
         rows
     }
 
-    fn row(&self, proc: &Proc) -> Seen {
+    fn row(&self, proc: &Proc) -> ObservedInstance {
         let version = |held: &Option<Held>| {
-            held.as_ref().map_or(Version::Unknown, |held| held.version(self.shows_specs))
+            held.as_ref().map_or(KnownSpec::Unknown, |held| held.version(self.shows_specs))
         };
         let ran = match &proc.ran {
-            None => Runs::Never,
+            None => LastRun::Never,
             Some(ran) => match ran.revision {
-                Some(revision) => Runs::Digest(revision.run),
-                None => Runs::Unknown,
+                Some(revision) => LastRun::Digest(revision.run),
+                None => LastRun::Unknown,
             },
         };
         let labels = proc.given.as_ref().map(|given| given.spec.labels.clone()).unwrap_or_default();
-        Seen {
+        ObservedInstance {
             registered: Some(proc.given.is_some() && habits(self.dialect).registry),
             hosted: Some(proc.hosted),
             running: Some(proc.live.is_some()),
             labels,
             owner: proc.owner.as_deref().map(Arc::from),
-            given: version(&proc.given),
+            registered_spec: version(&proc.given),
             live: version(&proc.live),
             ran,
             pid: proc.pid,
-            ..Seen::default()
+            ..ObservedInstance::default()
         }
     }
 
@@ -235,7 +238,7 @@ impl Fleet {
     }
 
     /// One operation. `Err`: it is not possible as things are, and nothing changed.
-    pub fn carry_out(&mut self, order: &Order) -> Result<(), String> {
+    pub fn carry_out(&mut self, order: &Operation) -> Result<(), String> {
         let habits = habits(self.dialect);
         let mut proc = self.taken_over(order)?;
         let given = proc.given.clone();
@@ -281,18 +284,18 @@ impl Fleet {
             }
             Op::Stop | Op::Kill => (proc.live, proc.pid, proc.hosted) = (None, None, false),
 
-            Op::Host if used.is_none() => return no("nothing is known of it"),
-            Op::Host if other_guard || other_process => return no("another identity is in use"),
-            Op::Host if proc.hosted && ours && (uses_given || given == used) => {
+            Op::Supervise if used.is_none() => return no("nothing is known of it"),
+            Op::Supervise if other_guard || other_process => return no("another identity is in use"),
+            Op::Supervise if proc.hosted && ours && (uses_given || given == used) => {
                 return no("it is guarded already");
             }
-            Op::Host => (proc.hosted, proc.given) = (true, used),
+            Op::Supervise => (proc.hosted, proc.given) = (true, used),
 
-            Op::Unhost if !proc.hosted => return no("nobody guards it"),
-            Op::Unhost if (habits.needs_old || uses_given) && !one(&given) => {
+            Op::Unsupervise if !proc.hosted => return no("nobody guards it"),
+            Op::Unsupervise if (habits.needs_old || uses_given) && !one(&given) => {
                 return no("another identity is guarded");
             }
-            Op::Unhost => proc.hosted = false,
+            Op::Unsupervise => proc.hosted = false,
 
             Op::Restart | Op::Reload if proc.live.is_none() => return no("it does not run"),
             Op::Restart | Op::Reload if kind != Some(AutoType::Resident) => {
@@ -310,7 +313,7 @@ impl Fleet {
                 proc.given = if habits.restart_gives { used } else { given };
             }
             Op::Reload => {
-                proc.live = reloaded(proc.live, &used, &order.takes);
+                proc.live = reloaded(proc.live, &used, &order.reloaded_fields);
                 proc.given = if habits.restart_gives { used } else { given };
             }
         }
@@ -322,9 +325,9 @@ impl Fleet {
         }
         // Whoever gives it a spec puts a name on it.
         let gives = match order.op {
-            Op::Register | Op::Start | Op::Host => true,
+            Op::Register | Op::Start | Op::Supervise => true,
             Op::Restart | Op::Reload => habits.restart_gives,
-            Op::Stop | Op::Kill | Op::Unhost | Op::Unregister => false,
+            Op::Stop | Op::Kill | Op::Unsupervise | Op::Unregister => false,
         };
         if gives {
             proc.owner = order.owner.clone();
@@ -337,7 +340,7 @@ impl Fleet {
     }
 
     /// Is another instance of the host where this one would be?
-    fn is_taken(&self, order: &Order, used: &Option<Held>) -> bool {
+    fn is_taken(&self, order: &Operation, used: &Option<Held>) -> bool {
         let place = |held: &Option<Held>| held.as_ref().map(|held| held.spec.identity.index_key());
         let (host, own) = (&order.instance.host, place(used));
         self.procs.iter().any(|(key, proc)| {
@@ -347,7 +350,7 @@ impl Fleet {
     }
 
     /// What an operation works on: the instance of that name, or what it is told it was called before.
-    fn taken_over(&self, order: &Order) -> Result<Proc, String> {
+    fn taken_over(&self, order: &Operation) -> Result<Proc, String> {
         let own = self.procs.get(&order.instance).cloned();
         let there =
             own.as_ref().is_some_and(|proc| proc.given.is_some() || proc.hosted || proc.live.is_some());
@@ -373,7 +376,7 @@ fn has_command(op: Op, used: &Option<Held>) -> bool {
         Op::Kill => control.kill_cmd.is_some(),
         Op::Restart => control.restart_cmd.is_some(),
         Op::Reload => control.reload_cmd.is_some(),
-        Op::Start | Op::Register | Op::Unregister | Op::Host | Op::Unhost => true,
+        Op::Start | Op::Register | Op::Unregister | Op::Supervise | Op::Unsupervise => true,
     }
 }
 
@@ -385,9 +388,9 @@ fn reloaded(live: Option<Held>, used: &Option<Held>, takes: &[Field]) -> Option<
         spec.take(*field, &used.spec);
     }
     let revision = match (live.revision, used.revision) {
-        (Some(live), Some(used)) => Some(Revision { reload: used.reload, ..live }),
+        (Some(live), Some(used)) => Some(SpecRevision { reload: used.reload, ..live }),
         (live, used) => used.or(live),
     };
-    live = Held { spec: Arc::new(Stamped::new(spec)), revision };
+    live = Held { spec: Arc::new(HashedSpec::new(spec)), revision };
     Some(live)
 }

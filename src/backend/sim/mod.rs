@@ -17,8 +17,11 @@ pub use fleet::{Fleet, Held, Proc};
 
 use tokio::sync::mpsc::Sender;
 
-use super::{Answer, Backend, Changes, Fault, Mark, Order, Outcome, Scope, Task, Told};
-use crate::model::{Dialect, HostKey, InstanceKey, Observed, Seen, Time};
+use super::{
+    Backend, BackendError, ChangeEvent, ChangeStream, Operation, OperationState, OperationStatus, Scope,
+    Task, Watermark,
+};
+use crate::model::{Dialect, HostKey, InstanceKey, Observed, ObservedInstance, Time};
 
 /// What goes wrong, and how often (0.0 never, 1.0 always).
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -55,14 +58,14 @@ struct Inner {
     now: Time,
     dead: BTreeSet<HostKey>,
     /// What was so, since when; the last is the present.
-    history: Vec<(Time, BTreeMap<InstanceKey, Seen>)>,
+    history: Vec<(Time, BTreeMap<InstanceKey, ObservedInstance>)>,
     /// Operations on their way, by the time of their effect; the last: nobody waits for it.
-    pending: Vec<(Time, u64, Order, bool)>,
+    pending: Vec<(Time, u64, Operation, bool)>,
     /// How often something took effect late, or once more.
     unasked: BTreeMap<InstanceKey, usize>,
     tasks: BTreeMap<u64, Vec<Row>>,
     /// Whoever follows, and how many changes there were.
-    followers: Vec<Sender<Told>>,
+    followers: Vec<Sender<ChangeEvent>>,
     number: u64,
     tells: bool,
     /// When each process was first there, by pid.
@@ -70,8 +73,8 @@ struct Inner {
 }
 
 struct Row {
-    order: Order,
-    result: Outcome,
+    order: Operation,
+    result: OperationState,
     missing: bool,
     endless: bool,
 }
@@ -135,14 +138,14 @@ impl Sim {
     }
 
     /// A live status check of one instance: the facts as they are now, and since when its process runs.
-    pub fn check(&self, key: &InstanceKey) -> Seen {
+    pub fn check(&self, key: &InstanceKey) -> ObservedInstance {
         let inner = self.inner();
         let fleet = &inner.fleet;
         let proc = fleet.procs().get(key);
         let found = fleet.pid_of(key);
         let pid = found.map(|(pid, _)| pid);
         let hosted = proc.is_some_and(|proc| proc.hosted);
-        Seen {
+        ObservedInstance {
             registered: Some(proc.is_some_and(|proc| proc.given.is_some())),
             hosted: Some(hosted),
             running: Some(pid.is_some()),
@@ -151,7 +154,7 @@ impl Sim {
             // Only our own agent says so.
             not_owned: fleet.dialect() == Dialect::Abide && found.is_some_and(|(_, stranger)| stranger),
             report_time: Some(inner.now),
-            ..Seen::default()
+            ..ObservedInstance::default()
         }
     }
 
@@ -202,12 +205,12 @@ impl Inner {
         for (_, task, order, unasked) in due {
             happened = true;
             let result = self.carry_out(&order);
-            if unasked && result == Outcome::Done {
+            if unasked && result == OperationState::Done {
                 *self.unasked.entry(order.instance.clone()).or_default() += 1;
             }
             let rows = self.tasks.get_mut(&task).into_iter().flatten();
             // Of a call that came twice the first answer counts.
-            let open = rows.filter(|row| row.order == order && row.result == Outcome::InProgress);
+            let open = rows.filter(|row| row.order == order && row.result == OperationState::InProgress);
             open.for_each(|row| row.result = result.clone());
         }
         if self.faults.deaths > 0.0 {
@@ -224,16 +227,16 @@ impl Inner {
         }
     }
 
-    fn carry_out(&mut self, order: &Order) -> Outcome {
+    fn carry_out(&mut self, order: &Operation) -> OperationState {
         if self.dead.contains(&order.instance.host) {
-            return Outcome::Failed { code: 117, message: "the agent does not answer".to_owned() };
+            return OperationState::Failed { code: 117, message: "the agent does not answer".to_owned() };
         }
         if let Some((code, message)) = self.fleet.answer_of_others(order) {
-            return Outcome::Failed { code, message: message.to_owned() };
+            return OperationState::Failed { code, message: message.to_owned() };
         }
         match self.fleet.carry_out(order) {
-            Ok(()) => Outcome::Done,
-            Err(message) => Outcome::Failed { code: 65535, message },
+            Ok(()) => OperationState::Done,
+            Err(message) => OperationState::Failed { code: 65535, message },
         }
     }
 
@@ -253,7 +256,7 @@ impl Inner {
             let other = keys.into_iter().filter(|key| rows.get(key) != last.get(key));
             let other =
                 other.map(|key| (key.clone(), rows.get(key).map(|seen| told(seen.clone(), self.now))));
-            let told = Told::Rows { number: self.number, rows: other.collect() };
+            let told = ChangeEvent::Rows { number: self.number, rows: other.collect() };
             // Who does not listen is not waited for.
             self.followers.retain(|follower| follower.try_send(told.clone()).is_ok());
             // Nobody is shown the past who is told of the present.
@@ -281,7 +284,7 @@ impl Inner {
         Observed { instances, gaps: self.silent(), at: self.now }
     }
 
-    fn submit(&mut self, orders: &[Order]) -> Result<Task, Fault> {
+    fn submit(&mut self, orders: &[Operation]) -> Result<Task, BackendError> {
         let task = self.tasks.len() as u64 + 1;
         let mut rows = Vec::new();
         for order in orders {
@@ -291,32 +294,33 @@ impl Inner {
             self.pending.extend((0..times).map(|nth| (due, task, order.clone(), late || nth > 0)));
             let missing = self.chance.hits(self.faults.missing_rows);
             let endless = self.chance.hits(self.faults.endless_rows);
-            rows.push(Row { order: order.clone(), result: Outcome::InProgress, missing, endless });
+            rows.push(Row { order: order.clone(), result: OperationState::InProgress, missing, endless });
         }
         self.tasks.insert(task, rows);
         if self.chance.hits(self.faults.lost_replies) {
-            Err(Fault::NoAnswer)
+            Err(BackendError::NoAnswer)
         } else {
             Ok(Task { ids: vec![task.to_string()], ..Task::default() })
         }
     }
 
-    fn poll(&mut self, task: u64) -> Result<Vec<Answer>, Fault> {
+    fn poll(&mut self, task: u64) -> Result<Vec<OperationStatus>, BackendError> {
         if self.chance.hits(self.faults.lost_replies) {
-            return Err(Fault::NoAnswer);
+            return Err(BackendError::NoAnswer);
         }
-        let rows = self.tasks.get(&task).ok_or_else(|| Fault::Refused(format!("there is no task {task}")))?;
-        let told = rows.iter().filter(|row| !row.missing).map(|row| Answer {
+        let rows =
+            self.tasks.get(&task).ok_or_else(|| BackendError::Refused(format!("there is no task {task}")))?;
+        let told = rows.iter().filter(|row| !row.missing).map(|row| OperationStatus {
             order: row.order.id.clone(),
             instance: row.order.instance.clone(),
-            result: if row.endless { Outcome::InProgress } else { row.result.clone() },
+            result: if row.endless { OperationState::InProgress } else { row.result.clone() },
         });
         Ok(told.collect())
     }
 }
 
-fn told(seen: Seen, at: Time) -> Seen {
-    Seen { report_time: Some(at), ..seen }
+fn told(seen: ObservedInstance, at: Time) -> ObservedInstance {
+    ObservedInstance { report_time: Some(at), ..seen }
 }
 
 impl Backend for Sim {
@@ -328,33 +332,33 @@ impl Backend for Sim {
         Sim::now(self)
     }
 
-    async fn observe(&self, _scope: &Scope) -> Result<Observed, Fault> {
+    async fn observe(&self, _scope: &Scope) -> Result<Observed, BackendError> {
         Ok(self.inner().look())
     }
 
-    async fn follow(&self, _scope: &Scope) -> Result<(Observed, Option<Changes>), Fault> {
+    async fn follow(&self, _scope: &Scope) -> Result<(Observed, Option<ChangeStream>), BackendError> {
         let mut inner = self.inner();
         let observed = inner.look();
         if !inner.tells {
             return Ok((observed, None));
         }
-        let (tell, changes) = Changes::new(inner.number);
+        let (tell, changes) = ChangeStream::new(inner.number);
         inner.followers.push(tell);
         Ok((observed, Some(changes)))
     }
 
-    async fn mark(&self, hosts: &BTreeSet<HostKey>) -> Result<Mark, Fault> {
+    async fn watermark(&self, hosts: &BTreeSet<HostKey>) -> Result<Watermark, BackendError> {
         let inner = self.inner();
         let mut gaps = inner.silent();
         gaps.retain(|host, _| hosts.contains(host));
-        Ok(Mark { number: inner.number, gaps })
+        Ok(Watermark { number: inner.number, gaps })
     }
 
-    async fn submit(&self, _call: &str, orders: &[Order]) -> Result<Task, Fault> {
+    async fn submit(&self, _call: &str, orders: &[Operation]) -> Result<Task, BackendError> {
         self.inner().submit(orders)
     }
 
-    async fn poll(&self, task: &Task) -> Result<Vec<Answer>, Fault> {
+    async fn poll(&self, task: &Task) -> Result<Vec<OperationStatus>, BackendError> {
         let id = task.ids.first().and_then(|id| id.parse().ok()).unwrap_or(0);
         self.inner().poll(id)
     }

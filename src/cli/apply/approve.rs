@@ -2,17 +2,19 @@
 
 use std::io::{BufRead, IsTerminal, Write};
 
-use super::Apply;
+use super::ApplyArgs;
 use crate::cli::Failure;
 use crate::cli::plan::args::PlanForm;
-use crate::cli::plan::input::Input;
+use crate::cli::plan::input::PlanInput;
 use crate::cli::plan::text;
 use crate::cli::print::{BOLD, Printer, count};
-use crate::model::{Plan, Reason};
+use crate::model::{HoldReason, Plan};
 
 /// Over a budget nothing at all is done.
-pub fn over_budget(planned: &Plan) -> Result<(), Failure> {
-    for (reason, flag) in [(Reason::DeleteBudget, "--max-delete"), (Reason::RestartBudget, "--max-restart")] {
+pub fn check_budget(planned: &Plan) -> Result<(), Failure> {
+    for (reason, flag) in
+        [(HoldReason::DeleteBudget, "--max-delete"), (HoldReason::RestartBudget, "--max-restart")]
+    {
         let held = planned.held.iter().filter(|held| held.reason == reason).count();
         if held > 0 {
             let detail = planned
@@ -29,9 +31,9 @@ pub fn over_budget(planned: &Plan) -> Result<(), Failure> {
 }
 
 pub fn approve(
-    args: &Apply,
+    args: &ApplyArgs,
     saved: bool,
-    input: &Input,
+    input: &PlanInput,
     planned: &Plan,
     printer: &Printer,
 ) -> Result<(), Failure> {

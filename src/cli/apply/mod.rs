@@ -1,15 +1,15 @@
 //! `abide apply`: plan, ask, do it, and look again.
 
+mod activate;
 mod approve;
-mod carry_out;
+mod execute;
 mod lease;
+mod plan_file;
 mod progress;
+mod recover;
 mod report;
-mod said;
-mod saved;
-mod settle;
 
-pub use carry_out::config_is_there;
+pub use execute::check_config_files;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use self::approve::{approve, over_budget};
-use self::carry_out::{carry_out, ill};
-use self::lease::Writer;
-use self::report::{Before, Report, can_be_written, reasons, show, sole_reason};
-use self::said::{Said, ended};
-use self::saved::{same_as, saved_plan};
-use self::settle::{settle, settle_held};
-use super::args::switch;
-use super::plan::args::{Input as InputArgs, PlanForm, duration};
-use super::plan::input::{Early, Input, Wanted};
+use self::activate::{Activation, history_result};
+use self::approve::{approve, check_budget};
+use self::execute::{execute_plan, unhealthy};
+use self::lease::WriterLease;
+use self::plan_file::{check_unchanged, load_plan_file};
+use self::recover::{recover, recover_with_lease};
+use self::report::{OriginalPlan, Report, check_writable, explain_unhealthy, show, sole_reason};
+use super::args::parse_switch;
+use super::plan::args::{InputArgs, PlanForm, duration};
+use super::plan::input::{DesiredInput, PlanInput, Prefetch};
 use super::plan::{self, json as plan_json};
 use super::print::Printer;
-use super::target::{Live, runtime};
-use super::watch_source::short;
+use super::target::{ConnectedTarget, runtime};
+use super::watch_source::short_id;
 use super::{Exit, Failure};
 use crate::control::history;
 use crate::control::pin::Pin;
@@ -46,14 +46,14 @@ use crate::model::Plan;
 #[command(
     after_help = "Examples:\n  abide apply manifests\n  abide apply manifests --yes --prune --owner web-team\n  abide plan manifests --out plan.json && abide apply plan.json --yes"
 )]
-pub struct Apply {
+pub struct ApplyArgs {
     #[command(flatten)]
     pub input: InputArgs,
     /// Do not ask
-    #[arg(short, long, env = "ABIDE_YES", value_parser = switch)]
+    #[arg(short, long, env = "ABIDE_YES", value_parser = parse_switch)]
     pub yes: bool,
     #[command(flatten)]
-    pub going: Going,
+    pub going: ExecutionArgs,
     /// Also write the outcomes as JUnit XML, for CI systems
     #[arg(long, value_name = "FILE", env = "ABIDE_JUNIT")]
     pub junit: Option<PathBuf>,
@@ -64,9 +64,9 @@ pub struct Apply {
 
 /// How it is carried out.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Going {
+pub struct ExecutionArgs {
     /// Do not look again after everything was carried out
-    #[arg(long, env = "ABIDE_NO_WAIT", value_parser = switch)]
+    #[arg(long, env = "ABIDE_NO_WAIT", value_parser = parse_switch)]
     pub no_wait: bool,
     /// The longest that it may take
     #[arg(long, value_name = "TIME", env = "ABIDE_TIMEOUT", default_value = "10m", value_parser = duration)]
@@ -76,10 +76,10 @@ pub struct Going {
     pub max_parallel: u32,
 }
 
-pub fn run(args: &mut Apply, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &mut ApplyArgs, printer: &Printer) -> Result<Exit, Failure> {
     let in_json = args.output == PlanForm::Json;
     let done = (|| {
-        let saved = saved_plan(args)?;
+        let saved = load_plan_file(args)?;
         let runtime = runtime()?;
         runtime.block_on(apply(args, saved.as_ref(), printer))
     })();
@@ -90,99 +90,101 @@ pub fn run(args: &mut Apply, printer: &Printer) -> Result<Exit, Failure> {
     })
 }
 
-async fn apply(args: &Apply, saved: Option<&Value>, printer: &Printer) -> Result<Exit, Failure> {
+async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Result<Exit, Failure> {
     let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
     if args.input.offline.observed.is_some() {
         return Err(Failure::new(Exit::Usage, "apply needs a target: --observed is for plan and diff"));
     }
     if let Some(file) = &args.junit {
-        can_be_written(file)?;
+        check_writable(file)?;
     }
-    let early = Early::begin(&args.input, Duration::from_secs(args.going.timeout));
-    let wanted = Wanted::read(&args.input, printer)?;
+    let early = Prefetch::start(&args.input, Duration::from_secs(args.going.timeout));
+    let wanted = DesiredInput::read(&args.input, printer)?;
     let live = match early {
-        Some(early) => early.end(),
-        None => Arc::new(args.input.target.reach()?),
+        Some(early) => early.join(),
+        None => Arc::new(args.input.target.connect_or_start()?),
     };
-    reach(args, saved, wanted, &live, &Said::New, deadline, printer).await
+    apply_activation(args, saved, wanted, &live, &Activation::New, deadline, printer).await
 }
 
 /// An earlier revision, like any other, and then it is pinned.
-pub async fn go_back(
-    args: &Apply,
-    wanted: Wanted,
-    live: &Live,
+pub async fn apply_pinned(
+    args: &ApplyArgs,
+    wanted: DesiredInput,
+    live: &ConnectedTarget,
     pin: Pin,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let deadline = Instant::now() + Duration::from_secs(args.going.timeout);
-    reach(args, None, wanted, live, &Said::Before(pin), deadline, printer).await
+    apply_activation(args, None, wanted, live, &Activation::Pinned(pin), deadline, printer).await
 }
 
-async fn reach(
-    args: &Apply,
+async fn apply_activation(
+    args: &ApplyArgs,
     saved: Option<&Value>,
-    wanted: Wanted,
-    live: &Live,
-    said: &Said,
+    wanted: DesiredInput,
+    live: &ConnectedTarget,
+    said: &Activation,
     deadline: Instant,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    in_time(deadline, settle(live, wanted.owner(), deadline, printer)).await?;
-    let mut input = in_time(deadline, wanted.beside(&args.input, Some(live), printer)).await?;
-    if let Said::Before(pin) = said {
-        input.paths = format!("rollback to {}", short(&pin.revision));
+    within_deadline(deadline, recover(live, wanted.owner(), deadline, printer)).await?;
+    let mut input = within_deadline(deadline, wanted.observe(&args.input, Some(live), printer)).await?;
+    if let Activation::Pinned(pin) = said {
+        input.paths = format!("rollback to {}", short_id(&pin.revision));
     }
     let mut planned = input.plan();
     plan::locate(&mut planned, &input, &args.input.limits.limits());
     if let Some(saved) = saved {
-        same_as(saved, &input, &planned)?;
+        check_unchanged(saved, &input, &planned)?;
     }
-    over_budget(&planned)?;
+    check_budget(&planned)?;
     if planned.steps().next().is_none() {
         let exit = if planned.held.is_empty() { Exit::Done } else { Exit::Incomplete };
-        if let Said::Before(_) = said {
+        if let Activation::Pinned(_) = said {
             approve(args, saved.is_some(), &input, &planned, printer)?;
         }
         let into_force = async {
-            match said.is_in_force(args, live, &input).await? {
+            match said.is_active(args, live, &input).await? {
                 true => Ok(()),
-                false => said.put_in_force(args, live, &input, printer).await,
+                false => said.activate(args, live, &input, printer).await,
             }
         };
-        in_time(deadline, into_force).await?;
-        let mut ill = ill(&input);
-        let _ = tokio::time::timeout_at(deadline, reasons(live, &mut ill)).await;
+        within_deadline(deadline, into_force).await?;
+        let mut ill = unhealthy(&input);
+        let _ = tokio::time::timeout_at(deadline, explain_unhealthy(live, &mut ill)).await;
         let exit = if ill.is_empty() { exit } else { Exit::Incomplete };
         let reason = sole_reason(planned.held.iter().map(|held| Some(held.reason)));
         let reason = reason.filter(|_| ill.is_empty());
-        let report = Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason, ill };
-        let report = report.agreed();
-        return show(args, &planned, &Before::of(&input, &planned)?, &report, printer);
+        let report =
+            Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason, unhealthy: ill };
+        let report = report.with_consistent_exit();
+        return show(args, &planned, &OriginalPlan::of(&input, &planned)?, &report, printer);
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;
     let left = deadline.saturating_duration_since(Instant::now());
     let patience = left.min(Duration::from_secs(args.input.bounds.lock_timeout));
-    let writer = in_time(deadline + GRACE, Writer::begin(live, &input.rules.owner, patience)).await?;
+    let writer =
+        within_deadline(deadline + GRACE, WriterLease::acquire(live, &input.rules.owner, patience)).await?;
     // Somebody may have been at work until a moment ago, or died in it: what is done is what is needed now.
     let ready = async {
-        settle_held(live, &input.rules.owner, deadline).await?;
-        plan_anew(args, saved.is_some(), live, &mut input, &mut planned).await?;
-        said.put_in_force(args, live, &input, printer).await
+        recover_with_lease(live, &input.rules.owner, deadline).await?;
+        replan(args, saved.is_some(), live, &mut input, &mut planned).await?;
+        said.activate(args, live, &input, printer).await
     };
-    if let Err(failure) = in_time(deadline, ready).await {
-        writer.end(live).await;
+    if let Err(failure) = within_deadline(deadline, ready).await {
+        writer.release(live).await;
         return Err(failure);
     }
-    let before = Before::of(&input, &planned)?;
-    let (owner, begun) = (input.rules.owner.clone(), said.begun(&input, &planned, &before));
+    let before = OriginalPlan::of(&input, &planned)?;
+    let (owner, begun) = (input.rules.owner.clone(), said.history_entry(&input, &planned, &before));
     let working = async {
-        let report = carry_out(args, live, &mut input, &planned, deadline, writer.lost(), printer).await;
-        let end = ended(&report);
-        writer.end(live).await;
+        let report = execute_plan(args, live, &mut input, &planned, deadline, writer.lost(), printer).await;
+        let end = history_result(&report);
+        writer.release(live).await;
         (report, end)
     };
-    let report = history::telling(&live.state, &owner, begun, working).await;
+    let report = history::record_run(&live.state, &owner, begun, working).await;
     show(args, &planned, &before, &report, printer)
 }
 
@@ -190,7 +192,7 @@ async fn reach(
 const GRACE: Duration = Duration::from_secs(2);
 
 /// What has to be known before anything is begun is known in time, or nothing is begun.
-async fn in_time<T>(
+async fn within_deadline<T>(
     deadline: Instant,
     asked: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
@@ -202,26 +204,26 @@ async fn in_time<T>(
 }
 
 /// The same plan for the world as it is now. One that a person approved must not have become another.
-async fn plan_anew(
-    args: &Apply,
+async fn replan(
+    args: &ApplyArgs,
     saved: bool,
-    live: &Live,
-    input: &mut Input,
+    live: &ConnectedTarget,
+    input: &mut PlanInput,
     planned: &mut Plan,
 ) -> Result<(), Failure> {
     let steps = |plan: &Plan| -> Vec<String> {
-        plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word())).collect()
+        plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.spec_side.word())).collect()
     };
     let approved = steps(planned);
-    input.ask_again(live).await?;
-    input.look_again(live).await?;
+    input.refresh_holds(live).await?;
+    input.observe_again(live).await?;
     let mut anew = input.plan();
     plan::locate(&mut anew, input, &args.input.limits.limits());
     if steps(&anew) != approved && (saved || !args.yes) {
         let message = "what is there has changed since the plan was shown: nothing was done";
         return Err(Failure::refused("StalePlan", message).hint("apply again, and look at the new plan"));
     }
-    over_budget(&anew)?;
+    check_budget(&anew)?;
     *planned = anew;
     Ok(())
 }

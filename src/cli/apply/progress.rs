@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::cli::plan::args::PlanForm;
 use crate::cli::print::Printer;
-use crate::execute::Told;
+use crate::execute::ExecutionEvent;
 
 /// What people see while they wait: a line that is written over at a terminal, and a line now and then otherwise.
 pub struct Progress<'a> {
@@ -25,18 +25,18 @@ impl<'a> Progress<'a> {
         Progress { all, done: 0, bad: 0, shows, over, last: Instant::now(), printer }
     }
 
-    pub fn told(&mut self, told: &Told<'_>) {
+    pub fn on_event(&mut self, told: &ExecutionEvent<'_>) {
         let mut waits_for = None;
         match told {
-            Told::Ended(ended) => {
+            ExecutionEvent::Ended(ended) => {
                 self.done += 1;
                 self.bad += usize::from(!ended.outcome.is_well());
             }
-            Told::Soaking { process, secs } => {
+            ExecutionEvent::Soaking { process, secs } => {
                 self.line(&format!("{process}: watching for {secs} s whether it stays well"))
             }
-            Told::Waiting { longest, .. } => waits_for = *longest,
-            Told::Wave { .. } | Told::Sent { .. } | Told::Noted => {}
+            ExecutionEvent::Waiting { longest, .. } => waits_for = *longest,
+            ExecutionEvent::Wave { .. } | ExecutionEvent::Sent { .. } | ExecutionEvent::Noted => {}
         }
         let (often, seldom) = (Duration::from_millis(80), Duration::from_secs(5));
         if self.shows && self.last.elapsed() >= if self.over { often } else { seldom } {
@@ -46,7 +46,7 @@ impl<'a> Progress<'a> {
             let text = format!("{} of {} steps{bad}{longest}", self.done, self.all);
             match self.over {
                 true => self.printer.to_stderr(&format!("\r\u{1b}[2K{text}")),
-                false => self.printer.remark(&text),
+                false => self.printer.info(&text),
             }
         }
     }
@@ -54,7 +54,7 @@ impl<'a> Progress<'a> {
     fn line(&mut self, text: &str) {
         if self.shows {
             self.clear();
-            self.printer.remark(text);
+            self.printer.info(text);
         }
     }
 

@@ -5,32 +5,32 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::Apply;
+use super::ApplyArgs;
 use crate::cli::plan::args::PlanForm;
-use crate::cli::plan::input::{Digests, Input};
+use crate::cli::plan::input::{PlanDigests, PlanInput};
 use crate::cli::plan::json as plan_json;
 use crate::cli::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
-use crate::cli::target::Live;
+use crate::cli::target::ConnectedTarget;
 use crate::cli::{Exit, Failure};
 use crate::escape;
-use crate::execute::{Ended, Outcome};
-use crate::model::{Health, Op, Plan, Reason};
+use crate::execute::{StepOutcome, StepResult};
+use crate::model::{Health, HoldReason, Op, Plan};
 
 /// What an apply came to.
 pub struct Report {
-    pub ended: Vec<Ended>,
+    pub ended: Vec<StepResult>,
     /// Planning again gives nothing; `None`: nobody looked.
     pub converged: Option<bool>,
     pub exit: Exit,
     pub reason: Option<&'static str>,
     /// What is not well though it is as it was told to be.
-    pub ill: Vec<(String, Health, String)>,
+    pub unhealthy: Vec<(String, Health, String)>,
 }
 
 impl Report {
     /// `converged` and the reason say what the exit code says: an apply converged if and only if it exits with 0, and only an
     /// incomplete one names what stood in the way.
-    pub fn agreed(mut self) -> Report {
+    pub fn with_consistent_exit(mut self) -> Report {
         self.converged = self.converged.map(|converged| converged && self.exit == Exit::Done);
         self.reason = self.reason.filter(|_| self.exit == Exit::Incomplete);
         self
@@ -38,31 +38,31 @@ impl Report {
 }
 
 /// The word for an incomplete apply where ownership alone stood in the way. Other held reasons are in the plan.
-pub fn sole_reason(reasons: impl Iterator<Item = Option<Reason>>) -> Option<&'static str> {
-    let mut all: Vec<Option<Reason>> = reasons.collect();
+pub fn sole_reason(reasons: impl Iterator<Item = Option<HoldReason>>) -> Option<&'static str> {
+    let mut all: Vec<Option<HoldReason>> = reasons.collect();
     all.dedup();
     match all[..] {
-        [Some(reason @ Reason::NotOwned)] => Some(reason.word()),
+        [Some(reason @ HoldReason::NotOwned)] => Some(reason.word()),
         _ => None,
     }
 }
 
 /// The plan as it was made, before anything was done.
-pub struct Before {
-    pub digests: Digests,
+pub struct OriginalPlan {
+    pub digests: PlanDigests,
     pub json: Value,
 }
 
-impl Before {
-    pub fn of(input: &Input, planned: &Plan) -> Result<Before, Failure> {
+impl OriginalPlan {
+    pub fn of(input: &PlanInput, planned: &Plan) -> Result<OriginalPlan, Failure> {
         let digests = input.digests(planned);
         let json = serde_json::from_str(&plan_json::plan(input, planned, &digests)?).unwrap_or_default();
-        Ok(Before { digests, json })
+        Ok(OriginalPlan { digests, json })
     }
 }
 
 /// Before anything is done: a file that is to be written at the end can be.
-pub fn can_be_written(file: &Path) -> Result<(), Failure> {
+pub fn check_writable(file: &Path) -> Result<(), Failure> {
     let was_there = file.exists();
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
     opened.map_err(|error| {
@@ -76,9 +76,9 @@ pub fn can_be_written(file: &Path) -> Result<(), Failure> {
 }
 
 pub fn show(
-    args: &Apply,
+    args: &ApplyArgs,
     planned: &Plan,
-    before: &Before,
+    before: &OriginalPlan,
     report: &Report,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
@@ -89,14 +89,14 @@ pub fn show(
         printer.warning(&format!("cannot write {}: {error}", file.display()));
     }
     match args.output {
-        PlanForm::Json => printer.data(&in_json(before, report)?),
-        PlanForm::Markdown => printer.data(&in_markdown(report)),
-        PlanForm::Text => printer.styled(&in_text(planned, report)),
+        PlanForm::Json => printer.data(&render_json(before, report)?),
+        PlanForm::Markdown => printer.data(&render_markdown(report)),
+        PlanForm::Text => printer.styled(&render_text(planned, report)),
     }
     Ok(report.exit)
 }
 
-fn in_json(before: &Before, report: &Report) -> Result<String, Failure> {
+fn render_json(before: &OriginalPlan, report: &Report) -> Result<String, Failure> {
     let plan = &before.json;
     let outcomes: Vec<Value> = report
         .ended
@@ -104,11 +104,11 @@ fn in_json(before: &Before, report: &Report) -> Result<String, Failure> {
         .map(|ended| {
             json!({"step": ended.step.to_string(), "instance": ended.instance, "op": ended.op.word(),
                    "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms,
-                   "reason": ended.reason.map(Reason::word)})
+                   "reason": ended.reason.map(HoldReason::word)})
         })
         .collect();
     let ill = report
-        .ill
+        .unhealthy
         .iter()
         .map(|(instance, health, why)| json!({"instance": instance, "health": health.word(), "why": why}));
     let ill: Vec<Value> = ill.collect();
@@ -120,10 +120,10 @@ fn in_json(before: &Before, report: &Report) -> Result<String, Failure> {
 }
 
 /// Failures that say the same, together.
-fn grouped(report: &Report) -> Vec<(Outcome, Op, String, Vec<String>)> {
-    let mut groups: Vec<(Outcome, Op, String, Vec<String>)> = Vec::new();
+fn group_failures(report: &Report) -> Vec<(StepOutcome, Op, String, Vec<String>)> {
+    let mut groups: Vec<(StepOutcome, Op, String, Vec<String>)> = Vec::new();
     for ended in report.ended.iter().filter(|ended| !ended.outcome.is_well()) {
-        let same = |group: &&mut (Outcome, Op, String, Vec<String>)| {
+        let same = |group: &&mut (StepOutcome, Op, String, Vec<String>)| {
             (group.0, group.1, group.2.as_str()) == (ended.outcome, ended.op, ended.message.as_str())
         };
         match groups.iter_mut().find(same) {
@@ -140,7 +140,7 @@ fn grouped(report: &Report) -> Vec<(Outcome, Op, String, Vec<String>)> {
 }
 
 /// Why each of these is not well: what its agent says, else what that health means.
-pub async fn reasons(live: &Live, ill: &mut [(String, Health, String)]) {
+pub async fn explain_unhealthy(live: &ConnectedTarget, ill: &mut [(String, Health, String)]) {
     if ill.is_empty() {
         return;
     }
@@ -160,28 +160,28 @@ pub async fn reasons(live: &Live, ill: &mut [(String, Health, String)]) {
     }
 }
 
-fn in_text(planned: &Plan, report: &Report) -> String {
+fn render_text(planned: &Plan, report: &Report) -> String {
     const SHOWN: usize = 5;
     let mut text = String::new();
-    for (outcome, op, message, instances) in grouped(report) {
+    for (outcome, op, message, instances) in group_failures(report) {
         let more = instances.len().saturating_sub(SHOWN);
         let names = instances.iter().take(SHOWN).map(|name| visible(name)).collect::<Vec<_>>().join(", ");
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         text.push_str(&format!("{ERROR}{}{ERROR:#} {op} {names}{more}\n", outcome.word()));
         text.extend(message.lines().map(|line| format!("    {}\n", visible(line))));
     }
-    for (instance, health, why) in &report.ill {
+    for (instance, health, why) in &report.unhealthy {
         text.push_str(&format!("{WARNING}{}{WARNING:#} {}\n", health.word(), visible(instance)));
         text.extend(why.lines().map(|line| format!("    {}\n", visible(line))));
     }
     if report.ended.is_empty() {
         let held = planned.held.len();
         let rest = if held > 0 { format!("; {} held", count(held, "instance")) } else { String::new() };
-        text.push_str(&format!("{BOLD}Nothing to do{BOLD:#}: {} as wanted{rest}\n", is_are(planned.settled)));
+        text.push_str(&format!("{BOLD}Nothing to do{BOLD:#}: {} as wanted{rest}\n", is_are(planned.in_sync)));
         return text;
     }
     let mut words: Vec<String> = Vec::new();
-    for outcome in Outcome::ALL {
+    for outcome in StepOutcome::ALL {
         let many = report.ended.iter().filter(|ended| ended.outcome == outcome).count();
         if many > 0 {
             words.push(format!("{many} {}", outcome.word()));
@@ -210,7 +210,7 @@ fn is_are(n: usize) -> String {
     format!("{} {}", count(n, "instance"), if n == 1 { "is" } else { "are" })
 }
 
-fn in_markdown(report: &Report) -> String {
+fn render_markdown(report: &Report) -> String {
     let well = report.ended.iter().filter(|ended| ended.outcome.is_well()).count();
     let end = match report.converged {
         Some(true) => "converged",
@@ -218,7 +218,7 @@ fn in_markdown(report: &Report) -> String {
         None => "not looked at again",
     };
     let mut text = format!("### abide apply: {well} of {} steps done, {end}\n\n", report.ended.len());
-    for (outcome, op, message, instances) in grouped(report) {
+    for (outcome, op, message, instances) in group_failures(report) {
         text.push_str(&format!(
             "- **{}** `{op}` on {}\n",
             outcome.word(),
@@ -233,9 +233,11 @@ fn junit(report: &Report) -> String {
     let failures = report
         .ended
         .iter()
-        .filter(|ended| matches!(ended.outcome, Outcome::Failed | Outcome::TimedOut | Outcome::Unknown))
+        .filter(|ended| {
+            matches!(ended.outcome, StepOutcome::Failed | StepOutcome::TimedOut | StepOutcome::Unknown)
+        })
         .count();
-    let skipped = report.ended.iter().filter(|ended| ended.outcome == Outcome::Skipped).count();
+    let skipped = report.ended.iter().filter(|ended| ended.outcome == StepOutcome::Skipped).count();
     let mut text = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"abide apply\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\">\n",
         report.ended.len()
@@ -250,8 +252,8 @@ fn junit(report: &Report) -> String {
         ));
         let message = escape::xml(&ended.message);
         match ended.outcome {
-            Outcome::Done | Outcome::AlreadySo => text.push_str("/>\n"),
-            Outcome::Skipped => text.push_str(&format!("><skipped message=\"{message}\"/></testcase>\n")),
+            StepOutcome::Done | StepOutcome::AlreadySo => text.push_str("/>\n"),
+            StepOutcome::Skipped => text.push_str(&format!("><skipped message=\"{message}\"/></testcase>\n")),
             outcome => text.push_str(&format!(
                 "><failure type=\"{}\" message=\"{message}\"/></testcase>\n",
                 outcome.word()
@@ -269,11 +271,11 @@ mod tests {
     #[test]
     fn a_message_does_not_become_markup() {
         let message = "x\r# owned @team <img src=x>\r\n```\n\"/><failure a=\"\u{0}\u{ffff}";
-        let ended = Ended {
+        let ended = StepResult {
             step: 1,
             instance: "0:127.0.0.1:web:api".parse().expect("a key"),
             op: Op::Start,
-            outcome: Outcome::Failed,
+            outcome: StepOutcome::Failed,
             code: 1,
             message: message.to_owned(),
             took_ms: 1,
@@ -284,9 +286,9 @@ mod tests {
             converged: Some(false),
             exit: Exit::Incomplete,
             reason: None,
-            ill: Vec::new(),
+            unhealthy: Vec::new(),
         };
-        let markdown = in_markdown(&report);
+        let markdown = render_markdown(&report);
         assert!(!markdown.contains('\r') && markdown.contains("\n  # owned @team"), "{markdown}");
         assert!(markdown.contains("\n  ```\n") && markdown.ends_with("\n  ````\n"), "{markdown}");
         let junit = junit(&report);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use clap::builder::{NonEmptyStringValueParser, PossibleValuesParser, TypedValueParser};
 
-use crate::cli::args::{LimitArgs, switch};
+use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::target::TargetArgs;
 use crate::clock;
 use crate::model::{Amount, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
@@ -19,9 +19,9 @@ use crate::reconcile::Caps;
 #[command(
     after_help = "Examples:\n  abide plan manifests\n  abide plan manifests --observed rows.json --caps gse-v1\n  abide plan manifests --only restart,stop\n  abide plan manifests -o markdown > comment.md"
 )]
-pub struct Plan {
+pub struct PlanArgs {
     #[command(flatten)]
-    pub input: Input,
+    pub input: InputArgs,
     /// Form of the plan: for people, for scripts, or for a comment on a pull request
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_PLAN_OUTPUT", value_name = "FORM")]
     pub output: PlanForm,
@@ -29,7 +29,7 @@ pub struct Plan {
     #[arg(long, value_name = "FILE", env = "ABIDE_OUT", conflicts_with = "only")]
     pub out: Option<PathBuf>,
     /// Exit with 2 when there are changes, held ones included
-    #[arg(long, env = "ABIDE_DETAILED_EXITCODE", value_parser = switch)]
+    #[arg(long, env = "ABIDE_DETAILED_EXITCODE", value_parser = parse_switch)]
     pub detailed_exitcode: bool,
     /// Show only steps with these operations
     #[arg(long, value_name = "OP,…", env = "ABIDE_ONLY", value_delimiter = ',', value_parser = op_parser())]
@@ -52,9 +52,9 @@ pub enum PlanForm {
 /// Hosts that differ alike are shown once; a changed word is marked inside its line. Exits with 0 when nothing differs,
 /// with 1 when something does, and with 2 (65 for bad manifests) when it cannot tell.
 #[derive(Debug, clap::Args)]
-pub struct Diff {
+pub struct DiffArgs {
     #[command(flatten)]
-    pub input: Input,
+    pub input: InputArgs,
     /// Form of the differences
     #[arg(short, long, value_enum, default_value_t, env = "ABIDE_DIFF_OUTPUT", value_name = "FORM")]
     pub output: crate::cli::args::PlainForm,
@@ -62,7 +62,7 @@ pub struct Diff {
 
 /// What a plan is made from.
 #[derive(Debug, clap::Args)]
-pub struct Input {
+pub struct InputArgs {
     /// Files, directories (recursive: *.yaml *.yml *.json), or - for standard input
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
@@ -72,34 +72,34 @@ pub struct Input {
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
     pub owner: Option<String>,
     #[command(flatten)]
-    pub claims: Claims,
+    pub claims: OwnershipArgs,
     #[command(flatten)]
-    pub bounds: Bounds,
+    pub bounds: BudgetArgs,
     #[command(flatten)]
-    pub select: Select,
+    pub select: SelectArgs,
     #[command(flatten)]
-    pub offline: Offline,
+    pub offline: OfflineArgs,
     #[command(flatten)]
     pub limits: LimitArgs,
 }
 
 /// What becomes of processes that the manifests do not speak of yet, or no longer.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Claims {
+pub struct OwnershipArgs {
     /// Remove what is ours and in no manifest any more
-    #[arg(long, env = "ABIDE_PRUNE", value_parser = switch)]
+    #[arg(long, env = "ABIDE_PRUNE", value_parser = parse_switch)]
     pub prune: bool,
     /// Take over existing processes that nobody owns, without a restart
-    #[arg(long, env = "ABIDE_ADOPT", value_parser = switch)]
+    #[arg(long, env = "ABIDE_ADOPT", value_parser = parse_switch)]
     pub adopt: bool,
     /// With --prune: take manifests from another source than the owner's last ones
-    #[arg(long, env = "ABIDE_ACCEPT_SOURCE", value_parser = switch)]
+    #[arg(long, env = "ABIDE_ACCEPT_SOURCE", value_parser = parse_switch)]
     pub accept_source: bool,
 }
 
 /// How far a plan may go.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Bounds {
+pub struct BudgetArgs {
     /// Most instances to remove: a count, or a share of what is ours [default: the greater of 1 and 10%]
     #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
     pub max_delete: Option<Amount>,
@@ -107,7 +107,7 @@ pub struct Bounds {
     #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_RESTART")]
     pub max_restart: Option<Amount>,
     /// Act on instances that a person holds, too
-    #[arg(long, env = "ABIDE_OVERRIDE_HOLDS", value_parser = switch)]
+    #[arg(long, env = "ABIDE_OVERRIDE_HOLDS", value_parser = parse_switch)]
     pub override_holds: bool,
     /// Leave alone what was reported longer than this before the look
     #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
@@ -117,10 +117,10 @@ pub struct Bounds {
     pub lock_timeout: u64,
 }
 
-impl Default for Bounds {
+impl Default for BudgetArgs {
     /// As without any flag.
-    fn default() -> Bounds {
-        Bounds {
+    fn default() -> BudgetArgs {
+        BudgetArgs {
             max_delete: None,
             max_restart: None,
             override_holds: false,
@@ -130,9 +130,9 @@ impl Default for Bounds {
     }
 }
 
-impl Input {
+impl InputArgs {
     /// The manifests and flags of a saved plan, in place of what was typed.
-    pub fn saved(&mut self, inputs: &serde_json::Value) -> Result<(), String> {
+    pub fn restore_from(&mut self, inputs: &serde_json::Value) -> Result<(), String> {
         let flags = &inputs["flags"];
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
         let list = |value: &serde_json::Value| -> Vec<String> {
@@ -151,8 +151,9 @@ impl Input {
         self.target.target = text(&flags["target"]).unwrap_or_else(|| "local".to_owned());
         self.owner = text(&flags["owner"]);
         let is = |name: &str| flags[name].as_bool().unwrap_or(false);
-        self.claims = Claims { prune: is("prune"), adopt: is("adopt"), accept_source: is("accept_source") };
-        self.bounds = Bounds {
+        self.claims =
+            OwnershipArgs { prune: is("prune"), adopt: is("adopt"), accept_source: is("accept_source") };
+        self.bounds = BudgetArgs {
             max_delete: amount("max_delete")?,
             max_restart: amount("max_restart")?,
             override_holds: is("override_holds"),
@@ -173,7 +174,7 @@ impl Input {
 
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Selection")]
-pub struct Select {
+pub struct SelectArgs {
     /// Only this namespace (repeatable)
     #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_NAMESPACE", value_delimiter = ',')]
     pub namespace: Vec<Name>,
@@ -191,7 +192,7 @@ pub struct Select {
     pub exclude: Vec<ProcessKey>,
 }
 
-impl Select {
+impl SelectArgs {
     pub fn selection(&self) -> Selection {
         Selection {
             namespaces: self.namespace.clone(),
@@ -206,7 +207,7 @@ impl Select {
 /// Rehearsing, without a target.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Offline")]
-pub struct Offline {
+pub struct OfflineArgs {
     /// What is there, as rows of `get processes -o json` (or yaml), instead of a look at a target
     #[arg(long, value_name = "FILE", env = "ABIDE_OBSERVED")]
     pub observed: Option<PathBuf>,

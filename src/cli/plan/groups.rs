@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::cli::print::{quoted, visible};
-use crate::model::{Held, HostKey, InstanceKey, Op, Plan, ProcessKey, Rule, Step, Why};
+use crate::model::{HeldChange, HostKey, InstanceKey, Op, Plan, ProcessKey, Rule, Step, Why};
 
 /// The same steps, for the same reason, on some hosts.
 pub struct Group<'a> {
@@ -18,7 +18,7 @@ pub struct Group<'a> {
 /// The same reason for leaving alone, on some hosts.
 pub struct HeldGroup<'a> {
     pub process: ProcessKey,
-    pub held: &'a Held,
+    pub held: &'a HeldChange,
     pub detail: String,
     pub hosts: Vec<&'a HostKey>,
 }
@@ -96,14 +96,14 @@ pub fn severity(ops: &[Op]) -> u8 {
         () if stops && !starts => 1,
         () if stops || has(Op::Restart) => 2,
         () if has(Op::Reload) => 3,
-        () if has(Op::Unhost) => 4,
+        () if has(Op::Unsupervise) => 4,
         () if starts => 5,
         () => 6,
     }
 }
 
 /// "on 0:10.0.0.1", "on 412 hosts (0:10.0.0.1, 0:10.0.0.2, …)".
-pub fn whereabouts(hosts: &[&HostKey]) -> String {
+pub fn format_hosts(hosts: &[&HostKey]) -> String {
     const SHOWN: usize = 5;
     let some: Vec<String> = hosts.iter().take(SHOWN).map(|host| visible(&host.to_string())).collect();
     match hosts.len() {

@@ -11,18 +11,18 @@ use tracing::info;
 use super::args;
 use crate::cli::local::Home;
 use crate::cli::print::{self, Printer, count};
-use crate::cli::target::{Live, Start, namespaces, runtime};
+use crate::cli::target::{ConnectedTarget, LocalStart, namespaces, runtime};
 use crate::cli::{Exit, Failure};
 use crate::clock;
-use crate::control::old_specs::{Known, Past};
 use crate::control::source::git::work_tree;
-use crate::control::source::name_users;
+use crate::control::source::set_default_user;
+use crate::control::spec_history::{ManifestHistory, SearchCache};
 use crate::manifest::{self, Limits, Loaded, Severity, rows};
-use crate::model::{Desired, InstanceKey, Now, Observed, Plan, Want};
-use crate::reconcile::old::missing;
+use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};
+use crate::reconcile::spec_recovery::missing;
 use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
 
-pub struct Input {
+pub struct PlanInput {
     pub loaded: Loaded,
     pub observed: Observed,
     pub rules: Rules,
@@ -32,34 +32,38 @@ pub struct Input {
     pub paths: String,
     /// There was no target, only rows.
     pub offline: bool,
-    old: Old,
+    old: SpecLookup,
 }
 
 /// Where old specs can be looked up, and what came of it.
-struct Old {
-    past: Past,
+struct SpecLookup {
+    past: ManifestHistory,
     limits: Limits,
-    known: Known,
+    known: SearchCache,
 }
 
 /// What is wanted, and by which rules: everything but the world.
-pub struct Wanted {
+pub struct DesiredInput {
     loaded: Loaded,
     rules: Rules,
     now: Now,
 }
 
-impl Wanted {
+impl DesiredInput {
     /// A tree with any error is refused: a plan of the rest would leave out what nobody sees.
-    pub fn read(args: &args::Input, printer: &Printer) -> Result<Wanted, Failure> {
+    pub fn read(args: &args::InputArgs, printer: &Printer) -> Result<DesiredInput, Failure> {
         let begin = Instant::now();
         let loaded = manifest::load(&args.paths, &args.limits.limits());
         info!(files = loaded.files, instances = loaded.desired.instances.len(), took = ?begin.elapsed(), "manifests read");
-        Wanted::of(loaded, args, printer)
+        DesiredInput::of(loaded, args, printer)
     }
 
     /// The same for manifests that somebody else has read.
-    pub fn of(mut loaded: Loaded, args: &args::Input, printer: &Printer) -> Result<Wanted, Failure> {
+    pub fn of(
+        mut loaded: Loaded,
+        args: &args::InputArgs,
+        printer: &Printer,
+    ) -> Result<DesiredInput, Failure> {
         let told = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
         printer.to_stderr(&told.map(|problem| print::problem(problem) + "\n").collect::<String>());
         if loaded.errors() > 0 {
@@ -71,19 +75,19 @@ impl Wanted {
             Some(_) => args.offline.caps,
             None => args.target.caps()?,
         };
-        users_are_named(&loaded, args, &caps)?;
+        check_users(&loaded, args, &caps)?;
         if is_local(args) && args.offline.observed.is_none() {
             // Whom the local agent runs processes as, where nobody says: us.
             if let Some(me) = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten() {
-                name_users(&mut loaded.desired, &me.name);
+                set_default_user(&mut loaded.desired, &me.name);
             }
         }
         let now = match args.offline.now {
             Some(moment) => clock::at(moment, &loaded.desired),
-            None => clock::now(&loaded.desired),
+            None => clock::with_zones(&loaded.desired),
         };
         let rules = rules(args, caps, &loaded)?;
-        let meant = |key: &InstanceKey, want: &Want| {
+        let meant = |key: &InstanceKey, want: &DesiredInstance| {
             rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels)
         };
         if !rules.selection.is_everything()
@@ -91,7 +95,7 @@ impl Wanted {
         {
             printer.warning("nothing in the manifests is in this selection");
         }
-        Ok(Wanted { loaded, rules, now })
+        Ok(DesiredInput { loaded, rules, now })
     }
 
     pub fn owner(&self) -> &str {
@@ -103,67 +107,70 @@ impl Wanted {
     }
 
     /// With the world as it is now. `None`: nothing was ever started there.
-    pub async fn beside(
+    pub async fn observe(
         mut self,
-        args: &args::Input,
-        live: Option<&Live>,
+        args: &args::InputArgs,
+        live: Option<&ConnectedTarget>,
         printer: &Printer,
-    ) -> Result<Input, Failure> {
+    ) -> Result<PlanInput, Failure> {
         let begin = Instant::now();
-        let past = Past::Paths(args.paths.clone());
-        let mut old = Old { past, limits: args.limits.limits(), known: Known::default() };
+        let past = ManifestHistory::Paths(args.paths.clone());
+        let mut old = SpecLookup { past, limits: args.limits.limits(), known: SearchCache::default() };
         let observed = match live {
             Some(live) => {
                 // What is gone back to is nobody's new source.
                 if self.rules.prune && !args.claims.accept_source && !args.paths.is_empty() {
                     let source = work_tree::of_paths(&args.paths);
-                    super::source::same(live, &self.rules.owner, &source).await?;
+                    super::source::check_source(live, &self.rules.owner, &source).await?;
                 }
                 (self.rules.holds, self.rules.pauses) = live.restraints().await?;
-                closely(live, &self.loaded.desired, &mut self.rules, &self.now, &mut old).await?
+                observe_with_live_checks(live, &self.loaded.desired, &mut self.rules, &self.now, &mut old)
+                    .await?
             }
             None => read_rows(args, &self.now, printer)?,
         };
-        let observed = observed.under_addresses(&self.loaded.desired).map_err(|twice| {
+        let observed = observed.normalize_host_keys(&self.loaded.desired).map_err(|twice| {
             let message = format!("{twice} has two rows: one by its host's address, one by its agent");
             Failure::new(Exit::Failed, message).hint("keep one of them")
         })?;
         info!(rows = observed.instances.len(), took = ?begin.elapsed(), "observed");
         let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
         let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());
-        let Wanted { loaded, rules, now } = self;
-        Ok(Input { loaded, observed, rules, now, target, paths: paths.join(" "), offline, old })
+        let DesiredInput { loaded, rules, now } = self;
+        Ok(PlanInput { loaded, observed, rules, now, target, paths: paths.join(" "), offline, old })
     }
 }
 
-impl Input {
+impl PlanInput {
     /// Reads it all, without starting anything.
-    pub fn read(args: &args::Input, printer: &Printer) -> Result<Input, Failure> {
-        let early = Early::begin(args, Duration::MAX);
-        let wanted = Wanted::read(args, printer)?;
+    pub fn read(args: &args::InputArgs, printer: &Printer) -> Result<PlanInput, Failure> {
+        let early = Prefetch::start(args, Duration::MAX);
+        let wanted = DesiredInput::read(args, printer)?;
         let live = match (args.offline.observed.as_ref(), early) {
             (Some(_), _) => None,
-            (None, Some(early)) => Some(early.end()),
-            (None, None) => args.target.connect(Start::Never)?.map(Arc::new),
+            (None, Some(early)) => Some(early.join()),
+            (None, None) => args.target.connect(LocalStart::Never)?.map(Arc::new),
         };
         let is_down = live.is_none() && args.offline.observed.is_none();
         if is_down && Home::find().is_ok_and(|home| home.path("gateway/store.db").exists()) {
             printer.warning("the local system is not running, so nothing is seen of what it left; `abide up` brings it back");
         }
-        runtime()?.block_on(wanted.beside(args, live.as_deref(), printer))
+        runtime()?.block_on(wanted.observe(args, live.as_deref(), printer))
     }
 
     /// What is to be left alone by now.
-    pub async fn ask_again(&mut self, live: &Live) -> Result<(), Failure> {
+    pub async fn refresh_holds(&mut self, live: &ConnectedTarget) -> Result<(), Failure> {
         (self.rules.holds, self.rules.pauses) = live.restraints().await?;
         Ok(())
     }
 
     /// The same with the world as it is by now.
-    pub async fn look_again(&mut self, live: &Live) -> Result<(), Failure> {
-        self.now = clock::now(&self.loaded.desired);
-        let observed = closely(live, &self.loaded.desired, &mut self.rules, &self.now, &mut self.old).await?;
-        self.observed = observed.under_addresses(&self.loaded.desired).unwrap_or_default();
+    pub async fn observe_again(&mut self, live: &ConnectedTarget) -> Result<(), Failure> {
+        self.now = clock::with_zones(&self.loaded.desired);
+        let observed =
+            observe_with_live_checks(live, &self.loaded.desired, &mut self.rules, &self.now, &mut self.old)
+                .await?;
+        self.observed = observed.normalize_host_keys(&self.loaded.desired).unwrap_or_default();
         Ok(())
     }
 
@@ -175,22 +182,22 @@ impl Input {
     }
 
     /// For whom the plan is, in words.
-    pub fn whom(&self) -> String {
+    pub fn heading(&self) -> String {
         match self.offline {
             true => format!("rehearsed for {}", self.rules.caps.name()),
             false => format!("target {}", self.target),
         }
     }
 
-    pub fn digests(&self, plan: &Plan) -> Digests {
+    pub fn digests(&self, plan: &Plan) -> PlanDigests {
         let wanted = of_desired(&self.loaded.desired);
-        Digests::of(wanted, &self.observed, &self.rules, &self.target, plan)
+        PlanDigests::of(wanted, &self.observed, &self.rules, &self.target, plan)
     }
 }
 
 /// What a plan was made from, in short.
 #[derive(Clone, Default)]
-pub struct Digests {
+pub struct PlanDigests {
     /// Of what the manifests want.
     pub wanted: String,
     /// Of everything: the fingerprint.
@@ -200,45 +207,45 @@ pub struct Digests {
 }
 
 /// Our own gateway tells everything whatever is wanted: it is asked while the manifests are read.
-pub struct Early {
-    live: Arc<Live>,
+pub struct Prefetch {
+    live: Arc<ConnectedTarget>,
     looking: JoinHandle<()>,
 }
 
-impl Early {
+impl Prefetch {
     /// `None`: there is nobody to ask yet, or it has to be told what to look at.
-    pub fn begin(args: &args::Input, at_most: Duration) -> Option<Early> {
+    pub fn start(args: &args::InputArgs, at_most: Duration) -> Option<Prefetch> {
         if args.offline.observed.is_some() {
             return None;
         }
-        let live = Arc::new(args.target.connect(Start::Never).ok()??);
+        let live = Arc::new(args.target.connect(LocalStart::Never).ok()??);
         let looker = Arc::clone(&live);
         looker.abide().ok()?;
         let look = move || {
             if let (Ok(abide), Ok(runtime)) = (looker.abide(), runtime()) {
-                let _ = runtime.block_on(async { tokio::time::timeout(at_most, abide.look_early()).await });
+                let _ = runtime.block_on(async { tokio::time::timeout(at_most, abide.prefetch()).await });
             }
         };
         let looking = std::thread::Builder::new().name("look".to_owned()).spawn(look).ok()?;
-        Some(Early { live, looking })
+        Some(Prefetch { live, looking })
     }
 
     /// Whom it asked; his next look is the one that was taken.
-    pub fn end(self) -> Arc<Live> {
+    pub fn join(self) -> Arc<ConnectedTarget> {
         let _ = self.looking.join();
         self.live
     }
 }
 
 /// How the world is, with a close look at whatever these manifests would cost.
-async fn closely(
-    live: &Live,
+async fn observe_with_live_checks(
+    live: &ConnectedTarget,
     desired: &Desired,
     rules: &mut Rules,
     now: &Now,
-    old: &mut Old,
+    old: &mut SpecLookup,
 ) -> Result<Observed, Failure> {
-    let mut world = live.world(desired, rules.prune.then(|| namespaces(desired))).await?;
+    let mut world = live.observe_for(desired, rules.prune.then(|| namespaces(desired))).await?;
     rules.known_namespaces = world.namespaces(&rules.owner);
     // Where a list is live, only what is to be adopted and is not listed is left to check.
     let adopts = || rules.adopt || desired.instances.values().any(|want| want.origin.adopt);
@@ -248,26 +255,27 @@ async fn closely(
     let mut plan = reconcile(desired, &world.observed, rules, now);
     let missing = missing(&plan, desired, &world.observed, &rules.caps);
     if !missing.is_empty() {
-        world.learn(old.known.of(&old.past, None, &old.limits, missing, &rules.caps).await);
+        world.add_recovered_specs(old.known.lookup(&old.past, None, &old.limits, missing, &rules.caps).await);
         plan = reconcile(desired, &world.observed, rules, now);
     }
-    while world.come_closer(&live.backend, &rules.caps, &plan).await {
+    while world.check_live(&live.backend, &rules.caps, &plan).await {
         plan = reconcile(desired, &world.observed, rules, now);
     }
     Ok(world.observed)
 }
 
-impl Digests {
-    pub fn of(wanted: String, observed: &Observed, rules: &Rules, target: &str, plan: &Plan) -> Digests {
+impl PlanDigests {
+    pub fn of(wanted: String, observed: &Observed, rules: &Rules, target: &str, plan: &Plan) -> PlanDigests {
         let all = fingerprint(&wanted, observed, rules, target, plan);
-        let steps = plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.which.word()));
+        let steps =
+            plan.steps().map(|step| format!("{} {} {}", step.instance, step.op, step.spec_side.word()));
         let id = blake3::hash(format!("{all}\n{}", steps.collect::<Vec<_>>().join("\n")).as_bytes());
-        Digests { wanted, all, id: id.to_hex()[..16].to_owned() }
+        PlanDigests { wanted, all, id: id.to_hex()[..16].to_owned() }
     }
 }
 
 /// Rows from a file; without one, nothing was ever started here, so nothing is there.
-fn read_rows(args: &args::Input, now: &Now, printer: &Printer) -> Result<Observed, Failure> {
+fn read_rows(args: &args::InputArgs, now: &Now, printer: &Printer) -> Result<Observed, Failure> {
     let Some(file) = &args.offline.observed else {
         return Ok(Observed { at: now.at, ..Observed::default() });
     };
@@ -286,7 +294,7 @@ fn read_rows(args: &args::Input, now: &Now, printer: &Printer) -> Result<Observe
     Ok(observed)
 }
 
-fn rules(args: &args::Input, caps: Caps, loaded: &Loaded) -> Result<Rules, Failure> {
+fn rules(args: &args::InputArgs, caps: Caps, loaded: &Loaded) -> Result<Rules, Failure> {
     let mut rules = Rules::new(caps);
     let owner = super::owner::owner(args.owner.as_deref(), &loaded.desired, &args.target)?;
     if args.claims.prune {
@@ -309,12 +317,12 @@ fn rules(args: &args::Input, caps: Caps, loaded: &Loaded) -> Result<Rules, Failu
 }
 
 /// Also a rehearsal is for the kind of target that it rehearses.
-fn is_local(args: &args::Input) -> bool {
+fn is_local(args: &args::InputArgs) -> bool {
     args.target.target == "local" && args.offline.caps == Caps::LOCAL
 }
 
 /// The local agent has a user of its own; every other target must be told.
-fn users_are_named(loaded: &Loaded, args: &args::Input, caps: &Caps) -> Result<(), Failure> {
+fn check_users(loaded: &Loaded, args: &args::InputArgs, caps: &Caps) -> Result<(), Failure> {
     if is_local(args) {
         return Ok(());
     }

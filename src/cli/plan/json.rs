@@ -4,9 +4,9 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::args;
-use super::input::{Digests, Input};
+use super::input::{PlanDigests, PlanInput};
 use crate::cli::{Exit, Failure};
-use crate::model::{Gate, Held, InstanceKey, Op, Plan, Step, Time, Why};
+use crate::model::{Gate, HeldChange, InstanceKey, Op, Plan, Step, Time, Why};
 
 #[derive(Serialize)]
 struct PlanJson<'a> {
@@ -36,7 +36,7 @@ struct StepJson<'a> {
     pid_stays: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<&'a InstanceKey>,
-    #[serde(serialize_with = "whys")]
+    #[serde(serialize_with = "serialize_reasons")]
     why: &'a [Why],
 }
 
@@ -46,12 +46,12 @@ struct HeldJson<'a> {
     reason: &'static str,
     detail: &'a str,
     steps: Vec<&'static str>,
-    #[serde(serialize_with = "whys")]
+    #[serde(serialize_with = "serialize_reasons")]
     why: &'a [Why],
     at: Option<String>,
 }
 
-fn whys<S: Serializer>(all: &[Why], to: S) -> Result<S::Ok, S::Error> {
+fn serialize_reasons<S: Serializer>(all: &[Why], to: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct WhyJson<'a> {
         rule: &'static str,
@@ -66,12 +66,17 @@ fn whys<S: Serializer>(all: &[Why], to: S) -> Result<S::Ok, S::Error> {
     }))
 }
 
-pub fn plan(input: &Input, plan: &Plan, digests: &Digests) -> Result<String, Failure> {
-    print(&whole(input, plan, digests, None))
+pub fn plan(input: &PlanInput, plan: &Plan, digests: &PlanDigests) -> Result<String, Failure> {
+    print(&build_from_input(input, plan, digests, None))
 }
 
 /// The plan with what it takes to make it again. It holds no spec and no secret.
-pub fn saved(input: &Input, plan: &Plan, digests: &Digests, args: &args::Input) -> Result<String, Failure> {
+pub fn plan_with_inputs(
+    input: &PlanInput,
+    plan: &Plan,
+    digests: &PlanDigests,
+    args: &args::InputArgs,
+) -> Result<String, Failure> {
     let select = &args.select;
     let paths: Vec<String> = args.paths.iter().map(|path| path.display().to_string()).collect();
     let amount = |amount: Option<crate::model::Amount>| amount.map(|amount| amount.to_string());
@@ -99,21 +104,26 @@ pub fn saved(input: &Input, plan: &Plan, digests: &Digests, args: &args::Input) 
             "now": args.offline.now.map(|now| now.to_string()),
         })),
     });
-    print(&whole(input, plan, digests, Some(inputs)))
+    print(&build_from_input(input, plan, digests, Some(inputs)))
 }
 
-fn whole<'a>(input: &'a Input, plan: &'a Plan, digests: &Digests, inputs: Option<Value>) -> PlanJson<'a> {
-    let about = About {
+fn build_from_input<'a>(
+    input: &'a PlanInput,
+    plan: &'a Plan,
+    digests: &PlanDigests,
+    inputs: Option<Value>,
+) -> PlanJson<'a> {
+    let about = PlanHeader {
         target: &input.target,
         owner: &input.rules.owner,
         paths: &input.paths,
         observed_at: input.observed.at,
     };
-    made(&about, plan, digests, inputs)
+    build_plan(&about, plan, digests, inputs)
 }
 
 /// What a plan is about.
-pub struct About<'a> {
+pub struct PlanHeader<'a> {
     pub target: &'a str,
     pub owner: &'a str,
     pub paths: &'a str,
@@ -121,12 +131,17 @@ pub struct About<'a> {
 }
 
 /// A plan of the standing loop, in the same form.
-pub fn of_loop(about: &About<'_>, plan: &Plan, digests: &Digests) -> Value {
-    serde_json::to_value(made(about, plan, digests, None)).unwrap_or_default()
+pub fn controller_plan(about: &PlanHeader<'_>, plan: &Plan, digests: &PlanDigests) -> Value {
+    serde_json::to_value(build_plan(about, plan, digests, None)).unwrap_or_default()
 }
 
-fn made<'a>(about: &About<'a>, plan: &'a Plan, digests: &Digests, inputs: Option<Value>) -> PlanJson<'a> {
-    let Digests { wanted: revision, all: fingerprint, id } = digests.clone();
+fn build_plan<'a>(
+    about: &PlanHeader<'a>,
+    plan: &'a Plan,
+    digests: &PlanDigests,
+    inputs: Option<Value>,
+) -> PlanJson<'a> {
+    let PlanDigests { wanted: revision, all: fingerprint, id } = digests.clone();
     PlanJson {
         version: 1,
         id,
@@ -149,14 +164,14 @@ fn step(step: &Step) -> StepJson<'_> {
         id: step.id.to_string(),
         instance: &step.instance,
         op: step.op.word(),
-        spec: step.which.word(),
+        spec: step.spec_side.word(),
         pid_stays: step.pid_stays,
         from: step.from.as_ref(),
         why: &step.why,
     }
 }
 
-fn held(held: &Held) -> HeldJson<'_> {
+fn held(held: &HeldChange) -> HeldJson<'_> {
     HeldJson {
         instance: &held.instance,
         reason: held.reason.word(),

@@ -1,12 +1,12 @@
 //! A plan as a comment on a pull request: the summary first, then block after block until the space is used up.
 
-use super::groups::{groups, held, reason, whereabouts};
-use super::input::{Digests, Input};
-use super::text::{gate, once, ops, summary};
+use super::groups::{format_hosts, groups, held, reason};
+use super::input::{PlanDigests, PlanInput};
+use super::text::{dedup_consecutive, gate, ops, summary};
 use crate::escape::code;
 use crate::model::Plan;
 
-pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, hidden: usize, most: usize) -> String {
+pub fn markdown(input: &PlanInput, plan: &Plan, digests: &PlanDigests, hidden: usize, most: usize) -> String {
     let mut blocks = Vec::new();
     for group in groups(plan) {
         let waves = match group.waves {
@@ -14,7 +14,7 @@ pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, hidden: usize, mo
             (first, last) if first == last => format!(", wave {first}"),
             (first, last) => format!(", waves {first}-{last}"),
         };
-        let (process, place) = (code(&group.process.to_string()), code(&whereabouts(&group.hosts)));
+        let (process, place) = (code(&group.process.to_string()), code(&format_hosts(&group.hosts)));
         let mut block = format!("- **{}** {process} {place}{waves}\n", ops(&group.ops));
         for why in &group.whys {
             let at = why.at.as_ref().map(|at| format!(" ({})", code(&at.to_string())));
@@ -28,7 +28,7 @@ pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, hidden: usize, mo
     }
     for group in left {
         let (word, process) = (group.held.reason.word(), code(&group.process.to_string()));
-        let place = code(&whereabouts(&group.hosts));
+        let place = code(&format_hosts(&group.hosts));
         let would = if group.held.steps.is_empty() {
             String::new()
         } else {
@@ -40,13 +40,13 @@ pub fn markdown(input: &Input, plan: &Plan, digests: &Digests, hidden: usize, mo
         block.extend(changed.map(|why| format!("  - {}\n", code(&reason(why)))));
         blocks.push(block);
     }
-    let gates = plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), once);
+    let gates = plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), dedup_consecutive);
     blocks.extend(gates.iter().chain(&plan.notes).map(|note| format!("\n> {}\n", code(note))));
     let head = format!(
         "### Abide: {}\n\nOwner {}, {}, fingerprint {}.\n\n",
         summary(input, plan, hidden),
         code(&input.rules.owner),
-        code(&input.whom()),
+        code(&input.heading()),
         code(&digests.all),
     );
     cut(head, &blocks, most)
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_cut_between_blocks_and_says_so() {
+    fn long_markdown_is_cut_between_blocks_with_a_note() {
         let blocks: Vec<String> = (0..10).map(|n| format!("- block number {n}\n")).collect();
         let whole = cut("head\n".into(), &blocks, 1000);
         assert!(whole.ends_with("- block number 9\n"));

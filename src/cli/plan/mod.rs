@@ -15,20 +15,20 @@ use std::time::Instant;
 
 use tracing::info;
 
-pub use args::Plan;
+pub use args::PlanArgs;
 pub use json::refusal;
 
 use self::args::PlanForm;
-use self::input::{Digests, Input};
+use self::input::{PlanDigests, PlanInput};
 use super::print::Printer;
 use super::{Exit, Failure};
 use crate::manifest::Limits;
-use crate::manifest::whence;
+use crate::manifest::provenance;
 use crate::model;
 
-pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &PlanArgs, printer: &Printer) -> Result<Exit, Failure> {
     let in_json = args.output == PlanForm::Json;
-    let input = Input::read(&args.input, printer).inspect_err(|failure| {
+    let input = PlanInput::read(&args.input, printer).inspect_err(|failure| {
         if let (true, Some(reason)) = (in_json, failure.reason) {
             printer.data(&json::refusal(failure.exit, Some(reason)));
         }
@@ -36,15 +36,15 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
     let mut plan = input.plan();
     locate(&mut plan, &input, &args.input.limits.limits());
     if let Some(file) = &args.out {
-        let text = json::saved(&input, &plan, &input.digests(&plan), &args.input)?;
-        may_write(file, &args.input)?;
-        write_whole(file, &text).map_err(|error| {
+        let text = json::plan_with_inputs(&input, &plan, &input.digests(&plan), &args.input)?;
+        check_out_file(file, &args.input)?;
+        write_atomically(file, &text).map_err(|error| {
             Failure::new(Exit::Failed, format!("cannot write the plan to {}: {error}", file.display()))
         })?;
     }
     let changes = !plan.is_empty();
     // Of the whole plan, whatever is shown of it; people at a terminal are shown none.
-    let digests = if args.output == PlanForm::Text { Digests::default() } else { input.digests(&plan) };
+    let digests = if args.output == PlanForm::Text { PlanDigests::default() } else { input.digests(&plan) };
     let steps = plan.steps().count();
     keep_only(&mut plan, &args.only);
     let hidden = steps - plan.steps().count();
@@ -58,7 +58,7 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
     }
     info!(took = ?begin.elapsed(), "printed");
     if let Some(file) = &args.out {
-        printer.remark(&format!("the plan is in {}", file.display()));
+        printer.info(&format!("the plan is in {}", file.display()));
     }
     // Nothing of it is needed any more, and giving a large tree back piece by piece takes time.
     std::mem::forget((input, plan));
@@ -66,8 +66,8 @@ pub fn run(args: &Plan, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// A field is shown where it is written, not where its process begins.
-pub fn locate(plan: &mut model::Plan, input: &Input, limits: &Limits) {
-    whence::locate(plan, &input.loaded, limits);
+pub fn locate(plan: &mut model::Plan, input: &PlanInput, limits: &Limits) {
+    provenance::locate(plan, &input.loaded, limits);
 }
 
 /// Leaves what is asked for; of what is held, that which would be, or may be, of that kind.
@@ -81,7 +81,7 @@ fn keep_only(plan: &mut model::Plan, only: &[model::Op]) {
 }
 
 /// Not over a device or a pipe, not over what was read, and not where it would be read as a manifest.
-fn may_write(file: &Path, input: &args::Input) -> Result<(), Failure> {
+fn check_out_file(file: &Path, input: &args::InputArgs) -> Result<(), Failure> {
     let refuse = |why: &str| {
         let message = format!("--out {}: {why}", file.display());
         Err(Failure::new(Exit::Usage, message).hint("name a file of its own"))
@@ -111,7 +111,7 @@ fn may_write(file: &Path, input: &args::Input) -> Result<(), Failure> {
 }
 
 /// All of it or nothing: a reader never sees half a plan. A link is followed.
-fn write_whole(file: &Path, text: &str) -> std::io::Result<()> {
+fn write_atomically(file: &Path, text: &str) -> std::io::Result<()> {
     let file = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));

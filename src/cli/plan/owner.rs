@@ -9,7 +9,7 @@ use crate::model::Desired;
 
 /// `None`: nobody says so.
 pub fn owner(typed: Option<&str>, desired: &Desired, target: &TargetArgs) -> Result<Option<String>, Failure> {
-    let owner = said(typed, desired, target)?;
+    let owner = find_owner(typed, desired, target)?;
     // It is a part of keys, beside those of other owners.
     match owner.as_deref().is_some_and(|owner| owner.contains('/') || owner.chars().any(char::is_control)) {
         true => Err(Failure::new(Exit::Usage, format!("{:?} cannot be an owner", owner.unwrap_or_default()))
@@ -18,7 +18,11 @@ pub fn owner(typed: Option<&str>, desired: &Desired, target: &TargetArgs) -> Res
     }
 }
 
-fn said(typed: Option<&str>, desired: &Desired, target: &TargetArgs) -> Result<Option<String>, Failure> {
+fn find_owner(
+    typed: Option<&str>,
+    desired: &Desired,
+    target: &TargetArgs,
+) -> Result<Option<String>, Failure> {
     let named: BTreeSet<&str> =
         desired.policies.iter().filter_map(|policy| policy.owner.as_deref()).collect();
     match (typed, named.first(), named.len()) {

@@ -2,12 +2,12 @@
 
 use anstyle::{AnsiColor, Style};
 
-use super::groups::{Group, groups, held, reason, severity, whereabouts};
-use super::input::Input;
+use super::groups::{Group, format_hosts, groups, held, reason, severity};
+use super::input::PlanInput;
 use crate::cli::print::{BOLD, DIM, HINT, WARNING, count, visible};
 use crate::model::{Op, Plan};
 
-pub fn text(input: &Input, plan: &Plan, hidden: usize) -> String {
+pub fn text(input: &PlanInput, plan: &Plan, hidden: usize) -> String {
     let mut text = String::new();
     let several = plan.waves.len() > 1;
     for group in groups(plan) {
@@ -27,13 +27,13 @@ pub fn text(input: &Input, plan: &Plan, hidden: usize) -> String {
             "  {WARNING}{}{WARNING:#}  {} {}{would}\n      {}{place}\n",
             group.held.reason.word(),
             visible(&group.process.to_string()),
-            whereabouts(&group.hosts),
+            format_hosts(&group.hosts),
             group.detail,
         ));
         let changed = group.held.why.iter().filter(|why| why.field.is_some());
         text.extend(changed.map(|why| format!("      {DIM}{}{DIM:#}\n", reason(why))));
     }
-    for gate in plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), once) {
+    for gate in plan.waves.iter().flat_map(|wave| &wave.gates).map(gate).fold(Vec::new(), dedup_consecutive) {
         text.push_str(&format!("{HINT}rollout{HINT:#}: {gate}\n"));
     }
     for note in &plan.notes {
@@ -47,14 +47,14 @@ pub fn text(input: &Input, plan: &Plan, hidden: usize) -> String {
 }
 
 fn lines(group: &Group<'_>, several: bool) -> String {
-    let (sign, style) = mark(&group.ops);
+    let (sign, style) = symbol(&group.ops);
     let waves = match group.waves {
         _ if !several => String::new(),
         (first, last) if first == last => format!("  {DIM}wave {first}{DIM:#}"),
         (first, last) => format!("  {DIM}waves {first}-{last}{DIM:#}"),
     };
     let process = visible(&group.process.to_string());
-    let place = whereabouts(&group.hosts);
+    let place = format_hosts(&group.hosts);
     let mut text =
         format!("{style}{sign} {}{style:#} {BOLD}{process}{BOLD:#} {place}{waves}\n", ops(&group.ops));
     let mut last = None;
@@ -67,7 +67,7 @@ fn lines(group: &Group<'_>, several: bool) -> String {
     text
 }
 
-fn mark(ops: &[Op]) -> (char, Style) {
+fn symbol(ops: &[Op]) -> (char, Style) {
     match severity(ops) {
         0 | 1 => ('-', AnsiColor::Red.on_default()),
         2 => ('!', AnsiColor::Yellow.on_default()),
@@ -94,7 +94,7 @@ pub fn gate(gate: &crate::model::Gate) -> String {
     format!("{} in batches{soak}; it {back} {when}", visible(&gate.process.to_string()))
 }
 
-pub fn once(mut all: Vec<String>, next: String) -> Vec<String> {
+pub fn dedup_consecutive(mut all: Vec<String>, next: String) -> Vec<String> {
     if !all.contains(&next) {
         all.push(next);
     }
@@ -102,7 +102,7 @@ pub fn once(mut all: Vec<String>, next: String) -> Vec<String> {
 }
 
 /// "3 to start, 1 to restart, 1 held, 20 as wanted", as to a colleague.
-pub fn summary(input: &Input, plan: &Plan, hidden: usize) -> String {
+pub fn summary(input: &PlanInput, plan: &Plan, hidden: usize) -> String {
     let counted = |op: Op| plan.steps().filter(|step| step.op == op).count();
     let mut parts: Vec<String> = Op::ALL
         .into_iter()
@@ -117,7 +117,7 @@ pub fn summary(input: &Input, plan: &Plan, hidden: usize) -> String {
     let others = plan.held.len() - unknown;
     parts.extend((others > 0).then(|| format!("{others} held")));
     parts.extend((unknown > 0).then(|| format!("{unknown} not seen")));
-    let settled = count(plan.settled, "instance");
+    let settled = count(plan.in_sync, "instance");
     if hidden > 0 {
         parts.push(format!("{} not shown (--only)", count(hidden, "other step")));
     }
@@ -127,8 +127,8 @@ pub fn summary(input: &Input, plan: &Plan, hidden: usize) -> String {
             false => format!("nothing to do: {settled} as wanted"),
         };
     }
-    if plan.settled > 0 {
-        parts.push(format!("{} as wanted", plan.settled));
+    if plan.in_sync > 0 {
+        parts.push(format!("{} as wanted", plan.in_sync));
     }
     parts.join(", ")
 }

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use super::chosen::Definition;
-use crate::backend::{Abide, Business, Client, Pace, Platform};
+use super::config_files::Definition;
+use crate::backend::{Abide, AnyBackend, Business, Pace, Platform};
 use crate::cli::{Exit, Failure};
-use crate::http::{Access, AddressError, Calling};
+use crate::http::{AddressError, ApiEndpoint, ClientConfig};
 use crate::model::Dialect;
 
 #[derive(Debug, Default, Deserialize)]
@@ -131,8 +131,8 @@ impl Entry {
         })
     }
 
-    pub fn access(&self, name: &str) -> Result<Access, Failure> {
-        let found = self.usable(name);
+    pub fn access(&self, name: &str) -> Result<ApiEndpoint, Failure> {
+        let found = self.checked_access(name);
         // Which file is meant is half of the answer, where there are several.
         found.map_err(|mut failure| {
             failure.message = format!("{} ({})", failure.message, self.definition.file.display());
@@ -140,11 +140,11 @@ impl Entry {
         })
     }
 
-    fn usable(&self, name: &str) -> Result<Access, Failure> {
+    fn checked_access(&self, name: &str) -> Result<ApiEndpoint, Failure> {
         let auth = self.auth.as_ref();
         let auth = auth.ok_or_else(|| Failure::new(Exit::Usage, format!("target {name:?} has no auth")))?;
         self.definition.may_use(name, "its credentials")?;
-        let mut calling = Calling {
+        let mut calling = ClientConfig {
             ca_file: self.ca_file.clone(),
             ca_only: self.ca_only,
             client_cert: self.client_cert.clone(),
@@ -169,21 +169,21 @@ impl Entry {
             headers.push((header.clone(), value));
         }
         headers.extend(self.tenant.clone().map(|tenant| ("X-Bk-Tenant-Id".to_owned(), tenant)));
-        Ok(Access {
+        Ok(ApiEndpoint {
             url: self.url.clone(),
             code: auth.app_code.clone(),
             secret: auth.app_secret.read(name, "auth.app_secret")?,
             username: auth.username.clone(),
-            calling,
+            client_config: calling,
         })
     }
 
-    pub fn client(&self, name: &str) -> Result<Client, Failure> {
+    pub fn client(&self, name: &str) -> Result<AnyBackend, Failure> {
         let dialect = self.dialect(name)?;
         let access = self.access(name)?;
         let broken = |why: String| unusable(name, &why);
         if dialect == Dialect::Abide {
-            return Ok(Client::Abide(Box::new(Abide::new(&access).map_err(broken)?)));
+            return Ok(AnyBackend::Abide(Box::new(Abide::new(&access).map_err(broken)?)));
         }
         let business = match (self.biz_id, &self.scope) {
             (None, None) if dialect == Dialect::Job => {
@@ -202,7 +202,7 @@ impl Entry {
         let usual = Pace::default();
         let pace = Pace { qps: self.qps, at_once: self.max_in_flight.unwrap_or(usual.at_once) };
         let platform = Platform::new(&access, dialect, business, self.supplier_id, pace);
-        Ok(Client::Platform(Box::new(platform.map_err(broken)?)))
+        Ok(AnyBackend::Platform(Box::new(platform.map_err(broken)?)))
     }
 }
 

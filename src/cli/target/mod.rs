@@ -1,14 +1,14 @@
 //! Targets: whom the verbs look at and change. `local` is the system of this machine; others are in the config file.
 
-mod chosen;
 mod config;
-mod live;
+mod config_files;
+mod connected;
 pub mod trust;
 
-pub use chosen::{ConfigFile, FOUND, choose};
+pub use config_files::{CONFIG_FILE_NAME, ConfigFile, find_config_files};
 pub use trust::Trust;
 
-pub use live::{Live, NAMESPACES_HINT, TargetError, namespaces};
+pub use connected::{ConnectedTarget, NAMESPACES_HINT, TargetError, namespaces};
 
 use std::path::PathBuf;
 
@@ -16,10 +16,10 @@ use self::config::{Entry, unusable};
 use super::local::Home;
 use super::serve::private_folder;
 use super::{Exit, Failure};
-use crate::backend::{Abide, Client};
-use crate::http::Calls;
+use crate::backend::{Abide, AnyBackend};
+use crate::http::ApiClient;
 use crate::reconcile::Caps;
-use crate::store::{Either, Embedded, Remote};
+use crate::store::{AnyStore, Embedded, Remote};
 
 /// Which target, and where its kind is written.
 #[derive(Debug, Clone, clap::Args)]
@@ -38,7 +38,7 @@ pub struct TargetArgs {
 
 /// What to do where there is no local system yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum LocalStart {
     OnDemand,
     Never,
 }
@@ -69,57 +69,62 @@ impl TargetArgs {
     }
 
     /// `None`: the local system was never started, or nobody serves it.
-    pub fn connect(&self, start: Start) -> Result<Option<Live>, Failure> {
+    pub fn connect(&self, start: LocalStart) -> Result<Option<ConnectedTarget>, Failure> {
         let name = self.target.clone();
         if name != "local" {
             let entry = self.entry(&name)?;
             let defined_in = Some(entry.definition.file.display().to_string());
             let backend = entry.client(&name)?;
             let own = match &backend {
-                Client::Abide(abide) => Some(Remote::new(abide.calls().clone())),
-                Client::Platform(_) => None,
+                AnyBackend::Abide(abide) => Some(Remote::new(abide.calls().clone())),
+                AnyBackend::Platform(_) => None,
             };
             let state = self.state(own)?;
-            return Ok(Some(Live { name, backend, state, defined_in }));
+            return Ok(Some(ConnectedTarget { name, backend, state, defined_in }));
         }
         // It says nothing of this machine, but whoever wrote it meant something.
         self.config()?;
-        self.here(start)
+        self.connect_local(start)
     }
 
     /// This machine's system, whatever the config file says.
-    pub fn here(&self, start: Start) -> Result<Option<Live>, Failure> {
+    pub fn connect_local(&self, start: LocalStart) -> Result<Option<ConnectedTarget>, Failure> {
         let name = "local".to_owned();
         let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
         let home = Home::find()?;
         let access = match start {
-            Start::OnDemand => Some(home.start()?),
-            Start::Never => home.access(),
+            LocalStart::OnDemand => Some(home.start()?),
+            LocalStart::Never => home.access(),
         };
         let Some(access) = access else { return Ok(None) };
         let abide = Abide::new(&access).map_err(broken)?;
         let state = self.state(Some(Remote::new(abide.calls().clone())))?;
-        Ok(Some(Live { name, backend: Client::Abide(Box::new(abide)), state, defined_in: None }))
+        Ok(Some(ConnectedTarget {
+            name,
+            backend: AnyBackend::Abide(Box::new(abide)),
+            state,
+            defined_in: None,
+        }))
     }
 
     /// One that can be asked, started if need be.
-    pub fn reach(&self) -> Result<Live, Failure> {
-        let live = self.connect(Start::OnDemand)?;
+    pub fn connect_or_start(&self) -> Result<ConnectedTarget, Failure> {
+        let live = self.connect(LocalStart::OnDemand)?;
         live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
     }
 
     /// Where what must survive is kept: where somebody says, else at the target, else in a folder here.
-    fn state(&self, own: Option<Remote>) -> Result<Either, Failure> {
+    fn state(&self, own: Option<Remote>) -> Result<AnyStore, Failure> {
         let said = match (&self.state, &own) {
             (Some(said), _) => Some(said.clone()),
             (None, Some(_)) => None,
             (None, None) => self.config()?.state()?,
         };
         if let (None, Some(own)) = (&said, own) {
-            return Ok(Either::own(own));
+            return Ok(AnyStore::own(own));
         }
         if let Some(url) = said.as_ref().filter(|said| said.starts_with("http")) {
-            return self.state_at(url).map(|state| Either::there(state, &self.target));
+            return self.state_at(url).map(|state| AnyStore::there(state, &self.target));
         }
         let folder = match said {
             Some(folder) => PathBuf::from(folder),
@@ -132,7 +137,7 @@ impl TargetArgs {
         private_folder(&folder)?;
         let opened = Embedded::open(&folder.join("state.db"));
         opened
-            .map(|state| Either::here(state, &self.target))
+            .map(|state| AnyStore::here(state, &self.target))
             .map_err(|error| Failure::new(Exit::Failed, error.to_string()))
     }
 
@@ -148,7 +153,7 @@ impl TargetArgs {
                 Failure::new(Exit::Usage, message).hint("add one: its auth is what the state is kept as")
             );
         };
-        let calls = Calls::new(&entry.access(name)?);
+        let calls = ApiClient::new(&entry.access(name)?);
         Ok(Remote::new(calls.map_err(|why| unusable(name, &why))?))
     }
 }

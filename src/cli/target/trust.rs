@@ -24,7 +24,7 @@ pub enum Trust {
 }
 
 impl Trust {
-    pub fn words(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
             Trust::Full => "trusted",
             Trust::None => "not trusted: run `abide config trust`",
@@ -37,7 +37,7 @@ impl Trust {
 type Records = BTreeMap<String, String>;
 
 /// How far a file with this content is trusted.
-pub fn of(file: &Path, content: &[u8]) -> Result<Trust, Failure> {
+pub fn check_trust(file: &Path, content: &[u8]) -> Result<Trust, Failure> {
     // Without a folder of ours nothing was ever recorded.
     let Ok(home) = Home::find() else { return Ok(Trust::None) };
     Ok(match read(&home)?.get(&canonical(file)?) {
@@ -69,7 +69,7 @@ pub fn remove(file: &Path) -> Result<bool, Failure> {
 
 fn change(how: impl FnOnce(&mut Records)) -> Result<(), Failure> {
     let home = Home::find()?;
-    home.make()?;
+    home.create()?;
     let _lock = home.lock("trusted.lock")?;
     let mut records = read(&home)?;
     how(&mut records);

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::builder::NonEmptyStringValueParser;
 
-use crate::cli::args::{LimitArgs, switch};
-use crate::cli::listen::{ListenArgs, TellArgs};
-use crate::cli::plan::args::{Bounds, Claims, Select};
+use crate::cli::args::{LimitArgs, parse_switch};
+use crate::cli::plan::args::{BudgetArgs, OwnershipArgs, SelectArgs};
+use crate::cli::status_server::{ListenArgs, NotifyArgs};
 use crate::cli::target::TargetArgs;
 use crate::cli::watch_source::SourceArgs;
 use crate::model::seconds;
@@ -22,7 +22,7 @@ use crate::model::seconds;
 #[command(
     after_help = "Examples:\n  abide watch manifests\n  abide watch manifests --prune --target prod --owner web-team\n  abide watch --git https://git.example.org/fleet.git --ref main --path manifests"
 )]
-pub struct Watch {
+pub struct WatchArgs {
     /// Files or directories of manifests
     #[arg(required_unless_present = "git", conflicts_with = "git", value_name = "PATH")]
     pub paths: Vec<PathBuf>,
@@ -31,29 +31,29 @@ pub struct Watch {
     #[command(flatten)]
     pub target: TargetArgs,
     #[command(flatten)]
-    pub how: How,
+    pub how: ControllerArgs,
     #[command(flatten)]
-    pub select: Select,
+    pub select: SelectArgs,
     #[command(flatten)]
     pub limits: LimitArgs,
     #[command(flatten)]
     pub listen: ListenArgs,
     #[command(flatten)]
-    pub tell: TellArgs,
+    pub tell: NotifyArgs,
 }
 
 #[derive(Debug, clap::Args)]
-pub struct How {
+pub struct ControllerArgs {
     /// Whose set this is; left out: the owner that a Policy in PATH names at the start, else the config file's, else `default`
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
     pub owner: Option<String>,
     #[command(flatten)]
-    pub claims: Claims,
+    pub claims: OwnershipArgs,
     /// Repair what differs though no manifest changed
-    #[arg(long, env = "ABIDE_HEAL", value_name = "YES|NO", default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
+    #[arg(long, env = "ABIDE_HEAL", value_name = "YES|NO", default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = parse_switch)]
     pub heal: bool,
     /// Take changed manifests
-    #[arg(long, env = "ABIDE_FOLLOW_MANIFESTS", value_name = "YES|NO", default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
+    #[arg(long, env = "ABIDE_FOLLOW_MANIFESTS", value_name = "YES|NO", default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = parse_switch)]
     pub follow: bool,
     /// How often to look without a reason
     #[arg(long, value_name = "TIME", env = "ABIDE_INTERVAL", default_value = "30s", value_parser = milliseconds)]
@@ -62,20 +62,20 @@ pub struct How {
     #[arg(long, value_name = "TIME", env = "ABIDE_DEBOUNCE", default_value = "200ms", value_parser = milliseconds)]
     pub debounce: u64,
     #[command(flatten)]
-    pub bounds: Bounds,
+    pub bounds: BudgetArgs,
 }
 
-impl How {
+impl ControllerArgs {
     /// As without any flag.
-    pub fn usual(owner: Option<String>) -> How {
-        How {
+    pub fn with_defaults(owner: Option<String>) -> ControllerArgs {
+        ControllerArgs {
             owner,
-            claims: Claims::default(),
+            claims: OwnershipArgs::default(),
             heal: true,
             follow: true,
             interval: 30_000,
             debounce: 200,
-            bounds: Bounds::default(),
+            bounds: BudgetArgs::default(),
         }
     }
 
@@ -84,7 +84,7 @@ impl How {
     }
 
     /// How often to look; somebody has to answer in between.
-    pub fn every(&self) -> Duration {
+    pub fn reconcile_interval(&self) -> Duration {
         Duration::from_millis(self.interval.max(100))
     }
 }

@@ -1,11 +1,11 @@
 //! `abide watch`: the standing controller, and what it tells.
 
 mod args;
-mod log;
+mod console;
+mod json_log;
 mod target;
-mod tell;
 
-pub use args::{How, Watch};
+pub use args::{ControllerArgs, WatchArgs};
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,57 +14,57 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::info;
 
-use self::tell::{Said, tell};
+use self::console::{ConsoleState, print_event};
 use super::args::LimitArgs;
-use super::listen::{Listening, Telling};
 use super::local::Home;
 use super::plan::owner::{may_prune, owner as named};
-use super::plan::source::same_soon;
+use super::plan::source::wait_for_same_source;
 use super::print::Printer;
 use super::serve::Signals;
-use super::target::{Live, runtime};
-use super::watch_source::Watched;
+use super::status_server::{Notifiers, StatusServer};
+use super::target::{ConnectedTarget, runtime};
+use super::watch_source::WatchSource;
 use super::{Exit, Failure};
-use crate::control::board::Subject;
-use crate::control::source::Named;
-use crate::control::{self, Event, Setting};
+use crate::control::source::DefaultUserCache;
+use crate::control::status::ControllerInfo;
+use crate::control::{self, ControllerConfig, ControllerEvent};
 use crate::dashboard;
-use crate::http::Reloaded;
+use crate::http::Reloadable;
+use crate::malloc;
 use crate::manifest;
-use crate::memory;
 use crate::model::Desired;
 use crate::reconcile::{Caps, Rules};
-use crate::store::Either;
+use crate::store::AnyStore;
 
-pub fn run(args: &mut Watch, printer: &Printer) -> Result<Exit, Failure> {
+pub fn run(args: &mut WatchArgs, printer: &Printer) -> Result<Exit, Failure> {
     args.how.owner = owner(args)?;
     let args = &*args;
     if args.how.claims.prune {
         may_prune(args.how.owner.as_deref(), args.target.target == "local")?;
     }
-    let from = args.source.from(&args.paths, &args.limits, &args.how)?;
-    memory::allocate_tightly();
+    let from = args.source.resolve(&args.paths, &args.limits, &args.how)?;
+    malloc::allocate_tightly();
     runtime()?.block_on(async {
         let mut signals = Signals::listen()?;
         let socket = args.listen.bind()?;
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
-        let live = args.target.reach()?;
-        let telling = Telling::begin(&args.tell, subject(&from, &args.how, &live.name))?;
-        let state = Reloaded::fixed(live.state.clone());
+        let live = args.target.connect_or_start()?;
+        let telling = Notifiers::start(&args.tell, controller_info(&from, &args.how, &live.name))?;
+        let state = Reloadable::fixed(live.state.clone());
         let access = args.listen.access(address, printer)?;
         let router = dashboard::router(telling.dashboard(access, state.clone(), None));
-        let listening = Listening::begin(socket, address, router);
+        let listening = StatusServer::start(socket, address, router);
         printer.data(&format!("ready {}\n", listening.url));
         telling.systemd.ready();
-        let ended = for_ever(args, from, live, &state, &telling, &mut signals, printer).await;
-        telling.end().await;
-        listening.end().await;
+        let ended = run_with_restarts(args, from, live, &state, &telling, &mut signals, printer).await;
+        telling.stop().await;
+        listening.stop().await;
         ended
     })
 }
 
 /// Whose set it is. What a branch holds is not known before it is fetched: there a Policy does not decide it.
-fn owner(args: &Watch) -> Result<Option<String>, Failure> {
+fn owner(args: &WatchArgs) -> Result<Option<String>, Failure> {
     let typed = args.how.owner.as_deref();
     match typed.is_some() || args.source.git.is_some() {
         true => named(typed, &Desired::default(), &args.target),
@@ -73,32 +73,32 @@ fn owner(args: &Watch) -> Result<Option<String>, Failure> {
 }
 
 /// Begins, and begins anew whenever somebody asks for that.
-async fn for_ever(
-    args: &Watch,
-    mut from: Watched,
-    mut live: Live,
-    state: &Reloaded<Either>,
-    telling: &Telling,
+async fn run_with_restarts(
+    args: &WatchArgs,
+    mut from: WatchSource,
+    mut live: ConnectedTarget,
+    state: &Reloadable<AnyStore>,
+    telling: &Notifiers,
     signals: &mut Signals,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let connect = || args.target.reach();
+    let connect = || args.target.connect_or_start();
     loop {
         if args.how.claims.prune && !args.how.claims.accept_source {
-            let (source, mut said) = (from.source(), Said::default());
-            let mut told = |event: Event<'_>| {
-                telling.board.note(&event);
-                tell(&event, &mut said, printer);
+            let (source, mut said) = (from.source(), ConsoleState::default());
+            let mut told = |event: ControllerEvent<'_>| {
+                telling.board.record(&event);
+                print_event(&event, &mut said, printer);
             };
             tokio::select! {
-                same = same_soon(&live, args.how.owner(), &source, &mut told) => same?,
-                exit = signals.asked_by() => return Ok(exit),
+                same = wait_for_same_source(&live, args.how.owner(), &source, &mut told) => same?,
+                exit = signals.stop_signal() => return Ok(exit),
             }
         }
         let rules = Rules { selection: args.select.selection(), ..rules(&args.how, live.caps()) };
         match watch_with(from, args, &rules, &live, telling, signals, &connect, printer).await {
-            Next::End(exit) => return Ok(exit),
-            Next::Anew(new, again) => {
+            NextAction::End(exit) => return Ok(exit),
+            NextAction::Restart(new, again) => {
                 info!("begun anew");
                 state.set(new.state.clone());
                 (live, from) = (*new, again);
@@ -108,43 +108,44 @@ async fn for_ever(
 }
 
 /// What comes after the loop.
-enum Next {
+enum NextAction {
     End(Exit),
     /// The same with what the config file says now.
-    Anew(Box<Live>, Watched),
+    Restart(Box<ConnectedTarget>, WatchSource),
 }
 
 /// Goes on until somebody asks for an end, or for another beginning.
 #[allow(clippy::too_many_arguments)] // each is somebody else's
 async fn watch_with(
-    from: Watched,
-    args: &Watch,
+    from: WatchSource,
+    args: &WatchArgs,
     rules: &Rules,
-    live: &Live,
-    telling: &Telling,
+    live: &ConnectedTarget,
+    telling: &Notifiers,
     signals: &mut Signals,
-    connect: &impl Fn() -> Result<Live, Failure>,
+    connect: &impl Fn() -> Result<ConnectedTarget, Failure>,
     printer: &Printer,
-) -> Next {
+) -> NextAction {
     let (stop, stopped) = watch::channel(false);
-    let watching = stand(from, &args.limits, &args.how, rules.clone(), live, stopped, printer, telling);
+    let watching =
+        run_until_stopped(from, &args.limits, &args.how, rules.clone(), live, stopped, printer, telling);
     tokio::pin!(watching);
-    let again = || Ok::<_, Failure>((connect()?, args.source.from(&args.paths, &args.limits, &args.how)?));
+    let again = || Ok::<_, Failure>((connect()?, args.source.resolve(&args.paths, &args.limits, &args.how)?));
     let next = loop {
         let asked = tokio::select! {
-            () = &mut watching => return Next::End(Exit::Failed),
-            asked = signals.asked() => asked,
-            () = elsewhere(live) => None,
+            () = &mut watching => return NextAction::End(Exit::Failed),
+            asked = signals.stop_or_reload_signal() => asked,
+            () = wait_until_local_system_moves(live) => None,
         };
         match asked {
-            Some(exit) => break Next::End(exit),
+            Some(exit) => break NextAction::End(exit),
             None => match again() {
-                Ok((new, from)) => break Next::Anew(Box::new(new), from),
+                Ok((new, from)) => break NextAction::Restart(Box::new(new), from),
                 Err(failure) => printer.warning(&format!("all stays as it is: {}", failure.message)),
             },
         }
     };
-    if matches!(next, Next::End(_)) {
+    if matches!(next, NextAction::End(_)) {
         telling.systemd.stopping();
     }
     let _ = stop.send(true);
@@ -154,7 +155,7 @@ async fn watch_with(
 
 /// Until this machine's system is to be found at another address, or died without a word. Who ended it on purpose is not
 /// contradicted.
-async fn elsewhere(live: &Live) {
+async fn wait_until_local_system_moves(live: &ConnectedTarget) {
     let Ok(url) = live.abide().map(|abide| abide.calls().url()) else { return std::future::pending().await };
     let Ok(home) = Home::find() else { return std::future::pending().await };
     if live.name != "local" {
@@ -172,19 +173,19 @@ async fn elsewhere(live: &Live) {
 }
 
 /// What is watched over, for whoever asks.
-pub fn subject(from: &Watched, how: &How, target: &str) -> Subject {
-    Subject {
+pub fn controller_info(from: &WatchSource, how: &ControllerArgs, target: &str) -> ControllerInfo {
+    ControllerInfo {
         target: target.to_owned(),
         owner: how.owner().to_owned(),
-        sources: from.shown(),
+        sources: from.describe(),
         follow: how.follow,
         heal: how.heal,
         prune: how.claims.prune,
-        interval: how.every(),
+        interval: how.reconcile_interval(),
     }
 }
 
-fn rules(how: &How, caps: Caps) -> Rules {
+fn rules(how: &ControllerArgs, caps: Caps) -> Rules {
     Rules {
         owner: how.owner().to_owned(),
         prune: how.claims.prune,
@@ -199,57 +200,57 @@ fn rules(how: &How, caps: Caps) -> Rules {
 
 /// For `up`, with the usual rules.
 #[allow(clippy::too_many_arguments)] // each is somebody else's
-pub async fn usually(
+pub async fn run_with_defaults(
     paths: &[PathBuf],
     limits: &LimitArgs,
-    how: &How,
-    live: &Live,
+    how: &ControllerArgs,
+    live: &ConnectedTarget,
     stop: watch::Receiver<bool>,
     printer: &Printer,
-    telling: &Telling,
+    telling: &Notifiers,
 ) {
-    let from = Watched::Paths { paths: paths.to_vec(), only_poll: false };
-    stand(from, limits, how, rules(how, live.caps()), live, stop, printer, telling).await;
+    let from = WatchSource::Paths { paths: paths.to_vec(), only_poll: false };
+    run_until_stopped(from, limits, how, rules(how, live.caps()), live, stop, printer, telling).await;
 }
 
 #[allow(clippy::too_many_arguments)] // each is somebody else's
-async fn stand(
-    from: Watched,
+async fn run_until_stopped(
+    from: WatchSource,
     limits: &LimitArgs,
-    how: &How,
+    how: &ControllerArgs,
     rules: Rules,
-    live: &Live,
+    live: &ConnectedTarget,
     stop: watch::Receiver<bool>,
     printer: &Printer,
-    telling: &Telling,
+    telling: &Notifiers,
 ) {
     // Whom the local agent runs processes as, where nobody says: us.
     let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
     let me = me.filter(|_| live.name == "local");
-    let setting = Setting {
+    let setting = ControllerConfig {
         rules,
         follow: how.follow,
         heal: how.heal,
-        interval: how.every(),
+        interval: how.reconcile_interval(),
         timeout: Duration::from_secs(600),
-        check: if live.name == "local" { super::apply::config_is_there } else { |_| None },
-        look_now: Arc::clone(&telling.look_now),
+        check: if live.name == "local" { super::apply::check_config_files } else { |_| None },
+        trigger: Arc::clone(&telling.look_now),
         source: from.source(),
-        past: from.past(),
+        manifest_history: from.manifest_history(),
         user: me.clone(),
         limits: limits.limits(),
     };
-    let mut named = Named::default();
+    let mut named = DefaultUserCache::default();
     let finish = Box::new(move |desired: &mut Desired| {
         if let Some(me) = &me {
             named.name(desired, me);
         }
     });
     let mut source = from.open(limits.limits(), Duration::from_millis(how.debounce), finish);
-    let mut said = Said::default();
-    let mut told = |event: Event<'_>| {
-        telling.board.note(&event);
-        tell(&event, &mut said, printer);
+    let mut said = ConsoleState::default();
+    let mut told = |event: ControllerEvent<'_>| {
+        telling.board.record(&event);
+        print_event(&event, &mut said, printer);
     };
     control::run(&setting, &mut source, live, stop, &mut told).await;
 }

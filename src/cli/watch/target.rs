@@ -1,21 +1,21 @@
 //! A target as the standing controller asks it.
 
-use crate::backend::{Backend, Changes, Client, Scope, Subject};
-use crate::cli::target::{Live, namespaces};
+use crate::backend::{AnyBackend, Backend, ChangeStream, InstanceQuery, Scope};
+use crate::cli::target::{ConnectedTarget, namespaces};
 use crate::control::Target;
-use crate::execute::world::World;
-use crate::model::{Desired, Hold, InstanceKey, Pause, Want};
-use crate::store::Either;
+use crate::execute::world::Observation;
+use crate::model::{Desired, DesiredInstance, Hold, InstanceKey, Pause};
+use crate::store::AnyStore;
 
-impl Target for Live {
-    type Backend = Client;
-    type State = Either;
+impl Target for ConnectedTarget {
+    type Backend = AnyBackend;
+    type State = AnyStore;
 
-    fn backend(&self) -> &Client {
+    fn backend(&self) -> &AnyBackend {
         &self.backend
     }
 
-    fn state(&self) -> &Either {
+    fn state(&self) -> &AnyStore {
         &self.state
     }
 
@@ -23,20 +23,24 @@ impl Target for Live {
         &self.name
     }
 
-    fn act_as(&self, generation: u64) {
-        Live::act_as(self, generation);
+    fn set_generation(&self, generation: u64) {
+        ConnectedTarget::act_as(self, generation);
     }
 
-    async fn look(&self, desired: &Desired, prune: bool) -> Result<World, String> {
-        let world = self.world(desired, prune.then(|| namespaces(desired))).await;
+    async fn observe(&self, desired: &Desired, prune: bool) -> Result<Observation, String> {
+        let world = self.observe_for(desired, prune.then(|| namespaces(desired))).await;
         world.map_err(|failure| failure.message)
     }
 
-    async fn follow(&self, desired: &Desired, prune: bool) -> Result<(World, Option<Changes>), String> {
+    async fn observe_and_watch(
+        &self,
+        desired: &Desired,
+        prune: bool,
+    ) -> Result<(Observation, Option<ChangeStream>), String> {
         if !self.caps().reads_specs {
-            return Ok((self.look(desired, prune).await?, None));
+            return Ok((self.observe(desired, prune).await?, None));
         }
-        let subject = |(key, want): (&InstanceKey, &Want)| Subject {
+        let subject = |(key, want): (&InstanceKey, &DesiredInstance)| InstanceQuery {
             instance: key.clone(),
             host: want.host.clone(),
             spec: Some(want.spec.clone()),
@@ -44,10 +48,10 @@ impl Target for Live {
         let scope = Scope::of(desired.instances.iter().map(subject).collect());
         let (observed, changes) =
             self.backend.follow(&scope).await.map_err(|fault| self.failure(&fault).message)?;
-        Ok((World::of(observed), changes))
+        Ok((Observation::of(observed), changes))
     }
 
-    async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), String> {
-        Live::restraints(self).await.map_err(|failure| failure.message)
+    async fn active_holds(&self) -> Result<(Vec<Hold>, Vec<Pause>), String> {
+        ConnectedTarget::restraints(self).await.map_err(|failure| failure.message)
     }
 }

@@ -1,14 +1,14 @@
 //! Where manifests come from: directories that are watched, a branch of a git repository, or a program.
 //!
-//! All give the same value, a [`Reading`], and promise the same: what cannot be read, is suddenly empty or has an error
+//! All give the same value, a [`SourceState`], and promise the same: what cannot be read, is suddenly empty or has an error
 //! changes nothing ([`kept`]), and nothing is pruned on such a reading. What is wrong with a source as a whole, rather
 //! than with a file, is its [`Trouble`].
 
-mod aside;
+mod blocking_reader;
 pub mod directory;
 pub mod git;
-pub mod handed;
-mod kept;
+pub mod in_memory;
+mod last_good;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -19,17 +19,17 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use self::aside::Aside;
+use self::blocking_reader::BlockingReader;
 use self::directory::Directory;
 use self::git::Git;
-use self::handed::Handed;
-use crate::manifest::{Given, Limits, Problem};
-use crate::model::{Desired, InstanceKey, Stamped};
+use self::in_memory::InMemory;
+use crate::manifest::{FileContent, Limits, Problem};
+use crate::model::{Desired, HashedSpec, InstanceKey};
 use crate::store::{Error, Store};
 
 /// One reading of the manifests.
 #[derive(Clone, Debug, Default)]
-pub struct Reading {
+pub struct SourceState {
     pub desired: Arc<Desired>,
     /// Its digest: two readings with the same one want the same.
     pub revision: String,
@@ -37,24 +37,24 @@ pub struct Reading {
     /// Something could not be read as it is now: what is missing may only be unread.
     pub is_incomplete: bool,
     /// Something could not be read, and nothing is known that it used to say.
-    pub lacks: bool,
+    pub has_unknown_files: bool,
     /// What is not in it is wanted no more: two readings agree, or it is a commit, which is whole.
     pub may_prune: bool,
     /// Its problems, or its commit, are not those of the last reading.
-    pub is_news: bool,
+    pub changed_since_last: bool,
     pub files: usize,
     /// The commit that it is, where it is one.
     pub commit: Option<String>,
     /// The texts that it was read from.
-    pub texts: Arc<Vec<Given>>,
+    pub texts: Arc<Vec<FileContent>>,
 }
 
 /// How a want is changed on its way: the local agent's user, say.
-pub type Finish = Box<dyn FnMut(&mut Desired) + Send>;
+pub type PostProcess = Box<dyn FnMut(&mut Desired) + Send>;
 
 /// Why a source is not followed. What was last taken stays in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum SourceError {
     /// The repository could not be fetched or read.
     Unreachable { why: String },
     /// The branch no longer holds the commit that was taken last.
@@ -65,21 +65,21 @@ pub enum Trouble {
     Empty { tip: String, why: String },
 }
 
-impl Trouble {
+impl SourceError {
     /// One word for scripts and counters.
     pub fn word(&self) -> &'static str {
         match self {
-            Trouble::Unreachable { .. } => "Unreachable",
-            Trouble::Rewound { .. } => "Rewound",
-            Trouble::NotSigned { .. } => "NotSigned",
-            Trouble::Empty { .. } => "Empty",
+            SourceError::Unreachable { .. } => "Unreachable",
+            SourceError::Rewound { .. } => "Rewound",
+            SourceError::NotSigned { .. } => "NotSigned",
+            SourceError::Empty { .. } => "Empty",
         }
     }
 
     /// Is it still the same? How many milliseconds a failure took this time is no news.
-    pub fn is_as(&self, other: &Trouble) -> bool {
+    pub fn is_same_failure(&self, other: &SourceError) -> bool {
         match (self, other) {
-            (Trouble::Unreachable { why: one }, Trouble::Unreachable { why: other }) => {
+            (SourceError::Unreachable { why: one }, SourceError::Unreachable { why: other }) => {
                 let words = |why: &str| why.replace(|c: char| c.is_ascii_digit(), "");
                 words(one) == words(other)
             }
@@ -89,39 +89,41 @@ impl Trouble {
 
     pub fn hint(&self) -> Option<String> {
         match self {
-            Trouble::Rewound { tip, .. } => Some(format!(
+            SourceError::Rewound { tip, .. } => Some(format!(
                 "find out who rewrote the branch; if it was meant, start again with --accept-rewind {tip}"
             )),
-            Trouble::Unreachable { .. } | Trouble::NotSigned { .. } | Trouble::Empty { .. } => None,
+            SourceError::Unreachable { .. } | SourceError::NotSigned { .. } | SourceError::Empty { .. } => {
+                None
+            }
         }
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for SourceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Trouble::Unreachable { why } => f.write_str(why),
-            Trouble::Rewound { taken, tip, what } => {
+            SourceError::Unreachable { why } => f.write_str(why),
+            SourceError::Rewound { taken, tip, what } => {
                 write!(
                     f,
                     "{what} was rewound: its tip {tip} does not follow from {taken}, the commit last taken"
                 )
             }
-            Trouble::NotSigned { tip, why } => write!(f, "commit {tip} is refused: {why}"),
-            Trouble::Empty { tip, why } => write!(f, "commit {tip} is not followed: {why}"),
+            SourceError::NotSigned { tip, why } => write!(f, "commit {tip} is refused: {why}"),
+            SourceError::Empty { tip, why } => write!(f, "commit {tip} is not followed: {why}"),
         }
     }
 }
 
 pub enum Source {
-    Directory(Box<Aside<Directory>>),
+    Directory(Box<BlockingReader<Directory>>),
     Git(Box<Git>),
-    Handed(Handed),
+    InMemory(InMemory),
 }
 
 impl Source {
     /// Directories and files, watched.
-    pub fn new(paths: Vec<PathBuf>, limits: Limits, debounce: Duration, finish: Finish) -> Source {
+    pub fn new(paths: Vec<PathBuf>, limits: Limits, debounce: Duration, finish: PostProcess) -> Source {
         Source::Directory(Box::new(Directory::new(paths, limits, debounce, false, finish)))
     }
 
@@ -130,7 +132,7 @@ impl Source {
         match self {
             Source::Directory(directory) => directory.changed(),
             Source::Git(git) => git.changed(),
-            Source::Handed(handed) => handed.changed(),
+            Source::InMemory(handed) => handed.changed(),
         }
     }
 
@@ -139,36 +141,36 @@ impl Source {
         match self {
             Source::Directory(directory) => directory.wait(),
             Source::Git(git) => git.wait(),
-            Source::Handed(handed) => handed.wait(),
+            Source::InMemory(handed) => handed.wait(),
         }
     }
 
     /// Something happened just now.
-    pub async fn woken(&self) {
-        self.seen().wake.notified().await;
+    pub async fn wait_for_signal(&self) {
+        self.change_signal().wake.notified().await;
     }
 
     /// Lets others say that it is worth looking.
-    pub fn nudge(&self) -> Nudge {
-        Nudge(Arc::clone(self.seen()))
+    pub fn trigger(&self) -> Trigger {
+        Trigger(Arc::clone(self.change_signal()))
     }
 
     /// The manifests as they are, or as they last were where they are broken; nothing before anything was read. What must
     /// be remembered of it is in the store before this comes back.
-    pub async fn read<S: Store>(&mut self, state: &S) -> Result<Option<&Reading>, Error> {
+    pub async fn read<S: Store>(&mut self, state: &S) -> Result<Option<&SourceState>, Error> {
         match self {
             Source::Directory(directory) => Ok(Some(directory.read().await)),
             Source::Git(git) => git.read(state).await,
-            Source::Handed(handed) => Ok(handed.read()),
+            Source::InMemory(handed) => Ok(handed.read()),
         }
     }
 
     /// What was in force before this began, should something of it be out of sight. Is there something new in it?
-    pub fn recall(&mut self, texts: Vec<Given>) -> bool {
+    pub fn restore_last_good(&mut self, texts: Vec<FileContent>) -> bool {
         match self {
-            Source::Directory(directory) => directory.recall(texts),
+            Source::Directory(directory) => directory.restore_last_good(texts),
             // A commit is never out of sight, and a program says what it wants.
-            Source::Git(_) | Source::Handed(_) => false,
+            Source::Git(_) | Source::InMemory(_) => false,
         }
     }
 
@@ -177,41 +179,41 @@ impl Source {
         let last = match self {
             Source::Directory(directory) => Some(directory.last()),
             Source::Git(git) => git.last(),
-            Source::Handed(handed) => handed.last(),
+            Source::InMemory(handed) => handed.last(),
         };
         last.is_some_and(|reading| reading.desired.instances.contains_key(key))
     }
 
     /// What is wrong with the source, if that is not what was last told.
-    pub fn news(&mut self) -> Option<Option<&Trouble>> {
+    pub fn take_error_change(&mut self) -> Option<Option<&SourceError>> {
         match self {
-            Source::Directory(_) | Source::Handed(_) => None,
-            Source::Git(git) => git.news(),
+            Source::Directory(_) | Source::InMemory(_) => None,
+            Source::Git(git) => git.take_error_change(),
         }
     }
 
     /// Somebody else may have led meanwhile: what he took is to be asked for.
-    pub fn forget(&mut self) {
+    pub fn reset(&mut self) {
         match self {
-            Source::Directory(_) | Source::Handed(_) => {}
-            Source::Git(git) => git.forget(),
+            Source::Directory(_) | Source::InMemory(_) => {}
+            Source::Git(git) => git.reset(),
         }
     }
 
-    fn seen(&self) -> &Arc<Seen> {
+    fn change_signal(&self) -> &Arc<ChangeSignal> {
         match self {
-            Source::Directory(directory) => directory.seen(),
-            Source::Git(git) => git.seen(),
-            Source::Handed(handed) => handed.seen(),
+            Source::Directory(directory) => directory.change_signal(),
+            Source::Git(git) => git.change_signal(),
+            Source::InMemory(handed) => handed.change_signal(),
         }
     }
 }
 
 /// Says "look now", from anywhere. What is said during a look leads to another one.
 #[derive(Clone)]
-pub struct Nudge(Arc<Seen>);
+pub struct Trigger(Arc<ChangeSignal>);
 
-impl Nudge {
+impl Trigger {
     pub fn now(&self) {
         self.0.asked.store(true, Ordering::SeqCst);
         self.0.wake.notify_one();
@@ -220,7 +222,7 @@ impl Nudge {
 
 /// What happened since it was last asked.
 #[derive(Default)]
-struct Seen {
+struct ChangeSignal {
     /// When something changed first, since it was last taken note of, and last.
     at: Mutex<Option<(Instant, Instant)>>,
     /// Which paths something happened to, and whether each is surely no folder.
@@ -232,7 +234,7 @@ struct Seen {
     wake: Notify,
 }
 
-impl Seen {
+impl ChangeSignal {
     fn at(&self) -> MutexGuard<'_, Option<(Instant, Instant)>> {
         self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -252,18 +254,18 @@ impl Seen {
 }
 
 /// Gives every want a user where none is named, each shared spec once.
-pub fn name_users(desired: &mut Desired, user: &str) {
-    Named::default().name(desired, user);
+pub fn set_default_user(desired: &mut Desired, user: &str) {
+    DefaultUserCache::default().name(desired, user);
 }
 
 /// The same again and again: what was named before is not named anew.
 #[derive(Default)]
-pub struct Named {
+pub struct DefaultUserCache {
     /// By the address of the spec without a user, which is no other's as long as somebody knows of it.
-    known: HashMap<usize, (Weak<Stamped>, Weak<Stamped>)>,
+    known: HashMap<usize, (Weak<HashedSpec>, Weak<HashedSpec>)>,
 }
 
-impl Named {
+impl DefaultUserCache {
     pub fn name(&mut self, desired: &mut Desired, user: &str) {
         self.known.retain(|_, (old, new)| old.strong_count() > 0 && new.strong_count() > 0);
         for want in desired.instances.values_mut().filter(|want| want.spec.identity.user.is_none()) {
@@ -273,7 +275,7 @@ impl Named {
                 None => {
                     let mut spec = (**want.spec).clone();
                     spec.identity.user = Some(user.to_owned());
-                    let new = Arc::new(Stamped::new(spec));
+                    let new = Arc::new(HashedSpec::new(spec));
                     self.known.insert(at, (Arc::downgrade(&want.spec), Arc::downgrade(&new)));
                     new
                 }

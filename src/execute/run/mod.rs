@@ -3,8 +3,8 @@
 //! Here is the loop, and what is ready. [`send`] brings calls on their way, [`answers`] finds out what became of them, and
 //! [`books`] keeps what is known by the end of each step.
 
-mod answers;
-mod books;
+mod poll;
+mod record;
 mod send;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -14,9 +14,9 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::journal::Journal;
-use super::{Ended, Executed, LAST_WORDS, Outcome, Terms, Told, ledger};
+use super::{ExecutionContext, ExecutionEvent, ExecutionResult, LAST_WORDS, StepOutcome, StepResult, ledger};
 use crate::backend::{Backend, Task};
-use crate::model::{InstanceKey, Op, ProcessKey, Seen, Step, Wave};
+use crate::model::{InstanceKey, ObservedInstance, Op, ProcessKey, Step, Wave};
 use crate::store::{Error, Store};
 
 /// The most steps in one batch.
@@ -26,7 +26,7 @@ const BATCH: usize = 1000;
 pub(super) struct Common<'a, B, S> {
     pub(super) backend: &'a B,
     pub(super) store: &'a S,
-    pub(super) terms: &'a Terms,
+    pub(super) terms: &'a ExecutionContext,
     /// Steps of all of them.
     pub(super) under_way: &'a AtomicUsize,
 }
@@ -35,12 +35,12 @@ pub(super) struct Run<'a, B, S> {
     pub(super) backend: &'a B,
     store: &'a S,
     journal: Journal<'a, S>,
-    pub(super) terms: &'a Terms,
-    pub(super) told: &'a mut (dyn FnMut(Told<'_>) + Send),
+    pub(super) terms: &'a ExecutionContext,
+    pub(super) told: &'a mut (dyn FnMut(ExecutionEvent<'_>) + Send),
     all_under_way: &'a AtomicUsize,
     /// How many of those are ours.
     under_way: usize,
-    pub(super) ended: Vec<Ended>,
+    pub(super) ended: Vec<StepResult>,
     /// Instances of which something was done, or sent.
     begun: BTreeSet<InstanceKey>,
     /// Instances of which a step did not end well.
@@ -57,7 +57,7 @@ pub(super) struct Run<'a, B, S> {
     /// Since when the target does not answer.
     silent: Option<Instant>,
     /// How things are by what was done so far.
-    pub(super) seen: BTreeMap<InstanceKey, Seen>,
+    pub(super) seen: BTreeMap<InstanceKey, ObservedInstance>,
     /// What is known of them beside, and what of that is not written yet.
     known: BTreeMap<InstanceKey, ledger::Entry>,
     notes: BTreeMap<InstanceKey, ledger::Entry>,
@@ -86,7 +86,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
     pub(super) async fn new(
         common: Common<'a, B, S>,
         nth: usize,
-        told: &'a mut (dyn FnMut(Told<'_>) + Send),
+        told: &'a mut (dyn FnMut(ExecutionEvent<'_>) + Send),
     ) -> Result<Run<'a, B, S>, Error> {
         let Common { backend, store, terms, under_way } = common;
         let name = if nth == 0 { terms.run.clone() } else { format!("{}-{nth}", terms.run) };
@@ -115,7 +115,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         })
     }
 
-    pub(super) async fn over(mut self) -> Executed {
+    pub(super) async fn over(mut self) -> ExecutionResult {
         let rest = self.take_notes();
         if !rest.writes.is_empty() {
             match tokio::time::timeout_at(self.last_words(), self.store.txn(rest)).await {
@@ -125,7 +125,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             }
         }
         ledger::forget(self.store, &self.terms.target, &self.known, self.backend.now()).await;
-        Executed { ended: self.ended, to_roll_back: self.to_roll_back }
+        ExecutionResult { ended: self.ended, to_roll_back: self.to_roll_back }
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -142,7 +142,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             ready.extend(chain.pop_front());
         }
         let mut flights: Vec<Flight<'_>> = Vec::new();
-        let (fast, slow) = self.backend.pace();
+        let (fast, slow) = self.backend.poll_interval();
         let mut pace = fast;
         loop {
             let under_way: usize = flights.iter().map(|flight| flight.steps.len()).sum();
@@ -180,7 +180,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             }
             let longest = flights.iter().min_by_key(|flight| flight.begun);
             let longest = longest.and_then(|flight| flight.steps.values().next()).map(|step| &step.instance);
-            (self.told)(Told::Waiting { left, longest });
+            (self.told)(ExecutionEvent::Waiting { left, longest });
         }
     }
 
@@ -202,7 +202,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         {
             match self.why_not(step) {
                 None if let Some(why) = (self.terms.check)(step) => {
-                    self.end(step, Outcome::Failed, 0, why, Instant::now());
+                    self.end(step, StepOutcome::Failed, 0, why, Instant::now());
                     self.skip_rest(chains, step);
                 }
                 None => {
@@ -210,7 +210,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                     batch.push(step);
                 }
                 Some(why) => {
-                    self.end(step, Outcome::Skipped, 0, why, Instant::now());
+                    self.end(step, StepOutcome::Skipped, 0, why, Instant::now());
                     self.skip_rest(chains, step);
                 }
             }
@@ -222,7 +222,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         for flight in flights {
             for step in flight.steps.into_values() {
                 let message = "it was still under way when the time was over".to_owned();
-                self.end(step, Outcome::TimedOut, 115, message, flight.begun);
+                self.end(step, StepOutcome::TimedOut, 115, message, flight.begun);
                 self.skip_rest(chains, step);
             }
         }
@@ -276,7 +276,7 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         let notes = self.take_notes();
         let written = tokio::time::timeout_at(self.last_words(), self.journal.ended(call, notes)).await;
         if written.unwrap_or(false) {
-            (self.told)(Told::Noted);
+            (self.told)(ExecutionEvent::Noted);
         }
     }
 

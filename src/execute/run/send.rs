@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::{Chains, Flight, Run};
-use crate::backend::{Backend, Fault, Order, Task};
-use crate::execute::journal::{Began, Call, Journal};
-use crate::execute::{GRACE, Outcome, Terms, Told, in_time};
-use crate::model::{InstanceKey, Op, Seen, Spec, Step};
+use crate::backend::{Backend, BackendError, Operation, Task};
+use crate::execute::journal::{Call, Journal, JournaledStep};
+use crate::execute::{ExecutionContext, ExecutionEvent, GRACE, StepOutcome, in_time};
+use crate::model::{InstanceKey, ObservedInstance, Op, Spec, Step};
 use crate::store::Store;
 
 /// How often a call that cannot have been carried out is made again.
@@ -25,7 +25,7 @@ const FIRST_TRY: Duration = Duration::from_millis(10);
 enum Lost {
     /// The journal could not be written: nothing was sent.
     NotBegun(String),
-    Fault(Fault),
+    Fault(BackendError),
 }
 
 impl<B: Backend, S: Store> Run<'_, B, S> {
@@ -41,18 +41,19 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             let seen = self.seen.get(&step.instance);
             let registered = seen.is_some_and(|seen| seen.registered == Some(true));
             let owned = self.is_owned(step) || (step.op == Op::Register && self.is_registered_by_us(step));
-            Order { registered, owned, ..Order::of(step, step.id.to_string(), &self.terms.owner) }
+            Operation { registered, owned, ..Operation::of(step, step.id.to_string(), &self.terms.owner) }
         };
         let calls = self.backend.batches(batch.iter().map(order).collect());
         let mut steps: HashMap<String, &Step> =
             batch.into_iter().map(|step| (step.id.to_string(), step)).collect();
-        (self.told)(Told::Sent { steps: steps.len() });
+        (self.told)(ExecutionEvent::Sent { steps: steps.len() });
         let (backend, journal, terms, seen) = (self.backend, &self.journal, self.terms, &self.seen);
-        let one = |orders: Vec<Order>| async move {
+        let one = |orders: Vec<Operation>| async move {
             let sent = submit(backend, journal, terms, seen, &orders).await;
             (orders, sent)
         };
-        let sent: Vec<_> = stream::iter(calls).map(one).buffered(backend.at_once()).collect().await;
+        let sent: Vec<_> =
+            stream::iter(calls).map(one).buffered(backend.max_concurrent_calls()).collect().await;
         let mut flights = Vec::new();
         for (orders, (call, result)) in sent {
             let steps: HashMap<String, &Step> =
@@ -69,23 +70,25 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 }
                 Err(Lost::NotBegun(why)) => {
                     for step in steps.into_values() {
-                        self.end(step, Outcome::Failed, 0, format!("not begun: {why}"), begun);
+                        self.end(step, StepOutcome::Failed, 0, format!("not begun: {why}"), begun);
                         self.skip_rest(chains, step);
                     }
                 }
-                Err(Lost::Fault(Fault::NoAnswer)) if !self.backend.knows_names() => {
+                Err(Lost::Fault(BackendError::NoAnswer)) if !self.backend.has_idempotency_keys() => {
                     flights.push(Flight { task: None, steps, begun, call });
                 }
                 Err(Lost::Fault(fault)) => {
                     let outcome = match fault {
-                        Fault::NoAnswer => Outcome::Unknown,
-                        Fault::Unreachable(_) | Fault::Refused(_) | Fault::Busy(_) => Outcome::Failed,
+                        BackendError::NoAnswer => StepOutcome::Unknown,
+                        BackendError::Unreachable(_) | BackendError::Refused(_) | BackendError::Busy(_) => {
+                            StepOutcome::Failed
+                        }
                     };
                     for step in steps.into_values() {
                         self.end(step, outcome, 0, fault.to_string(), begun);
                         self.skip_rest(chains, step);
                     }
-                    if outcome == Outcome::Failed {
+                    if outcome == StepOutcome::Failed {
                         self.forget(&call).await;
                     }
                 }
@@ -99,9 +102,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 async fn submit<B: Backend, S: Store>(
     backend: &B,
     journal: &Journal<'_, S>,
-    terms: &Terms,
-    seen: &BTreeMap<InstanceKey, Seen>,
-    orders: &[Order],
+    terms: &ExecutionContext,
+    seen: &BTreeMap<InstanceKey, ObservedInstance>,
+    orders: &[Operation],
 ) -> (String, Result<Task, Lost>) {
     let steps = orders.iter().map(|order| began(order, terms, seen)).collect();
     let mut call = Call { steps, at: Some(backend.now()), task: None };
@@ -118,24 +121,24 @@ async fn submit<B: Backend, S: Store>(
     let mut in_doubt = false;
     let sent = loop {
         tries += 1;
-        let may = |fault: &Fault| match fault {
-            Fault::Unreachable(_) | Fault::Busy(_) => true,
+        let may = |fault: &BackendError| match fault {
+            BackendError::Unreachable(_) | BackendError::Busy(_) => true,
             // Under the same name it is carried out once, however often it is sent.
-            Fault::NoAnswer => backend.knows_names(),
-            Fault::Refused(_) => false,
+            BackendError::NoAnswer => backend.has_idempotency_keys(),
+            BackendError::Refused(_) => false,
         };
         match in_time(terms.deadline, backend.submit(&name, orders)).await {
             Err(fault) if may(&fault) && tries < TRIES && Instant::now() < terms.deadline => {
-                in_doubt |= fault == Fault::NoAnswer;
+                in_doubt |= fault == BackendError::NoAnswer;
                 warn!(%fault, tries, "sent again");
                 tokio::time::sleep(FIRST_TRY * 4u32.pow(tries)).await;
             }
-            Err(_) if in_doubt => break Err(Fault::NoAnswer),
+            Err(_) if in_doubt => break Err(BackendError::NoAnswer),
             sent => break sent,
         }
     };
     if let Ok(task) = &sent
-        && !backend.knows_names()
+        && !backend.has_idempotency_keys()
         && !task.ids.is_empty()
     {
         call.task = Some(task.clone());
@@ -145,10 +148,14 @@ async fn submit<B: Backend, S: Store>(
 }
 
 /// A step as the journal keeps it: where calls have names, the name finds the rest.
-fn began(order: &Order, terms: &Terms, seen: &BTreeMap<InstanceKey, Seen>) -> Began {
+fn began(
+    order: &Operation,
+    terms: &ExecutionContext,
+    seen: &BTreeMap<InstanceKey, ObservedInstance>,
+) -> JournaledStep {
     let lasting = !terms.caps.reads_specs;
     let row = seen.get(&order.instance);
-    Began {
+    JournaledStep {
         instance: order.instance.clone(),
         op: order.op,
         moves: order.moves(),

@@ -1,30 +1,33 @@
 //! What JOB's documents require of a body, call by call: the first thing that is wrong, or nothing.
 
 use super::{Api, JobBody, JobProcess, Limit};
-use crate::gse::request::Wrong;
+use crate::gse::request::RequestError;
 use crate::model::{AutoType, Percent};
 
 impl JobBody {
     /// What the call's document requires of a body, and what cannot be meant: the field, and what is wrong with it.
-    pub fn check(&self, api: Api) -> Result<(), Wrong> {
+    pub fn check(&self, api: Api) -> Result<(), RequestError> {
         let scope = self.bk_scope_type.as_deref().is_some_and(|scope| matches!(scope, "biz" | "biz_set"));
         if self.bk_biz_id.is_none() && (self.bk_scope_id.is_none() || !scope) {
-            return Err(Wrong::new("bk_biz_id", "is missing, and so is a scope of type biz or biz_set"));
+            return Err(RequestError::new(
+                "bk_biz_id",
+                "is missing, and so is a scope of type biz or biz_set",
+            ));
         }
         if self.process_infos.is_empty() {
-            return Err(Wrong::missing("process_infos"));
+            return Err(RequestError::missing("process_infos"));
         }
         for (at, process) in self.process_infos.iter().enumerate() {
-            process
-                .check(api, self.op_type)
-                .map_err(|wrong| Wrong::new(format!("process_infos[{at}].{}", wrong.field), wrong.why))?;
+            process.check(api, self.op_type).map_err(|wrong| {
+                RequestError::new(format!("process_infos[{at}].{}", wrong.field), wrong.why)
+            })?;
         }
         Ok(())
     }
 }
 
 impl JobProcess {
-    fn check(&self, api: Api, op_type: Option<i64>) -> Result<(), Wrong> {
+    fn check(&self, api: Api, op_type: Option<i64>) -> Result<(), RequestError> {
         let required: &[(&str, &Option<String>)] = match api {
             Api::ManageProc => &[("proc_name", &self.proc_name), ("proc_owner", &self.proc_owner)],
             Api::OperateProcess => &[
@@ -35,29 +38,29 @@ impl JobProcess {
         };
         for (field, value) in required {
             if value.as_ref().is_none_or(String::is_empty) {
-                return Err(Wrong::missing(field));
+                return Err(RequestError::missing(field));
             }
         }
         if self.ip_list.is_empty() {
-            return Err(Wrong::missing("ip_list"));
+            return Err(RequestError::missing("ip_list"));
         }
         for (at, host) in self.ip_list.iter().enumerate() {
             if host.ip.parse::<std::net::IpAddr>().is_err() {
-                return Err(Wrong::new(format!("ip_list[{at}].ip"), "is no IP address"));
+                return Err(RequestError::new(format!("ip_list[{at}].ip"), "is no IP address"));
             }
         }
         match self.r#type {
             Some(0) | None if self.cycle_time.is_none() && runs_by_its_kind(api, op_type) => {
-                return Err(Wrong::new("cycle_time", "is missing, which type 0 needs"));
+                return Err(RequestError::new("cycle_time", "is missing, which type 0 needs"));
             }
             Some(code) if AutoType::try_from(code).is_err() => {
-                return Err(Wrong::new("type", "is neither 0, 1 nor 2"));
+                return Err(RequestError::new("type", "is neither 0, 1 nor 2"));
             }
             Some(_) | None => {}
         }
         for (field, share) in [("cpu_lmt", self.cpu_lmt), ("mem_lmt", self.mem_lmt)] {
             if share.is_some_and(|Limit(share)| Percent::new(share).is_none()) {
-                return Err(Wrong::new(field, "is no percentage between 0 and 100"));
+                return Err(RequestError::new(field, "is no percentage between 0 and 100"));
             }
         }
         let numbers = [
@@ -69,7 +72,7 @@ impl JobProcess {
         ];
         for (field, number) in numbers {
             if number.is_some_and(|number| u32::try_from(number).is_err()) {
-                return Err(Wrong::new(field, "is out of range"));
+                return Err(RequestError::new(field, "is out of range"));
             }
         }
         Ok(())

@@ -215,7 +215,7 @@ fn state(api: Api, op_type: Option<i64>, auto_type: AutoType, note: &mut impl Fn
     let Some(op_type) = op_type else { return State::Running };
     let state = match (api, op_type) {
         (Api::ManageProc, 1) => Some(State::Running),
-        (Api::ManageProc, 2) => Some(State::unguarded(auto_type)),
+        (Api::ManageProc, 2) => Some(State::unsupervised(auto_type)),
         (Api::ManageProc, _) => None,
         (Api::OperateProcess, op_type) => State::wanted_by(op_type, auto_type),
     };

@@ -1,5 +1,5 @@
 //! A document → what it declares. Every value is read once, here: what comes out is typed and within its range,
-//! what is not becomes a `Finding`. Nothing here looks at another document.
+//! what is not becomes a `PathProblem`. Nothing here looks at another document.
 
 mod policy;
 mod spec;
@@ -9,23 +9,23 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 pub use spec::{require, spec};
-pub use values::Values;
+pub use values::ValueChecker;
 
 use super::document::{Document, HostEntry, HostLabels, Meta, RolloutEntry, SpecEntry, Text};
 use super::grammar::{self, API_VERSION};
-use super::problem::{Code, Finding, Path, did_you_mean};
-use super::variables::Uses;
+use super::problem::{Code, FieldPath, PathProblem, did_you_mean};
+use super::variables::VariableUse;
 use crate::model::{
-    Effect, Field, Guard, Host, HostKey, Name, OnChange, Policy, ProcessKey, Rollout, Selector, Spec,
-    Stamped, State,
+    Effect, Field, HashedSpec, Host, HostKey, Name, OnChange, Policy, ProcessKey, Protection, Rollout,
+    Selector, Spec, State,
 };
 
 /// What one document declares, as far as it is well said. A copy is cheap: a tree that is read again shares what did not
 /// change.
 #[derive(Clone, Debug)]
-pub enum Declared {
+pub enum DeclaredObject {
     Process(Arc<Process>),
-    Group(Arc<Group>),
+    Group(Arc<HostGroup>),
     Defaults(Arc<SpecEntry>),
     Policy(Arc<Policy>),
     Nothing,
@@ -38,93 +38,93 @@ pub struct Process {
     pub key: Option<ProcessKey>,
     pub labels: BTreeMap<String, String>,
     /// With the number of the entry in `hosts`.
-    pub hosts: Vec<(usize, Where)>,
+    pub hosts: Vec<(usize, Placement)>,
     pub state: State,
     pub instances: Option<u32>,
     pub depends_on: Vec<(usize, ProcessKey)>,
-    pub protect: Vec<Guard>,
+    pub protect: Vec<Protection>,
     pub adopt: bool,
     pub moved_from: Option<ProcessKey>,
     pub on_change: OnChange,
     pub rollout: Option<Rollout>,
     /// As written, and as read: Defaults go under the former.
     pub entry: Arc<SpecEntry>,
-    pub spec: Arc<Stamped>,
-    pub uses: Uses,
+    pub spec: Arc<HashedSpec>,
+    pub uses: VariableUse,
     /// It was written as a request body, whose documents require more.
     pub in_body: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Where {
+pub enum Placement {
     Host(Host),
     Group { name: String, chosen: Option<Selector> },
 }
 
 #[derive(Debug)]
-pub struct Group {
+pub struct HostGroup {
     pub name: Option<String>,
     pub hosts: Vec<(usize, Host, BTreeMap<String, String>)>,
 }
 
 /// Reads one document. The findings are in the order of the fields, not of the file.
-pub fn document(document: Document) -> (Declared, Vec<Finding>) {
-    let mut values = Values::default();
+pub fn document(document: Document) -> (DeclaredObject, Vec<PathProblem>) {
+    let mut values = ValueChecker::default();
     let in_body = document.api_version.is_none() && document.kind.is_none();
     if let Some(version) = document.api_version.as_deref().filter(|v| *v != API_VERSION) {
         let message = format!("apiVersion {version:?} is unknown");
-        values.find(
-            Finding::new(Code::UnknownKind, Path::of("apiVersion"), message)
+        values.report(
+            PathProblem::new(Code::UnknownKind, FieldPath::of("apiVersion"), message)
                 .hint("this Abide reads abide/v1"),
         );
     }
     let declared = match document.kind.as_deref() {
-        None | Some("Process") => Declared::Process(Arc::new(process(document, in_body, &mut values))),
-        Some("HostGroup") => Declared::Group(Arc::new(group(&document, &mut values))),
+        None | Some("Process") => DeclaredObject::Process(Arc::new(process(document, in_body, &mut values))),
+        Some("HostGroup") => DeclaredObject::Group(Arc::new(group(&document, &mut values))),
         Some("Defaults") => {
             let entry = document.spec.unwrap_or_else(|| {
-                values.missing(Path::of("spec"));
+                values.report_missing(FieldPath::of("spec"));
                 SpecEntry::default()
             });
-            spec(&entry, &Path::of("spec"), true, &mut values);
-            Declared::Defaults(Arc::new(entry))
+            spec(&entry, &FieldPath::of("spec"), true, &mut values);
+            DeclaredObject::Defaults(Arc::new(entry))
         }
-        Some("Policy") => Declared::Policy(Arc::new(policy::policy(document, &mut values))),
+        Some("Policy") => DeclaredObject::Policy(Arc::new(policy::policy(document, &mut values))),
         Some(kind) => {
             let hint = match did_you_mean(kind, grammar::KINDS.iter().copied()) {
                 Some(meant) => format!("did you mean {meant}?"),
                 None => format!("kinds: {}", grammar::KINDS.join(", ")),
             };
             let message = format!("kind {:?} is unknown", super::node::shorten(kind));
-            values.find(Finding::new(Code::UnknownKind, Path::of("kind"), message).hint(hint));
-            Declared::Nothing
+            values.report(PathProblem::new(Code::UnknownKind, FieldPath::of("kind"), message).hint(hint));
+            DeclaredObject::Nothing
         }
     };
     (declared, values.findings)
 }
 
-fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
+fn process(document: Document, in_body: bool, values: &mut ValueChecker) -> Process {
     let meta = document.meta.unwrap_or_default();
     let key = process_key(&meta, values);
     let state = values
-        .word(&Path::of("state"), document.state.as_ref(), grammar::STATES)
+        .word(&FieldPath::of("state"), document.state.as_ref(), grammar::STATES)
         .and_then(|word| State::ALL.into_iter().find(|state| state.word() == word))
         .unwrap_or_default();
     let instances =
-        values.int(&Path::of("instances"), document.instances, grammar::INSTANCES, Code::OutOfRange);
+        values.int(&FieldPath::of("instances"), document.instances, grammar::INSTANCES, Code::OutOfRange);
     if let (Some(key), Some(count)) = (&key, instances) {
         numbered_name(key, count, values);
     }
-    let labels = values.labels(&Path::of("meta.labels"), meta.labels.as_ref());
+    let labels = values.labels(&FieldPath::of("meta.labels"), meta.labels.as_ref());
     if document.hosts.as_ref().is_none_or(Vec::is_empty) {
-        values.missing(Path::of("hosts"));
+        values.report_missing(FieldPath::of("hosts"));
     }
     let hosts = document.hosts.iter().flatten().enumerate();
     let hosts = hosts
-        .filter_map(|(at, entry)| Some((at, whereabouts(entry, &Path::of("hosts").index(at), values)?)))
+        .filter_map(|(at, entry)| Some((at, host_entry(entry, &FieldPath::of("hosts").index(at), values)?)))
         .collect();
     let entry = document.spec.unwrap_or_default();
-    let mut spec = spec(&entry, &Path::of("spec"), instances.is_some(), values);
+    let mut spec = spec(&entry, &FieldPath::of("spec"), instances.is_some(), values);
     spec.labels.clone_from(&labels);
     let (depends_on, moved_from) = match &key {
         Some(key) => (
@@ -134,7 +134,7 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
         None => (Vec::new(), None),
     };
     if in_body {
-        ignored(
+        warn_ignored(
             &[
                 ("op_type", document.op_type.is_some()),
                 ("bk_app_code", document.bk_app_code.is_some()),
@@ -153,14 +153,14 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
         instances,
         depends_on,
         protect: values
-            .words(&Path::of("protect"), document.protect.as_deref(), grammar::GUARDS)
-            .filter_map(|word| Guard::ALL.into_iter().find(|guard| guard.word() == word))
+            .words(&FieldPath::of("protect"), document.protect.as_deref(), grammar::PROTECTIONS)
+            .filter_map(|word| Protection::ALL.into_iter().find(|guard| guard.word() == word))
             .collect(),
         adopt: document.adopt.unwrap_or_default(),
         moved_from,
         on_change: on_change(document.on_change.unwrap_or_default().0, values),
         rollout: document.rollout.map(|entry| rollout(&entry, values)),
-        entry: shared(entry),
+        entry: shared_entry(entry),
         spec: shared_spec(spec),
         uses: values.uses,
         in_body,
@@ -168,56 +168,58 @@ fn process(document: Document, in_body: bool, values: &mut Values) -> Process {
 }
 
 /// Thousands of documents without a spec have it in common.
-fn shared(entry: SpecEntry) -> Arc<SpecEntry> {
-    static NOTHING: LazyLock<Arc<SpecEntry>> = LazyLock::new(Arc::default);
-    if entry == SpecEntry::default() { Arc::clone(&NOTHING) } else { Arc::new(entry) }
+fn shared_entry(entry: SpecEntry) -> Arc<SpecEntry> {
+    static EMPTY: LazyLock<Arc<SpecEntry>> = LazyLock::new(Arc::default);
+    if entry == SpecEntry::default() { Arc::clone(&EMPTY) } else { Arc::new(entry) }
 }
 
-fn shared_spec(spec: Spec) -> Arc<Stamped> {
-    static NOTHING: LazyLock<Arc<Stamped>> = LazyLock::new(Arc::default);
-    if spec == Spec::default() { Arc::clone(&NOTHING) } else { Arc::new(Stamped::new(spec)) }
+fn shared_spec(spec: Spec) -> Arc<HashedSpec> {
+    static EMPTY: LazyLock<Arc<HashedSpec>> = LazyLock::new(Arc::default);
+    if spec == Spec::default() { Arc::clone(&EMPTY) } else { Arc::new(HashedSpec::new(spec)) }
 }
 
-fn process_key(meta: &Meta, values: &mut Values) -> Option<ProcessKey> {
-    let namespace = literal_name(&Path::of("meta.namespace"), meta.namespace.as_ref(), values);
-    let name = literal_name(&Path::of("meta.name"), meta.name.as_ref(), values);
+fn process_key(meta: &Meta, values: &mut ValueChecker) -> Option<ProcessKey> {
+    let namespace = literal_name(&FieldPath::of("meta.namespace"), meta.namespace.as_ref(), values);
+    let name = literal_name(&FieldPath::of("meta.name"), meta.name.as_ref(), values);
     Some(ProcessKey { namespace: namespace?, name: name? })
 }
 
 /// A name that is not the pattern for every name: in `allow`, in an app's `namespaces` and in queries `*` means all.
-fn literal_name(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Name> {
+fn literal_name(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Option<Name> {
     let name = name(path, value, values)?;
     if name.as_str().bytes().any(|byte| byte != b'*') {
         return Some(name);
     }
     let message = format!("{path} {:?} cannot be used: it is the pattern for every name", name.as_str());
-    values.find(
-        Finding::new(Code::BadName, path.clone(), message)
+    values.report(
+        PathProblem::new(Code::BadName, path.clone(), message)
             .hint("name one process; `hosts` lists where it runs"),
     );
     None
 }
 
 /// A name may be fine by itself and too long with the number of an instance.
-fn numbered_name(key: &ProcessKey, count: u32, values: &mut Values) {
+fn numbered_name(key: &ProcessKey, count: u32, values: &mut ValueChecker) {
     let name = format!("{}_{count}", key.name);
     if name.parse::<Name>().is_err() {
         let message = format!("with `instances` a name becomes {name:?}, which is too long");
-        values.find(Finding::new(Code::BadName, Path::of("meta.name"), message).hint("take a shorter name"));
+        values.report(
+            PathProblem::new(Code::BadName, FieldPath::of("meta.name"), message).hint("take a shorter name"),
+        );
     }
 }
 
-fn name(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Name> {
+fn name(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Option<Name> {
     let Some(text) = value.filter(|text| !text.is_empty()) else {
-        values.missing(path.clone());
+        values.report_missing(path.clone());
         return None;
     };
     match text.parse() {
         Ok(name) => Some(name),
         Err(error) => {
             let message = format!("{path} {:?} cannot be used: {error}", super::node::shorten(text));
-            values.find(
-                Finding::new(Code::BadName, path.clone(), message)
+            values.report(
+                PathProblem::new(Code::BadName, path.clone(), message)
                     .hint("letters, digits, `-`, `_` and `.` are always fine"),
             );
             None
@@ -225,15 +227,17 @@ fn name(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Name> 
     }
 }
 
-fn whereabouts(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Where> {
+fn host_entry(entry: &HostEntry, path: &FieldPath, values: &mut ValueChecker) -> Option<Placement> {
     let Some(group) = &entry.group else {
         if entry.labels.is_some() {
             let message = "labels choose among the hosts of a group, and this entry names none";
-            values.find(
-                Finding::new(Code::BadHost, path.key("labels"), message).hint("add `group: NAME`").at_key(),
+            values.report(
+                PathProblem::new(Code::BadHost, path.key("labels"), message)
+                    .hint("add `group: NAME`")
+                    .at_key(),
             );
         }
-        return host(entry, path, values).map(Where::Host);
+        return host(entry, path, values).map(Placement::Host);
     };
     if entry.ip.is_some()
         || entry.bk_cloud_id.is_some()
@@ -241,8 +245,10 @@ fn whereabouts(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Wh
         || entry.bk_supplier_id.is_some()
     {
         let message = "an entry of hosts is either a group or a host";
-        values.find(
-            Finding::new(Code::BadHost, path.key("group"), message).hint("make two entries of it").at_key(),
+        values.report(
+            PathProblem::new(Code::BadHost, path.key("group"), message)
+                .hint("make two entries of it")
+                .at_key(),
         );
         return None;
     }
@@ -251,18 +257,18 @@ fn whereabouts(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Wh
         Some(HostLabels::Selector(text)) => match text.parse::<Selector>() {
             Ok(selector) => Some(selector),
             Err(error) => {
-                values.find(
-                    Finding::new(Code::BadSelector, path.key("labels"), error.to_string())
+                values.report(
+                    PathProblem::new(Code::BadSelector, path.key("labels"), error.to_string())
                         .hint("such as rack=a,tier in (x,y),!old"),
                 );
                 return None;
             }
         },
     };
-    Some(Where::Group { name: group.to_string(), chosen })
+    Some(Placement::Group { name: group.to_string(), chosen })
 }
 
-fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
+fn host(entry: &HostEntry, path: &FieldPath, values: &mut ValueChecker) -> Option<Host> {
     let cloud = values.int(&path.key("bk_cloud_id"), entry.bk_cloud_id, grammar::ANY_COUNT, Code::OutOfRange);
     let supplier =
         values.int(&path.key("bk_supplier_id"), entry.bk_supplier_id, grammar::ANY_COUNT, Code::OutOfRange);
@@ -270,8 +276,8 @@ fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
         None => None,
         Some(Ok(id)) => Some(id),
         Some(Err(error)) => {
-            values.find(
-                Finding::new(
+            values.report(
+                PathProblem::new(
                     Code::BadName,
                     path.key("bk_agent_id"),
                     format!("bk_agent_id cannot be used: {error}"),
@@ -284,8 +290,8 @@ fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
     let Some(ip) = entry.ip.as_deref().filter(|ip| !ip.is_empty()) else {
         let Some(id) = agent_id else {
             let message = "a host needs ip and bk_cloud_id, or bk_agent_id";
-            values.find(
-                Finding::new(Code::BadHost, path.clone(), message)
+            values.report(
+                PathProblem::new(Code::BadHost, path.clone(), message)
                     .hint("such as {ip: 10.0.0.1, bk_cloud_id: 0}"),
             );
             return None;
@@ -294,8 +300,8 @@ fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
     };
     let Ok(ip) = ip.parse() else {
         let message = format!("{:?} is not an IP address", super::node::shorten(ip));
-        values.find(
-            Finding::new(Code::BadIp, path.key("ip"), message)
+        values.report(
+            PathProblem::new(Code::BadIp, path.key("ip"), message)
                 .hint("such as 10.0.0.1 or 2001:db8::1; host names are not looked up"),
         );
         return None;
@@ -303,8 +309,8 @@ fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
     if entry.bk_cloud_id.is_none() {
         let message =
             format!("{path}.bk_cloud_id is missing: the same address may exist in several cloud areas");
-        values.find(
-            Finding::new(Code::MissingField, path.key("bk_cloud_id"), message)
+        values.report(
+            PathProblem::new(Code::MissingField, path.key("bk_cloud_id"), message)
                 .hint("bk_cloud_id: 0 is the default area"),
         );
         return None;
@@ -312,12 +318,12 @@ fn host(entry: &HostEntry, path: &Path, values: &mut Values) -> Option<Host> {
     Some(Host { key: HostKey::Address { cloud: cloud?, ip }, supplier, agent_id })
 }
 
-fn group(document: &Document, values: &mut Values) -> Group {
+fn group(document: &Document, values: &mut ValueChecker) -> HostGroup {
     let name = document.meta.as_ref().and_then(|meta| meta.name.as_ref());
-    let name = self::name(&Path::of("meta.name"), name, values);
+    let name = self::name(&FieldPath::of("meta.name"), name, values);
     let mut hosts = Vec::new();
     for (at, entry) in document.hosts.iter().flatten().enumerate() {
-        let path = Path::of("hosts").index(at);
+        let path = FieldPath::of("hosts").index(at);
         let labels = match &entry.labels {
             Some(HostLabels::Have(labels)) => values.labels(&path.key("labels"), Some(labels)),
             None | Some(HostLabels::Selector(_)) => BTreeMap::new(),
@@ -327,13 +333,13 @@ fn group(document: &Document, values: &mut Values) -> Group {
         }
     }
     if document.hosts.is_none() {
-        values.missing(Path::of("hosts"));
+        values.report_missing(FieldPath::of("hosts"));
     }
-    Group { name: name.map(|name| name.to_string()), hosts }
+    HostGroup { name: name.map(|name| name.to_string()), hosts }
 }
 
-fn depends_on(entries: Vec<Text>, home: &Name, values: &mut Values) -> Vec<(usize, ProcessKey)> {
-    let path = Path::of("depends_on");
+fn depends_on(entries: Vec<Text>, home: &Name, values: &mut ValueChecker) -> Vec<(usize, ProcessKey)> {
+    let path = FieldPath::of("depends_on");
     let mut keys = Vec::new();
     for (at, text) in entries.into_iter().enumerate() {
         match ProcessKey::within(home, &text) {
@@ -341,8 +347,8 @@ fn depends_on(entries: Vec<Text>, home: &Name, values: &mut Values) -> Vec<(usiz
             Err(error) => {
                 let message =
                     format!("depends_on {:?} names no process: {error}", super::node::shorten(&text));
-                values.find(
-                    Finding::new(Code::BadName, path.index(at), message)
+                values.report(
+                    PathProblem::new(Code::BadName, path.index(at), message)
                         .hint("NAMESPACE/NAME, or NAME in the same namespace"),
                 );
             }
@@ -351,8 +357,8 @@ fn depends_on(entries: Vec<Text>, home: &Name, values: &mut Values) -> Vec<(usiz
     keys
 }
 
-fn moved_from(text: &str, to: &ProcessKey, values: &mut Values) -> Option<ProcessKey> {
-    let path = Path::of("moved_from");
+fn moved_from(text: &str, to: &ProcessKey, values: &mut ValueChecker) -> Option<ProcessKey> {
+    let path = FieldPath::of("moved_from");
     let problem = match ProcessKey::within(&to.namespace, text) {
         Ok(key) if key == *to => "it is the process's own name".to_owned(),
         Ok(_) if names_host(text) => ACROSS_HOSTS.to_owned(),
@@ -361,8 +367,8 @@ fn moved_from(text: &str, to: &ProcessKey, values: &mut Values) -> Option<Proces
         Err(error) => error.to_string(),
     };
     let message = format!("moved_from {:?} cannot be followed: {problem}", super::node::shorten(text));
-    values.find(
-        Finding::new(Code::BadMove, path, message)
+    values.report(
+        PathProblem::new(Code::BadMove, path, message)
             .hint("NAMESPACE/NAME, or NAME in the same namespace, as it was on the same hosts"),
     );
     None
@@ -376,8 +382,8 @@ fn names_host(text: &str) -> bool {
     host.is_some_and(|host| host.parse::<HostKey>().is_ok() || host.parse::<std::net::IpAddr>().is_ok())
 }
 
-fn on_change(entries: BTreeMap<String, Text>, values: &mut Values) -> OnChange {
-    let path = Path::of("on_change");
+fn on_change(entries: BTreeMap<String, Text>, values: &mut ValueChecker) -> OnChange {
+    let path = FieldPath::of("on_change");
     let mut known = OnChange::new();
     for (name, word) in entries {
         let Some(field) = Field::from_path(&name) else {
@@ -386,7 +392,8 @@ fn on_change(entries: BTreeMap<String, Text>, values: &mut Values) -> OnChange {
                 None => "`abide explain spec` lists the fields".to_owned(),
             };
             let message = format!("a spec has no field {:?}", super::node::shorten(&name));
-            values.find(Finding::new(Code::BadFieldPath, path.entry(&name), message).hint(hint).at_key());
+            values
+                .report(PathProblem::new(Code::BadFieldPath, path.entry(&name), message).hint(hint).at_key());
             continue;
         };
         let word = values.word(&path.entry(&name), Some(&word), grammar::EFFECTS);
@@ -394,15 +401,15 @@ fn on_change(entries: BTreeMap<String, Text>, values: &mut Values) -> OnChange {
             && known.insert(field, effect).is_some()
         {
             let message = format!("on_change names {field} twice: with `spec.` before it, and without");
-            let finding = Finding::new(Code::DuplicateKey, path.entry(&name), message);
-            values.find(finding.hint("remove one of them").at_key());
+            let finding = PathProblem::new(Code::DuplicateKey, path.entry(&name), message);
+            values.report(finding.hint("remove one of them").at_key());
         }
     }
     known
 }
 
-fn rollout(entry: &RolloutEntry, values: &mut Values) -> Rollout {
-    let path = Path::of("rollout");
+fn rollout(entry: &RolloutEntry, values: &mut ValueChecker) -> Rollout {
+    let path = FieldPath::of("rollout");
     Rollout {
         batch: values.amount(&path.key("batch"), entry.batch.as_ref(), 1),
         canary: values.amount(&path.key("canary"), entry.canary.as_ref(), 0),
@@ -417,12 +424,15 @@ fn rollout(entry: &RolloutEntry, values: &mut Values) -> Rollout {
     }
 }
 
-fn ignored(fields: &[(&'static str, bool)], values: &mut Values) {
+fn warn_ignored(fields: &[(&'static str, bool)], values: &mut ValueChecker) {
     for (name, _) in fields.iter().filter(|(_, there)| *there) {
-        let finding =
-            Finding::new(Code::IgnoredField, Path::of(name), format!("{name} is ignored in a manifest"))
-                .at_key();
-        values.find(finding.hint(match *name {
+        let finding = PathProblem::new(
+            Code::IgnoredField,
+            FieldPath::of(name),
+            format!("{name} is ignored in a manifest"),
+        )
+        .at_key();
+        values.report(finding.hint(match *name {
             "op_type" => "`state` says what should be so; remove it",
             "bk_app_secret" | "bk_token" => "remove it, and change it if this file was ever committed",
             _ => "it belongs in the target's configuration; remove it",

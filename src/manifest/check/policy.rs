@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::Values;
+use super::ValueChecker;
 use crate::manifest::document::{Document, Text, WindowEntry};
 use crate::manifest::grammar;
-use crate::manifest::problem::{Code, Finding, Path};
-use crate::model::{Allow, Budgets, Days, Operation, Place, Policy, TimeOfDay, Window};
+use crate::manifest::problem::{Code, FieldPath, PathProblem};
+use crate::model::{Allow, Budgets, Days, Disruption, Policy, SourceLocation, TimeOfDay, Window};
 
 /// Reads a policy. Its reach and place are filled in by who knows the file.
-pub fn policy(document: Document, values: &mut Values) -> Policy {
+pub fn policy(document: Document, values: &mut ValueChecker) -> Policy {
     let name = document.meta.as_ref().and_then(|meta| meta.name.as_ref());
-    let name = super::name(&Path::of("meta.name"), name, values).map(|name| name.to_string());
+    let name = super::name(&FieldPath::of("meta.name"), name, values).map(|name| name.to_string());
     let allow = document.allow.unwrap_or_default();
     let budgets = document.budgets.unwrap_or_default();
     let windows = document.windows.unwrap_or_default();
@@ -20,30 +20,30 @@ pub fn policy(document: Document, values: &mut Values) -> Policy {
         |list: Option<Vec<Text>>| list.map(|list| list.into_iter().map(|Text(text)| text).collect());
     Policy {
         name: name.unwrap_or_default(),
-        place: Place { file: Arc::from(""), line: 0, column: 0 },
+        place: SourceLocation { file: Arc::from(""), line: 0, column: 0 },
         reach: PathBuf::new(),
-        owner: values.text(&Path::of("owner"), document.owner.as_ref()),
+        owner: values.text(&FieldPath::of("owner"), document.owner.as_ref()),
         allow: Allow {
             namespaces: patterns(allow.namespaces),
             users: patterns(allow.users),
             hosts: patterns(allow.hosts),
         },
         budgets: Budgets {
-            delete: values.amount(&Path::of("budgets.delete"), budgets.delete.as_ref(), 0),
-            restart: values.amount(&Path::of("budgets.restart"), budgets.restart.as_ref(), 0),
+            delete: values.amount(&FieldPath::of("budgets.delete"), budgets.delete.as_ref(), 0),
+            restart: values.amount(&FieldPath::of("budgets.restart"), budgets.restart.as_ref(), 0),
         },
         windows: windows
             .iter()
             .enumerate()
-            .filter_map(|(at, entry)| window(entry, &Path::of("windows").index(at), values))
+            .filter_map(|(at, entry)| window(entry, &FieldPath::of("windows").index(at), values))
             .collect(),
     }
 }
 
-fn window(entry: &WindowEntry, path: &Path, values: &mut Values) -> Option<Window> {
+fn window(entry: &WindowEntry, path: &FieldPath, values: &mut ValueChecker) -> Option<Window> {
     let mut bad = |name, value: &str, hint: &str| {
         let message = format!("{path}.{name} {:?} does not parse", crate::manifest::node::shorten(value));
-        values.find(Finding::new(Code::BadWindow, path.key(name), message).hint(hint));
+        values.report(PathProblem::new(Code::BadWindow, path.key(name), message).hint(hint));
     };
     let days = entry.days.as_deref().unwrap_or("mon-sun");
     let parsed_days = self::days(days);
@@ -67,12 +67,12 @@ fn window(entry: &WindowEntry, path: &Path, values: &mut Values) -> Option<Windo
         [("from", entry.from.is_some()), ("to", entry.to.is_some()), ("for", entry.operations.is_some())]
     {
         if !there {
-            values.missing(path.key(name));
+            values.report_missing(path.key(name));
         }
     }
     let operations = values
-        .words(&path.key("for"), entry.operations.as_deref(), grammar::OPERATIONS)
-        .filter_map(|word| Operation::ALL.into_iter().find(|operation| operation.word() == word))
+        .words(&path.key("for"), entry.operations.as_deref(), grammar::DISRUPTIONS)
+        .filter_map(|word| Disruption::ALL.into_iter().find(|operation| operation.word() == word))
         .collect();
     let tz = known_tz.then(|| tz.to_owned())?;
     Some(Window { days: parsed_days?, from: from?, to: to?, tz, operations })

@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::Values;
+use super::ValueChecker;
 use crate::manifest::document::{
-    ConfigEntry, ControlEntry, EnvEntry, IdentityEntry, JobEntry, Loose, MonitorEntry, Real, ResourceEntry,
-    SpecEntry, Text,
+    ConfigEntry, ControlEntry, EnvEntry, IdentityEntry, JobEntry, MonitorEntry, Real, ResourceEntry,
+    SpecEntry, Text, TextOrNumber,
 };
 use crate::manifest::grammar::{self, ANY_COUNT, CYCLE_SECONDS, RETRIES, SECONDS, SMALL_COUNT};
-use crate::manifest::problem::{Code, Finding, Path};
+use crate::manifest::problem::{Code, FieldPath, PathProblem};
 use crate::model::{
     AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Resource, Secret, Spec, StartMode, State,
 };
 
 /// Reads every value of a spec. `numbered`: `${instance}` has a meaning. Labels stand elsewhere.
-pub fn spec(entry: &SpecEntry, path: &Path, numbered: bool, values: &mut Values) -> Spec {
+pub fn spec(entry: &SpecEntry, path: &FieldPath, numbered: bool, values: &mut ValueChecker) -> Spec {
     let SpecEntry { identity, control, resource, monitor_policy, warn_report_policy, configmap, env, job } =
         entry;
     let section = |name| path.key(name);
@@ -54,7 +54,7 @@ pub fn spec(entry: &SpecEntry, path: &Path, numbered: bool, values: &mut Values)
     }
 }
 
-fn identity(entry: &IdentityEntry, path: &Path, numbered: bool, values: &mut Values) -> Identity {
+fn identity(entry: &IdentityEntry, path: &FieldPath, numbered: bool, values: &mut ValueChecker) -> Identity {
     let IdentityEntry { proc_name, setup_path, pid_path, config_path, log_path, user, value_key } = entry;
     Identity {
         proc_name: literal(&path.key("proc_name"), proc_name.as_ref(), values).unwrap_or_default(),
@@ -68,12 +68,12 @@ fn identity(entry: &IdentityEntry, path: &Path, numbered: bool, values: &mut Val
 }
 
 /// Text in which no variable is replaced, and in which somebody who writes one expects it to be.
-fn literal(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<String> {
+fn literal(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Option<String> {
     let text = values.text(path, value)?;
     if text.contains("${") {
         let message = format!("variables are not replaced in {path}");
-        values.find(
-            Finding::new(Code::BadVariable, path.clone(), message)
+        values.report(
+            PathProblem::new(Code::BadVariable, path.clone(), message)
                 .hint("only in paths, commands, env and value_key"),
         );
         return None;
@@ -81,7 +81,7 @@ fn literal(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Str
     Some(text)
 }
 
-fn control(entry: &ControlEntry, path: &Path, numbered: bool, values: &mut Values) -> Control {
+fn control(entry: &ControlEntry, path: &FieldPath, numbered: bool, values: &mut ValueChecker) -> Control {
     let ControlEntry {
         start_cmd,
         stop_cmd,
@@ -113,7 +113,7 @@ fn control(entry: &ControlEntry, path: &Path, numbered: bool, values: &mut Value
     }
 }
 
-fn resource(entry: &ResourceEntry, path: &Path, values: &mut Values) -> Resource {
+fn resource(entry: &ResourceEntry, path: &FieldPath, values: &mut ValueChecker) -> Resource {
     let ResourceEntry { cpu, mem, fd, disk, net } = entry;
     Resource {
         cpu: values.percent(&path.key("cpu"), cpu.map(|Real(share)| share)),
@@ -124,7 +124,7 @@ fn resource(entry: &ResourceEntry, path: &Path, values: &mut Values) -> Resource
     }
 }
 
-fn monitor(entry: &MonitorEntry, path: &Path, values: &mut Values) -> Monitor {
+fn monitor(entry: &MonitorEntry, path: &FieldPath, values: &mut ValueChecker) -> Monitor {
     let MonitorEntry {
         auto_type,
         start_check_secs,
@@ -149,7 +149,7 @@ fn monitor(entry: &MonitorEntry, path: &Path, values: &mut Values) -> Monitor {
     }
 }
 
-fn crontab(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<String> {
+fn crontab(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Option<String> {
     use croner::parser::{CronParser, Seconds, Year};
     let rule = values.text(path, value)?;
     let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
@@ -164,8 +164,8 @@ fn crontab(path: &Path, value: Option<&Text>, values: &mut Values) -> Option<Str
         Err(error) => {
             let shown = crate::manifest::node::shorten(&rule);
             let message = format!("crontab rule {shown:?} does not parse: {}", sentence(&error));
-            values.find(
-                Finding::new(Code::BadCrontab, path.clone(), message)
+            values.report(
+                PathProblem::new(Code::BadCrontab, path.clone(), message)
                     .hint("minute hour day-of-month month day-of-week, such as \"*/5 * * * *\""),
             );
             None
@@ -181,15 +181,20 @@ fn sentence(message: &str) -> String {
 }
 
 /// An entry without path and md5 is what the documents' examples have; it says nothing.
-fn config(entry: &ConfigEntry, path: &Path, numbered: bool, values: &mut Values) -> Option<ConfigFile> {
+fn config(
+    entry: &ConfigEntry,
+    path: &FieldPath,
+    numbered: bool,
+    values: &mut ValueChecker,
+) -> Option<ConfigFile> {
     let file = values.path(&path.key("path"), entry.path.as_ref(), numbered);
     let md5 = values.text(&path.key("md5"), entry.md5.as_ref());
     if let Some(md5) =
         md5.as_ref().filter(|md5| md5.len() != 32 || !md5.bytes().all(|b| b.is_ascii_hexdigit()))
     {
         let message = format!("{path}.md5 {:?} is not an md5 digest", crate::manifest::node::shorten(md5));
-        values.find(
-            Finding::new(Code::BadDigest, path.key("md5"), message)
+        values.report(
+            PathProblem::new(Code::BadDigest, path.key("md5"), message)
                 .hint("32 hex digits, as `md5sum FILE` prints them"),
         );
     }
@@ -199,25 +204,25 @@ fn config(entry: &ConfigEntry, path: &Path, numbered: bool, values: &mut Values)
 fn env_value(
     name: &str,
     entry: &EnvEntry,
-    path: &Path,
+    path: &FieldPath,
     numbered: bool,
-    values: &mut Values,
+    values: &mut ValueChecker,
 ) -> Option<EnvValue> {
     if name.is_empty() || name.contains(['=', '\0']) {
         let message =
             format!("environment variable {:?} has an impossible name", crate::manifest::node::shorten(name));
-        values.find(
-            Finding::new(Code::BadEnv, path.clone(), message)
+        values.report(
+            PathProblem::new(Code::BadEnv, path.clone(), message)
                 .hint("it may not be empty or contain `=`")
                 .at_key(),
         );
         return None;
     }
-    let mut plain = |path: &Path, value: &Loose| {
+    let mut plain = |path: &FieldPath, value: &TextOrNumber| {
         values.loose(path, value);
         match value {
             // An empty value is a value here: a variable can be set to nothing.
-            Loose::Text(text) if text.is_empty() => Some(String::new()),
+            TextOrNumber::Text(text) if text.is_empty() => Some(String::new()),
             value => values.template(path, Some(&Text(value.to_string())), numbered),
         }
     };
@@ -239,8 +244,8 @@ fn env_value(
         }
         (None, None) | (Some(_), _) => {
             let message = format!("{path} needs either file or value");
-            values.find(
-                Finding::new(Code::BadEnv, path.clone(), message)
+            values.report(
+                PathProblem::new(Code::BadEnv, path.clone(), message)
                     .hint("{file: /run/secrets/x}, or {value: x, secret: true}")
                     .at_key(),
             );
@@ -249,7 +254,7 @@ fn env_value(
     }
 }
 
-fn job(entry: &JobEntry, path: &Path, values: &mut Values) -> Job {
+fn job(entry: &JobEntry, path: &FieldPath, values: &mut ValueChecker) -> Job {
     let JobEntry {
         proc_owner,
         func_id,
@@ -281,9 +286,9 @@ fn job(entry: &JobEntry, path: &Path, values: &mut Values) -> Job {
 }
 
 /// What a spec must have once Defaults are in it. `entry` is what was written, with them.
-pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Values) {
+pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut ValueChecker) {
     if *entry == SpecEntry::default() {
-        return values.missing(Path::of("spec"));
+        return values.report_missing(FieldPath::of("spec"));
     }
     let control = entry.control.clone().unwrap_or_default();
     let monitor = entry.monitor_policy.clone().unwrap_or_default();
@@ -300,7 +305,7 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
     let auto_type = ("spec.monitor_policy.auto_type", monitor.auto_type.is_some() || !in_body);
     let required = required.into_iter().chain([auto_type]);
     for (path, _) in required.filter(|(_, there)| !there) {
-        values.missing(Path::of(path));
+        values.report_missing(FieldPath::of(path));
     }
     let auto_type = monitor.auto_type.and_then(|code| AutoType::try_from(code).ok()).unwrap_or_default();
     let cycle_time = entry.job.as_ref().and_then(|job| job.cycle_time);
@@ -309,22 +314,22 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
         && cycle_time.is_none_or(|seconds| seconds <= 0)
     {
         let message = "a periodic process (auto_type 0) needs a crontab_rule, or job.cycle_time";
-        let path = Path::of("spec.monitor_policy.auto_type");
-        values.find(
-            Finding::new(Code::NoSchedule, path, message).hint("such as crontab_rule: \"*/5 * * * *\""),
+        let path = FieldPath::of("spec.monitor_policy.auto_type");
+        values.report(
+            PathProblem::new(Code::NoSchedule, path, message).hint("such as crontab_rule: \"*/5 * * * *\""),
         );
     }
     if auto_type == AutoType::OneShot && state == State::Unhosted {
         let message = "a one-shot process (auto_type 2) cannot be unhosted: it is not kept running";
-        values.find(
-            Finding::new(Code::StateImpossible, Path::of("state"), message)
+        values.report(
+            PathProblem::new(Code::StateImpossible, FieldPath::of("state"), message)
                 .hint("running, stopped or absent"),
         );
     }
     if state.needs_start() && !set(&control.start_cmd) {
         let message = format!("state {} needs control.start_cmd, and there is none", state.word());
-        values.find(
-            Finding::new(Code::NoStartCommand, Path::of("spec.control.start_cmd"), message)
+        values.report(
+            PathProblem::new(Code::NoStartCommand, FieldPath::of("spec.control.start_cmd"), message)
                 .hint("the command that starts it")
                 .at_key(),
         );
@@ -332,7 +337,7 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
     let foreground = control.start_mode.as_deref() == Some(StartMode::Foreground.word());
     if foreground && set(&control.restart_cmd) {
         let message = "restart_cmd is not used in foreground mode: a restart is always a stop and a start";
-        let path = Path::of("spec.control.restart_cmd");
-        values.find(Finding::new(Code::UselessField, path, message).hint("remove it").at_key());
+        let path = FieldPath::of("spec.control.restart_cmd");
+        values.report(PathProblem::new(Code::UselessField, path, message).hint("remove it").at_key());
     }
 }

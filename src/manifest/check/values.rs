@@ -3,50 +3,50 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-use crate::manifest::document::{Loose, Map, Text};
+use crate::manifest::document::{Map, Text, TextOrNumber};
 use crate::manifest::explain;
 use crate::manifest::node::shorten;
-use crate::manifest::problem::{Code, Finding, MOST_OF_DOCUMENT, Path, did_you_mean};
-use crate::manifest::variables::{self, Uses};
+use crate::manifest::problem::{Code, FieldPath, MAX_PER_DOCUMENT, PathProblem, did_you_mean};
+use crate::manifest::variables::{self, VariableUse};
 use crate::model::{Amount, Percent, seconds};
 
 #[derive(Debug, Default)]
-pub struct Values {
-    pub findings: Vec<Finding>,
+pub struct ValueChecker {
+    pub findings: Vec<PathProblem>,
     /// What the templates so far ask for.
-    pub uses: Uses,
+    pub uses: VariableUse,
     error: bool,
 }
 
-impl Values {
+impl ValueChecker {
     /// Keeps a finding; of a bomb's millions only the first, and at least one error.
-    pub fn find(&mut self, finding: Finding) {
-        if self.findings.len() < 2 * MOST_OF_DOCUMENT || (finding.is_error() && !self.error) {
+    pub fn report(&mut self, finding: PathProblem) {
+        if self.findings.len() < 2 * MAX_PER_DOCUMENT || (finding.is_error() && !self.error) {
             self.error |= finding.is_error();
             self.findings.push(finding);
         }
     }
 
     /// Points at the parent: the field itself is nowhere.
-    pub fn missing(&mut self, path: Path) {
+    pub fn report_missing(&mut self, path: FieldPath) {
         let hint = meaning(&path);
-        let finding = Finding::new(Code::MissingField, path.clone(), format!("{path} is missing"));
-        self.find(Finding { hint, ..finding }.at_key());
+        let finding = PathProblem::new(Code::MissingField, path.clone(), format!("{path} is missing"));
+        self.report(PathProblem { hint, ..finding }.at_key());
     }
 
     /// Text that is not empty: an empty text means "unset" in the documents.
-    pub fn text(&mut self, path: &Path, value: Option<&Text>) -> Option<String> {
+    pub fn text(&mut self, path: &FieldPath, value: Option<&Text>) -> Option<String> {
         let text = value.filter(|text| !text.is_empty())?;
         if text.contains('\0') {
             let message = format!("{path} contains a NUL character, which no command or path can");
-            self.find(Finding::new(Code::NotText, path.clone(), message).hint("remove it"));
+            self.report(PathProblem::new(Code::NotText, path.clone(), message).hint("remove it"));
             return None;
         }
         if text.len() > MAX_TEXT {
             let message =
                 format!("{path} has {} bytes, and no system takes more than {MAX_TEXT}", text.len());
-            self.find(
-                Finding::new(Code::TooLarge, path.clone(), message).hint("put it into a file of its own"),
+            self.report(
+                PathProblem::new(Code::TooLarge, path.clone(), message).hint("put it into a file of its own"),
             );
             return None;
         }
@@ -54,22 +54,22 @@ impl Values {
     }
 
     /// Text in which variables are replaced.
-    pub fn template(&mut self, path: &Path, value: Option<&Text>, numbered: bool) -> Option<String> {
+    pub fn template(&mut self, path: &FieldPath, value: Option<&Text>, numbered: bool) -> Option<String> {
         let text = self.text(path, value)?;
-        if let Some((message, hint)) = variables::fault(&text, numbered) {
-            self.find(Finding::new(Code::BadVariable, path.clone(), message).hint(hint));
+        if let Some((message, hint)) = variables::first_error(&text, numbered) {
+            self.report(PathProblem::new(Code::BadVariable, path.clone(), message).hint(hint));
             return None;
         }
-        self.uses.note(&text);
+        self.uses.scan(&text);
         Some(text)
     }
 
-    pub fn path(&mut self, path: &Path, value: Option<&Text>, numbered: bool) -> Option<String> {
+    pub fn path(&mut self, path: &FieldPath, value: Option<&Text>, numbered: bool) -> Option<String> {
         let text = self.template(path, value, numbered)?;
         if !is_absolute(&text) {
             let message = format!("{path} {:?} is a relative path", shorten(&text));
-            self.find(
-                Finding::new(Code::RelativePath, path.clone(), message)
+            self.report(
+                PathProblem::new(Code::RelativePath, path.clone(), message)
                     .hint("write it from the root, with a leading /"),
             );
             return None;
@@ -80,7 +80,7 @@ impl Values {
     /// A whole number within its range, in whatever width the model holds it.
     pub fn int<N: TryFrom<i64>>(
         &mut self,
-        path: &Path,
+        path: &FieldPath,
         value: Option<i64>,
         range: RangeInclusive<i64>,
         code: Code,
@@ -94,17 +94,17 @@ impl Values {
         let bounds =
             if high == i64::MAX { format!("{low} or more") } else { format!("{low} to {high}{unit}") };
         let message = format!("{path} is {value}{unit}; it must be {bounds}");
-        self.find(Finding { hint: meaning(path), ..Finding::new(code, path.clone(), message) });
+        self.report(PathProblem { hint: meaning(path), ..PathProblem::new(code, path.clone(), message) });
         None
     }
 
-    pub fn percent(&mut self, path: &Path, value: Option<f64>) -> Option<Percent> {
+    pub fn percent(&mut self, path: &FieldPath, value: Option<f64>) -> Option<Percent> {
         let value = value?;
         let percent = Percent::new(value);
         if percent.is_none() {
             let message = format!("{path} is {value}; a percentage lies between 0 and 100");
-            self.find(
-                Finding::new(Code::BadPercent, path.clone(), message)
+            self.report(
+                PathProblem::new(Code::BadPercent, path.clone(), message)
                     .hint("it is a share of the whole host, not of one core"),
             );
         }
@@ -113,7 +113,7 @@ impl Values {
 
     pub fn word(
         &mut self,
-        path: &Path,
+        path: &FieldPath,
         value: Option<&Text>,
         words: &'static [&'static str],
     ) -> Option<&'static str> {
@@ -125,14 +125,14 @@ impl Values {
                 None => format!("one of {}", words.join(", ")),
             };
             let message = format!("{path} cannot be {:?}", shorten(value));
-            self.find(Finding::new(Code::UnknownWord, path.clone(), message).hint(hint));
+            self.report(PathProblem::new(Code::UnknownWord, path.clone(), message).hint(hint));
         }
         known
     }
 
     pub fn words<'a>(
         &'a mut self,
-        path: &'a Path,
+        path: &'a FieldPath,
         list: Option<&'a [Text]>,
         words: &'static [&'static str],
     ) -> impl Iterator<Item = &'static str> + 'a {
@@ -140,7 +140,7 @@ impl Values {
         list.filter_map(move |(at, word)| self.word(&path.index(at), Some(word), words))
     }
 
-    pub fn labels(&mut self, path: &Path, map: Option<&Map<Loose>>) -> BTreeMap<String, String> {
+    pub fn labels(&mut self, path: &FieldPath, map: Option<&Map<TextOrNumber>>) -> BTreeMap<String, String> {
         let mut labels = BTreeMap::new();
         for (name, value) in map.iter().flat_map(|map| &map.0) {
             let at = path.entry(name);
@@ -152,7 +152,7 @@ impl Values {
             };
             if let Some(fault) = fault {
                 let message = format!("label {:?} {fault}", shorten(name));
-                self.find(Finding::new(Code::BadLabel, at, message).hint("take another name").at_key());
+                self.report(PathProblem::new(Code::BadLabel, at, message).hint("take another name").at_key());
                 continue;
             }
             self.loose(&at, value);
@@ -162,51 +162,54 @@ impl Values {
     }
 
     /// A number where text is meant is taken, with a warning.
-    pub fn loose(&mut self, path: &Path, value: &Loose) {
-        if let Loose::Number(n) = value {
-            if path.starts_with(&Path::of("spec.env")) {
+    pub fn loose(&mut self, path: &FieldPath, value: &TextOrNumber) {
+        if let TextOrNumber::Number(n) = value {
+            if path.starts_with(&FieldPath::of("spec.env")) {
                 // It may be a secret: the number stays out of the message.
                 let message = format!("{path} is a number where text is meant; it is taken as text");
-                return self
-                    .find(Finding::new(Code::NumberAsText, path.clone(), message).hint("put it in quotes"));
+                return self.report(
+                    PathProblem::new(Code::NumberAsText, path.clone(), message).hint("put it in quotes"),
+                );
             }
             let message = format!("{path} is a number where text is meant; it is taken as \"{n}\"");
-            self.find(Finding::new(Code::NumberAsText, path.clone(), message).hint(format!("write \"{n}\"")));
+            self.report(
+                PathProblem::new(Code::NumberAsText, path.clone(), message).hint(format!("write \"{n}\"")),
+            );
         }
     }
 
     /// A count of at least `least`, or a share.
-    pub fn amount(&mut self, path: &Path, value: Option<&Loose>, least: i64) -> Option<Amount> {
+    pub fn amount(&mut self, path: &FieldPath, value: Option<&TextOrNumber>, least: i64) -> Option<Amount> {
         let text = match value? {
-            Loose::Number(n) => {
+            TextOrNumber::Number(n) => {
                 return self.int(path, Some(*n), least..=i64::MAX, Code::OutOfRange).map(Amount::Count);
             }
-            Loose::Text(text) => text,
+            TextOrNumber::Text(text) => text,
         };
         if !text.trim().ends_with('%') {
             let message = format!("{path} {:?} is neither a count nor a share", shorten(text));
-            self.find(Finding::new(Code::WrongType, path.clone(), message).hint("such as 3 or 10%"));
+            self.report(PathProblem::new(Code::WrongType, path.clone(), message).hint("such as 3 or 10%"));
             return None;
         }
         let share = Amount::share(text).filter(|share| least == 0 || share.get() > 0.0);
         if share.is_none() {
             let message = format!("{path} {:?} is no percentage between 0% and 100%", shorten(text));
-            self.find(Finding::new(Code::BadPercent, path.clone(), message).hint("such as 3 or 10%"));
+            self.report(PathProblem::new(Code::BadPercent, path.clone(), message).hint("such as 3 or 10%"));
         }
         share.map(Amount::Share)
     }
 
-    pub fn duration(&mut self, path: &Path, value: Option<&Loose>) -> Option<u64> {
+    pub fn duration(&mut self, path: &FieldPath, value: Option<&TextOrNumber>) -> Option<u64> {
         let value = value?;
         let seconds = match value {
-            Loose::Number(n) => u64::try_from(*n).ok(),
-            Loose::Text(text) => seconds(text),
+            TextOrNumber::Number(n) => u64::try_from(*n).ok(),
+            TextOrNumber::Text(text) => seconds(text),
         };
         let sane = seconds.filter(|seconds| *seconds <= MAX_DURATION);
         if sane.is_none() {
             let message = format!("{path} {:?} is no duration up to a week", shorten(&value.to_string()));
-            self.find(
-                Finding::new(Code::BadDuration, path.clone(), message).hint("such as 30s, 5m or 1h30m"),
+            self.report(
+                PathProblem::new(Code::BadDuration, path.clone(), message).hint("such as 30s, 5m or 1h30m"),
             );
         }
         sane
@@ -220,7 +223,7 @@ const MAX_TEXT: usize = 128 << 10;
 const MAX_LABEL: usize = 253;
 
 /// What the grammar says of a field.
-fn meaning(path: &Path) -> Option<String> {
+fn meaning(path: &FieldPath) -> Option<String> {
     let found = explain::find(&path.to_string()).ok()?;
     found.entry.map(|entry| entry.meaning.to_owned())
 }

@@ -9,18 +9,18 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 use super::super::check::Process;
-use super::super::problem::{Code, Finding, OTHER, Path};
-use super::super::variables::{self, Meaning, Uses};
-use super::{Found, instance_name};
-use crate::model::{Host, HostKey, InstanceKey, ProcessKey, Spec, Stamped, State};
+use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem};
+use super::super::variables::{self, InstanceVariables, VariableUse};
+use super::{Findings, instance_name};
+use crate::model::{HashedSpec, Host, HostKey, InstanceKey, ProcessKey, Spec, State};
 
 /// A process before its instances are distinguished.
-pub struct Template {
+pub struct ProcessTemplate {
     pub document: usize,
     pub key: ProcessKey,
     pub instances: Option<u32>,
-    pub spec: Arc<Stamped>,
-    pub uses: Uses,
+    pub spec: Arc<HashedSpec>,
+    pub uses: VariableUse,
     pub hosts: Vec<(usize, Host)>,
     /// One that is to be gone claims no identity.
     pub is_wanted: bool,
@@ -33,17 +33,25 @@ struct Collision<K> {
     second: (usize, usize),
 }
 
-impl Template {
+impl ProcessTemplate {
     pub fn new(
         document: usize,
         key: &ProcessKey,
         process: &Process,
-        spec: Arc<Stamped>,
-        uses: Uses,
+        spec: Arc<HashedSpec>,
+        uses: VariableUse,
         hosts: Vec<(usize, Host)>,
-    ) -> Template {
+    ) -> ProcessTemplate {
         let is_wanted = process.state != State::Absent;
-        Template { document, key: key.clone(), instances: process.instances, spec, uses, hosts, is_wanted }
+        ProcessTemplate {
+            document,
+            key: key.clone(),
+            instances: process.instances,
+            spec,
+            uses,
+            hosts,
+            is_wanted,
+        }
     }
 
     /// How many instances there are: for each number all hosts.
@@ -77,7 +85,7 @@ impl Template {
             false => identity.index_key(),
             true => {
                 let spec = Spec { identity: identity.clone(), ..Spec::default() };
-                let meaning = Meaning { key: &key, instance: self.number(at) };
+                let meaning = InstanceVariables { key: &key, instance: self.number(at) };
                 variables::replace(&spec, &meaning).identity.index_key()
             }
         };
@@ -86,32 +94,34 @@ impl Template {
 }
 
 /// No instance is declared twice, and no two processes of a host share an identity.
-pub fn check(templates: &[Template], found: &mut Found) {
-    for Collision { key, first, second } in collisions(templates, Template::key) {
-        let message = format!("instance {key} is declared at {OTHER} already");
-        let path = Path::of("meta.name");
+pub fn check(templates: &[ProcessTemplate], found: &mut Findings) {
+    for Collision { key, first, second } in collisions(templates, ProcessTemplate::key) {
+        let message = format!("instance {key} is declared at {OTHER_LOCATION} already");
+        let path = FieldPath::of("meta.name");
         found.push((
             templates[second.0].document,
-            Finding::new(Code::SameInstance, path.clone(), message)
+            PathProblem::new(Code::SameInstance, path.clone(), message)
                 .hint("remove or rename one, or give them different hosts")
                 .other(templates[first.0].document, path),
         ));
     }
-    for Collision { key: (host, identity), first, second } in collisions(templates, Template::identity) {
+    for Collision { key: (host, identity), first, second } in collisions(templates, ProcessTemplate::identity)
+    {
         let name = |(template, at): (usize, usize)| templates[template].key(at).map(|key| key.process());
         let (Some(a), Some(b)) = (name(first), name(second)) else { continue };
         if a == b {
             continue; // one instance twice: reported already
         }
-        let message = format!("{b} has the identity {identity:?} on host {host}, and so has {a} at {OTHER}");
+        let message =
+            format!("{b} has the identity {identity:?} on host {host}, and so has {a} at {OTHER_LOCATION}");
         let hint = match first.0 == second.0 {
             true => "give each instance its own: value_key: NAME-${instance}",
             false => "give one of them a value_key",
         };
-        let path = Path::of("spec.identity");
+        let path = FieldPath::of("spec.identity");
         found.push((
             templates[second.0].document,
-            Finding::new(Code::SameIdentity, path.clone(), message)
+            PathProblem::new(Code::SameIdentity, path.clone(), message)
                 .hint(hint)
                 .other(templates[first.0].document, path)
                 .at_key(),
@@ -121,11 +131,11 @@ pub fn check(templates: &[Template], found: &mut Found) {
 
 /// For each pair of documents the first claim that they share, in the order of claims.
 fn collisions<K: Ord + std::hash::Hash>(
-    templates: &[Template],
-    claim: impl Fn(&Template, usize) -> Option<K>,
+    templates: &[ProcessTemplate],
+    claim: impl Fn(&ProcessTemplate, usize) -> Option<K>,
 ) -> Vec<Collision<K>> {
     let hasher = RandomState::new();
-    let mut all: Vec<(u64, u32, u32)> = Vec::with_capacity(templates.iter().map(Template::len).sum());
+    let mut all: Vec<(u64, u32, u32)> = Vec::with_capacity(templates.iter().map(ProcessTemplate::len).sum());
     for (nth, template) in templates.iter().enumerate() {
         for at in 0..template.len() {
             if let Some(key) = claim(template, at) {

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use serde_yaml::Value;
 
 use super::super::Declaration;
-use super::super::check::{self, Declared, Process, Values};
+use super::super::check::{self, DeclaredObject, Process, ValueChecker};
 use super::super::document::{Overlay, SpecEntry};
-use super::super::problem::{Code, Finding, OTHER, Path};
-use super::super::variables::Uses;
-use super::{Found, with_values};
-use crate::model::Stamped;
+use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem};
+use super::super::variables::VariableUse;
+use super::{Findings, with_values};
+use crate::model::HashedSpec;
 
 /// Per directory: all Defaults written there, laid over each other, and whether one of them has an error.
 #[derive(Debug)]
@@ -24,36 +24,42 @@ pub struct Defaults {
 struct Layer {
     entry: SpecEntry,
     /// What is wrong with the Defaults themselves: not to be said again for each process below.
-    known: HashSet<(Code, Path)>,
+    known: HashSet<(Code, FieldPath)>,
     bad: bool,
 }
 
 impl Defaults {
-    pub fn collect(documents: &[Declaration], findings: &[(usize, Finding)], found: &mut Found) -> Defaults {
+    pub fn collect(
+        documents: &[Declaration],
+        findings: &[(usize, PathProblem)],
+        found: &mut Findings,
+    ) -> Defaults {
         let mut by_home: BTreeMap<PathBuf, Layer> = BTreeMap::new();
-        let mut set: HashMap<(&FilePath, Path), (usize, Value)> = HashMap::new();
+        let mut set: HashMap<(&FilePath, FieldPath), (usize, Value)> = HashMap::new();
         for (at, document) in documents.iter().enumerate() {
-            let Declared::Defaults(entry) = &document.declared else { continue };
+            let DeclaredObject::Defaults(entry) = &document.declared else { continue };
             let mut conflict = None;
             for (path, value) in leaves(entry) {
-                let (other, earlier) =
-                    set.entry((document.home.as_path(), path.clone())).or_insert_with(|| (at, value.clone()));
+                let (other, earlier) = set
+                    .entry((document.scope_dir.as_path(), path.clone()))
+                    .or_insert_with(|| (at, value.clone()));
                 if *earlier != value {
                     conflict = conflict.or(Some((*other, path)));
                 }
             }
             if let Some((other, path)) = conflict {
-                let message = format!("{path} is given another value at {OTHER}, for the same directory");
-                let finding = Finding::new(Code::DefaultsConflict, path.clone(), message);
+                let message =
+                    format!("{path} is given another value at {OTHER_LOCATION}, for the same directory");
+                let finding = PathProblem::new(Code::DefaultsConflict, path.clone(), message);
                 found.push((at, finding.hint("keep one of them").other(other, path)));
             }
-            let layer = by_home.entry(document.home.clone()).or_default();
-            layer.entry.over(entry);
+            let layer = by_home.entry(document.scope_dir.clone()).or_default();
+            layer.entry.fill_from(entry);
             layer.bad |= document.bad;
         }
         for (at, finding) in findings {
-            if let (Declared::Defaults(_), Some(layer)) =
-                (&documents[*at].declared, by_home.get_mut(&documents[*at].home))
+            if let (DeclaredObject::Defaults(_), Some(layer)) =
+                (&documents[*at].declared, by_home.get_mut(&documents[*at].scope_dir))
             {
                 layer.known.insert((finding.code, finding.path.clone()));
             }
@@ -62,8 +68,8 @@ impl Defaults {
     }
 
     /// Does something above a document have an error? What it would inherit is then not known.
-    pub fn spoil(&self, document: &Declaration) -> bool {
-        document.home.ancestors().any(|home| self.by_home.get(home).is_some_and(|layer| layer.bad))
+    pub fn has_error_above(&self, document: &Declaration) -> bool {
+        document.scope_dir.ancestors().any(|home| self.by_home.get(home).is_some_and(|layer| layer.bad))
     }
 
     /// A process's spec with the Defaults above it, and what is wrong with the two together.
@@ -72,12 +78,12 @@ impl Defaults {
         at: usize,
         document: &Declaration,
         process: &Process,
-        found: &mut Found,
-    ) -> (Arc<Stamped>, Uses) {
+        found: &mut Findings,
+    ) -> (Arc<HashedSpec>, VariableUse) {
         let layers: Vec<&Layer> =
-            document.home.ancestors().filter_map(|home| self.by_home.get(home)).collect();
+            document.scope_dir.ancestors().filter_map(|home| self.by_home.get(home)).collect();
         if !layers.is_empty() {
-            return self.merged(at, process, &layers, found);
+            return self.merge_layers(at, process, &layers, found);
         }
         with_values(at, found, |values| {
             check::require(&process.entry, process.state, process.in_body, values)
@@ -85,24 +91,24 @@ impl Defaults {
         (Arc::clone(&process.spec), process.uses)
     }
 
-    fn merged(
+    fn merge_layers(
         &self,
         at: usize,
         process: &Process,
         layers: &[&Layer],
-        found: &mut Found,
-    ) -> (Arc<Stamped>, Uses) {
+        found: &mut Findings,
+    ) -> (Arc<HashedSpec>, VariableUse) {
         let numbered = process.instances.is_some();
-        let root = Path::of("spec");
+        let root = FieldPath::of("spec");
         let mut entry = SpecEntry::clone(&process.entry);
-        layers.iter().for_each(|layer| entry.over(&layer.entry));
-        let mut own = Values::default();
+        layers.iter().for_each(|layer| entry.fill_from(&layer.entry));
+        let mut own = ValueChecker::default();
         check::spec(&process.entry, &root, numbered, &mut own);
-        let mut values = Values::default();
+        let mut values = ValueChecker::default();
         let mut spec = check::spec(&entry, &root, numbered, &mut values);
         spec.labels.clone_from(&process.labels);
         let uses = values.uses;
-        let known = |finding: &Finding| {
+        let known = |finding: &PathProblem| {
             let said = (finding.code, finding.path.clone());
             own.findings.contains(finding) || layers.iter().any(|layer| layer.known.contains(&said))
         };
@@ -113,13 +119,13 @@ impl Defaults {
         if !layers.iter().any(|layer| layer.bad) {
             with_values(at, found, |values| check::require(&entry, process.state, process.in_body, values));
         }
-        (Arc::new(Stamped::new(spec)), uses)
+        (Arc::new(HashedSpec::new(spec)), uses)
     }
 }
 
 /// Every single value of a Defaults, with its path. A list is a value.
-fn leaves(entry: &SpecEntry) -> Vec<(Path, Value)> {
-    fn walk(value: Value, path: Path, all: &mut Vec<(Path, Value)>) {
+fn leaves(entry: &SpecEntry) -> Vec<(FieldPath, Value)> {
+    fn walk(value: Value, path: FieldPath, all: &mut Vec<(FieldPath, Value)>) {
         match value {
             Value::Mapping(map) => {
                 for (key, value) in map {
@@ -130,6 +136,6 @@ fn leaves(entry: &SpecEntry) -> Vec<(Path, Value)> {
         }
     }
     let mut all = Vec::new();
-    walk(serde_yaml::to_value(entry).unwrap_or_default(), Path::of("spec"), &mut all);
+    walk(serde_yaml::to_value(entry).unwrap_or_default(), FieldPath::of("spec"), &mut all);
     all
 }

@@ -3,36 +3,36 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::super::Declaration;
-use super::super::check::{Declared, Group, Process, Where};
+use super::super::check::{DeclaredObject, HostGroup, Placement, Process};
 use super::super::node::shorten;
-use super::super::problem::{Code, Finding, OTHER, Path, did_you_mean};
-use super::Found;
+use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem, did_you_mean};
+use super::Findings;
 use crate::model::{AgentId, Host, HostKey, Selector};
 
 /// The groups of all documents, and what is known of each host anywhere.
-pub struct Hosts<'a> {
-    groups: BTreeMap<&'a str, (usize, &'a Group)>,
-    suppliers: HashMap<&'a HostKey, Said<u64>>,
-    agents: HashMap<&'a HostKey, Said<&'a AgentId>>,
+pub struct HostIndex<'a> {
+    groups: BTreeMap<&'a str, (usize, &'a HostGroup)>,
+    suppliers: HashMap<&'a HostKey, LocatedValue<u64>>,
+    agents: HashMap<&'a HostKey, LocatedValue<&'a AgentId>>,
     /// A host that is named by its agent here and by its address there is one host.
-    by_agent: HashMap<&'a AgentId, Said<&'a HostKey>>,
+    by_agent: HashMap<&'a AgentId, LocatedValue<&'a HostKey>>,
     unread: bool,
 }
 
 /// A selection looks at every host of its group: past this, a generator has gone wrong.
-const MOST_LOOKS: usize = 5_000_000;
+const MAX_SELECTOR_CHECKS: usize = 5_000_000;
 
 /// Something that was said of a host, and where.
 #[derive(Clone)]
-struct Said<T> {
+struct LocatedValue<T> {
     what: T,
     document: usize,
-    path: Path,
+    path: FieldPath,
 }
 
-impl<'a> Hosts<'a> {
-    pub fn collect(documents: &'a [Declaration], unread: bool, found: &mut Found) -> Hosts<'a> {
-        let mut hosts = Hosts {
+impl<'a> HostIndex<'a> {
+    pub fn collect(documents: &'a [Declaration], unread: bool, found: &mut Findings) -> HostIndex<'a> {
+        let mut hosts = HostIndex {
             groups: BTreeMap::new(),
             suppliers: HashMap::new(),
             agents: HashMap::new(),
@@ -40,88 +40,91 @@ impl<'a> Hosts<'a> {
             unread,
         };
         for (at, document) in documents.iter().enumerate() {
-            if let Declared::Group(group) = &document.declared {
+            if let DeclaredObject::Group(group) = &document.declared {
                 hosts.group(at, group, found);
             }
-            for (path, host) in named(document) {
-                hosts.note(at, path, host, found);
+            for (path, host) in named_hosts(document) {
+                hosts.record_host(at, path, host, found);
             }
         }
         hosts
     }
 
     /// Remembers what is said of a host, and compares it with what was said before.
-    fn note(&mut self, at: usize, path: Path, host: &'a Host, found: &mut Found) {
+    fn record_host(&mut self, at: usize, path: FieldPath, host: &'a Host, found: &mut Findings) {
         let HostKey::Address { .. } = host.key else { return };
-        let mut conflict = |message: String, other: usize, other_path: Path| {
+        let mut conflict = |message: String, other: usize, other_path: FieldPath| {
             found.push((
                 at,
-                Finding::new(Code::HostConflict, path.clone(), message)
+                PathProblem::new(Code::HostConflict, path.clone(), message)
                     .other(other, other_path)
                     .hint("one of the two is wrong"),
             ));
         };
         if let Some(supplier) = host.supplier {
-            let said = Said { what: supplier, document: at, path: path.clone() };
+            let said = LocatedValue { what: supplier, document: at, path: path.clone() };
             let earlier = self.suppliers.entry(&host.key).or_insert(said).clone();
             if earlier.what != supplier {
-                let message = format!("host {} has another bk_supplier_id at {OTHER}", host.key);
+                let message = format!("host {} has another bk_supplier_id at {OTHER_LOCATION}", host.key);
                 conflict(message, earlier.document, earlier.path);
             }
         }
         let Some(id) = &host.agent_id else { return };
-        let said = Said { what: id, document: at, path: path.clone() };
+        let said = LocatedValue { what: id, document: at, path: path.clone() };
         let earlier = self.agents.entry(&host.key).or_insert(said).clone();
         if earlier.what != id {
-            let message = format!("host {} has another bk_agent_id at {OTHER}", host.key);
+            let message = format!("host {} has another bk_agent_id at {OTHER_LOCATION}", host.key);
             conflict(message, earlier.document, earlier.path);
         }
-        let said = Said { what: &host.key, document: at, path: path.clone() };
+        let said = LocatedValue { what: &host.key, document: at, path: path.clone() };
         let earlier = self.by_agent.entry(id).or_insert(said).clone();
         if *earlier.what != host.key {
-            let message =
-                format!("agent {id} is on host {} here, and on {} at {OTHER}", host.key, earlier.what);
+            let message = format!(
+                "agent {id} is on host {} here, and on {} at {OTHER_LOCATION}",
+                host.key, earlier.what
+            );
             conflict(message, earlier.document, earlier.path);
         }
     }
 
-    fn group(&mut self, at: usize, group: &'a Group, found: &mut Found) {
+    fn group(&mut self, at: usize, group: &'a HostGroup, found: &mut Findings) {
         let Some(name) = group.name.as_deref() else { return };
         let (other, _) = *self.groups.entry(name).or_insert((at, group));
         if other != at {
-            let message = format!("host group {name:?} is defined at {OTHER} already");
-            let path = Path::of("meta.name");
-            let finding = Finding::new(Code::SameName, path.clone(), message);
+            let message = format!("host group {name:?} is defined at {OTHER_LOCATION} already");
+            let path = FieldPath::of("meta.name");
+            let finding = PathProblem::new(Code::SameName, path.clone(), message);
             found.push((at, finding.hint("put all hosts into one document").other(other, path)));
         }
     }
 
     /// The hosts of a process, sorted, with the number of the entry that named each.
-    pub fn of(&self, at: usize, process: &Process, found: &mut Found) -> Vec<(usize, Host)> {
+    pub fn hosts_of(&self, at: usize, process: &Process, found: &mut Findings) -> Vec<(usize, Host)> {
         let mut hosts: BTreeMap<HostKey, (usize, Host)> = BTreeMap::new();
         let mut groups = HashSet::new();
         let mut looked = 0;
         for (entry, place) in &process.hosts {
             match place {
-                Where::Host(host) => {
-                    let host = self.known(host);
+                Placement::Host(host) => {
+                    let host = self.merged_host(host);
                     hosts.entry(host.key.clone()).or_insert((*entry, host));
                 }
-                Where::Group { name, chosen } => {
+                Placement::Group { name, chosen } => {
                     // Naming a group twice adds nothing, however large it is.
                     if !groups.insert((name, chosen.as_ref().map(ToString::to_string))) {
                         continue;
                     }
                     looked += self.groups.get(name.as_str()).map_or(0, |(_, group)| group.hosts.len());
-                    if looked > MOST_LOOKS {
+                    if looked > MAX_SELECTOR_CHECKS {
                         let message =
-                            format!("this process chooses among hosts more than {MOST_LOOKS} times");
-                        let finding = Finding::new(Code::TooLarge, Path::of("hosts").index(*entry), message);
+                            format!("this process chooses among hosts more than {MAX_SELECTOR_CHECKS} times");
+                        let finding =
+                            PathProblem::new(Code::TooLarge, FieldPath::of("hosts").index(*entry), message);
                         found.push((at, finding.hint("make fewer, wider selections")));
                         break;
                     }
-                    for host in self.chosen(at, *entry, name, chosen.as_ref(), process, found) {
-                        let host = self.known(host);
+                    for host in self.select_hosts(at, *entry, name, chosen.as_ref(), process, found) {
+                        let host = self.merged_host(host);
                         hosts.entry(host.key.clone()).or_insert((*entry, host));
                     }
                 }
@@ -130,19 +133,19 @@ impl<'a> Hosts<'a> {
         hosts.into_values().collect()
     }
 
-    fn chosen(
+    fn select_hosts(
         &self,
         at: usize,
         entry: usize,
         name: &str,
         chosen: Option<&Selector>,
         process: &Process,
-        found: &mut Found,
+        found: &mut Findings,
     ) -> Vec<&'a Host> {
-        let path = Path::of("hosts").index(entry);
+        let path = FieldPath::of("hosts").index(entry);
         let Some((_, group)) = self.groups.get(name) else {
             let suggest = found.may_suggest(self.groups.len());
-            found.push((at, self.undefined(name, process, path.key("group"), suggest)));
+            found.push((at, self.undefined_group(name, process, path.key("group"), suggest)));
             return Vec::new();
         };
         let some = |labels| chosen.is_none_or(|selector| selector.matches(labels));
@@ -152,11 +155,12 @@ impl<'a> Hosts<'a> {
             let finding = match chosen {
                 Some(selector) if !group.hosts.is_empty() => {
                     let message = format!("no host of group {name:?} has the labels {selector}");
-                    Finding::new(Code::EmptyGroup, path.key("labels"), message).hint("a process needs a host")
+                    PathProblem::new(Code::EmptyGroup, path.key("labels"), message)
+                        .hint("a process needs a host")
                 }
                 Some(_) | None => {
                     let message = format!("host group {name:?} has no hosts");
-                    Finding::new(Code::EmptyGroup, path.key("group"), message)
+                    PathProblem::new(Code::EmptyGroup, path.key("group"), message)
                         .hint("add hosts to the group, or remove the process")
                 }
             };
@@ -166,7 +170,7 @@ impl<'a> Hosts<'a> {
     }
 
     /// The same host with all that is known of it anywhere.
-    fn known(&self, host: &Host) -> Host {
+    fn merged_host(&self, host: &Host) -> Host {
         let key = match &host.key {
             HostKey::Agent(id) => self.by_agent.get(id).map_or(&host.key, |said| said.what),
             HostKey::Address { .. } => &host.key,
@@ -178,7 +182,7 @@ impl<'a> Hosts<'a> {
         }
     }
 
-    fn undefined(&self, name: &str, process: &Process, path: Path, suggest: bool) -> Finding {
+    fn undefined_group(&self, name: &str, process: &Process, path: FieldPath, suggest: bool) -> PathProblem {
         let who = match &process.key {
             Some(key) => format!("process \"{key}\""),
             None => "this process".to_owned(),
@@ -200,23 +204,23 @@ impl<'a> Hosts<'a> {
             hint.push_str(" (some documents could not be read; it may be in one of them)");
         }
         let message = format!("{who} names host group {name:?}, which no manifest defines");
-        Finding::new(Code::UndefinedGroup, path, message).hint(hint)
+        PathProblem::new(Code::UndefinedGroup, path, message).hint(hint)
     }
 }
 
 /// Every host that a document names itself.
-fn named(document: &Declaration) -> Vec<(Path, &Host)> {
-    let path = |at: usize| Path::of("hosts").index(at);
+fn named_hosts(document: &Declaration) -> Vec<(FieldPath, &Host)> {
+    let path = |at: usize| FieldPath::of("hosts").index(at);
     match &document.declared {
-        Declared::Process(process) => process
+        DeclaredObject::Process(process) => process
             .hosts
             .iter()
             .filter_map(|(at, place)| match place {
-                Where::Host(host) => Some((path(*at), host)),
-                Where::Group { .. } => None,
+                Placement::Host(host) => Some((path(*at), host)),
+                Placement::Group { .. } => None,
             })
             .collect(),
-        Declared::Group(group) => group.hosts.iter().map(|(at, host, _)| (path(*at), host)).collect(),
-        Declared::Defaults(_) | Declared::Policy(_) | Declared::Nothing => Vec::new(),
+        DeclaredObject::Group(group) => group.hosts.iter().map(|(at, host, _)| (path(*at), host)).collect(),
+        DeclaredObject::Defaults(_) | DeclaredObject::Policy(_) | DeclaredObject::Nothing => Vec::new(),
     }
 }

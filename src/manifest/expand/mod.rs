@@ -5,30 +5,33 @@
 
 mod claims;
 mod defaults;
+mod dependencies;
 mod hosts;
-mod order;
-mod rules;
+mod policies;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use self::claims::Template;
+use self::claims::ProcessTemplate;
 use self::defaults::Defaults;
-use self::hosts::Hosts;
-use self::rules::Policies;
-use super::check::{self, Declared, Process, Values};
-use super::problem::{Code, Finding, MOST_OF_FILE, Path};
-use super::variables::{self, Meaning};
+use self::hosts::HostIndex;
+use self::policies::Policies;
+use super::check::{self, DeclaredObject, Process, ValueChecker};
+use super::problem::{Code, FieldPath, MAX_PER_FILE, PathProblem};
+use super::variables::{self, InstanceVariables};
 use super::{Declaration, Limits};
-use crate::model::{Desired, Host, HostKey, InstanceKey, Origin, Place, ProcessKey, Stamped, Want};
+use crate::model::{
+    DeclaredProcess, Desired, DesiredInstance, HashedSpec, Host, HostKey, InstanceKey, ProcessKey,
+    SourceLocation,
+};
 
-pub struct Expanded {
+pub struct Expansion {
     pub desired: Desired,
     pub context: Context,
     /// Of each file: how many findings were not kept.
     pub more: Vec<(usize, usize)>,
-    pub findings: Vec<(usize, Finding)>,
-    pub counts: Counts,
+    pub findings: Vec<(usize, PathProblem)>,
+    pub counts: DesiredCounts,
 }
 
 /// What is above documents: enough to expand one of them again, if it says nothing else to the others.
@@ -43,27 +46,27 @@ impl Context {
     pub fn expand(
         &self,
         document: &Declaration,
-        place: Place,
+        place: SourceLocation,
         hosts: Vec<(usize, Host)>,
         policies: Vec<usize>,
-    ) -> Option<Vec<(InstanceKey, Want)>> {
-        let Declared::Process(process) = &document.declared else { return None };
-        let mut found = Found::of(std::slice::from_ref(document));
+    ) -> Option<Vec<(InstanceKey, DesiredInstance)>> {
+        let DeclaredObject::Process(process) = &document.declared else { return None };
+        let mut found = Findings::of(std::slice::from_ref(document));
         let (spec, uses) = self.defaults.apply(0, document, process, &mut found);
-        rules::check(0, document, process, &spec, &hosts, &self.policies, &mut found);
-        let key = process.key.as_ref().filter(|_| !self.defaults.spoil(document))?;
+        policies::check(0, document, process, &spec, &hosts, &self.policies, &mut found);
+        let key = process.key.as_ref().filter(|_| !self.defaults.has_error_above(document))?;
         if uses.host {
-            agents_have_no_address(0, &hosts, &mut found);
+            check_host_ip(0, &hosts, &mut found);
         }
-        let origin = origin(key, process, place, policies);
-        let wants = resolve(&Template::new(0, key, process, spec, uses, hosts), origin);
+        let origin = declared_process(key, process, place, policies);
+        let wants = resolve(&ProcessTemplate::new(0, key, process, spec, uses, hosts), origin);
         found.list.is_empty().then_some(wants)
     }
 }
 
 /// How many instances are wanted, and on how many hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct DesiredCounts {
     pub instances: usize,
     pub hosts: usize,
 }
@@ -81,28 +84,28 @@ pub enum Purpose {
 /// All documents at once. `findings` is what is known already; `unread`: something could not even be parsed.
 pub fn expand(
     documents: &mut [Declaration],
-    places: Vec<Place>,
-    findings: &[(usize, Finding)],
+    places: Vec<SourceLocation>,
+    findings: &[(usize, PathProblem)],
     unread: bool,
     limits: &Limits,
     purpose: Purpose,
-) -> Expanded {
-    let mut found = Found::of(documents);
+) -> Expansion {
+    let mut found = Findings::of(documents);
     let mut policies = Policies::collect(documents, &places, &mut found);
     let defaults = Defaults::collect(documents, findings, &mut found);
-    let hosts = Hosts::collect(documents, unread, &mut found);
-    let names = Names::collect(documents);
+    let hosts = HostIndex::collect(documents, unread, &mut found);
+    let names = ProcessIndex::collect(documents);
     let (mut templates, mut origins) = (Vec::new(), Vec::new());
     let mut total = 0usize;
     for (at, document) in documents.iter().enumerate() {
-        let Declared::Process(process) = &document.declared else {
+        let DeclaredObject::Process(process) = &document.declared else {
             continue;
         };
         let (spec, uses) = defaults.apply(at, document, process, &mut found);
-        let hosts = hosts.of(at, process, &mut found);
-        rules::check(at, document, process, &spec, &hosts, &policies, &mut found);
-        order::check_names(at, process, &names, unread, &mut found);
-        let Some(key) = process.key.as_ref().filter(|_| !defaults.spoil(document)) else {
+        let hosts = hosts.hosts_of(at, process, &mut found);
+        policies::check(at, document, process, &spec, &hosts, &policies, &mut found);
+        dependencies::check_names(at, process, &names, unread, &mut found);
+        let Some(key) = process.key.as_ref().filter(|_| !defaults.has_error_above(document)) else {
             continue;
         };
         let before = total;
@@ -115,22 +118,22 @@ pub fn expand(
             continue;
         }
         if uses.host {
-            agents_have_no_address(at, &hosts, &mut found);
+            check_host_ip(at, &hosts, &mut found);
         }
         if purpose == Purpose::Instances {
-            origins.push(origin(key, process, places[at].clone(), policies.over(document)));
+            origins.push(declared_process(key, process, places[at].clone(), policies.policies_for(document)));
         }
-        templates.push(Template::new(at, key, process, spec, uses, hosts));
+        templates.push(ProcessTemplate::new(at, key, process, spec, uses, hosts));
     }
-    order::check_cycles(documents, &names, &mut found);
-    order::check_states(documents, &names, &mut found);
+    dependencies::check_cycles(documents, &names, &mut found);
+    dependencies::check_states(documents, &names, &mut found);
     claims::check(&templates, &mut found);
     found.bad.iter().for_each(|document| documents[*document].bad = true);
-    let good = |template: &&Template| !documents[template.document].bad;
+    let good = |template: &&ProcessTemplate| !documents[template.document].bad;
     let counts = counts(templates.iter().filter(good));
     let wanted = templates.iter().zip(origins).filter(|(template, _)| good(template));
     let instances = wanted.flat_map(|(template, origin)| resolve(template, origin)).collect();
-    Expanded {
+    Expansion {
         counts,
         desired: Desired { instances, policies: std::mem::take(&mut policies.all) },
         context: Context { defaults, policies },
@@ -139,23 +142,23 @@ pub fn expand(
     }
 }
 
-fn too_many(limit: usize) -> Finding {
+fn too_many(limit: usize) -> PathProblem {
     let message = format!("with this process there are more than {limit} instances");
-    let finding = Finding::new(Code::TooLarge, Path::of("hosts"), message);
+    let finding = PathProblem::new(Code::TooLarge, FieldPath::of("hosts"), message);
     finding.hint("if that is meant, raise --max-instances").at_key()
 }
 
 /// Which documents declare a name, and how many instances each name has.
-pub struct Names {
+pub struct ProcessIndex {
     declared: HashMap<ProcessKey, Vec<usize>>,
     instances: HashMap<ProcessKey, u32>,
 }
 
-impl Names {
-    fn collect(documents: &[Declaration]) -> Names {
-        let mut names = Names { declared: HashMap::new(), instances: HashMap::new() };
+impl ProcessIndex {
+    fn collect(documents: &[Declaration]) -> ProcessIndex {
+        let mut names = ProcessIndex { declared: HashMap::new(), instances: HashMap::new() };
         for (at, document) in documents.iter().enumerate() {
-            let Declared::Process(process) = &document.declared else {
+            let DeclaredObject::Process(process) = &document.declared else {
                 continue;
             };
             let Some(key) = &process.key else { continue };
@@ -167,7 +170,7 @@ impl Names {
     }
 
     /// The name under which a process was written, from that name or an instance's (`web/api_2` → `web/api`).
-    fn written(&self, key: &ProcessKey) -> Option<&ProcessKey> {
+    fn declared_name(&self, key: &ProcessKey) -> Option<&ProcessKey> {
         if let Some((key, _)) = self.declared.get_key_value(key) {
             return Some(key);
         }
@@ -181,7 +184,10 @@ impl Names {
 }
 
 /// The names that a process has on each host, with their numbers.
-fn numbered(key: &ProcessKey, instances: Option<u32>) -> impl Iterator<Item = (Option<u32>, ProcessKey)> {
+fn instance_names(
+    key: &ProcessKey,
+    instances: Option<u32>,
+) -> impl Iterator<Item = (Option<u32>, ProcessKey)> {
     let many = instances.into_iter().flat_map(|count| 1..=count).filter_map(|number| {
         // A name that is too long with its number was refused as such.
         Some((Some(number), instance_name(key, number)?))
@@ -195,18 +201,18 @@ fn instance_name(key: &ProcessKey, number: u32) -> Option<ProcessKey> {
     Some(ProcessKey { namespace: key.namespace.clone(), name })
 }
 
-fn counts<'a>(templates: impl Iterator<Item = &'a Template>) -> Counts {
+fn counts<'a>(templates: impl Iterator<Item = &'a ProcessTemplate>) -> DesiredCounts {
     let (mut instances, mut hosts) = (0, HashSet::new());
     for template in templates {
         instances += template.len();
         hosts.extend(template.hosts.iter().map(|(_, host)| &host.key));
     }
-    Counts { instances, hosts: hosts.len() }
+    DesiredCounts { instances, hosts: hosts.len() }
 }
 
 /// A process with everything put in, instance by instance.
-fn resolve(template: &Template, origin: Origin) -> Vec<(InstanceKey, Want)> {
-    let Template { key, spec: shared, uses, hosts, .. } = template;
+fn resolve(template: &ProcessTemplate, origin: DeclaredProcess) -> Vec<(InstanceKey, DesiredInstance)> {
+    let ProcessTemplate { key, spec: shared, uses, hosts, .. } = template;
     let mut wants = Vec::with_capacity(template.len());
     if hosts.is_empty() {
         return wants;
@@ -214,9 +220,9 @@ fn resolve(template: &Template, origin: Origin) -> Vec<(InstanceKey, Want)> {
     // Giving a process a number is a rename of the first one.
     let mut first = origin.clone();
     first.moved_from.push(key.clone());
-    let others = Arc::new(Origin { moved_from: Vec::new(), ..origin.clone() });
+    let others = Arc::new(DeclaredProcess { moved_from: Vec::new(), ..origin.clone() });
     let (first, only) = (Arc::new(first), Arc::new(origin));
-    for (number, name) in numbered(key, template.instances) {
+    for (number, name) in instance_names(key, template.instances) {
         let origin = match number {
             None => &only,
             Some(1) => &first,
@@ -229,27 +235,32 @@ fn resolve(template: &Template, origin: Origin) -> Vec<(InstanceKey, Want)> {
                 namespace: name.namespace.clone(),
                 name: name.name.clone(),
             };
-            let meaning = Meaning { key: &key, instance: number };
-            let replaced = || Arc::new(Stamped::new(variables::replace(shared, &meaning)));
+            let meaning = InstanceVariables { key: &key, instance: number };
+            let replaced = || Arc::new(HashedSpec::new(variables::replace(shared, &meaning)));
             let spec = match (uses.any, uses.host) {
                 (false, _) => Arc::clone(shared),
                 (true, true) => replaced(),
                 (true, false) => Arc::clone(same.get_or_insert_with(replaced)),
             };
-            wants.push((key, Want { host: host.clone(), spec, origin: Arc::clone(origin) }));
+            wants.push((key, DesiredInstance { host: host.clone(), spec, origin: Arc::clone(origin) }));
         }
     }
     wants
 }
 
-fn origin(key: &ProcessKey, process: &Process, place: Place, policies: Vec<usize>) -> Origin {
+fn declared_process(
+    key: &ProcessKey,
+    process: &Process,
+    place: SourceLocation,
+    policies: Vec<usize>,
+) -> DeclaredProcess {
     let mut depends_on: Vec<ProcessKey> = process.depends_on.iter().map(|(_, key)| key.clone()).collect();
     depends_on.sort();
     depends_on.dedup();
     let mut protect = process.protect.clone();
     protect.sort();
     protect.dedup();
-    Origin {
+    DeclaredProcess {
         place,
         declared: key.clone(),
         state: process.state,
@@ -264,46 +275,46 @@ fn origin(key: &ProcessKey, process: &Process, place: Place, policies: Vec<usize
 }
 
 /// `${host.ip}` means nothing on a host that is known only by its agent.
-fn agents_have_no_address(at: usize, hosts: &[(usize, Host)], found: &mut Found) {
+fn check_host_ip(at: usize, hosts: &[(usize, Host)], found: &mut Findings) {
     let agent = hosts.iter().find(|(_, host)| matches!(host.key, HostKey::Agent(_)));
     let Some((entry, host)) = agent else { return };
     let message = format!("the spec uses ${{host.…}}, and host {} is known only by its agent", host.key);
-    let finding = Finding::new(Code::BadVariable, Path::of("hosts").index(*entry), message);
+    let finding = PathProblem::new(Code::BadVariable, FieldPath::of("hosts").index(*entry), message);
     found.push((at, finding.hint("add its ip and bk_cloud_id, here or in a HostGroup")));
 }
 
 /// What is wrong so far. A bomb may have millions of faults: past a number they are counted, not kept.
-pub struct Found {
-    list: Vec<(usize, Finding)>,
+pub struct Findings {
+    list: Vec<(usize, PathProblem)>,
     bad: HashSet<usize>,
     /// The file of each document, and how many findings each file has.
     files: Vec<usize>,
     counts: HashMap<usize, usize>,
 }
 
-impl Found {
-    fn of(documents: &[Declaration]) -> Found {
+impl Findings {
+    fn of(documents: &[Declaration]) -> Findings {
         let files = documents.iter().map(|document| document.source).collect();
-        Found { list: Vec::new(), bad: HashSet::new(), files, counts: HashMap::new() }
+        Findings { list: Vec::new(), bad: HashSet::new(), files, counts: HashMap::new() }
     }
 
-    fn push(&mut self, (document, finding): (usize, Finding)) {
+    fn push(&mut self, (document, finding): (usize, PathProblem)) {
         if finding.is_error() {
             self.bad.insert(document);
             // Of two declarations of one thing neither is better than the other.
-            if let Some((other, _)) = finding.other.as_ref().filter(|_| finding.code.names_a_rival()) {
+            if let Some((other, _)) = finding.other.as_ref().filter(|_| finding.code.names_conflict()) {
                 self.bad.insert(*other);
             }
         }
         let file = self.files[document];
         let count = self.counts.entry(file).or_default();
         *count += 1;
-        if *count <= 2 * MOST_OF_FILE {
+        if *count <= 2 * MAX_PER_FILE {
             self.list.push((document, finding));
         }
     }
 
-    fn extend(&mut self, findings: impl IntoIterator<Item = (usize, Finding)>) {
+    fn extend(&mut self, findings: impl IntoIterator<Item = (usize, PathProblem)>) {
         findings.into_iter().for_each(|finding| self.push(finding));
     }
 
@@ -314,14 +325,14 @@ impl Found {
 
     /// How many of each file were not kept.
     fn more(&self) -> Vec<(usize, usize)> {
-        let more = |(file, count): (&usize, &usize)| (*file, count.saturating_sub(2 * MOST_OF_FILE));
+        let more = |(file, count): (&usize, &usize)| (*file, count.saturating_sub(2 * MAX_PER_FILE));
         self.counts.iter().map(more).collect()
     }
 }
 
 /// Runs a check and keeps what it finds, for one document.
-fn with_values(at: usize, found: &mut Found, run: impl FnOnce(&mut Values)) {
-    let mut values = check::Values::default();
+fn with_values(at: usize, found: &mut Findings, run: impl FnOnce(&mut ValueChecker)) {
+    let mut values = check::ValueChecker::default();
     run(&mut values);
     found.extend(values.findings.into_iter().map(|finding| (at, finding)));
 }

@@ -25,10 +25,10 @@ pub struct Entry {
     /// Other spellings that real bodies use; the name is what we write.
     pub aliases: &'static [&'static str],
     pub shape: Shape,
-    pub need: Need,
+    pub need: Requirement,
     pub default: Option<&'static str>,
     pub meaning: &'static str,
-    pub source: Source,
+    pub source: FieldOrigin,
 }
 
 #[derive(Debug)]
@@ -58,7 +58,7 @@ pub enum Shape {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum Requirement {
     Required,
     Optional,
     /// In a document without apiVersion and kind, as GSE's documents have it.
@@ -69,7 +69,7 @@ pub enum Need {
 
 /// Which document a field comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum FieldOrigin {
     /// GSE register_proc_info and operate_proc; JOB too where it has the same thing under this or another name.
     Gse,
     GseAndJob,
@@ -79,15 +79,17 @@ pub enum Source {
     Abide,
 }
 
-impl Source {
+impl FieldOrigin {
     pub fn sentence(self) -> &'static str {
         match self {
-            Source::Gse => "GSE register_proc_info, operate_proc",
-            Source::GseAndJob => "GSE register_proc_info, operate_proc; JOB manage_proc, operate_process",
-            Source::GseRegister => "GSE register_proc_info",
-            Source::GseOperate => "GSE operate_proc; JOB manage_proc, operate_process",
-            Source::Job => "JOB manage_proc, operate_process",
-            Source::Abide => "Abide",
+            FieldOrigin::Gse => "GSE register_proc_info, operate_proc",
+            FieldOrigin::GseAndJob => {
+                "GSE register_proc_info, operate_proc; JOB manage_proc, operate_process"
+            }
+            FieldOrigin::GseRegister => "GSE register_proc_info",
+            FieldOrigin::GseOperate => "GSE operate_proc; JOB manage_proc, operate_process",
+            FieldOrigin::Job => "JOB manage_proc, operate_process",
+            FieldOrigin::Abide => "Abide",
         }
     }
 }
@@ -136,9 +138,9 @@ pub const INSTANCES: RangeInclusive<i64> = 1..=1_000_000;
 
 pub const STATES: &[&str] = &["running", "stopped", "unhosted", "absent"];
 pub const START_MODES: &[&str] = &["daemon", "foreground"];
-pub const GUARDS: &[&str] = &["delete", "restart", "stop"];
+pub const PROTECTIONS: &[&str] = &["delete", "restart", "stop"];
 pub const EFFECTS: &[&str] = &["none", "register", "reload", "restart", "replace"];
-pub const OPERATIONS: &[&str] = &["start", "stop", "restart", "reload", "delete"];
+pub const DISRUPTIONS: &[&str] = &["start", "stop", "restart", "reload", "delete"];
 pub const KINDS: &[&str] = &["Process", "HostGroup", "Defaults", "Policy"];
 pub const API_VERSION: &str = "abide/v1";
 

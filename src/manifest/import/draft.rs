@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::Reader;
-use super::words::{in_setup, join_path};
+use super::ImportContext;
+use super::words::{absolute_path, join_path};
 use crate::manifest::document::{
-    ControlEntry, Document, EnvEntry, HostEntry, IdentityEntry, JobEntry, Loose, Map, Meta, MonitorEntry,
-    ResourceEntry, SpecEntry, Text,
+    ControlEntry, Document, EnvEntry, HostEntry, IdentityEntry, JobEntry, Map, Meta, MonitorEntry,
+    ResourceEntry, SpecEntry, Text, TextOrNumber,
 };
 use crate::manifest::grammar::{API_VERSION, RETRIES, SECONDS};
 use crate::model::{HostKey, State};
@@ -43,8 +43,8 @@ pub struct Draft {
 pub enum Log {
     /// Its file leaves it to its supervisor: here it gets a file of its own.
     #[default]
-    Unsaid,
-    Nowhere,
+    Unspecified,
+    Discard,
     File(String),
 }
 
@@ -66,7 +66,7 @@ impl Draft {
             monitor: MonitorEntry { auto_type: Some(1), ..MonitorEntry::default() },
             env: BTreeMap::new(),
             cycle_time: None,
-            log: Log::Unsaid,
+            log: Log::Unspecified,
         }
     }
 
@@ -107,9 +107,9 @@ pub fn retries(value: i64) -> Option<i64> {
 }
 
 /// Drafts → documents, in their order, under names that are good and each used once.
-pub fn documents(drafts: Vec<Draft>, reader: &mut Reader<'_>) -> Vec<Document> {
+pub fn documents(drafts: Vec<Draft>, reader: &mut ImportContext<'_>) -> Vec<Document> {
     let names = names(&drafts, reader);
-    let waits = order(&drafts, reader);
+    let waits = dependency_order(&drafts, reader);
     let all = drafts.into_iter().zip(names).collect::<Vec<_>>();
     let called: Vec<String> = all.iter().map(|(_, name)| name.clone()).collect();
     all.into_iter()
@@ -121,7 +121,7 @@ pub fn documents(drafts: Vec<Draft>, reader: &mut Reader<'_>) -> Vec<Document> {
         .collect()
 }
 
-fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Reader<'_>) -> Document {
+fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut ImportContext<'_>) -> Document {
     let Draft { labels, state, instances, mut identity, control, resource, monitor, env, .. } = draft;
     let terms = reader.terms;
     let own = if instances.is_some() { "${name}" } else { name.as_str() };
@@ -131,7 +131,7 @@ fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Read
     let user = identity.user.as_deref().filter(|user| !["root", "0"].contains(user));
     let generated = [
         identity.pid_path.is_none().then_some(&terms.run_dir),
-        (draft.log == Log::Unsaid).then_some(&terms.log_dir),
+        (draft.log == Log::Unspecified).then_some(&terms.log_dir),
     ];
     for folder in generated.into_iter().flatten() {
         let folder = join_path(folder, terms.namespace.as_str());
@@ -141,14 +141,14 @@ fn document(draft: Draft, name: String, depends_on: Vec<Text>, reader: &mut Read
     identity.setup_path.get_or_insert_with(|| "/".into());
     identity.value_key = Some(Text(format!("{}/{own}", terms.namespace)));
     identity.log_path = match draft.log {
-        Log::Unsaid => Some(under(&terms.log_dir, "log")),
-        Log::Nowhere => None,
-        Log::File(path) => Some(Text(in_setup(&path, identity.setup_path.as_deref().unwrap_or("/")))),
+        Log::Unspecified => Some(under(&terms.log_dir, "log")),
+        Log::Discard => None,
+        Log::File(path) => Some(Text(absolute_path(&path, identity.setup_path.as_deref().unwrap_or("/")))),
     };
     let env: BTreeMap<String, EnvEntry> =
-        env.into_iter().map(|(name, value)| (name, EnvEntry::Plain(Loose::Text(value)))).collect();
-    let labels: BTreeMap<String, Loose> =
-        labels.into_iter().map(|(name, value)| (name, Loose::Text(value))).collect();
+        env.into_iter().map(|(name, value)| (name, EnvEntry::Plain(TextOrNumber::Text(value)))).collect();
+    let labels: BTreeMap<String, TextOrNumber> =
+        labels.into_iter().map(|(name, value)| (name, TextOrNumber::Text(value))).collect();
     Document {
         api_version: Some(API_VERSION.into()),
         kind: Some("Process".into()),
@@ -186,7 +186,7 @@ pub fn host(key: &HostKey) -> HostEntry {
 }
 
 /// A text as a name: narrow enough for keys, for file names, and for `NS/NAME@HOST`.
-pub fn speakable(text: &str) -> String {
+pub fn sanitize_name(text: &str) -> String {
     // Room for a number behind it.
     const MOST: usize = 100;
     let fits = |c: char| c.is_alphanumeric() || "-_.".contains(c);
@@ -198,11 +198,11 @@ pub fn speakable(text: &str) -> String {
 }
 
 /// A name for each draft.
-fn names(drafts: &[Draft], reader: &mut Reader<'_>) -> Vec<String> {
-    let mut taken = Taken::default();
+fn names(drafts: &[Draft], reader: &mut ImportContext<'_>) -> Vec<String> {
+    let mut taken = UsedNames::default();
     let mut names = Vec::new();
     for draft in drafts {
-        let wanted = speakable(&draft.name);
+        let wanted = sanitize_name(&draft.name);
         let mut name = wanted.clone();
         let mut nth = 2;
         while !taken.is_free(&name, draft.instances) {
@@ -224,9 +224,9 @@ fn names(drafts: &[Draft], reader: &mut Reader<'_>) -> Vec<String> {
 
 /// Names, and how many numbered ones each stands for.
 #[derive(Default)]
-struct Taken(BTreeMap<String, Option<u32>>);
+struct UsedNames(BTreeMap<String, Option<u32>>);
 
-impl Taken {
+impl UsedNames {
     fn is_free(&self, name: &str, instances: Option<u32>) -> bool {
         let number = |text: &str| text.parse::<u32>().ok().filter(|n| n.to_string() == text);
         let among = |base: &str, n: u32| self.0.get(base).copied().flatten().is_some_and(|many| n <= many);
@@ -242,7 +242,7 @@ impl Taken {
 }
 
 /// For each draft the numbers of those that it waits for. What would wait for itself does not wait.
-fn order(drafts: &[Draft], reader: &mut Reader<'_>) -> Vec<Vec<usize>> {
+fn dependency_order(drafts: &[Draft], reader: &mut ImportContext<'_>) -> Vec<Vec<usize>> {
     let by_alias: HashMap<&str, usize> =
         drafts.iter().enumerate().rev().map(|(at, draft)| (draft.alias.as_str(), at)).collect();
     let mut waits: Vec<Vec<(usize, usize, u32, &str)>> = vec![Vec::new(); drafts.len()];
@@ -260,45 +260,45 @@ fn order(drafts: &[Draft], reader: &mut Reader<'_>) -> Vec<Vec<usize>> {
             }
         }
     }
-    acyclic(waits, drafts, reader)
+    break_cycles(waits, drafts, reader)
 }
 
 /// Leaves out what closes a circle. Without recursion: a chain may be as long as a file.
-fn acyclic(
+fn break_cycles(
     waits: Vec<Vec<(usize, usize, u32, &str)>>,
     drafts: &[Draft],
-    reader: &mut Reader<'_>,
+    reader: &mut ImportContext<'_>,
 ) -> Vec<Vec<usize>> {
     #[derive(Clone, Copy, PartialEq)]
-    enum Mark {
+    enum VisitState {
         New,
         Open,
         Done,
     }
-    let mut marks = vec![Mark::New; waits.len()];
+    let mut marks = vec![VisitState::New; waits.len()];
     let mut kept: Vec<Vec<usize>> = vec![Vec::new(); waits.len()];
     for begin in 0..waits.len() {
-        if marks[begin] != Mark::New {
+        if marks[begin] != VisitState::New {
             continue;
         }
-        marks[begin] = Mark::Open;
+        marks[begin] = VisitState::Open;
         let mut path = vec![(begin, 0)];
         while let Some((at, next)) = path.last_mut() {
             let (at, nth) = (*at, *next);
             *next += 1;
             let Some((whom, said_by, line, setting)) = waits[at].get(nth).copied() else {
-                marks[at] = Mark::Done;
+                marks[at] = VisitState::Done;
                 path.pop();
                 continue;
             };
-            if marks[whom] == Mark::Open {
+            if marks[whom] == VisitState::Open {
                 let message = format!("{} is left out: they wait for each other", drafts[whom].alias);
                 reader.note(&drafts[said_by].file, line, setting, message);
                 continue;
             }
             kept[at].push(whom);
-            if marks[whom] == Mark::New {
-                marks[whom] = Mark::Open;
+            if marks[whom] == VisitState::New {
+                marks[whom] = VisitState::Open;
                 path.push((whom, 0));
             }
         }

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::draft::{host, speakable};
-use super::{File, Reader};
-use crate::manifest::document::{Document, HostEntry, HostLabels, Loose, Map, Meta, Text};
+use super::draft::{host, sanitize_name};
+use super::{FileReader, ImportContext};
+use crate::manifest::document::{Document, HostEntry, HostLabels, Map, Meta, Text, TextOrNumber};
 use crate::manifest::grammar::API_VERSION;
 use crate::model::{AgentId, HostKey};
 
 /// A line: a host, and the group that it is in.
-pub struct Listed {
+pub struct CsvHost {
     file: Arc<str>,
     line: u32,
     group: String,
@@ -56,13 +56,13 @@ fn separator(line: &str) -> char {
     [',', ';', '\t'].into_iter().find(|c| line.contains(*c)).unwrap_or(',')
 }
 
-pub fn read(file: &mut File<'_, '_>) -> Vec<Listed> {
+pub fn read(file: &mut FileReader<'_, '_>) -> Vec<CsvHost> {
     let text = file.source.text.clone();
     let header = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
     let records = match records(&text, separator(header)) {
         Ok(records) => records,
         Err(line) => {
-            file.wrong(line, "a quote is not closed", "\"such as this\"");
+            file.reject(line, "a quote is not closed", "\"such as this\"");
             return Vec::new();
         }
     };
@@ -70,7 +70,7 @@ pub fn read(file: &mut File<'_, '_>) -> Vec<Listed> {
     let Some((line, titles)) = records.next() else { return Vec::new() };
     let columns: Vec<Column> = titles.iter().map(|title| Column::of(title)).collect();
     if !columns.contains(&Column::Ip) && !columns.contains(&Column::Agent) {
-        file.wrong(
+        file.reject(
             line,
             "no column names the hosts",
             "the first line names the columns: ip,cloud,group,rack",
@@ -82,7 +82,7 @@ pub fn read(file: &mut File<'_, '_>) -> Vec<Listed> {
     }
     for (at, title) in titles.iter().enumerate() {
         if columns[..at].contains(&columns[at]) {
-            file.wrong(line, format!("column {title:?} stands twice"), "keep one of them");
+            file.reject(line, format!("column {title:?} stands twice"), "keep one of them");
             return Vec::new();
         }
         if matches!(&columns[at], Column::Label(name) if name.is_empty() || name.starts_with("abide_") || name.len() > 253)
@@ -95,26 +95,26 @@ pub fn read(file: &mut File<'_, '_>) -> Vec<Listed> {
     for (line, cells) in records {
         if cells.len() > columns.len() {
             let hint = "put what contains the separator into quotes";
-            file.wrong(line, "this line has more columns than the first", hint);
+            file.reject(line, "this line has more columns than the first", hint);
             continue;
         }
-        if let Some((group, key, entry)) = one(&columns, &cells, line, file) {
+        if let Some((group, key, entry)) = parse_host(&columns, &cells, line, file) {
             let group = group.unwrap_or_else(|| own.clone());
-            listed.push(Listed { file: file.source.name.clone(), line, group, key, entry });
+            listed.push(CsvHost { file: file.source.name.clone(), line, group, key, entry });
         }
     }
     if listed.is_empty() && file.reader.problems.is_empty() {
-        file.wrong(line, "no host is in it", "a line a host below the names of the columns");
+        file.reject(line, "no host is in it", "a line a host below the names of the columns");
     }
     listed
 }
 
 /// A line: its group, its key, and what a manifest says of it.
-fn one(
+fn parse_host(
     columns: &[Column],
     cells: &[String],
     line: u32,
-    file: &mut File<'_, '_>,
+    file: &mut FileReader<'_, '_>,
 ) -> Option<(Option<String>, HostKey, HostEntry)> {
     let cell = |column: &Column| {
         let at = columns.iter().position(|one| one == column)?;
@@ -124,7 +124,7 @@ fn one(
         None => Some(None),
         Some(Ok(id)) => Some(Some(i64::from(id))),
         Some(Err(_)) => {
-            file.wrong(line, format!("the {what} is no number"), "a whole number from 0");
+            file.reject(line, format!("the {what} is no number"), "a whole number from 0");
             None
         }
     };
@@ -133,19 +133,19 @@ fn one(
         None => None,
         Some(Ok(agent)) => Some(agent),
         Some(Err(error)) => {
-            file.wrong(line, format!("the agent id cannot be used: {error}"), "as the agent reports it");
+            file.reject(line, format!("the agent id cannot be used: {error}"), "as the agent reports it");
             return None;
         }
     };
     let key = match (cell(&Column::Ip).map(str::parse::<IpAddr>), &agent) {
         (Some(Ok(ip)), _) => HostKey::Address { cloud: u64::try_from(cloud.unwrap_or(0)).unwrap_or(0), ip },
         (Some(Err(_)), _) => {
-            file.wrong(line, "this is no IP address", "such as 10.0.0.1; host names are not looked up");
+            file.reject(line, "this is no IP address", "such as 10.0.0.1; host names are not looked up");
             return None;
         }
         (None, Some(agent)) => HostKey::Agent(agent.clone()),
         (None, None) => {
-            file.wrong(line, "this line names no host", "an address, or the id of an agent");
+            file.reject(line, "this line names no host", "an address, or the id of an agent");
             return None;
         }
     };
@@ -173,8 +173,8 @@ fn one(
         }
     }
     labels.retain(|name, _| !name.is_empty() && !name.starts_with("abide_") && name.len() <= 253);
-    let labels: BTreeMap<String, Loose> =
-        labels.into_iter().map(|(name, value)| (name, Loose::Text(value))).collect();
+    let labels: BTreeMap<String, TextOrNumber> =
+        labels.into_iter().map(|(name, value)| (name, TextOrNumber::Text(value))).collect();
     let entry = HostEntry {
         bk_supplier_id: supplier,
         bk_agent_id: agent.map(|agent| agent.as_str().into()),
@@ -185,10 +185,10 @@ fn one(
 }
 
 /// Lines → groups, each host once; two files may speak of one group.
-pub fn documents(listed: Vec<Listed>, reader: &mut Reader<'_>) -> Vec<Document> {
+pub fn documents(listed: Vec<CsvHost>, reader: &mut ImportContext<'_>) -> Vec<Document> {
     let mut groups: BTreeMap<String, (HashSet<HostKey>, Vec<HostEntry>)> = BTreeMap::new();
-    for Listed { file, line, group, key, entry } in listed {
-        let name = speakable(&group);
+    for CsvHost { file, line, group, key, entry } in listed {
+        let name = sanitize_name(&group);
         if name != group {
             reader.note(&file, line, &group, format!("a manifest cannot call it so; it is called {name}"));
         }

@@ -1,32 +1,32 @@
 //! Sections of settings, each with its line: supervisord's ini and systemd's units, which look alike and are not.
 
-use super::File;
+use super::FileReader;
 
 #[derive(Debug)]
-pub struct Section {
+pub struct IniSection {
     pub name: String,
     pub line: u32,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<IniEntry>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct IniEntry {
     pub key: String,
     pub value: String,
     pub line: u32,
 }
 
-impl Section {
+impl IniSection {
     /// The last value of a setting: it wins over those before.
-    pub fn last(&self, key: &str) -> Option<&Entry> {
+    pub fn last(&self, key: &str) -> Option<&IniEntry> {
         self.entries.iter().rev().find(|entry| entry.key == key)
     }
 }
 
 /// As Python's configparser reads it for supervisord: `=` or `:`, keys in any case, lines that go on are indented,
 /// comments begin a line or follow a space.
-pub fn supervisord(file: &mut File<'_, '_>) -> Vec<Section> {
-    let mut sections: Vec<Section> = Vec::new();
+pub fn supervisord(file: &mut FileReader<'_, '_>) -> Vec<IniSection> {
+    let mut sections: Vec<IniSection> = Vec::new();
     for (line, raw) in numbered(&file.source.text.clone()) {
         let begins = raw.trim_start();
         if begins.is_empty() || begins.starts_with([';', '#']) {
@@ -49,25 +49,27 @@ pub fn supervisord(file: &mut File<'_, '_>) -> Vec<Section> {
                     let again = sections.remove(at);
                     sections.push(again);
                 }
-                None => sections.push(Section { name: name.to_owned(), line, entries: Vec::new() }),
+                None => sections.push(IniSection { name: name.to_owned(), line, entries: Vec::new() }),
             }
             continue;
         }
         match (text.find(['=', ':']), sections.last_mut()) {
-            (Some(at), Some(section)) if at > 0 => section.entries.push(Entry {
+            (Some(at), Some(section)) if at > 0 => section.entries.push(IniEntry {
                 key: text[..at].trim().to_ascii_lowercase(),
                 value: text[at + 1..].trim().to_owned(),
                 line,
             }),
-            _ => file.wrong(line, "this is neither a section nor a setting", "[program:NAME], or NAME=VALUE"),
+            _ => {
+                file.reject(line, "this is neither a section nor a setting", "[program:NAME], or NAME=VALUE")
+            }
         }
     }
     sections
 }
 
 /// As systemd reads it: keys as they are, a backslash at a line's end goes on, comments only begin a line.
-pub fn systemd(file: &mut File<'_, '_>) -> Vec<Section> {
-    let mut sections: Vec<Section> = Vec::new();
+pub fn systemd(file: &mut FileReader<'_, '_>) -> Vec<IniSection> {
+    let mut sections: Vec<IniSection> = Vec::new();
     let mut open: Option<(u32, String)> = None;
     for (line, raw) in numbered(&file.source.text.clone()) {
         let text = raw.trim();
@@ -93,7 +95,7 @@ pub fn systemd(file: &mut File<'_, '_>) -> Vec<Section> {
     sections
 }
 
-fn setting(line: u32, text: &str, sections: &mut Vec<Section>, file: &mut File<'_, '_>) {
+fn setting(line: u32, text: &str, sections: &mut Vec<IniSection>, file: &mut FileReader<'_, '_>) {
     if let Some(name) = head(text.trim()) {
         // A section that stands twice goes on.
         match sections.iter().position(|section| section.name == name) {
@@ -101,15 +103,17 @@ fn setting(line: u32, text: &str, sections: &mut Vec<Section>, file: &mut File<'
                 let again = sections.remove(at);
                 sections.push(again);
             }
-            None => sections.push(Section { name: name.to_owned(), line, entries: Vec::new() }),
+            None => sections.push(IniSection { name: name.to_owned(), line, entries: Vec::new() }),
         }
         return;
     }
     match (text.split_once('='), sections.last_mut()) {
-        (Some((key, value)), Some(section)) if !key.trim().is_empty() => {
-            section.entries.push(Entry { key: key.trim().to_owned(), value: value.trim().to_owned(), line })
-        }
-        _ => file.wrong(line, "this is neither a section nor a setting", "[Service], or Name=value"),
+        (Some((key, value)), Some(section)) if !key.trim().is_empty() => section.entries.push(IniEntry {
+            key: key.trim().to_owned(),
+            value: value.trim().to_owned(),
+            line,
+        }),
+        _ => file.reject(line, "this is neither a section nor a setting", "[Service], or Name=value"),
     }
 }
 

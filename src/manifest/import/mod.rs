@@ -22,8 +22,8 @@ use self::draft::Draft;
 use super::document::Document;
 use super::find::{self, STDIN};
 use super::limits::Limits;
-use super::problem::{Code, Fault, Problem, Severity, Span};
-use super::text::{self, Source};
+use super::problem::{Code, Problem, Severity, Span, SpanProblem};
+use super::text::{self, SourceText};
 use crate::model::{HostKey, Name};
 
 /// Whose file it is.
@@ -50,7 +50,7 @@ impl Kind {
 
 /// What no file says.
 #[derive(Clone, Debug)]
-pub struct Terms {
+pub struct ImportOptions {
     /// `None`: told by each file's name and content.
     pub from: Option<Kind>,
     pub namespace: Name,
@@ -63,7 +63,7 @@ pub struct Terms {
 
 /// A file's text, and where it stands.
 #[derive(Clone, Debug)]
-pub struct Given {
+pub struct ImportFile {
     pub name: Arc<str>,
     pub text: String,
     /// Its directory, from the root; standard input has none.
@@ -72,7 +72,7 @@ pub struct Given {
 
 /// A setting that has no counterpart, or means something else in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Note {
+pub struct ImportNote {
     pub file: Arc<str>,
     pub line: u32,
     pub setting: String,
@@ -80,16 +80,16 @@ pub struct Note {
 }
 
 #[derive(Debug, Default)]
-pub struct Imported {
+pub struct ImportResult {
     pub documents: Vec<Document>,
     /// Sorted by file and line.
-    pub notes: Vec<Note>,
+    pub notes: Vec<ImportNote>,
     /// Folders of generated pid and log paths, with the users other than root that write there.
     pub folders: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// Reads the files (`-`: standard input). A byte order mark is no part of a text here: it was not written for us.
-pub fn read(paths: &[PathBuf], limits: &Limits) -> Result<Vec<Given>, Vec<Problem>> {
+pub fn read(paths: &[PathBuf], limits: &Limits) -> Result<Vec<ImportFile>, Vec<Problem>> {
     let (folders, files): (Vec<&PathBuf>, Vec<&PathBuf>) = paths.iter().partition(|path| path.is_dir());
     let files: Vec<PathBuf> = files.into_iter().cloned().collect();
     let found = find::find(&files, limits);
@@ -104,12 +104,12 @@ pub fn read(paths: &[PathBuf], limits: &Limits) -> Result<Vec<Given>, Vec<Proble
         let text = find::bytes(file, limits).and_then(|bytes| {
             let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").map(<[u8]>::to_vec).unwrap_or(bytes);
             text::decode(bytes)
-                .map_err(|(fault, text)| Source::new(file.name.clone(), text, false, 0).problem(fault))
+                .map_err(|(fault, text)| SourceText::new(file.name.clone(), text, false, 0).problem(fault))
         });
         match text {
             Ok(text) => {
-                let here = (&*file.name != STDIN).then(|| file.home.to_string_lossy().into_owned());
-                given.push(Given { name: file.name.clone(), text, here });
+                let here = (&*file.name != STDIN).then(|| file.scope_dir.to_string_lossy().into_owned());
+                given.push(ImportFile { name: file.name.clone(), text, here });
             }
             Err(problem) => problems.push(problem),
         }
@@ -119,28 +119,32 @@ pub fn read(paths: &[PathBuf], limits: &Limits) -> Result<Vec<Given>, Vec<Proble
 }
 
 /// Everything that the files say, as manifests; or everything that is wrong with them.
-pub fn import(files: &[Given], terms: &Terms, limits: &Limits) -> Result<Imported, Vec<Problem>> {
+pub fn import(
+    files: &[ImportFile],
+    terms: &ImportOptions,
+    limits: &Limits,
+) -> Result<ImportResult, Vec<Problem>> {
     let mut reader =
-        Reader { terms, limits, notes: Vec::new(), folders: BTreeMap::new(), problems: Vec::new() };
+        ImportContext { terms, limits, notes: Vec::new(), folders: BTreeMap::new(), problems: Vec::new() };
     let (mut drafts, mut timers, mut listed) = (Vec::new(), Vec::new(), Vec::new());
     for given in files {
         let kind = match terms.from.or_else(|| kind_of(&given.name, &given.text)) {
             Some(kind) => kind,
             None => {
-                reader.problems.push(unknown(given));
+                reader.problems.push(unknown_format(given));
                 continue;
             }
         };
         let json = kind == Kind::Pm2 && text::is_json(&given.text);
-        let source = Source::new(given.name.clone(), given.text.clone(), json, limits.documents);
-        let mut file = File { source: &source, here: given.here.as_deref(), reader: &mut reader };
+        let source = SourceText::new(given.name.clone(), given.text.clone(), json, limits.documents);
+        let mut file = FileReader { source: &source, here: given.here.as_deref(), reader: &mut reader };
         if let Some(at) = given.text.find(words::MARKS) {
             let (line, _) = text::position(&given.text, at);
-            file.wrong(line, "the file contains a character for private use", "remove it");
+            file.reject(line, "the file contains a character for private use", "remove it");
             continue;
         }
         if given.text.trim().is_empty() {
-            file.wrong(
+            file.reject(
                 1,
                 "there is nothing in it",
                 "a file of supervisord, systemd or pm2, or a CSV of hosts",
@@ -150,8 +154,8 @@ pub fn import(files: &[Given], terms: &Terms, limits: &Limits) -> Result<Importe
         match kind {
             Kind::Supervisord => drafts.extend(supervisord::read(&mut file)),
             Kind::Systemd => match systemd::read(&mut file) {
-                Some(systemd::Read::Service(draft)) => drafts.push(*draft),
-                Some(systemd::Read::Timer(timer)) => timers.push(timer),
+                Some(systemd::UnitFile::Service(draft)) => drafts.push(*draft),
+                Some(systemd::UnitFile::Timer(timer)) => timers.push(timer),
                 None => {}
             },
             Kind::Pm2 => drafts.extend(pm2::read(&mut file)),
@@ -161,7 +165,7 @@ pub fn import(files: &[Given], terms: &Terms, limits: &Limits) -> Result<Importe
     systemd::schedule(&mut drafts, timers, &mut reader);
     let mut documents = hosts::documents(listed, &mut reader);
     documents.extend(draft::documents(drafts, &mut reader));
-    let Reader { mut notes, folders, mut problems, .. } = reader;
+    let ImportContext { mut notes, folders, mut problems, .. } = reader;
     if documents.is_empty() && problems.is_empty() {
         let file = files.first().map_or_else(|| STDIN.into(), |given| given.name.clone());
         let message = "there is nothing to import".to_owned();
@@ -173,51 +177,51 @@ pub fn import(files: &[Given], terms: &Terms, limits: &Limits) -> Result<Importe
     }
     notes.sort();
     notes.dedup();
-    Ok(Imported { documents, notes, folders })
+    Ok(ImportResult { documents, notes, folders })
 }
 
 /// What all files have in common while they are read.
-pub(super) struct Reader<'a> {
-    terms: &'a Terms,
+pub(super) struct ImportContext<'a> {
+    terms: &'a ImportOptions,
     limits: &'a Limits,
-    notes: Vec<Note>,
+    notes: Vec<ImportNote>,
     folders: BTreeMap<String, BTreeSet<String>>,
     problems: Vec<Problem>,
 }
 
-impl Reader<'_> {
+impl ImportContext<'_> {
     fn note(&mut self, file: &Arc<str>, line: u32, setting: &str, message: impl Into<String>) {
         let setting = super::node::shorten(setting);
-        self.notes.push(Note { file: file.clone(), line, setting, message: message.into() });
+        self.notes.push(ImportNote { file: file.clone(), line, setting, message: message.into() });
     }
 }
 
 /// One file while it is read.
-pub(super) struct File<'r, 'a> {
-    source: &'r Source,
+pub(super) struct FileReader<'r, 'a> {
+    source: &'r SourceText,
     here: Option<&'r str>,
-    reader: &'r mut Reader<'a>,
+    reader: &'r mut ImportContext<'a>,
 }
 
-impl File<'_, '_> {
+impl FileReader<'_, '_> {
     /// The manifest says less than this setting, or something else.
     fn note(&mut self, line: u32, setting: &str, message: impl Into<String>) {
         self.reader.note(&self.source.name, line, setting, message);
     }
 
     /// There is no manifest for this.
-    fn wrong(&mut self, line: u32, message: impl Into<String>, hint: &str) {
+    fn reject(&mut self, line: u32, message: impl Into<String>, hint: &str) {
         self.refuse(line, message.into(), hint, false);
     }
 
     /// The same for a line that may hold a secret, and is not shown.
-    fn wrong_privately(&mut self, line: u32, message: impl Into<String>, hint: &str) {
+    fn reject_private(&mut self, line: u32, message: impl Into<String>, hint: &str) {
         self.refuse(line, message.into(), hint, true);
     }
 
     fn refuse(&mut self, line: u32, message: String, hint: &str, private: bool) {
-        let fault = Fault::new(Code::Syntax, Span::at(line, 1), message, Some(hint.to_owned()));
-        self.reader.problems.push(self.source.problem(Fault { private, ..fault }));
+        let fault = SpanProblem::new(Code::Syntax, Span::at(line, 1), message, Some(hint.to_owned()));
+        self.reader.problems.push(self.source.problem(SpanProblem { private, ..fault }));
     }
 
     fn draft(&self, line: u32, name: impl Into<String>) -> Draft {
@@ -231,7 +235,7 @@ impl File<'_, '_> {
     }
 }
 
-fn unknown(given: &Given) -> Problem {
+fn unknown_format(given: &ImportFile) -> Problem {
     let (message, hint) = match given.name.rsplit('.').next() {
         Some("js" | "cjs" | "mjs" | "ts") => (
             "it is a program, which only pm2 can run",

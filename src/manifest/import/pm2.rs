@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::File;
+use super::FileReader;
 use super::draft::{Draft, Log, retries, seconds};
-use super::words::{self, Style};
+use super::words::{self, QuoteStyle};
 use crate::manifest::document::Text;
 use crate::manifest::node::{Kind, Node, shorten};
 use crate::manifest::tree;
 use crate::model::State;
 
-pub fn read(file: &mut File<'_, '_>) -> Vec<Draft> {
+pub fn read(file: &mut FileReader<'_, '_>) -> Vec<Draft> {
     let nodes = match nodes(file) {
         Some(nodes) => nodes,
         None => return Vec::new(),
@@ -30,7 +30,7 @@ pub fn read(file: &mut File<'_, '_>) -> Vec<Draft> {
             }
             (Kind::List(items), _) => apps.extend(items),
             (Kind::Map(_), None) => apps.push(node),
-            _ => file.wrong(node.span.line, "this is no list of apps", "{\"apps\": [{\"name\": …}]}"),
+            _ => file.reject(node.span.line, "this is no list of apps", "{\"apps\": [{\"name\": …}]}"),
         }
     }
     let mut drafts: Vec<Draft> = Vec::new();
@@ -38,7 +38,11 @@ pub fn read(file: &mut File<'_, '_>) -> Vec<Draft> {
     let mut listed: BTreeMap<String, usize> = BTreeMap::new();
     for node in apps {
         let Kind::Map(_) = node.kind else {
-            file.wrong(node.span.line, format!("an app is a map, not {}", node.kind.name()), "{\"name\": …}");
+            file.reject(
+                node.span.line,
+                format!("an app is a map, not {}", node.kind.name()),
+                "{\"name\": …}",
+            );
             continue;
         };
         let app = App::of(node);
@@ -54,13 +58,13 @@ pub fn read(file: &mut File<'_, '_>) -> Vec<Draft> {
         }
     }
     if drafts.is_empty() && file.reader.problems.is_empty() {
-        file.wrong(1, "no app is in it", "{\"apps\": [{\"name\": …, \"script\": …}]}");
+        file.reject(1, "no app is in it", "{\"apps\": [{\"name\": …, \"script\": …}]}");
     }
     drafts
 }
 
 /// The documents of the file, with places.
-fn nodes(file: &mut File<'_, '_>) -> Option<Vec<Node>> {
+fn nodes(file: &mut FileReader<'_, '_>) -> Option<Vec<Node>> {
     let mut nodes = Vec::new();
     let source = file.source;
     for slice in &source.slices {
@@ -102,7 +106,7 @@ impl<'a> App<'a> {
         scalar(node).filter(|text| !text.is_empty()).map(|text| (text, line))
     }
 
-    fn name(&self, file: &mut File<'_, '_>) -> String {
+    fn name(&self, file: &mut FileReader<'_, '_>) -> String {
         if let Some((name, _)) = self.text(&["name"]) {
             return name;
         }
@@ -117,7 +121,7 @@ impl<'a> App<'a> {
         stem
     }
 
-    fn draft(&self, name: String, file: &mut File<'_, '_>) -> Option<Draft> {
+    fn draft(&self, name: String, file: &mut FileReader<'_, '_>) -> Option<Draft> {
         let mut draft = file.draft(self.node.span.line, name);
         self.directory(&mut draft, file);
         self.command(&mut draft, file)?;
@@ -133,14 +137,14 @@ impl<'a> App<'a> {
     }
 
     /// Where it runs: where its file stands, if nothing else is said.
-    fn directory(&self, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn directory(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let here = file.here.map(words::escaped);
         let said = self.text(&["cwd", "pm_cwd"]);
         let line = said.as_ref().map_or(self.node.span.line, |(_, line)| *line);
         let said = said.map(|(path, _)| words::escaped(&path));
         let path = match (said, here) {
             (Some(path), _) if path.starts_with('/') => Some(path),
-            (Some(path), Some(here)) => Some(words::in_setup(&path, &here)),
+            (Some(path), Some(here)) => Some(words::absolute_path(&path, &here)),
             (None, Some(here)) => Some(here),
             (_, None) => None,
         };
@@ -154,9 +158,9 @@ impl<'a> App<'a> {
         draft.identity.setup_path = path.map(Text);
     }
 
-    fn command(&self, draft: &mut Draft, file: &mut File<'_, '_>) -> Option<()> {
+    fn command(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) -> Option<()> {
         let Some((script, line)) = self.text(SCRIPT) else {
-            file.wrong(self.node.span.line, "the app has no script", "\"script\": \"./server.js\"");
+            file.reject(self.node.span.line, "the app has no script", "\"script\": \"./server.js\"");
             return None;
         };
         let mut words = Vec::new();
@@ -191,25 +195,25 @@ impl<'a> App<'a> {
     }
 
     /// Arguments, as one text or as a list.
-    fn words(&self, names: &[&str], file: &mut File<'_, '_>) -> Option<Vec<String>> {
+    fn words(&self, names: &[&str], file: &mut FileReader<'_, '_>) -> Option<Vec<String>> {
         let Some((node, line)) = self.get(names) else { return Some(Vec::new()) };
         let what = names.first().copied().unwrap_or_default();
         let words = match &node.kind {
             Kind::List(items) => {
                 items.iter().map(scalar).collect::<Option<Vec<_>>>().ok_or("a word is no text")
             }
-            _ => scalar(node).ok_or("it is no text").and_then(|text| words::split(&text, Style::Shlex)),
+            _ => scalar(node).ok_or("it is no text").and_then(|text| words::split(&text, QuoteStyle::Shlex)),
         };
         match words {
             Ok(words) => Some(words),
             Err(why) => {
-                file.wrong(line, format!("{what} cannot be read: {why}"), "text, or a list of texts");
+                file.reject(line, format!("{what} cannot be read: {why}"), "text, or a list of texts");
                 None
             }
         }
     }
 
-    fn setting(&self, key: &str, value: &Node, line: u32, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn setting(&self, key: &str, value: &Node, line: u32, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let is = |yes: bool| matches!(value.kind, Kind::Bool(b) if b == yes);
         match key {
             "env" => self.environment(value, line, draft, file),
@@ -244,7 +248,8 @@ impl<'a> App<'a> {
                 // jlist shows pm2's own place for it.
                 if let (Some(path), false) = (scalar(value), self.shown) {
                     let folder = draft.identity.setup_path.as_deref().unwrap_or("/").to_owned();
-                    draft.identity.pid_path = Some(Text(words::in_setup(&words::escaped(&path), &folder)));
+                    draft.identity.pid_path =
+                        Some(Text(words::absolute_path(&words::escaped(&path), &folder)));
                 }
             }
             "max_memory_restart" => {
@@ -280,9 +285,9 @@ impl<'a> App<'a> {
         }
     }
 
-    fn environment(&self, value: &Node, line: u32, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn environment(&self, value: &Node, line: u32, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let Kind::Map(entries) = &value.kind else {
-            return file.wrong(
+            return file.reject(
                 line,
                 format!("env is a map, not {}", value.kind.name()),
                 "{\"PORT\": \"8080\"}",
@@ -311,12 +316,12 @@ impl<'a> App<'a> {
     }
 
     /// A manifest has one place for all output.
-    fn output(&self, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn output(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let all = self.text(&["log_file", "log"]);
         let out = self.text(&["out_file", "output", "out", "out_log", "pm_out_log_path"]);
         let err = self.text(&["error_file", "error", "err_file", "err_log", "pm_err_log_path"]);
         let place = |path: &str| match path {
-            "/dev/null" | "NULL" | "false" => Log::Nowhere,
+            "/dev/null" | "NULL" | "false" => Log::Discard,
             path => Log::File(words::escaped(path)),
         };
         let main = all.as_ref().or(out.as_ref()).or(err.as_ref());
@@ -374,7 +379,7 @@ fn scalar(node: &Node) -> Option<String> {
     }
 }
 
-fn instances(value: &Node, line: u32, draft: &mut Draft, file: &mut File<'_, '_>) {
+fn instances(value: &Node, line: u32, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
     let text = scalar(value).unwrap_or_default();
     match text.parse::<i64>() {
         Ok(1) => {}
@@ -389,7 +394,7 @@ fn instances(value: &Node, line: u32, draft: &mut Draft, file: &mut File<'_, '_>
                 format!("{text}: how many processors a host has is not known here: one is taken"),
             );
         }
-        _ => file.wrong(line, "instances is no number of processes", "such as 4"),
+        _ => file.reject(line, "instances is no number of processes", "such as 4"),
     }
 }
 
@@ -398,10 +403,10 @@ fn number(
     value: &Node,
     line: u32,
     fits: fn(i64) -> Option<i64>,
-    file: &mut File<'_, '_>,
+    file: &mut FileReader<'_, '_>,
 ) -> Option<i64> {
     let Some(n) = scalar(value).and_then(|text| text.parse::<i64>().ok()) else {
-        file.wrong(line, format!("{key} is no whole number"), "such as 10");
+        file.reject(line, format!("{key} is no whole number"), "such as 10");
         return None;
     };
     let fitting = fits(n);
@@ -412,14 +417,14 @@ fn number(
 }
 
 /// Milliseconds, or text such as `5s`, as whole seconds.
-fn milliseconds(key: &str, value: &Node, line: u32, file: &mut File<'_, '_>) -> Option<i64> {
+fn milliseconds(key: &str, value: &Node, line: u32, file: &mut FileReader<'_, '_>) -> Option<i64> {
     let text = scalar(value).unwrap_or_default();
     let ms = match text.parse::<u64>() {
         Ok(ms) => Some(ms),
         Err(_) => super::calendar::span_ms(&text),
     };
     let Some(ms) = ms else {
-        file.wrong(line, format!("{key} is no time"), "milliseconds, such as 5000");
+        file.reject(line, format!("{key} is no time"), "milliseconds, such as 5000");
         return None;
     };
     if ms % 1000 != 0 {

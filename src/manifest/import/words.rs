@@ -16,7 +16,7 @@ pub const MARKS: [char; 4] = [INSTANCE, VARIABLE, END, SPLIT_VARIABLE];
 
 /// Whose rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub enum QuoteStyle {
     /// Python's shlex: as a shell, without variables.
     Shlex,
     /// systemd: escapes as in C, inside and outside of quotes.
@@ -24,7 +24,7 @@ pub enum Style {
 }
 
 /// The words of a command line; `Err`: why it has none.
-pub fn split(text: &str, style: Style) -> Result<Vec<String>, &'static str> {
+pub fn split(text: &str, style: QuoteStyle) -> Result<Vec<String>, &'static str> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut chars = text.chars();
@@ -36,7 +36,7 @@ pub fn split(text: &str, style: Style) -> Result<Vec<String>, &'static str> {
                 loop {
                     match chars.next().ok_or("a quote is not closed")? {
                         end if end == c => break,
-                        '\\' if style == Style::Systemd => word.push(c_escape(&mut chars)?),
+                        '\\' if style == QuoteStyle::Systemd => word.push(c_escape(&mut chars)?),
                         '\\' if c == '"' => match chars.next().ok_or("it ends with a backslash")? {
                             plain @ ('"' | '\\') => word.push(plain),
                             other => word.extend(['\\', other]),
@@ -45,7 +45,7 @@ pub fn split(text: &str, style: Style) -> Result<Vec<String>, &'static str> {
                     }
                 }
             }
-            '\\' if style == Style::Systemd => word.get_or_insert_default().push(c_escape(&mut chars)?),
+            '\\' if style == QuoteStyle::Systemd => word.get_or_insert_default().push(c_escape(&mut chars)?),
             '\\' => word.get_or_insert_default().push(chars.next().ok_or("it ends with a backslash")?),
             c => word.get_or_insert_default().push(c),
         }
@@ -157,7 +157,7 @@ pub fn join_path(folder: &str, name: &str) -> String {
 }
 
 /// A path from the root: a relative one begins in a folder.
-pub fn in_setup(path: &str, folder: &str) -> String {
+pub fn absolute_path(path: &str, folder: &str) -> String {
     if path.starts_with('/') {
         path.to_owned()
     } else {
@@ -172,18 +172,18 @@ mod tests {
     #[test]
     fn words_are_those_of_their_owner() {
         for (text, style, words) in [
-            ("a  b\tc", Style::Shlex, vec!["a", "b", "c"]),
-            (r#"sh -c "echo \"x\" '$Y' \n""#, Style::Shlex, vec!["sh", "-c", r#"echo "x" '$Y' \n"#]),
-            (r"a\ b 'c d'e # f", Style::Shlex, vec!["a b", "c de", "#", "f"]),
-            (r#"echo "a\tb" \x41 \101 ''"#, Style::Systemd, vec!["echo", "a\tb", "A", "A", ""]),
+            ("a  b\tc", QuoteStyle::Shlex, vec!["a", "b", "c"]),
+            (r#"sh -c "echo \"x\" '$Y' \n""#, QuoteStyle::Shlex, vec!["sh", "-c", r#"echo "x" '$Y' \n"#]),
+            (r"a\ b 'c d'e # f", QuoteStyle::Shlex, vec!["a b", "c de", "#", "f"]),
+            (r#"echo "a\tb" \x41 \101 ''"#, QuoteStyle::Systemd, vec!["echo", "a\tb", "A", "A", ""]),
         ] {
             assert_eq!(split(text, style).unwrap(), words, "{text}");
         }
         for (text, style) in [
-            ("'a", Style::Shlex),
-            ("a\\", Style::Shlex),
-            (r"\xZZ", Style::Systemd),
-            (r"\x00", Style::Systemd),
+            ("'a", QuoteStyle::Shlex),
+            ("a\\", QuoteStyle::Shlex),
+            (r"\xZZ", QuoteStyle::Systemd),
+            (r"\x00", QuoteStyle::Systemd),
         ] {
             assert!(split(text, style).is_err(), "{text}");
         }

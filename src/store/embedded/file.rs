@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use crate::store::{Change, Error, Number};
+use crate::store::{Change, Error, Seq};
 
 /// How many changes are known one by one.
 pub(super) const KEPT: u64 = 100_000;
@@ -78,7 +78,7 @@ pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error>
 pub(super) fn logged(
     connection: &Connection,
     prefix: &str,
-    after: Number,
+    after: Seq,
 ) -> Result<Option<Vec<Change>>, Fault> {
     let mut oldest = connection.prepare_cached("SELECT min(number) FROM log")?;
     let oldest: Option<i64> = oldest.query_row([], |row| row.get(0))?;
@@ -103,7 +103,7 @@ pub(super) fn logged(
     Ok(Some(changes))
 }
 
-pub(super) fn last_number(connection: &Connection) -> rusqlite::Result<Number> {
+pub(super) fn last_number(connection: &Connection) -> rusqlite::Result<Seq> {
     let mut row = connection.prepare_cached("SELECT max(number) FROM log")?;
     let last: Option<i64> = row.query_row([], |row| row.get(0))?;
     Ok(last.map_or(0, number))
@@ -168,10 +168,10 @@ pub(super) fn gone(key: &str, changed: i64) -> i64 {
 }
 
 /// SQLite's numbers are signed; ours never come near the sign.
-pub(super) fn signed(number: Number) -> i64 {
+pub(super) fn signed(number: Seq) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-pub(super) fn number(signed: i64) -> Number {
-    Number::try_from(signed).unwrap_or(0)
+pub(super) fn number(signed: i64) -> Seq {
+    Seq::try_from(signed).unwrap_or(0)
 }

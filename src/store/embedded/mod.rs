@@ -10,9 +10,9 @@
 //! A commit that fails changes nothing: those who waited for it are told, the copy stays as it was, and the next
 //! transaction tries again.
 
-mod copy;
+mod cache;
 mod file;
-mod mark;
+mod high_water_mark;
 mod writer;
 
 use std::ops::Bound;
@@ -23,12 +23,12 @@ use std::time::Duration;
 use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
-use self::copy::{Copy, beginning_with};
+use self::cache::{Cache, beginning_with};
 use self::file::{connect, data_version, logged, prepare, understand};
-use self::mark::Mark;
+use self::high_water_mark::HighWaterMark;
 use self::writer::{Ask, Granted, Job, Writer};
-use super::lease::{Holder, Lease, Reset, Taken};
-use super::{Change, Entry, Error, Number, Outcome, Page, Store, Txn};
+use super::lease::{Holder, Lease, LeaseAttempt, Reset};
+use super::{Change, Entry, Error, Outcome, Page, Seq, Store, Txn};
 
 /// How often a waiting reader asks whether another process wrote.
 const OTHERS: Duration = Duration::from_millis(200);
@@ -43,12 +43,12 @@ pub struct Embedded {
 
 struct Shared {
     file: PathBuf,
-    copy: RwLock<Copy>,
+    copy: RwLock<Cache>,
     /// Asks whether another process wrote, and what.
     reader: Mutex<Connection>,
     writer: mpsc::Sender<Job>,
     /// The last number: who waits for changes waits for this.
-    last: watch::Sender<Number>,
+    last: watch::Sender<Seq>,
     /// Held while nobody else may open the file: then nobody else writes, and nobody need be asked.
     alone: Option<std::fs::File>,
 }
@@ -81,13 +81,13 @@ impl Embedded {
     }
 
     fn open_as(file: &Path, alone: Option<std::fs::File>) -> Result<Embedded, Error> {
-        let (mark, marked) = Mark::open(file);
+        let (mark, marked) = HighWaterMark::open(file);
         let connection = connect(file)?;
         prepare(&connection, file)?;
         let reader = connect(file)?;
-        let mut copy = Copy::default();
+        let mut copy = Cache::default();
         copy.load(&reader).map_err(|fault| fault.understand(file))?;
-        mark::check(file, marked, copy.last)?;
+        high_water_mark::check(file, marked, copy.last)?;
         let (writer, jobs) = mpsc::channel();
         let (last, _) = watch::channel(copy.last);
         let shared = Arc::new(Shared {
@@ -193,7 +193,7 @@ impl Store for Embedded {
         asked.await.map_err(|_| Error::Closed)?
     }
 
-    async fn changes(&self, prefix: &str, after: Number) -> Result<Vec<Change>, Error> {
+    async fn changes(&self, prefix: &str, after: Seq) -> Result<Vec<Change>, Error> {
         let mut last = self.shared.last.subscribe();
         loop {
             self.shared.refresh()?;
@@ -202,7 +202,7 @@ impl Store for Embedded {
                 logged(&reader, prefix, after).map_err(|fault| fault.understand(&self.shared.file))?
             };
             match found {
-                None => return Err(Error::Forgotten),
+                None => return Err(Error::Compacted),
                 Some(changes) if !changes.is_empty() => return Ok(changes),
                 Some(_) => {}
             }
@@ -217,7 +217,7 @@ impl Store for Embedded {
         }
     }
 
-    async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<Taken, Error> {
+    async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<LeaseAttempt, Error> {
         match self.ask(name, Ask::Take(holder.clone(), lives)).await? {
             Granted::Taken(taken) => Ok(taken),
             Granted::Kept(_) | Granted::Reset(_) => Err(Error::Closed),

@@ -9,9 +9,9 @@ use tokio::sync::oneshot;
 
 use super::Shared;
 use super::file::{KEPT, gone, last_number, number, signed, sum, understand};
-use super::mark::Mark;
-use crate::store::lease::{Holder, Lease, Record, Reset, Taken, now_ms};
-use crate::store::{Change, Compare, Error, Number, Outcome, Txn, Write};
+use super::high_water_mark::HighWaterMark;
+use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset, now_ms};
+use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write};
 
 /// The most transactions that share a commit: more would only make the first of them wait.
 const HANDFUL: usize = 1024;
@@ -43,7 +43,7 @@ pub(super) enum Ask {
 }
 
 pub(super) enum Granted {
-    Taken(Taken),
+    Taken(LeaseAttempt),
     Kept(bool),
     Reset(Reset),
 }
@@ -52,7 +52,7 @@ pub(super) enum Granted {
 pub(super) struct Writer {
     pub(super) connection: Connection,
     pub(super) file: PathBuf,
-    pub(super) mark: Mark,
+    pub(super) mark: HighWaterMark,
     /// Since the log was last put into the file.
     pub(super) commits: u32,
     pub(super) shared: std::sync::Weak<Shared>,
@@ -181,13 +181,13 @@ impl Job {
 fn apply(
     file: &Connection,
     txn: &Txn,
-    last: &mut Number,
+    last: &mut Seq,
     changes: &mut Vec<Change>,
 ) -> rusqlite::Result<Outcome> {
-    for Compare { key, changed } in &txn.compares {
+    for Compare { key, mod_seq } in &txn.compares {
         let mut row = file.prepare_cached("SELECT changed FROM entry WHERE key = ?1")?;
         let now: Option<i64> = row.query_row([key], |row| row.get(0)).optional()?;
-        if now.map_or(0, number) != *changed {
+        if now.map_or(0, number) != *mod_seq {
             return Ok(Outcome::Conflict(key.clone()));
         }
     }
@@ -222,7 +222,7 @@ fn lease(
     file: &Connection,
     key: &str,
     ask: &Ask,
-    last: &mut Number,
+    last: &mut Seq,
     changes: &mut Vec<Change>,
 ) -> rusqlite::Result<Granted> {
     let mut row = file.prepare_cached("SELECT value FROM entry WHERE key = ?1")?;
@@ -240,13 +240,13 @@ fn lease(
         Ask::Take(holder, lives) => match Record::taken_by(record, holder, *lives, now) {
             Ok(next) => {
                 let lease = Lease { name, holder: holder.id.clone(), generation: next.generation };
-                (Some(next), Granted::Taken(Taken::Ours(lease)))
+                (Some(next), Granted::Taken(LeaseAttempt::Ours(lease)))
             }
             Err(theirs) => {
                 let Record { generation, holder, expires, .. } = *theirs;
                 let left_ms = u64::try_from(expires - now).unwrap_or(0);
                 let holder = holder.unwrap_or_else(|| Holder::this("nobody"));
-                (None, Granted::Taken(Taken::Theirs { holder, generation, left_ms }))
+                (None, Granted::Taken(LeaseAttempt::Theirs { holder, generation, left_ms }))
             }
         },
         Ask::Renew(lease, lives) => match ours(lease) {

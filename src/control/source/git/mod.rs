@@ -10,9 +10,9 @@
 //! be so by whoever leads next, wherever. `git` itself is run by [`program`].
 
 mod address;
-pub mod look;
-mod program;
-mod setting;
+mod command;
+mod config;
+pub mod poll;
 mod signature;
 mod tree;
 pub mod version;
@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use self::look::{Looked, Looker, Pin};
-pub use self::setting::{Setting, Signatures};
-use super::kept::Kept;
-use super::{Finish, Reading, Seen, Trouble};
+pub use self::config::{GitConfig, Signatures};
+use self::poll::{LastCommit, PollResult, Poller};
+use super::last_good::LastGood;
+use super::{ChangeSignal, PostProcess, SourceError, SourceState};
 use crate::clock;
 use crate::store::{Error, Store, Txn};
 
@@ -37,42 +37,42 @@ use crate::store::{Error, Store, Txn};
 const IDLE: Duration = Duration::from_secs(1);
 
 pub struct Git {
-    setting: Arc<Setting>,
+    config: Arc<GitConfig>,
     /// Used by one look at a time.
-    looker: Arc<Mutex<Looker>>,
-    looking: Option<Looking>,
-    seen: Arc<Seen>,
+    looker: Arc<Mutex<Poller>>,
+    looking: Option<PollTask>,
+    seen: Arc<ChangeSignal>,
     stop: Arc<AtomicBool>,
     /// When to fetch next.
     due: Instant,
     /// The store was asked for the pin.
     recalled: bool,
-    pin: Option<Pin>,
+    pin: Option<LastCommit>,
     /// The pin is not in the store yet.
     unkept: bool,
-    reading: Option<Reading>,
+    reading: Option<SourceState>,
     /// The reading was not given to anybody yet.
     fresh: bool,
-    trouble: Option<Trouble>,
-    told: Option<Trouble>,
+    trouble: Option<SourceError>,
+    told: Option<SourceError>,
 }
 
-struct Looking {
+struct PollTask {
     /// `None`: it was heard, and things are put in order.
-    answer: Option<oneshot::Receiver<Looked>>,
+    answer: Option<oneshot::Receiver<PollResult>>,
     thread: JoinHandle<()>,
 }
 
 impl Git {
-    pub fn new(setting: Setting, finish: Finish) -> Git {
-        let setting = Arc::new(setting);
+    pub fn new(config: GitConfig, finish: PostProcess) -> Git {
+        let config = Arc::new(config);
         let stop = Arc::new(AtomicBool::new(false));
-        let looker = Looker::new(Arc::clone(&setting), finish, Arc::clone(&stop));
+        let looker = Poller::new(Arc::clone(&config), finish, Arc::clone(&stop));
         Git {
-            setting,
+            config,
             looker: Arc::new(Mutex::new(looker)),
             looking: None,
-            seen: Arc::new(Seen::default()),
+            seen: Arc::new(ChangeSignal::default()),
             stop,
             due: Instant::now(),
             recalled: false,
@@ -85,37 +85,37 @@ impl Git {
         }
     }
 
-    pub(super) fn last(&self) -> Option<&Reading> {
+    pub(super) fn last(&self) -> Option<&SourceState> {
         self.reading.as_ref()
     }
 
-    pub(super) fn seen(&self) -> &Arc<Seen> {
+    pub(super) fn change_signal(&self) -> &Arc<ChangeSignal> {
         &self.seen
     }
 
     /// Begins a look when it is time, and hears what came of the last one: is there anything new?
     pub fn changed(&mut self) -> bool {
         let looked = match &mut self.looking {
-            Some(Looking { answer: Some(answer), .. }) => match answer.try_recv() {
+            Some(PollTask { answer: Some(answer), .. }) => match answer.try_recv() {
                 Ok(looked) => Some(looked),
                 Err(oneshot::error::TryRecvError::Empty) => return false,
                 Err(oneshot::error::TryRecvError::Closed) => None,
             },
-            Some(Looking { answer: None, thread }) if !thread.is_finished() => return false,
-            Some(Looking { answer: None, .. }) | None => {
+            Some(PollTask { answer: None, thread }) if !thread.is_finished() => return false,
+            Some(PollTask { answer: None, .. }) | None => {
                 self.looking = None;
-                self.begin_if_due();
+                self.poll_if_due();
                 return false;
             }
         };
         if let Some(looking) = &mut self.looking {
             looking.answer = None;
         }
-        self.due = Instant::now() + self.next();
-        looked.is_some_and(|looked| self.hear(looked))
+        self.due = Instant::now() + self.next_poll_delay();
+        looked.is_some_and(|looked| self.handle_poll_result(looked))
     }
 
-    fn begin_if_due(&mut self) {
+    fn poll_if_due(&mut self) {
         // What somebody asked for before we know where we stand is asked for still.
         if !self.recalled {
             return;
@@ -130,13 +130,13 @@ impl Git {
         let have = self.reading.as_ref().and_then(|reading| reading.commit.clone());
         let look = move || {
             let mut looker = looker.lock().unwrap_or_else(PoisonError::into_inner);
-            let _ = to.send(looker.look(pin.as_ref(), have.as_deref()));
+            let _ = to.send(looker.poll(pin.as_ref(), have.as_deref()));
             seen.wake.notify_one();
-            looker.tidy();
+            looker.gc();
             seen.wake.notify_one();
         };
         self.looking = match std::thread::Builder::new().name("git".to_owned()).spawn(look) {
-            Ok(thread) => Some(Looking { answer: Some(answer), thread }),
+            Ok(thread) => Some(PollTask { answer: Some(answer), thread }),
             Err(_) => {
                 self.due = Instant::now() + IDLE;
                 None
@@ -145,12 +145,12 @@ impl Git {
     }
 
     /// Not all at the same moment, where many watch one repository.
-    fn next(&self) -> Duration {
+    fn next_poll_delay(&self) -> Duration {
         let any = RandomState::new().build_hasher().finish() % 1000;
-        self.setting.interval.mul_f64(0.9 + 0.2 * any as f64 / 1000.0)
+        self.config.interval.mul_f64(0.9 + 0.2 * any as f64 / 1000.0)
     }
 
-    fn hear(&mut self, looked: Looked) -> bool {
+    fn handle_poll_result(&mut self, looked: PollResult) -> bool {
         // Somebody else led meanwhile: what was found then may no longer be right.
         if !self.recalled {
             self.due = Instant::now();
@@ -159,34 +159,34 @@ impl Git {
         self.trouble = looked.trouble;
         if let Some((reading, pin)) = looked.taken {
             let mut last = self.reading.take().unwrap_or_default();
-            self.reading = Some(Kept::unless_gone(reading, &mut last));
+            self.reading = Some(LastGood::reject_empty(reading, &mut last));
             self.unkept |= self.pin.as_ref() != Some(&pin);
             self.pin = Some(pin);
             self.fresh = true;
         }
-        self.fresh || self.is_told_otherwise()
+        self.fresh || self.error_changed()
     }
 
     /// Is what is wrong something else than what was last told?
-    fn is_told_otherwise(&self) -> bool {
+    fn error_changed(&self) -> bool {
         match (&self.told, &self.trouble) {
-            (Some(told), Some(now)) => !told.is_as(now),
+            (Some(told), Some(now)) => !told.is_same_failure(now),
             (told, now) => told.is_some() != now.is_some(),
         }
     }
 
     pub fn wait(&self) -> Duration {
         match (&self.looking, self.recalled) {
-            (Some(Looking { answer, thread }), _) if answer.is_some() || !thread.is_finished() => IDLE,
+            (Some(PollTask { answer, thread }), _) if answer.is_some() || !thread.is_finished() => IDLE,
             (_, false) => IDLE,
             (Some(_) | None, true) => self.due.saturating_duration_since(Instant::now()),
         }
     }
 
     /// The last commit that was taken.
-    pub async fn read<S: Store>(&mut self, state: &S) -> Result<Option<&Reading>, Error> {
+    pub async fn read<S: Store>(&mut self, state: &S) -> Result<Option<&SourceState>, Error> {
         if !self.recalled {
-            let pin = self.recall(state).await?;
+            let pin = self.load_last_commit(state).await?;
             // Somebody else took another commit: ours is not in force any more.
             if self.pin.as_ref().map(|pin| &pin.commit) != pin.as_ref().map(|pin| &pin.commit) {
                 (self.reading, self.fresh) = (None, false);
@@ -195,34 +195,34 @@ impl Git {
             self.due = Instant::now();
         }
         if self.unkept {
-            self.keep(state).await?;
+            self.store_last_commit(state).await?;
             self.unkept = false;
         }
         let fresh = std::mem::take(&mut self.fresh);
         Ok(self.reading.as_mut().map(|reading| {
-            reading.is_news = fresh;
+            reading.changed_since_last = fresh;
             &*reading
         }))
     }
 
-    pub fn news(&mut self) -> Option<Option<&Trouble>> {
-        if !self.is_told_otherwise() {
+    pub fn take_error_change(&mut self) -> Option<Option<&SourceError>> {
+        if !self.error_changed() {
             return None;
         }
         self.told.clone_from(&self.trouble);
         Some(self.trouble.as_ref())
     }
 
-    pub fn forget(&mut self) {
+    pub fn reset(&mut self) {
         self.recalled = false;
     }
 
     fn key(&self) -> String {
-        format!("source/{}/git", self.setting.owner)
+        format!("source/{}/git", self.config.owner)
     }
 
     /// The commit that was taken last from this branch, by whoever led.
-    async fn recall<S: Store>(&self, state: &S) -> Result<Option<Pin>, Error> {
+    async fn load_last_commit<S: Store>(&self, state: &S) -> Result<Option<LastCommit>, Error> {
         let key = self.key();
         let Some(entry) = state.get(&key).await? else { return Ok(None) };
         let damaged = |what: String| Error::Corrupt { file: key.clone(), what };
@@ -231,18 +231,18 @@ impl Git {
         // Another repository or branch was followed: that is a choice of the user, not a rewind.
         // Older versions masked less.
         let url = kept["url"].as_str().map(address::masked);
-        if (url, kept["ref"].as_str()) != (Some(self.setting.shown_url()), Some(&self.setting.reference)) {
+        if (url, kept["ref"].as_str()) != (Some(self.config.shown_url()), Some(&self.config.reference)) {
             return Ok(None);
         }
         serde_json::from_value(kept).map(Some).map_err(|error| damaged(error.to_string()))
     }
 
-    async fn keep<S: Store>(&self, state: &S) -> Result<(), Error> {
+    async fn store_last_commit<S: Store>(&self, state: &S) -> Result<(), Error> {
         let Some(pin) = &self.pin else { return Ok(()) };
         let value = serde_json::json!({
-            "url": self.setting.shown_url(), "ref": self.setting.reference,
-            "path": self.setting.path.to_string_lossy(), "commit": pin.commit, "good": pin.good,
-            "at": clock::moment().to_string(),
+            "url": self.config.shown_url(), "ref": self.config.reference,
+            "path": self.config.path.to_string_lossy(), "commit": pin.commit, "good": pin.good,
+            "at": clock::now().to_string(),
         });
         state.txn(Txn::put(self.key(), value.to_string())).await.map(|_| ())
     }

@@ -9,10 +9,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::program::Program;
+use super::command::GitCommand;
 
 /// The largest file of keys.
-const MOST: u64 = 16 << 20;
+const MAX_KEY_FILE_BYTES: u64 = 16 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
@@ -27,13 +27,14 @@ pub enum Keys {
 /// Reads a file of keys, and tells what kind it is.
 pub fn keys(file: &Path) -> Result<(Keys, Vec<u8>), String> {
     let mut bytes = Vec::new();
-    let read = fs::File::open(file).and_then(|open| open.take(MOST + 1).read_to_end(&mut bytes));
+    let read =
+        fs::File::open(file).and_then(|open| open.take(MAX_KEY_FILE_BYTES + 1).read_to_end(&mut bytes));
     read.map_err(|error| match error.kind() {
         ErrorKind::NotFound => format!("{}: no such file", file.display()),
         _ => format!("cannot read {}: {error}", file.display()),
     })?;
-    if bytes.len() as u64 > MOST {
-        return Err(format!("{} is larger than {MOST} bytes", file.display()));
+    if bytes.len() as u64 > MAX_KEY_FILE_BYTES {
+        return Err(format!("{} is larger than {MAX_KEY_FILE_BYTES} bytes", file.display()));
     }
     let kind = kind(&bytes).ok_or_else(|| {
         format!("{} holds neither allowed signers of ssh nor public keys of gpg", file.display())
@@ -61,12 +62,12 @@ fn kind(bytes: &[u8]) -> Option<Keys> {
 }
 
 /// `Err`: why it is not good.
-pub fn verify(program: &Program, commit: &str, file: &Path) -> Result<(), String> {
+pub fn verify(program: &GitCommand, commit: &str, file: &Path) -> Result<(), String> {
     verify_all(program, &[commit], file).map_err(|(_, why)| why)
 }
 
 /// `Err`: the first commit that is not good, and why.
-pub fn verify_all(program: &Program, commits: &[&str], file: &Path) -> Result<(), (String, String)> {
+pub fn verify_all(program: &GitCommand, commits: &[&str], file: &Path) -> Result<(), (String, String)> {
     let Some(first) = commits.first() else { return Ok(()) };
     let verifier = Verifier::new(program, file).map_err(|why| ((*first).to_owned(), why))?;
     commits.iter().try_for_each(|commit| verifier.verify(commit).map_err(|why| ((*commit).to_owned(), why)))
@@ -74,18 +75,18 @@ pub fn verify_all(program: &Program, commits: &[&str], file: &Path) -> Result<()
 
 /// The keys of a file, where git and gpg find them.
 struct Verifier<'a> {
-    program: &'a Program,
+    program: &'a GitCommand,
     file: &'a Path,
     keys: Keys,
-    home: Home,
+    home: GpgHome,
     /// Settings of git.
     settings: Vec<String>,
 }
 
 impl<'a> Verifier<'a> {
-    fn new(program: &'a Program, file: &'a Path) -> Result<Verifier<'a>, String> {
+    fn new(program: &'a GitCommand, file: &'a Path) -> Result<Verifier<'a>, String> {
         let (keys, bytes) = keys(file)?;
-        let home = Home::make(program)?;
+        let home = GpgHome::make(program)?;
         match keys {
             Keys::Ssh => {}
             Keys::Pgp => import(program, &home.0, &bytes)?,
@@ -134,7 +135,9 @@ impl<'a> Verifier<'a> {
         let ended = self.program.local_with(&args, &[], 1 << 20, &[("GNUPGHOME", &self.home.0)])?;
         match ended.is_well() {
             true => Ok(()),
-            false => Err(format!("its signature is not good by {shown}: {}", reason(&ended.said, self.file))),
+            false => {
+                Err(format!("its signature is not good by {shown}: {}", reason(&ended.stderr, self.file)))
+            }
         }
     }
 }
@@ -171,11 +174,11 @@ fn reason(said: &str, file: &Path) -> String {
 }
 
 /// A home for gpg that nobody else may read, and that is gone afterwards.
-struct Home(PathBuf);
+struct GpgHome(PathBuf);
 
-impl Home {
-    fn make(program: &Program) -> Result<Home, String> {
-        let home = Home(program.mirror.with_extension(format!("keys-{}", std::process::id())));
+impl GpgHome {
+    fn make(program: &GitCommand) -> Result<GpgHome, String> {
+        let home = GpgHome(program.mirror.with_extension(format!("keys-{}", std::process::id())));
         let _ = fs::remove_dir_all(&home.0);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&home.0);
         // Nobody is asked, nothing is fetched, nothing stays behind; whoever is in the file is trusted.
@@ -187,21 +190,21 @@ impl Home {
     }
 }
 
-impl Drop for Home {
+impl Drop for GpgHome {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-fn import(program: &Program, home: &Path, bytes: &[u8]) -> Result<(), String> {
+fn import(program: &GitCommand, home: &Path, bytes: &[u8]) -> Result<(), String> {
     let file = home.join("import");
     fs::write(&file, bytes).map_err(|error| format!("cannot copy the keys: {error}"))?;
     let mut command = Command::new("gpg");
     command.args(["--quiet", "--import"]).arg(&file).env("GNUPGHOME", home).stdin(Stdio::null());
-    let ended = program.other(command)?;
+    let ended = program.run_other(command)?;
     match ended.is_well() {
         true => Ok(()),
-        false => Err(format!("the keys cannot be read: {}", ended.said)),
+        false => Err(format!("the keys cannot be read: {}", ended.stderr)),
     }
 }
 

@@ -12,18 +12,18 @@ use std::path::{Component, Path, PathBuf};
 use crate::manifest::{self, Code, Problem};
 
 /// Links beyond this many lead nowhere, as in a file system.
-const MOST_LINKS: usize = 40;
+const MAX_SYMLINKS: usize = 40;
 
 /// A commit's entries below (and with) the path that is meant, each by its path in the repository.
 #[derive(Debug, Default)]
 pub struct Tree {
-    entries: BTreeMap<PathBuf, Entry>,
+    entries: BTreeMap<PathBuf, TreeEntry>,
     /// Where links lead, by their objects' names.
     pub targets: BTreeMap<String, OsString>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct TreeEntry {
     kind: Kind,
     pub object: String,
     pub bytes: u64,
@@ -38,8 +38,8 @@ enum Kind {
 
 /// What is found below a path.
 #[derive(Debug, Default)]
-pub struct Choice {
-    pub files: Vec<Chosen>,
+pub struct FoundManifests {
+    pub files: Vec<FoundFile>,
     pub problems: Vec<Problem>,
     /// Links by names that no manifest has, and the place outside of the path that each leads to: if that is a folder, what
     /// is in it is not read.
@@ -48,9 +48,9 @@ pub struct Choice {
     pub lost: Vec<String>,
 }
 
-impl Choice {
+impl FoundManifests {
     pub fn problem(&mut self, path: &Path, message: String, hint: &str) {
-        let name = manifest::shown(path).into();
+        let name = manifest::display_path(path).into();
         self.problems.push(Problem::of_file(name, Code::Unreadable, message, Some(hint.to_owned())));
     }
 
@@ -62,15 +62,15 @@ impl Choice {
 
 /// A file to be read.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Chosen {
+pub struct FoundFile {
     pub path: PathBuf,
     pub object: String,
     pub bytes: u64,
 }
 
-impl Chosen {
+impl FoundFile {
     /// The directory that Defaults and policies reach it by.
-    pub fn home(&self) -> PathBuf {
+    pub fn scope_dir(&self) -> PathBuf {
         Path::new("/").join(self.path.parent().unwrap_or(Path::new("")))
     }
 }
@@ -94,7 +94,7 @@ impl Tree {
             };
             let bytes = if kind == Kind::Folder { 0 } else { size.parse().map_err(|_| wrong())? };
             let path = PathBuf::from(OsStr::from_bytes(&line[tab + 1..]));
-            tree.entries.insert(path, Entry { kind, object: object.to_owned(), bytes });
+            tree.entries.insert(path, TreeEntry { kind, object: object.to_owned(), bytes });
         }
         Ok(tree)
     }
@@ -115,13 +115,13 @@ impl Tree {
     }
 
     /// The manifests below a path of the repository, or the one that it is.
-    pub fn choose(&self, root: &Path) -> Choice {
-        let mut walk = Walk {
+    pub fn find_manifests(&self, root: &Path) -> FoundManifests {
+        let mut walk = TreeWalker {
             tree: self,
             root,
             inside: BTreeMap::new(),
             seen: BTreeSet::new(),
-            choice: Choice::default(),
+            choice: FoundManifests::default(),
         };
         for path in self.entries.keys() {
             walk.inside.entry(path.parent().unwrap_or(Path::new(""))).or_default().push(path);
@@ -138,25 +138,25 @@ impl Tree {
     }
 }
 
-struct Walk<'a> {
+struct TreeWalker<'a> {
     tree: &'a Tree,
     root: &'a Path,
     /// What stands in each folder.
     inside: BTreeMap<&'a Path, Vec<&'a Path>>,
     /// Real paths, so that a link and its target are read once.
     seen: BTreeSet<PathBuf>,
-    choice: Choice,
+    choice: FoundManifests,
 }
 
 /// Where a link leads.
-enum Leads {
+enum LinkTarget {
     To(PathBuf),
     /// Out of the path; `None`: even out of the repository.
     Out(Option<PathBuf>),
     Nowhere,
 }
 
-impl Walk<'_> {
+impl TreeWalker<'_> {
     fn directory(&mut self) {
         // Links come last: a file is known by its own name rather than by a link's.
         let mut links = BTreeSet::new();
@@ -196,18 +196,18 @@ impl Walk<'_> {
 
     fn link(&mut self, path: &Path, link: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
         let real = match self.follow(link) {
-            Leads::To(real) => real,
-            Leads::Out(Some(there)) if !manifest::is_manifest(path) => {
+            LinkTarget::To(real) => real,
+            LinkTarget::Out(Some(there)) if !manifest::is_manifest(path) => {
                 return self.choice.outside.push((path.to_path_buf(), there));
             }
-            Leads::Nowhere | Leads::Out(_) if !manifest::is_manifest(path) => {
-                return self.choice.lost.push(manifest::shown(path));
+            LinkTarget::Nowhere | LinkTarget::Out(_) if !manifest::is_manifest(path) => {
+                return self.choice.lost.push(manifest::display_path(path));
             }
-            Leads::Nowhere => {
+            LinkTarget::Nowhere => {
                 let hint = "put the file into the repository";
                 return self.choice.problem(path, "the link leads nowhere".to_owned(), hint);
             }
-            Leads::Out(_) => return self.choice.leads_out(path),
+            LinkTarget::Out(_) => return self.choice.leads_out(path),
         };
         match self.tree.entries.get(&real).map(|entry| entry.kind) {
             Some(Kind::File) if manifest::is_manifest(path) => self.file(path, &real),
@@ -217,16 +217,16 @@ impl Walk<'_> {
     }
 
     /// Step by step, as a file system does; nothing but the way to the path itself is known of what is outside.
-    fn follow(&self, link: &Path) -> Leads {
-        let mut pending: VecDeque<OsString> = parts(link);
+    fn follow(&self, link: &Path) -> LinkTarget {
+        let mut pending: VecDeque<OsString> = path_components(link);
         let (mut here, mut links) = (PathBuf::new(), 0);
         while let Some(part) = pending.pop_front() {
             match part.as_bytes() {
                 b"." => continue,
-                b"/" => return Leads::Out(None),
+                b"/" => return LinkTarget::Out(None),
                 b".." => {
                     if !here.pop() {
-                        return Leads::Out(None);
+                        return LinkTarget::Out(None);
                     }
                     continue;
                 }
@@ -235,32 +235,37 @@ impl Walk<'_> {
             if !here.starts_with(self.root) {
                 match self.root.starts_with(&here) {
                     true => continue,
-                    false => return Leads::Out(by_name(here, pending)),
+                    false => return LinkTarget::Out(by_name(here, pending)),
                 }
             }
             match self.tree.entries.get(&here) {
-                Some(Entry { kind: Kind::Link, object, .. }) => {
+                Some(TreeEntry { kind: Kind::Link, object, .. }) => {
                     links += 1;
-                    let Some(target) = self.tree.targets.get(object) else { return Leads::Nowhere };
-                    if links > MOST_LINKS || target.is_empty() {
-                        return Leads::Nowhere;
+                    let Some(target) = self.tree.targets.get(object) else { return LinkTarget::Nowhere };
+                    if links > MAX_SYMLINKS || target.is_empty() {
+                        return LinkTarget::Nowhere;
                     }
                     here.pop();
-                    parts(Path::new(target)).into_iter().rev().for_each(|part| pending.push_front(part));
+                    path_components(Path::new(target))
+                        .into_iter()
+                        .rev()
+                        .for_each(|part| pending.push_front(part));
                 }
-                Some(Entry { kind: Kind::File, .. }) if !pending.is_empty() => return Leads::Nowhere,
+                Some(TreeEntry { kind: Kind::File, .. }) if !pending.is_empty() => {
+                    return LinkTarget::Nowhere;
+                }
                 Some(_) => {}
                 None if here == self.root => {}
-                None => return Leads::Nowhere,
+                None => return LinkTarget::Nowhere,
             }
         }
-        if here.starts_with(self.root) { Leads::To(here) } else { Leads::Out(Some(here)) }
+        if here.starts_with(self.root) { LinkTarget::To(here) } else { LinkTarget::Out(Some(here)) }
     }
 
     fn file(&mut self, path: &Path, real: &Path) {
-        let Some(Entry { object, bytes, .. }) = self.tree.entries.get(real) else { return };
+        let Some(TreeEntry { object, bytes, .. }) = self.tree.entries.get(real) else { return };
         if self.seen.insert(real.to_path_buf()) {
-            self.choice.files.push(Chosen {
+            self.choice.files.push(FoundFile {
                 path: path.to_path_buf(),
                 object: object.clone(),
                 bytes: *bytes,
@@ -282,7 +287,7 @@ fn by_name(mut here: PathBuf, rest: VecDeque<OsString>) -> Option<PathBuf> {
     Some(here)
 }
 
-fn parts(path: &Path) -> VecDeque<OsString> {
+fn path_components(path: &Path) -> VecDeque<OsString> {
     path.components()
         .map(|part| match part {
             Component::RootDir | Component::Prefix(_) => OsString::from("/"),
@@ -313,7 +318,7 @@ mod tests {
     }
 
     fn chosen(tree: &Tree, root: &str) -> (Vec<String>, Vec<String>) {
-        let Choice { files: chosen, problems, .. } = tree.choose(Path::new(root));
+        let FoundManifests { files: chosen, problems, .. } = tree.find_manifests(Path::new(root));
         let mut files: Vec<String> = chosen.iter().map(|file| file.path.display().to_string()).collect();
         files.sort();
         (files, problems.iter().map(|problem| format!("{}: {}", problem.file, problem.message)).collect())
@@ -356,7 +361,7 @@ mod tests {
             ("m/team", "../shared/./x/../team"),
             ("m/tmp", "/tmp"),
         ]);
-        let choice = all.choose(Path::new("m"));
+        let choice = all.find_manifests(Path::new("m"));
         assert_eq!(choice.outside, [(PathBuf::from("m/team"), PathBuf::from("shared/team"))]);
         assert_eq!(choice.lost, ["m/loops", "m/tmp"]);
         let (files, problems) = chosen(&all, "m");

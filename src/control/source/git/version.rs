@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
 /// The first version of each line of releases that knows the variable; later lines all do.
-const KNOWN: [(u32, u32, u32); 7] =
+const FIRST_SAFE_VERSIONS: [(u32, u32, u32); 7] =
     [(2, 39, 4), (2, 40, 2), (2, 41, 1), (2, 42, 2), (2, 43, 4), (2, 44, 1), (2, 45, 0)];
 
 /// `Err`: why the git of this machine is not used. Asked once; a git that cannot be run says so itself when it is needed.
@@ -18,14 +18,14 @@ pub fn check() -> Result<(), String> {
             let output =
                 Command::new("git").arg("--version").stdin(Stdio::null()).env("LC_ALL", "C").output();
             match output {
-                Ok(output) => judge(&String::from_utf8_lossy(&output.stdout)),
+                Ok(output) => check_version(&String::from_utf8_lossy(&output.stdout)),
                 Err(_) => Ok(()),
             }
         })
         .clone()
 }
 
-fn judge(said: &str) -> Result<(), String> {
+fn check_version(said: &str) -> Result<(), String> {
     let version = said.trim().strip_prefix("git version ").unwrap_or_default();
     let mut numbers = version.split(['.', ' ', '-']).map(str::parse::<u32>);
     let mut next = || numbers.next().and_then(Result::ok);
@@ -33,8 +33,9 @@ fn judge(said: &str) -> Result<(), String> {
         return Err("cannot tell the version of git: `git --version` must say it".to_owned());
     };
     let found = (major, minor, next().unwrap_or(0));
-    let line = KNOWN.iter().find(|known| (known.0, known.1) == (major, minor));
-    let knows = line.map_or(found > KNOWN[KNOWN.len() - 1], |first| found >= *first);
+    let line = FIRST_SAFE_VERSIONS.iter().find(|known| (known.0, known.1) == (major, minor));
+    let knows =
+        line.map_or(found > FIRST_SAFE_VERSIONS[FIRST_SAFE_VERSIONS.len() - 1], |first| found >= *first);
     match knows {
         true => Ok(()),
         false => Err(format!(
@@ -60,12 +61,12 @@ mod tests {
             "3.0.1",
             "2.45.0-rc1",
         ] {
-            assert_eq!(judge(&format!("git version {good}\n")), Ok(()), "{good}");
+            assert_eq!(check_version(&format!("git version {good}\n")), Ok(()), "{good}");
         }
         for old in ["2.34.1", "2.39.3", "2.43.0", "2.44.0", "1.9.5", "2.38.9"] {
-            let why = judge(&format!("git version {old}\n")).expect_err(old);
+            let why = check_version(&format!("git version {old}\n")).expect_err(old);
             assert!(why.contains(old) && why.contains("GIT_NO_LAZY_FETCH"), "{why}");
         }
-        assert!(judge("").is_err() && judge("hub version 2").is_err());
+        assert!(check_version("").is_err() && check_version("hub version 2").is_err());
     }
 }

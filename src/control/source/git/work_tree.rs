@@ -10,17 +10,17 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use super::address::without_credentials;
-use super::look::{files, load, mirror};
-use super::program::Program;
-use super::setting::Setting;
+use super::command::GitCommand;
+use super::config::GitConfig;
+use super::poll::{files, load, mirror};
 use crate::manifest::{Limits, Loaded};
 
 /// So many commits are looked through.
-const COMMITS: &str = "-200";
+const MAX_COMMITS_ARG: &str = "-200";
 
 /// A path in a work tree, or in a mirror of ours.
-pub struct Inside {
-    program: Program,
+pub struct RepositoryPath {
+    program: GitCommand,
     /// What is looked at, and before.
     tip: String,
     /// From the root of the repository; empty for all of it.
@@ -28,21 +28,21 @@ pub struct Inside {
 }
 
 /// Where a path lies; `None`: in no work tree.
-pub fn find(path: &Path) -> Option<Inside> {
+pub fn find(path: &Path) -> Option<RepositoryPath> {
     let real = path.canonicalize().ok()?;
     let root = real.ancestors().find(|folder| folder.join(".git").exists())?;
     let path = real.strip_prefix(root).ok()?.to_path_buf();
-    Some(Inside { program: program(repository(root)?), tip: "HEAD".to_owned(), path })
+    Some(RepositoryPath { program: program(repository(root)?), tip: "HEAD".to_owned(), path })
 }
 
 /// The same in the mirror of what is followed, from a commit on.
-pub fn in_mirror(setting: &Setting, commit: &str) -> Inside {
-    let path = setting.path.clone();
-    Inside { program: program(mirror(setting)), tip: commit.to_owned(), path }
+pub fn in_mirror(config: &GitConfig, commit: &str) -> RepositoryPath {
+    let path = config.path.clone();
+    RepositoryPath { program: program(mirror(config)), tip: commit.to_owned(), path }
 }
 
-fn program(mirror: PathBuf) -> Program {
-    Program { mirror, patience: Duration::from_secs(10), stop: Arc::new(AtomicBool::new(false)) }
+fn program(mirror: PathBuf) -> GitCommand {
+    GitCommand { mirror, timeout: Duration::from_secs(10), stop: Arc::new(AtomicBool::new(false)) }
 }
 
 /// The repository of a work tree: in it, or where a file says.
@@ -55,7 +55,7 @@ fn repository(root: &Path) -> Option<PathBuf> {
     root.join(text.strip_prefix("gitdir:")?.trim()).canonicalize().ok()
 }
 
-impl Inside {
+impl RepositoryPath {
     /// The remote's URL, else the first commit, and the path below it. `None`: there is neither.
     pub fn source(&self) -> Option<String> {
         let below = self.path.to_string_lossy();
@@ -64,21 +64,22 @@ impl Inside {
     }
 
     fn url(&self) -> Option<String> {
-        let url = |name: &str| self.said(&["config", "--get", &format!("remote.{name}.url")]);
+        let url = |name: &str| self.git_output(&["config", "--get", &format!("remote.{name}.url")]);
         url("origin").or_else(|| {
-            let remotes = self.said(&["config", "--name-only", "--get-regexp", r"^remote\..*\.url$"])?;
+            let remotes =
+                self.git_output(&["config", "--name-only", "--get-regexp", r"^remote\..*\.url$"])?;
             let mut names: Vec<&str> = remotes.lines().collect();
             names.sort_unstable();
-            self.said(&["config", "--get", names.first()?])
+            self.git_output(&["config", "--get", names.first()?])
         })
     }
 
     fn first_commit(&self) -> Option<String> {
-        let roots = self.said(&["rev-list", "--max-parents=0", "HEAD"])?;
+        let roots = self.git_output(&["rev-list", "--max-parents=0", "HEAD"])?;
         roots.lines().min().map(str::to_owned)
     }
 
-    fn said(&self, args: &[&str]) -> Option<String> {
+    fn git_output(&self, args: &[&str]) -> Option<String> {
         let ended = self.program.local(args, &[], 1 << 20).ok().filter(|ended| ended.is_well())?;
         let text = String::from_utf8(ended.out).ok()?.trim().to_owned();
         (!text.is_empty()).then_some(text)
@@ -87,9 +88,9 @@ impl Inside {
     /// What was declared there, commit by commit, the newest first, until `seen` has seen enough or the time is over.
     pub fn history(&self, limits: &Limits, deadline: Instant, mut seen: impl FnMut(&Loaded) -> bool) {
         let path = self.path.to_string_lossy();
-        let mut args = vec!["rev-list", COMMITS, &self.tip, "--"];
+        let mut args = vec!["rev-list", MAX_COMMITS_ARG, &self.tip, "--"];
         args.extend((!path.is_empty()).then_some(&*path));
-        let commits = self.said(&args).unwrap_or_default();
+        let commits = self.git_output(&args).unwrap_or_default();
         for commit in commits.lines() {
             if Instant::now() >= deadline {
                 return;
@@ -114,7 +115,7 @@ pub fn source(url: &str, path: &str) -> String {
 }
 
 /// Where a path really is. A link that is exchanged for another stays the same place, wherever it leads, and nowhere.
-fn own_place(path: &Path) -> PathBuf {
+fn resolve_location(path: &Path) -> PathBuf {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let is_link = whole.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
     let real = whole.canonicalize().ok().filter(|_| !is_link);
@@ -130,7 +131,7 @@ pub fn of_paths(paths: &[PathBuf]) -> String {
         }
         find(path)
             .and_then(|inside| inside.source())
-            .unwrap_or_else(|| own_place(path).to_string_lossy().into_owned())
+            .unwrap_or_else(|| resolve_location(path).to_string_lossy().into_owned())
     };
     let mut all: Vec<String> = paths.iter().map(of).collect();
     all.sort();

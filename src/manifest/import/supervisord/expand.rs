@@ -1,30 +1,30 @@
 //! Texts of supervisord's: `%(name)s` expansions, and environments with their quotes.
 
-use crate::manifest::import::File;
-use crate::manifest::import::ini::Entry;
+use crate::manifest::import::FileReader;
+use crate::manifest::import::ini::IniEntry;
 use crate::manifest::import::words::{self, END, INSTANCE, VARIABLE};
 
 /// What `%(process_num)d` is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Number {
+pub enum ProcessNumber {
     /// `${instance}`.
     Variable,
-    Is(u32),
+    Fixed(u32),
 }
 
 /// One program, or one of its numbers.
-pub struct Program<'a> {
+pub struct SupervisordProgram<'a> {
     pub name: &'a str,
     /// As its group calls it; only known once its own name is expanded.
     pub process_name: Option<String>,
     pub group: &'a str,
-    pub number: Number,
+    pub number: ProcessNumber,
     pub numprocs: u32,
 }
 
-impl Program<'_> {
+impl SupervisordProgram<'_> {
     /// A path from the root. One from nowhere is told.
-    pub fn path(&self, entry: &Entry, file: &mut File<'_, '_>) -> Option<String> {
+    pub fn path(&self, entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<String> {
         let path = self.template(entry, file)?;
         if path.starts_with('/') {
             return Some(path);
@@ -38,7 +38,7 @@ impl Program<'_> {
     }
 
     /// A text that no shell sees.
-    pub fn template(&self, entry: &Entry, file: &mut File<'_, '_>) -> Option<String> {
+    pub fn template(&self, entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<String> {
         let expanded = self.expand(entry, file)?;
         let text = words::template(&expanded);
         if text.is_none() {
@@ -49,7 +49,7 @@ impl Program<'_> {
     }
 
     /// `%(name)s` and the like. What only a running supervisord knows becomes a variable of the environment.
-    pub fn expand(&self, entry: &Entry, file: &mut File<'_, '_>) -> Option<String> {
+    pub fn expand(&self, entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<String> {
         let (mut out, mut rest) = (String::new(), entry.value.as_str());
         while let Some(at) = rest.find('%') {
             out.push_str(&rest[..at]);
@@ -60,7 +60,7 @@ impl Program<'_> {
                 continue;
             }
             let Some((name, form, after)) = expansion(rest) else {
-                file.wrong(
+                file.reject(
                     entry.line,
                     format!("{}: a % that is none of supervisord's", entry.key),
                     "write %%",
@@ -70,13 +70,13 @@ impl Program<'_> {
             rest = after;
             match (name, name.strip_prefix("ENV_")) {
                 ("process_num", _) => match self.number {
-                    Number::Variable => out.push(INSTANCE),
-                    Number::Is(n) => out.push_str(&padded(n, form)),
+                    ProcessNumber::Variable => out.push(INSTANCE),
+                    ProcessNumber::Fixed(n) => out.push_str(&padded(n, form)),
                 },
                 ("program_name", _) => out.push_str(self.name),
                 ("group_name", _) => out.push_str(self.group),
                 ("numprocs", _) => out.push_str(&padded(self.numprocs, form)),
-                ("process_name", _) if self.number == Number::Variable => {
+                ("process_name", _) if self.number == ProcessNumber::Variable => {
                     out.push_str(&format!("{}_{INSTANCE}", self.name));
                 }
                 ("process_name", _) => out.push_str(self.process_name.as_deref().unwrap_or(self.name)),

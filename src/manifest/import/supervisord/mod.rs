@@ -1,15 +1,15 @@
 //! supervisord's ini: each `[program:x]` is a process in foreground mode.
 
-mod answers;
 mod expand;
+mod output_and_exit;
 
 use std::collections::BTreeMap;
 
-use self::expand::{Number, Program, pairs};
-use super::File;
+use self::expand::{ProcessNumber, SupervisordProgram, pairs};
+use super::FileReader;
 use super::draft::{Draft, NOT_KILLED, retries, seconds, signal};
-use super::ini::{self, Entry, Section};
-use super::words::{self, Style};
+use super::ini::{self, IniEntry, IniSection};
+use super::words::{self, QuoteStyle};
 use crate::manifest::document::Text;
 use crate::model::State;
 
@@ -27,11 +27,11 @@ pub const SECTIONS: [&str; 9] = [
 ];
 
 /// Many more than anybody numbers by hand; as processes of their own they would be a file nobody reads.
-const MOST_APART: u32 = 1_000;
+const MAX_SEPARATE_PROCESSES: u32 = 1_000;
 
-pub fn read(file: &mut File<'_, '_>) -> Vec<Draft> {
+pub fn read(file: &mut FileReader<'_, '_>) -> Vec<Draft> {
     let sections = ini::supervisord(file);
-    let whole = Whole::of(&sections, file);
+    let whole = SharedSettings::of(&sections, file);
     let mut drafts = Vec::new();
     for section in &sections {
         match section.name.split_once(':') {
@@ -59,24 +59,24 @@ pub fn read(file: &mut File<'_, '_>) -> Vec<Draft> {
         }
     }
     if drafts.is_empty() && file.reader.problems.is_empty() {
-        file.wrong(1, "no program is in it", "[program:NAME] with command=…");
+        file.reject(1, "no program is in it", "[program:NAME] with command=…");
     }
     drafts
 }
 
 /// What holds for every program.
 #[derive(Default)]
-struct Whole {
+struct SharedSettings {
     /// Program → group.
     groups: BTreeMap<String, String>,
-    directory: Option<Entry>,
-    user: Option<Entry>,
-    environment: Option<Entry>,
+    directory: Option<IniEntry>,
+    user: Option<IniEntry>,
+    environment: Option<IniEntry>,
 }
 
-impl Whole {
-    fn of(sections: &[Section], file: &mut File<'_, '_>) -> Whole {
-        let mut whole = Whole::default();
+impl SharedSettings {
+    fn of(sections: &[IniSection], file: &mut FileReader<'_, '_>) -> SharedSettings {
+        let mut whole = SharedSettings::default();
         for section in sections {
             if let Some(group) = section.name.strip_prefix("group:") {
                 whole.group(group.trim(), section, file);
@@ -101,7 +101,7 @@ impl Whole {
         whole
     }
 
-    fn group(&mut self, group: &str, section: &Section, file: &mut File<'_, '_>) {
+    fn group(&mut self, group: &str, section: &IniSection, file: &mut FileReader<'_, '_>) {
         for entry in &section.entries {
             match entry.key.as_str() {
                 "programs" => {
@@ -115,9 +115,14 @@ impl Whole {
     }
 }
 
-fn program(name: &str, section: &Section, whole: &Whole, file: &mut File<'_, '_>) -> Vec<Draft> {
+fn program(
+    name: &str,
+    section: &IniSection,
+    whole: &SharedSettings,
+    file: &mut FileReader<'_, '_>,
+) -> Vec<Draft> {
     if section.last("command").is_none_or(|entry| entry.value.is_empty()) {
-        file.wrong(section.line, format!("program {name:?} has no command"), "command=…");
+        file.reject(section.line, format!("program {name:?} has no command"), "command=…");
         return Vec::new();
     }
     let mut count = |key: &str, default: u32| match section.last(key).map(|entry| entry.value.parse::<u32>())
@@ -126,46 +131,55 @@ fn program(name: &str, section: &Section, whole: &Whole, file: &mut File<'_, '_>
         Some(Ok(n)) => n,
         Some(Err(_)) => {
             let line = section.last(key).map_or(section.line, |entry| entry.line);
-            file.wrong(line, format!("{key} is no number"), "a whole number from 0");
+            file.reject(line, format!("{key} is no number"), "a whole number from 0");
             default
         }
     };
     let (numprocs, first) = (count("numprocs", 1).max(1), count("numprocs_start", 0));
     let group = whole.groups.get(name).map_or(name, String::as_str);
-    let known = |number| Program { name, process_name: None, group, number, numprocs };
+    let known = |number| SupervisordProgram { name, process_name: None, group, number, numprocs };
     if numprocs == 1 {
-        return draft(known(Number::Is(first)), section, whole, file).into_iter().collect();
+        return draft(known(ProcessNumber::Fixed(first)), section, whole, file).into_iter().collect();
     }
-    let matters = |entry: &Entry| entry.key != "process_name" && entry.value.contains("%(process_num)");
-    let plain = |entry: &Entry| {
+    let matters = |entry: &IniEntry| entry.key != "process_name" && entry.value.contains("%(process_num)");
+    let plain = |entry: &IniEntry| {
         let uses = entry.value.matches("%(process_num)").count();
         let simple = ["%(process_num)d", "%(process_num)s", "%(process_num)1d"];
         uses == simple.iter().map(|form| entry.value.matches(form).count()).sum::<usize>()
     };
-    let uses: Vec<&Entry> = section.entries.iter().filter(|entry| matters(entry)).collect();
+    let uses: Vec<&IniEntry> = section.entries.iter().filter(|entry| matters(entry)).collect();
     if uses.is_empty() || (first == 1 && uses.iter().all(|entry| plain(entry))) {
         let line = section.last("process_name").map_or(section.line, |entry| entry.line);
         let message = format!("the {numprocs} of them are called {name}_1 to {name}_{numprocs}");
         file.note(line, "process_name", message);
-        let draft = draft(known(Number::Variable), section, whole, file);
+        let draft = draft(known(ProcessNumber::Variable), section, whole, file);
         return draft.map(|draft| Draft { instances: Some(numprocs), ..draft }).into_iter().collect();
     }
     // `${instance}` counts from 1 and without zeros: each is a process of its own.
-    if numprocs > MOST_APART {
+    if numprocs > MAX_SEPARATE_PROCESSES {
         let message = format!("program {name:?} has {numprocs} numbers that a manifest cannot count");
-        file.wrong(section.line, message, "count from 1 (numprocs_start=1), without zeros before the number");
+        file.reject(
+            section.line,
+            message,
+            "count from 1 (numprocs_start=1), without zeros before the number",
+        );
         return Vec::new();
     }
     let numbers = (0..numprocs).map(|nth| first.saturating_add(nth));
-    numbers.filter_map(|number| draft(known(Number::Is(number)), section, whole, file)).collect()
+    numbers.filter_map(|number| draft(known(ProcessNumber::Fixed(number)), section, whole, file)).collect()
 }
 
-fn draft(mut it: Program<'_>, section: &Section, whole: &Whole, file: &mut File<'_, '_>) -> Option<Draft> {
+fn draft(
+    mut it: SupervisordProgram<'_>,
+    section: &IniSection,
+    whole: &SharedSettings,
+    file: &mut FileReader<'_, '_>,
+) -> Option<Draft> {
     let own = match (it.number, section.last("process_name")) {
-        (Number::Variable, _) => it.name.to_owned(),
-        (Number::Is(_), Some(entry)) => it.expand(entry, file)?,
-        (Number::Is(n), None) if it.numprocs > 1 => format!("{}_{n}", it.name),
-        (Number::Is(_), None) => it.name.to_owned(),
+        (ProcessNumber::Variable, _) => it.name.to_owned(),
+        (ProcessNumber::Fixed(_), Some(entry)) => it.expand(entry, file)?,
+        (ProcessNumber::Fixed(n), None) if it.numprocs > 1 => format!("{}_{n}", it.name),
+        (ProcessNumber::Fixed(_), None) => it.name.to_owned(),
     };
     it.process_name = Some(own.clone());
     let mut draft = file.draft(section.line, own);
@@ -179,14 +193,20 @@ fn draft(mut it: Program<'_>, section: &Section, whole: &Whole, file: &mut File<
     for entry in last_ones {
         it.setting(entry, section, &mut draft, file);
     }
-    answers::output(section, &it, &mut draft, file);
-    answers::restarts(section, &mut draft, file);
+    output_and_exit::output(section, &it, &mut draft, file);
+    output_and_exit::restarts(section, &mut draft, file);
     Some(draft)
 }
 
-impl Program<'_> {
-    fn setting(&self, entry: &Entry, section: &Section, draft: &mut Draft, file: &mut File<'_, '_>) {
-        let Entry { key, line, .. } = entry;
+impl SupervisordProgram<'_> {
+    fn setting(
+        &self,
+        entry: &IniEntry,
+        section: &IniSection,
+        draft: &mut Draft,
+        file: &mut FileReader<'_, '_>,
+    ) {
+        let IniEntry { key, line, .. } = entry;
         let line = *line;
         match key.as_str() {
             "command" => self.command(entry, section, draft, file),
@@ -201,7 +221,7 @@ impl Program<'_> {
                 }
             }
             "environment" => self.environment(entry, draft, file),
-            "autostart" if is(&entry.value) == Some(false) => draft.state = State::Stopped,
+            "autostart" if parse_bool(&entry.value) == Some(false) => draft.state = State::Stopped,
             "startsecs" => draft.monitor.start_check_secs = number(entry, seconds, file),
             "startretries" => draft.monitor.start_retries = number(entry, retries, file),
             "stopwaitsecs" => draft.monitor.stop_check_secs = number(entry, seconds, file),
@@ -212,7 +232,7 @@ impl Program<'_> {
                     file.note(line, key, NOT_KILLED);
                 }
                 None => {
-                    file.wrong(line, format!("{key}: there is no such signal"), "such as TERM, INT, QUIT")
+                    file.reject(line, format!("{key}: there is no such signal"), "such as TERM, INT, QUIT")
                 }
             },
             "exitcodes" => {
@@ -226,7 +246,7 @@ impl Program<'_> {
             // Together with others, below; or of no effect on one process.
             "autostart" | "autorestart" | "numprocs" | "numprocs_start" | "process_name" => {}
             key if key.starts_with("stdout_") || key.starts_with("stderr_") || key == "redirect_stderr" => {}
-            "stopasgroup" | "killasgroup" if is(&entry.value) == Some(false) => {}
+            "stopasgroup" | "killasgroup" if parse_bool(&entry.value) == Some(false) => {}
             "killasgroup" => {
                 file.note(
                     line,
@@ -239,9 +259,15 @@ impl Program<'_> {
         }
     }
 
-    fn command(&self, entry: &Entry, section: &Section, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn command(
+        &self,
+        entry: &IniEntry,
+        section: &IniSection,
+        draft: &mut Draft,
+        file: &mut FileReader<'_, '_>,
+    ) {
         let Some(text) = self.expand(entry, file) else { return };
-        match words::split(&text, Style::Shlex) {
+        match words::split(&text, QuoteStyle::Shlex) {
             Ok(words) if !words.is_empty() => {
                 let relative = words[0].contains('/') && !words[0].starts_with('/');
                 if relative && section.last("directory").is_none() && draft.identity.setup_path.is_none() {
@@ -251,16 +277,16 @@ impl Program<'_> {
                 draft.identity.proc_name = Some(Text(words::program(&words)));
                 draft.foreground(format!("exec {}", words::command(&words)));
             }
-            Ok(_) => file.wrong(entry.line, "command is empty", "command=…"),
-            Err(why) => file.wrong(entry.line, format!("command cannot be read: {why}"), "close it"),
+            Ok(_) => file.reject(entry.line, "command is empty", "command=…"),
+            Err(why) => file.reject(entry.line, format!("command cannot be read: {why}"), "close it"),
         }
     }
 
-    fn environment(&self, entry: &Entry, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn environment(&self, entry: &IniEntry, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let pairs = match pairs(&entry.value) {
             Ok(pairs) => pairs,
             Err(why) => {
-                return file.wrong_privately(
+                return file.reject_private(
                     entry.line,
                     format!("environment cannot be read: {why}"),
                     r#"A="1",B="2""#,
@@ -268,7 +294,7 @@ impl Program<'_> {
             }
         };
         for (name, value) in pairs {
-            let one = Entry { key: format!("environment {name}"), value, line: entry.line };
+            let one = IniEntry { key: format!("environment {name}"), value, line: entry.line };
             if let Some(value) = self.template(&one, file) {
                 draft.env.insert(name, value);
             }
@@ -276,7 +302,7 @@ impl Program<'_> {
     }
 }
 
-fn is(value: &str) -> Option<bool> {
+fn parse_bool(value: &str) -> Option<bool> {
     match value.to_ascii_lowercase().as_str() {
         "true" | "yes" | "on" | "1" => Some(true),
         "false" | "no" | "off" | "0" => Some(false),
@@ -284,10 +310,10 @@ fn is(value: &str) -> Option<bool> {
     }
 }
 
-fn number(entry: &Entry, fits: fn(i64) -> Option<i64>, file: &mut File<'_, '_>) -> Option<i64> {
+fn number(entry: &IniEntry, fits: fn(i64) -> Option<i64>, file: &mut FileReader<'_, '_>) -> Option<i64> {
     let value = entry.value.parse::<i64>().ok();
     if value.is_none() {
-        file.wrong(entry.line, format!("{} is no whole number", entry.key), "such as 10");
+        file.reject(entry.line, format!("{} is no whole number", entry.key), "such as 10");
     }
     let fitting = value.and_then(fits);
     if value.is_some() && fitting.is_none() {

@@ -2,14 +2,14 @@
 
 use super::service::Service;
 use crate::manifest::document::Text;
-use crate::manifest::import::File;
+use crate::manifest::import::FileReader;
 use crate::manifest::import::draft::Draft;
-use crate::manifest::import::ini::Entry;
-use crate::manifest::import::words::{self, END, MARKS, SPLIT_VARIABLE, Style, VARIABLE};
+use crate::manifest::import::ini::IniEntry;
+use crate::manifest::import::words::{self, END, MARKS, QuoteStyle, SPLIT_VARIABLE, VARIABLE};
 
 /// What stands before a program.
 #[derive(Default)]
-pub struct Prefix {
+pub struct ExecPrefix {
     /// `-`
     may_fail: bool,
     /// `@`
@@ -23,13 +23,13 @@ pub struct Prefix {
 impl Service<'_> {
     pub(super) fn start(
         &self,
-        starts: &[&Entry],
+        starts: &[&IniEntry],
         oneshot: bool,
         draft: &mut Draft,
-        file: &mut File<'_, '_>,
+        file: &mut FileReader<'_, '_>,
     ) -> Option<()> {
         if starts.len() > 1 && !oneshot {
-            file.wrong(starts[1].line, "only a oneshot service has several ExecStart", "keep one of them");
+            file.reject(starts[1].line, "only a oneshot service has several ExecStart", "keep one of them");
             return None;
         }
         let (_, first) = self.words(starts[0], file)?;
@@ -53,7 +53,7 @@ impl Service<'_> {
     }
 
     /// Commands one after the other, as long as they go well.
-    pub(super) fn sequence(&self, entries: &[&Entry], file: &mut File<'_, '_>) -> Option<String> {
+    pub(super) fn sequence(&self, entries: &[&IniEntry], file: &mut FileReader<'_, '_>) -> Option<String> {
         let mut all = Vec::new();
         for entry in entries {
             let (prefix, words) = self.words(entry, file)?;
@@ -68,17 +68,21 @@ impl Service<'_> {
     }
 
     /// A command line of systemd's: its prefixes, and its words with their variables marked.
-    pub(super) fn words(&self, entry: &Entry, file: &mut File<'_, '_>) -> Option<(Prefix, Vec<String>)> {
-        let words = match words::split(&entry.value, Style::Systemd) {
+    pub(super) fn words(
+        &self,
+        entry: &IniEntry,
+        file: &mut FileReader<'_, '_>,
+    ) -> Option<(ExecPrefix, Vec<String>)> {
+        let words = match words::split(&entry.value, QuoteStyle::Systemd) {
             Ok(words) => words,
             Err(why) => {
-                file.wrong(entry.line, format!("{} cannot be read: {why}", entry.key), "close it");
+                file.reject(entry.line, format!("{} cannot be read: {why}", entry.key), "close it");
                 return None;
             }
         };
         let mut words: Vec<String> =
-            words.into_iter().map(|word| self.specified(&word, entry, file)).collect();
-        let mut prefix = Prefix::default();
+            words.into_iter().map(|word| self.expand_specifiers(&word, entry, file)).collect();
+        let mut prefix = ExecPrefix::default();
         let first = words.first().cloned().unwrap_or_default();
         let program = first.trim_start_matches(|c: char| "-@+!:|".contains(c)).to_owned();
         for c in first[..first.len() - program.len()].chars() {
@@ -90,7 +94,7 @@ impl Service<'_> {
             }
         }
         if program.is_empty() {
-            file.wrong(entry.line, format!("{} names no program", entry.key), "the path of a program");
+            file.reject(entry.line, format!("{} names no program", entry.key), "the path of a program");
             return None;
         }
         if prefix.privileged {
@@ -116,7 +120,12 @@ impl Service<'_> {
     }
 
     /// `%i` and the like, as far as the unit's name and the usual places of a system say what they are.
-    pub(super) fn specified(&self, text: &str, entry: &Entry, file: &mut File<'_, '_>) -> String {
+    pub(super) fn expand_specifiers(
+        &self,
+        text: &str,
+        entry: &IniEntry,
+        file: &mut FileReader<'_, '_>,
+    ) -> String {
         let unit = self.unit.as_deref().unwrap_or_default();
         let bare = unit.strip_suffix(".service").unwrap_or(unit);
         let (prefix, instance) = bare.split_once('@').unwrap_or((bare, ""));
@@ -156,8 +165,8 @@ impl Service<'_> {
     }
 
     /// A text that no shell sees.
-    pub(super) fn text(&self, entry: &Entry, file: &mut File<'_, '_>) -> String {
-        words::escaped(&self.specified(&entry.value, entry, file))
+    pub(super) fn text(&self, entry: &IniEntry, file: &mut FileReader<'_, '_>) -> String {
+        words::escaped(&self.expand_specifiers(&entry.value, entry, file))
     }
 }
 

@@ -8,14 +8,14 @@ pub use self::timer::{Timer, schedule};
 
 use self::service::Service;
 use super::draft::Draft;
-use super::{File, ini};
+use super::{FileReader, ini};
 
-pub enum Read {
+pub enum UnitFile {
     Service(Box<Draft>),
     Timer(Timer),
 }
 
-pub fn read(file: &mut File<'_, '_>) -> Option<Read> {
+pub fn read(file: &mut FileReader<'_, '_>) -> Option<UnitFile> {
     let sections = ini::systemd(file);
     let name = file.base().map(str::to_owned);
     for section in &sections {
@@ -28,10 +28,10 @@ pub fn read(file: &mut File<'_, '_>) -> Option<Read> {
     match (section("Service"), section("Timer")) {
         (Some(service), _) => Service::new(name, service, section("Unit"))
             .read(file)
-            .map(|draft| Read::Service(Box::new(draft))),
-        (None, Some(section)) => timer::read(name.unwrap_or_default(), section, file).map(Read::Timer),
+            .map(|draft| UnitFile::Service(Box::new(draft))),
+        (None, Some(section)) => timer::read(name.unwrap_or_default(), section, file).map(UnitFile::Timer),
         (None, None) => {
-            file.wrong(
+            file.reject(
                 1,
                 "it has neither [Service] nor [Timer]",
                 "only services and timers become manifests",

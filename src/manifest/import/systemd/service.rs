@@ -1,32 +1,32 @@
 //! A service: its settings one by one, then those that only together say something.
 
 use crate::manifest::document::{Real, Text};
-use crate::manifest::import::File;
+use crate::manifest::import::FileReader;
 use crate::manifest::import::calendar::{seconds as whole_seconds, span_ms};
 use crate::manifest::import::draft::{Draft, Log, NOT_KILLED, retries, seconds, signal};
-use crate::manifest::import::ini::{Entry, Section};
-use crate::manifest::import::words::{self, Style};
+use crate::manifest::import::ini::{IniEntry, IniSection};
+use crate::manifest::import::words::{self, QuoteStyle};
 use crate::model::{Percent, State};
 
 pub struct Service<'a> {
     /// Such as `web@1.service`; standard input has no name.
     pub unit: Option<String>,
-    section: &'a Section,
-    about: Option<&'a Section>,
+    section: &'a IniSection,
+    about: Option<&'a IniSection>,
 }
 
 impl<'a> Service<'a> {
-    pub fn new(unit: Option<String>, section: &'a Section, about: Option<&'a Section>) -> Service<'a> {
+    pub fn new(unit: Option<String>, section: &'a IniSection, about: Option<&'a IniSection>) -> Service<'a> {
         Service { unit, section, about }
     }
 
-    pub fn read(&self, file: &mut File<'_, '_>) -> Option<Draft> {
+    pub fn read(&self, file: &mut FileReader<'_, '_>) -> Option<Draft> {
         let kind = self.last("Type").map_or("simple", |entry| entry.value.as_str());
         let oneshot = kind == "oneshot";
         let starts = self.all("ExecStart");
         if starts.is_empty() {
             let hint = "a drop-in is no whole unit: `systemctl cat NAME` prints it with its drop-ins";
-            file.wrong(self.section.line, "the service has no ExecStart", hint);
+            file.reject(self.section.line, "the service has no ExecStart", hint);
             return None;
         }
         let name = match &self.unit {
@@ -55,12 +55,12 @@ impl<'a> Service<'a> {
         Some(draft)
     }
 
-    fn last(&self, key: &str) -> Option<&'a Entry> {
+    fn last(&self, key: &str) -> Option<&'a IniEntry> {
         self.section.last(key).filter(|entry| !entry.value.is_empty())
     }
 
     /// Values that add up; an empty one begins anew.
-    fn all(&self, key: &str) -> Vec<&'a Entry> {
+    fn all(&self, key: &str) -> Vec<&'a IniEntry> {
         let mut all = Vec::new();
         for entry in self.section.entries.iter().filter(|entry| entry.key == key) {
             if entry.value.is_empty() {
@@ -72,8 +72,8 @@ impl<'a> Service<'a> {
         all
     }
 
-    fn setting(&self, entry: &Entry, kind: &str, draft: &mut Draft, file: &mut File<'_, '_>) {
-        let Entry { key, value, line } = entry;
+    fn setting(&self, entry: &IniEntry, kind: &str, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
+        let IniEntry { key, value, line } = entry;
         let line = *line;
         let wins = self.section.last(key) == Some(entry);
         let adds_up = matches!(key.as_str(), "Environment" | "EnvironmentFile" | "PassEnvironment")
@@ -88,7 +88,7 @@ impl<'a> Service<'a> {
             "Environment" => self.environment(entry, draft, file),
             "PIDFile" => {
                 let path = self.text(entry, file);
-                draft.identity.pid_path = Some(Text(words::in_setup(&path, "/run")));
+                draft.identity.pid_path = Some(Text(words::absolute_path(&path, "/run")));
             }
             "RestartSec" => draft.monitor.start_interval = span(entry, file),
             "StartLimitBurst" => draft.monitor.start_retries = count(entry, file),
@@ -120,8 +120,8 @@ impl<'a> Service<'a> {
             "UMask" if matches!(value.as_str(), "022" | "0022") => {}
             "KillSignal" if signal(value).as_deref() == Some("TERM") => {}
             "KillMode" if value == "control-group" => {}
-            "SendSIGKILL" if yes(value) => {}
-            "RemainAfterExit" if !yes(value) => {}
+            "SendSIGKILL" if is_true(value) => {}
+            "RemainAfterExit" if !is_true(value) => {}
             "RemainAfterExit" if kind == "oneshot" => {
                 file.note(
                     line,
@@ -151,8 +151,8 @@ impl<'a> Service<'a> {
         }
     }
 
-    fn user(&self, entry: &Entry, draft: &mut Draft, file: &mut File<'_, '_>) {
-        let user = self.specified(&entry.value, entry, file);
+    fn user(&self, entry: &IniEntry, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
+        let user = self.expand_specifiers(&entry.value, entry, file);
         match user.parse::<u32>() {
             Ok(0) => draft.identity.user = Some("root".into()),
             Ok(_) => file.note(entry.line, &entry.key, "a manifest knows users by name, not by number"),
@@ -161,7 +161,7 @@ impl<'a> Service<'a> {
         }
     }
 
-    fn directory(&self, entry: &Entry, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn directory(&self, entry: &IniEntry, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let path = self.text(entry, file);
         let (path, optional) = match path.strip_prefix('-') {
             Some(path) => (path.to_owned(), true),
@@ -189,11 +189,11 @@ impl<'a> Service<'a> {
         }
     }
 
-    fn environment(&self, entry: &Entry, draft: &mut Draft, file: &mut File<'_, '_>) {
-        let words = match words::split(&entry.value, Style::Systemd) {
+    fn environment(&self, entry: &IniEntry, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
+        let words = match words::split(&entry.value, QuoteStyle::Systemd) {
             Ok(words) => words,
             Err(why) => {
-                return file.wrong_privately(
+                return file.reject_private(
                     entry.line,
                     format!("Environment cannot be read: {why}"),
                     "close it",
@@ -201,7 +201,7 @@ impl<'a> Service<'a> {
             }
         };
         for word in words {
-            let word = self.specified(&word, entry, file);
+            let word = self.expand_specifiers(&word, entry, file);
             match word.split_once('=') {
                 Some((name, value)) if !name.is_empty() && !name.contains('\0') => {
                     draft.env.insert(name.to_owned(), words::escaped(value));
@@ -213,7 +213,7 @@ impl<'a> Service<'a> {
         }
     }
 
-    fn kind(&self, kind: &str, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn kind(&self, kind: &str, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let line = self.last("Type").map_or(self.section.line, |entry| entry.line);
         match kind {
             "simple" | "exec" => {}
@@ -235,7 +235,7 @@ impl<'a> Service<'a> {
                 }
                 // What it says to its own log is its own matter.
                 draft.log = match std::mem::take(&mut draft.log) {
-                    Log::Unsaid => Log::Nowhere,
+                    Log::Unspecified => Log::Discard,
                     said => said,
                 };
             }
@@ -246,7 +246,7 @@ impl<'a> Service<'a> {
                     format!("{kind}: it counts as started when start_check_secs are over"),
                 );
             }
-            other => file.wrong(
+            other => file.reject(
                 line,
                 format!("there is no Type {other:?}"),
                 "simple, exec, forking, oneshot, notify",
@@ -262,13 +262,13 @@ impl<'a> Service<'a> {
         }
     }
 
-    fn restarts(&self, oneshot: bool, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn restarts(&self, oneshot: bool, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let restart = self.last("Restart");
         match (restart.map_or("no", |entry| entry.value.as_str()), restart) {
             ("no", None) | ("no", Some(_)) if oneshot => {}
             // Nobody brings it back: neither do we.
             ("no", _) => draft.state = State::Unhosted,
-            (_, Some(Entry { line, key, .. })) if oneshot => {
+            (_, Some(IniEntry { line, key, .. })) if oneshot => {
                 file.note(*line, key, "a one-shot (auto_type: 2) is not run again when it fails");
             }
             ("always", _) => {}
@@ -282,14 +282,14 @@ impl<'a> Service<'a> {
                 file.note(entry.line, &entry.key, message);
             }
             (_, Some(entry)) => {
-                file.wrong(entry.line, "Restart is none of its words", "no, always or on-failure")
+                file.reject(entry.line, "Restart is none of its words", "no, always or on-failure")
             }
             (_, None) => {}
         }
     }
 
     /// What is not its start.
-    fn commands(&self, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn commands(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let reloads = self.all("ExecReload");
         if !reloads.is_empty() {
             draft.control.reload_cmd = self.sequence(&reloads, file).map(Text);
@@ -309,13 +309,13 @@ impl<'a> Service<'a> {
                 draft.stop_by(&signal);
                 file.note(entry.line, &entry.key, NOT_KILLED);
             }
-            None => file.wrong(entry.line, "KillSignal is no signal", "such as SIGTERM or SIGINT"),
+            None => file.reject(entry.line, "KillSignal is no signal", "such as SIGTERM or SIGINT"),
         }
     }
 
-    fn order(&self, draft: &mut Draft, file: &mut File<'_, '_>) {
+    fn order(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         for entry in self.about.iter().flat_map(|section| &section.entries) {
-            let Entry { key, value, line } = entry;
+            let IniEntry { key, value, line } = entry;
             let units = || value.split_whitespace().map(|unit| (*line, key.clone(), unit.to_owned()));
             match key.as_str() {
                 // What it is, in words: a comment.
@@ -337,7 +337,7 @@ impl<'a> Service<'a> {
     }
 }
 
-fn output(entry: &Entry, draft: &mut Draft, file: &mut File<'_, '_>) {
+fn output(entry: &IniEntry, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
     let path = ["append:", "file:", "truncate:"].iter().find_map(|kind| entry.value.strip_prefix(kind));
     match (entry.value.as_str(), path) {
         (_, Some(path)) => {
@@ -346,12 +346,12 @@ fn output(entry: &Entry, draft: &mut Draft, file: &mut File<'_, '_>) {
                 file.note(entry.line, &entry.key, "the agent appends to it");
             }
         }
-        ("null", None) => draft.log = Log::Nowhere,
+        ("null", None) => draft.log = Log::Discard,
         _ => file.note(entry.line, &entry.key, "output goes to a file here (log_path)"),
     }
 }
 
-pub fn yes(value: &str) -> bool {
+pub fn is_true(value: &str) -> bool {
     matches!(value.to_ascii_lowercase().as_str(), "yes" | "true" | "on" | "1")
 }
 
@@ -360,12 +360,12 @@ fn percent(value: &str) -> Option<f64> {
     Percent::new(share).map(|share| share.get())
 }
 
-fn span(entry: &Entry, file: &mut File<'_, '_>) -> Option<i64> {
+fn span(entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<i64> {
     let Some(ms) = span_ms(&entry.value) else {
         if entry.value == "infinity" {
             file.note(entry.line, &entry.key, "manifests have no time without end; it is left out");
         } else {
-            file.wrong(entry.line, format!("{} is no time", entry.key), "such as 30s or 1min 30s");
+            file.reject(entry.line, format!("{} is no time", entry.key), "such as 30s or 1min 30s");
         }
         return None;
     };
@@ -379,10 +379,10 @@ fn span(entry: &Entry, file: &mut File<'_, '_>) -> Option<i64> {
     fitting
 }
 
-fn count(entry: &Entry, file: &mut File<'_, '_>) -> Option<i64> {
+fn count(entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<i64> {
     let value = entry.value.parse::<i64>().ok();
     if value.is_none() {
-        file.wrong(entry.line, format!("{} is no whole number", entry.key), "such as 5");
+        file.reject(entry.line, format!("{} is no whole number", entry.key), "such as 5");
     }
     let fitting = value.and_then(retries);
     if value.is_some() && fitting.is_none() {

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::service::yes;
+use super::service::is_true;
 use crate::manifest::document::Text;
 use crate::manifest::import::calendar::{crontab, seconds, span_ms};
 use crate::manifest::import::draft::Draft;
-use crate::manifest::import::ini::{Entry, Section};
-use crate::manifest::import::{File, Reader};
+use crate::manifest::import::ini::{IniEntry, IniSection};
+use crate::manifest::import::{FileReader, ImportContext};
 use crate::model::State;
 
 /// When a service runs.
@@ -21,7 +21,7 @@ pub struct Timer {
 }
 
 /// Timers of services that were imported with them.
-pub fn schedule(drafts: &mut [Draft], timers: Vec<Timer>, reader: &mut Reader<'_>) {
+pub fn schedule(drafts: &mut [Draft], timers: Vec<Timer>, reader: &mut ImportContext<'_>) {
     for Timer { file, line, unit, rule, cycle_time } in timers {
         let Some(draft) = drafts.iter_mut().find(|draft| draft.alias == unit) else {
             let message = format!("{unit} is not imported with it, so there is nothing to run");
@@ -38,7 +38,7 @@ pub fn schedule(drafts: &mut [Draft], timers: Vec<Timer>, reader: &mut Reader<'_
     }
 }
 
-pub fn read(name: String, section: &Section, file: &mut File<'_, '_>) -> Option<Timer> {
+pub fn read(name: String, section: &IniSection, file: &mut FileReader<'_, '_>) -> Option<Timer> {
     let stem = name.strip_suffix(".timer").unwrap_or(&name);
     let mut timer = Timer {
         file: file.source.name.clone(),
@@ -47,7 +47,7 @@ pub fn read(name: String, section: &Section, file: &mut File<'_, '_>) -> Option<
         rule: None,
         cycle_time: None,
     };
-    for Entry { key, value, line } in &section.entries {
+    for IniEntry { key, value, line } in &section.entries {
         match key.as_str() {
             "Unit" => timer.unit.clone_from(value),
             "OnCalendar" if value.is_empty() => timer.rule = None,
@@ -64,7 +64,7 @@ pub fn read(name: String, section: &Section, file: &mut File<'_, '_>) -> Option<
                 timer.cycle_time = Some(seconds(ms).min(366 * 86_400));
             }
             // A run whose time passed while nobody could run it takes place once.
-            "Persistent" if yes(value) => {}
+            "Persistent" if is_true(value) => {}
             _ => file.note(*line, key, "manifests have nothing like it"),
         }
     }

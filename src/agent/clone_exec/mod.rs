@@ -1,0 +1,409 @@
+//! A new process, made the way posix_spawn makes one, with what that cannot do: a user, a session, a control group.
+//!
+//! Two ways. A process of the agent's own user borrows the agent's memory until it has become the program
+//! (`CLONE_VM | CLONE_VFORK`): nothing is copied, and the calling thread sleeps until then. A process of another user is
+//! forked: that user can stop it before it has become the program, so it shares nothing that the agent waits for. It
+//! reports a failed step by a pipe that closes with `execve`, and is killed after [`LIMIT`].
+//!
+//! In both ways everything that the process needs is made before; until `execve` it makes system calls and nothing else.
+//! It closes every other descriptor first: a stopped process holds no pipe of another launch.
+
+mod child;
+mod image;
+
+use std::ffi::{CString, c_int, c_void};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+
+use self::child::exec_child;
+use self::image::Image;
+use super::process::ProcessIdentity;
+use super::reaper;
+
+/// How long a new process may take until it has become its program.
+pub const EXEC_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The descriptor that a shell writes an exit code to; the command itself does not have it.
+pub const EXIT_RECORD_FD: RawFd = 3;
+
+/// What a process is to be.
+pub struct ExecRequest<'a> {
+    /// Tried in turn, as a shell looks for a program.
+    pub programs: Vec<CString>,
+    pub args: Vec<CString>,
+    pub env: Vec<CString>,
+    pub folder: CString,
+    pub input: BorrowedFd<'a>,
+    pub output: BorrowedFd<'a>,
+    pub code: Option<BorrowedFd<'a>>,
+    /// The folder of a control group: it is born there, since moving it later would make it wait.
+    pub group: Option<BorrowedFd<'a>>,
+    /// User, group and groups; `None`: as we are.
+    pub ids: Option<(u32, u32, Vec<u32>)>,
+    /// The user is the agent's own: no other user can stop the process on its way.
+    pub is_own: bool,
+}
+
+/// What could not be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExecStage {
+    Clone,
+    Session,
+    Descriptors,
+    Folder,
+    User,
+    Program,
+    /// It did not become its program in time, and was killed.
+    TimedOut,
+}
+
+impl ExecStage {
+    const REPORTED: [ExecStage; 5] =
+        [ExecStage::Session, ExecStage::Descriptors, ExecStage::Folder, ExecStage::User, ExecStage::Program];
+}
+
+/// A launch that borrows the agent's memory, for the task that waits for it: the launching thread sleeps until then.
+#[derive(Default)]
+pub struct VforkGuard {
+    /// Written by the kernel when the process is made; 0 before.
+    pidfd: AtomicI32,
+    /// The thread woke up, and the descriptor may be closed.
+    over: Mutex<bool>,
+}
+
+impl VforkGuard {
+    fn begin(&self) {
+        let mut over = self.over.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        (*over, _) = (false, self.pidfd.store(0, Ordering::Release));
+    }
+
+    /// Kills a process that has not become its program yet, so that the launching thread wakes up.
+    pub fn end(&self) {
+        let over = self.over.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let pidfd = self.pidfd.load(Ordering::Acquire);
+        if !*over && pidfd > 0 {
+            // SAFETY: the launching thread owns the descriptor, and closes it only after it has set `over`.
+            let pidfd = unsafe { BorrowedFd::borrow_raw(pidfd) };
+            let _ = pidfd_send_signal(pidfd, Signal::KILL);
+        }
+    }
+}
+
+impl ExecRequest<'_> {
+    /// The process and a descriptor that is it, once it has become its program. The reaper leaves it alone.
+    pub fn spawn(&self, borrowing: &VforkGuard) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
+        match self.is_own {
+            true => self.borrow(borrowing),
+            false => self.fork(),
+        }
+    }
+
+    /// Sleeps until the process is its program or gone.
+    fn borrow(&self, borrowing: &VforkGuard) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
+        let image = self.image(-1)?;
+        borrowing.begin();
+        let made = self.make(&image, libc::CLONE_VM | libc::CLONE_VFORK, borrowing.pidfd.as_ptr());
+        *borrowing.over.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
+        let (pid, fd) = made?;
+        match image.failed() {
+            None => Ok((pid, fd)),
+            Some((stage, error)) => {
+                reap_failed(pid, &fd);
+                Err((stage, io::Error::from_raw_os_error(error)))
+            }
+        }
+    }
+
+    /// Waits for the end of its preparations, but not longer than [`LIMIT`].
+    fn fork(&self) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
+        let (report, status) = io::pipe().map_err(|error| (ExecStage::Descriptors, error))?;
+        let image = self.image(status.as_raw_fd())?;
+        let mut pidfd: c_int = 0;
+        crate::malloc::exclude_heap_from_forks();
+        let (pid, fd) = self.make(&image, 0, &mut pidfd)?;
+        drop(status);
+        let failed = match wait_for_report(&report) {
+            Ok(None) => return Ok((pid, fd)),
+            Ok(Some(failed)) => failed,
+            Err(error) => {
+                let _ = pidfd_send_signal(&fd, Signal::KILL);
+                (ExecStage::TimedOut, error)
+            }
+        };
+        reap_failed(pid, &fd);
+        Err(failed)
+    }
+
+    fn image(&self, status: RawFd) -> Result<Image, (ExecStage, io::Error)> {
+        Image::of(self, status).map_err(|error| (ExecStage::Clone, error))
+    }
+
+    fn make(
+        &self,
+        image: &Image,
+        sharing: c_int,
+        pidfd: *mut c_int,
+    ) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
+        // Until it is held, it would be taken for an orphan when it ends.
+        let _born = reaper::spawn_guard();
+        let group = self.group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut born = clone(image, sharing, pidfd, group);
+        if born.is_err() && self.group.is_some() {
+            // A group that cannot take it in is no reason not to be born.
+            born = clone(image, sharing, pidfd, -1);
+        }
+        if born.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOSYS)) {
+            born = clone_without_clone3(image, sharing, pidfd);
+        }
+        let pid = born.map_err(|error| (ExecStage::Clone, error))?;
+        if let Some(identity) = ProcessIdentity::of(pid) {
+            reaper::claim(pid, identity.started);
+        }
+        // SAFETY: the kernel wrote this descriptor there, and no other code has it.
+        Ok((pid, unsafe { OwnedFd::from_raw_fd(*pidfd) }))
+    }
+}
+
+/// Waits for a process that failed or was killed: the reaper leaves it to us. One that the kernel cannot end yet is left to the
+/// reaper.
+pub fn reap_failed(pid: u32, fd: &OwnedFd) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let identity = ProcessIdentity::of(pid);
+    let time = Timespec { tv_sec: 2, tv_nsec: 0 };
+    if poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&time)).is_ok_and(|ready| ready > 0) {
+        let _ = waitid(WaitId::PidFd(std::os::fd::AsFd::as_fd(fd)), WaitIdOptions::EXITED);
+    }
+    if let Some(identity) = identity {
+        reaper::release(pid, identity.started);
+    }
+}
+
+/// The failed step of a forked process; `None`: it became its program. An error: neither within the limit.
+fn wait_for_report(report: &io::PipeReader) -> io::Result<Option<(ExecStage, io::Error)>> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let until = std::time::Instant::now() + EXEC_TIMEOUT;
+    loop {
+        let left = until.saturating_duration_since(std::time::Instant::now());
+        let time = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(report, PollFlags::IN)], Some(&time)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let mut bytes = [0u8; 5];
+    match rustix::io::read(report, &mut bytes)? {
+        5 => {
+            let stage = ExecStage::REPORTED.get(usize::from(bytes[0])).copied().unwrap_or(ExecStage::Program);
+            let errno = c_int::from_ne_bytes([bytes[1], bytes[2], bytes[3], bytes[4]]);
+            Ok(Some((stage, io::Error::from_raw_os_error(errno))))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// What the kernel wants to know, in its order.
+#[repr(C)]
+struct CloneArgs {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// Makes the process; with borrowed memory, waits until it is its program or gone.
+fn clone(image: &Image, sharing: c_int, fd: *mut c_int, group: RawFd) -> io::Result<u32> {
+    let (stack, stack_size) = image.stack();
+    let flags = (sharing | libc::CLONE_PIDFD) as u64;
+    let into = u64::try_from(group).ok();
+    let args = CloneArgs {
+        flags: flags | into.map_or(0, |_| CLONE_INTO_CGROUP),
+        pidfd: fd as u64,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: stack as u64,
+        stack_size: stack_size as u64,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: into.unwrap_or(0),
+    };
+    // SAFETY: with borrowed memory we wait (CLONE_VFORK), so that the image outlives the process's use of it; a forked
+    // process has a copy. The new process begins on its own stack and calls `become_program`, which does
+    // not return; it never comes back to this function.
+    let result = with_signals_blocked(|| unsafe { clone3(&args, exec_child, image.inside().cast()) });
+    match u32::try_from(result) {
+        Ok(pid) => Ok(pid),
+        Err(_) => Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EINVAL))),
+    }
+}
+
+/// The same by the older call, for containers that do not know the new one. It knows no control groups.
+fn clone_without_clone3(image: &Image, sharing: c_int, fd: *mut c_int) -> io::Result<u32> {
+    let (stack, stack_size) = image.stack();
+    let flags = sharing | libc::CLONE_PIDFD | libc::SIGCHLD;
+    // SAFETY: as above; the stack is passed by its end, which is aligned.
+    let result = with_signals_blocked(|| unsafe {
+        libc::clone(exec_child, stack.byte_add(stack_size), flags, image.inside().cast(), fd)
+    });
+    u32::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// While a new process runs on our memory no handler of ours may run in it: every signal waits.
+fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: the signal sets are ours.
+    unsafe {
+        let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let done = work();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, ptr::null_mut());
+        done
+    }
+}
+
+/// The system call: the pid for us, a call of `entry(arg)` for the new process.
+///
+/// SAFETY: `entry` must not return, and what `args` and `arg` point to must be there until the new process is another
+/// program or gone.
+#[cfg(target_arch = "x86_64")]
+unsafe fn clone3(args: &CloneArgs, entry: extern "C" fn(*mut c_void) -> c_int, arg: *mut c_void) -> i64 {
+    let result: i64;
+    // SAFETY: the kernel changes rax, rcx and r11. The new process has our registers and an aligned stack of its own.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r8",
+            "call r9",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone3 => result,
+            in("rdi") args,
+            in("rsi") size_of::<CloneArgs>(),
+            in("r8") arg,
+            in("r9") entry,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// The same.
+#[cfg(target_arch = "aarch64")]
+unsafe fn clone3(args: &CloneArgs, entry: extern "C" fn(*mut c_void) -> c_int, arg: *mut c_void) -> i64 {
+    let result: i64;
+    // SAFETY: the kernel changes x0. The new process has our registers and an aligned stack of its own.
+    unsafe {
+        std::arch::asm!(
+            "svc #0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "mov x0, x2",
+            "blr x3",
+            "brk #1",
+            "2:",
+            inlateout("x0") args => result,
+            in("x1") size_of::<CloneArgs>(),
+            in("x2") arg,
+            in("x3") entry,
+            in("x8") libc::SYS_clone3,
+            lateout("x30") _,
+        );
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn both_ways_of_being_born_end_in_the_program() {
+        let null = std::fs::File::options().read(true).write(true).open("/dev/null").expect("a file");
+        let birth = ExecRequest {
+            programs: vec![c"/no/such/sh".to_owned(), c"/bin/sh".to_owned()],
+            args: vec![c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()],
+            env: vec![c"WITH=7".to_owned()],
+            folder: c"/".to_owned(),
+            input: null.as_fd(),
+            output: null.as_fd(),
+            code: None,
+            group: None,
+            ids: None,
+            is_own: true,
+        };
+        type Way = fn(&Image, c_int, *mut c_int) -> io::Result<u32>;
+        let ways: [Way; 2] = [|image, sharing, fd| clone(image, sharing, fd, -1), clone_without_clone3];
+        let shared = libc::CLONE_VM | libc::CLONE_VFORK;
+        for (way, sharing) in ways.into_iter().flat_map(|way| [(way, shared), (way, 0)]) {
+            let (image, mut fd) = (Image::of(&birth, -1).expect("memory"), -1);
+            way(&image, sharing, &mut fd).expect("it is born");
+            assert_eq!(image.failed(), None);
+            // SAFETY: the kernel gave it to us.
+            let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+            let status =
+                waitid(WaitId::PidFd(fd.as_fd()), WaitIdOptions::EXITED).expect("a child").expect("its end");
+            assert_eq!(status.exit_status(), Some(7));
+        }
+    }
+
+    #[test]
+    fn a_forked_process_needs_nothing_of_the_heap() {
+        // A process of its own: the heap stays excluded.
+        if std::env::var_os("ABIDE_TEST_FORK").is_none() {
+            let test = "agent::birth::tests::a_forked_process_needs_nothing_of_the_heap";
+            let program = std::env::current_exe().expect("a path");
+            let mut again = std::process::Command::new(program);
+            let out = again.args(["--exact", test]).env("ABIDE_TEST_FORK", "1").output().expect("it runs");
+            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+            return;
+        }
+        crate::malloc::allocate_tightly();
+        crate::malloc::fork_without_heap();
+        let null = std::fs::File::options().read(true).write(true).open("/dev/null").expect("a file");
+        let birth = |folder: &std::ffi::CStr| ExecRequest {
+            programs: vec![c"/no/such/sh".to_owned(), c"/bin/sh".to_owned()],
+            args: vec![c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()],
+            env: vec![c"WITH=7".to_owned()],
+            folder: folder.to_owned(),
+            input: null.as_fd(),
+            output: null.as_fd(),
+            code: None,
+            group: None,
+            ids: None,
+            is_own: false,
+        };
+        let (_, fd) = birth(c"/").spawn(&VforkGuard::default()).expect("it is born");
+        let status =
+            waitid(WaitId::PidFd(fd.as_fd()), WaitIdOptions::EXITED).expect("a child").expect("its end");
+        assert_eq!(status.exit_status(), Some(7));
+        let failed = birth(c"/no/such/folder").spawn(&VforkGuard::default()).expect_err("no such folder");
+        assert_eq!((failed.0, failed.1.raw_os_error()), (ExecStage::Folder, Some(libc::ENOENT)));
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("maps");
+        let heap = maps.lines().skip_while(|line| !line.ends_with("[heap]"));
+        let flags = heap.into_iter().find(|line| line.starts_with("VmFlags:")).expect("flags");
+        assert!(flags.split(' ').any(|flag| flag == "dc"), "the heap is copied: {flags}");
+    }
+}

@@ -1,0 +1,131 @@
+//! What happens to a process that ended, or whose time has come: it is brought back, given up for a while, or run again.
+//!
+//! Whether and when is decided by pure functions ([`step`], [`Schedule`]); here it is done.
+
+use std::time::Instant;
+
+use tracing::{info, warn};
+
+use super::{InstanceTask, read_clocks};
+use crate::agent::now_ms;
+use crate::agent::restart_policy::{RestartAction, RestartEvent, RestartPolicy, RestartSeries, step};
+use crate::agent::schedule::Schedule;
+use crate::gse::agent_protocol::OwnedSpec;
+use crate::gse::codes::RowCode;
+use crate::model::{AutoType, Monitor, Time};
+
+impl InstanceTask {
+    /// A schedule is kept while it is hosted.
+    pub(super) fn plan_next_run(&mut self) {
+        let periodic = |held: &&OwnedSpec| held.spec.monitor.auto_type == AutoType::Periodic;
+        let Some(given) = self.state.given.as_ref().filter(periodic).filter(|_| self.state.hosted) else {
+            self.next = None;
+            return;
+        };
+        let now = read_clocks();
+        if self.next.is_some_and(|next| !next.is_stale(now)) {
+            return;
+        }
+        let passed = |at: Instant| i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let by_clock = (self.state.started > 0).then(|| now.wall.saturating_sub(self.state.started));
+        self.next = Schedule::of(&given.spec, now, self.launched.map(passed).or(by_clock));
+        self.report();
+    }
+
+    /// Its time may have come. A run that is still under way is left alone, and this one does not take place.
+    pub(super) async fn run_scheduled(&mut self) {
+        if !self.next.is_some_and(|next| next.is_due(read_clocks())) {
+            return;
+        }
+        self.next = None;
+        let Some(given) = self.state.given.clone() else { return };
+        if self.is_running() {
+            info!(instance = %self.key, "its last run is still under way: this one is left out");
+            // By a cycle the next one is a whole cycle away.
+            (self.state.started, self.launched) = (now_ms(), Some(Instant::now()));
+            return;
+        }
+        let (code, message) = self.launch(&given, None, false).await;
+        if code != RowCode::DONE {
+            warn!(instance = %self.key, code = code.0, %message, "a run by schedule failed");
+            (self.state.message, self.state.started, self.launched) =
+                (message, now_ms(), Some(Instant::now()));
+            self.write(None).await;
+            self.report();
+        }
+    }
+
+    /// It ended, and nobody asked for that.
+    pub(super) async fn handle_exit(&mut self, code: Option<i32>) {
+        let up_ms = match self.launched {
+            Some(at) => i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX),
+            None => now_ms().saturating_sub(self.state.started),
+        };
+        let run = self.state.run.as_ref().map(|run| (run.live.clone(), run.by.clone()));
+        let kind = run.as_ref().map(|(live, _)| live.spec.monitor.auto_type);
+        self.clear_process(code);
+        let code = self.state.exit;
+        let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
+        info!(instance = %self.key, ?code, up_ms, "ended");
+        self.state.message = how;
+        if let Some((live, by)) = run {
+            self.record_unknown_run(&live, by);
+        }
+        if kind == Some(AutoType::Resident) && self.state.hosted {
+            self.apply_restart_policy(RestartEvent::Ended { up_ms }).await;
+            return;
+        }
+        self.remove_old_pid_file().await;
+        self.write(None).await;
+        self.observe_foreign_process().await;
+        self.report();
+    }
+
+    /// Decides what the guard does, and does it.
+    pub(in crate::agent) async fn apply_restart_policy(&mut self, event: RestartEvent) {
+        let Some(given) = self.state.given.clone().filter(|_| self.state.hosted) else {
+            self.series = RestartSeries::default();
+            self.write(None).await;
+            self.observe_foreign_process().await;
+            self.report();
+            return;
+        };
+        let monitor = &given.spec.monitor;
+        let ms = |secs: u32| i64::from(secs) * 1000;
+        let interval_ms = ms(monitor.start_interval.unwrap_or(Monitor::START_INTERVAL));
+        let policy = RestartPolicy {
+            retries: monitor.start_retries.unwrap_or(Monitor::START_RETRIES),
+            interval_ms,
+            settled_ms: interval_ms
+                .max(ms(monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS)))
+                .max(10_000),
+        };
+        let mut event = event;
+        loop {
+            let now = read_clocks();
+            let (series, effect) = step(self.series, event, now.passed, &policy);
+            self.series = series;
+            match effect {
+                RestartAction::Nothing | RestartAction::WakeAt(_) => break,
+                RestartAction::GiveUpUntil(until) => {
+                    let next = Time(now.wall.saturating_add(until - now.passed));
+                    warn!(instance = %self.key, %next, message = %self.state.message, "failed");
+                    break;
+                }
+                RestartAction::Launch => {
+                    let (code, message) = self.launch(&given, None, false).await;
+                    if code == RowCode::DONE {
+                        self.old_pid_file = None;
+                        return;
+                    }
+                    self.state.message = message;
+                    event = RestartEvent::Ended { up_ms: 0 };
+                }
+            }
+        }
+        self.remove_old_pid_file().await;
+        self.write(None).await;
+        self.observe_foreign_process().await;
+        self.report();
+    }
+}

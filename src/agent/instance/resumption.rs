@@ -1,0 +1,217 @@
+//! Resumption: an operation that an earlier agent began is continued from what it left behind.
+//!
+//! An operation is in the store before its first effect ([`InstanceTask::pending`]) and until its result is. A resumed
+//! operation skips its finished effects: a process that it launched, a command whose end is recorded.
+
+use tracing::info;
+
+use super::{InstanceTask, OpReply, read_clocks};
+use crate::agent::fresh_id;
+use crate::agent::process::{boot_id, ticks_since_boot};
+use crate::agent::recovery::Resumption;
+use crate::agent::recovery::UNKNOWN_OUTCOME;
+use crate::agent::restart_policy::{Phase, RestartEvent};
+use crate::agent::state::{PendingOperation, pending_key, results_txn};
+use crate::gse::agent_protocol::{AgentOp, OpRequest, OwnedSpec};
+use crate::gse::codes::RowCode;
+use crate::model::AutoType;
+use crate::store::Txn;
+
+impl InstanceTask {
+    /// From now on this operation is in progress. It is written with its first effect.
+    pub(super) fn begin_operation(&mut self, request: &OpRequest) {
+        if !request.op.is_read_only() {
+            let (boot, since) = (boot_id().to_owned(), ticks_since_boot());
+            let (launch_id, hosted) = (fresh_id(), self.state.hosted);
+            let pending = PendingOperation { request: request.clone(), boot, since, launch_id, hosted };
+            self.operation = Some(Box::new((pending, false)));
+        }
+    }
+
+    /// The launch id of what the operation's own command brings up, and the ticks since boot when the operation began: the
+    /// same when it is resumed.
+    pub(in crate::agent) fn launch_of_operation(&self) -> (String, u64) {
+        match &self.operation {
+            Some(operation) if operation.0.boot == boot_id() => {
+                (operation.0.launch_id.clone(), operation.0.since)
+            }
+            Some(_) | None => (fresh_id(), ticks_since_boot()),
+        }
+    }
+
+    /// Puts the operation in progress into the store, with whatever else is written before its first effect. It replaces the
+    /// entry of an operation whose result could not be written: that result goes with it.
+    pub(in crate::agent) fn pending(&mut self) -> Txn {
+        match &mut self.operation {
+            Some(operation) if !operation.1 => {
+                operation.1 = true;
+                let value = serde_json::to_vec(&operation.0).unwrap_or_default();
+                results_txn(&self.unwritten).and(Txn::put(pending_key(&self.key), value))
+            }
+            _ => Txn::default(),
+        }
+    }
+
+    /// Continues an operation that an earlier agent began, and reports its result.
+    pub(super) async fn resume(&mut self, resumption: Resumption) {
+        let Resumption { pending, launch } = resumption;
+        let request = pending.request.clone();
+        info!(instance = %self.key, op = ?request.op, "an operation is resumed");
+        self.operation = Some(Box::new((pending, true)));
+        self.interrupted = launch.map(Box::new);
+        let (code, message) = match self.ended_launch_result(&request).await {
+            Some(said) => said,
+            None => {
+                let known =
+                    self.state.run.as_ref().map(|run| run.live.clone()).or_else(|| self.state.given.clone());
+                match request.spec.clone().or(known) {
+                    Some(held) => {
+                        let op_id = Some(request.op_id.clone());
+                        let (code, message, _) = self.perform(&request, held, op_id).await;
+                        (code, message)
+                    }
+                    None => super::failed("nothing is known of the instance, and no spec was sent"),
+                }
+            }
+        };
+        self.interrupted = None;
+        self.finish(&request, code, message, None, Txn::default()).await;
+        self.supervise_after_failure().await;
+    }
+
+    /// A run of a one-shot that ended without an exit code: neither the agent nor the run's own shell saw its end.
+    pub(super) fn record_unknown_run(&mut self, live: &OwnedSpec, by: Option<String>) {
+        if live.spec.monitor.auto_type == AutoType::OneShot && self.state.exit.is_none() {
+            self.state.message = UNKNOWN_OUTCOME.to_owned();
+            self.state.unknown_run = Some(by.unwrap_or_default());
+        }
+    }
+
+    /// The process that runs no more ended while no agent looked. The result of the operation, if it had launched it.
+    async fn ended_launch_result(&mut self, request: &OpRequest) -> Option<OpReply> {
+        let run = self.state.run.as_ref().filter(|_| self.hold.is_none())?;
+        let (by, live) = (run.by.clone(), run.live.clone());
+        let resident = live.spec.monitor.auto_type == AutoType::Resident;
+        self.record_exit(None).await;
+        self.state.message = "ended while the agent was restarted".to_owned();
+        self.record_unknown_run(&live, by.clone());
+        let launched = by.as_deref() == Some(request.op_id.as_str());
+        match request.op {
+            AgentOp::Start | AgentOp::Restart if launched && resident => {
+                let code =
+                    self.state.exit.map_or("an unknown code".to_owned(), |code| format!("code {code}"));
+                let message = format!("the process ended with {code} while the agent was restarted");
+                Some((RowCode::CHECK_FAILED, message))
+            }
+            AgentOp::Start | AgentOp::Restart if launched => {
+                self.state.hosted |= request.op == AgentOp::Start;
+                self.state.given = Some(live);
+                Some(match &self.state.unknown_run {
+                    Some(_) => super::failed(self.state.message.clone()),
+                    None => super::done(),
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// A supervised process that does not run is due, whatever its last run was; a recorded wait goes on.
+    pub(super) async fn relaunch_if_due(&mut self) {
+        let resident =
+            self.state.given.as_ref().is_some_and(|given| given.spec.monitor.auto_type == AutoType::Resident);
+        // One that was never started begins with its first start. A row of an earlier version does not record a wait: one
+        // that was stopped on purpose has no message about its end.
+        let ended = self.state.retry.is_some() || !self.state.message.is_empty();
+        let is_due = self.state.hosted && resident && !self.state.dormant && self.state.started > 0 && ended;
+        if is_due && self.hold.is_none() && self.series.phase == Phase::Idle {
+            self.series.phase = Phase::Waiting { until: read_clocks().passed };
+            self.apply_restart_policy(RestartEvent::TimerFired).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::agent::cgroup::Cgroups;
+    use crate::agent::exit_record::ExitRecords;
+    use crate::agent::instance::AgentContext;
+    use crate::agent::permits::Permits;
+    use crate::agent::policy::HostPolicy;
+    use crate::agent::pools::Pools;
+    use crate::agent::state::{InstanceState, load_all};
+    use crate::gse::agent_protocol::OpResult;
+    use crate::store::{Embedded, Store};
+
+    fn keeper(folder: &std::path::Path) -> InstanceTask {
+        let shared = AgentContext {
+            store: Embedded::open(&folder.join("agent.db")).expect("it opens"),
+            up: tokio::sync::mpsc::unbounded_channel().0,
+            exits: ExitRecords::in_folder(folder).expect("a folder"),
+            user_permits: Arc::default(),
+            root_open_policy: Arc::new(|_| false),
+            commands: Permits::new(1),
+            check_permits: Permits::new(1),
+            groups: Cgroups::under_own_cgroup(folder),
+            pools: Pools::default(),
+            policy: HostPolicy::default(),
+            check_interval: Duration::from_secs(10),
+        };
+        let key = "0:127.0.0.1:web:api".parse().expect("a key");
+        InstanceTask::new(key, InstanceState::default(), None, Arc::new(shared))
+    }
+
+    fn request(op_id: &str) -> OpRequest {
+        serde_json::from_value(
+            json!({"seq": 1, "op_id": op_id, "task": "t", "instance": "0:127.0.0.1:web:api",
+            "op": "unhost", "spec": null, "owner": null, "generation": null, "deadline": 0}),
+        )
+        .expect("a request")
+    }
+
+    #[tokio::test]
+    async fn a_result_that_could_not_be_written_survives_the_next_operation() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut keeper = keeper(folder.path());
+        let store = keeper.shared.store.clone();
+        let results = async || {
+            let all: Vec<(String, OpResult)> = load_all(&store, "up/").await.expect("it is read");
+            all.into_iter().map(|(op, _)| op).collect::<Vec<_>>()
+        };
+        let pending = async || -> Option<String> {
+            let entry = store.get(&pending_key(&keeper_key())).await.expect("it is read")?;
+            Some(
+                serde_json::from_slice::<PendingOperation>(&entry.value).expect("an operation").request.op_id,
+            )
+        };
+        let disk = rusqlite::Connection::open(folder.path().join("agent.db")).expect("it opens");
+        let refuse = "CREATE TRIGGER full BEFORE INSERT ON entry BEGIN SELECT RAISE(ABORT, 'full'); END";
+        let (code, message) = super::super::done();
+
+        let first = request("first");
+        keeper.begin_operation(&first);
+        keeper.write_pending().await.expect("it is written");
+        disk.execute_batch(refuse).expect("a trigger");
+        keeper.finish(&first, code, message.clone(), None, Txn::default()).await;
+        assert_eq!((results().await.len(), pending().await.as_deref()), (0, Some("first")));
+
+        disk.execute_batch("DROP TRIGGER full").expect("no trigger");
+        let second = request("second");
+        keeper.begin_operation(&second);
+        keeper.write_pending().await.expect("it is written");
+        assert_eq!((results().await, pending().await.as_deref()), (vec!["first".to_owned()], Some("second")));
+        keeper.write(None).await;
+        assert_eq!(pending().await.as_deref(), Some("second"), "in progress");
+        keeper.finish(&second, code, message, None, Txn::default()).await;
+        assert_eq!((results().await, pending().await), (vec!["first".to_owned(), "second".to_owned()], None));
+    }
+
+    fn keeper_key() -> crate::model::InstanceKey {
+        "0:127.0.0.1:web:api".parse().expect("a key")
+    }
+}

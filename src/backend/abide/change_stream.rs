@@ -1,0 +1,76 @@
+//! What the gateway pushes: every change after a number, until nobody wants to know.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+use tokio::sync::mpsc::Sender;
+
+use super::process::ProcessWire;
+use super::{TIME, read};
+use crate::backend::{BackendError, ChangeEvent};
+use crate::http::ApiClient;
+use crate::model::InstanceKey;
+
+/// Reads what the gateway pushes, until nobody wants to know.
+pub(super) async fn feed(calls: ApiClient, after: u64, tell: Sender<ChangeEvent>) {
+    let over = tokio::select! {
+        over = pushed(&calls, after, &tell) => over,
+        () = tell.closed() => return,
+    };
+    let _ = tell.send(ChangeEvent::Over(over)).await;
+}
+
+/// Why it is over.
+async fn pushed(calls: &ApiClient, after: u64, tell: &Sender<ChangeEvent>) -> String {
+    let path = format!("/api/abide/v1/processes/watch?numbers=1&after={after}");
+    let mut lines = match calls.lines(&path, TIME).await {
+        Ok(lines) => lines,
+        Err(broken) => return BackendError::from(broken).to_string(),
+    };
+    // There is a line at every beat, if only an empty one.
+    let silence = Duration::from_secs(3 * crate::gse::agent_protocol::HEARTBEAT_SECS);
+    loop {
+        let text = match tokio::time::timeout(silence, lines.next()).await {
+            Ok(Ok(text)) if text.is_empty() => return "the gateway ended it".to_owned(),
+            Ok(Ok(text)) => text,
+            Ok(Err(broken)) => return BackendError::from(broken).to_string(),
+            Err(_) => return "the gateway is silent".to_owned(),
+        };
+        let told = match understood(&text) {
+            Ok(told) => told,
+            Err(why) => return why,
+        };
+        if let Some(told) = told
+            && tell.send(told).await.is_err()
+        {
+            return String::new();
+        }
+    }
+}
+
+/// What some lines say together. `Err`: from here on nothing is certain.
+fn understood(text: &[u8]) -> Result<Option<ChangeEvent>, String> {
+    #[derive(Deserialize)]
+    struct Line<'a> {
+        number: Option<u64>,
+        instance: Option<InstanceKey>,
+        #[serde(borrow)]
+        process: Option<ProcessWire<'a>>,
+        error: Option<String>,
+    }
+    let text = std::str::from_utf8(text).map_err(|_| "what it tells is no text".to_owned())?;
+    let (mut last, mut rows, mut specs) = (None, Vec::new(), HashMap::new());
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        let line: Line<'_> = read(line).map_err(|fault| fault.to_string())?;
+        let Some(number) = line.number else {
+            return Err(line.error.unwrap_or_else(|| "the gateway has forgotten older changes".to_owned()));
+        };
+        last = Some(number);
+        if let Some(key) = line.instance {
+            let seen = line.process.map(|row| row.seen(&mut specs)).transpose();
+            rows.push((key, seen.map_err(|fault| fault.to_string())?));
+        }
+    }
+    Ok(last.map(|number| ChangeEvent::Rows { number, rows }))
+}

@@ -1,0 +1,162 @@
+//! What there is: everything at once, page by page, and which hosts nobody speaks for.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::process::ProcessWire;
+use super::{Abide, escaped, read};
+use crate::backend::{BackendError, Scope};
+use crate::model::{HashedSpec, HostKey, InstanceKey, KnownSpec, Observed};
+
+/// Rows of one page.
+const PAGE: usize = 5_000;
+
+/// A look at everything.
+pub(super) struct FullObservation {
+    observed: Observed,
+    /// Hosts that somebody speaks for.
+    alive: BTreeSet<HostKey>,
+    /// The number that changes are to be followed from.
+    as_of: u64,
+}
+
+/// One host as the gateway tells of it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct HostRow {
+    pub host: HostKey,
+    pub agent: bool,
+    pub version: Option<String>,
+    pub heard: String,
+    /// How far the agent's clock is ahead of the gateway's, in milliseconds; `None`: unknown.
+    #[serde(default)]
+    pub clock_skew_ms: Option<i64>,
+    #[serde(default)]
+    pub processes: u64,
+}
+
+#[derive(Deserialize)]
+struct Page<'a> {
+    #[serde(borrow)]
+    items: Vec<ProcessWire<'a>>,
+    more: Option<String>,
+    as_of: u64,
+}
+
+impl Abide {
+    /// Every process that is known there, as it is told.
+    pub async fn rows(&self, query: &str) -> Result<Vec<Value>, BackendError> {
+        let mut all = Vec::new();
+        let mut after = String::new();
+        loop {
+            #[derive(Deserialize)]
+            struct Page {
+                items: Vec<Value>,
+                more: Option<String>,
+            }
+            let path = format!("/api/abide/v1/processes?limit={PAGE}{query}{after}");
+            let page: Page = read(&self.get(&path).await?)?;
+            all.extend(page.items.into_iter().map(shown));
+            match page.more {
+                Some(more) => after = format!("&after={}", escaped(&more)),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    pub async fn hosts(&self) -> Result<Vec<HostRow>, BackendError> {
+        read(&self.get("/api/abide/v1/hosts").await?)
+    }
+
+    pub async fn tasks(&self) -> Result<Vec<Value>, BackendError> {
+        read(&self.get("/api/abide/v1/tasks").await?)
+    }
+
+    /// Hosts of which an agent tells.
+    pub(super) async fn alive(&self) -> Result<BTreeSet<HostKey>, BackendError> {
+        let hosts: Vec<HostRow> = read(&self.get("/api/abide/v1/hosts?brief=1").await?)?;
+        Ok(hosts.into_iter().filter(|row| row.agent).map(|row| row.host).collect())
+    }
+
+    /// What is registered and running, and which of the hosts that are asked about have nobody to tell of them; and the
+    /// number that changes are to be followed from.
+    pub async fn observe_with_seq(&self, scope: &Scope) -> Result<(Observed, u64), BackendError> {
+        let early = self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        let FullObservation { mut observed, alive, as_of } = match early {
+            Some(early) => early,
+            None => self.whole(scope).await?,
+        };
+        let mut asked: BTreeSet<&HostKey> = scope.subjects.iter().map(|one| &one.host.key).collect();
+        asked.extend(observed.instances.keys().map(|key| &key.host));
+        observed.gaps = gaps(asked.into_iter(), &alive);
+        Ok((observed, as_of))
+    }
+
+    /// Something was done since.
+    pub fn discard_prefetched(&self) {
+        *self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
+    }
+
+    /// Looks ahead: the next look is this one.
+    pub async fn prefetch(&self) {
+        if let Ok(whole) = self.whole(&Scope::default()).await {
+            *self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(whole);
+        }
+    }
+
+    async fn whole(&self, scope: &Scope) -> Result<FullObservation, BackendError> {
+        let at = crate::clock::now();
+        let alive = self.alive().await?;
+        let mut as_of = None;
+        let mut observed = Observed { at, ..Observed::default() };
+        let mut specs: HashMap<String, Arc<HashedSpec>> = HashMap::new();
+        let likely: HashMap<&InstanceKey, &Arc<HashedSpec>> =
+            scope.subjects.iter().filter_map(|one| Some((&one.instance, one.spec.as_ref()?))).collect();
+        let mut after = String::new();
+        loop {
+            let text = self.get(&format!("/api/abide/v1/processes?limit={PAGE}{after}")).await?;
+            let page: Page<'_> = read(&text)?;
+            as_of.get_or_insert(page.as_of);
+            // Those that are wanted are known without it; it must not hold on to all others.
+            specs.clear();
+            for row in page.items {
+                let key = row.instance.clone();
+                let mut seen = row.seen(&mut specs)?;
+                // Most of it is as wanted: then one spec in memory is enough.
+                if let Some(likely) = likely.get(&key) {
+                    for version in [&mut seen.registered_spec, &mut seen.live] {
+                        if version.spec().is_some_and(|spec| spec == *likely) {
+                            *version = KnownSpec::Full(Arc::clone(likely));
+                        }
+                    }
+                }
+                observed.instances.insert(key, seen);
+            }
+            match page.more {
+                Some(more) => after = format!("&after={}", escaped(&more)),
+                None => return Ok(FullObservation { observed, alive, as_of: as_of.unwrap_or_default() }),
+            }
+        }
+    }
+}
+
+/// A spec with redacted secrets is shown where others are.
+fn shown(mut row: Value) -> Value {
+    for (field, redacted) in [("spec", "spec_redacted"), ("live_spec", "live_spec_redacted")] {
+        let part = row.as_object_mut().and_then(|row| row.remove(redacted));
+        if let Some(mut part) = part.filter(|_| row[field].is_null()) {
+            row[field] = part["spec"].take();
+        }
+    }
+    row
+}
+
+pub(super) fn gaps<'a>(
+    hosts: impl Iterator<Item = &'a HostKey>,
+    alive: &BTreeSet<HostKey>,
+) -> BTreeMap<HostKey, String> {
+    let silent = hosts.filter(|host| !alive.contains(*host));
+    silent.map(|host| (host.clone(), "no agent is connected".to_owned())).collect()
+}

@@ -1,0 +1,242 @@
+//! The listener of `watch`, and everything else by which the loop tells: the board, webhooks, messages, systemd.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tracing::warn;
+
+use super::args::parse_switch;
+use super::local::Home;
+use super::plan::input::PlanDigests;
+use super::plan::json::{PlanHeader, controller_plan};
+use super::print::Printer;
+use super::systemd::Systemd;
+use super::{Exit, Failure};
+use crate::control::PassResult;
+use crate::control::status::{ControllerInfo, StatusBoard};
+use crate::dashboard::notify::{DEFAULT_TEMPLATE, MessageTemplate, Notifier};
+use crate::dashboard::{AccessControl, Dashboard, ExtraMetrics, Webhook};
+use crate::http::{
+    AddressError, ClientConfig, Listener, Reloadable, WebhookClient, bind, is_weak, serve, watch_file,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Listening")]
+pub struct ListenArgs {
+    /// Address and port of the status page, the API and the metrics; port 0 takes a free one
+    #[arg(long, env = "ABIDE_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7466")]
+    pub listen: SocketAddr,
+    /// File with a token that everybody needs; left out: reading is free, and a token for changes is in
+    /// $ABIDE_HOME/watch.token
+    #[arg(long, env = "ABIDE_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Telling and being told")]
+pub struct NotifyArgs {
+    /// File with the secret of webhooks: POST /api/v1/webhook with its signature makes the loop look at once
+    #[arg(long, env = "ABIDE_WEBHOOK_SECRET_FILE", value_name = "FILE")]
+    pub webhook_secret_file: Option<PathBuf>,
+    /// Address to which messages for people are sent, such as a chat's webhook
+    #[arg(long, env = "ABIDE_NOTIFY", value_name = "URL", hide_env_values = true)]
+    pub notify: Option<String>,
+    /// Accept a --notify address of plain http that is not loopback
+    #[arg(long, env = "ABIDE_INSECURE_NOTIFY", value_parser = parse_switch)]
+    pub insecure_notify: bool,
+    /// File with the JSON of a message, in which {{title}}, {{text}}, {{owner}}, {{target}}, {{revision}} and {{level}} are filled in
+    #[arg(long, env = "ABIDE_NOTIFY_TEMPLATE", value_name = "FILE")]
+    pub notify_template: Option<PathBuf>,
+}
+
+impl ListenArgs {
+    /// Takes the port before anything else is done.
+    pub fn bind(&self) -> Result<TcpListener, Failure> {
+        if !self.listen.ip().is_loopback() && self.token_file.is_none() {
+            let message = format!("{} is not this machine alone, and there is no token", self.listen);
+            return Err(Failure::new(Exit::Usage, message).hint(
+                "pass --token-file FILE, or listen on 127.0.0.1 behind something that asks for credentials",
+            ));
+        }
+        bind(self.listen).map_err(|error| {
+            let taken = error.kind() == std::io::ErrorKind::AddrInUse;
+            let why =
+                if taken { "another watch, or something else, has it".to_owned() } else { error.to_string() };
+            let failure = Failure::new(Exit::Failed, format!("cannot listen on {}: {why}", self.listen));
+            if taken { failure.hint("--listen 127.0.0.1:0 takes a free port") } else { failure }
+        })
+    }
+
+    /// Who may read and change.
+    pub fn access(&self, listen: SocketAddr, printer: &Printer) -> Result<AccessControl, Failure> {
+        match &self.token_file {
+            Some(file) => {
+                let token = secret_file("--token-file", file)?;
+                Ok(AccessControl { listen, token_required: true, token: Some(token) })
+            }
+            None => Ok(default_access(listen, printer)),
+        }
+    }
+}
+
+/// On this machine: free to read, and a token of its own for whoever changes something.
+pub fn default_access(listen: SocketAddr, printer: &Printer) -> AccessControl {
+    let made = Home::find().and_then(|home| {
+        home.create()?;
+        home.secret("watch.token")?;
+        // Another that began at the same moment may have written its own: what is in the file counts.
+        secret_file("watch.token", &home.path("watch.token"))
+    });
+    let token = match made {
+        Ok(token) => Some(token),
+        Err(failure) => {
+            let message = &failure.message;
+            printer.warning(&format!("there is no token, so nothing can be changed by HTTP: {message}"));
+            None
+        }
+    };
+    AccessControl { listen, token_required: false, token }
+}
+
+/// A secret that is in a file, and follows it.
+fn secret_file(flag: &str, file: &Path) -> Result<Reloadable<String>, Failure> {
+    let path = file.to_owned();
+    let read = move || {
+        let text = std::fs::read_to_string(&path)
+            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        crate::permissions::require_private(&path)?;
+        match text.trim() {
+            "" => Err(format!("{} is empty", path.display())),
+            secret => {
+                if is_weak(secret) {
+                    warn!(file = %path.display(), "the secret in this file has fewer than 16 characters");
+                }
+                Ok(secret.to_owned())
+            }
+        }
+    };
+    watch_file(vec![file.to_owned()], read).map_err(|why| Failure::new(Exit::Usage, format!("{flag}: {why}")))
+}
+
+/// What the loop tells with.
+pub struct Notifiers {
+    pub board: Arc<StatusBoard>,
+    pub look_now: Arc<Notify>,
+    pub systemd: Arc<Systemd>,
+    webhook: Option<Webhook>,
+    messages: Option<JoinHandle<()>>,
+    tending: JoinHandle<()>,
+}
+
+impl Notifiers {
+    pub fn start(args: &NotifyArgs, subject: ControllerInfo) -> Result<Notifiers, Failure> {
+        let webhook = match &args.webhook_secret_file {
+            Some(file) => Some(Webhook::new(secret_file("--webhook-secret-file", file)?)),
+            None => None,
+        };
+        let messages = match (&args.notify, &args.notify_template) {
+            (Some(url), template) => Some(notifier(url, args.insecure_notify, template.as_deref())?),
+            (None, Some(_)) => {
+                return Err(Failure::new(Exit::Usage, "--notify-template is given, and no --notify"));
+            }
+            (None, None) => None,
+        };
+        let board = Arc::new(StatusBoard::new(subject));
+        let systemd = Arc::new(Systemd::from_env());
+        let messages = messages.map(|messages| tokio::spawn(messages.run(Arc::clone(&board))));
+        let tending = tokio::spawn(Arc::clone(&systemd).run_watchdog(Arc::clone(&board)));
+        Ok(Notifiers { board, look_now: Arc::new(Notify::new()), systemd, webhook, messages, tending })
+    }
+
+    pub fn dashboard<S>(
+        &self,
+        access: AccessControl,
+        state: Reloadable<S>,
+        more_metrics: Option<ExtraMetrics>,
+    ) -> Dashboard<S> {
+        let subject = self.board.subject.clone();
+        let plan = move |look: &PassResult| {
+            let PassResult { revision, observed, rules, plan, .. } = look;
+            let digests = PlanDigests::of(revision.clone(), observed, rules, &subject.target, plan);
+            let about = PlanHeader {
+                target: &subject.target,
+                owner: &rules.owner,
+                paths: &subject.sources.join(" "),
+                observed_at: observed.at,
+            };
+            controller_plan(&about, plan, &digests)
+        };
+        Dashboard {
+            board: Arc::clone(&self.board),
+            state,
+            trigger: Arc::clone(&self.look_now),
+            plan: Box::new(plan),
+            access,
+            webhook: self.webhook.clone(),
+            extra_metrics: more_metrics,
+        }
+    }
+
+    /// Everybody who listens is let go; the last messages have a moment to leave.
+    pub async fn stop(self) {
+        const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
+        self.board.close();
+        self.tending.abort();
+        if let Some(messages) = self.messages {
+            let _ = tokio::time::timeout(DRAIN_TIMEOUT, messages).await;
+        }
+    }
+}
+
+fn notifier(url: &str, insecure: bool, template: Option<&Path>) -> Result<Notifier, Failure> {
+    let usage = |why: String| Failure::new(Exit::Usage, why);
+    if let Err(plain @ AddressError::Plain(_)) =
+        (ClientConfig { insecure, ..ClientConfig::default() }).check(url)
+    {
+        return Err(usage(format!("--notify: {plain}")).hint("use https, or pass --insecure-notify"));
+    }
+    let to = WebhookClient::new(url, insecure).map_err(|why| usage(format!("--notify: {why}")))?;
+    let template = match template {
+        None => MessageTemplate::parse(DEFAULT_TEMPLATE).map(Reloadable::fixed),
+        Some(file) => {
+            let path = file.to_owned();
+            watch_file(vec![file.to_owned()], move || {
+                let text = std::fs::read_to_string(&path).map_err(|error| error.to_string());
+                text.and_then(|text| MessageTemplate::parse(&text))
+                    .map_err(|why| format!("{}: {why}", path.display()))
+            })
+        }
+    };
+    Ok(Notifier { to, template: template.map_err(|why| usage(format!("--notify-template: {why}")))? })
+}
+
+/// Connections at once.
+const CONNECTIONS: usize = 1024;
+
+/// A listener that serves.
+pub struct StatusServer {
+    pub url: String,
+    stop: watch::Sender<bool>,
+    serving: JoinHandle<()>,
+}
+
+impl StatusServer {
+    pub fn start(socket: TcpListener, address: SocketAddr, router: Router) -> StatusServer {
+        let (stop, stopped) = watch::channel(false);
+        let listener =
+            Listener { socket, tls: None, connections: CONNECTIONS, header_time: Duration::from_secs(10) };
+        let serving = tokio::spawn(serve(listener, router, stopped));
+        StatusServer { url: format!("http://{address}"), stop, serving }
+    }
+
+    pub async fn stop(self) {
+        let _ = self.stop.send(true);
+        let _ = self.serving.await;
+    }
+}

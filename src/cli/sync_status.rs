@@ -1,0 +1,88 @@
+//! How processes stand to what was last taken for their owners, where no manifests are at hand: the state keeps them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::Failure;
+use super::plan::groups;
+use super::target::ConnectedTarget;
+use crate::clock;
+use crate::control::source::set_default_user;
+use crate::control::{pin, revisions, suspended};
+use crate::manifest::{self, Limits};
+use crate::model::{Desired, InstanceKey, Observed};
+use crate::reconcile::{Rules, SyncStatus, reconcile, sync_statuses};
+
+/// One instance, beside its owner's wish.
+pub struct ProcessStatus {
+    pub sync: SyncStatus,
+    /// What would be done now and why, or why it is left alone.
+    pub next: Vec<Value>,
+}
+
+/// Of everything whose owner's wish is known.
+pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, ProcessStatus>, Failure> {
+    let observed = live.observe_all().await?;
+    let (holds, pauses) = live.restraints().await?;
+    // Also an owner of whom nothing is there may want something.
+    let mut owners = revisions::owners(&live.state).await.unwrap_or_default();
+    owners.extend(observed.instances.values().filter_map(|seen| seen.owner.as_deref().map(str::to_owned)));
+    let mut all = BTreeMap::new();
+    for owner in owners {
+        let Some(desired) = active_desired(live, &owner).await else { continue };
+        let left = suspended::read(&live.state, &owner).await.unwrap_or_default();
+        let left_alone = left.into_iter().map(|(key, left)| (key, (left.reason(), left.why))).collect();
+        let (holds, pauses) = (holds.clone(), pauses.clone());
+        let rules = Rules { owner, holds, pauses, left_alone, ..Rules::new(live.caps()) };
+        all.extend(statuses_of_owner(&desired, &observed, &rules));
+    }
+    Ok(all)
+}
+
+/// What is pinned, else what an owner's manifests last said; `None`: nobody kept it, or it cannot be read any more.
+async fn active_desired(live: &ConnectedTarget, owner: &str) -> Option<Desired> {
+    let revision = match pin::read(&live.state, owner).await.ok()? {
+        Some((pin, _)) => pin.revision,
+        None => revisions::active(&live.state, owner).await.ok()?.0?.revision,
+    };
+    let kept = revisions::list(&live.state, owner).await.ok()?;
+    let kept = kept.into_iter().find(|kept| kept.revision == revision)?;
+    let texts = revisions::texts(&live.state, owner, &kept).await.ok()?;
+    let mut loaded = manifest::load_files(texts, Vec::new(), &Limits::default(), &BTreeMap::new());
+    if loaded.errors() > 0 {
+        return None;
+    }
+    let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
+    if let (true, Some(me)) = (live.name == "local", me) {
+        set_default_user(&mut loaded.desired, &me.name);
+    }
+    Some(loaded.desired)
+}
+
+fn statuses_of_owner(
+    desired: &Desired,
+    observed: &Observed,
+    rules: &Rules,
+) -> BTreeMap<InstanceKey, ProcessStatus> {
+    let plan = reconcile(desired, observed, rules, &clock::with_zones(desired));
+    let mut next: BTreeMap<&InstanceKey, Vec<Value>> = BTreeMap::new();
+    for step in plan.steps() {
+        let why: Vec<String> = step.why.iter().map(groups::reason).collect();
+        next.entry(&step.instance).or_default().push(json!({"op": step.op.word(), "why": why}));
+    }
+    for held in &plan.held {
+        let left = json!({"held": held.reason.word(), "detail": held.detail});
+        next.entry(&held.instance).or_default().push(left);
+    }
+    let stand = |(key, sync): (&InstanceKey, SyncStatus)| {
+        let next = next.get(key).cloned().unwrap_or_default();
+        (key.clone(), ProcessStatus { sync, next })
+    };
+    // Another owner's are another owner's.
+    let ours = |(key, _): &(&InstanceKey, SyncStatus)| {
+        let owner = observed.instances.get(*key).and_then(|seen| seen.owner.as_deref());
+        owner.is_none_or(|owner| owner == rules.owner)
+    };
+    sync_statuses(desired, observed, &plan, rules).into_iter().filter(ours).map(stand).collect()
+}

@@ -1,0 +1,206 @@
+//! Choice of the config file: named by the user, found in the current directory, or the user's own; and how far it is trusted.
+//!
+//! A file that was merely found in the current directory came with a checkout or an archive: its author decides where
+//! credentials of this machine would be sent. So it may set `owner` and describe targets, but its credentials, its state and
+//! targets that the user's own file defines as well are used only once `abide config trust` recorded its digest.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use serde::Serialize;
+use tracing::info;
+
+use super::TargetArgs;
+use super::config::{Config, Entry};
+use super::trust::{self, Trust};
+use crate::cli::{Exit, Failure};
+
+/// The name of a config file in the current directory.
+pub const CONFIG_FILE_NAME: &str = "abide.yaml";
+/// The largest config file.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// Why a config file is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConfigOrigin {
+    /// By --config or ABIDE_CONFIG.
+    Given,
+    /// In the current directory.
+    Found,
+    /// ~/.config/abide/config.yaml
+    User,
+}
+
+impl ConfigOrigin {
+    pub fn describe(self) -> &'static str {
+        match self {
+            ConfigOrigin::Given => "given by --config or ABIDE_CONFIG",
+            ConfigOrigin::Found => "found in the current directory",
+            ConfigOrigin::User => "the user's own",
+        }
+    }
+}
+
+/// One config file that was read.
+pub struct ConfigFile {
+    pub path: PathBuf,
+    pub origin: ConfigOrigin,
+    pub trust: Trust,
+    pub content: String,
+    pub config: Config,
+}
+
+/// The config files in use: the first wins, the user's own fills in what it leaves out.
+#[derive(Default)]
+pub struct ConfigFiles {
+    pub first: Option<ConfigFile>,
+    pub users: Option<ConfigFile>,
+}
+
+/// Where a target is defined, and what that means for it.
+#[derive(Clone, Debug, Default)]
+pub struct Definition {
+    pub file: PathBuf,
+    trust: Trust,
+}
+
+impl Definition {
+    /// Refuses a part of a file that is not trusted.
+    pub fn may_use(&self, target: &str, what: &str) -> Result<(), Failure> {
+        may_use(&self.file, self.trust, &format!("target {target:?}: {what}"))
+    }
+}
+
+/// Refuses a part of a file that is not trusted.
+fn may_use(file: &Path, trust: Trust, what: &str) -> Result<(), Failure> {
+    let why = match trust {
+        Trust::Full => return Ok(()),
+        Trust::None => "was found in the current directory and is not trusted",
+        Trust::Changed => "was found in the current directory and has changed since it was trusted",
+    };
+    let shown = file.display();
+    let message = format!("{what} cannot be used: {shown} {why}");
+    Err(Failure::new(Exit::Usage, message).hint(format!(
+        "read {shown}, then run `abide config trust`; or name it: --config {shown}, or ABIDE_CONFIG"
+    )))
+}
+
+impl ConfigFile {
+    fn read(path: PathBuf, origin: ConfigOrigin) -> Result<ConfigFile, Failure> {
+        let wrong = |why: String| Failure::new(Exit::Usage, format!("{}: {why}", path.display()));
+        let mut text = String::new();
+        let read =
+            std::fs::File::open(&path).and_then(|file| file.take(MAX_BYTES + 1).read_to_string(&mut text));
+        read.map_err(|error| wrong(error.to_string()))?;
+        if text.len() as u64 > MAX_BYTES {
+            return Err(wrong(format!("the file is larger than {MAX_BYTES} bytes")));
+        }
+        // The very text that is parsed is what must be trusted.
+        let trust = match origin {
+            ConfigOrigin::Found => trust::check_trust(&path, text.as_bytes())?,
+            ConfigOrigin::Given | ConfigOrigin::User => Trust::Full,
+        };
+        // One that says nothing is no mistake.
+        let config: Option<Config> = serde_yaml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        let mut config = config.unwrap_or_default();
+        for entry in config.targets.values_mut() {
+            entry.definition = Definition { file: path.clone(), trust };
+        }
+        Ok(ConfigFile { path, origin, trust, content: text, config })
+    }
+
+    fn defines(&self, target: &str) -> bool {
+        self.config.targets.contains_key(target)
+    }
+}
+
+impl ConfigFiles {
+    fn files(&self) -> impl Iterator<Item = &ConfigFile> {
+        self.first.iter().chain(&self.users)
+    }
+
+    /// The file that is named in messages.
+    pub fn shown(&self) -> String {
+        let files: Vec<String> = self.files().map(|file| file.path.display().to_string()).collect();
+        if files.is_empty() { CONFIG_FILE_NAME.to_owned() } else { files.join(" and ") }
+    }
+
+    pub fn owner(&self) -> Option<String> {
+        self.files().find_map(|file| file.config.owner.clone())
+    }
+
+    pub fn state(&self) -> Result<Option<String>, Failure> {
+        let Some(file) = self.files().find(|file| file.config.state.is_some()) else { return Ok(None) };
+        may_use(&file.path, file.trust, "`state`")?;
+        Ok(file.config.state.clone())
+    }
+
+    pub fn targets(&self) -> impl Iterator<Item = (&String, &Entry)> {
+        // A file that is not trusted takes no place from one that is.
+        let (trusted, other): (Vec<_>, Vec<_>) = self.files().partition(|file| file.trust == Trust::Full);
+        trusted.into_iter().chain(other).flat_map(|file| &file.config.targets)
+    }
+
+    /// The definition of a target.
+    pub fn entry(self, name: &str) -> Result<Entry, Failure> {
+        let Some(file) = self.files().find(|file| file.defines(name)) else {
+            let mut known: Vec<&str> =
+                self.files().flat_map(|file| file.config.targets.keys()).map(String::as_str).collect();
+            known.sort_unstable();
+            known.dedup();
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let message = format!("there is no target {name:?} in {} (it has {known})", self.shown());
+            return Err(Failure::new(Exit::Usage, message));
+        };
+        if let Some(users) =
+            self.users.as_ref().filter(|users| users.path != file.path && users.defines(name))
+        {
+            let what = format!("target {name:?} is defined in {} as well, so this one", users.path.display());
+            may_use(&file.path, file.trust, &what)?;
+        }
+        let path = file.path.clone();
+        let files = [self.first, self.users].into_iter().flatten();
+        let entry =
+            files.filter(|file| file.path == path).find_map(|mut file| file.config.targets.remove(name));
+        entry.ok_or_else(|| Failure::new(Exit::Usage, format!("there is no target {name:?}")))
+    }
+}
+
+impl TargetArgs {
+    /// Reads the config files in use.
+    pub fn config(&self) -> Result<ConfigFiles, Failure> {
+        let chosen = find_config_files(self.config.as_deref())?;
+        static LOGGED: Once = Once::new();
+        LOGGED.call_once(|| {
+            for file in chosen.files() {
+                let (path, why) = (file.path.display(), file.origin.describe());
+                info!(file = %path, %why, trusted = file.trust == Trust::Full, "config file in use");
+            }
+        });
+        Ok(chosen)
+    }
+
+    /// The definition of a target.
+    pub(super) fn entry(&self, name: &str) -> Result<Entry, Failure> {
+        self.config()?.entry(name)
+    }
+}
+
+/// The files that count: the one that is named, alone; else the one in the current directory, and the user's own.
+pub fn find_config_files(given: Option<&Path>) -> Result<ConfigFiles, Failure> {
+    if let Some(file) = given {
+        let first = ConfigFile::read(file.to_owned(), ConfigOrigin::Given)?;
+        return Ok(ConfigFiles { first: Some(first), users: None });
+    }
+    let read = |path: PathBuf, origin: ConfigOrigin| match path.is_file() {
+        true => ConfigFile::read(path, origin).map(Some),
+        false => Ok(None),
+    };
+    let users = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".config/abide/config.yaml"));
+    Ok(ConfigFiles {
+        first: read(PathBuf::from(CONFIG_FILE_NAME), ConfigOrigin::Found)?,
+        users: users.map_or(Ok(None), |users| read(users, ConfigOrigin::User))?,
+    })
+}

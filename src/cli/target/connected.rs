@@ -1,0 +1,200 @@
+//! A target that can be asked: what is there, what is held and pinned, and how its refusals are told.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+
+use serde_json::{Value, json};
+
+use crate::backend::{Abide, AnyBackend, Backend, BackendError, HostRow};
+use crate::cli::{Exit, Failure};
+use crate::control::pin::{self, Pin};
+use crate::execute::world::{Observation, ObserveError, ObserveRequest};
+use crate::gse::codes::EnvelopeCode;
+use crate::model::{
+    Desired, Dialect, Hold, HostKey, InstanceKey, KnownSpec, Name, Observed, ObservedInstance, Pause, Time,
+};
+use crate::reconcile::Caps;
+use crate::store::{AnyStore, Error, Store};
+
+/// A target that can be asked.
+pub struct ConnectedTarget {
+    pub name: String,
+    pub backend: AnyBackend,
+    pub state: AnyStore,
+    /// The config file that defines it.
+    pub defined_in: Option<String>,
+}
+
+/// What to do about an app that is bound to namespaces; the refusal names the app.
+pub const NAMESPACES_HINT: &str = "the `abide` command needs an app with every namespace: remove `namespaces:` from this app in the \
+     gateway's apps file, or use another app (auth.app_code)";
+
+/// An error of a target, or of the store that holds its state.
+pub trait TargetError: Display {
+    /// Is the app bound to namespaces, where the call needs all of them?
+    fn needs_every_namespace(&self) -> bool;
+}
+
+impl TargetError for Error {
+    fn needs_every_namespace(&self) -> bool {
+        matches!(self, Error::Refused { code, .. } if *code == EnvelopeCode::NOT_ALLOWED.0)
+    }
+}
+
+impl TargetError for BackendError {
+    fn needs_every_namespace(&self) -> bool {
+        // Wrong credentials have the same code.
+        let code = format!("(code {})", EnvelopeCode::NOT_ALLOWED.0);
+        matches!(self, BackendError::Refused(why) if why.ends_with(&code) && !why.contains("credentials"))
+    }
+}
+
+impl TargetError for ObserveError {
+    fn needs_every_namespace(&self) -> bool {
+        match self {
+            ObserveError::Target(fault) => fault.needs_every_namespace(),
+            ObserveError::State(error) => error.needs_every_namespace(),
+        }
+    }
+}
+
+impl ConnectedTarget {
+    /// It, or where its state is kept, did not answer, or said no.
+    pub fn failure(&self, why: &dyn TargetError) -> Failure {
+        let failure = Failure::new(Exit::Unreachable, format!("target {}: {why}", self.name));
+        if why.needs_every_namespace() {
+            return failure.hint(NAMESPACES_HINT);
+        }
+        match &self.defined_in {
+            Some(file) => failure.hint(format!("target {} is defined in {file}", self.name)),
+            None => failure,
+        }
+    }
+
+    pub fn caps(&self) -> Caps {
+        Caps::of(self.backend.dialect())
+    }
+
+    /// Calls carry this number from here on, if it is one of the target's own.
+    pub fn act_as(&self, generation: u64) {
+        if self.state.is_own() {
+            self.backend.act_as(generation);
+        }
+    }
+
+    /// Our own gateway, for what no other target can tell.
+    pub fn abide(&self) -> Result<&Abide, Failure> {
+        match &self.backend {
+            AnyBackend::Abide(abide) => Ok(abide),
+            AnyBackend::Platform(_) => {
+                let message = format!(
+                    "target {} speaks {}, which cannot tell that",
+                    self.name,
+                    self.backend.dialect().name()
+                );
+                Err(Failure::new(Exit::Failed, message))
+            }
+        }
+    }
+
+    /// How the world is for these manifests; `whole`: all of these namespaces, and all that we know of beside.
+    pub async fn observe_for(
+        &self,
+        desired: &Desired,
+        whole: Option<BTreeSet<Name>>,
+    ) -> Result<Observation, Failure> {
+        let sight = ObserveRequest { target: &self.name, caps: &self.caps(), desired, whole };
+        Observation::observe(&self.backend, &self.state, &sight).await.map_err(|blind| self.failure(&blind))
+    }
+
+    /// Everything that is known there.
+    pub async fn observe_all(&self) -> Result<Observed, Failure> {
+        let world = self.observe_for(&Desired::default(), Some(BTreeSet::new())).await?;
+        Ok(world.observed)
+    }
+
+    /// Every process that is known there, as rows of the contract. `query` narrows it where the target can.
+    pub async fn rows(&self, query: &str) -> Result<Vec<Value>, Failure> {
+        if let AnyBackend::Abide(abide) = &self.backend {
+            return abide.rows(query).await.map_err(|fault| self.failure(&fault));
+        }
+        let observed = self.observe_all().await?;
+        Ok(observed.instances.iter().map(|(key, seen)| row(key, seen, &observed)).collect())
+    }
+
+    /// The hosts that are known there. Elsewhere than at our own gateway: those of which something was seen.
+    pub async fn hosts(&self, observed: &Observed) -> Result<Vec<HostRow>, Failure> {
+        if let AnyBackend::Abide(abide) = &self.backend {
+            return abide.hosts().await.map_err(|fault| self.failure(&fault));
+        }
+        let mut hosts: BTreeMap<HostKey, u64> = observed.gaps.keys().map(|host| (host.clone(), 0)).collect();
+        observed.instances.keys().for_each(|key| *hosts.entry(key.host.clone()).or_default() += 1);
+        let host = |(host, processes): (HostKey, u64)| {
+            let agent = !observed.gaps.contains_key(&host);
+            let heard = observed.at.to_string();
+            HostRow { host, agent, version: None, heard, clock_skew_ms: None, processes }
+        };
+        Ok(hosts.into_iter().map(host).collect())
+    }
+
+    /// What people asked to be left alone. What is over is left out.
+    pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
+        let now = crate::clock::now();
+        let (mut holds, mut pauses): (Vec<Hold>, Vec<Pause>) =
+            (self.list_prefix("hold/").await?, self.list_prefix("pause/").await?);
+        holds.retain(|hold| hold.until.is_none_or(|until| until > now));
+        pauses.retain(|pause| pause.until.is_none_or(|until| until > now));
+        Ok((holds, pauses))
+    }
+
+    /// What is pinned, with its owner.
+    pub async fn pins(&self) -> Result<Vec<(String, Pin)>, Failure> {
+        let page = self.state.range(pin::KEY_PREFIX, None, usize::MAX).await;
+        let page = page.map_err(|error| self.failure(&error))?;
+        let pin = |entry: &crate::store::Entry| {
+            let owner = entry.key.strip_prefix(pin::KEY_PREFIX)?.to_owned();
+            Some((owner, serde_json::from_slice(&entry.value).ok()?))
+        };
+        Ok(page.entries.iter().filter_map(pin).collect())
+    }
+
+    async fn list_prefix<T: serde::de::DeserializeOwned>(&self, place: &str) -> Result<Vec<T>, Failure> {
+        let page = self.state.range(place, None, usize::MAX).await.map_err(|error| self.failure(&error))?;
+        Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
+    }
+}
+
+/// The namespaces that manifests or their policies speak of.
+pub fn namespaces(desired: &Desired) -> BTreeSet<Name> {
+    let allowed = desired.policies.iter().filter_map(|policy| policy.allow.namespaces.as_ref()).flatten();
+    // A pattern is no name: what it means is seen where it is told of.
+    let named = allowed.filter(|pattern| !pattern.contains('*')).filter_map(|name| name.parse().ok());
+    desired.instances.keys().map(|key| key.namespace.clone()).chain(named).collect()
+}
+
+/// An instance of a target that has no such rows of its own.
+fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Value {
+    let revision = |version: &KnownSpec| match version {
+        KnownSpec::Unknown => None,
+        KnownSpec::Digests(revision) => Some(revision.to_string()),
+        KnownSpec::Full(spec) => Some(spec.revision().to_string()),
+    };
+    let blind = seen.unknown || observed.gaps.contains_key(&key.host);
+    let fact = |fact: Option<bool>| fact.filter(|_| !blind);
+    let hosting = match fact(seen.hosted) {
+        Some(true) => "Hosted",
+        Some(false) => "NotHosted",
+        None => "Unknown",
+    };
+    let time = |time: Option<Time>| time.map(|time| time.to_string());
+    let spec = |version: &KnownSpec| version.spec().map(|spec| crate::gse::spec_body(spec, Dialect::Abide));
+    json!({
+        "instance": key, "namespace": key.namespace, "name": key.name, "host": key.host.to_string(),
+        "labels": seen.labels, "registered": fact(seen.registered), "hosted": fact(seen.hosted),
+        "running": fact(seen.running), "pid": seen.pid, "owner": seen.owner.as_deref(),
+        "revision": revision(&seen.registered_spec), "live_revision": revision(&seen.live), "sync": "Unknown",
+        "health": seen.health.word(), "hosting": hosting, "since": time(seen.since),
+        "report_time": time(seen.report_time), "spec": spec(&seen.registered_spec), "live_spec": spec(&seen.live),
+        "message": observed.gaps.get(&key.host),
+    })
+}

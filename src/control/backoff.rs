@@ -1,0 +1,407 @@
+//! What failed is not tried again at once, and what never stays as it was made is not made so for ever.
+//!
+//! After a failure an instance is left alone for a second, then two, four, at most five minutes (a little less each, so that
+//! many do not come back at once); another cause begins anew, success ends it. A process that its agent has given up on is
+//! a failure too, whatever became of the start: a crash loop is not fed. If the same steps ended well three times and are
+//! needed once more, somebody or something undoes them: no more attempts until what is seen becomes another. New manifests
+//! end all of it; what was put back after a failed rollout waits for manifests that ask for something else of it.
+//!
+//! Time and chance come in as values.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::observed_cache::stable_fields;
+use crate::execute::StepResult;
+use crate::model::{
+    Desired, Health, Hold, HoldReason, InstanceKey, Observed, ObservedInstance, Op, Plan, Time, span,
+};
+
+const INITIAL_DELAY_SECS: u64 = 1;
+const MAX_DELAY_SECS: u64 = 300;
+/// So often the same steps may end well within this time.
+const MAX_REPEATS: u32 = 3;
+const REPEAT_WINDOW_SECS: u64 = 600;
+
+/// What is known of one instance.
+#[derive(Debug, Default)]
+struct Attempts {
+    failed: Option<FailureStreak>,
+    crashed: Option<CrashStreak>,
+    same: RepeatCounter,
+    given_up: Option<Suspension>,
+}
+
+/// Steps failed in a row, for the same cause.
+#[derive(Debug)]
+struct FailureStreak {
+    cause: String,
+    times: u32,
+    until: Time,
+}
+
+/// Its agent gave up on it.
+#[derive(Debug)]
+struct CrashStreak {
+    times: u32,
+    until: Time,
+    /// It was started since.
+    started: bool,
+}
+
+/// What was done, how often it ended well, and since when.
+#[derive(Debug, Default)]
+struct RepeatCounter {
+    steps: String,
+    fields: String,
+    well: u32,
+    since: Time,
+}
+
+#[derive(Debug)]
+struct Suspension {
+    reason: HoldReason,
+    why: String,
+    /// How it was when it was first left alone for this; another sight ends it.
+    seen: Option<Option<ObservedInstance>>,
+}
+
+/// Why an instance is left alone, and for how long; `None`: until something changes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackoffHold {
+    pub reason: HoldReason,
+    pub why: String,
+    pub until: Option<Time>,
+}
+
+impl BackoffHold {
+    /// As people are told of it.
+    pub fn hold(&self, instance: &InstanceKey) -> Hold {
+        let (instance, reason) = (instance.clone(), Some(self.why.clone()));
+        Hold { instance, by: "watch".to_owned(), reason, until: self.until }
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Backoff {
+    tries: BTreeMap<InstanceKey, Attempts>,
+}
+
+/// The next wait after so many failures. `chance` is of 0 to 1.
+fn delay_secs(failures: u32, chance: f64) -> f64 {
+    let most = INITIAL_DELAY_SECS.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(MAX_DELAY_SECS);
+    most as f64 * (0.8 + 0.2 * chance)
+}
+
+fn time_after(now: Time, secs: f64) -> Time {
+    Time(now.0.saturating_add((secs * 1000.0) as i64))
+}
+
+impl Backoff {
+    /// Takes in how a plan ended.
+    pub fn record_results(
+        &mut self,
+        plan: &Plan,
+        ended: &[StepResult],
+        now: Time,
+        chance: &mut impl FnMut() -> f64,
+    ) {
+        let concerned: BTreeSet<&InstanceKey> = ended.iter().map(|one| &one.instance).collect();
+        let mut steps: BTreeMap<&InstanceKey, (String, Vec<&str>)> = BTreeMap::new();
+        for step in plan.steps().filter(|step| concerned.contains(&step.instance)) {
+            let (text, fields) = steps.entry(&step.instance).or_default();
+            text.push_str(step.op.word());
+            text.push(' ');
+            fields.extend(step.why.iter().map(|why| why.field.as_deref().unwrap_or(why.rule.word())));
+        }
+        let mut bad: BTreeMap<&InstanceKey, Option<String>> = BTreeMap::new();
+        for one in ended {
+            let cause = bad.entry(&one.instance).or_default();
+            if !one.outcome.is_well() && cause.is_none() {
+                *cause = Some(format!("{} {} {}", one.op.word(), one.outcome.word(), one.code));
+            }
+        }
+        for (key, bad) in bad {
+            let tries = self.tries.entry(key.clone()).or_default();
+            if let Some(cause) = bad {
+                let before = tries.failed.take().filter(|failed| failed.cause == cause);
+                let times = before.map_or(1, |failed| failed.times.saturating_add(1));
+                let until = time_after(now, delay_secs(times, chance()));
+                tries.failed = Some(FailureStreak { cause, times, until });
+                continue;
+            }
+            tries.failed = None;
+            let (did, mut fields) = steps.remove(key).unwrap_or_default();
+            fields.sort_unstable();
+            fields.dedup();
+            if let Some(crashed) = &mut tries.crashed {
+                crashed.started |= did.contains(Op::Start.word()) || did.contains(Op::Restart.word());
+                // What crashes does not stay as it was made; that is not somebody's doing.
+                continue;
+            }
+            let same = &mut tries.same;
+            let fields = fields.join(", ");
+            if (&same.steps, &same.fields) != (&did, &fields)
+                || now.secs_since(same.since) > REPEAT_WINDOW_SECS
+            {
+                *same = RepeatCounter { steps: did, fields, well: 0, since: now };
+            }
+            same.well += 1;
+            if same.well >= MAX_REPEATS {
+                let (fields, many) = (&same.fields, same.well);
+                let why = format!(
+                    "it does not stay as it is made: {fields} differed again though {} ended well {many} times within {}; \
+                     not tried any more until it is seen to be otherwise, or the manifests change",
+                    same.steps.trim_end(),
+                    span(REPEAT_WINDOW_SECS)
+                );
+                tries.given_up = Some(Suspension { reason: HoldReason::NotConverging, why, seen: None });
+            }
+        }
+    }
+
+    /// It is not tried again until its manifest changes.
+    pub fn suspend(&mut self, key: &InstanceKey, reason: HoldReason, why: &str) {
+        let given_up = Suspension { reason, why: why.to_owned(), seen: None };
+        self.tries.entry(key.clone()).or_default().given_up = Some(given_up);
+    }
+
+    /// What is not tried again, and why.
+    pub fn suspended(&self) -> impl Iterator<Item = (&InstanceKey, HoldReason, &str)> {
+        self.tries.iter().filter_map(|(key, tries)| {
+            let given_up = tries.given_up.as_ref()?;
+            Some((key, given_up.reason, given_up.why.as_str()))
+        })
+    }
+
+    /// There are new manifests. What was put back is not tried again for what others ask for.
+    pub fn reset_changed(&mut self, before: &Desired, now: &Desired) {
+        self.tries.retain(|key, tries| {
+            let put_back = tries.given_up.take_if(|given_up| given_up.reason == HoldReason::RolledBack);
+            *tries = Attempts {
+                given_up: put_back.filter(|_| before.is_same_request(now, key)),
+                ..Attempts::default()
+            };
+            tries.given_up.is_some()
+        });
+    }
+
+    /// Takes in what a plan leaves alone: how that is.
+    pub fn record_held(&mut self, plan: &Plan, observed: &Observed) {
+        for held in plan.held.iter().filter(|held| held.reason == HoldReason::NotConverging) {
+            let tries = self.tries.get_mut(&held.instance);
+            if let Some(given_up) = tries.and_then(|tries| tries.given_up.as_mut()) {
+                given_up
+                    .seen
+                    .get_or_insert_with(|| observed.instances.get(&held.instance).map(stable_fields));
+            }
+        }
+    }
+
+    /// Takes in a look: who crashed, who is well again, and what is not as it was when it was given up.
+    pub fn record_observation(
+        &mut self,
+        desired: &Desired,
+        observed: &Observed,
+        now: Time,
+        chance: &mut impl FnMut() -> f64,
+    ) {
+        let failed = observed.instances.iter().filter(|(_, seen)| seen.health == Health::Failed);
+        for (key, _) in failed.filter(|(key, _)| desired.instances.contains_key(*key)) {
+            let crashed = &mut self.tries.entry(key.clone()).or_default().crashed;
+            let times = match crashed {
+                Some(CrashStreak { started: false, .. }) => continue,
+                Some(before) => before.times.saturating_add(1),
+                None => 1,
+            };
+            let until = time_after(now, delay_secs(times, chance()));
+            *crashed = Some(CrashStreak { times, until, started: false });
+        }
+        self.tries.retain(|key, tries| {
+            let seen = observed.instances.get(key);
+            let is_well = |seen: &ObservedInstance| {
+                seen.health == Health::Healthy
+                    && seen.since.is_some_and(|since| now.secs_since(since) >= REPEAT_WINDOW_SECS)
+            };
+            if tries.crashed.is_some() && seen.is_none_or(is_well) {
+                tries.crashed = None;
+            }
+            let then = tries.given_up.as_ref().and_then(|given_up| given_up.seen.as_ref());
+            let blind = observed.gaps.contains_key(&key.host);
+            blind || then.is_none_or(|then| *then == seen.map(stable_fields))
+        });
+    }
+
+    /// What is left alone now.
+    pub fn backing_off(&self, now: Time) -> BTreeMap<InstanceKey, BackoffHold> {
+        let left = |(key, tries): (&InstanceKey, &Attempts)| {
+            let Attempts { failed, crashed, same: _, given_up } = tries;
+            let times = |times: u32| match times {
+                1 => "once".to_owned(),
+                many => format!("{many} times in a row"),
+            };
+            let left = if let Some(given_up) = given_up {
+                BackoffHold { reason: given_up.reason, why: given_up.why.clone(), until: None }
+            } else if let Some(FailureStreak { cause, times: n, until }) =
+                failed.as_ref().filter(|failed| failed.until > now)
+            {
+                let why = format!("it failed {} ({cause}): backing off until {until}", times(*n));
+                BackoffHold { reason: HoldReason::BackingOff, why, until: Some(*until) }
+            } else if let Some(CrashStreak { times: n, until, .. }) =
+                crashed.as_ref().filter(|crashed| crashed.until > now)
+            {
+                let why = format!("its agent gave up on it {}: backing off until {until}", times(*n));
+                BackoffHold { reason: HoldReason::BackingOff, why, until: Some(*until) }
+            } else {
+                return None;
+            };
+            Some((key.clone(), left))
+        };
+        self.tries.iter().filter_map(left).collect()
+    }
+
+    /// When something may be tried again next.
+    pub fn next_retry(&self, now: Time) -> Option<Time> {
+        let waits = self.tries.values().filter(|tries| tries.given_up.is_none()).flat_map(|tries| {
+            let failed = tries.failed.as_ref().map(|failed| failed.until);
+            failed.into_iter().chain(tries.crashed.as_ref().map(|crashed| crashed.until))
+        });
+        waits.filter(|until| *until > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::execute::StepOutcome;
+    use crate::manifest::{Limits, load_text};
+    use crate::model::{HeldChange, Host, SpecSide, Step, Wave};
+
+    const KEY: &str = "0:10.0.0.1:web:api";
+
+    fn key() -> InstanceKey {
+        KEY.parse().expect("a key")
+    }
+
+    fn wanted() -> Desired {
+        let text = "apiVersion: abide/v1\nkind: Process\nmeta: {namespace: web, name: api}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]\n\
+                    spec:\n  identity: {proc_name: api, setup_path: /opt, pid_path: /run/api.pid}\n  control: {start_cmd: ./run}\n";
+        load_text("api.yaml", text.to_owned(), &Limits::default()).desired
+    }
+
+    fn plan() -> Plan {
+        let host = Host { key: key().host, supplier: None, agent_id: None };
+        let step = Step {
+            id: 1,
+            instance: key(),
+            host,
+            op: Op::Start,
+            spec_side: SpecSide::New,
+            spec: None,
+            revision: None,
+            reloaded_fields: Vec::new(),
+            pid_stays: false,
+            needs_live_check: false,
+            from: None,
+            why: Vec::new(),
+        };
+        Plan { waves: vec![Wave { steps: vec![step], gates: Vec::new() }], ..Plan::default() }
+    }
+
+    fn ended(outcome: StepOutcome, code: i64) -> Vec<StepResult> {
+        vec![StepResult {
+            step: 1,
+            instance: key(),
+            op: Op::Start,
+            outcome,
+            code,
+            message: String::new(),
+            took_ms: 0,
+            reason: None,
+        }]
+    }
+
+    fn seen(health: Health, running: bool) -> Observed {
+        let seen = ObservedInstance { running: Some(running), health, ..ObservedInstance::default() };
+        Observed { instances: [(key(), seen)].into(), ..Observed::default() }
+    }
+
+    #[test]
+    fn failures_wait_longer_each_time_and_success_or_another_cause_begins_anew() {
+        let mut patience = Backoff::default();
+        let mut now = Time(1_000_000);
+        let mut waits = Vec::new();
+        for _ in 0..10 {
+            patience.record_results(&plan(), &ended(StepOutcome::Failed, 7), now, &mut || 1.0);
+            let until = patience.next_retry(now).expect("a time");
+            waits.push((until.0 - now.0) / 1000);
+            assert_eq!(patience.backing_off(now)[&key()].reason, HoldReason::BackingOff);
+            assert!(patience.backing_off(until).is_empty(), "then it may be tried");
+            now = until;
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
+        patience.record_results(&plan(), &ended(StepOutcome::Failed, 8), now, &mut || 0.0);
+        assert_eq!(patience.next_retry(now), Some(Time(now.0 + 800)), "another cause, and a lucky one");
+        patience.record_results(&plan(), &ended(StepOutcome::Done, 0), now, &mut || 1.0);
+        assert!(patience.backing_off(now).is_empty());
+        patience.record_results(&plan(), &ended(StepOutcome::Failed, 7), now, &mut || 1.0);
+        assert_eq!(patience.next_retry(now), Some(now.after_secs(1)));
+    }
+
+    #[test]
+    fn what_is_undone_again_and_again_is_left_alone_until_it_is_seen_to_be_otherwise() {
+        let mut patience = Backoff::default();
+        let now = Time(1_000_000);
+        for nth in 0..3 {
+            assert!(patience.backing_off(now).is_empty(), "{nth}");
+            patience.record_results(&plan(), &ended(StepOutcome::Done, 0), now, &mut || 1.0);
+        }
+        let BackoffHold { reason, why, .. } = patience.backing_off(now)[&key()].clone();
+        assert!(reason == HoldReason::NotConverging && why.contains("start ended well 3 times"), "{why}");
+        // As we made it, then undone, and so it stays.
+        let (made, undone) = (seen(Health::Unknown, true), seen(Health::Unknown, false));
+        let held =
+            HeldChange { instance: key(), reason, detail: why, steps: Vec::new(), why: Vec::new(), at: None };
+        let left = Plan { held: vec![held], ..Plan::default() };
+        patience.record_observation(&wanted(), &made, now, &mut || 1.0);
+        for _ in 0..2 {
+            patience.record_observation(&wanted(), &undone, now, &mut || 1.0);
+            assert!(!patience.backing_off(now).is_empty(), "as before");
+            patience.record_held(&left, &undone);
+        }
+        patience.record_observation(&wanted(), &made, now, &mut || 1.0);
+        assert!(patience.backing_off(now).is_empty());
+        let mut slow = Backoff::default();
+        for hour in 0..9 {
+            slow.record_results(
+                &plan(),
+                &ended(StepOutcome::Done, 0),
+                now.after_secs(hour * 3600),
+                &mut || 1.0,
+            );
+        }
+        assert!(slow.backing_off(now).is_empty(), "now and then is no quarrel");
+    }
+
+    #[test]
+    fn a_crash_loop_is_not_fed() {
+        let mut patience = Backoff::default();
+        let mut now = Time(1_000_000);
+        let mut waits = Vec::new();
+        for _ in 0..12 {
+            // However often it is looked at.
+            for _ in 0..3 {
+                patience.record_observation(&wanted(), &seen(Health::Failed, false), now, &mut || 1.0);
+            }
+            let until = patience.next_retry(now).expect("a time");
+            waits.push((until.0 - now.0) / 1000);
+            now = until;
+            assert!(patience.backing_off(now).is_empty(), "it may be started");
+            patience.record_results(&plan(), &ended(StepOutcome::Done, 0), now, &mut || 1.0);
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]);
+        let mut well = seen(Health::Healthy, true);
+        well.instances.values_mut().for_each(|seen| seen.since = Some(now));
+        patience.record_observation(&wanted(), &well, now.after_secs(REPEAT_WINDOW_SECS), &mut || 1.0);
+        assert!(patience.tries.values().all(|tries| tries.crashed.is_none()), "well for long enough");
+    }
+}

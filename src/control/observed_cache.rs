@@ -1,0 +1,226 @@
+//! What is known of the target between two passes.
+//!
+//! # Theory of operation
+//! A target that tells of its changes is looked at once; from there on each pushed row is laid over that look. Before a
+//! pass, the target is asked which number it has reached, and everything up to it is taken in: what is planned on is as
+//! fresh as a look, at the cost of what changed. On any doubt (the stream broke, the numbers do not come, a change was
+//! forgotten), and every few minutes in any case, everything is looked at anew. A target that does not tell is looked at
+//! every time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::info;
+
+use super::Target;
+use crate::backend::{Backend, ChangeEvent, ChangeStream};
+use crate::execute::world::Observation;
+use crate::model::{Desired, HostKey, InstanceKey, Observed, ObservedInstance};
+use crate::reconcile::Caps;
+
+/// After this long everything is looked at, though nothing seems to have been missed.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
+/// How long a target may take to tell of what it has done.
+const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A stream that ended before this was never much of one.
+const MIN_STREAM_LIFETIME: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+pub struct ObservedCache {
+    known: Option<CachedObservation>,
+    /// What our own steps are for, or were since the last pass: that these change is no news.
+    ours: BTreeSet<InstanceKey>,
+    /// Processes that are another run than before, though nothing of ours was for them.
+    relaunched: BTreeMap<InstanceKey, u32>,
+    /// Rows of the target in whose place the last pass saw a live check.
+    listed: BTreeMap<InstanceKey, Option<ObservedInstance>>,
+}
+
+struct CachedObservation {
+    /// `None`: a pass has it.
+    observed: Option<Arc<Observed>>,
+    changes: ChangeStream,
+    number: u64,
+    looked: Instant,
+}
+
+impl ObservedCache {
+    /// The world as it is now, while we are still changing some of it.
+    pub async fn observe<T: Target>(
+        &mut self,
+        target: &T,
+        desired: &Desired,
+        prune: bool,
+        under_way: &BTreeSet<InstanceKey>,
+    ) -> Result<Observation, String> {
+        let hosts = || desired.instances.values().map(|want| want.host.key.clone()).collect();
+        let caught_up = self.catch_up(target, hosts).await;
+        self.ours.clone_from(under_way);
+        match caught_up {
+            Ok(Some(observed)) => return self.with_live_check(observed, target, desired).await,
+            Ok(None) => {}
+            Err(doubt) => info!(doubt, "everything is looked at anew"),
+        }
+        (self.known, self.listed) = (None, BTreeMap::new());
+        let (world, changes) = target.observe_and_watch(desired, prune).await?;
+        let looked = Instant::now();
+        self.known = changes.map(|changes| CachedObservation {
+            observed: None,
+            number: changes.from,
+            changes,
+            looked,
+        });
+        match Caps::of(target.backend().dialect()).reads_specs {
+            true => self.with_live_check(world.observed, target, desired).await,
+            false => Ok(world),
+        }
+    }
+
+    /// With a live check of what is not proven ours. The rows of the target itself are kept: changes are laid over those.
+    async fn with_live_check<T: Target>(
+        &mut self,
+        observed: Observed,
+        target: &T,
+        desired: &Desired,
+    ) -> Result<Observation, String> {
+        let (backend, state) = (target.backend(), target.state());
+        let world = Observation::checked(observed, backend, state, target.name(), desired).await;
+        let world = world.map_err(|blind| blind.to_string())?;
+        self.listed.clone_from(world.listed());
+        Ok(world)
+    }
+
+    /// Rows of the target that this pass replaced: the next one starts from them.
+    pub fn set_listed(&mut self, listed: &BTreeMap<InstanceKey, Option<ObservedInstance>>) {
+        self.listed.extend(listed.iter().map(|(key, row)| (key.clone(), row.clone())));
+    }
+
+    /// What was lent to a pass.
+    pub fn put_back(&mut self, observed: Arc<Observed>) {
+        if let Some(known) = &mut self.known {
+            known.observed = Some(observed);
+        }
+    }
+
+    /// These are about to change by our own doing.
+    pub fn expect_changes(&mut self, instances: impl Iterator<Item = InstanceKey>) {
+        self.ours.extend(instances);
+    }
+
+    /// Which processes came back by themselves since this was last asked.
+    pub fn take_relaunched(&mut self) -> BTreeMap<InstanceKey, u32> {
+        std::mem::take(&mut self.relaunched)
+    }
+
+    /// Waits until something is told that may matter to whoever cares for such a row. Nothing is lost by not waiting to
+    /// the end.
+    pub async fn wait_for_change(&mut self, cares: impl Fn(&InstanceKey, Option<&ObservedInstance>) -> bool) {
+        loop {
+            let Some(known) = &mut self.known else { return std::future::pending().await };
+            let told = known.changes.next().await;
+            if self.apply_event(told, &cares) {
+                return;
+            }
+        }
+    }
+
+    async fn catch_up<T: Target>(
+        &mut self,
+        target: &T,
+        hosts: impl Fn() -> BTreeSet<HostKey>,
+    ) -> Result<Option<Observed>, String> {
+        match &self.known {
+            None => return Ok(None),
+            Some(known) if known.looked.elapsed() >= RESYNC_INTERVAL => return Ok(None),
+            Some(known) if known.observed.is_none() => return Err("a pass was broken off".to_owned()),
+            Some(_) => {}
+        }
+        let mut hosts = hosts();
+        // Also where something is that is not wanted any more: what cannot be seen there is not pruned.
+        let seen = self.known.as_ref().and_then(|known| known.observed.as_ref());
+        hosts.extend(seen.into_iter().flat_map(|seen| seen.instances.keys()).map(|key| key.host.clone()));
+        let mark = target.backend().watermark(&hosts).await.map_err(|fault| fault.to_string())?;
+        let until = Instant::now() + CATCH_UP_TIMEOUT;
+        while let Some(known) = &mut self.known
+            && known.number < mark.number
+        {
+            match tokio::time::timeout_at(until, known.changes.next()).await {
+                Ok(told) => self.apply_event(told, &|_, _| false),
+                Err(_) => return Err("the target does not tell of what it has done".to_owned()),
+            };
+        }
+        let observed = self.known.as_mut().and_then(|known| known.observed.take());
+        // Whoever shows the last look may still have it.
+        let mut observed = Arc::unwrap_or_clone(observed.ok_or("the target tells no more")?);
+        for (key, row) in std::mem::take(&mut self.listed) {
+            match row {
+                Some(row) => observed.instances.insert(key, row),
+                None => observed.instances.remove(&key),
+            };
+        }
+        (observed.gaps, observed.at) = (mark.gaps, target.now());
+        Ok(Some(observed))
+    }
+
+    /// Might it matter?
+    fn apply_event(
+        &mut self,
+        told: ChangeEvent,
+        cares: &impl Fn(&InstanceKey, Option<&ObservedInstance>) -> bool,
+    ) -> bool {
+        let Some(known) = &mut self.known else { return false };
+        let Some(observed) = &mut known.observed else { return false };
+        let (number, rows) = match told {
+            ChangeEvent::Rows { number, rows } => (number, rows),
+            ChangeEvent::Over(why) => {
+                info!(why, "changes are told no more");
+                // One that ends as soon as it begins is no reason to look at everything again and again.
+                let lasted = known.looked.elapsed() >= MIN_STREAM_LIFETIME;
+                self.known = None;
+                return lasted;
+            }
+        };
+        known.number = number;
+        if rows.is_empty() {
+            return false;
+        }
+        let observed = Arc::make_mut(observed);
+        let mut matters = false;
+        for (key, row) in rows {
+            self.listed.remove(&key);
+            let before = observed.instances.get(&key);
+            let pids = (before.and_then(|seen| seen.pid), row.as_ref().and_then(|seen| seen.pid));
+            if let (Some(seen), (then, Some(now))) = (before, pids)
+                && then != Some(now)
+                // Who gave it another spec meant it to be another process.
+                && row.as_ref().is_some_and(|row| row.live == seen.live)
+                && !self.ours.contains(&key)
+                && row.as_ref().is_some_and(is_long_running)
+            {
+                self.relaunched.insert(key.clone(), now);
+            }
+            // Of what we are changing, the end is told by whoever does it.
+            let other =
+                !self.ours.contains(&key) && before.map(stable_fields) != row.as_ref().map(stable_fields);
+            matters |= other && (cares(&key, before) || cares(&key, row.as_ref()));
+            match row {
+                Some(row) => observed.instances.insert(key, row),
+                None => observed.instances.remove(&key),
+            };
+        }
+        matters
+    }
+}
+
+/// What runs by a schedule, or once, comes and goes without having been lost.
+fn is_long_running(seen: &ObservedInstance) -> bool {
+    seen.live.spec().is_none_or(|spec| spec.monitor.is_resident())
+}
+
+/// A row without what changes by itself: what is left decides what is to be done.
+pub fn stable_fields(seen: &ObservedInstance) -> ObservedInstance {
+    ObservedInstance { pid: None, started: None, since: None, report_time: None, ..seen.clone() }
+}

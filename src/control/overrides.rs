@@ -1,0 +1,134 @@
+//! What stands in for the source: a revision that is pinned, or the last one that was taken, where nobody follows.
+
+use std::sync::Arc;
+
+use super::event::{ControllerEvent, EventSink};
+use super::pin::{self, Pin};
+use super::source::{SourceState, set_default_user};
+use super::{ControllerConfig, revisions};
+use crate::manifest;
+use crate::reconcile::of_desired;
+use crate::store::{Error, Outcome, Seq, Store, Txn};
+
+/// The pin that was seen last, and what it means.
+#[derive(Default)]
+pub struct PinOverride {
+    /// The change that made the pin so; 0: there is none.
+    changed: Seq,
+    pin: Option<Pin>,
+    /// The pinned revision, read from what is kept of it.
+    reading: Option<Arc<SourceState>>,
+}
+
+impl PinOverride {
+    /// What is wanted instead of what the source says; `None`: nothing is pinned, or the source is newer.
+    pub async fn resolve<S: Store>(
+        &mut self,
+        source: &SourceState,
+        state: &S,
+        config: &ControllerConfig,
+        events: &EventSink<'_>,
+    ) -> Result<Option<Arc<SourceState>>, Error> {
+        let owner = &config.rules.owner;
+        let (mut pin, mut changed) = loop {
+            let Some((pin, changed)) = pin::read(state, owner).await? else {
+                if let Some(pin) = std::mem::take(self).pin {
+                    events.emit(ControllerEvent::Unpinned { pin: &pin, newer: false });
+                }
+                return Ok(None);
+            };
+            if source.is_incomplete || !config.follow || !pin.is_older_than(&source.revision) {
+                break (pin, changed);
+            }
+            let place = pin::store_key(owner);
+            // If somebody pins something just now, that is what counts.
+            if let Outcome::Written(_) = state.txn(Txn::delete(&place).only_if(&place, changed)).await? {
+                *self = PinOverride::default();
+                events.emit(ControllerEvent::Unpinned { pin: &pin, newer: true });
+                return Ok(None);
+            }
+        };
+        if changed != self.changed {
+            // Of a source that is broken somewhere, what runs is left behind as well, though it was never taken whole.
+            if source.is_incomplete && !source.revision.is_empty() && pin.is_older_than(&source.revision) {
+                pin.also.push(source.revision.clone());
+                let put = pin::put(owner, &pin).only_if(pin::store_key(owner), changed);
+                if let Outcome::Written(now) = state.txn(put).await? {
+                    changed = now;
+                }
+            }
+            // What is kept of it is read once; until that works, nothing is done.
+            let reading = read(state, owner, &pin.revision, config).await?;
+            *self = PinOverride { changed, pin: Some(pin.clone()), reading: Some(Arc::new(reading)) };
+            events.emit(ControllerEvent::Pinned { pin: &pin });
+        }
+        Ok(self.reading.clone())
+    }
+
+    /// Is the pin still what it was when it was last asked for?
+    pub async fn is_current<S: Store>(&self, state: &S, owner: &str) -> Result<bool, Error> {
+        let changed = state.get(&pin::store_key(owner)).await?.map_or(0, |entry| entry.mod_seq);
+        Ok(changed == self.changed)
+    }
+}
+
+/// What was last taken, read once.
+#[derive(Default)]
+pub struct LastApplied(Option<Arc<SourceState>>);
+
+impl LastApplied {
+    /// `None`: nothing was ever taken.
+    pub async fn reading<S: Store>(
+        &mut self,
+        state: &S,
+        config: &ControllerConfig,
+    ) -> Result<Option<Arc<SourceState>>, Error> {
+        let owner = &config.rules.owner;
+        let Some(taken) = revisions::active(state, owner).await?.0 else { return Ok(None) };
+        if self.0.as_ref().is_none_or(|known| known.revision != taken.revision) {
+            self.0 = Some(Arc::new(read(state, owner, &taken.revision, config).await?));
+        }
+        Ok(self.0.clone())
+    }
+}
+
+/// A revision as it was: whole, and therefore enough to prune by.
+async fn read<S: Store>(
+    state: &S,
+    owner: &str,
+    revision: &str,
+    config: &ControllerConfig,
+) -> Result<SourceState, Error> {
+    let file = format!("revision {revision}");
+    let broken = |what: &str| Error::Corrupt { file: file.clone(), what: what.to_owned() };
+    let all = revisions::list(state, owner).await?;
+    let found = all.into_iter().find(|snapshot| snapshot.revision == revision);
+    let found = found.ok_or_else(|| broken("it is not kept any more"))?;
+    let texts = revisions::texts(state, owner, &found).await?;
+    let mut loaded =
+        manifest::load_files(texts.clone(), Vec::new(), &config.limits, &std::collections::BTreeMap::new());
+    if let Some(user) = &config.user {
+        set_default_user(&mut loaded.desired, user);
+    }
+    if of_desired(&loaded.desired) != revision {
+        return Err(broken("what is kept of it does not read as it did"));
+    }
+    let is_incomplete = loaded.errors() > 0;
+    let (files, desired) = (loaded.files, Arc::new(loaded.desired));
+    let (commit, problems) = (found.commit, Vec::new());
+    let (may_prune, is_news) = (!is_incomplete, false);
+    let revision = revision.to_owned();
+    let lacks = is_incomplete;
+    Ok(SourceState {
+        desired,
+        revision,
+        problems,
+        is_incomplete,
+        has_unknown_files: lacks,
+        may_prune,
+        changed_since_last: is_news,
+        files,
+        commit,
+        texts: Arc::new(texts),
+    })
+}

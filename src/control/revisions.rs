@@ -1,0 +1,433 @@
+//! What was wanted before, so that it can be wanted again: the texts of every revision that was applied or taken.
+//!
+//! ```text
+//! source/OWNER/taken         what is in force: its revision, its commit, and the source that it came from
+//! snap/OWNER/rev/REVISION    what it was read from: lists of files
+//! snap/OWNER/list/SUM        some of its files: names, and where their texts are
+//! snap/OWNER/text/SUM        a text, or a part of a long one
+//! ```
+//! Which list a file is on follows from its name, and lists are short: a revision in which one file changed brings one list
+//! and one text with it, and shares all others. The last [`MOST`] revisions are kept. What is in force and its snapshot are
+//! one change, and only if nobody else took something meanwhile: a snapshot that is listed is whole.
+//!
+//! The texts are the manifests as they were, with whatever secrets stand in them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::pin::{self, Pin};
+use crate::clock;
+use crate::manifest::FileContent;
+use crate::model::Time;
+use crate::store::{Entry, Error, Outcome, Seq, Store, Txn};
+
+/// So many revisions of an owner are kept.
+pub const MAX_REVISIONS: usize = 20;
+/// A longer text is kept in parts, and so much is sent at once: other ends have a limit for one question.
+const CHUNK_BYTES: usize = 1 << 20;
+/// About so many files are on one list.
+const FILES_PER_LIST: usize = 64;
+/// More things than this are asked for together rather than one by one.
+const MAX_SINGLE_READS: usize = 16;
+/// Somebody else takes things too: then we look again, but not for ever.
+const MAX_ATTEMPTS: usize = 10;
+
+/// A new word: from here on this is wanted.
+pub struct NewRevision<'a> {
+    pub owner: &'a str,
+    pub source: &'a str,
+    pub revision: &'a str,
+    pub commit: Option<&'a str>,
+    pub texts: &'a [FileContent],
+}
+
+/// What is in force, and where it came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ActiveRevision {
+    pub source: String,
+    pub revision: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    pub at: Time,
+}
+
+/// A revision that is kept, without its texts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    pub revision: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    pub source: String,
+    /// When it was last taken.
+    pub at: Time,
+    /// The sums of its lists.
+    lists: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct StoredFile {
+    name: String,
+    home: PathBuf,
+    /// The sums of its parts.
+    parts: Vec<String>,
+}
+
+fn revisions_prefix(owner: &str) -> String {
+    format!("snap/{owner}/rev/")
+}
+
+fn lists_prefix(owner: &str) -> String {
+    format!("snap/{owner}/list/")
+}
+
+fn texts_prefix(owner: &str) -> String {
+    format!("snap/{owner}/text/")
+}
+
+fn active_key(owner: &str) -> String {
+    format!("source/{owner}/taken")
+}
+
+/// What is in force, and the change that made it so (0: nothing ever was).
+pub async fn active<S: Store>(state: &S, owner: &str) -> Result<(Option<ActiveRevision>, Seq), Error> {
+    match state.get(&active_key(owner)).await? {
+        Some(entry) => Ok((serde_json::from_slice(&entry.value).ok(), entry.mod_seq)),
+        None => Ok((None, 0)),
+    }
+}
+
+/// Whose manifests were ever taken.
+pub async fn owners<S: Store>(state: &S) -> Result<BTreeSet<String>, Error> {
+    let page = state.range("source/", None, usize::MAX).await?;
+    let owner = |entry: &crate::store::Entry| {
+        entry.key.strip_prefix("source/")?.strip_suffix("/taken").map(str::to_owned)
+    };
+    Ok(page.entries.iter().filter_map(owner).collect())
+}
+
+/// Every revision that is kept, the newest first.
+pub async fn list<S: Store>(state: &S, owner: &str) -> Result<Vec<Snapshot>, Error> {
+    let page = state.range(&revisions_prefix(owner), None, usize::MAX).await?;
+    let read = |entry: &crate::store::Entry| serde_json::from_slice::<Snapshot>(&entry.value).ok();
+    let mut all: Vec<Snapshot> = page.entries.iter().filter_map(read).collect();
+    all.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.at));
+    Ok(all)
+}
+
+/// The texts of what is in force, if it came from this source.
+pub async fn active_texts<S: Store>(state: &S, owner: &str, source: &str) -> Result<Vec<FileContent>, Error> {
+    let Some(taken) = active(state, owner).await?.0.filter(|taken| taken.source == source) else {
+        return Ok(Vec::new());
+    };
+    match find_revision(state, owner, &taken.revision).await? {
+        Some(snapshot) => texts(state, owner, &snapshot).await,
+        None => Ok(Vec::new()),
+    }
+}
+
+/// The texts of a revision, as they were, in the order of their names.
+pub async fn texts<S: Store>(state: &S, owner: &str, snapshot: &Snapshot) -> Result<Vec<FileContent>, Error> {
+    let listed = read_lists(state, owner, snapshot.lists.iter()).await?;
+    let parts: BTreeSet<&String> = listed.iter().flat_map(|file| &file.parts).collect();
+    let known = values(state, &texts_prefix(owner), parts.iter().copied()).await?;
+    let mut files = Vec::with_capacity(listed.len());
+    for StoredFile { name, home, parts } in &listed {
+        let mut content = Vec::new();
+        for sum in parts {
+            content.extend_from_slice(known.get(sum).ok_or_else(|| missing(&texts_prefix(owner), sum))?);
+        }
+        let (name, home, bytes) = (name.clone(), home.clone(), content.len() as u64);
+        files.push(FileContent { name, scope_dir: home, bytes, content: content.into() });
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
+}
+
+fn missing(place: &str, sum: &str) -> Error {
+    Error::Corrupt { file: format!("{place}{sum}"), what: "it is not there".to_owned() }
+}
+
+/// What stands under some sums, each once: a few are asked for by name, many together.
+async fn values<S: Store>(
+    state: &S,
+    place: &str,
+    sums: impl Iterator<Item = &String>,
+) -> Result<BTreeMap<String, Vec<u8>>, Error> {
+    let sums: BTreeSet<&String> = sums.collect();
+    let mut found = BTreeMap::new();
+    if sums.len() <= MAX_SINGLE_READS {
+        for sum in sums {
+            let entry = state.get(&format!("{place}{sum}")).await?;
+            found.extend(entry.map(|entry| (sum.clone(), entry.value.to_vec())));
+        }
+        return Ok(found);
+    }
+    for Entry { key, value, .. } in state.range(place, None, usize::MAX).await?.entries {
+        if let Some(sum) = key.strip_prefix(place).map(str::to_owned).filter(|sum| sums.contains(sum)) {
+            found.insert(sum, value.to_vec());
+        }
+    }
+    Ok(found)
+}
+
+async fn read_lists<S: Store>(
+    state: &S,
+    owner: &str,
+    sums: impl Iterator<Item = &String> + Clone,
+) -> Result<Vec<StoredFile>, Error> {
+    let (place, mut all) = (lists_prefix(owner), Vec::new());
+    let found = values(state, &place, sums.clone()).await?;
+    for sum in sums {
+        let value = found.get(sum).ok_or_else(|| missing(&place, sum))?;
+        let broken = |error: serde_json::Error| Error::Corrupt {
+            file: format!("{place}{sum}"),
+            what: error.to_string(),
+        };
+        all.extend(serde_json::from_slice::<Vec<StoredFile>>(value).map_err(broken)?);
+    }
+    Ok(all)
+}
+
+/// Puts a word in force, keeps it, and ends the pin that stood against it, which comes back.
+pub async fn activate<S: Store>(state: &S, word: &NewRevision<'_>) -> Result<Option<Pin>, Error> {
+    let new = FileLists::of(word.texts);
+    for _ in 0..MAX_ATTEMPTS {
+        let (taken, changed) = active(state, word.owner).await?;
+        let pin = pin::read(state, word.owner).await?.map(|(pin, _)| pin);
+        let before = match taken {
+            Some(taken) => find_revision(state, word.owner, &taken.revision)
+                .await?
+                .map_or_else(Vec::new, |old| old.lists),
+            None => Vec::new(),
+        };
+        let mut known = replaced_texts(state, word.owner, &before, &new).await?;
+        // Texts come first and alone: without the revision that names them they are nothing.
+        let mut chunk = (Txn::default(), 0);
+        for (sum, part) in new.missing_from(&before).flat_map(|list| &list.texts) {
+            if !known.insert(sum.clone()) {
+                continue;
+            }
+            chunk.1 += part.len();
+            chunk.0 = chunk.0.and(Txn::put(texts_prefix(word.owner) + sum, *part));
+            if chunk.1 >= CHUNK_BYTES {
+                state.txn(std::mem::take(&mut chunk).0).await?;
+            }
+        }
+        for list in new.missing_from(&before) {
+            chunk.1 += list.value.len();
+            chunk.0 = chunk.0.and(Txn::put(lists_prefix(word.owner) + &list.sum, list.value.as_slice()));
+            if chunk.1 >= CHUNK_BYTES {
+                state.txn(std::mem::take(&mut chunk).0).await?;
+            }
+        }
+        let snapshot = new.snapshot(word);
+        let place = active_key(word.owner);
+        let mut txn =
+            chunk.0.only_if(&place, changed).and(Txn::put(&place, encode_active(word, snapshot.at)));
+        let value = serde_json::to_vec(&snapshot).unwrap_or_default();
+        txn = txn.and(Txn::put(revisions_prefix(word.owner) + word.revision, value));
+        if pin.is_some() {
+            txn = txn.and(Txn::delete(pin::store_key(word.owner)));
+        }
+        match state.txn(txn).await? {
+            Outcome::Written(_) => return Ok(pin),
+            Outcome::Conflict(_) => {}
+        }
+    }
+    Err(Error::Unreachable(format!("{} is changed by others all the time", active_key(word.owner))))
+}
+
+/// Forgets the revisions that are too old, and what only they named. Whoever takes something meanwhile begins anew: what he
+/// found to be there may be what is forgotten here.
+pub async fn gc<S: Store>(state: &S, owner: &str) -> Result<(), Error> {
+    let (taken, changed) = active(state, owner).await?;
+    let (Some(taken), all) = (taken, list(state, owner).await?) else { return Ok(()) };
+    let (go, stay) = split_expired(all, &taken.revision);
+    if go.is_empty() {
+        return Ok(());
+    }
+    let needed: BTreeSet<&String> = stay.iter().flat_map(|snapshot| &snapshot.lists).collect();
+    let unused: BTreeSet<&String> =
+        go.iter().flat_map(|snapshot| &snapshot.lists).filter(|sum| !needed.contains(sum)).collect();
+    let in_use = read_lists(state, owner, needed.iter().copied()).await?;
+    let in_use: BTreeSet<&String> = in_use.iter().flat_map(|file| &file.parts).collect();
+    let forgotten = read_lists(state, owner, unused.iter().copied()).await?;
+    let place = active_key(owner);
+    let value = serde_json::to_vec(&taken).unwrap_or_default();
+    let mut txn = Txn::put(&place, value).only_if(&place, changed);
+    for snapshot in &go {
+        txn = txn.and(Txn::delete(revisions_prefix(owner) + &snapshot.revision));
+    }
+    for sum in unused {
+        txn = txn.and(Txn::delete(lists_prefix(owner) + sum));
+    }
+    let gone: BTreeSet<&String> = forgotten.iter().flat_map(|file| &file.parts).collect();
+    for sum in gone.difference(&in_use) {
+        txn = txn.and(Txn::delete(texts_prefix(owner) + sum));
+    }
+    // If somebody took something meanwhile, the next one tidies up.
+    state.txn(txn).await.map(|_| ())
+}
+
+/// Those beyond the newest [`MOST`], and the others. What is in force stays.
+fn split_expired(all: Vec<Snapshot>, in_force: &str) -> (Vec<Snapshot>, Vec<Snapshot>) {
+    let mut nth = 0;
+    all.into_iter().partition(|snapshot| {
+        nth += 1;
+        nth > MAX_REVISIONS && snapshot.revision != in_force
+    })
+}
+
+async fn find_revision<S: Store>(state: &S, owner: &str, revision: &str) -> Result<Option<Snapshot>, Error> {
+    let entry = state.get(&(revisions_prefix(owner) + revision)).await?;
+    Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
+}
+
+/// The sums of texts that stand on the lists which new ones take the place of.
+async fn replaced_texts<S: Store>(
+    state: &S,
+    owner: &str,
+    before: &[String],
+    new: &FileLists<'_>,
+) -> Result<BTreeSet<String>, Error> {
+    if before.len() != new.0.len() {
+        return Ok(BTreeSet::new());
+    }
+    let replaced = before.iter().zip(&new.0).filter(|(old, new)| **old != new.sum).map(|(old, _)| old);
+    let found = values(state, &lists_prefix(owner), replaced).await?;
+    let read = |value: &Vec<u8>| serde_json::from_slice::<Vec<StoredFile>>(value).unwrap_or_default();
+    Ok(found.values().flat_map(read).flat_map(|file| file.parts).collect())
+}
+
+fn encode_active(word: &NewRevision<'_>, at: Time) -> Vec<u8> {
+    let taken = ActiveRevision {
+        source: word.source.to_owned(),
+        revision: word.revision.to_owned(),
+        commit: word.commit.map(str::to_owned),
+        at,
+    };
+    serde_json::to_vec(&taken).unwrap_or_default()
+}
+
+/// All files of a word, on lists.
+struct FileLists<'a>(Vec<FileList<'a>>);
+
+struct FileList<'a> {
+    sum: String,
+    value: Vec<u8>,
+    texts: TextChunks<'a>,
+}
+
+/// Texts, or parts of long ones, and their sums.
+type TextChunks<'a> = Vec<(String, &'a [u8])>;
+
+impl<'a> FileLists<'a> {
+    fn of(files: &'a [FileContent]) -> FileLists<'a> {
+        let many = (files.len() / FILES_PER_LIST).max(1).next_power_of_two();
+        let mut sorted: Vec<(Vec<StoredFile>, TextChunks<'_>)> = vec![Default::default(); many];
+        for FileContent { name, scope_dir: home, content, .. } in files {
+            let place = blake3::hash(name.as_bytes());
+            let at = u32::from_le_bytes(place.as_bytes()[..4].try_into().unwrap_or_default()) as usize % many;
+            let parts: TextChunks<'_> =
+                split_utf8(content).into_iter().map(|part| (sum(part), part)).collect();
+            let sums = parts.iter().map(|(sum, _)| sum.clone()).collect();
+            sorted[at].0.push(StoredFile { name: name.clone(), home: home.clone(), parts: sums });
+            sorted[at].1.extend(parts);
+        }
+        let list = |(files, texts): (Vec<StoredFile>, TextChunks<'a>)| {
+            let value = serde_json::to_vec(&files).unwrap_or_default();
+            FileList { sum: sum(&value), value, texts }
+        };
+        FileLists(sorted.into_iter().map(list).collect())
+    }
+
+    /// Those that are not there yet.
+    fn missing_from(&self, before: &[String]) -> impl Iterator<Item = &FileList<'a>> {
+        let before: BTreeSet<&String> = before.iter().collect();
+        self.0.iter().filter(move |list| !before.contains(&list.sum))
+    }
+
+    fn snapshot(&self, word: &NewRevision<'_>) -> Snapshot {
+        Snapshot {
+            revision: word.revision.to_owned(),
+            commit: word.commit.map(str::to_owned),
+            source: word.source.to_owned(),
+            at: clock::now(),
+            lists: self.0.iter().map(|list| list.sum.clone()).collect(),
+        }
+    }
+}
+
+fn sum(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex()[..32].to_owned()
+}
+
+/// Parts of a text that are texts themselves: no character is cut.
+fn split_utf8(mut content: &[u8]) -> Vec<&[u8]> {
+    let mut parts = Vec::new();
+    while content.len() > CHUNK_BYTES {
+        let is_start = |at: &usize| content[*at] & 0b1100_0000 != 0b1000_0000;
+        let at = (1..=CHUNK_BYTES).rev().find(is_start).unwrap_or(CHUNK_BYTES);
+        let (part, rest) = content.split_at(at);
+        parts.push(part);
+        content = rest;
+    }
+    parts.push(content);
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_twenty_stay_and_what_is_in_force() {
+        let snapshot = |nth: usize| Snapshot {
+            revision: nth.to_string(),
+            commit: None,
+            source: String::new(),
+            at: Time(nth as i64),
+            lists: Vec::new(),
+        };
+        let newest_first: Vec<Snapshot> = (0..23).rev().map(snapshot).collect();
+        let (go, stay) = split_expired(newest_first.clone(), "22");
+        let names = |all: &[Snapshot]| all.iter().map(|one| one.revision.clone()).collect::<Vec<_>>();
+        assert_eq!(
+            (names(&go), stay.len()),
+            (vec!["2".to_owned(), "1".to_owned(), "0".to_owned()], MAX_REVISIONS)
+        );
+        let (go, _) = split_expired(newest_first, "1");
+        assert_eq!(names(&go), ["2", "0"]);
+    }
+
+    #[test]
+    fn one_changed_file_changes_one_list() {
+        let file = |nth: usize, text: &str| FileContent {
+            name: format!("m/{nth}.yaml"),
+            scope_dir: "/m".into(),
+            bytes: text.len() as u64,
+            content: text.as_bytes().into(),
+        };
+        let mut files: Vec<FileContent> = (0..1000).map(|nth| file(nth, &format!("text {nth}"))).collect();
+        let before: Vec<String> = FileLists::of(&files).0.into_iter().map(|list| list.sum).collect();
+        files[77] = file(77, "another");
+        let after = FileLists::of(&files);
+        assert!(before.len() > 8 && after.0.len() == before.len());
+        let added: Vec<&FileList<'_>> = after.missing_from(&before).collect();
+        assert_eq!(added.len(), 1);
+        assert!(added[0].texts.iter().any(|(_, text)| *text == b"another"));
+        assert!(added[0].texts.len() < 4 * FILES_PER_LIST);
+    }
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        let long = "ä".repeat(CHUNK_BYTES);
+        let parts = split_utf8(long.as_bytes());
+        assert!(parts.len() > 1 && parts.iter().all(|part| part.len() <= CHUNK_BYTES));
+        assert!(parts.iter().all(|part| std::str::from_utf8(part).is_ok()));
+        assert_eq!(parts.concat(), long.as_bytes());
+        assert_eq!(split_utf8(b""), [b""]);
+    }
+}

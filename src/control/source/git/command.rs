@@ -1,0 +1,325 @@
+//! Running `git`, so that it asks nobody, runs nobody's code, and ends.
+//!
+//! Two ways. [`Program::remote`] speaks with the other side: it has the user's configuration, for credentials and keys. All
+//! else is [`Program::local`]: it sees no configuration but ours. Neither prompts, runs hooks, collects garbage by itself
+//! or speaks protocols that start programs. What is not done in time is ended, with everything it started.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::address::{Address, is_loopback, masked};
+use super::version;
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// For commands that only look at our own mirror.
+const LOCAL_TIMEOUT: Duration = Duration::from_secs(60);
+/// One that was asked to end removes its lock files; then it is made to.
+const KILL_GRACE: Duration = Duration::from_secs(2);
+/// The most of what git says that is worth repeating.
+const MAX_STDERR_CHARS: usize = 600;
+/// What may be spoken. `ext` and `fd` and whatever else is installed run programs or use our descriptors.
+pub const PROTOCOLS: [&str; 5] = ["file", "git", "http", "https", "ssh"];
+/// What the user says in the environment about reaching the other side; every other `GIT_…` is not meant for us.
+const PASSED_ENV_PREFIXES: [&str; 4] = ["GIT_CONFIG_", "GIT_SSH", "GIT_SSL_", "GIT_HTTP_"];
+const PASSED_ENV: [&str; 2] = ["GIT_EXEC_PATH", "GIT_PROXY_COMMAND"];
+
+/// For every command, whatever the user's configuration says.
+const CONFIG: [&str; 16] = [
+    "core.hooksPath=/dev/null",
+    "core.fsmonitor=false",
+    "core.pager=cat",
+    "credential.interactive=false",
+    "fetch.recurseSubmodules=false",
+    "fetch.writeCommitGraph=false",
+    "gc.auto=0",
+    "gc.autoDetach=false",
+    "init.defaultBranch=none",
+    "maintenance.auto=false",
+    "protocol.ext.allow=never",
+    "protocol.fd.allow=never",
+    "submodule.recurse=false",
+    // Credentials and trust are for the host that the user named.
+    "http.followRedirects=false",
+    // A connection over which nothing comes is given up before the time is over.
+    "http.lowSpeedLimit=1",
+    "http.lowSpeedTime=60",
+];
+
+pub struct GitCommand {
+    /// The bare repository that it works on.
+    pub mirror: PathBuf,
+    /// How long the other side may take.
+    pub timeout: Duration,
+    pub stop: Arc<AtomicBool>,
+}
+
+/// How a command ended: its code, and what it wrote.
+pub struct CommandOutput {
+    pub code: i32,
+    pub out: Vec<u8>,
+    pub stderr: String,
+}
+
+impl CommandOutput {
+    pub fn is_well(&self) -> bool {
+        self.code == 0
+    }
+}
+
+impl GitCommand {
+    /// A command that speaks with the other side. `lock` is held open by it, so that others wait for its end, even if we
+    /// do not live to see it.
+    pub fn remote(&self, args: &[&str], lock: &File, address: &Address) -> Result<CommandOutput, String> {
+        version::check()?;
+        let mut settings = credentials(address);
+        let direct = is_loopback(&address.url);
+        if direct && !address.site.is_empty() {
+            // A proxy elsewhere would get the request, and its credentials, unencrypted.
+            settings.push(format!("http.{}.proxy=", address.site));
+        }
+        let config: Vec<&str> = settings.iter().flat_map(|setting| ["-c", setting.as_str()]).collect();
+        let mut command = self.command(&[&config, args].concat());
+        if direct {
+            // `git://` has a proxy of its own.
+            command.env_remove("GIT_PROXY_COMMAND");
+        }
+        // The environment is for this user's eyes alone; arguments are for everybody's.
+        if let Some(user) = &address.user {
+            let count =
+                std::env::var("GIT_CONFIG_COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(0u32);
+            command.env("GIT_CONFIG_COUNT", (count + 1).to_string());
+            command.env(format!("GIT_CONFIG_KEY_{count}"), format!("credential.{}.username", address.site));
+            command.env(format!("GIT_CONFIG_VALUE_{count}"), user);
+            command.env(USER, user).env(PASSWORD, address.password.as_deref().unwrap_or_default());
+        }
+        let own = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        if !own("GIT_SSH_COMMAND") && !own("GIT_SSH") && !self.has_ssh_command() {
+            command.env("GIT_SSH_COMMAND", "ssh -o BatchMode=yes");
+        }
+        let lock = lock.try_clone().map_err(|error| format!("cannot share a lock: {error}"))?;
+        command.stdin(lock);
+        self.run(command, &[], 0, self.timeout)
+    }
+
+    /// A command on our own mirror, with an input and at most so many bytes of output.
+    pub fn local(&self, args: &[&str], input: &[u8], most: u64) -> Result<CommandOutput, String> {
+        self.local_with(args, input, most, &[])
+    }
+
+    /// The same with more variables.
+    pub fn local_with(
+        &self,
+        args: &[&str],
+        input: &[u8],
+        most: u64,
+        variables: &[(&str, &Path)],
+    ) -> Result<CommandOutput, String> {
+        // These two read no object: nothing is ever fetched for them.
+        if !matches!(args.first(), Some(&"config" | &"init")) {
+            version::check()?;
+        }
+        let mut command = self.command(args);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| has_prefix(name, "GIT_CONFIG_")) {
+            command.env_remove(name);
+        }
+        command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null");
+        command.envs(variables.iter().copied());
+        command.stdin(if input.is_empty() { Stdio::null() } else { Stdio::piped() });
+        self.run(command, input, most, LOCAL_TIMEOUT)
+    }
+
+    /// Any other program, to the same terms.
+    pub fn run_other(&self, command: Command) -> Result<CommandOutput, String> {
+        self.run(command, &[], 1 << 20, LOCAL_TIMEOUT)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("git");
+        for (name, _) in std::env::vars_os().filter(|(name, _)| has_prefix(name, "GIT_")) {
+            if !PASSED_ENV_PREFIXES.iter().any(|kept| has_prefix(&name, kept))
+                && !PASSED_ENV.iter().any(|kept| name == *kept)
+            {
+                command.env_remove(name);
+            }
+        }
+        command
+            .arg("--git-dir")
+            .arg(&self.mirror)
+            .args(CONFIG.iter().flat_map(|setting| ["-c", setting]))
+            .args(args)
+            .current_dir(self.mirror.parent().unwrap_or(Path::new("/")))
+            .env("GIT_ALLOW_PROTOCOL", PROTOCOLS.join(":"))
+            // Set and empty: nobody is asked. Left out, other programs would be looked for.
+            .env("GIT_ASKPASS", "")
+            .env("GIT_TERMINAL_PROMPT", "0")
+            .env("GCM_INTERACTIVE", "never")
+            .env("SSH_ASKPASS_REQUIRE", "never")
+            .env("GIT_LITERAL_PATHSPECS", "1")
+            .env("GIT_NO_LAZY_FETCH", "1")
+            .env("GIT_NO_REPLACE_OBJECTS", "1")
+            .env("GIT_LFS_SKIP_SMUDGE", "1")
+            .env_remove("GIT_CONFIG_PARAMETERS")
+            .env_remove("SSH_ASKPASS")
+            .env("LC_ALL", "C");
+        command
+    }
+
+    /// The user's configuration names a program for ssh: his, then, to keep from asking.
+    fn has_ssh_command(&self) -> bool {
+        let mut command = self.command(&["config", "--get", "core.sshCommand"]);
+        command.stdin(Stdio::null());
+        self.run(command, &[], 1 << 16, LOCAL_TIMEOUT).is_ok_and(|ended| ended.is_well())
+    }
+
+    fn run(
+        &self,
+        mut command: Command,
+        input: &[u8],
+        most: u64,
+        limit: Duration,
+    ) -> Result<CommandOutput, String> {
+        // A file, not a pipe: what stays behind in the background (a shared ssh connection) keeps it open.
+        let mut said = rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC)
+            .map(File::from)
+            .map_err(|error| format!("cannot run git: {error}"))?;
+        let stderr = said.try_clone().map_err(|error| format!("cannot run git: {error}"))?;
+        command.stdout(if most > 0 { Stdio::piped() } else { Stdio::null() }).stderr(stderr).process_group(0);
+        let name = command.get_program().to_string_lossy().into_owned();
+        // Whoever comes after us, should we be killed, finds nobody at work on the mirror.
+        // SAFETY: between fork and exec, one system call that neither allocates nor locks.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(Into::into)
+            });
+        }
+        let mut child = command.spawn().map_err(|error| format!("cannot run {name}: {error}"))?;
+        let (to, from) = (child.stdin.take(), child.stdout.take());
+        let (status, out) = std::thread::scope(|threads| {
+            if let Some(mut to) = to {
+                // One that does not read all of it says why.
+                threads.spawn(move || drop(to.write_all(input)));
+            }
+            let reader = from.map(|from| {
+                threads.spawn(move || {
+                    let mut out = Vec::new();
+                    from.take(most.saturating_add(1)).read_to_end(&mut out).map(|_| out)
+                })
+            });
+            let status = self.wait(&mut child, &name, limit);
+            let out = reader.map(|reader| reader.join().unwrap_or_else(|_| Ok(Vec::new())));
+            (status, out.unwrap_or_else(|| Ok(Vec::new())))
+        });
+        let status = status?;
+        let out = out.map_err(|error| format!("cannot read what {name} writes: {error}"))?;
+        if out.len() as u64 > most {
+            return Err(format!("{name} writes more than {most} bytes"));
+        }
+        let mut bytes = Vec::new();
+        let read = said.seek(SeekFrom::Start(0)).and_then(|_| (&said).take(1 << 16).read_to_end(&mut bytes));
+        read.map_err(|error| format!("cannot read what {name} says: {error}"))?;
+        Ok(CommandOutput { code: status.code().unwrap_or(-1), out, stderr: stderr_line(&bytes) })
+    }
+
+    /// Until it ended, or its time is over, or we are to stop.
+    fn wait(&self, child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus, String> {
+        let begin = Instant::now();
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if let Some(status) =
+                child.try_wait().map_err(|error| format!("cannot wait for {name}: {error}"))?
+            {
+                return Ok(status);
+            }
+            let stopped = self.stop.load(Ordering::SeqCst);
+            if stopped || begin.elapsed() >= limit {
+                kill_group(child);
+                let why =
+                    if stopped { "was stopped".to_owned() } else { format!("took longer than {limit:?}") };
+                return Err(format!("{name} {why}, and was ended"));
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Ends a child with all of its group.
+fn kill_group(child: &mut Child) {
+    let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else { return };
+    let _ = kill_process_group(group, Signal::TERM);
+    let begin = Instant::now();
+    while begin.elapsed() < KILL_GRACE && matches!(child.try_wait(), Ok(None)) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // Those it started may be there still.
+    let _ = kill_process_group(group, Signal::KILL);
+    let _ = child.wait();
+}
+
+fn has_prefix(name: &std::ffi::OsStr, with: &str) -> bool {
+    name.as_encoded_bytes().starts_with(with.as_bytes())
+}
+
+/// Where credentials of an address are in git's environment.
+const USER: &str = "ABIDE_GIT_USER";
+const PASSWORD: &str = "ABIDE_GIT_PASSWORD";
+
+/// Settings that let git ask for the credentials of an address, for its own site and no other; they hold none.
+fn credentials(address: &Address) -> Vec<String> {
+    let Address { site, user, password, .. } = address;
+    let helper = |says: &str| format!("credential.{site}.helper=!f() {{ test \"$1\" != get || {says}; }}; f");
+    match (user, password) {
+        (None, _) => Vec::new(),
+        (Some(_), Some(_)) => vec![
+            // Other helpers are not asked: the address says it all.
+            format!("credential.{site}.helper="),
+            helper(&format!("printf 'username=%s\\npassword=%s\\n' \"${USER}\" \"${PASSWORD}\"")),
+        ],
+        // A token as the name: the user's helpers come first, else the password is empty.
+        (Some(_), None) => {
+            vec![helper(&format!("printf 'username=%s\\npassword=\\n' \"${USER}\""))]
+        }
+    }
+}
+
+/// What git said, on one line, without credentials.
+fn stderr_line(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    // What it says after every failure of the other side.
+    let advice =
+        |line: &&str| line.starts_with("Please make sure you have") || line.starts_with("and the repository");
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !advice(line));
+    let lines: Vec<&str> = lines.map(|line| line.trim_end_matches('.')).collect();
+    let mut text = masked(&lines.join("; "));
+    if text.contains("The requested URL returned error: 30") {
+        text.push_str("; redirects are never followed: name the final address");
+    }
+    match text.char_indices().nth(MAX_STDERR_CHARS) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_too_long_is_ended_with_everything_it_started() {
+        let stop = Arc::new(AtomicBool::new(false));
+        let program = GitCommand { mirror: "/".into(), timeout: Duration::from_secs(1), stop };
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 1000 & echo $!; wait"]).stdin(Stdio::null());
+        // Its output stays open as long as the other one lives.
+        let begin = Instant::now();
+        let ended = program.run(command, &[], 100, Duration::from_millis(200));
+        assert_eq!(ended.err().as_deref(), Some("sh took longer than 200ms, and was ended"));
+        assert!(begin.elapsed() < Duration::from_secs(20));
+    }
+}

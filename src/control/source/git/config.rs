@@ -1,0 +1,207 @@
+//! What is to be followed, as it was typed: refused here if git could take it for something else.
+
+use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
+
+use super::address::{self, Address, masked};
+use super::command::PROTOCOLS;
+use super::signature;
+use crate::manifest::Limits;
+
+/// Which commits must be signed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Signatures {
+    /// The tip alone: who signs it vouches for all that it contains.
+    #[default]
+    Tip,
+    /// Each commit that is reachable from the tip and not from the commit taken last.
+    All,
+}
+
+/// A branch of a repository, and how it is to be followed.
+#[derive(Clone)]
+pub struct GitConfig {
+    pub url: String,
+    /// A branch, a tag, or `HEAD`: what the other side calls its usual branch.
+    pub reference: String,
+    /// Inside the repository; empty for all of it.
+    pub path: PathBuf,
+    /// Only commits that are signed by somebody in this file.
+    pub signers: Option<PathBuf>,
+    /// Which commits must be signed so.
+    pub signatures: Signatures,
+    /// This commit may be taken though it does not follow from the last one.
+    pub accept_rewind: Option<String>,
+    /// Accept a connection that is neither encrypted nor authenticated.
+    pub insecure: bool,
+    /// How often to fetch.
+    pub interval: Duration,
+    /// How long one fetch may take.
+    pub timeout: Duration,
+    /// Where mirrors are kept.
+    pub folder: PathBuf,
+    /// Whose set it is.
+    pub owner: String,
+    pub limits: Limits,
+}
+
+impl std::fmt::Debug for GitConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setting")
+            .field("url", &self.shown_url())
+            .field("reference", &self.reference)
+            .finish_non_exhaustive()
+    }
+}
+
+impl GitConfig {
+    /// `Err`: what is wrong with it, and what to do.
+    pub fn validated(mut self) -> Result<GitConfig, (String, String)> {
+        self.url = url(&self.url)?;
+        if let Some((scheme, host)) = address::plain(&self.url).filter(|_| !self.insecure) {
+            let message = format!("--git: refusing plain {scheme} to {host} (not a loopback address)");
+            let hint = "use https or ssh, or pass --insecure-git to accept manifests that anyone on the network path can forge";
+            return Err((message, hint.to_owned()));
+        }
+        check_reference(&self.reference)?;
+        self.path = path(&self.path)?;
+        if let Some(signers) = &self.signers {
+            let whole = std::path::absolute(signers).unwrap_or_else(|_| signers.clone());
+            let hint = "FILE is an ssh allowed-signers file, or what `gpg --export` writes";
+            signature::keys(&whole)
+                .map_err(|why| (format!("--verify-signatures: {why}"), hint.to_owned()))?;
+            self.signers = Some(whole);
+        }
+        if let Some(commit) = &mut self.accept_rewind {
+            *commit = commit.to_ascii_lowercase();
+            if !(12..=64).contains(&commit.len()) || !commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                let message = format!("--accept-rewind: {commit:?} is no commit's id");
+                return Err((message, "say the whole id, as the alarm shows it".to_owned()));
+            }
+        }
+        Ok(self)
+    }
+
+    /// What git is given.
+    pub fn address(&self) -> Result<Address, String> {
+        address::parse(&self.url).map_err(|why| format!("{} {why}", self.shown_url()))
+    }
+
+    /// As people may read it.
+    pub fn shown_url(&self) -> String {
+        masked(&self.url)
+    }
+}
+
+fn url(url: &str) -> Result<String, (String, String)> {
+    let refused = |why: &str, hint: &str| Err((format!("--git: {:?} {why}", masked(url)), hint.to_owned()));
+    let usual = "say https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH, file:///PATH or a path";
+    if url.is_empty() {
+        return refused("is no URL", usual);
+    }
+    if url.starts_with('-') {
+        return refused("begins with a dash: git would take it for an option", usual);
+    }
+    if url.chars().any(char::is_control) {
+        return refused("holds a control character", usual);
+    }
+    if let Err(why) = address::parse(url) {
+        return refused(
+            &why,
+            "write such characters as %2F, %3F, %23 and %40; or use a credential helper of git",
+        );
+    }
+    // `ext::sh -c …` and the like: a program, not a place.
+    let scheme = url.split("://").next().filter(|scheme| scheme.len() < url.len());
+    let helper = url.split_once("::").map(|(name, _)| name).filter(|name| is_word(name));
+    match (helper, scheme) {
+        (Some(_), _) => refused("names a program to run, not a place", usual),
+        (None, Some(scheme)) if PROTOCOLS.contains(&scheme) => Ok(url.to_owned()),
+        (None, Some(scheme)) if is_word(scheme) => refused("is spoken in a way that is not allowed", usual),
+        // HOST:PATH is ssh's, as for git itself: a colon before the first slash.
+        (None, _) if url.split('/').next().is_some_and(|first| first.contains(':')) => Ok(url.to_owned()),
+        (None, _) => {
+            let whole = std::path::absolute(url).unwrap_or_else(|_| PathBuf::from(url));
+            Ok(whole.to_string_lossy().into_owned())
+        }
+    }
+}
+
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+}
+
+/// The rules of `git check-ref-format`, and none of what a refspec means.
+fn check_reference(name: &str) -> Result<(), (String, String)> {
+    let refused =
+        |why: &str| Err((format!("--ref: {name:?} {why}"), "name a branch, a tag or HEAD".to_owned()));
+    if name.is_empty() {
+        return refused("is no name");
+    }
+    if name.starts_with('-') {
+        return refused("begins with a dash: git would take it for an option");
+    }
+    let strange = |c: char| c.is_control() || c.is_whitespace() || "~^:?*[\\".contains(c);
+    let bad_part = |part: &str| part.is_empty() || part.starts_with('.') || part.ends_with(".lock");
+    if name.starts_with('+')
+        || name.chars().any(strange)
+        || name.split('/').any(bad_part)
+        || name.contains("..")
+        || name.contains("@{")
+        || name.ends_with('.')
+        || name == "@"
+    {
+        return refused("is no name of a branch or tag");
+    }
+    Ok(())
+}
+
+fn path(path: &Path) -> Result<PathBuf, (String, String)> {
+    let refused = |why: &str| {
+        let hint = "say a directory or file inside the repository, from its root".to_owned();
+        Err((format!("--path: {:?} {why}", path.display().to_string()), hint))
+    };
+    if path.as_os_str().as_encoded_bytes().starts_with(b"-") {
+        return refused("begins with a dash: git would take it for an option");
+    }
+    let mut inside = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::CurDir => {}
+            Component::Normal(name) => inside.push(name),
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => {
+                return refused("leads out of the repository");
+            }
+        }
+    }
+    Ok(inside)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_git_could_take_for_something_else_is_refused() {
+        for good in ["https://h/x", "ssh://git@h/x", "git@h:x.git", "h:x", "file:///x", "/x", "git://h/x"] {
+            assert_eq!(url(good).as_deref(), Ok(good));
+        }
+        assert!(url("some/where").is_ok_and(|url| url.starts_with('/')));
+        for bad in ["", "-x", "--upload-pack=x", "ext::sh -c x", "fd::3", "a\nb", "ftp://h/x", "hg::x"] {
+            assert!(url(bad).is_err(), "{bad}");
+        }
+        for good in ["main", "HEAD", "refs/heads/a/b", "v1.2", "0123456789abcdef0123456789abcdef01234567"] {
+            assert!(check_reference(good).is_ok(), "{good}");
+        }
+        for bad in
+            ["", "-x", "+x", "a:b", "a..b", "a b", "a*", "x.lock", "/x", "a//b", "@", "@{u}", "x^", ".x"]
+        {
+            assert!(check_reference(bad).is_err(), "{bad}");
+        }
+        assert_eq!(path(Path::new("./a//b/")), Ok(PathBuf::from("a/b")));
+        assert_eq!(path(Path::new(".")), Ok(PathBuf::new()));
+        for bad in ["-x", "/x", "../x", "a/../../x"] {
+            assert!(path(Path::new(bad)).is_err(), "{bad}");
+        }
+    }
+}

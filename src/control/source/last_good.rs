@@ -1,0 +1,264 @@
+//! What is broken stays as it last was: the rule that all sources share.
+//!
+//! A file that cannot be read or has an error is replaced by the last text of it that was good, and so is everything below
+//! a folder that cannot be read; what declares nothing at all is no wish. Of two files that claim the same thing, the one
+//! that used to have it keeps it. Should an old text not be good any more (the group that it names is gone from another
+//! file, say), everything stays as it last was. The texts are kept here, the last reading by the source.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{PostProcess, SourceState};
+use crate::manifest::{Code, FileContent, Loaded, Problem, Severity, SpliceResult, StandIn};
+use crate::model::Desired;
+use crate::reconcile::of_desired;
+
+pub struct LastGood {
+    finish: PostProcess,
+    /// The last good text of each file.
+    good: BTreeMap<String, StandIn>,
+    /// The problems of the last reading.
+    told: Vec<String>,
+    /// What was in force before this began is known.
+    is_recalled: bool,
+}
+
+/// What is looked for, and what of it cannot be seen.
+#[derive(Default)]
+pub struct ExpectedRoots {
+    /// Each of these is to hold something.
+    pub roots: Vec<String>,
+    /// Links that lead nowhere.
+    pub lost: Vec<String>,
+}
+
+type FileSet = BTreeSet<Arc<str>>;
+
+impl LastGood {
+    pub fn new(finish: PostProcess) -> LastGood {
+        LastGood { finish, good: BTreeMap::new(), told: Vec::new(), is_recalled: false }
+    }
+
+    /// Texts that are known to have been good.
+    pub fn prime(&mut self, loaded: &Loaded) {
+        self.store_good(loaded, &bad_files(&loaded.problems));
+    }
+
+    /// A reading of what `load` finds, which is asked again with the good texts of what is bad.
+    pub fn load_with_fallback(
+        &mut self,
+        places: &ExpectedRoots,
+        mut load: impl FnMut(&BTreeMap<String, StandIn>) -> Loaded,
+    ) -> SourceState {
+        let mut loaded = load(&BTreeMap::new());
+        let is_empty = loaded.desired.instances.is_empty() && loaded.errors() == 0;
+        let unseen = self.missing_problems(places, &loaded);
+        loaded.problems.extend(unseen);
+        let problems = std::mem::take(&mut loaded.problems);
+        let mut bad = bad_files(&problems);
+        let is_incomplete = !bad.is_empty();
+        let lacks = bad.iter().any(|file| self.good_below(file).next().is_none());
+        let (known, mut blank): (FileSet, FileSet) = self
+            .broken_binding_files(&loaded, &bad)
+            .into_iter()
+            .partition(|file| self.good.contains_key(&**file));
+        bad.extend(known);
+        let mut is_frozen = false;
+        self.resolve_conflicts(&loaded, &mut bad, &mut blank);
+        while !is_frozen {
+            let stand_ins = self.stand_ins(&bad, &blank, &loaded);
+            if stand_ins.is_empty() {
+                break;
+            }
+            loaded = load(&stand_ins);
+            // What could not be read cannot be read now either; its old text is.
+            loaded.problems.retain(|problem| !matches!(problem.code, Code::Unreadable | Code::TooLarge));
+            let still = bad_files(&loaded.problems);
+            // An old text is not good any more: somebody else changed what it needs.
+            is_frozen = still.iter().any(|file| bad.contains(file) && self.good.contains_key(&**file));
+            let known = (bad.len(), blank.len());
+            bad.extend(still);
+            self.resolve_conflicts(&loaded, &mut bad, &mut blank);
+            if known == (bad.len(), blank.len()) {
+                break;
+            }
+        }
+        if is_frozen {
+            let all = loaded.texts().map(|(name, _, _)| Arc::from(name));
+            let (known, unknown): (FileSet, FileSet) =
+                all.partition(|name: &Arc<str>| self.good.contains_key(&**name));
+            let known =
+                known.into_iter().chain(self.good.keys().map(|name| Arc::from(name.as_str()))).collect();
+            loaded = load(&self.stand_ins(&known, &unknown, &loaded));
+        } else if !is_empty {
+            bad.extend(blank);
+            self.store_good(&loaded, &bad);
+        }
+        (self.finish)(&mut loaded.desired);
+        let told: Vec<String> = problems
+            .iter()
+            .map(|problem| {
+                format!("{}:{}:{} {}", problem.file, problem.line, problem.column, problem.message)
+            })
+            .collect();
+        let is_news = told != self.told;
+        self.told = told;
+        let texts = Arc::new(loaded.file_contents());
+        let (files, desired) = (loaded.files, loaded.desired);
+        let revision = of_desired(&desired);
+        SourceState {
+            desired: Arc::new(desired),
+            revision,
+            problems,
+            is_incomplete,
+            has_unknown_files: lacks,
+            may_prune: false,
+            changed_since_last: is_news,
+            files,
+            commit: None,
+            texts,
+        }
+    }
+
+    /// What declares nothing though it should, and what is behind a link that leads nowhere.
+    fn missing_problems(&self, places: &ExpectedRoots, loaded: &Loaded) -> Vec<Problem> {
+        let is_empty = loaded.desired.instances.is_empty() && loaded.errors() == 0;
+        let is_bare = |root: &&String| {
+            let mut files = loaded.documents.iter().map(|document| loaded.file_of(document));
+            !files.any(|file| is_below(file, root))
+                && !loaded.problems.iter().any(|one| is_below(&one.file, root))
+        };
+        let bare =
+            places.roots.iter().filter(|root| is_empty || is_bare(root)).map(|root| empty_problem(root));
+        // Whether there ever was something behind it is known once what was in force is.
+        let matters = |link: &&String| !self.is_recalled || self.good_below(link).next().is_some();
+        let lost = places.lost.iter().filter(matters).map(|link| {
+            let message = "the link leads nowhere: what was behind it stays in force".to_owned();
+            Problem::of_file(link.as_str().into(), Code::Unreadable, message, None)
+        });
+        bare.chain(lost).collect()
+    }
+
+    /// Of files that claim the same thing, those that used to be good are as they were, and the others are left out.
+    fn resolve_conflicts(&self, loaded: &Loaded, bad: &mut FileSet, blank: &mut FileSet) {
+        for (one, other) in loaded.conflicting_files() {
+            let known = [one, other].map(|file| self.good.contains_key(&**file));
+            if known == [false, false] {
+                continue;
+            }
+            for (file, is_known) in [one, other].into_iter().zip(known) {
+                let files = if is_known { &mut *bad } else { &mut *blank };
+                files.insert(Arc::clone(file));
+            }
+        }
+    }
+
+    /// What is broken, was never good, and may bind others (a Policy, Defaults): without it, nobody knows how those below
+    /// are meant.
+    fn broken_binding_files(&self, loaded: &Loaded, bad: &FileSet) -> FileSet {
+        let unknown =
+            loaded.texts().filter(|(name, _, _)| bad.contains(*name) && !self.good.contains_key(*name));
+        let homes: Vec<&Path> =
+            unknown.filter(|(_, _, text)| binds_others(text)).map(|(_, home, _)| home).collect();
+        let below = |home: &Path| homes.iter().any(|above| home.starts_with(above));
+        loaded.texts().filter(|(_, home, _)| below(home)).map(|(name, _, _)| Arc::from(name)).collect()
+    }
+
+    /// Old texts for what is bad, and none for what is left out.
+    fn stand_ins(&self, bad: &FileSet, blank: &FileSet, loaded: &Loaded) -> BTreeMap<String, StandIn> {
+        let mut all: BTreeMap<String, StandIn> = bad.iter().flat_map(|file| self.good_below(file)).collect();
+        for (name, home, _) in loaded.texts().filter(|(name, _, _)| blank.contains(*name)) {
+            all.insert(name.to_owned(), StandIn { scope_dir: home.to_owned(), text: "".into() });
+        }
+        all
+    }
+
+    /// Puts a few files into a reading that was whole: nothing else is touched.
+    pub fn apply_splice(&mut self, spliced: SpliceResult, last: &mut SourceState) {
+        let instances = spliced.wants.into_iter().collect();
+        let mut some = Desired { instances, policies: Vec::new() };
+        (self.finish)(&mut some);
+        // Whoever shows the last look may still have it.
+        Arc::make_mut(&mut last.desired).instances.extend(some.instances);
+        for (given, text) in spliced.texts {
+            self.good.insert(given.name.clone(), StandIn { scope_dir: given.scope_dir.clone(), text });
+            if let Ok(at) = last.texts.binary_search_by(|text| text.name.cmp(&given.name)) {
+                Arc::make_mut(&mut last.texts)[at] = given;
+            }
+        }
+        last.revision = of_desired(&last.desired);
+        last.changed_since_last = false;
+    }
+
+    /// A reading without a single instance, after one with some: a directory that is not there, more often than a wish.
+    pub fn reject_empty(mut reading: SourceState, last: &mut SourceState) -> SourceState {
+        if reading.desired.instances.is_empty() && !last.desired.instances.is_empty() {
+            reading.is_incomplete = true;
+            reading.desired = std::mem::take(&mut last.desired);
+            reading.texts = std::mem::take(&mut last.texts);
+            reading.revision = std::mem::take(&mut last.revision);
+        }
+        reading
+    }
+
+    fn store_good(&mut self, loaded: &Loaded, bad: &FileSet) {
+        // What is gone is kept only while something is broken: it may only be out of sight.
+        if bad.is_empty() {
+            self.good.clear();
+        }
+        let good = loaded.texts().filter(|(name, _, _)| !bad.contains(*name));
+        self.good.extend(good.map(|(name, home, text)| {
+            (name.to_owned(), StandIn { scope_dir: home.to_owned(), text: Arc::clone(text) })
+        }));
+    }
+
+    /// The good texts of a file, or of everything below a folder.
+    fn good_below(&self, name: &str) -> impl Iterator<Item = (String, StandIn)> {
+        let folder = path_prefix(name);
+        let own = self.good.get_key_value(name);
+        let inside = self.good.range(folder.clone()..).take_while(move |(name, _)| name.starts_with(&folder));
+        own.into_iter().chain(inside).map(|(name, good)| (name.clone(), good.clone()))
+    }
+
+    /// Texts that were in force before this began, for files of which nothing better is known. Are there any?
+    pub fn restore_last_good(&mut self, texts: Vec<FileContent>) -> bool {
+        let before = (self.good.len(), std::mem::replace(&mut self.is_recalled, true));
+        for FileContent { name, scope_dir: home, content, .. } in texts {
+            if let Ok(text) = std::str::from_utf8(&content) {
+                self.good.entry(name).or_insert_with(|| StandIn { scope_dir: home, text: text.into() });
+            }
+        }
+        (self.good.len(), true) != before
+    }
+}
+
+/// What the names of everything below a place begin with. The root of a repository, and the folder that one is in, have none.
+fn path_prefix(name: &str) -> String {
+    if name.is_empty() { String::new() } else { format!("{}/", name.trim_end_matches('/')) }
+}
+
+fn is_below(file: &str, place: &str) -> bool {
+    file == place || file.starts_with(&path_prefix(place))
+}
+
+fn empty_problem(place: &str) -> Problem {
+    let message = "no process is declared here: what was last declared stays in force".to_owned();
+    let hint =
+        "to remove processes, declare them with `state: absent`, or remove some of them and keep the others";
+    Problem::of_file(place.into(), Code::Nothing, message, Some(hint.to_owned()))
+}
+
+/// Does a text that cannot be read look as if others depended on it?
+fn binds_others(text: &str) -> bool {
+    text.lines().any(|line| {
+        let line = line.trim_start().trim_start_matches(['{', '"', '\'', '-', ' ']);
+        let value = line.strip_prefix("kind").map(|rest| rest.trim_start_matches(['"', '\'', ':', ' ']));
+        value.is_some_and(|value| value.starts_with("Policy") || value.starts_with("Defaults"))
+    })
+}
+
+fn bad_files(problems: &[Problem]) -> FileSet {
+    let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
+    errors.map(|problem| Arc::clone(&problem.file)).collect()
+}

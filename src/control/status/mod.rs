@@ -1,0 +1,299 @@
+//! What is known now: fed with the loop's events, read by whoever is asked.
+//!
+//! One lock, held for short moments only; nobody who reads can make the loop wait. What happened is kept as numbered
+//! notes, the newest thousand: whoever follows them asks for what came after the number that he knows, and who is too slow
+//! is told that he missed some. The numbers go on where those of an earlier run ended.
+
+mod log;
+mod reduce;
+mod row;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tokio::sync::watch;
+
+pub use self::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
+pub use self::row::{Row, SyncStatus};
+use super::pin::Pin;
+use super::source::SourceState;
+use super::{ControllerEvent, PassResult};
+use crate::clock;
+use crate::manifest::Problem;
+pub use crate::manifest::Severity;
+use crate::model::{InstanceKey, Time};
+
+/// So many notes are kept.
+pub const MAX_ENTRIES: usize = 1000;
+/// Upper bounds of the buckets of durations, in seconds.
+pub const BUCKETS: [f64; 10] = [0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0];
+/// A loop that was not heard of for this long stands still: a target may be that slow to answer.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest pass, and then some.
+const MAX_PASS_DURATION: Duration = Duration::from_secs(900);
+
+/// What is watched over, as it was said at the start.
+#[derive(Clone, Debug, Default)]
+pub struct ControllerInfo {
+    pub target: String,
+    pub owner: String,
+    pub sources: Vec<String>,
+    pub follow: bool,
+    pub heal: bool,
+    pub prune: bool,
+    pub interval: Duration,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// Nobody was asked yet.
+    #[default]
+    Starting,
+    /// Somebody else leads: his host and process.
+    Waiting {
+        host: String,
+        pid: u32,
+    },
+    Leading {
+        generation: u64,
+    },
+}
+
+/// Everything that is known at one moment.
+#[derive(Clone, Debug)]
+pub struct ControllerStatus {
+    pub role: Role,
+    pub revision: String,
+    /// The commit that it is, where it is one.
+    pub commit: Option<String>,
+    /// A person's word that stands against the source.
+    pub pin: Option<Pin>,
+    /// Why the source is not followed: what was last taken stays in force.
+    pub not_followed: Option<String>,
+    pub files: usize,
+    /// Something is broken, and in force as it last was.
+    pub is_incomplete: bool,
+    pub problems: Arc<[Problem]>,
+    pub last_pass: Option<Arc<PassResult>>,
+    pub observations: u64,
+    pub failed_observations: u64,
+    /// How long the last pass took.
+    pub pass_duration: Option<Duration>,
+    /// Since when one is under way.
+    pub pass_started: Option<Instant>,
+    pub last_tick: Instant,
+    /// What went wrong, as long as it does.
+    pub trouble: Option<String>,
+    /// Steps that are under way or wait for their turn.
+    pub queue: usize,
+    /// Plans, or parts of plans, that are being carried out.
+    pub in_flight: usize,
+    /// By operation and outcome.
+    pub operations: BTreeMap<(&'static str, &'static str), u64>,
+    pub passes: DurationHistogram,
+    /// The same of what was carried out.
+    pub runs: DurationHistogram,
+    /// Of the newest note.
+    pub number: u64,
+}
+
+impl ControllerStatus {
+    /// Every instance of the last look that is wanted, or is ours.
+    pub fn rows(&self) -> &[Row] {
+        self.last_pass.as_ref().map_or(&[], |look| look.rows.get_or_init(|| row::rows(look)))
+    }
+}
+
+/// How long something took, each time.
+#[derive(Clone, Debug, Default)]
+pub struct DurationHistogram {
+    pub buckets: [u64; BUCKETS.len()],
+    pub seconds: f64,
+    pub all: u64,
+}
+
+impl DurationHistogram {
+    fn observe(&mut self, took: Duration) {
+        let seconds = took.as_secs_f64();
+        if let Some(bucket) = BUCKETS.iter().position(|most| seconds <= *most) {
+            self.buckets[bucket] += 1;
+        }
+        self.seconds += seconds;
+        self.all += 1;
+    }
+}
+
+/// The board itself; one a loop, shared.
+pub struct StatusBoard {
+    pub subject: ControllerInfo,
+    pub began: Time,
+    inner: Mutex<Inner>,
+    /// The newest number; who waits for notes waits here. `None`: there will be no more.
+    news: watch::Sender<Option<u64>>,
+}
+
+struct Inner {
+    known: ControllerStatus,
+    notes: VecDeque<Arc<LogEntry>>,
+    /// Something happened since everything was as wanted.
+    news: bool,
+    not_converging: BTreeSet<InstanceKey>,
+}
+
+/// Notes after a number.
+#[derive(Clone, Debug, Default)]
+pub struct EntriesAfter {
+    pub notes: Vec<Arc<LogEntry>>,
+    /// Some that came after that number are no longer kept.
+    pub missed: bool,
+}
+
+impl StatusBoard {
+    pub fn new(subject: ControllerInfo) -> StatusBoard {
+        let began = clock::now();
+        // Far above what an earlier run can have counted to.
+        let number = u64::try_from(began.0).unwrap_or(0);
+        let known = ControllerStatus {
+            role: Role::Starting,
+            revision: String::new(),
+            commit: None,
+            pin: None,
+            not_followed: None,
+            files: 0,
+            is_incomplete: false,
+            problems: Arc::new([]),
+            last_pass: None,
+            observations: 0,
+            failed_observations: 0,
+            pass_duration: None,
+            pass_started: None,
+            last_tick: Instant::now(),
+            trouble: None,
+            queue: 0,
+            in_flight: 0,
+            operations: BTreeMap::new(),
+            passes: DurationHistogram::default(),
+            runs: DurationHistogram::default(),
+            number,
+        };
+        let inner = Inner { known, notes: VecDeque::new(), news: true, not_converging: BTreeSet::new() };
+        StatusBoard { subject, began, inner: Mutex::new(inner), news: watch::Sender::new(Some(number)) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn status(&self) -> ControllerStatus {
+        self.inner().known.clone()
+    }
+
+    pub fn is_alive(&self) -> bool {
+        self.is_ticking(STALL_TIMEOUT, MAX_PASS_DURATION)
+    }
+
+    /// Does the loop go round? A pass may take as long as it was given.
+    fn is_ticking(&self, within: Duration, longest_pass: Duration) -> bool {
+        let known = &self.inner().known;
+        match known.pass_started {
+            Some(since) => since.elapsed() < longest_pass,
+            None => known.last_tick.elapsed() < within,
+        }
+    }
+
+    /// At most `most` notes that came after a number.
+    pub fn entries_after(&self, number: u64, most: usize) -> EntriesAfter {
+        let inner = self.inner();
+        let first = inner.notes.front().map_or(inner.known.number, |note| note.number - 1);
+        let skipped = usize::try_from(number.saturating_sub(first)).unwrap_or(usize::MAX);
+        EntriesAfter {
+            notes: inner.notes.iter().skip(skipped).take(most).cloned().collect(),
+            missed: number < first,
+        }
+    }
+
+    /// Where to wait for notes.
+    pub fn subscribe(&self) -> watch::Receiver<Option<u64>> {
+        self.news.subscribe()
+    }
+
+    /// There will be no more: whoever waits ends.
+    pub fn close(&self) {
+        self.news.send_replace(None);
+    }
+
+    /// Somebody asked for something.
+    pub fn log_request(&self, title: String) {
+        self.update(|inner| inner.log(Kind::Requested, LogLevel::Info, title, String::new(), json!({})));
+    }
+
+    /// Takes in what happened.
+    pub fn record(&self, event: &ControllerEvent<'_>) {
+        // What takes time is done before the lock is taken.
+        let changed = match event {
+            ControllerEvent::Planned { result } => {
+                let before = self.inner().known.last_pass.clone();
+                before.map_or(0, |before| row::count_changes(&before.observed, &result.observed))
+            }
+            _ => 0,
+        };
+        self.update(|inner| inner.apply(event, changed));
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Inner)) {
+        let number = {
+            let mut inner = self.inner();
+            change(&mut inner);
+            inner.known.number
+        };
+        self.news.send_if_modified(|last| match last {
+            Some(last) if *last != number => {
+                *last = number;
+                true
+            }
+            Some(_) | None => false,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_numbered_and_who_is_too_slow_is_told() {
+        let board = StatusBoard::new(ControllerInfo::default());
+        let begin = board.status().number;
+        assert!(board.entries_after(begin, 10).notes.is_empty() && !board.entries_after(begin, 10).missed);
+        let mut news = board.subscribe();
+        for nth in 0..MAX_ENTRIES + 5 {
+            board.record(&ControllerEvent::Failure { why: &format!("trouble {nth}") });
+        }
+        assert!(news.has_changed().is_ok_and(|changed| changed));
+        assert_eq!(*news.borrow_and_update(), Some(begin + MAX_ENTRIES as u64 + 5));
+        let all = board.entries_after(begin, usize::MAX);
+        assert!(all.missed && all.notes.len() == MAX_ENTRIES);
+        let last = board.entries_after(begin + MAX_ENTRIES as u64 + 3, usize::MAX);
+        assert!(!last.missed);
+        let titles: Vec<&str> = last.notes.iter().map(|note| note.title.as_str()).collect();
+        assert_eq!(titles, ["trouble 1003", "trouble 1004"]);
+        assert!(board.entries_after(u64::MAX, 10).notes.is_empty(), "of another run");
+        board.record(&ControllerEvent::Failure { why: "trouble 1004" });
+        assert!(!news.has_changed().is_ok_and(|changed| changed), "the same again is no news");
+    }
+
+    #[test]
+    fn a_loop_that_stands_still_is_noticed() {
+        let board = StatusBoard::new(ControllerInfo::default());
+        let (short, long) = (Duration::from_secs(5), Duration::from_secs(600));
+        assert!(board.is_ticking(short, long));
+        assert!(!board.is_ticking(Duration::ZERO, long));
+        board.record(&ControllerEvent::PassStarted);
+        assert!(board.is_ticking(Duration::ZERO, long), "a pass takes its time");
+        assert!(!board.is_ticking(short, Duration::ZERO), "and not for ever");
+        board.record(&ControllerEvent::PassFinished { took: Duration::from_millis(7) });
+        assert_eq!(board.status().passes.buckets[1], 1);
+    }
+}

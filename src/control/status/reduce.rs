@@ -1,0 +1,340 @@
+//! How each event changes what is known, and what is told of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+
+use super::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
+use super::{ControllerEvent, Inner, MAX_ENTRIES, PassResult, Role, SourceState};
+use crate::clock;
+use crate::execute::StepResult;
+use crate::manifest::{Problem, Severity};
+use crate::model::{HoldReason, InstanceKey, Step, Why};
+
+/// So many texts of a list are told one by one.
+const MAX_LISTED: usize = 10;
+
+impl Inner {
+    pub(super) fn log(&mut self, kind: Kind, level: LogLevel, title: String, text: String, more: Value) {
+        self.known.number += 1;
+        let more = match more {
+            Value::Object(map) => map,
+            Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                Map::new()
+            }
+        };
+        let number = self.known.number;
+        let note = LogEntry { number, at: clock::now(), kind, level, title, text, more, public: None };
+        self.notes.push_back(Arc::new(note));
+        if self.notes.len() > MAX_ENTRIES {
+            self.notes.pop_front();
+        }
+    }
+
+    /// The last note has another title and text for readers without credentials.
+    fn set_public_text(&mut self, title: String, text: String) {
+        if let Some(note) = self.notes.back_mut() {
+            Arc::make_mut(note).public = Some((title, text));
+        }
+    }
+
+    /// `changed`: how many instances are not as they were at the last look.
+    pub(super) fn apply(&mut self, event: &ControllerEvent<'_>, changed: usize) {
+        self.known.last_tick = Instant::now();
+        let plain = String::new;
+        match event {
+            ControllerEvent::Read { reading, revision } => self.on_source_read(reading, revision),
+            ControllerEvent::Problems { reading } => self.on_problems(reading),
+            ControllerEvent::RevisionNotFollowed { revision } => {
+                let title = match revision {
+                    Some(revision) => {
+                        let short: String = revision.chars().take(12).collect();
+                        format!("revision {short} is there, and is not to be followed")
+                    }
+                    None => "what is there is what is in force".to_owned(),
+                };
+                self.known.not_followed = revision.map(|_| format!("FollowOff: {title}"));
+                self.log(Kind::Source, LogLevel::Info, title, plain(), json!({"unfollowed": revision}));
+            }
+            ControllerEvent::Source { trouble: None } => {
+                self.known.not_followed = None;
+                let title = "the source is followed again".to_owned();
+                self.log(Kind::Source, LogLevel::Info, title, plain(), json!({"trouble": null}));
+            }
+            ControllerEvent::Source { trouble: Some(trouble) } => {
+                let title = format!("the source is not followed: {}: {trouble}", trouble.word());
+                self.known.not_followed = Some(format!("{}: {trouble}", trouble.word()));
+                let more = json!({"trouble": trouble.word()});
+                self.log(Kind::Source, LogLevel::Error, title, trouble.hint().unwrap_or_default(), more);
+            }
+            ControllerEvent::Pinned { pin } => {
+                self.known.pin = Some((*pin).clone());
+                let title = format!("pinned to {} by {}", pin.revision, pin.by);
+                let more = json!({"pinned": pin.revision, "by": pin.by, "reason": pin.reason});
+                self.log(Kind::Source, LogLevel::Info, title, pin.reason.clone().unwrap_or_default(), more);
+            }
+            ControllerEvent::Unpinned { pin, newer } => {
+                self.known.pin = None;
+                let why = if *newer { ": the source has something newer" } else { "" };
+                let title = format!("no longer pinned to {}{why}", pin.revision);
+                self.log(Kind::Source, LogLevel::Info, title, plain(), json!({"pinned": null}));
+            }
+            ControllerEvent::Waiting { holder } => {
+                let (host, pid) = (holder.host.clone(), holder.pid);
+                let title = format!("waiting: {host} (process {pid}) leads");
+                self.log(Kind::Waiting, LogLevel::Info, title, plain(), json!({"host": host, "pid": pid}));
+                self.known.role = Role::Waiting { host, pid };
+            }
+            ControllerEvent::Leading { generation } => {
+                self.known.role = Role::Leading { generation: *generation };
+                let more = json!({"generation": generation});
+                self.log(Kind::Leading, LogLevel::Info, "this one leads".to_owned(), plain(), more);
+            }
+            ControllerEvent::Planned { result } => self.on_planned(result, changed),
+            ControllerEvent::ExecutionStarted { steps } => {
+                self.known.queue += steps;
+                self.known.in_flight += 1;
+                let title = format!("{} to do", count(*steps, "step"));
+                self.log(Kind::ExecutionStarted, LogLevel::Info, title, plain(), json!({"steps": steps}));
+            }
+            ControllerEvent::StepFinished { step, ended } => self.on_step_finished(step, ended),
+            ControllerEvent::Soaking { process, secs } => {
+                let title = format!("{process}: watching for {secs} s whether it stays well");
+                let more = json!({"process": process.to_string(), "secs": secs});
+                self.log(Kind::Soaking, LogLevel::Info, title, plain(), more);
+            }
+            ControllerEvent::Relaunched { instance, pid } => {
+                let title = format!("{instance}: it ended, and is back as process {pid}");
+                let more = json!({"instance": instance, "pid": pid});
+                self.log(Kind::Relaunched, LogLevel::Info, title, plain(), more);
+            }
+            ControllerEvent::RolledBack { processes, steps } => {
+                self.known.queue += steps;
+                let title = format!("{processes}: the rollout failed, and is rolled back");
+                let more = json!({"processes": processes});
+                self.log(Kind::RolledBack, LogLevel::Error, title, plain(), more);
+            }
+            ControllerEvent::ExecutionFinished { ended, took } => self.on_execution_finished(ended, *took),
+            ControllerEvent::Failure { why } => {
+                self.known.failed_observations += 1;
+                if self.known.trouble.as_deref() != Some(*why) {
+                    self.known.trouble = Some((*why).to_owned());
+                    let title = (*why).to_owned();
+                    self.log(Kind::Failure, LogLevel::Error, title, plain(), json!({}));
+                }
+            }
+            ControllerEvent::Idle { settled, held } => {
+                if std::mem::take(&mut self.news) {
+                    let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
+                    let word = if *held > 0 { "at rest" } else { "converged" };
+                    let title = format!("{word}: {} as wanted{rest}", count(*settled, "instance"));
+                    let more = json!({"settled": settled, "held": held});
+                    self.log(Kind::Converged, LogLevel::Info, title, plain(), more);
+                }
+            }
+            ControllerEvent::PassStarted => self.known.pass_started = Some(Instant::now()),
+            ControllerEvent::PassFinished { took } => self.on_pass_finished(*took),
+            ControllerEvent::Tick => {}
+        }
+    }
+
+    fn on_source_read(&mut self, reading: &SourceState, revision: &str) {
+        let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(), "files": reading.files,
+                          "errors": errors(&reading.problems).len()});
+        if revision != self.known.revision || reading.commit != self.known.commit {
+            self.news = true;
+            let short: String = revision.chars().take(12).collect();
+            let many = count(reading.desired.instances.len(), "instance");
+            let commit =
+                reading.commit.as_deref().map(|id| format!(", commit {}", id.get(..12).unwrap_or(id)));
+            let title = format!("read: {many} wanted, revision {short}{}", commit.unwrap_or_default());
+            self.log(Kind::Read, LogLevel::Info, title, String::new(), more);
+        }
+        self.on_problems(reading);
+        self.known.revision = revision.to_owned();
+        self.known.commit.clone_from(&reading.commit);
+        self.known.files = reading.files;
+    }
+
+    fn on_problems(&mut self, reading: &SourceState) {
+        let (errors, before) = (errors(&reading.problems), errors(&self.known.problems));
+        let more = json!({"errors": errors.len()});
+        if !errors.is_empty() && errors != before {
+            let title = format!(
+                "{} in the manifests: what is broken stays as it last was",
+                count(errors.len(), "error")
+            );
+            let public: Vec<String> = errors_of(&reading.problems, |message| match may_quote(message) {
+                true => HIDDEN,
+                false => message,
+            });
+            self.log(Kind::Problems, LogLevel::Error, title.clone(), list(&errors), more);
+            self.set_public_text(title, list(&public));
+        } else if errors.is_empty() && !before.is_empty() {
+            let title = "the manifests have no errors any more".to_owned();
+            self.log(Kind::ProblemsFixed, LogLevel::Info, title, String::new(), more);
+        }
+        self.known.is_incomplete = reading.is_incomplete;
+        self.known.problems = reading.problems.clone().into();
+    }
+
+    fn on_planned(&mut self, look: &Arc<PassResult>, changed: usize) {
+        self.known.observations += 1;
+        if self.known.trouble.take().is_some() {
+            let title = "the target can be looked at again".to_owned();
+            self.log(Kind::Recovered, LogLevel::Info, title, String::new(), json!({}));
+        }
+        let now = held_lines(look);
+        let before = self.known.last_pass.as_ref().map(|look| held_lines(look)).unwrap_or_default();
+        if now != before {
+            let (title, level) = match now.len() {
+                0 => ("nothing is held any more".to_owned(), LogLevel::Info),
+                many => (format!("{} held", count(many, "instance")), LogLevel::Warning),
+            };
+            self.log(Kind::Held, level, title, list(&now), json!({"held": now.len()}));
+        }
+        let stuck: BTreeSet<InstanceKey> = look
+            .rules
+            .left_alone
+            .iter()
+            .filter(|(_, (reason, _))| *reason == HoldReason::NotConverging)
+            .map(|(key, _)| key.clone())
+            .collect();
+        let new: Vec<String> = stuck.difference(&self.not_converging).map(ToString::to_string).collect();
+        if !new.is_empty() {
+            let many = count(new.len(), "instance");
+            let title = format!("{many} not converging: made as wanted three times, and undone each time");
+            let more = json!({"instances": new});
+            self.log(Kind::NotConverging, LogLevel::Error, title, list(&new), more);
+        }
+        self.not_converging = stuck;
+        if changed > 0 {
+            let title = format!("{} changed", count(changed, "instance"));
+            self.log(Kind::Changed, LogLevel::Info, title, String::new(), json!({"instances": changed}));
+        }
+        self.known.last_pass = Some(Arc::clone(look));
+    }
+
+    fn on_step_finished(&mut self, step: &Step, ended: &StepResult) {
+        self.known.queue = self.known.queue.saturating_sub(1);
+        let (op, outcome) = (step.op.word(), ended.outcome);
+        *self.known.operations.entry((op, outcome.word())).or_default() += 1;
+        let why = step.why.first();
+        let mut title = format!("{op} {}", step.instance);
+        match outcome.is_well() {
+            true => title.extend(why.map(|why| format!(": {}", reason_text(why)))),
+            false => title = failure(ended),
+        }
+        let level = if outcome.is_well() { LogLevel::Info } else { LogLevel::Error };
+        let at = why.and_then(|why| why.at.as_ref()).map(ToString::to_string);
+        let more = json!({"instance": step.instance, "op": op, "outcome": outcome.word(), "code": ended.code,
+                          "message": ended.message, "took_ms": ended.took_ms, "at": at});
+        self.log(Kind::Step, level, title, String::new(), more);
+        let mut public = format!("{op} {}", step.instance);
+        match outcome.is_well() {
+            true => public.extend(why.map(|why| format!(": {}", redacted_reason(why)))),
+            false => public = failure(&without_message(ended)),
+        }
+        self.set_public_text(public, String::new());
+    }
+
+    fn on_execution_finished(&mut self, ended: &[StepResult], took: Duration) {
+        self.news = true;
+        self.known.in_flight = self.known.in_flight.saturating_sub(1);
+        let mut summary: BTreeMap<&str, usize> = BTreeMap::new();
+        for one in ended.iter().filter(|one| one.outcome.is_well()) {
+            *summary.entry(one.op.word()).or_default() += 1;
+        }
+        let failures: Vec<String> = ended.iter().filter(|one| !one.outcome.is_well()).map(failure).collect();
+        let mut words: Vec<String> = summary.iter().map(|(op, many)| format!("{many} {op}")).collect();
+        if !failures.is_empty() {
+            words.push(format!("{} failed", failures.len()));
+        }
+        let (steps, secs) = (count(ended.len(), "step"), took.as_secs_f64());
+        let title = format!("{steps} in {secs:.1} s: {}", words.join(", "));
+        let level = if failures.is_empty() { LogLevel::Info } else { LogLevel::Error };
+        let more = json!({"steps": ended.len(), "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                          "summary": summary, "failed": failures.len()});
+        let done = ended
+            .iter()
+            .filter(|one| one.outcome.is_well())
+            .map(|one| format!("{} {}", one.op, one.instance));
+        let lines: Vec<String> = failures.into_iter().chain(done).collect();
+        let hidden = |one: &StepResult| match one.outcome.is_well() {
+            true => format!("{} {}", one.op, one.instance),
+            false => failure(&without_message(one)),
+        };
+        let mut public: Vec<&StepResult> = ended.iter().collect();
+        public.sort_by_key(|one| one.outcome.is_well());
+        let public: Vec<String> = public.into_iter().map(hidden).collect();
+        self.log(Kind::ExecutionFinished, level, title.clone(), list(&lines), more);
+        self.set_public_text(title, list(&public));
+        self.known.runs.observe(took);
+    }
+
+    fn on_pass_finished(&mut self, took: Duration) {
+        self.known.pass_started = None;
+        self.known.pass_duration = Some(took);
+        self.known.passes.observe(took);
+    }
+}
+
+/// What is left alone, a line each. What only waits for its next try comes and goes, and is told as it fails.
+fn held_lines(look: &PassResult) -> Vec<String> {
+    let waits: BTreeSet<&InstanceKey> =
+        look.backing_off.iter().filter(|hold| hold.until.is_some()).map(|hold| &hold.instance).collect();
+    let stays = look.plan.held.iter().filter(|held| !waits.contains(&held.instance));
+    let stays = stays.filter(|held| held.reason != HoldReason::UnderWay);
+    stays.map(|held| format!("{} {}: {}", held.reason.word(), held.instance, held.detail)).collect()
+}
+
+fn errors(problems: &[Problem]) -> Vec<String> {
+    errors_of(problems, |message| message)
+}
+
+fn errors_of(problems: &[Problem], shown: impl Fn(&str) -> &str) -> Vec<String> {
+    let errors = problems.iter().filter(|problem| problem.severity == Severity::Error);
+    errors.map(|problem| format!("{}:{}: {}", problem.file, problem.line, shown(&problem.message))).collect()
+}
+
+/// An agent's message may quote a command and what it wrote.
+fn without_message(ended: &StepResult) -> StepResult {
+    let message = if ended.message.is_empty() { String::new() } else { HIDDEN.to_owned() };
+    StepResult { message, ..ended.clone() }
+}
+
+fn redacted_reason(why: &Why) -> String {
+    let hide = |value: &Option<String>| value.as_ref().map(|_| HIDDEN.to_owned());
+    match why.field.as_deref().is_some_and(is_private) {
+        true => reason_text(&Why { old: hide(&why.old), new: hide(&why.new), ..why.clone() }),
+        false => reason_text(why),
+    }
+}
+
+fn failure(ended: &StepResult) -> String {
+    let StepResult { op, instance, outcome, message, .. } = ended;
+    format!("{op} {instance}: {} {}", outcome.word(), message.lines().next().unwrap_or_default())
+}
+
+fn reason_text(why: &Why) -> String {
+    let side = |value: &Option<String>| value.clone().unwrap_or_else(|| "unset".to_owned());
+    match &why.field {
+        Some(field) => format!("{field}: {} → {}", side(&why.old), side(&why.new)),
+        None => why.rule.word().to_owned(),
+    }
+}
+
+/// The first lines of many.
+fn list(lines: &[String]) -> String {
+    let mut text = lines.iter().take(MAX_LISTED).cloned().collect::<Vec<_>>().join("\n");
+    if lines.len() > MAX_LISTED {
+        text.push_str(&format!("\nand {} more", lines.len() - MAX_LISTED));
+    }
+    text
+}
+
+fn count(n: usize, thing: &str) -> String {
+    format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
+}

@@ -1,0 +1,70 @@
+//! Every instance of a look, made for whoever asks, and only then: most looks are never looked at.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::PassResult;
+use crate::model::{HoldReason, InstanceKey, Observed, ObservedInstance, State};
+pub use crate::reconcile::SyncStatus;
+use crate::reconcile::sync_statuses;
+
+/// One instance, as it is wanted and as it was seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    pub key: InstanceKey,
+    /// `None`: it is not there.
+    pub seen: Option<ObservedInstance>,
+    /// Why its host could not be looked at.
+    pub gap: Option<String>,
+    pub sync: SyncStatus,
+    /// Why it is left alone, and in a sentence.
+    pub held: Option<(HoldReason, String)>,
+    /// Where it is declared.
+    pub declared: Option<String>,
+}
+
+/// Every instance that is wanted, or is ours.
+pub fn rows(look: &PassResult) -> Vec<Row> {
+    let PassResult { desired, observed, rules, plan, .. } = look;
+    let held: BTreeMap<&InstanceKey, (HoldReason, &String)> =
+        plan.held.iter().map(|held| (&held.instance, (held.reason, &held.detail))).collect();
+    let row = |(key, sync): (&InstanceKey, SyncStatus)| Row {
+        key: key.clone(),
+        seen: observed.instances.get(key).cloned(),
+        gap: observed.gaps.get(&key.host).cloned(),
+        sync,
+        held: held.get(key).map(|(reason, detail)| (*reason, (*detail).clone())),
+        declared: desired
+            .instances
+            .get(key)
+            .filter(|want| want.origin.state != State::Absent)
+            .map(|want| want.origin.place.to_string()),
+    };
+    // What belongs to somebody else is not ours to count.
+    let ours = |key: &InstanceKey| {
+        let owner = observed.instances.get(key).and_then(|seen| seen.owner.as_deref());
+        desired.instances.contains_key(key) || owner == Some(rules.owner.as_str())
+    };
+    sync_statuses(desired, observed, plan, rules).into_iter().filter(|(key, _)| ours(key)).map(row).collect()
+}
+
+/// How many rows are not what they were. When they were told is no part of that.
+pub fn count_changes(before: &Observed, now: &Observed) -> usize {
+    let facts = |seen: &ObservedInstance| (seen.running, seen.hosted, seen.registered, seen.health, seen.pid);
+    let (mut then, mut here) = (before.instances.iter().peekable(), now.instances.iter().peekable());
+    let mut differ = 0;
+    // Both are in the order of their keys.
+    loop {
+        let order = match (then.peek(), here.peek()) {
+            (None, None) => break,
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some((a, _)), Some((b, _))) => a.cmp(b),
+        };
+        let old = if order.is_le() { then.next() } else { None };
+        let new = if order.is_ge() { here.next() } else { None };
+        differ += usize::from(old.map(|(_, seen)| facts(seen)) != new.map(|(_, seen)| facts(seen)));
+    }
+    let gap = |seen: &Observed| seen.gaps.keys().cloned().collect::<BTreeSet<_>>();
+    differ + gap(before).symmetric_difference(&gap(now)).count()
+}

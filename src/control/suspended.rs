@@ -1,0 +1,83 @@
+//! What the loop gave up on, for whoever asks, and for the loop that comes after it.
+//!
+//! `left/OWNER/INSTANCE` is there from the moment that it is given up until something changes. What was put back after a
+//! failed rollout stays given up over a restart, for as long as it is asked for in the same way.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{Desired, DesiredInstance, HoldReason, InstanceKey};
+use crate::store::{Error, Store, Txn};
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suspended {
+    /// The word of it.
+    pub reason: String,
+    pub why: String,
+    /// What was asked for, as a digest.
+    pub asked: String,
+}
+
+const KEY_PREFIX: &str = "left/";
+
+fn store_key(owner: &str) -> String {
+    format!("{KEY_PREFIX}{owner}/")
+}
+
+impl Suspended {
+    pub fn new(reason: HoldReason, why: &str, want: Option<&DesiredInstance>) -> Suspended {
+        Suspended { reason: reason.word().to_owned(), why: why.to_owned(), asked: request_digest(want) }
+    }
+
+    /// Is it still given up by somebody who begins anew?
+    pub fn still_applies(&self, key: &InstanceKey, desired: &Desired) -> bool {
+        self.reason == HoldReason::RolledBack.word()
+            && self.asked == request_digest(desired.instances.get(key))
+    }
+
+    pub fn reason(&self) -> HoldReason {
+        match self.reason == HoldReason::RolledBack.word() {
+            true => HoldReason::RolledBack,
+            false => HoldReason::NotConverging,
+        }
+    }
+}
+
+fn request_digest(want: Option<&DesiredInstance>) -> String {
+    want.map(|want| format!("{} {}", want.origin.state.word(), want.spec.revision())).unwrap_or_default()
+}
+
+pub type SuspendedInstances = BTreeMap<InstanceKey, Suspended>;
+
+pub async fn read<S: Store>(state: &S, owner: &str) -> Result<SuspendedInstances, Error> {
+    let place = store_key(owner);
+    let page = state.range(&place, None, usize::MAX).await?;
+    let one = |entry: &crate::store::Entry| {
+        let key = entry.key.strip_prefix(&place)?.parse().ok()?;
+        Some((key, serde_json::from_slice(&entry.value).ok()?))
+    };
+    Ok(page.entries.iter().filter_map(one).collect())
+}
+
+/// Of all owners.
+pub async fn read_all_owners<S: Store>(state: &S) -> Result<SuspendedInstances, Error> {
+    let page = state.range(KEY_PREFIX, None, usize::MAX).await?;
+    let one = |entry: &crate::store::Entry| {
+        let (_, key) = entry.key.strip_prefix(KEY_PREFIX)?.rsplit_once('/')?;
+        Some((key.parse().ok()?, serde_json::from_slice(&entry.value).ok()?))
+    };
+    Ok(page.entries.iter().filter_map(one).collect())
+}
+
+/// What makes the one into the other; `None`: they are the same.
+pub fn diff(owner: &str, before: &SuspendedInstances, now: &SuspendedInstances) -> Option<Txn> {
+    let place = store_key(owner);
+    let gone =
+        before.keys().filter(|key| !now.contains_key(*key)).map(|key| Txn::delete(format!("{place}{key}")));
+    let new = now
+        .iter()
+        .filter(|(key, left)| before.get(*key) != Some(left))
+        .map(|(key, left)| Txn::put(format!("{place}{key}"), serde_json::to_vec(left).unwrap_or_default()));
+    gone.chain(new).reduce(Txn::and)
+}

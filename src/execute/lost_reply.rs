@@ -1,0 +1,160 @@
+//! A call whose answer was lost: was it carried out? Decided by looking, never by sending it again.
+
+use std::time::Duration;
+
+use crate::model::{Monitor, ObservedInstance, Op, Step, Time};
+
+/// What a close look says of a step that may have been carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inference {
+    Done,
+    /// It was not, as far as can be seen: it may still come.
+    NotYet,
+    /// Looking cannot tell. Doing it again does no harm.
+    Again,
+    /// A process runs that was there before the start was sent.
+    NotOurs,
+    Unknown,
+}
+
+/// Largest error of a start time, in milliseconds: platforms send it, and the time of the check, in whole seconds.
+pub const START_ERROR: i64 = 2000;
+
+/// Earliest start time of a process that a start which was sent at this time may have made.
+pub fn earliest(sent: Time) -> Time {
+    Time(sent.0.saturating_sub(START_ERROR))
+}
+
+/// `before`: how it was when it was sent. `runs_once`: another run would be one too many. `unproven`: nothing proves that
+/// the instance is ours, and this is when the call was sent.
+pub fn infer_outcome(
+    op: Op,
+    before: Option<&ObservedInstance>,
+    now: Option<&ObservedInstance>,
+    runs_once: bool,
+    unproven: Option<Time>,
+) -> Inference {
+    if now.is_some_and(|seen| seen.unknown) {
+        return Inference::Unknown;
+    }
+    let fact = |fact: fn(&ObservedInstance) -> Option<bool>| match now {
+        None => Some(false),
+        Some(seen) => fact(seen),
+    };
+    let (Some(running), Some(hosted)) = (fact(|seen| seen.running), fact(|seen| seen.hosted)) else {
+        return Inference::Unknown;
+    };
+    let was = |fact: fn(&ObservedInstance) -> Option<bool>| before.and_then(fact) == Some(true);
+    let pids = (before.and_then(|seen| seen.pid), now.and_then(|seen| seen.pid));
+    let so = |is: bool| if is { Inference::Done } else { Inference::NotYet };
+    match op {
+        // It may have run and ended.
+        Op::Start if runs_once && !running => Inference::Unknown,
+        Op::Start if running && let Some(sent) = unproven => match now.and_then(|seen| seen.started) {
+            Some(started) if started >= sent => Inference::Done,
+            // Ours by a start time that was rounded down, or another one's: neither is proven.
+            Some(started) if started >= earliest(sent) => Inference::Unknown,
+            Some(_) => Inference::NotOurs,
+            None => Inference::Unknown,
+        },
+        Op::Start => so(running),
+        Op::Stop | Op::Kill => so(!running),
+        Op::Restart => match pids {
+            (Some(then), Some(now)) => so(then != now),
+            (None, _) | (_, None) => Inference::Unknown,
+        },
+        Op::Supervise if was(|seen| seen.hosted) => Inference::Again,
+        Op::Supervise => so(hosted),
+        Op::Unsupervise => so(!hosted),
+        Op::Reload | Op::Register | Op::Unregister => Inference::Again,
+    }
+}
+
+/// How long an operation may take until its row is overdue.
+pub fn operation_timeout(step: &Step, poll: Duration) -> Duration {
+    let monitor = step.spec.as_ref().map(|spec| spec.monitor.clone()).unwrap_or_default();
+    let check = match step.op {
+        Op::Start | Op::Restart => monitor.start_check_secs.unwrap_or(Monitor::START_CHECK_SECS),
+        Op::Stop | Op::Kill => monitor.stop_check_secs.unwrap_or(Monitor::STOP_CHECK_SECS),
+        Op::Register | Op::Unregister | Op::Supervise | Op::Unsupervise | Op::Reload => 0,
+    };
+    let timeout = monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT);
+    Duration::from_secs(u64::from(timeout) + u64::from(check)) + (poll * 2).max(Duration::from_secs(10))
+}
+
+/// Does a failure with this code say that a one-shot was begun? It has ended by the time it is checked (836), or it ended
+/// badly (65535): whoever began it again would run it twice.
+pub fn has_run(op: Op, code: i64, runs_once: bool) -> bool {
+    op == Op::Start && runs_once && matches!(code, 836 | 65535)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(running: bool, hosted: bool, pid: u32) -> ObservedInstance {
+        let pid = running.then_some(pid);
+        ObservedInstance {
+            registered: Some(true),
+            hosted: Some(hosted),
+            running: Some(running),
+            pid,
+            ..ObservedInstance::default()
+        }
+    }
+
+    #[test]
+    fn what_can_be_seen_decides_and_the_rest_may_be_done_again_or_is_unknown() {
+        let (up, down) = (seen(true, true, 7), seen(false, false, 0));
+        let judge = |op, before: &ObservedInstance, now: &ObservedInstance| {
+            infer_outcome(op, Some(before), Some(now), false, None)
+        };
+        assert_eq!(judge(Op::Start, &down, &up), Inference::Done);
+        assert_eq!(judge(Op::Start, &down, &down), Inference::NotYet);
+        assert_eq!(judge(Op::Stop, &up, &down), Inference::Done);
+        assert_eq!(judge(Op::Kill, &up, &up), Inference::NotYet);
+        assert_eq!(judge(Op::Restart, &up, &seen(true, true, 8)), Inference::Done);
+        assert_eq!(judge(Op::Restart, &up, &up), Inference::NotYet);
+        assert_eq!(judge(Op::Restart, &up, &down), Inference::Unknown);
+        assert_eq!(judge(Op::Supervise, &seen(true, false, 7), &up), Inference::Done);
+        assert_eq!(judge(Op::Supervise, &up, &up), Inference::Again, "it may be guarded by the old spec");
+        assert_eq!(judge(Op::Unsupervise, &up, &seen(true, false, 7)), Inference::Done);
+        assert_eq!(judge(Op::Reload, &up, &up), Inference::Again);
+        let lost = ObservedInstance { unknown: true, ..up.clone() };
+        assert_eq!(judge(Op::Start, &down, &lost), Inference::Unknown);
+    }
+
+    #[test]
+    fn a_one_shot_that_was_begun_has_run_however_it_ended() {
+        for code in [836, 65535] {
+            assert!(has_run(Op::Start, code, true), "{code}");
+            assert!(!has_run(Op::Start, code, false) && !has_run(Op::Stop, code, true), "{code}");
+        }
+        assert!(!has_run(Op::Start, 117, true), "no agent was there");
+        assert!(!has_run(Op::Start, 0, true), "it never left");
+    }
+
+    #[test]
+    fn a_run_that_may_have_ended_is_not_begun_again() {
+        let down = seen(false, false, 0);
+        assert_eq!(infer_outcome(Op::Start, None, Some(&down), true, None), Inference::Unknown);
+        assert_eq!(infer_outcome(Op::Start, None, None, true, None), Inference::Unknown);
+        assert_eq!(infer_outcome(Op::Start, None, Some(&seen(true, true, 5)), true, None), Inference::Done);
+        assert_eq!(infer_outcome(Op::Start, None, None, false, None), Inference::NotYet);
+    }
+
+    #[test]
+    fn a_start_is_done_only_by_a_process_that_started_after_it_was_sent() {
+        let at =
+            |started: Option<i64>| ObservedInstance { started: started.map(Time), ..seen(true, true, 5) };
+        let judge =
+            |now: &ObservedInstance| infer_outcome(Op::Start, None, Some(now), false, Some(Time(9_999)));
+        assert_eq!(judge(&at(Some(9_999))), Inference::Done);
+        for rounded in [9_998, 9_000, 7_999] {
+            assert_eq!(judge(&at(Some(rounded))), Inference::Unknown, "{rounded}");
+        }
+        assert_eq!(judge(&at(Some(7_998))), Inference::NotOurs);
+        assert_eq!(judge(&at(None)), Inference::Unknown);
+        assert_eq!(judge(&seen(false, false, 0)), Inference::NotYet);
+    }
+}

@@ -1,0 +1,223 @@
+//! What is known by the end of each step: its outcome, what it means for the steps after it, and what the ledger is to keep.
+
+use std::collections::VecDeque;
+
+use tokio::time::Instant;
+
+use super::poll::is_once;
+use super::{Chains, Run};
+use crate::backend::{Backend, InstanceQuery};
+use crate::execute::lost_reply::{earliest, has_run};
+use crate::execute::{ExecutionEvent, StepOutcome, StepResult, ledger};
+use crate::model::{HoldReason, ObservedInstance, Op, Step, Time};
+use crate::reconcile::{Expected, after};
+use crate::store::{Store, Txn};
+
+impl<B: Backend, S: Store> Run<'_, B, S> {
+    #[expect(clippy::too_many_arguments, reason = "what a step is closed with, and what goes on after it")]
+    pub(super) fn close<'s>(
+        &mut self,
+        step: &'s Step,
+        outcome: StepOutcome,
+        code: i64,
+        message: String,
+        begun: Instant,
+        chains: &mut Chains<'_, 's>,
+        ready: &mut VecDeque<&'s Step>,
+    ) {
+        self.end(step, outcome, code, message, begun);
+        match outcome.is_well() {
+            true => ready.extend(chains.get_mut(&step.instance).and_then(VecDeque::pop_front)),
+            false => self.skip_rest(chains, step),
+        }
+    }
+
+    pub(super) fn end(
+        &mut self,
+        step: &Step,
+        outcome: StepOutcome,
+        code: i64,
+        message: String,
+        begun: Instant,
+    ) {
+        let took_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let (instance, op) = (step.instance.clone(), step.op);
+        let reason = self.refused_by(step, outcome, code);
+        self.note(step, outcome, code, begun);
+        let ended = StepResult { step: step.id, instance, op, outcome, code, message, took_ms, reason };
+        if !outcome.is_well() && self.failed.insert(step.instance.clone()) && outcome != StepOutcome::Skipped
+        {
+            let declared = self.terms.declared.get(&step.instance).cloned();
+            *self.failures.entry(declared.unwrap_or_else(|| step.instance.process())).or_default() += 1;
+        }
+        (self.told)(ExecutionEvent::Ended(&ended));
+        self.ended.push(ended);
+    }
+
+    /// Was the instance ours before this run: by its label, by the ledger, or because its adoption was planned?
+    pub(super) fn is_owned(&self, step: &Step) -> bool {
+        let owner = self.terms.owner.as_str();
+        let key = step.from.as_ref().unwrap_or(&step.instance);
+        let row = self.terms.before.get(key).or_else(|| self.terms.before.get(&step.instance));
+        let is_there =
+            |seen: &ObservedInstance| [seen.registered, seen.hosted, seen.running].contains(&Some(true));
+        // A plan acts on a process without an owner only where it adopts it.
+        let by_row = row.is_some_and(|seen| match seen.owner.as_deref() {
+            Some(its) => its == owner && !seen.not_owned,
+            None => is_there(seen),
+        });
+        by_row || self.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
+    }
+
+    /// Did we register it, whatever runs there?
+    pub(super) fn is_registered_by_us(&self, step: &Step) -> bool {
+        let entry = self.known.get(&step.instance).filter(|entry| entry.owner == self.terms.owner);
+        entry.is_some_and(|entry| !entry.gone && entry.registered)
+    }
+
+    /// Would a process that this start finds belong to another owner? A step without an owner is not checked.
+    pub(super) fn is_foreign(&self, step: &Step) -> bool {
+        step.op == Op::Start && !self.terms.owner.is_empty() && !self.is_owned(step)
+    }
+
+    fn refused_by(&self, step: &Step, outcome: StepOutcome, code: i64) -> Option<HoldReason> {
+        let is_other = match (step.op, code) {
+            (Op::Start, 828) => self.is_foreign(step),
+            (Op::Register, 850) => true,
+            _ => false,
+        };
+        (outcome == StepOutcome::Failed && is_other).then_some(HoldReason::NotOwned)
+    }
+
+    /// When a call was sent, by the clock that observations use.
+    pub(super) fn sent_at(&self, begun: Instant) -> Time {
+        let ago = i64::try_from(begun.elapsed().as_millis()).unwrap_or(i64::MAX);
+        Time(self.backend.now().0.saturating_sub(ago))
+    }
+
+    /// Start time from which on a running process is ours; `None`: whatever runs is.
+    fn ours_after(&self, step: &Step, outcome: StepOutcome, code: i64, begun: Instant) -> Option<Time> {
+        if self.terms.owner.is_empty() {
+            return None;
+        }
+        if self.is_owned(step) {
+            // Our agent lists only what it started: what answers the start may be another process, which is checked.
+            let is_checked = self.terms.caps.reads_specs && step.op == Op::Start && code == 828;
+            return is_checked.then_some(ledger::ALWAYS);
+        }
+        // An earlier start whose result was lost may have taken effect since.
+        let known = self.known.get(&step.instance).filter(|entry| !entry.gone && entry.unsure);
+        let lost = known.and_then(|entry| entry.ours_after).unwrap_or(ledger::NEVER);
+        match (step.op, outcome.is_well()) {
+            (Op::Start, false) if code == 828 => Some(lost),
+            (Op::Start, false) => Some(lost.min(earliest(self.sent_at(begun)))),
+            // A target that works with the registered spec cannot be asked about a process before it is registered.
+            (Op::Register, _) if self.terms.caps.operates_on_registered_spec => {
+                Some(lost.min(self.sent_at(begun)))
+            }
+            _ => None,
+        }
+    }
+
+    /// How the instance is by now, for the ledger.
+    fn note(&mut self, step: &Step, outcome: StepOutcome, code: i64, begun: Instant) {
+        if outcome == StepOutcome::Skipped {
+            return;
+        }
+        // These can be done again without harm: as long as nobody knows better, they were not done.
+        let harmless = matches!(step.op, Op::Register | Op::Unregister | Op::Reload | Op::Supervise);
+        if harmless && !outcome.is_well() {
+            if self.terms.caps.reads_specs {
+                return;
+            }
+            let perhaps = self.known.get(&step.instance).map(|entry| entry.perhaps(step));
+            let unproven = self.ours_after(step, outcome, code, begun).filter(|_| code != 850);
+            let entry = match (perhaps, unproven) {
+                (Some(entry), _) => entry,
+                // A registration that took effect all the same would carry our label, whatever runs there.
+                (None, Some(after)) => {
+                    let (owner, now) = (&self.terms.owner, self.backend.now());
+                    let entry = ledger::Entry::after(step, &Expected::Unknown, owner, None, now);
+                    ledger::Entry { ours_after: Some(after), ..entry }
+                }
+                (None, None) => return,
+            };
+            self.known.insert(step.instance.clone(), entry.clone());
+            self.notes.insert(step.instance.clone(), entry);
+            return;
+        }
+        let expected = match outcome {
+            // Nobody stopped it: whether it is still guarded has to be seen.
+            StepOutcome::AlreadySo if code == 829 => Expected::Unknown,
+            StepOutcome::Done | StepOutcome::AlreadySo => {
+                after(step, self.seen.get(&step.instance), &self.terms.owner, &self.terms.caps)
+            }
+            StepOutcome::Failed if has_run(step.op, code, is_once(step)) => {
+                after(step, self.seen.get(&step.instance), &self.terms.owner, &self.terms.caps)
+            }
+            StepOutcome::Failed | StepOutcome::TimedOut | StepOutcome::Unknown | StepOutcome::Skipped => {
+                Expected::Unknown
+            }
+        };
+        if let Expected::State(seen) = &expected {
+            self.seen.insert(step.instance.clone(), (**seen).clone());
+        }
+        let ours_after = self.ours_after(step, outcome, code, begun);
+        if self.terms.caps.reads_specs {
+            self.note_foreign(step, outcome, code, ours_after);
+            return;
+        }
+        let known = self.known.get(&step.instance);
+        let entry = ledger::Entry::after(step, &expected, &self.terms.owner, known, self.backend.now());
+        let entry = ledger::Entry { ours_after: ours_after.or(entry.ours_after), ..entry };
+        // A step that was surely not carried out leaves no doubt about a run.
+        let once = entry.once && outcome != StepOutcome::Failed;
+        // Once it can be seen again, a restart shows by its pid.
+        let then = self.seen.get(&step.instance).and_then(|seen| seen.pid).filter(|_| entry.unsure);
+        let entry = ledger::Entry { once, pid: then.or(entry.pid), ..entry };
+        self.known.insert(step.instance.clone(), entry.clone());
+        self.notes.insert(step.instance.clone(), entry);
+    }
+
+    /// Where specs are read back, the ledger holds only what was found not to be ours.
+    fn note_foreign(&mut self, step: &Step, outcome: StepOutcome, code: i64, ours_after: Option<Time>) {
+        let is_known = self.known.contains_key(&step.instance);
+        // A start whose check failed may still come up, and answer the next start with 828.
+        let is_found = ours_after.is_some() && matches!(code, 828 | 836);
+        let is_ours = is_known && code == 0 && outcome.is_well();
+        let is_ours = is_ours && matches!(step.op, Op::Start | Op::Supervise | Op::Register);
+        let expected = match (is_found, is_ours) {
+            (true, _) => Expected::Unknown,
+            (false, true) => Expected::Gone,
+            (false, false) => return,
+        };
+        let entry = ledger::Entry::after(step, &expected, &self.terms.owner, None, self.backend.now());
+        let entry = ledger::Entry { ours_after, once: false, ..entry };
+        self.known.insert(step.instance.clone(), entry.clone());
+        self.notes.insert(step.instance.clone(), entry);
+    }
+
+    pub(super) fn skip_rest(&mut self, chains: &mut Chains<'_, '_>, after: &Step) {
+        let rest = chains.get_mut(&after.instance).map(std::mem::take).unwrap_or_default();
+        for step in rest {
+            let why = format!("the {} before it did not end well", after.op);
+            self.end(step, StepOutcome::Skipped, 0, why, Instant::now());
+        }
+    }
+
+    pub(in crate::execute) fn subject(&self, step: &Step) -> InstanceQuery {
+        let known = self.known.get(&step.instance).and_then(ledger::Entry::spec);
+        let spec = match step.op {
+            // What is sent is what it is from now on.
+            Op::Start | Op::Supervise | Op::Restart | Op::Reload | Op::Register => {
+                step.spec.clone().or(known)
+            }
+            Op::Stop | Op::Kill | Op::Unsupervise | Op::Unregister => known.or_else(|| step.spec.clone()),
+        };
+        InstanceQuery { instance: step.instance.clone(), host: step.host.clone(), spec }
+    }
+
+    pub(super) fn take_notes(&mut self) -> Txn {
+        ledger::noted(&self.terms.target, &std::mem::take(&mut self.notes))
+    }
+}

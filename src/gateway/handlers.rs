@@ -1,0 +1,291 @@
+//! The calls of apps: from a body to what a call answers.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::auth::App;
+use super::decode::{numeric_parameter, parameter, parse_body};
+use super::metrics::Gauges;
+use super::middleware::{MiddlewareState, RequestLog, json, lines};
+use super::processes::Query;
+use super::registry::{RegistryCall as Registry, owned_spec};
+use super::routes::ApiCall;
+use super::state::StoreRequest;
+use super::{ApiError, Caller, Gateway, openapi};
+use crate::gse::codes::RowCode;
+use crate::gse::request::{MultiRequest, ProcRequest};
+use crate::gse::response::{Envelope, JobTaskData, TaskData};
+use crate::gse::{JobApi, JobBody};
+use crate::http::{Connection, end_on_revocation};
+use crate::model::InstanceKey;
+use crate::store::Store;
+
+pub(super) async fn handle<S: Store>(
+    shared: &MiddlewareState<S>,
+    app: &App,
+    asked: &mut RequestLog,
+    parts: &Parts,
+    body: &[u8],
+) -> Result<Response, ApiError> {
+    let gateway = &shared.gateway;
+    let caller = caller(app, &parts.headers)?;
+    let may = |namespace: &str| app.may_touch(namespace);
+    let data: Value = match asked.call {
+        ApiCall::Register => registry(gateway, Registry::Register, app, asked, body, &caller).await?,
+        ApiCall::Update => registry(gateway, Registry::Update, app, asked, body, &caller).await?,
+        ApiCall::Unregister => registry(gateway, Registry::Unregister, app, asked, body, &caller).await?,
+        ApiCall::Operate { second } => {
+            let request = request(app, asked, body)?;
+            if second {
+                has_spec(&request)?;
+            }
+            let task_id = gateway.operate(&[request], &caller).await?;
+            serde_json::to_value(TaskData { task_id })?
+        }
+        ApiCall::OperateMulti => {
+            let requests = parse_body::<MultiRequest>(body)?.proc_operate_req;
+            requests.iter().try_for_each(|one| allowed(app, one).and_then(|()| has_spec(one)))?;
+            asked.what = format!("{} requests", requests.len());
+            let task_id = gateway.operate(&requests, &caller).await?;
+            serde_json::to_value(TaskData { task_id })?
+        }
+        ApiCall::Job(api) => {
+            let data = job(gateway, app, asked, api, body, &caller).await?;
+            return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
+        }
+        ApiCall::JobResult => {
+            let TaskIdBody { bk_gse_taskid, .. } = parse_body(body)?;
+            let id =
+                bk_gse_taskid.ok_or_else(|| ApiError::BadRequest("bk_gse_taskid is missing".to_owned()))?;
+            let data = gateway.job_results(&id, &may).await?;
+            return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
+        }
+        ApiCall::Result(form) => {
+            let TaskIdBody { task_id, .. } = parse_body(body)?;
+            let id = task_id.ok_or_else(|| ApiError::BadRequest("task_id is missing".to_owned()))?;
+            let rows = gateway.results(&id, form, &may).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(rows)));
+        }
+        ApiCall::Status { second } => {
+            let data = gateway.status(&request(app, asked, body)?, second).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(data)));
+        }
+        ApiCall::Sync => {
+            let data = gateway.sync(&request(app, asked, body)?).await?;
+            return Ok(json(StatusCode::OK, &Envelope::ok(data)));
+        }
+        ApiCall::SetGroups => {
+            let request = request(app, asked, body)?;
+            serde_json::to_value(gateway.set_groups(&request, &parse_body(body)?, &caller).await?)?
+        }
+        ApiCall::Groups => gateway.groups(&request(app, asked, body)?).await?,
+        ApiCall::Agents { by_id } => gateway.agents(&request(app, asked, body)?, by_id)?,
+        ApiCall::Processes => gateway.processes(&query(parts)?, &may).await?,
+        ApiCall::Watch => {
+            let after = numeric_parameter(parts, "after")?;
+            let (keepers, code) = (Arc::clone(&shared.keepers), app.code.clone());
+            let may = Arc::new(move |namespace: &str| {
+                let apps = keepers.apps();
+                apps.find(&code).is_some_and(|app| namespace.is_empty() || app.may_touch(namespace))
+            });
+            let body = gateway.watch(query(parts)?, after, may).await;
+            return Ok(lines(end_on_revocation(
+                body,
+                shared.keepers.app_revocation(app),
+                CREDENTIALS_REVOKED,
+            )));
+        }
+        ApiCall::Rename => rename(gateway, app, asked, body, &caller).await?,
+        ApiCall::Hosts => gateway.list_hosts(parameter(parts, "brief").is_some()).await?,
+        ApiCall::Tasks => match parameter(parts, "op") {
+            Some(op) => gateway.task_of(&Caller { op: Some(op), ..caller }).await?,
+            None => gateway.list_tasks(&may).await?,
+        },
+        ApiCall::State => {
+            let mut question: serde_json::Map<String, Value> = parse_body(body)?;
+            question.retain(|name, _| !name.starts_with("bk_"));
+            let question = serde_json::to_vec(&question)?;
+            let ask: StoreRequest = parse_body(&question)?;
+            let changes = ask.changes();
+            asked.changes = changes.is_some();
+            asked.what = changes.unwrap_or_default();
+            if matches!(ask, StoreRequest::Changes { .. }) {
+                tokio::select! {
+                    answer = gateway.state(ask) => answer?,
+                    () = shared.keepers.app_revocation(app) => {
+                        return Err(ApiError::NotAllowed("these credentials are no longer known".to_owned()));
+                    }
+                }
+            } else {
+                gateway.state(ask).await?
+            }
+        }
+        ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
+        ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
+        ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::Health | ApiCall::Ready => Value::Null,
+    };
+    Ok(json(StatusCode::OK, &Envelope::ok(data)))
+}
+
+/// The last line of a watch whose app is gone, or has another secret.
+const CREDENTIALS_REVOKED: &str = "{\"error\":\"these credentials are no longer known\"}\n";
+
+/// Which task is asked for, by GSE's name for it or by JOB's.
+#[derive(Deserialize)]
+struct TaskIdBody {
+    task_id: Option<String>,
+    bk_gse_taskid: Option<String>,
+}
+
+/// What Abide's own clients say with a call.
+fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let wrong = |name: &str| ApiError::BadRequest(format!("{name} cannot be used"));
+    let generation = match text("x-abide-generation") {
+        None => None,
+        Some(number) => Some(number.parse().map_err(|_| wrong("X-Abide-Generation"))?),
+    };
+    if generation.is_some() && text("x-abide-owner").is_none() {
+        return Err(ApiError::BadRequest("X-Abide-Generation says nothing without X-Abide-Owner".to_owned()));
+    }
+    let name = |header: &str| match text(header) {
+        Some(value) if value.is_empty() || value.len() > 128 || value.contains('/') => Err(wrong(header)),
+        value => Ok(value),
+    };
+    let (owner, op) = (name("x-abide-owner")?, name("x-abide-op")?);
+    Ok(Caller { app: app.code.clone(), owner, generation, op, sees: app.namespaces().to_vec() })
+}
+
+/// A request about one process or namespace that this app may touch.
+fn request(app: &App, asked: &mut RequestLog, body: &[u8]) -> Result<ProcRequest, ApiError> {
+    let request: ProcRequest = parse_body(body)?;
+    let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
+    let (meta, hosts) = (&request.meta, request.hosts.len() + request.agent_id_list.len());
+    asked.what = format!("{}/{} on {hosts} hosts", text(&meta.namespace), text(&meta.name));
+    if let Some(op) = request.op_type {
+        asked.what.push_str(&format!(", op {op}"));
+    }
+    allowed(app, &request)?;
+    Ok(request)
+}
+
+fn allowed(app: &App, request: &ProcRequest) -> Result<(), ApiError> {
+    match request.meta.namespace.as_ref().filter(|namespace| !app.may_touch(namespace)) {
+        Some(namespace) => Err(not_allowed(app, namespace)),
+        None => Ok(()),
+    }
+}
+
+/// Only the first version's operations fall back on what is registered.
+fn has_spec(request: &ProcRequest) -> Result<(), ApiError> {
+    match request.spec {
+        Some(_) => Ok(()),
+        None => Err(ApiError::BadRequest("spec is missing".to_owned())),
+    }
+}
+
+fn not_allowed(app: &App, namespace: &str) -> ApiError {
+    ApiError::NotAllowed(format!("app {:?} may not touch namespace {namespace:?}", app.code))
+}
+
+async fn registry<S: Store>(
+    gateway: &Gateway<S>,
+    call: Registry,
+    app: &App,
+    asked: &mut RequestLog,
+    body: &[u8],
+    caller: &Caller,
+) -> Result<Value, ApiError> {
+    let rows = gateway.registry_call(call, &request(app, asked, body)?, caller).await?;
+    asked.refused = rows.values().filter(|row| row.code() != RowCode::DONE).count();
+    Ok(serde_json::to_value(rows)?)
+}
+
+/// JOB's calls are GSE's operations under other names.
+async fn job<S: Store>(
+    gateway: &Gateway<S>,
+    app: &App,
+    asked: &mut RequestLog,
+    api: JobApi,
+    body: &[u8],
+    caller: &Caller,
+) -> Result<Value, ApiError> {
+    let body: JobBody = parse_body(body)?;
+    let (subjects, _) = body.places(api);
+    asked.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
+    if let Some(subject) = subjects.iter().find(|subject| !app.may_touch(subject.key.namespace.as_str())) {
+        return Err(not_allowed(app, subject.key.namespace.as_str()));
+    }
+    let may = |namespace: &str| app.may_touch(namespace);
+    let bk_gse_taskid = gateway.operate_job(&body, api, caller, &may).await?;
+    Ok(serde_json::to_value(JobTaskData { bk_gse_taskid })?)
+}
+
+async fn rename<S: Store>(
+    gateway: &Gateway<S>,
+    app: &App,
+    asked: &mut RequestLog,
+    body: &[u8],
+    caller: &Caller,
+) -> Result<Value, ApiError> {
+    #[derive(Deserialize)]
+    struct Names {
+        from: InstanceKey,
+        to: InstanceKey,
+    }
+    let Names { from, to } = parse_body(body)?;
+    asked.what = format!("{from} to {to}");
+    for key in [&from, &to] {
+        if !app.may_touch(key.namespace.as_str()) {
+            return Err(not_allowed(app, key.namespace.as_str()));
+        }
+    }
+    let spec = parse_body::<ProcRequest>(body)?.spec()?.map(|spec| owned_spec(spec, caller));
+    let task_id = gateway.rename(from, to, spec, caller).await?;
+    Ok(serde_json::to_value(TaskData { task_id })?)
+}
+
+impl<S: Store> Gateway<S> {
+    /// What is counted, for whoever tells of it.
+    pub async fn metrics_text(&self) -> String {
+        let gauges = Gauges {
+            registered: self.count_registered().await.unwrap_or(0),
+            sessions: self.sessions(),
+            open_tasks: self.open_tasks(),
+            ready: self.not_ready().is_none(),
+        };
+        self.metrics.text(&gauges)
+    }
+}
+
+async fn metrics<S: Store>(gateway: &Gateway<S>, connection: Option<&Connection>) -> Response {
+    let mut text = gateway.metrics_text().await;
+    if let Some(connection) = connection {
+        text.push_str(&connection.listener().metrics_text());
+    }
+    let mut response = Response::new(Body::from(text));
+    let kind = HeaderValue::from_static("text/plain; version=0.0.4");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+fn query(parts: &Parts) -> Result<Query, ApiError> {
+    let get = |name: &str| parameter(parts, name);
+    let (namespace, name, host) = (get("namespace"), get("name"), get("host"));
+    Ok(Query {
+        namespace,
+        name,
+        host,
+        owner: get("owner"),
+        after: get("after"),
+        limit: get("limit"),
+        brief: get("brief"),
+        numbers: get("numbers"),
+    })
+}

@@ -1,0 +1,497 @@
+//! What a request meets before it is a call: credentials, permits, size, time, form, rate. And what it leaves behind: a
+//! count, and for every change a line that says who did what from where.
+//!
+//! Credentials in a header are checked before a byte of the body is read. A body with credentials in it (ESB's form) is
+//! read in the pool of unknown callers, whose permits and memory are apart from those of known callers and of agents.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use serde_json::Value;
+use tracing::info;
+
+use super::auth::{App, Authenticator, CallerIdentity, Credentials, bearer, body_credentials, identify};
+use super::decode::{describe_json_error, numeric_parameter, parameter, parse_body};
+use super::handlers::handle;
+use super::routes::{ApiCall, RouteAccess, RouteMatch, find};
+use super::{ApiError, Gateway};
+use crate::gse::agent_protocol::{FromAgent, Join};
+use crate::gse::codes::EnvelopeCode;
+use crate::gse::response::Envelope;
+use crate::http::{
+    AdmittedRequest, BodyError, Budget, Connection, LimitedResource, LoginFailureAction, Peer,
+    UnknownCallers, end_on_revocation, read_body, readmit,
+};
+use crate::store::Store;
+
+/// What a request may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The largest body; 100,000 hosts fit into the usual one.
+    pub body_bytes: usize,
+    /// How long a body may take to arrive.
+    pub body_time: Duration,
+    /// Requests at once of known callers, and as many of agents; more are refused.
+    pub at_once: usize,
+    /// Requests a second of one app; more are told to slow down.
+    pub rate: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { body_bytes: 16 << 20, body_time: Duration::from_secs(30), at_once: 512, rate: 50_000 }
+    }
+}
+
+pub(super) struct MiddlewareState<S> {
+    pub(super) gateway: Arc<Gateway<S>>,
+    pub(super) keepers: Arc<Authenticator>,
+    limits: Limits,
+    known: Budget,
+    agents: Budget,
+    unknown: UnknownCallers,
+}
+
+/// The memory of all bodies that are being read or carried out: of known callers, of agents, of unknown callers. The
+/// largest body always fits.
+const KNOWN_BYTES: usize = 128 << 20;
+const AGENT_BYTES: usize = 64 << 20;
+const UNKNOWN_BYTES: usize = 64 << 20;
+
+/// The whole API. Health answers anybody; everything else wants credentials.
+pub fn router<S: Store>(gateway: Arc<Gateway<S>>, keepers: Arc<Authenticator>, limits: Limits) -> Router {
+    let Limits { body_bytes, at_once, .. } = limits;
+    let shared = MiddlewareState {
+        gateway,
+        keepers,
+        limits,
+        known: Budget::new(LimitedResource::KnownCallers, at_once, KNOWN_BYTES.max(body_bytes)),
+        agents: Budget::new(LimitedResource::Agents, at_once, AGENT_BYTES.max(body_bytes)),
+        // A peer may have half of it.
+        unknown: UnknownCallers::new(at_once, UNKNOWN_BYTES.max(2 * body_bytes)),
+    };
+    Router::new().fallback(serve::<S>).with_state(Arc::new(shared))
+}
+
+/// A request on its way: what its line will say.
+pub(super) struct RequestLog {
+    pub(super) call: ApiCall,
+    pub(super) changes: bool,
+    who: String,
+    /// The person on whose behalf an app calls, as it says.
+    as_user: String,
+    pub(super) what: String,
+    /// The request showed valid credentials.
+    proved: bool,
+    /// Rows that did not do what was asked.
+    pub(super) refused: usize,
+}
+
+impl RequestLog {
+    fn of(call: ApiCall) -> RequestLog {
+        let (who, as_user, what) = (String::new(), String::new(), String::new());
+        RequestLog { call, changes: call.changes(), who, as_user, what, proved: false, refused: 0 }
+    }
+}
+
+async fn serve<S: Store>(State(shared): State<Arc<MiddlewareState<S>>>, request: Request) -> Response {
+    // A question for the head alone is answered like one for all of it; hyper leaves the body out.
+    let is_head = request.method() == axum::http::Method::HEAD;
+    let method = if is_head { "GET" } else { request.method().as_str() };
+    let found = find(method, request.uri().path());
+    if let (RouteMatch::OtherMethod | RouteMatch::Nothing, Some(connection)) =
+        (&found, Connection::of(request.extensions()))
+    {
+        connection.demote();
+    }
+    let call = match found {
+        RouteMatch::Call(call) => call,
+        RouteMatch::OtherMethod => {
+            let message = "this path is there, but not for this method";
+            return envelope_response(StatusCode::METHOD_NOT_ALLOWED, EnvelopeCode::NO_SUCH_PATH, message);
+        }
+        RouteMatch::Nothing => {
+            return envelope_response(
+                StatusCode::NOT_FOUND,
+                EnvelopeCode::NO_SUCH_PATH,
+                "there is no such path",
+            );
+        }
+    };
+    if call.access() == RouteAccess::Anybody {
+        return health(&shared.gateway, call, Connection::of(request.extensions()));
+    }
+    if !call.changes() && call != ApiCall::Tell {
+        return serve_call(shared, call, request).await;
+    }
+    // What was begun comes to its end though its caller be gone: a task that is kept is on its way to its agent, too.
+    tokio::spawn(serve_call(shared, call, request)).await.unwrap_or_else(|_| {
+        let message = "it failed for a reason that is not yours";
+        envelope_response(StatusCode::INTERNAL_SERVER_ERROR, EnvelopeCode::NO_GSE, message)
+    })
+}
+
+async fn serve_call<S: Store>(shared: Arc<MiddlewareState<S>>, call: ApiCall, request: Request) -> Response {
+    let begin = Instant::now();
+    let (parts, body) = request.into_parts();
+    let mut asked = RequestLog::of(call);
+    let (response, result) = match respond(&shared, &mut asked, &parts, body).await {
+        Ok(response) if asked.refused > 0 => (response, format!("{} rows refused", asked.refused)),
+        Ok(response) => (response, "ok".to_owned()),
+        Err((response, result)) => (*response, result),
+    };
+    if let Some(connection) = Connection::of(&parts.extensions).filter(|_| !asked.proved) {
+        connection.demote();
+    }
+    let counted = if result == "ok" { "ok" } else { "refused" };
+    shared.gateway.metrics.request(call.word(), counted, begin.elapsed());
+    // Unknown callers change nothing, and must not be able to fill the log.
+    if asked.changes && !asked.who.is_empty() {
+        let from =
+            parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| SocketAddr::to_string(peer));
+        let RequestLog { who, what, as_user, .. } = asked;
+        // Quoted: what callers send must not be able to look like a line of its own.
+        info!(target: "audit", ?who, ?as_user, call = call.word(), ?what, %from, ?result, "change");
+    }
+    response
+}
+
+type ErrorReply = (Box<Response>, String);
+
+async fn respond<S: Store>(
+    shared: &MiddlewareState<S>,
+    asked: &mut RequestLog,
+    parts: &Parts,
+    body: Body,
+) -> Result<Response, ErrorReply> {
+    let call = asked.call;
+    check_size(shared.limits.body_bytes, call, parts)?;
+    let connection = Connection::of(&parts.extensions);
+    let (apps, tokens) = (shared.keepers.apps(), shared.keepers.tokens());
+    let identity = identify(&apps, &tokens, call, parts);
+    let token = bearer(&parts.headers).unwrap_or_default();
+    let in_force = match &identity {
+        CallerIdentity::App(app) => Some(shared.keepers.app_credential_check(app)),
+        CallerIdentity::Agent => Some(shared.keepers.token_credential_check(&tokens, token)),
+        CallerIdentity::Unknown
+        | CallerIdentity::Missing
+        | CallerIdentity::Wrong(_)
+        | CallerIdentity::Unchecked => None,
+    };
+    if let Some(in_force) = in_force {
+        asked.proved = true;
+        connection.inspect(|connection| connection.authenticated(in_force));
+    }
+    let mut admitted = admit(shared, call, &identity, parts).await?;
+    let read_in = shared.limits.body_time;
+    let bytes = read_body(body, shared.limits.body_bytes, read_in, &mut admitted).await;
+    let bytes = bytes.map_err(|error| body_error_reply(shared, call, connection, error))?;
+    if matches!(identity, CallerIdentity::Agent) {
+        asked.who = "agent".to_owned();
+        return agent(shared, asked, parts, &bytes).await;
+    }
+    let said: Credentials = parse_body(&bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
+    let app = match identity {
+        CallerIdentity::App(app) => app,
+        CallerIdentity::Unknown
+        | CallerIdentity::Agent
+        | CallerIdentity::Missing
+        | CallerIdentity::Wrong(_)
+        | CallerIdentity::Unchecked => {
+            let Some((code, secret)) = body_credentials(&said) else {
+                return Err(unauthorized(call, UNKNOWN_APP));
+            };
+            if !connection.is_none_or(Connection::may_try) {
+                return Err(too_many_failed_logins(call));
+            }
+            let Some(app) = apps.authenticate(&code, &secret) else {
+                // Neither a permit nor memory is held while the answer waits.
+                drop((admitted, bytes));
+                return Err(wrong_credentials(call, connection, &code).await);
+            };
+            asked.proved = true;
+            connection
+                .inspect(|connection| connection.authenticated(shared.keepers.app_credential_check(app)));
+            app
+        }
+    };
+    asked.who.clone_from(&app.code);
+    asked.as_user = said.user().unwrap_or_default();
+    let _admitted = match admitted.is_unknown() {
+        true => readmit(&shared.known, &bytes)
+            .map_err(|resource| overloaded(shared, call, connection, resource))?,
+        false => admitted,
+    };
+    check_limits(shared, call, app)?;
+    let carried = handle(shared, app, asked, parts, &bytes).await;
+    if asked.changes {
+        shared.gateway.record_write_result(!matches!(carried, Err(ApiError::Store(_))));
+    }
+    carried.map_err(|refusal| api_error_reply(call, &refusal))
+}
+
+fn check_size(most: usize, call: ApiCall, parts: &Parts) -> Result<(), ErrorReply> {
+    let length =
+        parts.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    match length.is_some_and(|length: usize| length > most) {
+        true => {
+            let message = format!("the body is larger than {most} bytes");
+            Err(error_reply(call, StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message))
+        }
+        false => Ok(()),
+    }
+}
+
+/// A permit of the class that the header's credentials are of.
+async fn admit<'a, S: Store>(
+    shared: &'a MiddlewareState<S>,
+    call: ApiCall,
+    identity: &CallerIdentity<'_>,
+    parts: &Parts,
+) -> Result<AdmittedRequest<'a>, ErrorReply> {
+    let connection = Connection::of(&parts.extensions);
+    let budget = match identity {
+        CallerIdentity::App(_) => &shared.known,
+        CallerIdentity::Agent => &shared.agents,
+        // Also on a known connection: an earlier request's proof is not this one's.
+        CallerIdentity::Unknown => return Ok(shared.unknown.admit(peer_of(parts))),
+        CallerIdentity::Missing => return Err(unauthorized(call, TOKEN_HOST_MISMATCH)),
+        CallerIdentity::Wrong(who) => return Err(wrong_credentials(call, connection, who).await),
+        CallerIdentity::Unchecked => return Err(too_many_failed_logins(call)),
+    };
+    budget.admit().map_err(|resource| overloaded(shared, call, connection, resource))
+}
+
+/// The app's rate, and whether it may make this call at all.
+fn check_limits<S: Store>(shared: &MiddlewareState<S>, call: ApiCall, app: &App) -> Result<(), ErrorReply> {
+    if !shared.keepers.within_rate(&app.code, shared.limits.rate) {
+        shared.gateway.metrics.count_shed();
+        let message = format!("more than {} requests a second", shared.limits.rate);
+        return Err(busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, &message));
+    }
+    if call.access() == RouteAccess::Everywhere && !app.may_touch_all() {
+        let message = format!("app {:?} may not touch every namespace, which this call needs", app.code);
+        return Err(error_reply(call, StatusCode::OK, EnvelopeCode::NOT_ALLOWED, &message));
+    }
+    Ok(())
+}
+
+const UNKNOWN_APP: &str = "no app is known by these credentials";
+const TOKEN_HOST_MISMATCH: &str = "this token is not for these hosts";
+
+fn peer_of(parts: &Parts) -> std::net::IpAddr {
+    // Every request of a listener has a peer; without one it shares the limits of loopback.
+    let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
+    parts.extensions.get::<Peer>().map_or(loopback, |Peer(peer)| peer.ip())
+}
+
+fn error_reply(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> ErrorReply {
+    (Box::new(error_response(call, status, code, message)), message.to_owned())
+}
+
+fn unauthorized(call: ApiCall, message: &str) -> ErrorReply {
+    error_reply(call, StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message)
+}
+
+/// Wrong credentials are logged, and answered later the more of them a peer sends.
+async fn wrong_credentials(call: ApiCall, connection: Option<&Connection>, who: &str) -> ErrorReply {
+    let verdict = match connection {
+        Some(connection) => connection.login_failed(who).await,
+        None => LoginFailureAction::Refuse,
+    };
+    match (verdict, call.access()) {
+        (LoginFailureAction::Refuse, RouteAccess::Agent) => unauthorized(call, TOKEN_HOST_MISMATCH),
+        (LoginFailureAction::Refuse, RouteAccess::Anybody | RouteAccess::App | RouteAccess::Everywhere) => {
+            unauthorized(call, UNKNOWN_APP)
+        }
+        (LoginFailureAction::TooMany, _) => too_many_failed_logins(call),
+    }
+}
+
+fn too_many_failed_logins(call: ApiCall) -> ErrorReply {
+    let message = "too many requests with wrong credentials from this address";
+    busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, message)
+}
+
+/// A refusal after which the caller may try again.
+fn busy(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> ErrorReply {
+    let (mut response, message) = error_reply(call, status, code, message);
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    (response, message)
+}
+
+/// A known caller is refused: that shows in readiness.
+fn overloaded<S: Store>(
+    shared: &MiddlewareState<S>,
+    call: ApiCall,
+    connection: Option<&Connection>,
+    resource: LimitedResource,
+) -> ErrorReply {
+    shared.gateway.metrics.count_shed();
+    if let Some(connection) = connection {
+        connection.refused(resource);
+    }
+    let message = match resource {
+        LimitedResource::BodyMemory => "too many large requests at once: try again in a moment",
+        LimitedResource::Connections | LimitedResource::KnownCallers | LimitedResource::Agents => {
+            "too many requests at once: try again in a moment"
+        }
+    };
+    busy(call, StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message)
+}
+
+/// The answer to a body that was not read.
+fn body_error_reply<S: Store>(
+    shared: &MiddlewareState<S>,
+    call: ApiCall,
+    connection: Option<&Connection>,
+    error: BodyError,
+) -> ErrorReply {
+    let most = shared.limits.body_bytes;
+    match error {
+        BodyError::TooLarge | BodyError::Broken => {
+            let message = format!("the body is larger than {most} bytes, or broke off");
+            error_reply(call, StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message)
+        }
+        BodyError::TooSlow => {
+            let message = "the body took too long to arrive";
+            error_reply(call, StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message)
+        }
+        BodyError::NoMemory => overloaded(shared, call, connection, LimitedResource::BodyMemory),
+        BodyError::Evicted => {
+            shared.gateway.metrics.count_shed();
+            let message =
+                "too many requests of unknown callers at once: send credentials in a header, or try again";
+            busy(call, StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message)
+        }
+    }
+}
+
+fn health<S: Store>(gateway: &Gateway<S>, call: ApiCall, connection: Option<&Connection>) -> Response {
+    let exhausted = || connection.and_then(Connection::exhausted).map(LimitedResource::reason);
+    let wrong = match call == ApiCall::Ready {
+        true => {
+            gateway.not_ready().map(str::to_owned).or_else(|| Some(format!("not ready: {}", exhausted()?)))
+        }
+        false => None,
+    };
+    match wrong {
+        Some(why) => json(StatusCode::SERVICE_UNAVAILABLE, &serde_json::json!({"status": why})),
+        None => json(StatusCode::OK, &serde_json::json!({"status": "ok"})),
+    }
+}
+
+/// The agents' own calls: a token for all of their hosts.
+async fn agent<S: Store>(
+    shared: &MiddlewareState<S>,
+    asked: &mut RequestLog,
+    parts: &Parts,
+    bytes: &Bytes,
+) -> Result<Response, ErrorReply> {
+    let gateway = &shared.gateway;
+    let token = bearer(&parts.headers).unwrap_or_default();
+    let tokens = shared.keepers.tokens();
+    let call = asked.call;
+    let unknown = || unauthorized(call, TOKEN_HOST_MISMATCH);
+    let refuse = |refusal: ApiError| api_error_reply(call, &refusal);
+    // It may have been taken out while the body came.
+    if !tokens.is_known(token) {
+        return Err(unknown());
+    }
+    if asked.call == ApiCall::Join {
+        let join: Join = parse_body(bytes).map_err(refuse)?;
+        asked.who = format!("agent {}", join.agent);
+        asked.what = format!("{} hosts", join.hosts.len());
+        if !join.hosts.iter().all(|host| tokens.allow(token, host)) {
+            return Err(unknown());
+        }
+        let joined = gateway.join(&join).await.map_err(refuse)?;
+        return Ok(json(StatusCode::OK, &Envelope::ok(joined)));
+    }
+    let session = parameter(parts, "session").unwrap_or_default();
+    let hosts = gateway.session_hosts(&session).map_err(refuse)?;
+    if !hosts.iter().all(|host| tokens.allow(token, host)) {
+        return Err(unknown());
+    }
+    if asked.call == ApiCall::Stream {
+        let after = numeric_parameter(parts, "after").map_err(refuse)?;
+        let (keepers, owned) = (Arc::clone(&shared.keepers), token.to_owned());
+        let hosts_of_stream = hosts.clone();
+        let may = Arc::new(move || {
+            let tokens = keepers.tokens();
+            hosts.iter().all(|host| tokens.allow(&owned, host))
+        });
+        let revoked = shared.keepers.token_revocation(token, hosts_of_stream);
+        let body = gateway.stream(&session, after, may).await.map_err(refuse)?;
+        return Ok(lines(end_on_revocation(body, revoked, "")));
+    }
+    let told: Vec<FromAgent> = serde_json::from_slice(bytes)
+        .map_err(|error| refuse(ApiError::BadRequest(describe_json_error(&error))))?;
+    let clock = parameter(parts, "clock").and_then(|text| text.parse().ok());
+    let acked = gateway.receive_messages(&session, told, clock).await.map_err(refuse)?;
+    Ok(json(StatusCode::OK, &Envelope::ok(acked)))
+}
+
+fn api_error_reply(call: ApiCall, refusal: &ApiError) -> ErrorReply {
+    let (status, code, message) = match refusal {
+        ApiError::BadRequest(message) => (StatusCode::OK, EnvelopeCode::BAD_REQUEST, message.clone()),
+        ApiError::UnknownTask(message) => (StatusCode::OK, EnvelopeCode::UNKNOWN_TASK, message.clone()),
+        ApiError::NotQueued => {
+            (StatusCode::OK, EnvelopeCode::NOT_QUEUED, "not queued yet: ask again".to_owned())
+        }
+        ApiError::NotAllowed(message) => (StatusCode::OK, EnvelopeCode::NOT_ALLOWED, message.clone()),
+        // Only our own calls end so, and our own clients read the status.
+        ApiError::Conflict(message) => (StatusCode::CONFLICT, EnvelopeCode::TAKEN, message.clone()),
+        ApiError::Gone(message) => (StatusCode::GONE, EnvelopeCode::GONE, message.clone()),
+        ApiError::Store(error) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, error.to_string()),
+    };
+    error_reply(call, status, code, &message)
+}
+
+/// A failure in the words of whoever answers the call.
+fn error_response(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
+    let envelope = Envelope::<Value>::failed(code, message);
+    json(status, &if call.is_job() { envelope.as_job() } else { envelope })
+}
+
+fn envelope_response(status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
+    json(status, &Envelope::<Value>::failed(code, message))
+}
+
+pub(super) fn json(status: StatusCode, value: &impl serde::Serialize) -> Response {
+    let mut response = Response::new(Body::from(serde_json::to_vec(value).unwrap_or_default()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A stream of lines.
+pub(super) fn lines(body: Body) -> Response {
+    let mut response = Response::new(body);
+    let kind = HeaderValue::from_static("application/x-ndjson");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::to_bytes;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_is_not_queued_yet_is_1000115() {
+        let (response, _) = api_error_reply(ApiCall::Sync, &ApiError::NotQueued);
+        assert_eq!(response.status(), StatusCode::OK);
+        let body = to_bytes(response.into_body(), 1000).await.expect("a body");
+        let envelope: Value = serde_json::from_slice(&body).expect("an envelope");
+        assert_eq!((&envelope["code"], &envelope["result"]), (&1_000_115.into(), &false.into()));
+    }
+}

@@ -1,0 +1,98 @@
+//! Rows whose host's agent is not there end in 117, and take their result if it comes after all.
+//!
+//! A call may name a hundred thousand hosts that nobody answers for: their rows are one entry of the store, as ranges of
+//! numbers.
+
+use std::collections::BTreeSet;
+
+use super::tasks::{GatewayTask, ItemResult, ItemState};
+use super::{ApiError, Gateway};
+use crate::gse::codes::RowCode;
+use crate::model::HostKey;
+use crate::store::{Store, Txn};
+
+fn agent_missing() -> ItemResult {
+    ItemResult { given_up: true, ..ItemResult::new(RowCode::AGENT_MISSING, "the host's agent is not there") }
+}
+
+fn missing_rows_key(task: &GatewayTask) -> String {
+    format!("done/{}/lost", task.id)
+}
+
+impl<S: Store> Gateway<S> {
+    pub(super) async fn load_missing(&self, task: &GatewayTask) -> Result<(), ApiError> {
+        let Some(entry) = self.store.get(&missing_rows_key(task)).await? else { return Ok(()) };
+        let rows: Vec<(usize, usize)> = serde_json::from_slice(&entry.value).unwrap_or_default();
+        for nth in rows.into_iter().flat_map(|(first, last)| first..=last).take(task.orders.len()) {
+            // A late result stands on its own.
+            if task.is_unfinished(nth) {
+                task.finish(nth, agent_missing());
+            }
+        }
+        Ok(())
+    }
+
+    /// What is written when some rows of a task are given up.
+    fn mark_missing(&self, task: &GatewayTask, rows: &BTreeSet<usize>) -> Result<Txn, ApiError> {
+        if task.is_live_check() {
+            return Ok(Txn::default());
+        }
+        let before = task
+            .rows()
+            .iter()
+            .enumerate()
+            .filter_map(|(nth, row)| match row {
+                ItemState::Done(done) if done.given_up => Some(nth),
+                ItemState::Done(_) | ItemState::Waiting | ItemState::Sent => None,
+            })
+            .collect::<BTreeSet<usize>>();
+        let all = serde_json::to_vec(&ranges(rows.union(&before).copied()))?;
+        let txn = Txn::put(missing_rows_key(task), all);
+        Ok(txn.and(task.closed(|nth| rows.contains(&nth))))
+    }
+
+    /// Rows whose host's agent has been gone for too long end with 117. How many.
+    pub async fn expire_items(&self) -> Result<usize, ApiError> {
+        self.hosts.expire(self.agent_timeout);
+        let mut given_up = 0;
+        for task in self.tasks.unfinished() {
+            // By the monotonic clock: a step of the wall clock declares no agent lost.
+            let waited = task.accepted.elapsed();
+            if waited < self.agent_timeout {
+                continue;
+            }
+            let gone = |host: &HostKey| {
+                let silent = self.hosts.silent_for(host).map_or(waited, |silent| silent.min(waited));
+                self.hosts.agent_version(host).is_none() && silent >= self.agent_timeout
+            };
+            let rows: BTreeSet<usize> =
+                task.open_rows().into_iter().filter(|nth| gone(&task.orders[*nth].instance.host)).collect();
+            if rows.is_empty() {
+                continue;
+            }
+            let txn = self.mark_missing(&task, &rows)?;
+            if !txn.writes.is_empty() {
+                self.store.txn(txn).await?;
+            }
+            given_up += rows.len();
+            // A result that came meanwhile stands.
+            rows.into_iter()
+                .filter(|nth| task.is_unfinished(*nth))
+                .for_each(|nth| task.finish(nth, agent_missing()));
+        }
+        self.metrics.count_expired(given_up);
+        Ok(given_up)
+    }
+}
+
+/// Numbers that follow each other, as the first and the last of them.
+fn ranges(numbers: impl Iterator<Item = usize>) -> Vec<(usize, usize)> {
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for number in numbers {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => ranges.push((number, number)),
+        }
+    }
+    ranges
+}

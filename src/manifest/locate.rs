@@ -1,0 +1,79 @@
+//! From findings to places: the trees in which paths are looked up, and how much of it is told.
+
+use std::collections::VecDeque;
+
+use super::node::Node;
+use super::problem::{FieldPath, MAX_PER_FILE, PathPart, Problem, Span, SpanProblem};
+use super::text::SourceText;
+use super::{Declaration, Limits, Loaded, read, structure, tree};
+
+/// How many problems each file has told so far: a bomb may have millions, and nobody reads them.
+pub struct ReportLimit(Vec<(usize, usize)>);
+
+impl ReportLimit {
+    pub fn new(sources: &[SourceText]) -> ReportLimit {
+        ReportLimit(vec![(0, 0); sources.len()])
+    }
+
+    pub fn is_full(&self, source: usize) -> bool {
+        self.0[source].0 >= MAX_PER_FILE
+    }
+
+    pub fn skip(&mut self, source: usize, count: usize) {
+        self.0[source].1 += count;
+    }
+
+    pub fn report(
+        &mut self,
+        source: usize,
+        text: &SourceText,
+        fault: SpanProblem,
+        problems: &mut Vec<Problem>,
+    ) {
+        if self.is_full(source) {
+            return self.skip(source, 1);
+        }
+        self.0[source].0 += 1;
+        problems.push(text.problem(fault));
+    }
+
+    pub fn finish(self, sources: &[SourceText], problems: &mut Vec<Problem>) {
+        for (source, (_, more)) in sources.iter().zip(self.0).filter(|(_, (_, more))| *more > 0) {
+            problems.push(source.problem(SpanProblem::more(more, "file", Span::at(1, 1))));
+        }
+    }
+}
+
+/// The trees of the slices in which something was last located.
+pub struct Locator<'a> {
+    loaded: &'a Loaded,
+    limits: &'a Limits,
+    /// The last few, the latest first: findings often name the same second place in turns.
+    trees: VecDeque<((usize, usize), Vec<Node>)>,
+}
+
+const TREES: usize = 4;
+
+impl<'a> Locator<'a> {
+    pub fn new(loaded: &'a Loaded, limits: &'a Limits) -> Locator<'a> {
+        Locator { loaded, limits, trees: VecDeque::new() }
+    }
+
+    pub fn span(&mut self, document: usize, path: &FieldPath, at: PathPart) -> Span {
+        let Declaration { source, slice, nth, begin, .. } = self.loaded.documents[document];
+        let text = &self.loaded.sources[source];
+        let of = (source, slice);
+        if let Some(at) = self.trees.iter().position(|(tree, _)| *tree == of) {
+            self.trees.swap(0, at);
+        } else {
+            let nodes = tree::nodes(text, &text.slices[slice], self.limits).unwrap_or_default();
+            self.trees.truncate(TREES - 1);
+            self.trees.push_front((of, read::items(nodes, text.json)));
+        }
+        match self.trees.front().and_then(|(_, nodes)| nodes.get(nth)) {
+            Some(node) => structure::locate(node, path, at == PathPart::Key),
+            // The event parser refuses what the YAML crate took: the document's beginning is still right.
+            None => Span::at(begin.0, begin.1),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Where a value was written: the line of a field, in the process itself or in the Defaults above it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+
+use serde_yaml::Value;
+
+use super::check::DeclaredObject;
+use super::locate::Locator;
+use super::problem::{FieldPath, PathPart};
+use super::{FileContent, Limits, Loaded, load_files};
+use crate::model::{Plan, SourceLocation, Why};
+
+/// A field is shown where it is written, not where its process begins.
+pub fn locate(plan: &mut Plan, loaded: &Loaded, limits: &Limits) {
+    let mut named = fields(plan).peekable();
+    if named.peek().is_none() {
+        return;
+    }
+    let mut whence = Provenance::new(loaded, limits);
+    for why in named {
+        if let (Some(field), Some(at)) = (&why.field, &why.at)
+            && let Some(place) = whence.field(at, field)
+        {
+            why.at = Some(place);
+        }
+    }
+}
+
+/// Every reason that names a field.
+fn fields(plan: &mut Plan) -> impl Iterator<Item = &mut Why> {
+    let steps = plan.waves.iter_mut().flat_map(|wave| &mut wave.steps).flat_map(|step| &mut step.why);
+    let all = steps.chain(plan.held.iter_mut().flat_map(|held| &mut held.why));
+    all.filter(|why| why.field.is_some())
+}
+
+/// The same for somebody who has only the texts, in the order of their names: few files are parsed for it, or none.
+pub fn locate_in(plan: &mut Plan, texts: &[FileContent], limits: &Limits) {
+    const FEW: usize = 32;
+    let named: BTreeSet<Arc<str>> =
+        fields(plan).filter_map(|why| why.at.as_ref()).map(|at| Arc::clone(&at.file)).take(FEW + 1).collect();
+    if named.is_empty() || named.len() > FEW {
+        return;
+    }
+    let of = |name: &Arc<str>| {
+        let at = texts.binary_search_by(|text| text.name.as_str().cmp(name)).ok()?;
+        Some(texts[at].clone())
+    };
+    let mut files: Vec<FileContent> = named.iter().filter_map(of).collect();
+    let homes: BTreeSet<PathBuf> = files.iter().map(|file| file.scope_dir.clone()).collect();
+    // What a process does not say itself, Defaults above it may.
+    let above = |text: &&FileContent| homes.iter().any(|home| home.starts_with(&text.scope_dir));
+    let says =
+        |text: &&FileContent| std::str::from_utf8(&text.content).is_ok_and(|text| text.contains("Defaults"));
+    let is_known = |text: &&FileContent| named.contains(text.name.as_str());
+    files.extend(texts.iter().filter(|text| !is_known(text) && above(text) && says(text)).take(FEW).cloned());
+    locate(plan, &load_files(files, Vec::new(), limits, &BTreeMap::new()), limits);
+}
+
+pub struct Provenance<'a> {
+    loaded: &'a Loaded,
+    places: Locator<'a>,
+    /// Documents by file and line of their beginning.
+    begins: HashMap<(&'a str, u32, u32), usize>,
+    defaults: HashMap<&'a FilePath, Vec<usize>>,
+    known: HashMap<(usize, String), Option<SourceLocation>>,
+}
+
+impl<'a> Provenance<'a> {
+    pub fn new(loaded: &'a Loaded, limits: &'a Limits) -> Provenance<'a> {
+        let mut whence = Provenance {
+            loaded,
+            places: Locator::new(loaded, limits),
+            begins: HashMap::new(),
+            defaults: HashMap::new(),
+            known: HashMap::new(),
+        };
+        for (at, document) in loaded.documents.iter().enumerate() {
+            match &document.declared {
+                DeclaredObject::Process(_) => {
+                    let (line, column) = document.begin;
+                    whence.begins.insert((&loaded.source(at).name, line, column), at);
+                }
+                DeclaredObject::Defaults(_) => {
+                    whence.defaults.entry(&document.scope_dir).or_default().push(at)
+                }
+                _ => {}
+            }
+        }
+        whence
+    }
+
+    /// The place of a field (`control.start_cmd`, `env.PATH`, `configmap[0].md5`) of the process that was declared
+    /// there. `None`: nobody wrote it.
+    pub fn field(&mut self, declared: &SourceLocation, field: &str) -> Option<SourceLocation> {
+        let SourceLocation { file, line, column } = declared;
+        let document = *self.begins.get(&(&**file, *line, *column))?;
+        let key = (document, field.to_owned());
+        if let Some(known) = self.known.get(&key) {
+            return known.clone();
+        }
+        let found = self.find(document, field);
+        self.known.insert(key, found.clone());
+        found
+    }
+
+    fn find(&mut self, document: usize, field: &str) -> Option<SourceLocation> {
+        let path = path(field);
+        if field.starts_with("meta.") {
+            return Some(self.location(document, &path));
+        }
+        let DeclaredObject::Process(process) = &self.loaded.documents[document].declared else { return None };
+        let inside = FieldPath(path.0[1..].to_vec());
+        if serde_yaml::to_value(&*process.entry).is_ok_and(|entry| has(&entry, &inside)) {
+            return Some(self.location(document, &path));
+        }
+        let above = self.loaded.documents[document].scope_dir.ancestors();
+        let above: Vec<usize> = above.filter_map(|home| self.defaults.get(home)).flatten().copied().collect();
+        let gives = |at: &&usize| match &self.loaded.documents[**at].declared {
+            DeclaredObject::Defaults(entry) => {
+                serde_yaml::to_value(entry).is_ok_and(|entry| has(&entry, &inside))
+            }
+            _ => false,
+        };
+        let given = above.iter().find(gives).copied()?;
+        Some(self.location(given, &path))
+    }
+
+    fn location(&mut self, document: usize, path: &FieldPath) -> SourceLocation {
+        let span = self.places.span(document, path, PathPart::Value);
+        SourceLocation {
+            file: self.loaded.source(document).name.clone(),
+            line: span.line,
+            column: span.column,
+        }
+    }
+}
+
+/// From a document's root. A key of a map may contain dots: everything after the map's name is one key.
+fn path(field: &str) -> FieldPath {
+    for (map, path) in [("meta.labels.", FieldPath::of("meta.labels")), ("env.", FieldPath::of("spec.env"))] {
+        if let Some(key) = field.strip_prefix(map) {
+            return path.entry(key);
+        }
+    }
+    let root = if field.starts_with("meta.") { FieldPath::root() } else { FieldPath::of("spec") };
+    field.split('.').fold(root, |path, part| match part.split_once('[') {
+        None => path.entry(part),
+        Some((name, number)) => {
+            path.entry(name).index(number.trim_end_matches(']').parse().unwrap_or_default())
+        }
+    })
+}
+
+fn has(value: &Value, path: &FieldPath) -> bool {
+    use super::problem::PathSegment;
+    let next = |value: &'_ Value, step: &PathSegment| match step {
+        PathSegment::Key(name) => value.get(&**name).cloned(),
+        PathSegment::Index(at) => value.get(*at).cloned(),
+    };
+    path.0.iter().try_fold(value.clone(), |value, step| next(&value, step)).is_some()
+}

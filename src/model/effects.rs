@@ -1,0 +1,176 @@
+//! The effect table: each field of a spec, and the class that a change of it has; and the digests made by it.
+//!
+//! Total by construction, twice: `Spec::values` takes the spec apart with no `..`, so a new field of the struct
+//! does not compile until it is listed; [`base_effect`] matches every [`Field`], so a new name does not
+//! compile until it is placed. `explain`, the difference of two specs and the digests all read this table.
+
+use super::{Effect, Field, OnChange, Spec, SpecRevision, StartMode, Value};
+
+/// The class of a field before a process's own `on_change`. `log_path` is where the agent sends the output
+/// of a foreground process, and a mere remark about a daemon.
+pub fn base_effect(field: Field, mode: StartMode) -> Effect {
+    match field {
+        Field::Labels
+        | Field::StopCmd
+        | Field::RestartCmd
+        | Field::ReloadCmd
+        | Field::KillCmd
+        | Field::VersionCmd
+        | Field::HealthCmd
+        | Field::Cpu
+        | Field::Mem
+        | Field::Fd
+        | Field::Disk
+        | Field::Net
+        | Field::StartCheckSecs
+        | Field::StopCheckSecs
+        | Field::StartRetries
+        | Field::StartInterval
+        | Field::CrontabRule
+        | Field::OpTimeout
+        | Field::ReportId
+        | Field::ProcOwner
+        | Field::FuncId
+        | Field::InstanceId
+        | Field::InstanceNum
+        | Field::CycleTime
+        | Field::StartCheckBeginTime
+        | Field::StartCheckEndTime => Effect::Register,
+        Field::Configmap | Field::ConfigPath => Effect::Reload,
+        Field::StartCmd | Field::Env | Field::StartMode => Effect::Restart,
+        Field::LogPath => match mode {
+            StartMode::Daemon => Effect::Register,
+            StartMode::Foreground => Effect::Restart,
+        },
+        Field::ProcName
+        | Field::SetupPath
+        | Field::PidPath
+        | Field::User
+        | Field::ValueKey
+        | Field::AutoType => Effect::Replace,
+    }
+}
+
+/// The class of a field for one process: its own word, else the table's.
+pub fn effect_of(field: Field, mode: StartMode, on_change: &OnChange) -> Effect {
+    on_change.get(&field).copied().unwrap_or_else(|| base_effect(field, mode))
+}
+
+/// The table for one process: its own word, its mode and what its target can say taken in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EffectTable([Effect; Field::COUNT]);
+
+impl EffectTable {
+    pub fn new(mode: StartMode, on_change: &OnChange) -> EffectTable {
+        let mut classes = [Effect::None; Field::COUNT];
+        for field in Field::ALL {
+            classes[*field as usize] = effect_of(*field, mode, on_change);
+        }
+        EffectTable(classes)
+    }
+
+    pub fn of(spec: &Spec, on_change: &OnChange) -> EffectTable {
+        EffectTable::new(spec.control.start_mode.unwrap_or_default(), on_change)
+    }
+
+    /// A field that cannot be said is no difference.
+    pub fn without(mut self, unsaid: impl Fn(Field) -> bool) -> EffectTable {
+        for field in Field::ALL.iter().filter(|field| unsaid(**field)) {
+            self.0[*field as usize] = Effect::None;
+        }
+        self
+    }
+
+    pub fn effect(&self, field: Field) -> Effect {
+        self.0[field as usize]
+    }
+
+    /// The digests of one spec. Fields of class None are in none of them.
+    pub fn revision(&self, spec: &Spec) -> SpecRevision {
+        self.digests(spec).0
+    }
+
+    /// The digests, and one of them all that no two specs share.
+    pub(super) fn digests(&self, spec: &Spec) -> (SpecRevision, [u8; 16]) {
+        // A documented default is the same as nothing, written out or not.
+        let values = spec.values();
+        let set = values.iter().filter(|(field, _)| spec.is_set(*field));
+        let set: Vec<_> = set.map(|(field, value)| (self.effect(*field), field.path(), value)).collect();
+        // Written down first: hashing a few hundred bytes at once is many times as fast as piece by piece.
+        let mut text = Vec::with_capacity(1024);
+        let mut whole = Vec::with_capacity(5 * blake3::OUT_LEN);
+        let mut digest = |wanted: fn(Effect) -> bool| {
+            text.clear();
+            for (_, path, value) in set.iter().filter(|(class, _, _)| wanted(*class)) {
+                put(&mut text, path);
+                put_value(&mut text, value);
+            }
+            let hash = blake3::hash(&text);
+            whole.extend_from_slice(hash.as_bytes());
+            let [a, b, c, d, ..] = *hash.as_bytes();
+            u32::from_be_bytes([a, b, c, d])
+        };
+        let revision = SpecRevision {
+            register: digest(|effect| effect == Effect::Register),
+            reload: digest(|effect| effect == Effect::Reload),
+            restart: digest(|effect| effect == Effect::Restart),
+            replace: digest(|effect| effect == Effect::Replace),
+            run: digest(|effect| effect >= Effect::Reload),
+        };
+        let mut sum = [0; 16];
+        sum.copy_from_slice(&blake3::hash(&whole).as_bytes()[..16]);
+        (revision, sum)
+    }
+}
+
+/// Length first, so that no two lists of texts are the same bytes.
+fn put(to: &mut Vec<u8>, text: &str) {
+    // No text is longer than a file may be.
+    to.extend_from_slice(&(text.len() as u32).to_le_bytes());
+    to.extend_from_slice(text.as_bytes());
+}
+
+/// A byte for the kind and a count for what repeats keep different values apart.
+fn put_value(to: &mut Vec<u8>, value: &Value<'_>) {
+    let mut begin = |kind: u8, count: usize| {
+        to.push(kind);
+        to.extend_from_slice(&(count as u32).to_le_bytes());
+    };
+    match value {
+        Value::Unset => begin(0, 0),
+        Value::Text(text) => {
+            begin(1, 1);
+            put(to, text);
+        }
+        Value::Number(n) => {
+            begin(2, 1);
+            to.extend_from_slice(&n.to_le_bytes());
+        }
+        Value::Share(p) => {
+            begin(3, 1);
+            to.extend_from_slice(&p.get().to_bits().to_le_bytes());
+        }
+        Value::Labels(labels) => {
+            begin(4, labels.len());
+            for (key, value) in labels {
+                put(to, key);
+                put(to, value);
+            }
+        }
+        Value::Files(files) => {
+            begin(5, files.len());
+            for (path, md5) in files {
+                put(to, path);
+                put(to, md5);
+            }
+        }
+        Value::Env(env) => {
+            begin(6, env.0.len());
+            for (key, from_file, text) in env.seen() {
+                put(to, key);
+                to.push(from_file.into());
+                put(to, text);
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! Instance by instance: what differs, and the chain of steps that would end the difference.
+//!
+//! Desired and Observed are walked side by side, once. What is as wanted costs a comparison; a chain, its specs and
+//! its reasons are made only for what is not.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use super::assess::{TargetSpec, absent, assess, assess_adopted, relaunching, unsupported};
+use super::caps::Caps;
+use super::chain::{Chain, PlanDraft, StepDraft};
+use super::choose::choose;
+use super::reasons::{StepReasons, down_rule};
+use super::rules::Rules;
+use crate::model::{
+    AutoType, Desired, DesiredInstance, Field, HashedSpec, HeldChange, HoldReason, InstanceKey, KnownSpec,
+    Now, Observed, ObservedInstance, Op, Presence, Present, SpecSide, State, span,
+};
+
+pub fn plan_instances<'a>(
+    desired: &'a Desired,
+    observed: &'a Observed,
+    rules: &'a Rules,
+    now: &'a Now,
+) -> PlanDraft<'a> {
+    let silent: Vec<Field> =
+        Field::ALL.iter().copied().filter(|field| !rules.caps.supports_field(*field)).collect();
+    let mut walk = Planner {
+        desired,
+        observed,
+        rules,
+        now,
+        unsaid: HashedSpec::mask(silent.iter().copied()),
+        silent,
+        target_specs: HashMap::default(),
+        taken: BTreeSet::new(),
+        found: PlanDraft::default(),
+    };
+    let mut rows = observed.instances.iter().peekable();
+    let mut strangers = Vec::new();
+    for (key, want) in &desired.instances {
+        let row = loop {
+            match rows.peek().map(|(seen, _)| (*seen).cmp(key)) {
+                Some(Ordering::Less) => strangers.extend(rows.next()),
+                Some(Ordering::Equal) => break rows.next().map(|(_, row)| row),
+                Some(Ordering::Greater) | None => break None,
+            }
+        };
+        match rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
+            true => walk.wanted(key, want, row),
+            false => walk.spare_earlier(key, want, row),
+        }
+    }
+    strangers.extend(rows);
+    walk.orphans(strangers);
+    walk.found
+}
+
+pub struct Planner<'a> {
+    pub(super) desired: &'a Desired,
+    pub(super) observed: &'a Observed,
+    pub(super) rules: &'a Rules,
+    now: &'a Now,
+    /// What the target has no place for.
+    silent: Vec<Field>,
+    /// The same as bits.
+    unsaid: u64,
+    /// By the addresses of spec and origin, which instances of one process share.
+    target_specs: ByAddress<TargetSpec<'a>>,
+    /// Known by another name now.
+    pub(super) taken: BTreeSet<&'a InstanceKey>,
+    pub(super) found: PlanDraft<'a>,
+}
+
+impl<'a> Planner<'a> {
+    fn wanted(&mut self, key: &'a InstanceKey, want: &'a DesiredInstance, row: Option<&'a ObservedInstance>) {
+        let present = match self.observed.presence(&key.host, row) {
+            Presence::Present(present) => match self.stale(key, present) {
+                Some(detail) => return self.hold(key, want, HoldReason::Stale, detail),
+                None => Some(present),
+            },
+            Presence::Absent => None,
+            Presence::Unknown(why) => {
+                let detail = format!("host {}: {why}", key.host);
+                return self.hold(key, want, HoldReason::HostUnknown, detail);
+            }
+        };
+        let there = present.filter(|present| self.is_there(*present));
+        if there.is_some_and(|present| self.is_ours(present)) {
+            self.found.owned.push((key, Some(want)));
+        }
+        if !self.silent.is_empty() {
+            let holds = || unsupported(&want.spec, &self.rules.caps);
+            if let Some(field) = want.origin.state.needs_start().then(holds).flatten() {
+                let detail =
+                    format!("{field} changes what runs, and {} has no place for it", self.rules.caps.name());
+                return self.hold(key, want, HoldReason::Unsupported, detail);
+            }
+            self.found
+                .unsupported_fields
+                .extend(self.silent.iter().filter(|field| want.spec.is_set(**field)));
+        }
+        if there.is_some_and(|present| self.is_in_sync(present, want)) {
+            self.found.in_sync += 1;
+            return;
+        }
+        if there.is_none()
+            && let Some((from, earlier)) = self.earlier(key, want)
+        {
+            self.taken.insert(from);
+            self.found.seen_as.insert(key, from);
+            return match earlier {
+                Ok(present) => self.moved(key, want, from, present),
+                Err((reason, detail)) => self.hold(key, want, reason, detail),
+            };
+        }
+        self.chain(key, want, present, None);
+    }
+
+    /// What was told too long ago may be otherwise by now, in sync or not.
+    pub(super) fn stale(&self, key: &InstanceKey, present: Present<'_>) -> Option<String> {
+        let age = self.observed.age(present.seen());
+        let limit = self.rules.stale_after_secs?;
+        (age > limit).then(|| format!("host {} has not reported for {}", key.host, span(age)))
+    }
+
+    /// Does a row tell of more than a name that was once there?
+    pub(super) fn is_there(&self, present: Present<'_>) -> bool {
+        present.running || present.hosted || (self.rules.caps.registry && present.registered)
+    }
+
+    pub(super) fn is_ours(&self, present: Present<'_>) -> bool {
+        self.owner_of(present.seen()) == Some(self.rules.owner.as_str())
+    }
+
+    /// The owner of what runs: our label on a process that its agent did not start proves nothing.
+    pub(super) fn owner_of<'s>(&self, seen: &'s ObservedInstance) -> Option<&'s str> {
+        let owner = seen.owner.as_deref();
+        owner.filter(|owner| !(seen.not_owned && seen.running == Some(true) && *owner == self.rules.owner))
+    }
+
+    /// The quick answer for what is plainly as wanted; `false` only means that it takes a closer look.
+    fn is_in_sync(&mut self, present: Present<'_>, want: &'a DesiredInstance) -> bool {
+        let (given, live) = (&present.seen().registered_spec, &present.seen().live);
+        let kept = match want.spec.monitor.auto_type {
+            AutoType::Resident if present.running => true,
+            AutoType::Periodic => false,
+            AutoType::Resident | AutoType::OneShot => return false,
+        };
+        let one = match (given, live) {
+            (KnownSpec::Full(given), KnownSpec::Full(live)) => Arc::ptr_eq(given, live),
+            (KnownSpec::Digests(given), KnownSpec::Digests(live)) => given == live,
+            (KnownSpec::Unknown | KnownSpec::Digests(_) | KnownSpec::Full(_), _) => false,
+        };
+        want.origin.state == State::Running
+            && present.hosted
+            && self.is_ours(present)
+            && self.is_wanted(given, want)
+            && (!kept || one || self.is_wanted(live, want))
+    }
+
+    /// Is this plainly the wanted spec?
+    fn is_wanted(&mut self, version: &KnownSpec, want: &'a DesiredInstance) -> bool {
+        match version {
+            KnownSpec::Full(spec) => Arc::ptr_eq(spec, &want.spec) || spec.is_equivalent(&want.spec),
+            KnownSpec::Digests(revision) => {
+                let plain = want.origin.on_change.is_empty() && !want.spec.sets_any(self.unsaid);
+                plain && want.spec.revision() == revision || self.target_spec(want).revision() == revision
+            }
+            KnownSpec::Unknown => false,
+        }
+    }
+
+    /// May this be touched? `Ok(true)`: it will be ours by that.
+    pub(super) fn may_touch(&self, present: Present<'_>, want: &DesiredInstance) -> Result<bool, String> {
+        let adopt = self.rules.adopt || want.origin.adopt;
+        match self.owner_of(present.seen()) {
+            // What is ours and of which nothing is known is looked at anew if that was asked for.
+            Some(owner) if owner == self.rules.owner => {
+                let lost = |there: bool, version: &KnownSpec| there && *version == KnownSpec::Unknown;
+                let seen = present.seen();
+                Ok(adopt
+                    && (lost(present.hosted, &seen.registered_spec) || lost(present.running, &seen.live)))
+            }
+            Some(owner) => Err(format!(
+                "it belongs to {owner:?}, and this is {:?}: remove it from these manifests, or plan them as \
+                 --owner {owner}",
+                self.rules.owner
+            )),
+            None if adopt => Ok(true),
+            None => Err("it is there already and nobody owns it: --adopt (or `adopt: true`) takes it over \
+                 without a restart"
+                .to_owned()),
+        }
+    }
+
+    /// `from`: the name that what was seen stands under, if it is another.
+    pub(super) fn chain(
+        &mut self,
+        key: &'a InstanceKey,
+        want: &'a DesiredInstance,
+        present: Option<Present<'a>>,
+        from: Option<&'a InstanceKey>,
+    ) {
+        let there = present.filter(|present| self.is_there(*present));
+        let adopting = match there.map(|present| self.may_touch(present, want)) {
+            None => false,
+            Some(Ok(adopting)) => adopting,
+            Some(Err(detail)) => return self.hold(key, want, HoldReason::NotOwned, detail),
+        };
+        let (rules, now) = (self.rules, self.now);
+        let wish = self.target_spec(want);
+        let situation = match present {
+            None => Ok(absent(wish)),
+            Some(present) if adopting => assess_adopted(present, wish, &rules.caps),
+            Some(present) => assess(present, wish, &rules.caps),
+        };
+        let chosen = situation.and_then(|is| Ok((is, choose(is, wish.goal, rules.caps)?)));
+        let (is, ops) = match chosen {
+            Ok(chosen) => chosen,
+            Err(reason) => return self.hold(key, want, reason, detail(reason, present, &rules.caps)),
+        };
+        // Without a registry only a guard carries an owner's name.
+        if adopting && !rules.caps.registry && want.origin.state == State::Unhosted {
+            let detail = format!(
+                "nobody owns it, and {} has no place to note an owner of what it does not guard: let it be guarded \
+                 (`state: running`) to adopt it",
+                rules.caps.name()
+            );
+            return self.hold(key, want, HoldReason::NotOwned, detail);
+        }
+        if ops.is_empty() {
+            self.found.in_sync += 1;
+            return;
+        }
+        let story = StepReasons {
+            target: wish,
+            present,
+            is,
+            adopting,
+            // Where operations use the registered spec, what is not registered cannot be checked.
+            unlisted: there.is_none()
+                && !rules.caps.operates_on_registered_spec
+                && (rules.caps.lag_secs > 0 || rules.adopt || want.origin.adopt),
+            rule: down_rule(want.origin.state),
+            place: &want.origin.place,
+        };
+        let steps: Vec<StepDraft> = ops.into_iter().map(|(op, which)| story.draft(op, which)).collect();
+        // Adopting does not restart: what runs with another spec stays as it is until the next plan.
+        let deferred = adopting
+            && wish.goal.state.needs_start()
+            && present.filter(|present| present.running).is_some_and(|present| {
+                wish.delta(&present.seen().live).is_some_and(|delta| delta.reload || delta.restart)
+            });
+        let waits = present.and_then(|present| relaunching(present, &is, wish, now.at));
+        let lost = !is.old_known && names_by_the_new_spec(&steps, &rules.caps);
+        let chain = Chain { key, want: Some(want), from, before: Vec::new(), steps };
+        if let Some(left) = waits {
+            let detail =
+                format!("it died, and the agent is bringing it back: it has {} left to do so", span(left));
+            self.found.held.push(chain.held(HoldReason::AgentRelaunching, detail));
+            return;
+        }
+        self.found.lost += usize::from(lost);
+        self.found.deferred += usize::from(deferred);
+        self.found.chains.push(chain);
+    }
+
+    pub(super) fn target_spec(&mut self, want: &'a DesiredInstance) -> &TargetSpec<'a> {
+        let origin = &want.origin;
+        self.target_specs
+            .entry(addresses(&want.spec, origin))
+            .or_insert_with(|| TargetSpec::new(&want.spec, origin.state, &origin.on_change, &self.rules.caps))
+    }
+
+    pub(super) fn hold(
+        &mut self,
+        key: &InstanceKey,
+        want: &DesiredInstance,
+        reason: HoldReason,
+        detail: String,
+    ) {
+        let (instance, at) = (key.clone(), Some(want.origin.place.clone()));
+        self.found.held.push(HeldChange { instance, reason, detail, steps: Vec::new(), why: Vec::new(), at });
+    }
+}
+
+/// Does a chain send the new spec where the old one belongs?
+fn names_by_the_new_spec(steps: &[StepDraft], caps: &Caps) -> bool {
+    let names = |draft: &StepDraft| {
+        matches!(draft.op, Op::Stop | Op::Kill | Op::Unsupervise) && draft.spec_side == SpecSide::New
+    };
+    caps.stop_needs_old && steps.iter().any(names)
+}
+
+/// A sentence for what the choice itself could not go on with.
+pub fn detail(reason: HoldReason, present: Option<Present<'_>>, caps: &Caps) -> String {
+    let digests = |seen: &ObservedInstance| {
+        [&seen.registered_spec, &seen.live].iter().any(|v| matches!(v, KnownSpec::Digests(_)))
+    };
+    match reason {
+        HoldReason::IdentityMix => {
+            "what runs and what is guarded are two different processes: stop one of them by hand".to_owned()
+        }
+        HoldReason::NotOwned => {
+            "nobody owns it, and it is another process than the wanted one: its identity differs, so \
+             it cannot be adopted"
+                .to_owned()
+        }
+        HoldReason::OldSpecUnknown if present.is_some_and(|present| digests(present.seen())) => format!(
+            "it is another process than the wanted one, and only digests of its spec are known: {} has to be told \
+             the whole spec to stop it. Stop it by hand",
+            caps.name()
+        ),
+        HoldReason::OldSpecUnknown => {
+            "nothing is known of what it was started with, so it cannot be told whether it is \
+             the wanted process: --adopt takes it as it is, after a look at its identity"
+                .to_owned()
+        }
+        HoldReason::RunInProgress => {
+            "an earlier run is still in progress, and no run is stopped to begin another".to_owned()
+        }
+        HoldReason::RunUnknown => "it is not known whether it ran already: `abide start` decides".to_owned(),
+        HoldReason::NoStopCommand => format!(
+            "{} needs a command to stop it, and what runs has neither stop_cmd nor kill_cmd",
+            caps.name()
+        ),
+        other => other.word().to_owned(),
+    }
+}
+
+/// What is known by where two things stand in memory. Addresses need no hash that withstands an adversary.
+type ByAddress<V> = HashMap<(usize, usize), V, BuildHasherDefault<Mix>>;
+
+fn addresses<A, B>(a: &Arc<A>, b: &Arc<B>) -> (usize, usize) {
+    (Arc::as_ptr(a) as usize, Arc::as_ptr(b) as usize)
+}
+
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize((*byte).into()));
+    }
+
+    fn write_usize(&mut self, n: usize) {
+        self.0 = (self.0.rotate_left(23) ^ n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+}

@@ -1,0 +1,145 @@
+//! Why each step of a chain is taken, told from how the instance was before the first of them.
+
+use std::sync::Arc;
+
+use super::assess::TargetSpec;
+use super::chain::StepDraft;
+use super::choose::Situation;
+use super::why::differences;
+use crate::model::{
+    AutoType, DesiredInstance, Effect, KnownSpec, Op, Present, Rule, SourceLocation, Spec, SpecSide, State,
+    Why,
+};
+
+/// Everything that a step's reason is made of.
+pub struct StepReasons<'w, 'a> {
+    pub target: &'w TargetSpec<'a>,
+    pub present: Option<Present<'w>>,
+    /// How it was before the first step.
+    pub is: Situation,
+    pub adopting: bool,
+    /// No list shows it, and what runs under its identity can be found by a live check.
+    pub unlisted: bool,
+    /// Why something is taken down.
+    pub rule: Option<Rule>,
+    pub place: &'w SourceLocation,
+}
+
+const FELT: [Effect; 3] = [Effect::Reload, Effect::Restart, Effect::Replace];
+
+impl<'w, 'a> StepReasons<'w, 'a> {
+    pub fn of(
+        is: Situation,
+        wish: &'w TargetSpec<'a>,
+        present: Present<'w>,
+        want: &'w DesiredInstance,
+    ) -> StepReasons<'w, 'a> {
+        let (rule, place) = (down_rule(want.origin.state), &want.origin.place);
+        StepReasons {
+            target: wish,
+            present: Some(present),
+            is,
+            adopting: false,
+            unlisted: false,
+            rule,
+            place,
+        }
+    }
+
+    pub fn draft(&self, op: Op, which: SpecSide) -> StepDraft {
+        let seen = self.present.map(|present| present.seen());
+        let spec = match (op, which) {
+            (Op::Unregister, _) => None,
+            (_, SpecSide::New) => Some(Arc::clone(self.target.spec)),
+            (Op::Unsupervise, SpecSide::Old) => seen.and_then(|seen| seen.registered_spec.spec().cloned()),
+            (_, SpecSide::Old) => {
+                let live = seen.filter(|_| self.is.live.is_some()).map(|seen| &seen.live);
+                live.or(seen.map(|seen| &seen.registered_spec)).and_then(|version| version.spec().cloned())
+            }
+        };
+        let mut why = self.why(op, which);
+        if why.is_empty() {
+            // What the strongest difference asks for is also the reason of what has to go before it.
+            why = self.differs(Rule::LiveDiffers, &FELT);
+        }
+        let revision = (which == SpecSide::New && op != Op::Unregister).then(|| *self.target.revision());
+        let takes = if op == Op::Reload { self.target.reloaded() } else { Vec::new() };
+        // Adopting takes it for granted that what is there is what was wanted.
+        let creates = matches!(op, Op::Start | Op::Supervise);
+        let looks_first = op.is_destructive() || self.adopting || (self.unlisted && creates);
+        StepDraft {
+            op,
+            spec_side: which,
+            spec,
+            revision,
+            reloaded_fields: takes,
+            needs_live_check: looks_first,
+            why,
+        }
+    }
+
+    pub fn plain(&self, rule: Rule) -> Why {
+        Why::plain(rule, Some(self.place))
+    }
+
+    fn why(&self, op: Op, which: SpecSide) -> Vec<Why> {
+        let down = self.rule.map(|rule| vec![self.plain(rule)]);
+        match op {
+            Op::Start if self.is.live.is_some() => self.differs(Rule::LiveDiffers, &FELT),
+            Op::Start if self.target.goal.auto_type == AutoType::OneShot => {
+                let changed = self.differs(Rule::GivenDiffers, &FELT);
+                let changed = changed.into_iter().filter(|why| why.field.is_some());
+                std::iter::once(self.plain(Rule::NotRun)).chain(changed).collect()
+            }
+            Op::Start => vec![self.plain(Rule::NotRunning)],
+            Op::Stop | Op::Kill => down.unwrap_or_else(|| self.differs(Rule::LiveDiffers, &FELT)),
+            Op::Reload | Op::Restart => self.differs(Rule::LiveDiffers, &FELT),
+            Op::Register if which == SpecSide::Old => {
+                down.unwrap_or_else(|| self.differs(Rule::LiveDiffers, &[Effect::Replace]))
+            }
+            Op::Register if self.is.given.is_none() => vec![self.plain(Rule::NotRegistered)],
+            Op::Register => self.spec_unknown_reasons(),
+            Op::Supervise if !self.is.hosted => vec![self.plain(Rule::NotHosted)],
+            Op::Supervise => self.spec_unknown_reasons(),
+            Op::Unsupervise
+                if which == SpecSide::Old
+                    && self.rule.is_none()
+                    && self.target.goal.state == State::Running =>
+            {
+                self.differs(Rule::GivenDiffers, &[Effect::Replace])
+            }
+            Op::Unsupervise => down.unwrap_or_else(|| vec![self.plain(Rule::Hosted)]),
+            Op::Unregister => down.unwrap_or_default(),
+        }
+    }
+
+    /// Why the engine is told anew.
+    fn spec_unknown_reasons(&self) -> Vec<Why> {
+        let all = [Effect::Register, Effect::Reload, Effect::Restart, Effect::Replace];
+        let adopted = self.adopting.then(|| self.plain(Rule::Adopted));
+        let known = self.present.is_none_or(|present| present.seen().registered_spec != KnownSpec::Unknown);
+        let differs =
+            if known || !self.adopting { self.differs(Rule::GivenDiffers, &all) } else { Vec::new() };
+        adopted.into_iter().chain(differs).collect()
+    }
+
+    fn differs(&self, rule: Rule, classes: &[Effect]) -> Vec<Why> {
+        let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
+        let version = if rule == Rule::LiveDiffers { &seen.live } else { &seen.registered_spec };
+        let beside: Vec<&Spec> = [&seen.registered_spec, &seen.live]
+            .into_iter()
+            .filter_map(|v| v.spec())
+            .map(|spec| &***spec)
+            .collect();
+        differences(rule, version, self.target, classes, &beside, Some(self.place))
+    }
+}
+
+/// Why something goes that is wanted otherwise.
+pub fn down_rule(state: State) -> Option<Rule> {
+    match state {
+        State::Running | State::Unhosted => None,
+        State::Stopped => Some(Rule::StateStopped),
+        State::Absent => Some(Rule::StateAbsent),
+    }
+}

@@ -1,0 +1,468 @@
+//! Who waits for whom: chains become waves.
+//!
+//! Instances never wait for each other except at a dependency, at a batch of a rollout, or where one process takes
+//! the place of another on its host. A chain gets the first wave in which nothing it waits for is still to come.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use super::assess::TargetSpec;
+use super::chain::{Chain, PlanDraft, StepDraft, has};
+use super::dependencies::DependencyIndex;
+use super::identities::{IdentityIndex, claims_identity};
+use super::rollout::{Batch, batches};
+use super::rules::Rules;
+use crate::model::{
+    AutoType, Desired, DesiredInstance, Gate, Health, HoldReason, Host, InstanceKey, LastRun, Observed, Op,
+    Presence, ProcessKey, State, Step, Wave,
+};
+
+/// The waves, and what cannot be in any of them because it waits for something that will not come.
+pub fn build_waves<'a>(
+    found: &mut PlanDraft<'a>,
+    desired: &'a Desired,
+    observed: &'a Observed,
+    rules: &'a Rules,
+) -> Vec<Wave> {
+    let chains = std::mem::take(&mut found.chains);
+    let mut line = WaveBuilder::new(desired, observed, rules, &chains, found);
+    let mut waiting = line.schedule_stops(&chains);
+    line.bring_up(&chains, &mut waiting);
+    let WaveBuilder { levels, starts, gates, .. } = line;
+    let mut waves: BTreeMap<usize, Wave> = BTreeMap::new();
+    for (at, chain) in chains.into_iter().enumerate() {
+        if let Some(detail) = waiting.get(&at) {
+            found.held.push(chain.held(HoldReason::WaitingForDependency, detail.clone()));
+            continue;
+        }
+        let (own, starts) = (levels[at] + waves_of(&chain) - 1, starts[at]);
+        let Chain { key, want, from, before, mut steps } = chain;
+        let before = before.into_iter().map(|draft| step(from.unwrap_or(key), want, None, draft));
+        waves.entry(levels[at]).or_default().steps.extend(before);
+        // The part that has to wait for a place to become free.
+        let begins = steps.iter().position(|draft| claims_identity(want, draft.op)).unwrap_or(steps.len());
+        let later = if starts > own { steps.split_off(begins) } else { Vec::new() };
+        for (level, steps) in [(own, steps), (starts, later)] {
+            let steps = steps.into_iter().map(|draft| step(key, want, from, draft));
+            waves.entry(level).or_default().steps.extend(steps);
+        }
+    }
+    for (level, gate) in gates {
+        if let Some(wave) = waves.get_mut(&level) {
+            wave.gates.push(gate);
+        }
+    }
+    let mut waves: Vec<Wave> = waves.into_values().filter(|wave| !wave.steps.is_empty()).collect();
+    let steps = waves.iter_mut().flat_map(|wave| &mut wave.steps);
+    steps.enumerate().for_each(|(nth, step)| step.id = nth + 1);
+    waves
+}
+
+fn step(
+    key: &InstanceKey,
+    want: Option<&DesiredInstance>,
+    from: Option<&InstanceKey>,
+    draft: StepDraft,
+) -> Step {
+    let host = match want {
+        Some(want) => want.host.clone(),
+        None => Host { key: key.host.clone(), supplier: None, agent_id: None },
+    };
+    let StepDraft { op, spec_side: which, spec, revision, reloaded_fields: takes, needs_live_check, why } =
+        draft;
+    let (instance, from, pid_stays) = (key.clone(), from.cloned(), op.pid_stays());
+    Step {
+        id: 0,
+        instance,
+        host,
+        op,
+        spec_side: which,
+        spec,
+        revision,
+        reloaded_fields: takes,
+        pid_stays,
+        needs_live_check,
+        from,
+        why,
+    }
+}
+
+/// More rounds than any chain of places that people build.
+const ROUNDS: usize = 16;
+
+/// How far a chain's wait goes.
+struct WaveBuilder<'a> {
+    desired: &'a Desired,
+    observed: &'a Observed,
+    rules: &'a Rules,
+    chain_of: HashMap<&'a InstanceKey, usize>,
+    held: BTreeSet<InstanceKey>,
+    seen_as: HashMap<&'a InstanceKey, &'a InstanceKey>,
+    names: DependencyIndex<'a>,
+    /// How deep a declared name stands below what it depends on.
+    ranks: HashMap<&'a ProcessKey, usize>,
+    levels: Vec<usize>,
+    /// The wave in which a chain's start is, where that has to wait for a place to become free; 0: with the rest.
+    starts: Vec<usize>,
+    /// Chains that take something away from where something else is to start.
+    in_the_way: BTreeSet<usize>,
+    /// The chains of what moves, by the name that it moves from.
+    moved_to: HashMap<&'a InstanceKey, usize>,
+    /// What cannot stop yet, because something that depends on it is held.
+    needed: HashMap<&'a InstanceKey, InstanceKey>,
+    /// The last wave of each rollout so far.
+    ends: HashMap<&'a ProcessKey, usize>,
+    gates: Vec<(usize, Gate)>,
+}
+
+impl<'a> WaveBuilder<'a> {
+    fn new(
+        desired: &'a Desired,
+        observed: &'a Observed,
+        rules: &'a Rules,
+        chains: &[Chain<'a>],
+        found: &PlanDraft<'a>,
+    ) -> WaveBuilder<'a> {
+        // Only what some chain waits for, or is waited for by, has to be known by name.
+        let held = found.held.iter().filter_map(|held| desired.instances.get(&held.instance));
+        let moving = chains.iter().filter_map(|chain| chain.want).chain(held);
+        let names: BTreeSet<&ProcessKey> = moving.flat_map(|want| &want.origin.depends_on).collect();
+        let names = DependencyIndex::new(desired, &names);
+        let ranks = names.ranks(desired);
+        WaveBuilder {
+            desired,
+            observed,
+            rules,
+            chain_of: chains.iter().enumerate().map(|(at, chain)| (chain.key, at)).collect(),
+            held: found.held.iter().map(|held| held.instance.clone()).collect(),
+            seen_as: found.seen_as.clone(),
+            names,
+            ranks,
+            levels: vec![0; chains.len()],
+            starts: vec![0; chains.len()],
+            in_the_way: BTreeSet::new(),
+            moved_to: chains.iter().enumerate().filter_map(|(at, chain)| Some((chain.from?, at))).collect(),
+            needed: HashMap::new(),
+            ends: HashMap::new(),
+            gates: Vec::new(),
+        }
+    }
+
+    fn rank(&self, chain: &Chain<'_>) -> usize {
+        chain.want.and_then(|want| self.ranks.get(&want.origin.declared)).copied().unwrap_or(0)
+    }
+
+    /// What is held and still runs keeps what it depends on from being stopped.
+    fn keep_needed(&mut self) {
+        let held: Vec<InstanceKey> = self.held.iter().cloned().collect();
+        for key in held {
+            let Some(want) = self.desired.instances.get(&key) else { continue };
+            let runs = match self.observed.get(&key) {
+                Presence::Present(present) => present.running,
+                Presence::Absent => false,
+                Presence::Unknown(_) => true,
+            };
+            if !runs || want.origin.depends_on.is_empty() {
+                continue;
+            }
+            for name in &want.origin.depends_on {
+                let here = self.names.here(name, &key.host);
+                let meant = if here.is_empty() { self.names.all(name) } else { here };
+                let meant: Vec<&'a InstanceKey> = meant.iter().map(|(meant, _)| *meant).collect();
+                for meant in meant {
+                    self.needed.insert(meant, key.clone());
+                }
+            }
+        }
+    }
+
+    /// What depends on another goes before it. Returns those that cannot go yet.
+    fn schedule_stops(&mut self, chains: &[Chain<'a>]) -> BTreeMap<usize, String> {
+        self.keep_needed();
+        let mut waiting = BTreeMap::new();
+        let mut down: Vec<usize> =
+            (0..chains.len()).filter(|at| !chains[*at].state().needs_start()).collect();
+        down.sort_by_key(|at| std::cmp::Reverse(self.rank(&chains[*at])));
+        // For each instance that must wait: the wave after the last of those that depend on it.
+        let mut after: HashMap<&InstanceKey, usize> = HashMap::new();
+        // The same for all instances under a name: those on hosts that have none of them wait for each of them.
+        let mut after_all: HashMap<ProcessKey, usize> = HashMap::new();
+        for batch in batches(self.desired, chains, &down) {
+            let begin = self.begin(&batch);
+            let mut end = begin;
+            for at in &batch.chains {
+                let chain = &chains[*at];
+                let declared = chain.want.map(|want| &want.origin.declared);
+                let names = [declared, Some(&chain.key.process())]
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|name| after_all.get(name))
+                    .max()
+                    .copied();
+                let own = after.get(chain.key).copied();
+                let level = begin.max(own.unwrap_or(0)).max(names.unwrap_or(0));
+                self.levels[*at] = level;
+                end = end.max(level);
+                if !has(chain, &[Op::Stop, Op::Kill]) {
+                    continue;
+                }
+                if let Some(dependent) = self.needed.get(chain.key).cloned() {
+                    waiting.insert(
+                        *at,
+                        format!("{dependent} depends on it, and is held while it may still run"),
+                    );
+                    self.need_for(chain);
+                    continue;
+                }
+                let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
+                for name in depends_on {
+                    let here = self.names.here(name, &chain.key.host);
+                    for (key, _) in here {
+                        let wave = after.entry(key).or_default();
+                        *wave = (*wave).max(level + 1);
+                    }
+                    if here.is_empty() {
+                        let wave = after_all.entry(name.clone()).or_default();
+                        *wave = (*wave).max(level + 1);
+                    }
+                }
+            }
+            self.close(batch, end, chains);
+        }
+        waiting
+    }
+
+    /// What stays keeps what it depends on, too.
+    fn need_for(&mut self, chain: &Chain<'a>) {
+        for name in chain.want.iter().flat_map(|want| &want.origin.depends_on) {
+            let here = self.names.here(name, &chain.key.host);
+            let meant = if here.is_empty() { self.names.all(name) } else { here };
+            let meant: Vec<&'a InstanceKey> = meant.iter().map(|(meant, _)| *meant).collect();
+            for meant in meant {
+                self.needed.insert(meant, chain.key.clone());
+            }
+        }
+    }
+
+    /// What another depends on goes before it, and is running and healthy before it goes on. Adds those that wait in
+    /// vain.
+    fn bring_up(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
+        let places = IdentityIndex::new(self.observed, self.rules.stale_after_secs, chains);
+        self.in_the_way = chains
+            .iter()
+            .flat_map(|chain| places.in_the_way(chain))
+            .filter_map(|other| self.leaver(other, chains))
+            .collect();
+        let (ends, gates) = (self.ends.clone(), self.gates.clone());
+        // A start that waits for a place moves what depends on it, which may move another start: a few rounds settle it.
+        for _ in 0..ROUNDS {
+            (self.ends, self.gates) = (ends.clone(), gates.clone());
+            let before = (self.starts.clone(), waiting.len());
+            self.schedule_starts(chains, waiting);
+            self.resolve_identity_conflicts(chains, &places, waiting);
+            if before == (self.starts.clone(), waiting.len()) {
+                return;
+            }
+        }
+        // No order serves all of them: none of them begins.
+        for (at, _) in self.starts.iter().enumerate().filter(|(_, starts)| **starts > 0) {
+            let why =
+                "identities change hands here in a circle that no order of steps can serve: take two steps";
+            waiting.entry(at).or_insert_with(|| why.to_owned());
+        }
+    }
+
+    /// The chain that takes an instance away from where it is, under this name or the one it moves to.
+    fn leaver(&self, key: &InstanceKey, chains: &[Chain<'_>]) -> Option<usize> {
+        let at = self.chain_of.get(key).or_else(|| self.moved_to.get(key)).copied()?;
+        let runs = match self.observed.get(key) {
+            Presence::Present(present) => present.running,
+            Presence::Absent => false,
+            Presence::Unknown(_) => true,
+        };
+        // Without its guard a running process is still there.
+        let leaves =
+            has(&chains[at], &[Op::Stop, Op::Kill]) || (!runs && has(&chains[at], &[Op::Unsupervise]));
+        leaves.then_some(at)
+    }
+
+    fn schedule_starts(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
+        let mut up: Vec<usize> = (0..chains.len()).filter(|at| chains[*at].state().needs_start()).collect();
+        up.sort_by_key(|at| self.rank(&chains[*at]));
+        let mut everywhere: HashMap<&ProcessKey, Result<usize, String>> = HashMap::new();
+        for batch in batches(self.desired, chains, &up) {
+            let begin = self.begin(&batch);
+            let mut end = begin;
+            for at in &batch.chains {
+                let chain = &chains[*at];
+                let mut level = begin;
+                if has(chain, &[Op::Start, Op::Restart]) {
+                    let depends_on = chain.want.iter().flat_map(|want| &want.origin.depends_on);
+                    for name in depends_on {
+                        let here = self.names.here(name, &chain.key.host);
+                        let ready = if here.is_empty() {
+                            // Whatever stands under a name has its place by now: it is asked once for all.
+                            let all = || self.wait_for_each(self.names.all(name), chains, waiting);
+                            everywhere.entry(name).or_insert_with(all).clone()
+                        } else {
+                            self.wait_for_each(here, chains, waiting)
+                        };
+                        match ready {
+                            // What others wait for leaves at once, and only its start waits.
+                            Ok(after) if self.in_the_way.contains(at) => {
+                                self.starts[*at] = self.starts[*at].max(after);
+                            }
+                            Ok(after) => level = level.max(after),
+                            Err(why) => {
+                                waiting.entry(*at).or_insert(why);
+                            }
+                        }
+                    }
+                }
+                self.levels[*at] = level;
+                end = end.max(level);
+            }
+            self.close(batch, end, chains);
+        }
+    }
+
+    /// No two processes of a host share an identity: what starts where another is waits until that one has left.
+    fn resolve_identity_conflicts(
+        &mut self,
+        chains: &[Chain<'a>],
+        places: &IdentityIndex<'a>,
+        waiting: &mut BTreeMap<usize, String>,
+    ) {
+        for (at, chain) in chains.iter().enumerate() {
+            for other in places.in_the_way(chain) {
+                match self.leaver(other, chains).filter(|at| !waiting.contains_key(at)) {
+                    Some(other) => self.starts[at] = self.starts[at].max(self.levels[other] + 1),
+                    None => {
+                        let why = match self.observed.get(other) {
+                            Presence::Unknown(_) => {
+                                format!("{other} has the same identity and may still be there")
+                            }
+                            Presence::Present(_) | Presence::Absent => format!(
+                                "{other} has the same identity on that host, and stays: add `moved_from: {}`, or \
+                                 remove it first",
+                                other.process()
+                            ),
+                        };
+                        waiting.entry(at).or_insert(why);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The wave after which all of these are there, or what is wrong with the first that will not be.
+    fn wait_for_each(
+        &self,
+        all: &[(&'a InstanceKey, &'a DesiredInstance)],
+        chains: &[Chain<'_>],
+        waiting: &BTreeMap<usize, String>,
+    ) -> Result<usize, String> {
+        all.iter().try_fold(0, |level, (key, want)| {
+            let after = self.wait_for(key, want, chains, waiting);
+            after.map(|after| level.max(after)).map_err(|why| format!("it depends on {key}, {why}"))
+        })
+    }
+
+    /// The wave after which something is there to be depended on, or why it will not be.
+    fn wait_for(
+        &self,
+        key: &InstanceKey,
+        want: &DesiredInstance,
+        chains: &[Chain<'_>],
+        waiting: &BTreeMap<usize, String>,
+    ) -> Result<usize, &'static str> {
+        if !want.origin.state.needs_start() {
+            return Err("which is not to run");
+        }
+        match self.chain_of.get(key) {
+            Some(at) if waiting.contains_key(at) => Err("which is itself waiting"),
+            Some(at) if has(&chains[*at], brings_up(want)) => {
+                Ok((self.levels[*at] + waves_of(&chains[*at])).max(self.starts[*at] + 1))
+            }
+            Some(_) | None => self.is_ready(key, want).map(|()| 0),
+        }
+    }
+
+    /// Is it there to be depended on, without anybody doing something?
+    fn is_ready(&self, key: &InstanceKey, want: &DesiredInstance) -> Result<(), &'static str> {
+        let present = match self.observed.get(self.seen_as.get(key).copied().unwrap_or(key)) {
+            Presence::Present(present) => present,
+            Presence::Absent
+                if want.spec.monitor.auto_type == AutoType::Periodic
+                    && want.origin.state == State::Unhosted =>
+            {
+                return Ok(());
+            }
+            Presence::Absent => return Err("which is not there"),
+            Presence::Unknown(_) => return Err("of which nothing is known"),
+        };
+        let seen = present.seen();
+        if self.rules.stale_after_secs.is_some_and(|limit| self.observed.age(seen) > limit) {
+            return Err("of which nothing is known: its host has not reported lately");
+        }
+        let ready = match want.spec.monitor.auto_type {
+            // Without its guard it runs when somebody runs it: there is nothing to wait for.
+            AutoType::Periodic => present.hosted || want.origin.state == State::Unhosted,
+            AutoType::Resident => present.running,
+            AutoType::OneShot => !present.running && self.has_run(seen.ran, &seen.registered_spec, want),
+        };
+        match seen.health {
+            _ if !ready && self.held.contains(key) => Err("which is held"),
+            _ if !ready && present.running => Err("whose run is not over"),
+            _ if !ready => Err("which is not running"),
+            Health::Starting => Err("which is still starting"),
+            Health::Degraded => Err("which is degraded"),
+            Health::Failed => Err("which has failed"),
+            Health::Healthy | Health::Unknown | Health::NotReported => Ok(()),
+        }
+    }
+
+    fn has_run(&self, ran: LastRun, given: &crate::model::KnownSpec, want: &DesiredInstance) -> bool {
+        let wish = TargetSpec::new(&want.spec, want.origin.state, &want.origin.on_change, &self.rules.caps);
+        match ran {
+            LastRun::Unknown | LastRun::Never => false,
+            LastRun::Digest(run) => run == wish.revision().run,
+            LastRun::Given => {
+                wish.delta(given).is_some_and(|delta| !(delta.reload || delta.restart || delta.replace))
+            }
+        }
+    }
+
+    /// The first wave that a batch may be in: after the one before it.
+    fn begin(&self, batch: &Batch<'_>) -> usize {
+        batch.rollout.and_then(|(process, _)| self.ends.get(process)).map_or(0, |end| end + 1)
+    }
+
+    /// All of a batch moves together; notes what must hold before the next.
+    fn close(&mut self, batch: Batch<'a>, level: usize, chains: &[Chain<'_>]) {
+        let Some((process, rollout)) = batch.rollout else { return };
+        batch.chains.iter().for_each(|at| self.levels[*at] = level);
+        let ends = batch.chains.iter().map(|at| (level + waves_of(&chains[*at]) - 1).max(self.starts[*at]));
+        let end = ends.max().unwrap_or(level);
+        let gate = Gate {
+            process: process.clone(),
+            soak_secs: rollout.soak_secs.unwrap_or(0),
+            max_failures: rollout.max_failures.unwrap_or(0),
+            auto_rollback: rollout.auto_rollback.unwrap_or(false),
+        };
+        self.gates.push((end, gate));
+        self.ends.insert(process, end);
+    }
+}
+
+/// What is done under an earlier name has a wave of its own.
+fn waves_of(chain: &Chain<'_>) -> usize {
+    1 + usize::from(!chain.before.is_empty())
+}
+
+/// The operations after which something is there to be depended on.
+fn brings_up(want: &DesiredInstance) -> &'static [Op] {
+    match want.spec.monitor.auto_type {
+        AutoType::Periodic => &[Op::Supervise],
+        AutoType::Resident | AutoType::OneShot => &[Op::Start, Op::Restart, Op::Reload],
+    }
+}

@@ -1,0 +1,117 @@
+//! What a person does by hand on targets that tell little: to the right processes, as whose they are, and remembered.
+
+use abide::store::{Embedded, Store, Txn};
+use serde_json::Value;
+
+use crate::dialects::{Daemon, Fleet};
+use crate::system::is_alive;
+
+fn sorted(fleet: &Fleet) -> Vec<String> {
+    let mut effects = fleet.effects();
+    effects.sort();
+    effects
+}
+
+/// Some dialects take one process a call: each of them is meant, and no other.
+#[test]
+fn an_operation_on_several_processes_runs_on_each() {
+    for dialect in ["gse-v1", "gse-v2"] {
+        let fleet = Fleet::new(dialect);
+        ["x", "y", "z"].iter().for_each(|name| fleet.write(&Daemon::new(name)));
+        fleet.well("three", &[]);
+        let third = fleet.pid("z").expect("a pid");
+        let (code, out, err) = fleet.run(&["stop", "web/x", "web/y"]);
+        assert!(code == 0 && out.contains("2 of 2"), "{dialect}: {code} {out}{err}");
+        let expected = ["start x 1", "start y 1", "start z 1", "stop x", "stop y"];
+        assert_eq!(sorted(&fleet), expected, "{dialect}");
+        assert_eq!((fleet.pid("x"), fleet.pid("y"), fleet.pid("z")), (None, None, Some(third)), "{dialect}");
+        // What was done is known: nothing has to be found out.
+        assert_eq!(fleet.run(&["start", "web/x", "web/y"]).0, 0, "{dialect}");
+        assert_eq!(fleet.run(&["release", "web/x", "web/y"]).0, 0, "{dialect}");
+        let (code, out, err) = fleet.apply(&[]);
+        assert!(code == 0 && out.contains("Nothing to do"), "{dialect}: {code} {out}{err}");
+    }
+}
+
+#[test]
+fn an_unowned_process_stays_unowned() {
+    for dialect in ["abide", "gse-v1"] {
+        let fleet = Fleet::new(dialect);
+        // Such a platform is looked at where we know of something.
+        fleet.write(&Daemon::new("ours"));
+        fleet.well("something", &[]);
+        let mut spec = fleet.system.spec("foreign", "exec sleep 1000");
+        spec["control"]["restart_cmd"] = "exec sleep 1000".into();
+        assert_eq!(fleet.system.operate("foreign", 0, &spec).0, 0);
+        let before = fleet.pid("foreign").expect("a pid");
+        assert_eq!(fleet.row("foreign")["owner"], Value::Null);
+        let (code, out, err) = fleet.run(&["restart", "web/foreign"]);
+        assert_eq!(code, 0, "{dialect}: {out}{err}");
+        assert_ne!(fleet.pid("foreign"), Some(before), "{dialect}");
+        assert_eq!(fleet.row("foreign")["owner"], Value::Null, "{dialect}");
+        // Nor does anybody take it for his own afterwards.
+        let (code, out, err) = fleet.apply(&["--prune"]);
+        assert!(code == 0 && out.contains("Nothing to do"), "{dialect}: {code} {out}{err}");
+    }
+}
+
+/// JOB has no lists: what does not run is known from the ledger alone.
+#[test]
+fn a_stopped_process_can_be_started_on_a_target_without_lists() {
+    let fleet = Fleet::new("job");
+    fleet.write(&Daemon::new("x"));
+    fleet.well("one", &[]);
+    for verb in ["stop", "start"] {
+        let (code, out, err) = fleet.run(&[verb, "web/x"]);
+        assert_eq!(code, 0, "{verb}: {out}{err}");
+    }
+    assert_eq!(fleet.effects(), ["start x 1", "stop x", "start x 1"]);
+    assert!(fleet.pid("x").is_some_and(is_alive));
+    assert_eq!(fleet.run(&["release", "web/x"]).0, 0);
+    let (code, out, err) = fleet.apply(&[]);
+    assert!(code == 0 && out.contains("Nothing to do"), "{code} {out}{err}");
+    let (code, _, err) = fleet.run(&["start", "web/none"]);
+    assert!(code == 1 && err.contains("there is no process web/none"), "{code} {err}");
+}
+
+/// A one-shot of which nobody knows whether it ran is held until a person starts it.
+#[test]
+fn a_run_with_unknown_outcome_is_resolved_manually() {
+    let fleet = Fleet::new("job");
+    fleet.once("once", "echo start once >> effects");
+    fleet.well("it runs", &[]);
+    // As a run leaves it that died while its start was under way.
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(async {
+        let store = Embedded::open(&fleet.path(".abide-home/state/state.db")).expect("a store");
+        let all = store.range("at/it/ledger/", None, 10).await.expect("entries").entries;
+        let mut entry: Value = serde_json::from_slice(&all[0].value).expect("an entry");
+        entry["ran"] = Value::Null;
+        entry["sent"] = entry["given"].clone();
+        entry["unsure"] = true.into();
+        entry["once"] = true.into();
+        store.txn(Txn::put(&*all[0].key, entry.to_string())).await.expect("it is written");
+    });
+    let (_, out, err) = fleet.run(&["plan", "m", "--owner", "team", "-o", "json"]);
+    assert!(out.contains("RunUnknown"), "{out}{err}");
+    fleet.apply(&[]);
+    assert_eq!(fleet.effects(), ["start once"]);
+    let (code, out, err) = fleet.run(&["start", "web/once"]);
+    assert_eq!((code, fleet.effects().len()), (0, 2), "{out}{err}");
+    assert_eq!(fleet.run(&["release", "web/once"]).0, 0);
+    let (code, out, err) = fleet.apply(&[]);
+    assert!(code == 0 && out.contains("Nothing to do") && !out.contains("held"), "{code} {out}{err}");
+    assert_eq!(fleet.effects().len(), 2);
+}
+
+#[test]
+fn an_exported_host_keeps_all_its_fields() {
+    let fleet = Fleet::new("gse-v1");
+    fleet.write(&Daemon::new("x"));
+    let file = fleet.path("m/x.yaml");
+    let text = std::fs::read_to_string(&file).expect("a file");
+    std::fs::write(&file, text.replace("bk_cloud_id: 0}", "bk_cloud_id: 0, bk_supplier_id: 3}"))
+        .expect("a file");
+    fleet.well("one", &[]);
+    let (code, out, err) = fleet.run(&["export"]);
+    assert!(code == 0 && out.contains("bk_supplier_id: 3"), "{code} {out}{err}");
+}

@@ -1,0 +1,283 @@
+//! Each dialect against a platform that knows nothing but the documents: what is sent is what they show, byte for byte
+//! in its fields, and their literal answers are understood.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::http::Request;
+use crate::support::{command, project, stderr, stdout};
+
+/// What came: the path, the headers in lower case, the body.
+type RecordedRequest = (String, String, Value);
+
+struct FakePlatform {
+    address: SocketAddr,
+    asked: Arc<Mutex<Vec<RecordedRequest>>>,
+    folder: tempfile::TempDir,
+}
+
+impl FakePlatform {
+    /// Answers with what the documents say, for one process that is not there until it is started.
+    fn new(config: &str, manifest: &str, keys: [&'static str; 2]) -> FakePlatform {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let asked: Arc<Mutex<Vec<RecordedRequest>>> = Arc::default();
+        let told = Arc::clone(&asked);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let told = Arc::clone(&told);
+                std::thread::spawn(move || answer(stream, &told, keys));
+            }
+        });
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("a file");
+        let config = config.replace("URL", &format!("http://{address}"));
+        write("abide.yaml", &config);
+        write("m.yaml", manifest);
+        FakePlatform { address, asked, folder }
+    }
+
+    fn apply(&self) -> (i32, String) {
+        assert!(self.address.port() > 0);
+        let output =
+            command(&["apply", "m.yaml", "--yes", "--target", "it", "--owner", "team"], self.folder.path())
+                .env("IT_SECRET", "s3cret")
+                .stdin(Stdio::null())
+                .output()
+                .expect("it runs");
+        (output.status.code().unwrap_or(-1), stdout(&output) + &stderr(&output))
+    }
+
+    /// The bodies of calls to a path, without close looks.
+    fn bodies(&self, path: &str) -> Vec<Value> {
+        let asked = self.asked.lock().expect("a lock");
+        let meant =
+            |asked: &&RecordedRequest| asked.0 == path && !asked.2.to_string().contains("\"op_type\":2");
+        asked.iter().filter(meant).map(|asked| asked.2.clone()).collect()
+    }
+
+    fn paths(&self) -> Vec<String> {
+        self.asked.lock().expect("a lock").iter().map(|asked| asked.0.clone()).collect()
+    }
+}
+
+fn answer(
+    mut stream: TcpStream,
+    told: &Mutex<Vec<RecordedRequest>>,
+    [key, result_key]: [&str; 2],
+) -> Option<()> {
+    stream.set_read_timeout(Some(Duration::from_secs(10))).ok()?;
+    while let Some(Request { path, head, body }) = Request::read(&mut stream) {
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let mut asked = told.lock().expect("a lock");
+        let looks = body.to_string().contains("\"op_type\":2");
+        let acted = |(path, _, body): &RecordedRequest| {
+            let acts = path.contains("operate_proc") && !path.contains("result");
+            acts && !body.to_string().contains("\"op_type\":2")
+        };
+        let runs = asked.iter().any(acted);
+        asked.push((path.clone(), head, body.clone()));
+        drop(asked);
+        // As GSE writes a look: JSON inside a text; JOB writes the object itself.
+        let pid = if runs { 4321 } else { -1 };
+        let look = json!({"ip": "10.0.0.1", "utctime": "2026-11-16 08:00:00", "timezone": 8, "process": [
+            {"procname": "proc-test", "instance": [{"cmdline": "./start.sh", "cpuUsage": 0.0, "isAuto": runs, "phyMemUsage": 0.0,
+             "pid": pid, "processName": "proc-test", "startTime": "Nov 16 08:00:00"}]}]});
+        let is_job = path.contains("/job");
+        let content = if is_job { look } else { Value::String(look.to_string()) };
+        let data = match path.trim_end_matches('/').rsplit('/').next()? {
+            "get_proc_status" | "get_proc_status_v2" => json!({"proc_infos": []}),
+            "get_agent_status" => {
+                let (cloud, ip) = (body["hosts"][0]["bk_cloud_id"].clone(), body["hosts"][0]["ip"].clone());
+                json!({format!("{cloud}:{}", ip.as_str()?): {"ip": ip, "bk_cloud_id": cloud, "bk_agent_alive": 1, "version": "1.60.77"}})
+            }
+            "list_agent_state" => {
+                json!([{"bk_agent_id": body["agent_id_list"][0], "status_code": 2, "version": "2.0.0"}])
+            }
+            "register_proc_info" => json!({key: {"error_code": 0, "error_msg": "success", "content": ""}}),
+            "operate_proc" | "operate_proc_multi" => {
+                json!({"task_id": if looks { "GSETASK:LOOK" } else { "GSETASK:XXXXXXXXXX" }})
+            }
+            "operate_process" | "manage_proc" => {
+                json!({"bk_gse_taskid": if looks { "GSETASK:LOOK" } else { "GSETASK:20180315180551:1000" }})
+            }
+            "get_proc_operate_result" | "get_proc_operate_result_v2" => {
+                let content = if body["task_id"] == "GSETASK:LOOK" { content } else { json!("") };
+                json!({result_key: {"error_code": 0, "error_msg": "success", "content": content}})
+            }
+            "get_proc_result" => {
+                let content = if body["bk_gse_taskid"] == "GSETASK:LOOK" { content } else { json!("") };
+                json!({"status": 1, "result": {result_key: {"error_code": 0, "error_msg": "success", "content": content}}})
+            }
+            _ => Value::Null,
+        };
+        let envelope = json!({"result": true, "code": 0, "message": "success", "data": data}).to_string();
+        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{envelope}", envelope.len());
+        stream.write_all(answer.as_bytes()).ok()?;
+    }
+    Some(())
+}
+
+fn fixture(name: &str) -> Value {
+    let text = std::fs::read_to_string(project().join("tests/it/fixtures").join(name)).expect("a fixture");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+const CONFIG: &str = "targets: {it: {url: \"URL\", dialect: DIALECT, MORE auth: {app_code: esb_test, app_secret: {env: IT_SECRET}, username: admin}}}\n";
+
+fn config(dialect: &str, more: &str) -> String {
+    CONFIG.replace("DIALECT", dialect).replace("MORE", more)
+}
+
+/// What the documents' examples show as empty is nothing said.
+fn normalized(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let empty = |value: &Value| *value == json!("") || *value == json!({}) || *value == json!([]);
+            let fields = map.iter().map(|(name, value)| (name.clone(), normalized(value)));
+            Value::Object(fields.filter(|(_, value)| !empty(value)).collect())
+        }
+        Value::Array(list) => {
+            Value::Array(list.iter().map(normalized).filter(|one| *one != json!({})).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Takes out what only we add, and says what it was.
+fn split_abide_fields(body: &Value) -> (Value, Value) {
+    let mut body = body.clone();
+    let mut ours = json!({});
+    for name in ["bk_app_code", "bk_app_secret", "bk_username"] {
+        if let Some(value) = body.as_object_mut().and_then(|map| map.remove(name)) {
+            ours[name] = value;
+        }
+    }
+    let labels = match body.pointer("/meta/labels").is_some() {
+        true => body.pointer_mut("/meta/labels"),
+        false => body.pointer_mut("/proc_operate_req/0/meta/labels"),
+    };
+    for name in ["abide_owner", "abide_rev"] {
+        if let Some(value) = labels.as_ref().and_then(|labels| labels.get(name)).cloned() {
+            ours[name] = value;
+        }
+    }
+    if let Some(labels) = labels.and_then(Value::as_object_mut) {
+        labels.retain(|name, _| !name.starts_with("abide_"));
+    }
+    (body, ours)
+}
+
+#[test]
+fn gse_v2_requests_match_the_documentation() {
+    let seed = fixture("gse_operate_proc.json");
+    let key = "1:10.0.0.1:gse:proc-test";
+    let stand = FakePlatform::new(&config("gse-v2", ""), &seed.to_string(), [key, key]);
+    let (code, told) = stand.apply();
+    assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
+    let bodies = stand.bodies("/api/c/compapi/v2/gse/operate_proc_multi/");
+    assert_eq!(bodies.len(), 1, "one call: {bodies:?}");
+    let (body, ours) = split_abide_fields(&bodies[0]);
+    assert_eq!(body, json!({"proc_operate_req": [normalized(&seed)]}));
+    assert_eq!(
+        (&ours["bk_app_code"], &ours["bk_app_secret"], &ours["abide_owner"]),
+        (&json!("esb_test"), &json!("s3cret"), &json!("team"))
+    );
+    assert!(ours["abide_rev"].as_str().is_some_and(|rev| rev.starts_with("v1.")));
+}
+
+#[test]
+fn gse_v1_requests_match_the_documentation() {
+    let seed = fixture("gse_register_proc_info.json");
+    let key = "1:2:10.0.0.1:gse:proc-test";
+    let stand = FakePlatform::new(&config("gse-v1", ""), &seed.to_string(), [key, key]);
+    let (code, told) = stand.apply();
+    assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
+    let bodies = stand.bodies("/api/c/compapi/v2/gse/register_proc_info/");
+    assert_eq!((bodies.len(), split_abide_fields(&bodies[0]).0), (1, normalized(&seed)));
+    let bodies = stand.bodies("/api/c/compapi/v2/gse/operate_proc/");
+    let (body, _) = split_abide_fields(&bodies[0]);
+    let meant = json!({"meta": normalized(&seed)["meta"], "hosts": seed["hosts"], "op_type": 0});
+    assert_eq!((bodies.len(), body), (1, meant), "no spec: the registered one is used");
+}
+
+#[test]
+fn gse_apigw_names_agents_and_has_its_credentials_in_a_header() {
+    let mut seed = fixture("gse_operate_proc.json");
+    seed["hosts"] = json!([{"ip": "10.0.0.1", "bk_cloud_id": 1, "bk_agent_id": "0200000000525400"}]);
+    let key = "0200000000525400:gse:proc-test";
+    let more = "tenant: blue, headers: {X-Extra: \"1\"},";
+    let stand = FakePlatform::new(&config("gse-apigw", more), &seed.to_string(), [key, key]);
+    let (code, told) = stand.apply();
+    assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
+    let bodies = stand.bodies("/api/v2/proc/operate_proc_multi");
+    let (body, ours) = split_abide_fields(&bodies[0]);
+    let one = &body["proc_operate_req"][0];
+    assert_eq!((&one["agent_id_list"], &one["hosts"]), (&json!(["0200000000525400"]), &Value::Null));
+    assert_eq!((&one["spec"], &ours["bk_app_secret"]), (&normalized(&seed)["spec"], &Value::Null));
+    let asked = stand.asked.lock().expect("a lock");
+    let (_, head, _) = asked.iter().find(|asked| asked.0.contains("operate_proc_multi")).expect("a call");
+    let lower = head.to_ascii_lowercase();
+    assert!(
+        head.contains(r#""bk_app_code":"esb_test""#) && head.contains(r#""bk_app_secret":"s3cret""#),
+        "{head}"
+    );
+    assert!(lower.contains("x-bk-tenant-id: blue") && lower.contains("x-extra: 1"), "{head}");
+}
+
+#[test]
+fn job_requests_match_the_documentation() {
+    // The document's example, with a command to start it and its kind.
+    let mut seed = fixture("job_operate_process.json");
+    seed["op_type"] = json!(0);
+    let process = &mut seed["process_infos"][0];
+    process["type"] = json!(1);
+    process["start_cmd"] = json!("./gseagent");
+    process["stop_cmd"] = json!("kill");
+    let key = "/usr/local/xxx/gseagent:0:10.0.0.1";
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("body.json"), seed.to_string()).expect("a file");
+    let manifest = stdout(&command(&["convert", "body.json"], folder.path()).output().expect("it runs"));
+    for (more, path) in [
+        ("biz_id: 1,", "/api/c/compapi/v2/job/operate_process/"),
+        ("scope: {type: biz, id: \"1\"},", "/api/c/compapi/v2/jobv3/operate_process/"),
+    ] {
+        let stand = FakePlatform::new(&config("job", more), &manifest, [key, key]);
+        let (code, told) = stand.apply();
+        assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
+        let bodies = stand.bodies(path);
+        assert_eq!(bodies.len(), 1, "{:?}", stand.paths());
+        let (body, _) = split_abide_fields(&bodies[0]);
+        assert_eq!((&body["op_type"], &body["process_infos"]), (&json!(0), &seed["process_infos"]));
+        let business = [&body["bk_biz_id"], &body["bk_scope_type"], &body["bk_scope_id"]];
+        match more.starts_with("biz") {
+            true => assert_eq!(business, [&json!(1), &Value::Null, &Value::Null]),
+            false => assert_eq!(business, [&Value::Null, &json!("biz"), &json!("1")]),
+        }
+    }
+}
+
+#[test]
+fn a_proxy_receives_every_request() {
+    let seed = fixture("gse_operate_proc.json");
+    let key = "1:10.0.0.1:gse:proc-test";
+    // The platform's own address leads nowhere.
+    let config = config("gse-v2", "proxy: \"URL\", insecure: true,").replacen(
+        "url: \"URL\"",
+        "url: \"http://platform.invalid\"",
+        1,
+    );
+    let stand = FakePlatform::new(&config, &seed.to_string(), [key, key]);
+    let (code, told) = stand.apply();
+    assert_eq!(code, 0, "{told}\n{:?}", stand.paths());
+    let paths = stand.paths();
+    assert!(
+        !paths.is_empty() && paths.iter().all(|path| path.starts_with("http://platform.invalid/")),
+        "{paths:?}"
+    );
+}
