@@ -81,11 +81,6 @@ impl AccessControl {
         })
     }
 
-    /// Does a request carry a token, right or wrong?
-    pub(super) fn has_token(parts: &Parts) -> bool {
-        parts.headers.contains_key(header::AUTHORIZATION)
-    }
-
     /// The token as a browser sends a password is good for reading: it is sent by itself, so never for more.
     pub(super) fn may_read(&self, parts: &Parts) -> Result<AuthMethod, ErrorResponse> {
         let said = bearer(&parts.headers).or_else(|| password(&parts.headers));

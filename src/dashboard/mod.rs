@@ -234,13 +234,6 @@ async fn respond<S: Store>(
         response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
         return Err(response);
     }
-    let shows = match need {
-        Permission::Signed => webhook::has_signature(parts),
-        Permission::Nothing | Permission::Reading | Permission::Changing => AccessControl::has_token(parts),
-    };
-    if shows && connection.is_some_and(|connection| !connection.may_try()) {
-        return Err(too_many_failed_logins());
-    }
     match need {
         Permission::Nothing | Permission::Signed => {}
         Permission::Reading => {
@@ -380,7 +373,11 @@ async fn delay_wrong_credentials(
 }
 
 fn too_many_failed_logins() -> ErrorResponse {
-    busy(StatusCode::TOO_MANY_REQUESTS, "too many requests with wrong credentials from this address")
+    let message = "too many requests with wrong credentials from this address";
+    let mut response = busy(StatusCode::TOO_MANY_REQUESTS, message);
+    // This answer has no delay: the next guess costs a connection.
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 fn peer_of(parts: &Parts) -> std::net::IpAddr {

@@ -18,7 +18,7 @@ use subtle::ConstantTimeEq;
 use tracing::warn;
 
 use super::routes::{ApiCall, RouteAccess};
-use crate::http::{Connection, CredentialCheck, Reloadable, Revocation, base64, is_weak};
+use crate::http::{CredentialCheck, Reloadable, Revocation, base64, is_weak};
 use crate::model::{HostKey, glob};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -324,29 +324,19 @@ pub(super) enum CallerIdentity<'a> {
     Missing,
     /// The claimed name.
     Wrong(String),
-    /// Not compared: too many of the peer's wrong credentials wait for their answer.
-    Unchecked,
 }
 
-pub(super) fn identify<'a>(
-    apps: &'a Apps,
-    tokens: &Tokens,
-    call: ApiCall,
-    parts: &Parts,
-) -> CallerIdentity<'a> {
-    let may_try = Connection::of(&parts.extensions).is_none_or(Connection::may_try);
+/// Compares the header's credentials, whatever the peer sent before: the failures of one caller refuse no other caller of
+/// the same address.
+pub(super) fn identify<'a>(apps: &'a Apps, tokens: &Tokens, call: ApiCall, parts: &Parts) -> CallerIdentity<'a> {
     if call.access() == RouteAccess::Agent {
         return match bearer(&parts.headers) {
             None => CallerIdentity::Missing,
-            Some(_) if !may_try => CallerIdentity::Unchecked,
             Some(token) if tokens.is_known(token) => CallerIdentity::Agent,
             Some(_) => CallerIdentity::Wrong("an agent".to_owned()),
         };
     }
     let Some((code, secret)) = header_credentials(&parts.headers) else { return CallerIdentity::Unknown };
-    if !may_try {
-        return CallerIdentity::Unchecked;
-    }
     apps.authenticate(&code, &secret).map_or(CallerIdentity::Wrong(code), CallerIdentity::App)
 }
 

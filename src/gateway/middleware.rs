@@ -180,10 +180,7 @@ async fn respond<S: Store>(
     let in_force = match &identity {
         CallerIdentity::App(app) => Some(shared.keepers.app_credential_check(app)),
         CallerIdentity::Agent => Some(shared.keepers.token_credential_check(&tokens, token)),
-        CallerIdentity::Unknown
-        | CallerIdentity::Missing
-        | CallerIdentity::Wrong(_)
-        | CallerIdentity::Unchecked => None,
+        CallerIdentity::Unknown | CallerIdentity::Missing | CallerIdentity::Wrong(_) => None,
     };
     if let Some(in_force) = in_force {
         asked.proved = true;
@@ -200,17 +197,10 @@ async fn respond<S: Store>(
     let said: Credentials = parse_body(&bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
     let app = match identity {
         CallerIdentity::App(app) => app,
-        CallerIdentity::Unknown
-        | CallerIdentity::Agent
-        | CallerIdentity::Missing
-        | CallerIdentity::Wrong(_)
-        | CallerIdentity::Unchecked => {
+        CallerIdentity::Unknown | CallerIdentity::Agent | CallerIdentity::Missing | CallerIdentity::Wrong(_) => {
             let Some((code, secret)) = body_credentials(&said) else {
                 return Err(unauthorized(call, UNKNOWN_APP));
             };
-            if !connection.is_none_or(Connection::may_try) {
-                return Err(too_many_failed_logins(call));
-            }
             let Some(app) = apps.authenticate(&code, &secret) else {
                 // Neither a permit nor memory is held while the answer waits.
                 drop((admitted, bytes));
@@ -264,7 +254,6 @@ async fn admit<'a, S: Store>(
         CallerIdentity::Unknown => return Ok(shared.unknown.admit(peer_of(parts))),
         CallerIdentity::Missing => return Err(unauthorized(call, TOKEN_HOST_MISMATCH)),
         CallerIdentity::Wrong(who) => return Err(wrong_credentials(call, connection, who).await),
-        CallerIdentity::Unchecked => return Err(too_many_failed_logins(call)),
     };
     budget.admit().map_err(|resource| overloaded(shared, call, connection, resource))
 }
@@ -317,7 +306,11 @@ async fn wrong_credentials(call: ApiCall, connection: Option<&Connection>, who: 
 
 fn too_many_failed_logins(call: ApiCall) -> ErrorReply {
     let message = "too many requests with wrong credentials from this address";
-    busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, message)
+    let (mut response, message) =
+        busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, message);
+    // This answer has no delay: the next guess costs a connection.
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    (response, message)
 }
 
 /// A refusal after which the caller may try again.

@@ -216,7 +216,8 @@ impl Connection {
         }
     }
 
-    pub fn is_known(&self) -> bool {
+    #[cfg(test)]
+    fn is_known(&self) -> bool {
         matches!(*self.slot(), Slot::Known)
     }
 
@@ -242,11 +243,6 @@ impl Connection {
     pub async fn login_failed(&self, who: &str) -> LoginFailureAction {
         self.demote();
         self.0.listener.logins.failed(self.0.peer, self.0.key, who).await
-    }
-
-    /// May credentials be compared? A known caller's always.
-    pub fn may_try(&self) -> bool {
-        self.is_known() || self.0.listener.logins.may_try(self.0.key)
     }
 
     /// A request ended without proof of its caller: the connection counts among its peer's unauthenticated ones again.

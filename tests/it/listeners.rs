@@ -18,19 +18,19 @@ use crate::support::until;
 use crate::system::System;
 use crate::watch::{read_log, watch};
 
-const AUTH: &str = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
-const GSE: &str = "/api/c/compapi/v2/gse/register_proc_info/";
+pub const AUTH: &str = "X-Bkapi-Authorization: {\"bk_app_code\": \"all\", \"bk_app_secret\": \"s3cret\"}\r\n";
+pub const GSE: &str = "/api/c/compapi/v2/gse/register_proc_info/";
 /// Every honest request is answered within this time, on a busy machine too.
-const SOON: Duration = Duration::from_secs(3);
+pub const SOON: Duration = Duration::from_secs(3);
 
 /// A gateway and an agent, each in a process of its own.
-struct Site {
-    system: System,
-    gateway: Gateway,
+pub struct Site {
+    pub system: System,
+    pub gateway: Gateway,
 }
 
 impl Site {
-    fn new(more: &[&str]) -> Site {
+    pub fn new(more: &[&str]) -> Site {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("token"), "token\n").expect("a file");
         // The gateway has a folder of its own: both write a log.
@@ -43,12 +43,12 @@ impl Site {
         Site { system, gateway }
     }
 
-    fn at(&self) -> SocketAddr {
+    pub fn at(&self) -> SocketAddr {
         self.gateway.server.address
     }
 
     /// A health check, both kinds of callers, another peer, and an operation that the agent carries out.
-    fn is_unharmed(&self, name: &str) {
+    pub fn is_unharmed(&self, name: &str) {
         let server = &self.gateway.server;
         let soon = |what: &str, get: &dyn Fn() -> u16| {
             let begin = Instant::now();
@@ -74,7 +74,7 @@ impl Site {
 }
 
 /// Connections that announce a body and send nothing of it: the largest that is allowed, and every 17th a small one.
-fn announce(at: SocketAddr, path: &str, many: usize) -> Vec<TcpStream> {
+pub fn announce(at: SocketAddr, path: &str, many: usize) -> Vec<TcpStream> {
     let open = |nth| {
         let length = if nth % 17 == 16 { 60_000 } else { 16 << 20 };
         let mut stream = TcpStream::connect(at).expect("a connection");
@@ -86,7 +86,7 @@ fn announce(at: SocketAddr, path: &str, many: usize) -> Vec<TcpStream> {
 }
 
 /// As many silent connections as are asked for, while this process may open so many files.
-fn silent(at: SocketAddr, many: usize) -> Vec<TcpStream> {
+pub fn silent(at: SocketAddr, many: usize) -> Vec<TcpStream> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
@@ -185,14 +185,14 @@ fn five_thousand_silent_connections_do_not_block_the_gateway() {
 }
 
 /// The controller's listener: its health, what anybody may read, what needs the token.
-struct Controller {
-    machine: Machine,
+pub struct Controller {
+    pub machine: Machine,
     _watch: KillOnDrop,
-    at: SocketAddr,
+    pub at: SocketAddr,
 }
 
 impl Controller {
-    fn new(more: &[&str]) -> Controller {
+    pub fn new(more: &[&str]) -> Controller {
         let machine = Machine::new();
         machine.process("a", "1", "");
         for (name, text) in [("hook", "the-secret-of-the-hook"), ("token-file", "the-first-token-of-all")] {
@@ -206,7 +206,7 @@ impl Controller {
         Controller { machine, _watch: watch, at }
     }
 
-    fn is_unharmed(&self) {
+    pub fn is_unharmed(&self) {
         let token = std::fs::read_to_string(self.machine.path(".abide-home/watch.token")).expect("a token");
         let auth = format!("Authorization: Bearer {}\r\n", token.trim());
         let gitlab = "X-Gitlab-Token: the-secret-of-the-hook\r\n";
@@ -274,12 +274,14 @@ fn wrong_credentials_are_logged_and_slowed_down_by_peer() {
     assert_eq!(try_one(AUTH), 200, "right credentials of the same peer");
     assert_eq!(server.send("GET", "/api/abide/v1/hosts", &guess, b"").0, 401, "another peer");
     assert!(begin.elapsed() < Duration::from_secs(1), "they took {:?}", begin.elapsed());
-    // Many at once: some wait, the others are refused at once and not compared. A known connection goes on.
+    // Many at once: some wait, the others are refused at once. Right credentials are accepted, on new connections too.
     let mut known = connect_from(attacker, site.at());
     assert_eq!(ask(&mut known, "/api/abide/v1/hosts", AUTH), 200);
     let at_once: Vec<u16> = std::thread::scope(|threads| {
         let all: Vec<_> = (0..40).map(|_| threads.spawn(|| try_one(&guess))).collect();
-        until("right credentials are not told from wrong ones", || try_one(AUTH) == 429);
+        let begin = Instant::now();
+        assert!((0..20).all(|_| try_one(AUTH) == 200), "right credentials of the same peer");
+        assert!(begin.elapsed() < SOON, "they took {:?}", begin.elapsed());
         assert_eq!(ask(&mut known, "/api/abide/v1/hosts", AUTH), 200, "a known connection");
         all.into_iter().map(|one| one.join().expect("an answer")).collect()
     });
@@ -298,8 +300,7 @@ fn wrong_credentials_are_logged_and_slowed_down_by_peer() {
     let (_, metrics) = server.send("GET", "/metrics", AUTH, b"");
     let failed = metrics.lines().find_map(|line| line.strip_prefix("abide_logins_failed_total "));
     let failed: u64 = failed.and_then(|text| text.parse().ok()).expect("a number");
-    let refused = at_once.iter().filter(|status| **status == 429).count() as u64;
-    assert!((50 - refused..=50).contains(&failed), "{failed}, {refused} of 40 refused");
+    assert_eq!(failed, 50, "every wrong one is counted");
 }
 
 #[test]

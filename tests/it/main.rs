@@ -24,6 +24,7 @@ mod gateway;
 mod get_status;
 mod git;
 mod git_hardening;
+mod guessing;
 mod host_policy;
 mod hostile_manifests;
 mod hostile_platform;
