@@ -4,6 +4,9 @@
 //! A connection is unauthenticated until a request on it has proved who calls. Unauthenticated connections are limited
 //! by peer, and the oldest silent one makes room for a new one; a connection of a known caller is never displaced. So a
 //! peer that opens thousands of silent connections loses only its own.
+//!
+//! A new connection is accepted also when its peer has its full share, because it may carry the credentials of another
+//! caller at the same address: it has the time to send a header, and is judged by that alone.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +18,7 @@ use tokio::sync::Notify;
 
 use super::logins::{LoginFailureAction, Logins};
 use super::overload::{LimitedResource, Overload};
-use super::peers::{PeerKey, Peers, Position, Stage};
+use super::peers::{Entry, PeerKey, Peers, Position, Stage};
 
 /// A connection of this age has had its time to send a header: it may be displaced by its peer's next one. Younger ones
 /// are a burst, and stay while the listener has room.
@@ -24,6 +27,8 @@ const EVICTABLE_AGE: Duration = Duration::from_secs(1);
 const PEER_SHARE: usize = 8;
 /// The least that a peer may have, whatever its share is.
 const MIN_PER_PEER: usize = 64;
+/// The part of a peer's share that new connections get before requests in flight, to send their first header.
+const ARRIVING_SHARE: usize = 4;
 
 /// All connections of one listener.
 pub struct Connections {
@@ -62,7 +67,7 @@ impl Connections {
         let key = PeerKey::from(peer.ip());
         let mut table = self.table();
         while table.unknown.of(key) >= self.most_per_peer {
-            match table.unknown.oldest(key) {
+            match self.displaced(&table, key) {
                 Some((position, entry)) if entry.since.elapsed() >= EVICTABLE_AGE => {
                     self.evict(&mut table, key, position);
                 }
@@ -98,9 +103,13 @@ impl Connections {
 
     fn evict_fullest(&self, table: &mut ConnectionTable) -> bool {
         let Some(peer) = table.unknown.fullest() else { return false };
-        let Some((position, _)) = table.unknown.oldest(peer) else { return false };
+        let Some((position, _)) = self.displaced(table, peer) else { return false };
         self.evict(table, peer, position);
         true
+    }
+
+    fn displaced<'a>(&self, table: &'a ConnectionTable, peer: PeerKey) -> Option<(Position, &'a Entry)> {
+        table.unknown.displaced(peer, self.most_per_peer / ARRIVING_SHARE, EVICTABLE_AGE)
     }
 
     fn evict(&self, table: &mut ConnectionTable, peer: PeerKey, position: Position) {
@@ -357,5 +366,24 @@ mod tests {
         drop(request);
         let _fourth = listener.admit(peer(1)).expect("one goes");
         assert!(!is_evicted(&busy).await, "it was the last to speak");
+    }
+
+    #[tokio::test]
+    async fn a_new_connection_has_time_for_its_header_though_requests_hold_its_peers_share() {
+        let listener = Connections::new(PEER_LEAST);
+        let busy: Vec<_> = (0..PEER_LEAST).map(|_| listener.admit(peer(1)).expect("room")).collect();
+        let requests: Vec<_> = busy.iter().map(Connection::begin_request).collect();
+        std::thread::sleep(SETTLED);
+        let honest = listener.admit(peer(1)).expect("one goes");
+        let arriving = PEER_LEAST / ARRIVING_SHARE;
+        let mut more: Vec<_> = (1..arriving).map(|_| listener.admit(peer(1)).expect("one goes")).collect();
+        assert!(!is_evicted(&honest).await, "old requests make room");
+        for (nth, connection) in busy.iter().enumerate() {
+            assert_eq!(is_evicted(connection).await, nth < arriving, "{nth}");
+        }
+        more.push(listener.admit(peer(1)).expect("one goes"));
+        more.push(listener.admit(peer(1)).expect("one goes"));
+        assert!(is_evicted(&honest).await, "silent connections do not displace all requests");
+        drop((requests, more));
     }
 }

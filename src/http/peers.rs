@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -89,6 +89,21 @@ impl Peers {
     /// The entry of a peer that goes first.
     pub fn oldest(&self, peer: PeerKey) -> Option<(Position, &Entry)> {
         self.entries.get(&peer)?.first_key_value().map(|(position, entry)| (*position, entry))
+    }
+
+    /// The entry of a peer that goes first, if a few young silent ones (`arriving`) have precedence over requests that are
+    /// older than `settled`: a new connection can show its credentials though requests in flight hold its peer's share.
+    pub fn displaced(&self, peer: PeerKey, arriving: usize, settled: Duration) -> Option<(Position, &Entry)> {
+        let entries = self.entries.get(&peer)?;
+        let (first, entry) = entries.first_key_value()?;
+        let silent = entries.keys().take_while(|position| position.stage == Stage::Silent);
+        if entry.since.elapsed() < settled && silent.take(arriving + 1).count() <= arriving {
+            let busy = entries.range(Position { stage: Stage::Busy, nth: 0 }..).next();
+            if let Some((position, entry)) = busy.filter(|(_, entry)| entry.since.elapsed() >= settled) {
+                return Some((*position, entry));
+            }
+        }
+        Some((*first, entry))
     }
 
     /// The peer with the most entries; of equals, the one whose entry goes first.
