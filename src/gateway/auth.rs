@@ -328,7 +328,12 @@ pub(super) enum CallerIdentity<'a> {
 
 /// Compares the header's credentials, whatever the peer sent before: the failures of one caller refuse no other caller of
 /// the same address.
-pub(super) fn identify<'a>(apps: &'a Apps, tokens: &Tokens, call: ApiCall, parts: &Parts) -> CallerIdentity<'a> {
+pub(super) fn identify<'a>(
+    apps: &'a Apps,
+    tokens: &Tokens,
+    call: ApiCall,
+    parts: &Parts,
+) -> CallerIdentity<'a> {
     if call.access() == RouteAccess::Agent {
         return match bearer(&parts.headers) {
             None => CallerIdentity::Missing,

@@ -197,7 +197,10 @@ async fn respond<S: Store>(
     let said: Credentials = parse_body(&bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
     let app = match identity {
         CallerIdentity::App(app) => app,
-        CallerIdentity::Unknown | CallerIdentity::Agent | CallerIdentity::Missing | CallerIdentity::Wrong(_) => {
+        CallerIdentity::Unknown
+        | CallerIdentity::Agent
+        | CallerIdentity::Missing
+        | CallerIdentity::Wrong(_) => {
             let Some((code, secret)) = body_credentials(&said) else {
                 return Err(unauthorized(call, UNKNOWN_APP));
             };

@@ -370,12 +370,12 @@ mod tests {
 
     #[tokio::test]
     async fn a_new_connection_has_time_for_its_header_though_requests_hold_its_peers_share() {
-        let listener = Connections::new(PEER_LEAST);
-        let busy: Vec<_> = (0..PEER_LEAST).map(|_| listener.admit(peer(1)).expect("room")).collect();
+        let listener = Connections::new(MIN_PER_PEER);
+        let busy: Vec<_> = (0..MIN_PER_PEER).map(|_| listener.admit(peer(1)).expect("room")).collect();
         let requests: Vec<_> = busy.iter().map(Connection::begin_request).collect();
-        std::thread::sleep(SETTLED);
+        std::thread::sleep(EVICTABLE_AGE);
         let honest = listener.admit(peer(1)).expect("one goes");
-        let arriving = PEER_LEAST / ARRIVING_SHARE;
+        let arriving = MIN_PER_PEER / ARRIVING_SHARE;
         let mut more: Vec<_> = (1..arriving).map(|_| listener.admit(peer(1)).expect("one goes")).collect();
         assert!(!is_evicted(&honest).await, "old requests make room");
         for (nth, connection) in busy.iter().enumerate() {

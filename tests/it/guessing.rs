@@ -13,7 +13,7 @@ use crate::listen;
 use crate::listeners::{AUTH, Controller, GSE, SOON, Site, announce, silent};
 use crate::serve::log_of;
 use crate::support::until;
-use crate::watch::said;
+use crate::watch::read_log;
 
 const HOSTS: &str = "/api/abide/v1/hosts";
 const JOIN: &str = "/api/abide/v1/agent/join";
@@ -166,6 +166,8 @@ fn the_token_is_accepted_from_a_guessing_address_at_the_controller() {
         controller.is_unharmed();
     });
     drop((idle, announced));
-    until("the guesses are logged", || said(&controller.machine, "watch.log").contains("wrong credentials"));
-    assert!(!said(&controller.machine, "watch.log").contains("a-wrong-guess"));
+    until("the guesses are logged", || {
+        read_log(&controller.machine, "watch.log").contains("wrong credentials")
+    });
+    assert!(!read_log(&controller.machine, "watch.log").contains("a-wrong-guess"));
 }
