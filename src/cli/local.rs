@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::serve::private_folder;
+use super::commands::serve::private_folder;
 use super::{Exit, Failure};
 use crate::http::{ApiEndpoint, ClientConfig};
 

@@ -2,37 +2,14 @@
 //!
 //! Data goes to stdout, everything else to stderr. A verb returns what happened; only this room prints.
 
-mod agent;
-mod apply;
 mod args;
-mod config;
-mod convert;
-mod diff;
-mod doctor;
-mod explain;
-mod generate;
-mod get;
-mod import;
-mod init;
-mod lease;
+mod commands;
 mod local;
-mod logging;
-mod logs;
-mod manual;
-mod plan;
-mod print;
-mod rollback;
-mod serve;
-mod status;
+mod output;
 mod status_server;
-mod stderr;
 mod sync_status;
 mod systemd;
 mod target;
-mod up;
-mod validate;
-mod watch;
-mod watch_source;
 
 use std::process::ExitCode;
 
@@ -41,7 +18,12 @@ use clap::error::ErrorKind;
 use tracing::level_filters::LevelFilter;
 
 use self::args::{Args, Verb};
-use self::print::Printer;
+use self::commands::{
+    agent, apply, config, convert, diff, doctor, explain, generate, get, import, init, lease, logs, manual,
+    plan, rollback, serve, status, up, validate, watch,
+};
+use self::output::print::Printer;
+use self::output::{logging, stderr};
 use crate::model::Op;
 
 /// Exit codes of the contract that the verbs so far can end with.

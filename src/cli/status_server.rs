@@ -12,10 +12,10 @@ use tokio::task::JoinHandle;
 use tracing::warn;
 
 use super::args::parse_switch;
+use super::commands::plan::input::PlanDigests;
+use super::commands::plan::json::{PlanHeader, controller_plan};
 use super::local::Home;
-use super::plan::input::PlanDigests;
-use super::plan::json::{PlanHeader, controller_plan};
-use super::print::Printer;
+use super::output::print::Printer;
 use super::systemd::Systemd;
 use super::{Exit, Failure};
 use crate::control::PassResult;

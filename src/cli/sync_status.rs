@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::Failure;
-use super::plan::groups;
+use super::commands::plan::groups;
 use super::target::ConnectedTarget;
 use crate::clock;
 use crate::control::source::set_default_user;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use super::print::count;
+use super::output::print::count;
 use crate::control::status::{Role, StatusBoard, SyncStatus};
 
 pub struct Systemd {

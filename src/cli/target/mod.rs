@@ -13,8 +13,8 @@ pub use connected::{ConnectedTarget, NAMESPACES_HINT, TargetError, namespaces};
 use std::path::PathBuf;
 
 use self::config::{Entry, unusable};
+use super::commands::serve::private_folder;
 use super::local::Home;
-use super::serve::private_folder;
 use super::{Exit, Failure};
 use crate::backend::{Abide, AnyBackend};
 use crate::http::ApiClient;

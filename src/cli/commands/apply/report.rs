@@ -1,0 +1,302 @@
+//! What an apply came to, for people, scripts, pull requests and CI systems.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::ApplyArgs;
+use crate::cli::commands::plan::args::PlanForm;
+use crate::cli::commands::plan::input::{PlanDigests, PlanInput};
+use crate::cli::commands::plan::json as plan_json;
+use crate::cli::output::print::{BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
+use crate::cli::target::ConnectedTarget;
+use crate::cli::{Exit, Failure};
+use crate::escape;
+use crate::execute::{StepOutcome, StepResult};
+use crate::model::{Health, HoldReason, Op, Plan};
+
+/// What an apply came to.
+pub struct Report {
+    pub ended: Vec<StepResult>,
+    /// Planning again gives nothing; `None`: nobody looked.
+    pub converged: Option<bool>,
+    pub exit: Exit,
+    pub reason: Option<&'static str>,
+    /// What is not well though it is as it was told to be.
+    pub unhealthy: Vec<(String, Health, String)>,
+}
+
+impl Report {
+    /// `converged` and the reason say what the exit code says: an apply converged if and only if it exits with 0, and only an
+    /// incomplete one names what stood in the way.
+    pub fn with_consistent_exit(mut self) -> Report {
+        self.converged = self.converged.map(|converged| converged && self.exit == Exit::Done);
+        self.reason = self.reason.filter(|_| self.exit == Exit::Incomplete);
+        self
+    }
+}
+
+/// The word for an incomplete apply where ownership alone stood in the way. Other held reasons are in the plan.
+pub fn sole_reason(reasons: impl Iterator<Item = Option<HoldReason>>) -> Option<&'static str> {
+    let mut all: Vec<Option<HoldReason>> = reasons.collect();
+    all.dedup();
+    match all[..] {
+        [Some(reason @ HoldReason::NotOwned)] => Some(reason.word()),
+        _ => None,
+    }
+}
+
+/// The plan as it was made, before anything was done.
+pub struct OriginalPlan {
+    pub digests: PlanDigests,
+    pub json: Value,
+}
+
+impl OriginalPlan {
+    pub fn of(input: &PlanInput, planned: &Plan) -> Result<OriginalPlan, Failure> {
+        let digests = input.digests(planned);
+        let json = serde_json::from_str(&plan_json::plan(input, planned, &digests)?).unwrap_or_default();
+        Ok(OriginalPlan { digests, json })
+    }
+}
+
+/// Before anything is done: a file that is to be written at the end can be.
+pub fn check_writable(file: &Path) -> Result<(), Failure> {
+    let was_there = file.exists();
+    let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
+    opened.map_err(|error| {
+        let message = format!("cannot write {}: {error}", file.display());
+        Failure::new(Exit::Failed, message).hint("nothing was done")
+    })?;
+    if !was_there {
+        let _ = std::fs::remove_file(file);
+    }
+    Ok(())
+}
+
+pub fn show(
+    args: &ApplyArgs,
+    planned: &Plan,
+    before: &OriginalPlan,
+    report: &Report,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    // Whoever cannot read this file still has the report, and the exit that belongs to it.
+    if let Some(file) = &args.junit
+        && let Err(error) = std::fs::write(file, junit(report))
+    {
+        printer.warning(&format!("cannot write {}: {error}", file.display()));
+    }
+    match args.output {
+        PlanForm::Json => printer.data(&render_json(before, report)?),
+        PlanForm::Markdown => printer.data(&render_markdown(report)),
+        PlanForm::Text => printer.styled(&render_text(planned, report)),
+    }
+    Ok(report.exit)
+}
+
+fn render_json(before: &OriginalPlan, report: &Report) -> Result<String, Failure> {
+    let plan = &before.json;
+    let outcomes: Vec<Value> = report
+        .ended
+        .iter()
+        .map(|ended| {
+            json!({"step": ended.step.to_string(), "instance": ended.instance, "op": ended.op.word(),
+                   "outcome": ended.outcome.word(), "code": ended.code, "message": ended.message, "took_ms": ended.took_ms,
+                   "reason": ended.reason.map(HoldReason::word)})
+        })
+        .collect();
+    let ill = report
+        .unhealthy
+        .iter()
+        .map(|(instance, health, why)| json!({"instance": instance, "health": health.word(), "why": why}));
+    let ill: Vec<Value> = ill.collect();
+    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "not_well": ill, "converged": report.converged.unwrap_or(false),
+                       "exit": {"code": report.exit as u8, "reason": report.reason}});
+    let text = serde_json::to_string_pretty(&whole);
+    text.map(|text| text + "\n")
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
+}
+
+/// Failures that say the same, together.
+fn group_failures(report: &Report) -> Vec<(StepOutcome, Op, String, Vec<String>)> {
+    let mut groups: Vec<(StepOutcome, Op, String, Vec<String>)> = Vec::new();
+    for ended in report.ended.iter().filter(|ended| !ended.outcome.is_well()) {
+        let same = |group: &&mut (StepOutcome, Op, String, Vec<String>)| {
+            (group.0, group.1, group.2.as_str()) == (ended.outcome, ended.op, ended.message.as_str())
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => group.3.push(ended.instance.to_string()),
+            None => groups.push((
+                ended.outcome,
+                ended.op,
+                ended.message.clone(),
+                vec![ended.instance.to_string()],
+            )),
+        }
+    }
+    groups
+}
+
+/// Why each of these is not well: what its agent says, else what that health means.
+pub async fn explain_unhealthy(live: &ConnectedTarget, ill: &mut [(String, Health, String)]) {
+    if ill.is_empty() {
+        return;
+    }
+    let rows = live.rows("&brief=1").await.unwrap_or_default();
+    let said: HashMap<&str, &Value> =
+        rows.iter().filter_map(|row| Some((row["instance"].as_str()?, row))).collect();
+    for (instance, health, why) in ill {
+        let row = said.get(instance.as_str());
+        let message = row.and_then(|row| row["message"].as_str()).filter(|message| !message.is_empty());
+        let exit = row.and_then(|row| row["exit"].as_i64());
+        *why = match (message, exit, *health) {
+            (Some(message), _, _) => message.to_owned(),
+            (None, Some(code), _) => format!("it ended with code {code}"),
+            (None, None, Health::Degraded) => "its health_cmd does not succeed".to_owned(),
+            (None, None, _) => "it does not stay up; `abide logs` shows what it says".to_owned(),
+        };
+    }
+}
+
+fn render_text(planned: &Plan, report: &Report) -> String {
+    const SHOWN: usize = 5;
+    let mut text = String::new();
+    for (outcome, op, message, instances) in group_failures(report) {
+        let more = instances.len().saturating_sub(SHOWN);
+        let names = instances.iter().take(SHOWN).map(|name| visible(name)).collect::<Vec<_>>().join(", ");
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        text.push_str(&format!("{ERROR}{}{ERROR:#} {op} {names}{more}\n", outcome.word()));
+        text.extend(message.lines().map(|line| format!("    {}\n", visible(line))));
+    }
+    for (instance, health, why) in &report.unhealthy {
+        text.push_str(&format!("{WARNING}{}{WARNING:#} {}\n", health.word(), visible(instance)));
+        text.extend(why.lines().map(|line| format!("    {}\n", visible(line))));
+    }
+    if report.ended.is_empty() {
+        let held = planned.held.len();
+        let rest = if held > 0 { format!("; {} held", count(held, "instance")) } else { String::new() };
+        text.push_str(&format!("{BOLD}Nothing to do{BOLD:#}: {} as wanted{rest}\n", is_are(planned.in_sync)));
+        return text;
+    }
+    let mut words: Vec<String> = Vec::new();
+    for outcome in StepOutcome::ALL {
+        let many = report.ended.iter().filter(|ended| ended.outcome == outcome).count();
+        if many > 0 {
+            words.push(format!("{many} {}", outcome.word()));
+        }
+    }
+    let slowest =
+        report.ended.iter().filter(|ended| ended.outcome.is_well()).max_by_key(|ended| ended.took_ms);
+    let slowest = slowest.map(|ended| {
+        format!(
+            "  {DIM}slowest: {} {} ({} ms){DIM:#}",
+            ended.op,
+            visible(&ended.instance.to_string()),
+            ended.took_ms
+        )
+    });
+    let end = match report.converged {
+        Some(true) => format!("{HINT}converged{HINT:#}"),
+        Some(false) => format!("{WARNING}not converged{WARNING:#}"),
+        None => "not looked at again".to_owned(),
+    };
+    text.push_str(&format!("{BOLD}{}{BOLD:#}: {end}{}\n", words.join(", "), slowest.unwrap_or_default()));
+    text
+}
+
+fn is_are(n: usize) -> String {
+    format!("{} {}", count(n, "instance"), if n == 1 { "is" } else { "are" })
+}
+
+fn render_markdown(report: &Report) -> String {
+    let well = report.ended.iter().filter(|ended| ended.outcome.is_well()).count();
+    let end = match report.converged {
+        Some(true) => "converged",
+        Some(false) => "**not converged**",
+        None => "not looked at again",
+    };
+    let mut text = format!("### abide apply: {well} of {} steps done, {end}\n\n", report.ended.len());
+    for (outcome, op, message, instances) in group_failures(report) {
+        text.push_str(&format!(
+            "- **{}** `{op}` on {}\n",
+            outcome.word(),
+            count(instances.len(), "instance")
+        ));
+        text.push_str(&escape::block(&message, "  "));
+    }
+    text
+}
+
+fn junit(report: &Report) -> String {
+    let failures = report
+        .ended
+        .iter()
+        .filter(|ended| {
+            matches!(ended.outcome, StepOutcome::Failed | StepOutcome::TimedOut | StepOutcome::Unknown)
+        })
+        .count();
+    let skipped = report.ended.iter().filter(|ended| ended.outcome == StepOutcome::Skipped).count();
+    let mut text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuite name=\"abide apply\" tests=\"{}\" failures=\"{failures}\" skipped=\"{skipped}\">\n",
+        report.ended.len()
+    );
+    for ended in &report.ended {
+        let secs = ended.took_ms as f64 / 1000.0;
+        let name = format!("{} {}", ended.op, ended.instance);
+        text.push_str(&format!(
+            "  <testcase classname=\"{}\" name=\"{}\" time=\"{secs:.3}\"",
+            escape::xml(&ended.instance.process().to_string()),
+            escape::xml(&name)
+        ));
+        let message = escape::xml(&ended.message);
+        match ended.outcome {
+            StepOutcome::Done | StepOutcome::AlreadySo => text.push_str("/>\n"),
+            StepOutcome::Skipped => text.push_str(&format!("><skipped message=\"{message}\"/></testcase>\n")),
+            outcome => text.push_str(&format!(
+                "><failure type=\"{}\" message=\"{message}\"/></testcase>\n",
+                outcome.word()
+            )),
+        }
+    }
+    text + "</testsuite>\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a process wrote before it failed is in its message.
+    #[test]
+    fn a_message_does_not_become_markup() {
+        let message = "x\r# owned @team <img src=x>\r\n```\n\"/><failure a=\"\u{0}\u{ffff}";
+        let ended = StepResult {
+            step: 1,
+            instance: "0:127.0.0.1:web:api".parse().expect("a key"),
+            op: Op::Start,
+            outcome: StepOutcome::Failed,
+            code: 1,
+            message: message.to_owned(),
+            took_ms: 1,
+            reason: None,
+        };
+        let report = Report {
+            ended: vec![ended],
+            converged: Some(false),
+            exit: Exit::Incomplete,
+            reason: None,
+            unhealthy: Vec::new(),
+        };
+        let markdown = render_markdown(&report);
+        assert!(!markdown.contains('\r') && markdown.contains("\n  # owned @team"), "{markdown}");
+        assert!(markdown.contains("\n  ```\n") && markdown.ends_with("\n  ````\n"), "{markdown}");
+        let junit = junit(&report);
+        assert_eq!(junit.matches("<failure").count(), 1, "{junit}");
+        assert!(
+            junit.contains("message=\"x&#13;# owned @team &lt;img src=x&gt;&#13;&#10;```&#10;&quot;/&gt;"),
+            "{junit}"
+        );
+        assert!(!junit.contains(['\u{0}', '\u{ffff}']), "{junit}");
+    }
+}

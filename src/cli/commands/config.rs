@@ -1,0 +1,86 @@
+//! `abide config`: which config files are in use, and trust in the one of the current directory.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+
+use crate::cli::args::PlainForm;
+use crate::cli::output::print::{Printer, visible};
+use crate::cli::target::{CONFIG_FILE_NAME, Trust, find_config_files, trust};
+use crate::cli::{Exit, Failure};
+
+/// Show the config files in use, and trust the one of the current directory
+#[derive(Debug, clap::Args)]
+pub struct ConfigArgs {
+    #[command(subcommand)]
+    pub verb: ConfigVerb,
+}
+
+#[derive(Debug, clap::Subcommand)]
+pub enum ConfigVerb {
+    /// Record the digest of a config file: its credentials, state and targets are used from the current directory on
+    ///
+    /// Read the file first: it decides which host gets the secrets that it names. A changed file needs to be trusted again.
+    Trust(FileArg),
+    /// Remove the record of a config file
+    Untrust(FileArg),
+    /// Print which config files are used, why, and whether they are trusted
+    Show(ShowArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct FileArg {
+    /// The config file
+    #[arg(value_name = "FILE", default_value = CONFIG_FILE_NAME)]
+    pub file: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct ShowArgs {
+    /// The config file [default: ./abide.yaml, then ~/.config/abide/config.yaml]
+    #[arg(long, value_name = "FILE", env = "ABIDE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Form of the output
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_CONFIG_OUTPUT", value_name = "FORM")]
+    pub output: PlainForm,
+}
+
+pub fn run(args: &ConfigArgs, printer: &Printer) -> Result<Exit, Failure> {
+    match &args.verb {
+        ConfigVerb::Trust(FileArg { file }) => {
+            // A file that cannot be used is not worth a record, and the content that is checked is the one recorded.
+            let content = find_config_files(Some(file))?.first.map(|file| file.content).unwrap_or_default();
+            let (path, digest) = trust::record(file, content.as_bytes())?;
+            printer.data(&format!("trusted {} (blake3 {})\n", visible(&path), &digest[..16]));
+        }
+        ConfigVerb::Untrust(FileArg { file }) => {
+            let was = if trust::remove(file)? { "not trusted any more" } else { "was not trusted" };
+            printer.data(&format!("{} {was}\n", visible(&file.display().to_string())));
+        }
+        ConfigVerb::Show(args) => show(args, printer)?,
+    }
+    Ok(Exit::Done)
+}
+
+fn show(args: &ShowArgs, printer: &Printer) -> Result<(), Failure> {
+    let chosen = find_config_files(args.config.as_deref())?;
+    let files: Vec<_> = chosen.first.iter().chain(&chosen.users).collect();
+    if args.output == PlainForm::Json {
+        let file = |file: &&crate::cli::target::ConfigFile| {
+            json!({"file": file.path.display().to_string(), "origin": file.origin, "trusted": file.trust == Trust::Full,
+                   "targets": file.config.targets.keys().collect::<Vec<_>>()})
+        };
+        printer.data(&format!("{}\n", json!(files.iter().map(file).collect::<Vec<_>>())));
+        return Ok(());
+    }
+    if files.is_empty() {
+        printer.data("no config file\n");
+    }
+    for file in files {
+        let targets: Vec<String> = file.config.targets.keys().map(|name| visible(name)).collect();
+        let targets = if targets.is_empty() { "none".to_owned() } else { targets.join(", ") };
+        let (path, why) = (visible(&file.path.display().to_string()), file.origin.describe());
+        printer.data(&format!("{path}: {why}; {}; targets: {targets}\n", file.trust.describe()));
+    }
+    Ok(())
+}

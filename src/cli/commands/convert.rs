@@ -1,0 +1,156 @@
+//! `abide convert`: request bodies → manifests, and back.
+
+use std::collections::BTreeMap;
+
+use crate::cli::args::ConvertArgs;
+use crate::cli::output::print::{self, Printer};
+use crate::cli::{Exit, Failure};
+use crate::gse::{self, Dialect, JobBody, Loss, Subject};
+use crate::manifest::convert::{self, Body};
+use crate::manifest::document::Document;
+use crate::manifest::print as manifests;
+use crate::manifest::{self, Loaded, Problem};
+use crate::model::{DesiredInstance, InstanceKey, ProcessKey};
+
+pub fn run(args: &ConvertArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let limits = args.limits.limits();
+    let mut read = match convert::read::<JobBody>(&args.file, &limits) {
+        Ok(read) => read,
+        Err(problems) => return Ok(invalid(&problems, printer)),
+    };
+    printer.to_stderr(&shown(&read.warnings));
+    let (documents, any_body) = documents(std::mem::take(&mut read.bodies), args, printer);
+    if documents.is_empty() {
+        printer.warning("there is nothing in it");
+        return Ok(Exit::Done);
+    }
+    let reaching = documents.iter().any(|d| matches!(d.kind.as_deref(), Some("Defaults" | "Policy")));
+    if read.spread && reaching && (any_body || args.to.is_none()) {
+        let message = "Defaults and policies reach their directory, and one stream of manifests has none";
+        return Err(Failure::new(Exit::Usage, message).hint("convert each file by itself"));
+    }
+    let text = manifests::yaml(&documents);
+    let Some(dialect) = args.to else {
+        printer.data(&text);
+        let loaded = manifest::load_text("the manifest", text, &limits);
+        if any_body && loaded.errors() > 0 {
+            printer.warning("the manifest is not complete; `abide validate` will say:");
+            printer.to_stderr(&shown(&loaded.problems));
+        }
+        return Ok(Exit::Done);
+    };
+    // Manifests are read as they stand, so that problems have the places people know.
+    let loaded = match any_body {
+        true => manifest::load_text("the converted manifest", text, &limits),
+        false => match read.load(&limits) {
+            Some(loaded) => loaded,
+            None => manifest::load(std::slice::from_ref(&args.file), &limits),
+        },
+    };
+    if loaded.errors() > 0 {
+        return Ok(invalid(&loaded.problems, printer));
+    }
+    to_bodies(&loaded, dialect, args, printer)
+}
+
+/// The manifests that the bodies stand for, and whether any was a body.
+fn documents(bodies: Vec<Body<JobBody>>, args: &ConvertArgs, printer: &Printer) -> (Vec<Document>, bool) {
+    let (mut documents, mut any_body) = (Vec::new(), false);
+    for body in bodies {
+        match body {
+            Body::Manifest { document, was_body } => {
+                any_body |= was_body;
+                documents.push(*document);
+            }
+            Body::Job(job) => {
+                any_body = true;
+                let (subjects, notes) = job.subjects(args.job_api.unwrap_or_else(|| job.api()));
+                notes.iter().for_each(|note| printer.warning(note));
+                documents
+                    .extend(subjects.iter().map(|s| manifests::process(&s.key, &s.hosts, s.state, &s.spec)));
+            }
+        }
+    }
+    (documents, any_body)
+}
+
+fn to_bodies(
+    loaded: &Loaded,
+    dialect: Dialect,
+    args: &ConvertArgs,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let (bodies, mut losses) = gse::bodies(&subjects(loaded), dialect, args.job_api);
+    losses.extend(abide_only_fields(loaded));
+    losses.sort();
+    losses.dedup();
+    for Loss { key, what, why } in &losses {
+        printer.labelled_warning("not said", &format!("{key}: {what} ({why})"));
+    }
+    if args.strict && !losses.is_empty() {
+        let message = format!("a body of {} cannot say everything", dialect.name());
+        return Err(Failure::new(Exit::InvalidManifest, message).hint("without --strict the rest is written"));
+    }
+    for body in bodies {
+        let json = serde_json::to_string_pretty(&body);
+        let json = json.map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))?;
+        printer.data(&(json + "\n"));
+    }
+    Ok(Exit::Done)
+}
+
+/// Instances that differ only in their host go into one body.
+fn subjects(loaded: &Loaded) -> Vec<Subject> {
+    let mut by_process: BTreeMap<ProcessKey, Vec<(&InstanceKey, &DesiredInstance)>> = BTreeMap::new();
+    for (key, want) in &loaded.desired.instances {
+        by_process.entry(key.process()).or_default().push((key, want));
+    }
+    let mut subjects: Vec<Subject> = Vec::new();
+    for (key, wants) in by_process {
+        let first = subjects.len();
+        for (_, want) in wants {
+            let same = |s: &&mut Subject| s.state == want.origin.state && s.spec == **want.spec;
+            match subjects[first..].iter_mut().find(same) {
+                Some(subject) => subject.hosts.push(want.host.clone()),
+                None => subjects.push(Subject {
+                    key: key.clone(),
+                    hosts: vec![want.host.clone()],
+                    state: want.origin.state,
+                    spec: (**want.spec).clone(),
+                }),
+            }
+        }
+    }
+    subjects
+}
+
+/// What no request body anywhere has a place for.
+fn abide_only_fields(loaded: &Loaded) -> Vec<Loss> {
+    let mut losses = Vec::new();
+    for (key, DesiredInstance { origin, .. }) in &loaded.desired.instances {
+        let renamed = |from: &ProcessKey| *from != origin.declared;
+        let set = [
+            ("depends_on", !origin.depends_on.is_empty()),
+            ("protect", !origin.protect.is_empty()),
+            ("adopt", origin.adopt),
+            ("moved_from", origin.moved_from.iter().any(renamed)),
+            ("on_change", !origin.on_change.is_empty()),
+            ("rollout", origin.rollout.is_some()),
+        ];
+        losses.extend(set.into_iter().filter(|(_, there)| *there).map(|(what, _)| Loss {
+            key: key.process(),
+            what: what.to_owned(),
+            why: "it is Abide's own".to_owned(),
+        }));
+    }
+    losses
+}
+
+fn invalid(problems: &[Problem], printer: &Printer) -> Exit {
+    printer.to_stderr(&shown(problems));
+    Exit::InvalidManifest
+}
+
+fn shown(problems: &[Problem]) -> String {
+    problems.iter().map(print::problem).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,260 @@
+//! `abide diff`: field by field, what is wanted against what the engine holds and what runs.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anstyle::{AnsiColor, Style};
+use serde_json::{Value, json};
+use similar::{ChangeTag, InlineChange, TextDiff};
+
+use crate::cli::args::PlainForm;
+use crate::cli::commands::plan::args::DiffArgs;
+use crate::cli::commands::plan::groups::format_hosts;
+use crate::cli::commands::plan::input::PlanInput;
+use crate::cli::commands::plan::refusal;
+use crate::cli::output::print::{BOLD, DIM, Printer, quoted, visible};
+use crate::cli::{Exit, Failure};
+use crate::model::{
+    DesiredInstance, Field, HostKey, InstanceKey, KnownSpec, Presence, Present, ProcessKey, Spec, State,
+};
+use crate::reconcile::why::{Part, parts};
+
+pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
+    // 1 says that there are differences, so every other error is 2.
+    let input = PlanInput::read(&args.input, printer).map_err(|failure| match failure.exit {
+        Exit::InvalidManifest | Exit::Unreachable => failure,
+        _ => Failure { exit: Exit::Changes, ..failure },
+    });
+    let input = input.inspect_err(|failure| {
+        if let (true, Some(reason)) = (args.output == PlainForm::Json, failure.reason) {
+            printer.data(&refusal(failure.exit, Some(reason)));
+        }
+    })?;
+    let differences = differences(&input);
+    match args.output {
+        PlainForm::Text => printer.styled(&text(&differences)),
+        PlainForm::Json => {
+            let rows: Vec<Value> = differences.iter().map(json).collect();
+            let json = serde_json::to_string_pretty(&rows);
+            let json =
+                json.map_err(|error| Failure::new(Exit::Changes, format!("cannot write JSON: {error}")))?;
+            printer.data(&(json + "\n"));
+        }
+    }
+    Ok(if differences.is_empty() { Exit::Done } else { Exit::Failed })
+}
+
+/// One instance that is not as wanted.
+struct Difference<'a> {
+    key: &'a InstanceKey,
+    /// The name that it had so far.
+    from: Option<&'a InstanceKey>,
+    want: Option<&'a DesiredInstance>,
+    /// What was seen; `Err`: why it could not be.
+    seen: Result<Option<Present<'a>>, &'a str>,
+    state: (String, &'static str),
+    owner: (Option<&'a str>, &'a str),
+    given: Option<Vec<Part>>,
+    live: Option<Vec<Part>>,
+    /// It is left alone, and why.
+    held: Option<&'static str>,
+}
+
+/// Whatever a plan would touch or hold.
+fn differences(input: &PlanInput) -> Vec<Difference<'_>> {
+    let plan = input.plan();
+    let held: BTreeMap<&InstanceKey, &'static str> =
+        plan.held.iter().map(|held| (&held.instance, held.reason.word())).collect();
+    // What is known by another name now is compared with what it was under the old one.
+    let moved: BTreeMap<&InstanceKey, &InstanceKey> =
+        plan.steps().filter_map(|step| Some((&step.instance, step.from.as_ref()?))).collect();
+    let old: BTreeSet<&InstanceKey> = moved.values().copied().collect();
+    let touched = plan.steps().map(|step| &step.instance).chain(held.keys().copied());
+    let touched: BTreeSet<&InstanceKey> = touched.filter(|key| !old.contains(key)).collect();
+    let mut all = Vec::new();
+    for key in touched {
+        let wanted = input.loaded.desired.instances.get_key_value(key);
+        let row = input.observed.instances.get_key_value(key);
+        let Some(key) = wanted.map(|(key, _)| key).or(row.map(|(key, _)| key)) else { continue };
+        let want = wanted.map(|(_, want)| want);
+        let from = moved.get(key).and_then(|from| input.observed.instances.get_key_value(*from));
+        let from = from.map(|(from, _)| from);
+        let seen = match input.observed.get(from.unwrap_or(key)) {
+            Presence::Present(present) => Ok(Some(present)),
+            Presence::Absent => Ok(None),
+            Presence::Unknown(why) => Err(why),
+        };
+        let held = held.get(key).copied();
+        all.push(Difference { from, ..difference(key, want, seen, held, &input.rules.owner) });
+    }
+    all
+}
+
+fn difference<'a>(
+    key: &'a InstanceKey,
+    want: Option<&'a DesiredInstance>,
+    seen: Result<Option<Present<'a>>, &'a str>,
+    held: Option<&'static str>,
+    owner: &'a str,
+) -> Difference<'a> {
+    let empty = Spec::default();
+    let new: &Spec = want.filter(|want| want.origin.state != State::Absent).map_or(&empty, |want| &want.spec);
+    let present = seen.ok().flatten();
+    let versions = present.map(|present| [&present.seen().registered_spec, &present.seen().live]);
+    let beside: Vec<&Spec> =
+        versions.iter().flatten().filter_map(|v| v.spec()).map(|spec| &***spec).collect();
+    let compared = |there: bool, version: fn(Present<'a>) -> &'a KnownSpec| {
+        let version = present.filter(|_| there).map(version)?;
+        version.spec().map(|old| fields(old, new, &beside))
+    };
+    let (held_spec, runs) =
+        present.map_or((false, false), |present| (present.registered || present.hosted, present.running));
+    let absent = seen.is_ok() && present.is_none();
+    let state = match (seen, present) {
+        (Err(_), _) => "unknown",
+        (Ok(_), None) => "absent",
+        (Ok(_), Some(present)) => match (present.running, present.hosted, present.registered) {
+            (true, true, _) => "running",
+            (true, false, _) => "unhosted",
+            (false, true, _) => "guarded, not running",
+            (false, false, true) => "stopped",
+            (false, false, false) => "absent",
+        },
+    };
+    Difference {
+        key,
+        from: None,
+        want,
+        seen,
+        state: (state.to_owned(), want.map_or(State::Absent, |want| want.origin.state).word()),
+        owner: (present.and_then(|present| present.seen().owner.as_deref()), owner),
+        given: if absent {
+            Some(fields(&empty, new, &beside))
+        } else {
+            compared(held_spec, |present| &present.seen().registered_spec)
+        },
+        live: compared(runs, |present| &present.seen().live),
+        held,
+    }
+}
+
+/// Every part that differs, by the canonical values of both sides.
+fn fields(old: &Spec, new: &Spec, beside: &[&Spec]) -> Vec<Part> {
+    let pairs = old.values().into_iter().zip(new.values());
+    let differ: Vec<Field> =
+        pairs.filter(|((_, old), (_, new))| old != new).map(|((field, _), _)| field).collect();
+    differ.into_iter().flat_map(|field| parts(field, old, new, beside)).collect()
+}
+
+fn json(difference: &Difference<'_>) -> Value {
+    let Difference { key, from, want, seen, state, owner, given, live, held } = difference;
+    let fields = |parts: &Option<Vec<Part>>| {
+        parts.as_ref().map(|parts| {
+            let one = |(field, old, new): &Part| json!({"field": field, "old": old, "new": new});
+            parts.iter().map(one).collect::<Vec<Value>>()
+        })
+    };
+    json!({
+        "instance": key,
+        "moved_from": from,
+        "state": {"old": state.0, "new": state.1},
+        "owner": {"old": owner.0, "new": owner.1},
+        "given": fields(given),
+        "live": fields(live),
+        "unknown": seen.err(),
+        "held": held,
+        "at": want.map(|want| want.origin.place.to_string()),
+    })
+}
+
+const REMOVED: Style = AnsiColor::Red.on_default();
+const ADDED: Style = AnsiColor::Green.on_default();
+
+/// Instances of a process that differ alike are shown once.
+fn text(differences: &[Difference<'_>]) -> String {
+    let mut alike: BTreeMap<(ProcessKey, String), Vec<&HostKey>> = BTreeMap::new();
+    for difference in differences {
+        alike.entry((difference.key.process(), body(difference))).or_default().push(&difference.key.host);
+    }
+    let blocks = alike.into_iter().map(|((process, body), hosts)| {
+        format!("{BOLD}{process}{BOLD:#} {}\n{body}\n", format_hosts(&hosts))
+    });
+    let mut text: String = blocks.collect();
+    if text.is_empty() {
+        text.push_str("no differences\n");
+    }
+    text
+}
+
+fn body(difference: &Difference<'_>) -> String {
+    let Difference { key, from, want, seen, state, owner, given, live, held } = difference;
+    let mut text = String::new();
+    let wanted = want.map_or("no manifest wants it".to_owned(), |want| want.origin.place.to_string());
+    text.push_str(&format!("  {DIM}wanted: {wanted}{DIM:#}\n"));
+    if let Some(held) = held {
+        text.push_str(&format!("  {DIM}held: {held}{DIM:#}\n"));
+    }
+    if let Err(why) = seen {
+        text.push_str(&format!("  it could not be compared: {why}\n"));
+        return text;
+    }
+    if let Some(from) = from {
+        let names = (from.process().to_string(), key.process().to_string());
+        text.push_str(&lines("", &[("name".to_owned(), Some(names.0), Some(names.1))]));
+    }
+    if state.0 != state.1 {
+        text.push_str(&lines("", &[("state".to_owned(), Some(state.0.clone()), Some(state.1.to_owned()))]));
+    }
+    if state.0 != "absent" && owner.0 != Some(owner.1) && want.is_some() {
+        let old = owner.0.map(str::to_owned);
+        text.push_str(&lines("", &[("owner".to_owned(), old, Some(owner.1.to_owned()))]));
+    }
+    match (given, live) {
+        (Some(given), Some(live)) if given == live => text.push_str(&lines("", given)),
+        (given, live) => {
+            for (name, parts) in [("given", given), ("live", live)] {
+                let both = given.is_some() && live.is_some();
+                if let Some(parts) = parts.as_ref().filter(|parts| !parts.is_empty()) {
+                    text.push_str(&lines(if both { name } else { "" }, parts));
+                }
+            }
+        }
+    }
+    if given.is_none() && live.is_none() && state.0 != "absent" {
+        text.push_str("  what it was given is not known, only that it is there\n");
+    }
+    text
+}
+
+/// Old and new lines, with the words that changed marked inside them.
+fn lines(title: &str, parts: &[Part]) -> String {
+    let mut text = if title.is_empty() { String::new() } else { format!("  {BOLD}{title}{BOLD:#}\n") };
+    for (field, old, new) in parts {
+        let side = |value: &Option<String>| match value {
+            Some(value) => format!("{}: {}\n", visible(field), quoted(value)),
+            None => String::new(),
+        };
+        let (old, new) = (side(old), side(new));
+        let diff = TextDiff::from_lines(&old, &new);
+        let changes = diff.ops().iter().flat_map(|op| diff.iter_inline_changes(op));
+        text.extend(changes.map(|change| line(&change)));
+    }
+    text
+}
+
+fn line(change: &InlineChange<'_, str>) -> String {
+    let (sign, style) = match change.tag() {
+        ChangeTag::Delete => ('-', REMOVED),
+        ChangeTag::Insert => ('+', ADDED),
+        ChangeTag::Equal => (' ', Style::new()),
+    };
+    let strong = style.bold().underline();
+    let mut text = format!("  {style}{sign} ");
+    for (changed, piece) in change.iter_strings_lossy() {
+        let piece = piece.trim_end_matches('\n');
+        match changed {
+            true => text.push_str(&format!("{style:#}{strong}{piece}{strong:#}{style}")),
+            false => text.push_str(piece),
+        }
+    }
+    text + &format!("{style:#}\n")
+}

@@ -1,0 +1,252 @@
+//! `abide doctor`: what may keep Abide from working here, and what to do about it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::agent::{HostPolicy, RefusedInstance, refused_instances};
+use crate::backend::{AnyBackend, Backend, BackendError, HostRow};
+use crate::cli::commands::get::{SKEW_MS, describe_clock_skew as clock_of};
+use crate::cli::local::Home;
+use crate::cli::output::print::{ERROR, HINT, Printer, WARNING, count, visible};
+use crate::cli::target::{LocalStart, NAMESPACES_HINT, TargetArgs, TargetError, runtime};
+use crate::cli::{Exit, Failure};
+use crate::clock;
+use crate::permissions::check_private;
+
+/// Check the config, the target, credentials, clocks, agents and limits, and say what to do
+///
+/// Exits with 1 when something keeps Abide from working. Warnings do not count.
+#[derive(Debug, clap::Args)]
+pub struct DoctorArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+enum Finding {
+    Well(String),
+    Warning(String, String),
+    Bad(String, String),
+}
+
+pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let mut findings = vec![limits()];
+    if args.target.target == "local" {
+        findings.extend(local());
+    }
+    findings.extend(target(args)?);
+    let mut bad = false;
+    for finding in findings {
+        let text = match finding {
+            Finding::Well(what) => format!("{HINT}ok{HINT:#}       {}\n", visible(&what)),
+            Finding::Warning(what, todo) => {
+                format!("{WARNING}warning{WARNING:#}  {}\n         {}\n", visible(&what), visible(&todo))
+            }
+            Finding::Bad(what, todo) => {
+                bad = true;
+                format!("{ERROR}error{ERROR:#}    {}\n         {}\n", visible(&what), visible(&todo))
+            }
+        };
+        printer.styled(&text);
+    }
+    Ok(if bad { Exit::Failed } else { Exit::Done })
+}
+
+/// An agent holds one descriptor a process.
+fn limits() -> Finding {
+    const FEW: u64 = 4096;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    match limit < FEW {
+        true => Finding::Warning(
+            format!("only {limit} files may be open at once: an agent needs one for each process"),
+            "raise it: ulimit -n 65536, or LimitNOFILE= in the unit".to_owned(),
+        ),
+        false => Finding::Well(format!("{limit} files may be open at once")),
+    }
+}
+
+fn local() -> Vec<Finding> {
+    let home = match Home::find() {
+        Ok(home) => home,
+        Err(failure) => return vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())],
+    };
+    let folder = home.path("");
+    let shown = folder.display().to_string();
+    let mut findings = Vec::new();
+    match folder.exists().then(|| check_private(&folder)) {
+        None => findings.push(Finding::Well(format!("{shown} is not there yet: the first change makes it"))),
+        Some(Err(refused)) => {
+            let todo = "until then the local system does not start: other users could change what it trusts";
+            findings.push(Finding::Bad(refused, todo.to_owned()));
+        }
+        Some(Ok(Some(warning))) => {
+            let todo = "it holds the specs of processes, with their secrets";
+            findings.push(Finding::Warning(warning, todo.to_owned()));
+        }
+        Some(Ok(None)) => findings.push(Finding::Well(format!("only this user can enter {shown}"))),
+    }
+    findings.extend(host_policy(&home));
+    match home.server_pid() {
+        Some(pid) => findings.push(Finding::Well(format!("the local system runs as process {pid}"))),
+        None => findings.push(Finding::Well(
+            "the local system is not running; what changes something starts it".to_owned(),
+        )),
+    }
+    findings
+}
+
+/// Instances of the local system that the host policy, or the permissions of their files, would refuse.
+fn host_policy(home: &Home) -> Vec<Finding> {
+    let named = std::env::var_os("ABIDE_AGENT_POLICY").filter(|file| !file.is_empty()).map(PathBuf::from);
+    let policy = match HostPolicy::read(named.as_deref()) {
+        Ok(policy) => policy,
+        Err(why) => return vec![Finding::Bad(why, "until then the agent does not start".to_owned())],
+    };
+    let folder = home.path("agent");
+    if !folder.join("agent.db").is_file() {
+        return Vec::new();
+    }
+    let refused = match runtime().map(|runtime| runtime.block_on(refused_instances(&folder, &policy))) {
+        Ok(Ok(refused)) => refused,
+        Ok(Err(error)) => {
+            return vec![Finding::Warning(
+                format!("cannot check the instances of {}: {error}", folder.display()),
+                "check its permissions and free disk space".to_owned(),
+            )];
+        }
+        Err(failure) => return vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())],
+    };
+    let todo = "`abide agent --check-policy --data DIR` lists them all; they run on until their next launch";
+    let finding = |one: &RefusedInstance| {
+        let what = format!("{} would be refused: {}", one.instance, one.reasons.join("; "));
+        Finding::Warning(what, todo.to_owned())
+    };
+    refused.iter().take(5).map(finding).collect()
+}
+
+/// The hosts of our own gateway; a platform is only asked whether it answers.
+async fn hosts(backend: &AnyBackend) -> Result<Option<Vec<HostRow>>, BackendError> {
+    match backend {
+        AnyBackend::Abide(abide) => abide.hosts().await.map(Some),
+        AnyBackend::Platform(platform) => platform.answers().await.map(|()| None),
+    }
+}
+
+fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
+    let name = &args.target.target;
+    let live = match args.target.connect(LocalStart::Never) {
+        Ok(Some(live)) => live,
+        Ok(None) => return Ok(Vec::new()),
+        Err(failure) => return Ok(vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())]),
+    };
+    let begin = std::time::Instant::now();
+    let asked = runtime()?
+        .block_on(async { tokio::time::timeout(Duration::from_secs(10), hosts(&live.backend)).await });
+    let url = live.backend.url().to_owned();
+    let hosts = match asked {
+        Ok(Ok(hosts)) => hosts,
+        Ok(Err(fault)) => {
+            let text = fault.to_string();
+            let todo = if fault.needs_every_namespace() {
+                NAMESPACES_HINT.to_owned()
+            } else if text.contains("credentials") || text.contains("401") {
+                "check auth.app_code and auth.app_secret of the target, and the gateway's apps file"
+                    .to_owned()
+            } else {
+                "is the address right, and does something listen there? `curl URL/healthz` should say ok"
+                    .to_owned()
+            };
+            return Ok(vec![Finding::Bad(format!("target {name} at {url}: {text}"), todo)]);
+        }
+        Err(_) => {
+            let todo = "a firewall that drops, or a gateway that hangs".to_owned();
+            return Ok(vec![Finding::Bad(
+                format!("target {name} at {url} did not answer within 10 s"),
+                todo,
+            )]);
+        }
+    };
+    let defined_in = live.defined_in.as_ref().map(|file| format!(" (defined in {file})")).unwrap_or_default();
+    let mut findings = vec![Finding::Well(format!(
+        "target {name} at {url}{defined_in} answers in {} ms, and knows us",
+        begin.elapsed().as_millis()
+    ))];
+    let Some(hosts) = hosts else {
+        let state = args
+            .target
+            .state
+            .clone()
+            .unwrap_or_else(|| "$ABIDE_HOME/state, or what the config file says".to_owned());
+        let what =
+            format!("it speaks {}; journal and ledger are kept in {state}", live.backend.dialect().name());
+        findings.push(Finding::Well(what));
+        return Ok(findings);
+    };
+    let alive: Vec<_> = hosts.iter().filter(|host| host.agent).collect();
+    let dead: Vec<String> =
+        hosts.iter().filter(|host| !host.agent).map(|host| host.host.to_string()).collect();
+    match (alive.is_empty(), dead.is_empty()) {
+        (true, _) => findings.push(Finding::Bad(
+            "no agent is connected".to_owned(),
+            "abide agent --join URL --token-file F --data DIR on each host".to_owned(),
+        )),
+        (false, false) => findings.push(Finding::Warning(
+            format!(
+                "{} of {} {} no agent: {}",
+                dead.len(),
+                count(hosts.len(), "host"),
+                if dead.len() == 1 { "has" } else { "have" },
+                dead.iter().take(5).cloned().collect::<Vec<_>>().join(", ")
+            ),
+            "start their agents; until then their processes are unknown, and left alone".to_owned(),
+        )),
+        (false, true) => {
+            findings.push(Finding::Well(format!("{}, each with an agent", count(hosts.len(), "host"))))
+        }
+    }
+    findings.extend(skewed(&alive));
+    // An agent says something every few seconds: what it was last heard at is what the gateway's clock shows.
+    let newest = alive.iter().filter_map(|host| clock::read(&host.heard)).max();
+    let here = clock::now();
+    if let Some(there) = newest {
+        let skew = (here.0 - there.0) / 1000;
+        if !(-5..=30).contains(&skew) {
+            findings.push(Finding::Warning(
+                format!("the gateway's clock differs from ours by about {skew} s"),
+                "let both follow a time server: freshness of reports is judged by it".to_owned(),
+            ));
+        }
+    }
+    let old: Vec<&str> = alive
+        .iter()
+        .filter_map(|host| host.version.as_deref())
+        .filter(|version| *version != env!("CARGO_PKG_VERSION"))
+        .collect();
+    if let Some(version) = old.first() {
+        findings.push(Finding::Warning(
+            format!(
+                "{} of another version than this program ({version}, not {})",
+                count(old.len(), "agent"),
+                env!("CARGO_PKG_VERSION")
+            ),
+            "replace them: their processes go on meanwhile".to_owned(),
+        ));
+    }
+    Ok(findings)
+}
+
+/// Agents whose clocks differ from the gateway's.
+fn skewed(alive: &[&HostRow]) -> Option<Finding> {
+    let skewed: Vec<String> = alive
+        .iter()
+        .filter(|host| host.clock_skew_ms.is_some_and(|skew_ms| skew_ms.saturating_abs() > SKEW_MS))
+        .map(|host| format!("{} ({})", host.host, clock_of(host.clock_skew_ms)))
+        .collect();
+    let shown = skewed.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+    (!skewed.is_empty()).then(|| {
+        Finding::Warning(
+            format!("the clocks of {} differ from the gateway's: {shown}", count(skewed.len(), "agent")),
+            "let these hosts follow a time server: schedules, start times and logs use their clock"
+                .to_owned(),
+        )
+    })
+}

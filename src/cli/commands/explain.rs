@@ -1,0 +1,165 @@
+//! `abide explain`: what a field is, what changing it does, and who gave it its value.
+
+use crate::cli::args::ExplainArgs;
+use crate::cli::output::print::{BOLD, DIM, Printer};
+use crate::cli::{Exit, Failure};
+use crate::manifest::explain::{self, Explanation, FieldValue, PrintableValue};
+use crate::manifest::grammar::{self, Entry, Requirement, Section};
+use crate::manifest::{self, Code};
+use crate::model::{Effect, Field, ProcessKey, StartMode};
+use crate::reconcile::effect::{base_effect, digest};
+
+pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let Some(field) = &args.field else {
+        printer.styled(&overview());
+        return Ok(Exit::Done);
+    };
+    if field == "problems" {
+        printer.styled(&Code::ALL.iter().map(|code| problem(*code)).collect::<String>());
+        return Ok(Exit::Done);
+    }
+    if let Some(code) = Code::ALL.iter().find(|code| code.text().eq_ignore_ascii_case(field)) {
+        printer.styled(&problem(*code));
+        return Ok(Exit::Done);
+    }
+    let found = explain::find(field).map_err(|meant| {
+        let hint = match meant {
+            Some(meant) => format!("did you mean {meant}?"),
+            None => "`abide explain` lists all fields".to_owned(),
+        };
+        Failure::new(Exit::Usage, format!("no manifest has a field {field:?}")).hint(hint)
+    })?;
+    if args.paths.is_empty() {
+        printer.styled(&explanation(&found));
+        return Ok(Exit::Done);
+    }
+    provenance(args, &found, printer)
+}
+
+fn problem(code: Code) -> String {
+    format!("{BOLD}{}{BOLD:#}  {:<8} {}\n", code.text(), code.severity().to_string(), code.title())
+}
+
+fn provenance(args: &ExplainArgs, found: &Explanation, printer: &Printer) -> Result<Exit, Failure> {
+    let limits = args.limits.limits();
+    let only: Option<ProcessKey> = match args.process.as_deref().map(str::parse) {
+        None => None,
+        Some(Ok(key)) => Some(key),
+        Some(Err(error)) => return Err(Failure::new(Exit::Usage, format!("--process: {error}"))),
+    };
+    let Some(path) = found.path.strip_prefix("spec.") else {
+        let message = format!("{} is not inherited: only fields of a spec come from Defaults", found.path);
+        return Err(Failure::new(Exit::Usage, message));
+    };
+    let loaded = manifest::load(&args.paths, &limits);
+    if loaded.errors() > 0 {
+        printer.warning("there are problems in these manifests; `abide validate` lists them");
+    }
+    let all = explain::field_values(&loaded, path, only.as_ref(), &limits);
+    if all.is_empty() {
+        return Err(Failure::new(Exit::Failed, "no such process is declared there"));
+    }
+    printer.styled(&all.iter().map(line).collect::<String>());
+    Ok(Exit::Done)
+}
+
+fn line(given: &FieldValue) -> String {
+    let FieldValue { process, path, value } = given;
+    let Some(value) = value else { return format!("{process}  {path}: {DIM}unset{DIM:#}\n") };
+    let from = if value.inherited { ", a Defaults" } else { "" };
+    let shown = match &value.shown {
+        PrintableValue::Plain(text) => text.clone(),
+        PrintableValue::Secret(secret) => format!("(secret, digest {})", digest(secret.expose())),
+    };
+    format!("{process}  {path}: {shown}  {DIM}{}{from}{DIM:#}\n", value.place)
+}
+
+fn overview() -> String {
+    let mut text = String::new();
+    for kind in grammar::ALL_KINDS {
+        text.push_str(&format!("{BOLD}{}{BOLD:#}  {}\n", kind.name, kind.about));
+        for (path, entry) in explain::paths(kind) {
+            text.push_str(&format!("  {path:<44} {}\n", entry.shape.describe()));
+        }
+        text.push('\n');
+    }
+    text.push_str("`abide explain FIELD` says more of each.\n");
+    text
+}
+
+fn explanation(found: &Explanation) -> String {
+    let mut text = String::new();
+    let mut row = |name: &str, value: &str| text.push_str(&format!("{BOLD}{name:<9}{BOLD:#} {value}\n"));
+    row("field", &found.path);
+    if let Some(entry) = found.entry {
+        row("type", &entry.shape.describe());
+        row("required", required(entry));
+        if let Some(default) = entry.default {
+            row("default", default);
+        }
+        if !entry.aliases.is_empty() {
+            row("also", &entry.aliases.join(", "));
+        }
+        row("meaning", entry.meaning);
+        row("source", entry.source.sentence());
+        if let Some(field) = Field::from_path(&found.path) {
+            row("change", &change(field));
+        }
+    } else {
+        row("meaning", found.kind.about);
+    }
+    if let Some(inside) = found.inside {
+        text.push_str(&fields(inside));
+    }
+    text
+}
+
+fn fields(section: &Section) -> String {
+    let mut text = format!("{BOLD}fields{BOLD:#}\n");
+    for entry in section.entries.iter().filter(|entry| entry.need != Requirement::IgnoredInBody) {
+        text.push_str(&format!("  {:<24} {}\n", entry.name, entry.meaning));
+    }
+    text
+}
+
+fn required(entry: &Entry) -> &'static str {
+    match entry.need {
+        Requirement::Required => "yes",
+        Requirement::Optional => "no",
+        Requirement::RequiredInBody => "no (yes in a request body without apiVersion and kind)",
+        Requirement::IgnoredInBody => "no (ignored)",
+    }
+}
+
+/// What changing a field does to a running process.
+fn change(field: Field) -> String {
+    let daemon = base_effect(field, StartMode::Daemon);
+    let foreground = base_effect(field, StartMode::Foreground);
+    let says = |effect: Effect| format!("{effect}: {}", meaning(effect));
+    let mut text = match daemon == foreground {
+        true => says(daemon),
+        false => format!("in daemon mode {}; in foreground mode {}", says(daemon), says(foreground)),
+    };
+    text.push_str(match daemon.max(foreground) {
+        Effect::None | Effect::Register | Effect::Replace => "",
+        Effect::Reload => "; without a reload_cmd it restarts. For auto_type 0 the next run uses it",
+        Effect::Restart => ". For auto_type 0 the next run uses it",
+    });
+    text.push_str(match daemon.max(foreground) {
+        Effect::None | Effect::Register => ". `on_change` can say otherwise",
+        Effect::Reload | Effect::Restart | Effect::Replace => {
+            "; for auto_type 2 it is a new run. `on_change` can say otherwise"
+        }
+    });
+    text
+}
+
+fn meaning(effect: Effect) -> &'static str {
+    match effect {
+        Effect::None => "nothing is done",
+        Effect::Register => "the engine is told, the process is not touched",
+        Effect::Reload => "the process reads its configuration again, its pid stays",
+        Effect::Restart => "the process is restarted",
+        Effect::Replace => "the old process is stopped and a new one started",
+    }
+}

@@ -1,0 +1,324 @@
+//! `abide get`: what a target knows, as tables or for scripts.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::cli::args::parse_switch;
+use crate::cli::commands::plan::args::SelectArgs;
+use crate::cli::output::print::{BOLD, Printer, problem, visible};
+use crate::cli::sync_status::{ProcessStatus, statuses};
+use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
+use crate::cli::{Exit, Failure};
+use crate::control::suspended;
+use crate::manifest::{self, Limits, rows};
+use crate::model::{Hold, InstanceKey, Pause};
+use crate::reconcile::SyncStatus;
+
+/// Show processes, hosts, tasks, holds or orphans of a target
+///
+/// `-o json` prints rows that `plan --observed` takes. `orphans` are processes that nobody owns; with manifests also
+/// those of the owner that they do not declare any more.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide get processes\n  abide get hosts -o json\n  abide get processes -n web --watch\n  abide get orphans manifests --owner web-team"
+)]
+pub struct GetArgs {
+    /// What to show
+    #[arg(value_enum, value_name = "KIND")]
+    pub kind: Kind,
+    /// With `orphans`: the manifests of the owner, as files or directories, or - for standard input
+    #[arg(value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// With `orphans PATH…`: whose manifests they are [default: the owner that a Policy names, else `default`]
+    #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
+    pub owner: Option<String>,
+    #[command(flatten)]
+    pub select: SelectArgs,
+    /// Form of the rows
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_GET_OUTPUT", value_name = "FORM")]
+    pub output: Form,
+    /// Show them again whenever something changed, until Ctrl-C
+    #[arg(long, env = "ABIDE_WATCH", value_parser = parse_switch)]
+    pub watch: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Kind {
+    Processes,
+    Hosts,
+    Tasks,
+    /// What people did by hand and nobody undoes
+    Holds,
+    /// Processes that nobody owns, and those that the given manifests do not declare any more
+    Orphans,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Form {
+    #[default]
+    Text,
+    Wide,
+    Json,
+    Yaml,
+    Name,
+}
+
+/// Clocks that differ by more than this are reported.
+pub const SKEW_MS: i64 = 2_000;
+
+pub fn run(args: &GetArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let declared = DeclaredProcesses::read(args, printer)?;
+    let runtime = runtime()?;
+    let live = args.target.connect(LocalStart::Never)?;
+    let mut last = None;
+    loop {
+        let rows = match &live {
+            // Nothing was ever started here.
+            None => Vec::new(),
+            Some(live) => runtime.block_on(rows(args, &declared, live))?,
+        };
+        let text = render(args, &rows)?;
+        if last.as_ref() != Some(&text) {
+            match args.output {
+                Form::Text | Form::Wide => printer.styled(&text),
+                Form::Json | Form::Yaml | Form::Name => printer.data(&text),
+            }
+            last = Some(text);
+        }
+        if !args.watch {
+            return Ok(Exit::Done);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(500));
+    }
+}
+
+async fn rows(
+    args: &GetArgs,
+    declared: &DeclaredProcesses,
+    live: &ConnectedTarget,
+) -> Result<Vec<Value>, Failure> {
+    let selection = args.select.selection();
+    let is_meant = |row: &Value| {
+        let labels: BTreeMap<String, String> =
+            serde_json::from_value(row["labels"].clone()).unwrap_or_default();
+        let key = row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
+        selection.is_everything() || key.is_some_and(|key| selection.means(&key, None, &labels))
+    };
+    let rows = match args.kind {
+        Kind::Processes | Kind::Orphans => {
+            let all = live.rows("&brief=1").await?;
+            let meant = all.into_iter().filter(is_meant);
+            match args.kind {
+                Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).collect(),
+                _ => {
+                    let stands = statuses(live).await?;
+                    meant.map(|row| process(row, &stands)).collect()
+                }
+            }
+        }
+        Kind::Hosts => {
+            let all = live.hosts(&live.observe_all().await?).await?;
+            let meant = all.into_iter().filter(|row| selection.means_host(&row.host));
+            meant
+                .map(|row| {
+                    json!({"host": row.host, "agent": row.agent, "version": row.version, "heard": row.heard,
+                           "clock_skew_ms": row.clock_skew_ms, "processes": row.processes})
+                })
+                .collect()
+        }
+        Kind::Tasks => live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?,
+        Kind::Holds => {
+            let (holds, pauses) = live.restraints().await?;
+            // A hold knows no labels: its instance does.
+            let seen = match &selection.labels {
+                Some(_) => live.observe_all().await?.instances,
+                None => BTreeMap::new(),
+            };
+            let labels =
+                |key: &InstanceKey| seen.get(key).map(|seen| seen.labels.clone()).unwrap_or_default();
+            let time = |until: Option<crate::model::Time>| until.map(|time| time.to_string());
+            let meant = |hold: &Hold| selection.means(&hold.instance, None, &labels(&hold.instance));
+            let holds = holds.into_iter().filter(meant).map(|hold| {
+                json!({"what": hold.instance, "by": hold.by, "reason": hold.reason, "until": time(hold.until)})
+            });
+            // Whoever asks for a namespace is also told that everything is paused.
+            let of = |pause: &Pause| {
+                let all = &selection.namespaces;
+                all.is_empty() || pause.namespace.as_ref().is_none_or(|name| all.contains(name))
+            };
+            let pauses = pauses.into_iter().filter(of).map(|pause| {
+                let what =
+                    pause.namespace.map_or("everything".to_owned(), |name| format!("namespace {name}"));
+                json!({"what": what, "by": pause.by, "reason": pause.reason, "until": time(pause.until)})
+            });
+            let left = suspended::read_all_owners(&live.state).await.map_err(|error| live.failure(&error))?;
+            let left = left.into_iter().filter(|(key, _)| selection.means(key, None, &labels(key)));
+            let left = left.map(|(key, left)| {
+                let reason = format!("{}: {}", left.reason, left.why);
+                json!({"what": key, "by": "watch", "reason": reason, "until": null})
+            });
+            holds.chain(pauses).chain(left).collect()
+        }
+    };
+    Ok(rows)
+}
+
+/// What the given manifests declare, and for whom.
+#[derive(Default)]
+struct DeclaredProcesses {
+    /// `None`: no manifests were given.
+    owner: Option<String>,
+    instances: BTreeSet<String>,
+}
+
+impl DeclaredProcesses {
+    /// A tree with any error is refused: what a bad file declares would look like an orphan.
+    fn read(args: &GetArgs, printer: &Printer) -> Result<DeclaredProcesses, Failure> {
+        if args.paths.is_empty() {
+            return Ok(DeclaredProcesses::default());
+        }
+        if args.kind != Kind::Orphans {
+            return Err(Failure::new(Exit::Usage, "only `get orphans` takes manifests"));
+        }
+        let loaded = manifest::load(&args.paths, &Limits::default());
+        if loaded.errors() > 0 {
+            printer.to_stderr(&loaded.problems.iter().map(|one| problem(one) + "\n").collect::<String>());
+            let message = "with errors in the manifests nobody can tell what they declare";
+            return Err(Failure::new(Exit::InvalidManifest, message));
+        }
+        let named = loaded.desired.policies.iter().find_map(|policy| policy.owner.as_deref());
+        let owner = args.owner.as_deref().or(named).unwrap_or("default");
+        let instances = loaded.desired.instances.keys().map(ToString::to_string).collect();
+        Ok(DeclaredProcesses { owner: Some(owner.to_owned()), instances })
+    }
+
+    /// The row of an orphan, and why it is one; `None`: somebody claims it.
+    fn orphan(&self, row: Value) -> Option<Value> {
+        if row["instance"].as_str().is_some_and(|instance| self.instances.contains(instance)) {
+            return None;
+        }
+        let why = match (row["owner"].as_str().filter(|owner| !owner.is_empty()), &self.owner) {
+            (None, _) => "nobody owns it".to_owned(),
+            (Some(owner), Some(ours)) if owner == ours => format!("no manifest of {ours} declares it"),
+            (Some(_), _) => return None,
+        };
+        let mut row = process(row, &BTreeMap::new());
+        row["sync"] = json!("Orphan");
+        row["why"] = json!(why);
+        Some(row)
+    }
+}
+
+/// The row of the contract.
+fn process(row: Value, stands: &BTreeMap<InstanceKey, ProcessStatus>) -> Value {
+    let mut out = json!({});
+    for field in rows::ROW_FIELDS.into_iter().chain(["message", "version", "exit", "next"]) {
+        out[field] = row.get(field).cloned().unwrap_or(Value::Null);
+    }
+    // Compared with nothing, nothing is known of how it stands to a wish.
+    let key = row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
+    let stand = key.and_then(|key| stands.get(&key));
+    out["sync"] = json!(stand.map_or(SyncStatus::Unknown, |stand| stand.sync).word());
+    if row["agent"] == false {
+        for fact in ["hosted", "running", "pid"] {
+            out[fact] = Value::Null;
+        }
+        out["health"] = json!("Unknown");
+        out["hosting"] = json!("Unknown");
+    }
+    out
+}
+
+fn render(args: &GetArgs, rows: &[Value]) -> Result<String, Failure> {
+    let failed =
+        |error: &dyn std::fmt::Display| Failure::new(Exit::Failed, format!("cannot be written: {error}"));
+    match args.output {
+        Form::Json => {
+            serde_json::to_string_pretty(rows).map(|text| text + "\n").map_err(|error| failed(&error))
+        }
+        Form::Yaml => serde_yaml::to_string(rows).map_err(|error| failed(&error)),
+        Form::Name => Ok(rows.iter().map(|row| format!("{}\n", name(args.kind, row))).collect()),
+        Form::Text | Form::Wide => Ok(table(args, rows)),
+    }
+}
+
+/// Compares an agent's clock with its gateway's.
+pub fn describe_clock_skew(skew_ms: Option<i64>) -> String {
+    match skew_ms {
+        None => "-".to_owned(),
+        Some(skew_ms) if skew_ms.saturating_abs() <= SKEW_MS => "ok".to_owned(),
+        Some(skew_ms) if skew_ms > 0 => format!("{} s ahead", skew_ms / 1000),
+        Some(skew_ms) => format!("{} s behind", skew_ms.saturating_abs() / 1000),
+    }
+}
+
+fn name(kind: Kind, row: &Value) -> String {
+    let field = match kind {
+        Kind::Processes | Kind::Orphans => "instance",
+        Kind::Hosts => "host",
+        Kind::Tasks => "id",
+        Kind::Holds => "what",
+    };
+    row[field].as_str().unwrap_or_default().to_owned()
+}
+
+fn table(args: &GetArgs, rows: &[Value]) -> String {
+    let wide = args.output == Form::Wide;
+    let fields: &[&str] = match (args.kind, wide) {
+        (Kind::Processes, false) => {
+            &["namespace", "name", "host", "running", "hosting", "health", "pid", "message"]
+        }
+        (Kind::Processes, true) => &[
+            "namespace",
+            "name",
+            "host",
+            "registered",
+            "running",
+            "hosting",
+            "health",
+            "pid",
+            "owner",
+            "version",
+            "since",
+            "exit",
+            "next",
+            "message",
+        ],
+        (Kind::Hosts, _) => &["host", "agent", "version", "processes", "clock", "heard"],
+        (Kind::Tasks, _) => &["id", "begun", "rows", "done", "failed"],
+        (Kind::Orphans, _) => &["namespace", "name", "host", "running", "hosting", "pid", "owner", "why"],
+        (Kind::Holds, _) => &["what", "by", "until", "reason"],
+    };
+    if rows.is_empty() {
+        return "nothing is there\n".to_owned();
+    }
+    let cell = |value: &Value| match value {
+        Value::Null => "-".to_owned(),
+        Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
+        Value::String(text) if text.is_empty() => "-".to_owned(),
+        Value::String(text) => visible(text.lines().next().unwrap_or_default()),
+        other => other.to_string(),
+    };
+    let shown = |row: &Value, field: &str| match (args.kind, field) {
+        (Kind::Hosts, "clock") => describe_clock_skew(row["clock_skew_ms"].as_i64()),
+        _ => cell(&row[field]),
+    };
+    let cells: Vec<Vec<String>> =
+        rows.iter().map(|row| fields.iter().map(|field| shown(row, field)).collect()).collect();
+    let width = |at: usize| {
+        cells.iter().map(|row| row[at].chars().count()).chain([fields[at].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..fields.len()).map(width).collect();
+    let line = |texts: Vec<String>| {
+        let padded = texts.iter().zip(&widths).map(|(text, width)| format!("{text:<width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    let head = line(fields.iter().map(|field| field.to_uppercase()).collect());
+    let mut text = format!("{BOLD}{head}{BOLD:#}\n");
+    text.extend(cells.into_iter().map(|row| line(row) + "\n"));
+    text
+}

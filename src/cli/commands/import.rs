@@ -1,0 +1,162 @@
+//! `abide import`: files of other supervisors, or a list of hosts → manifests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use crate::cli::args::{LimitArgs, parse_switch};
+use crate::cli::output::print::{self, Printer, count, visible};
+use crate::cli::{Exit, Failure};
+use crate::manifest::import::{self, ImportNote, ImportOptions, Kind};
+use crate::manifest::print as manifests;
+use crate::manifest::{self, Problem};
+use crate::model::{HostKey, Name};
+
+/// Make manifests of supervisord, systemd and pm2 files, or of a CSV of hosts
+///
+/// Takes supervisord's ini, systemd's services and timers, pm2's ecosystem.json or what `pm2 jlist` prints, and CSV with
+/// a header that names ip and cloud. What a manifest cannot say, or says with another meaning, is told on stderr with
+/// its file and line.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  abide import /etc/supervisor/conf.d/*.conf -n web > web.yaml\n  abide import db.service backup.service backup.timer\n  pm2 jlist | abide import -\n  abide import fleet.csv > hosts.yaml"
+)]
+pub struct ImportArgs {
+    /// Files, or - for standard input
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Whose files they are; left out: told by their names and content
+    #[arg(long, value_name = "KIND", env = "ABIDE_FROM", value_parser = kind_parser())]
+    pub from: Option<Kind>,
+    /// The namespace of the processes
+    #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_IMPORT_NAMESPACE", default_value = "imported")]
+    pub namespace: Name,
+    /// Where the processes run, as CLOUD:IP (repeatable)
+    #[arg(
+        long,
+        value_name = "CLOUD:IP",
+        env = "ABIDE_IMPORT_HOST",
+        value_delimiter = ',',
+        default_value = "0:127.0.0.1"
+    )]
+    pub host: Vec<HostKey>,
+    /// Where pid files go that no file names
+    #[arg(long, value_name = "DIR", env = "ABIDE_RUN_DIR", default_value = "/run/abide", value_parser = folder)]
+    pub run_dir: String,
+    /// Where output goes for which no file names a place
+    #[arg(long, value_name = "DIR", env = "ABIDE_LOG_DIR", default_value = "/var/log/abide", value_parser = folder)]
+    pub log_dir: String,
+    /// Exit with 65, and write nothing, when a manifest cannot say everything
+    #[arg(long, env = "ABIDE_STRICT", value_parser = parse_switch)]
+    pub strict: bool,
+    /// Form of the manifests
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_IMPORT_OUTPUT", value_name = "FORM")]
+    pub output: ManifestForm,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ManifestForm {
+    #[default]
+    Yaml,
+    Json,
+}
+
+fn kind_parser() -> impl TypedValueParser<Value = Kind> {
+    PossibleValuesParser::new(Kind::ALL.map(Kind::word))
+        .map(|word| Kind::ALL.into_iter().find(|kind| kind.word() == word).unwrap_or(Kind::Supervisord))
+}
+
+fn folder(text: &str) -> Result<String, String> {
+    if text.starts_with('/') { Ok(text.to_owned()) } else { Err("a path from the root".to_owned()) }
+}
+
+pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let limits = args.limits.limits();
+    let terms = ImportOptions {
+        from: args.from,
+        namespace: args.namespace.clone(),
+        hosts: args.host.clone(),
+        run_dir: args.run_dir.clone(),
+        log_dir: args.log_dir.clone(),
+    };
+    let imported =
+        import::read(&args.files, &limits).and_then(|given| import::import(&given, &terms, &limits));
+    let imported = match imported {
+        Ok(imported) => imported,
+        Err(problems) => return Ok(invalid(&problems, printer)),
+    };
+    for ImportNote { file, line, setting, message } in &imported.notes {
+        let setting = visible(setting);
+        printer.warning(&format!("{file}:{line}: {setting}: {}", visible(message)));
+    }
+    for warning in folder_warnings(&imported.folders) {
+        printer.warning(&visible(&warning));
+    }
+    let text = manifests::yaml(&imported.documents);
+    // What is handed out can be applied, or is not handed out.
+    let loaded = manifest::load_text("the manifest", text.clone(), &limits);
+    if loaded.errors() > 0 {
+        printer.to_stderr(&render_problems(&loaded.problems));
+        return Err(Failure::new(Exit::InvalidManifest, "no good manifest can be made of it"));
+    }
+    if args.strict && !imported.notes.is_empty() {
+        let message =
+            format!("{} that a manifest cannot say as it is", count(imported.notes.len(), "setting"));
+        return Err(Failure::new(Exit::InvalidManifest, message).hint("without --strict the rest is written"));
+    }
+    match args.output {
+        ManifestForm::Yaml => printer.data(&text),
+        ManifestForm::Json => {
+            let json = serde_json::to_string_pretty(&imported.documents);
+            let json =
+                json.map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))?;
+            printer.data(&(json + "\n"));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// The folders that an administrator creates before the first launch: files are opened with the rights of the spec's user.
+fn folder_warnings(folders: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let mut of_user: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    let mut warnings = Vec::new();
+    for (folder, users) in folders {
+        let names: Vec<&str> = users.iter().map(String::as_str).collect();
+        match names.as_slice() {
+            [] => {}
+            [user] => of_user.entry(user).or_default().push(folder.clone()),
+            users => warnings.push(format!(
+                "{folder}: users {} share it, and each needs write access: import them with a namespace (-n) per user",
+                users.join(", ")
+            )),
+        }
+    }
+    warnings.extend(of_user.into_iter().map(|(user, folders)| {
+        let words =
+            ["install", "-d", "-o", user].into_iter().map(str::to_owned).chain(folders.iter().cloned());
+        let command = words.map(|word| quoted(&word)).collect::<Vec<_>>().join(" ");
+        format!("user {user} needs write access to {}; on each host: {command}", folders.join(" and "))
+    }));
+    warnings
+}
+
+/// A word of a shell command.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    match word.chars().all(plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
+fn invalid(problems: &[Problem], printer: &Printer) -> Exit {
+    printer.to_stderr(&render_problems(problems));
+    Exit::InvalidManifest
+}
+
+fn render_problems(problems: &[Problem]) -> String {
+    problems.iter().map(print::problem).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,191 @@
+//! Leases of a target: `lease list` shows who may write and under which generation, `lease reset` frees a stuck one.
+
+use clap::{Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::cli::args::{PlainForm, parse_switch};
+use crate::cli::output::print::{BOLD, Printer, visible};
+use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
+use crate::cli::{Exit, Failure};
+use crate::clock::now;
+use crate::model::Time;
+use crate::store::lease::{Holder, MAX_RESET, Record};
+use crate::store::{Reset, Store};
+
+/// Show leases, and free a stuck one
+///
+/// Each owner has two leases per target. The writer lease admits one process at a time to change the owner's processes;
+/// its generation goes with every change, and gateway and agents refuse an older one. The leader lease admits one `watch`.
+#[derive(Debug, clap::Args)]
+pub struct LeaseArgs {
+    #[command(subcommand)]
+    pub verb: LeaseVerb,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LeaseVerb {
+    List(ListArgs),
+    Reset(ResetArgs),
+}
+
+/// List leases: owner, kind, generation, holder, time to expiry
+#[derive(Debug, clap::Args)]
+pub struct ListArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_LEASE_OUTPUT", value_name = "FORM")]
+    pub output: PlainForm,
+}
+
+/// Free a lease and raise its generation
+///
+/// The next holder gets a generation above every earlier one and above those that agents reported. A lease that its
+/// holder renews is refused (exit 6) without --force.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  abide lease reset default --generation 1200")]
+pub struct ResetArgs {
+    /// The owner of the lease
+    #[arg(value_name = "OWNER")]
+    pub owner: String,
+    /// Which lease of the owner
+    #[arg(long, value_enum, default_value_t, env = "ABIDE_LEASE_KIND", value_name = "KIND")]
+    pub kind: Kind,
+    /// Give the next holder a generation above N, for agents that remember a greater one than the store
+    #[arg(long, value_name = "N", env = "ABIDE_LEASE_GENERATION", default_value_t = 0,
+          value_parser = clap::value_parser!(u64).range(..=MAX_RESET))]
+    pub generation: u64,
+    /// Free the lease although its holder renews it: the holder's next change is refused
+    #[arg(long, env = "ABIDE_LEASE_FORCE", value_parser = parse_switch)]
+    pub force: bool,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_LEASE_OUTPUT", value_name = "FORM")]
+    pub output: PlainForm,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Kind {
+    #[default]
+    Writer,
+    Leader,
+}
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Kind::Writer => "writer",
+            Kind::Leader => "leader",
+        }
+    }
+}
+
+pub fn run(args: &LeaseArgs, printer: &Printer) -> Result<Exit, Failure> {
+    match &args.verb {
+        LeaseVerb::List(args) => list(args, printer),
+        LeaseVerb::Reset(args) => reset(args, printer),
+    }
+}
+
+/// The local system need not run to answer with no lease; a reset needs it.
+fn connect(target: &TargetArgs) -> Result<ConnectedTarget, Failure> {
+    let absent = || {
+        Failure::new(Exit::Unreachable, "target local: the local system is not running")
+            .hint("`abide up` starts it")
+    };
+    target.connect(LocalStart::Never)?.ok_or_else(absent)
+}
+
+fn list(args: &ListArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let live = connect(&args.target)?;
+    let leases = runtime()?.block_on(live.state.leases()).map_err(|error| live.failure(&error))?;
+    if args.output == PlainForm::Json {
+        let rows: Vec<Value> = leases.iter().map(|(name, record)| row(name, record)).collect();
+        printer.data(&format!("{:#}\n", Value::Array(rows)));
+        return Ok(Exit::Done);
+    }
+    let mut text = format!(
+        "{BOLD}{:<20} {:<7} {:>10}  {:<12} HOLDER{BOLD:#}\n",
+        "OWNER", "KIND", "GENERATION", "EXPIRES IN"
+    );
+    for (name, record) in &leases {
+        let (kind, owner) = split_name(name);
+        let left = remaining_ms(record).map_or("-".to_owned(), |ms| format!("{:.1}s", ms as f64 / 1000.0));
+        let who = record.holder.as_ref().map_or("free".to_owned(), describe_holder);
+        text.push_str(&format!(
+            "{:<20} {:<7} {:>10}  {left:<12} {}\n",
+            visible(owner),
+            visible(kind),
+            record.generation,
+            visible(&who)
+        ));
+    }
+    printer.styled(&text);
+    Ok(Exit::Done)
+}
+
+fn reset(args: &ResetArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let live = connect(&args.target)?;
+    let (owner, kind) = (&args.owner, args.kind.word());
+    let name = format!("{kind}/{owner}");
+    let reset = runtime()?.block_on(async {
+        let known = live.state.leases().await?.iter().any(|(known, _)| *known == name);
+        // A mistyped owner must not leave a lease behind.
+        match known || args.generation > 0 {
+            true => live.state.reset_lease(&name, args.generation, args.force).await.map(Some),
+            false => Ok(None),
+        }
+    });
+    match reset.map_err(|error| live.failure(&error))? {
+        None => {
+            let message = format!("owner {owner:?} has no {kind} lease at target {}", live.name);
+            Err(Failure::new(Exit::Failed, message).hint("`abide lease list` shows them"))
+        }
+        Some(Reset::Renewed { holder, left_ms }) => {
+            let message = format!(
+                "{} holds the {kind} lease of owner {owner:?} and renews it ({left_ms} ms left)",
+                describe_holder(&holder)
+            );
+            Err(Failure::new(Exit::Locked, message).hint("stop that process, or give --force"))
+        }
+        Some(Reset::Free { generation }) => {
+            match args.output {
+                PlainForm::Text => printer.styled(&format!(
+                    "{kind} lease of owner {:?} is free; the next generation is above {generation}\n",
+                    visible(owner)
+                )),
+                PlainForm::Json => printer.data(&format!(
+                    "{:#}\n",
+                    json!({"owner": owner, "kind": kind, "generation": generation})
+                )),
+            }
+            Ok(Exit::Done)
+        }
+    }
+}
+
+fn row(name: &str, record: &Record) -> Value {
+    let (kind, owner) = split_name(name);
+    let holder = record.holder.as_ref().map(|holder| {
+        let since = (holder.since > 0).then(|| Time(holder.since).to_string());
+        json!({"host": holder.host, "pid": holder.pid, "since": since, "id": holder.id, "dead": holder.is_dead()})
+    });
+    json!({"owner": owner, "kind": kind, "generation": record.generation, "holder": holder,
+           "expires_in_ms": remaining_ms(record), "reported_generation": (record.floor > 0).then_some(record.floor)})
+}
+
+/// `None`: it is free, or has expired.
+fn remaining_ms(record: &Record) -> Option<i64> {
+    let left = record.expires.saturating_sub(now().0);
+    (record.holder.is_some() && left > 0).then_some(left)
+}
+
+fn split_name(name: &str) -> (&str, &str) {
+    name.split_once('/').unwrap_or(("", name))
+}
+
+fn describe_holder(holder: &Holder) -> String {
+    let since = if holder.since > 0 { format!(" since {}", Time(holder.since)) } else { String::new() };
+    format!("{} (process {}{since})", holder.host, holder.pid)
+}
