@@ -138,7 +138,9 @@ impl Transition {
     fn down(&mut self) -> Result<(), HoldReason> {
         if self.is.live.is_some() {
             self.stop()?;
-        } else if self.is.hosted {
+        }
+        // Also after a stop: it ends only the supervision of the identity that it stops.
+        if self.is.hosted {
             self.unhost_old()?;
         }
         let given = self.is.given;
@@ -337,8 +339,9 @@ impl Transition {
             Op::Unregister => is.given = None,
             Op::Start => (is.live, is.hosted, is.given, is.ran) = (new, true, new, RanStatus::This),
             Op::Stop | Op::Kill => {
+                is.hosted = is.mixed();
                 is.live = None;
-                is.hosted = false;
+                is.identities_differ = false;
             }
             Op::Supervise => (is.hosted, is.given) = (true, new),
             Op::Unsupervise => is.hosted = false,

@@ -7,7 +7,10 @@
 use std::sync::Arc;
 
 use super::caps::Caps;
-use crate::model::{Health, InstanceKey, KnownSpec, LastRun, Observed, ObservedInstance, Op, Step, Time};
+use crate::model::{
+    EffectTable, Health, InstanceKey, KnownSpec, LastRun, Observed, ObservedInstance, OnChange, Op, Step,
+    Time,
+};
 
 /// How an instance should be after an operation.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,7 +70,11 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
             seen.ran = step.revision.map_or(LastRun::Given, |revision| LastRun::Digest(revision.run));
             seen.health = Health::Starting;
         }
-        Op::Stop | Op::Kill => (seen.hosted, seen.running, seen.pid) = (Some(false), Some(false), None),
+        Op::Stop | Op::Kill => {
+            // The supervision of another identity does not end with the process.
+            let stays = seen.hosted == Some(true) && have_two_identities(&seen, caps);
+            (seen.hosted, seen.running, seen.pid) = (Some(stays), Some(false), None);
+        }
         Op::Supervise => {
             give(&mut seen, &used);
             seen.hosted = Some(true);
@@ -82,6 +89,20 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
         }
     }
     Expected::State(Box::new(seen))
+}
+
+/// Whether the registered and the live spec are known to have two identities on this target.
+fn have_two_identities(seen: &ObservedInstance, caps: &Caps) -> bool {
+    let identity = |spec: &KnownSpec| match spec {
+        KnownSpec::Unknown => None,
+        KnownSpec::Digests(revision) => Some(revision.replace),
+        KnownSpec::Full(spec) => {
+            let effects = EffectTable::of(spec, &OnChange::new());
+            Some(effects.without(|field| !caps.supports_field(field)).revision(spec).replace)
+        }
+    };
+    let identities = identity(&seen.registered_spec).zip(identity(&seen.live));
+    seen.running == Some(true) && identities.is_some_and(|(registered, live)| registered != live)
 }
 
 /// The look as it would be if it knew, and the expectations that are still open. `lag_secs`: how old the look may be

@@ -14,8 +14,8 @@ const CAPS: [(&str, Caps); 3] = [("gse-v1", Caps::GSE_V1), ("gse-v2", Caps::GSE_
 fn shown(steps: &[(Op, SpecSide)]) -> String {
     let one = |(op, which): &(Op, SpecSide)| match (op, which) {
         (Op::Unregister, _) => "unregister".to_owned(),
-        (op, SpecSide::New) => format!("{op:?}(n)").to_lowercase(),
-        (op, SpecSide::Old) => format!("{op:?}(o)").to_lowercase(),
+        (op, SpecSide::New) => format!("{op}(n)"),
+        (op, SpecSide::Old) => format!("{op}(o)"),
     };
     if steps.is_empty() { "nothing".into() } else { steps.iter().map(one).collect::<Vec<_>>().join(", ") }
 }
@@ -210,7 +210,10 @@ fn apply(w: World, op: Op, s: Delta, goal: Goal, caps: Caps) -> Option<World> {
         Op::Stop | Op::Kill => {
             let live = w.live?;
             let named = !(caps.operates_on_registered_spec || caps.stop_needs_old) || same(s, live);
-            named.then_some(World { live: None, hosted: false, given: gone(w.given), ..w })
+            // The supervision of another identity stays.
+            let hosted = w.hosted && w.given.is_some_and(|given| !same(given, live));
+            let given = if hosted { w.given } else { gone(w.given) };
+            named.then_some(World { live: None, hosted, given, ..w })
         }
         Op::Supervise => {
             let fits = w.live.is_none_or(|live| same(s, live)) || !kept;
@@ -503,6 +506,41 @@ fn held_changes_have_the_expected_reason() {
         assert_eq!(choose(unknown, Goal { state: State::Absent, ..once }, caps), Ok(Vec::new()));
         let older = Situation { live: Some(Delta { restart: true, ..NEW }), ..nothing };
         assert_eq!(choose(older, once, caps), Err(HoldReason::RunInProgress));
+    }
+}
+
+/// A run and the supervision have two identities, and neither of them is the wanted one.
+#[test]
+fn a_run_and_a_supervision_of_two_identities_both_end() {
+    let other = Some(Delta { replace: true, ..NEW });
+    let is = Situation {
+        given: other,
+        hosted: true,
+        live: other,
+        ran: RanStatus::NotThis,
+        old_known: true,
+        stops: Stops::default(),
+        identities_differ: true,
+    };
+    for auto_type in [AutoType::Periodic, AutoType::OneShot] {
+        for (name, caps) in Caps::ALL {
+            for state in [State::Stopped, State::Absent] {
+                let goal = Goal { state, auto_type, has_restart: true, has_reload: true };
+                let plan = choose(is, goal, caps).map(|steps| shown(&steps));
+                let expected = match (name, state) {
+                    ("gse-v1", State::Stopped) => "unhost(o), register(o), stop(o), register(n)",
+                    ("gse-v1", _) => "unhost(o), register(o), stop(o), unregister",
+                    ("local", State::Stopped) => "stop(o), unhost(o), register(n)",
+                    ("local", _) => "stop(o), unhost(o), unregister",
+                    (_, _) => "stop(o), unhost(o)",
+                };
+                assert_eq!(plan.as_deref(), Ok(expected), "{auto_type:?} {state:?} {name}");
+                let unknown = choose(Situation { old_known: false, ..is }, goal, caps);
+                if caps.stop_needs_old {
+                    assert_eq!(unknown, Err(HoldReason::OldSpecUnknown), "{auto_type:?} {state:?} {name}");
+                }
+            }
+        }
     }
 }
 

@@ -282,7 +282,13 @@ impl Fleet {
             Op::Stop | Op::Kill if habits.needs_commands && !has_command(order.op, &used) => {
                 return no("there is no command for it");
             }
-            Op::Stop | Op::Kill => (proc.live, proc.pid, proc.hosted) = (None, None, false),
+            Op::Stop | Op::Kill => {
+                // The supervision of another identity stays.
+                let other =
+                    |live: &Held| given.as_ref().is_some_and(|given| !given.same_identity(&live.spec));
+                proc.hosted &= proc.live.as_ref().is_some_and(other);
+                (proc.live, proc.pid) = (None, None);
+            }
 
             Op::Supervise if used.is_none() => return no("nothing is known of it"),
             Op::Supervise if other_guard || other_process => return no("another identity is in use"),
