@@ -74,6 +74,7 @@ mod unowned_processes_property;
 mod upgrade;
 mod user_files;
 mod verbs;
+mod vocabulary;
 mod watch;
 mod watch_restart;
 mod wire;

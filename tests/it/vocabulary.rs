@@ -1,0 +1,391 @@
+//! Vocabulary of the project: unique type names, module headers that name their subject, and no retired words in texts.
+//!
+//! `docs/glossary.md` lists the terms. These tests read the sources, the guides and the help of every verb.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::support::{abide, project, stdout};
+
+/// Names that several public types share, each with the reason.
+const SHARED_NAMES: [(&str, &str); 8] = [
+    ("Change", "a changed key of the store; a changed field of a spec"),
+    ("ConfigFile", "an entry of `configmap`; a config file of the command line"),
+    ("Entry", "one entry of a table, queue, ledger, config file or store; always written with its module"),
+    ("Job", "the `job` section of a spec, a GSE word; a job of the store's writer thread"),
+    ("Kind", "the variant of a node, import file, log entry or table; always written with its module"),
+    ("Limits", "limits of manifests; limits of the gateway"),
+    ("Report", "a wire message of the agent; the report of `apply`"),
+    ("Row", "one row of a table; always written with its module"),
+];
+const MAX_SHARED_NAMES: usize = 12;
+
+/// Words and phrases that texts for people do not contain. `is no` has its own rule, [`negated_noun`].
+const RETIRED: [&str; 22] = [
+    "anew",
+    "beside",
+    "for ever",
+    "whoever",
+    "somebody",
+    "nobody",
+    "under way",
+    "come to its end",
+    "comes to its end",
+    "came to its end",
+    "made true",
+    "makes true",
+    "is told",
+    "stands for",
+    "so long as",
+    "a mere",
+    "mend",
+    "mends",
+    "mended",
+    "of late",
+    "at hand",
+    "by hand",
+];
+
+/// Texts that contain a retired word and stay: names of the system, and words that scripts match.
+const STABLE: [&str; 5] = [
+    "ABIDE_BENCH_USER=nobody", // a user of the operating system
+    "user: nobody",
+    "user nobody",
+    "\"nobody\"",
+    "\"mended\"", // name of an event in `watch --log-format json`
+];
+
+/// Maximum number of literals in `src` with a retired word. Lower it when the number falls; never raise it.
+const MAX_LITERALS: usize = 91;
+/// The same for module headers.
+const MAX_HEADERS: usize = 106;
+/// The same for module headers that begin with a question word.
+const MAX_QUESTIONS: usize = 100;
+/// The same for lines of help.
+const MAX_HELP: usize = 28;
+/// The same for lines of the guides.
+const MAX_GUIDES: usize = 102;
+
+fn rust_files(folder: &Path, all: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder").flatten() {
+        let path = entry.path();
+        match path.is_dir() {
+            true => rust_files(&path, all),
+            false if path.extension().is_some_and(|extension| extension == "rs") => all.push(path),
+            false => {}
+        }
+    }
+}
+
+/// Every file of `src` with its text, sorted by path.
+fn sources() -> Vec<(String, String)> {
+    let root = project();
+    let mut paths = Vec::new();
+    rust_files(&root.join("src"), &mut paths);
+    paths.sort();
+    assert!(paths.len() > 200, "only {} source files were found", paths.len());
+    let read = |path: PathBuf| {
+        let name = path.strip_prefix(&root).expect("a path below the project").display().to_string();
+        (name, std::fs::read_to_string(&path).expect("a source file"))
+    };
+    paths.into_iter().map(read).collect()
+}
+
+/// The text without its test module, which is the last item of a file.
+fn without_tests(text: &str) -> &str {
+    let end = text.match_indices("#[cfg(test)]").find(|(at, tag)| {
+        let rest = text[at + tag.len()..].trim_start();
+        rest.starts_with("mod ") || rest.starts_with("pub mod ")
+    });
+    end.map_or(text, |(at, _)| &text[..at])
+}
+
+/// The name of a type that this line declares with any `pub` visibility.
+fn public_type(line: &str) -> Option<&str> {
+    let rest = line.trim_start().strip_prefix("pub")?;
+    let rest = match rest.strip_prefix('(') {
+        Some(scope) => scope.split_once(')')?.1,
+        None => rest,
+    };
+    let rest = rest.strip_prefix(' ')?;
+    let kinds = ["struct ", "enum ", "trait ", "type ", "union ", "unsafe trait "];
+    let name = kinds.iter().find_map(|kind| rest.strip_prefix(kind))?;
+    let end = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+    (end > 0).then(|| &name[..end])
+}
+
+/// The character is part of a word: `at` is its byte offset.
+fn is_inside_word(text: &str, at: usize) -> bool {
+    text[at..].chars().next().is_some_and(|c| c.is_alphanumeric() || c == '_')
+}
+
+fn contains_word(text: &str, word: &str) -> bool {
+    text.match_indices(word).any(|(at, found)| {
+        let before = text[..at].chars().next_back().is_some_and(|c| c.is_alphanumeric() || c == '_');
+        !before && !is_inside_word(text, at + found.len())
+    })
+}
+
+/// "is no X", which reads "is not an X". "there is no", "is no longer" and "is no more than" are plain English.
+fn negated_noun(text: &str) -> bool {
+    text.match_indices("is no ").any(|(at, found)| {
+        let before = text[..at].ends_with("there ") || text[..at].ends_with(char::is_alphanumeric);
+        let next = &text[at + found.len()..];
+        let noun = next.starts_with(|c: char| c.is_alphabetic());
+        !before && noun && !next.starts_with("longer") && !next.starts_with("more than")
+    })
+}
+
+/// The retired words of a text.
+fn retired_words(text: &str) -> Vec<&'static str> {
+    let mut text = text.to_owned();
+    for stable in STABLE {
+        text = text.replace(stable, "");
+    }
+    let text = text.to_lowercase();
+    let mut found: Vec<&str> = RETIRED.into_iter().filter(|word| contains_word(&text, word)).collect();
+    if negated_noun(&text) {
+        found.push("is no X");
+    }
+    found
+}
+
+/// The string literals of Rust code with their lines: comments and character literals are skipped.
+fn literals(code: &str) -> Vec<(usize, String)> {
+    let bytes = code.as_bytes();
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let rest = &code[at..];
+        if rest.starts_with("//") {
+            at += rest.find('\n').unwrap_or(rest.len());
+        } else if rest.starts_with("/*") {
+            at += block_comment(rest);
+        } else if let Some(hashes) = raw_string(rest, code[..at].chars().next_back()) {
+            let open = rest.find('"').expect("a raw string has a quote") + 1;
+            let close = format!("\"{}", "#".repeat(hashes));
+            let length = rest[open..].find(&close).unwrap_or(rest.len() - open);
+            found.push((line_of(code, at), rest[open..open + length].to_owned()));
+            at += (open + length + close.len()).min(rest.len());
+        } else if rest.starts_with('"') {
+            let length = quoted(rest);
+            found.push((line_of(code, at), rest[1..length - 1].replace("\\\"", "\"").replace("\\\n", " ")));
+            at += length;
+        } else if rest.starts_with('\'') {
+            at += character(rest);
+        } else {
+            at += rest.chars().next().map_or(1, char::len_utf8);
+        }
+    }
+    found
+}
+
+fn line_of(code: &str, at: usize) -> usize {
+    code[..at].matches('\n').count() + 1
+}
+
+fn block_comment(rest: &str) -> usize {
+    let (mut depth, mut at) = (0, 0);
+    while at < rest.len() {
+        match &rest.as_bytes()[at..] {
+            [b'/', b'*', ..] => (depth, at) = (depth + 1, at + 2),
+            [b'*', b'/', ..] if depth == 1 => return at + 2,
+            [b'*', b'/', ..] => (depth, at) = (depth - 1, at + 2),
+            _ => at += 1,
+        }
+    }
+    rest.len()
+}
+
+/// The number of `#` of a raw string that begins here.
+fn raw_string(rest: &str, before: Option<char>) -> Option<usize> {
+    if before.is_some_and(|c| c.is_alphanumeric() || c == '_') {
+        return None;
+    }
+    let rest = rest.strip_prefix("br").or_else(|| rest.strip_prefix('r'))?;
+    let hashes = rest.len() - rest.trim_start_matches('#').len();
+    rest[hashes..].starts_with('"').then_some(hashes)
+}
+
+/// The length of a string literal with its quotes.
+fn quoted(rest: &str) -> usize {
+    let bytes = rest.as_bytes();
+    let mut at = 1;
+    while at < bytes.len() {
+        match bytes[at] {
+            b'\\' => at += 2,
+            b'"' => return at + 1,
+            _ => at += 1,
+        }
+    }
+    rest.len()
+}
+
+/// The length of a character literal; 1 for the quote of a lifetime.
+fn character(rest: &str) -> usize {
+    let mut chars = rest.char_indices().skip(1);
+    match (chars.next(), chars.next()) {
+        (Some((_, '\\')), Some((at, c))) => {
+            let after = at + c.len_utf8();
+            after + rest[after..].find('\'').map_or(0, |end| end + 1)
+        }
+        (Some(_), Some((at, '\''))) => at + 1,
+        _ => 1,
+    }
+}
+
+/// Fails if there are more findings than the baseline, and lists them. `--nocapture` shows them in any case.
+fn at_most(baseline: usize, what: &str, findings: &[String]) {
+    let (number, list) = (findings.len(), findings.join("\n"));
+    println!("{number} {what}:\n{list}");
+    assert!(number <= baseline, "{number} {what}, at most {baseline} allowed");
+}
+
+#[test]
+fn each_public_type_name_is_used_once() {
+    assert!(SHARED_NAMES.len() <= MAX_SHARED_NAMES, "too many shared names");
+    let mut declared: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (file, text) in sources() {
+        for (nth, line) in without_tests(&text).lines().enumerate() {
+            if let Some(name) = public_type(line) {
+                declared.entry(name.to_owned()).or_default().push(format!("{file}:{}", nth + 1));
+            }
+        }
+    }
+    assert!(declared.len() > 300, "only {} types were found", declared.len());
+    let shared: BTreeSet<&str> = SHARED_NAMES.into_iter().map(|(name, _)| name).collect();
+    let twice = |name: &str| declared.get(name).is_some_and(|places| places.len() > 1);
+    let unlisted: Vec<String> = declared
+        .iter()
+        .filter(|(name, _)| twice(name) && !shared.contains(name.as_str()))
+        .map(|(name, places)| format!("{name}: {}", places.join(", ")))
+        .collect();
+    assert!(unlisted.is_empty(), "type names that are used twice:\n{}", unlisted.join("\n"));
+    let unused: Vec<&&str> = shared.iter().filter(|name| !twice(name)).collect();
+    assert!(unused.is_empty(), "these names are unique by now; remove them from SHARED_NAMES: {unused:?}");
+}
+
+#[test]
+fn module_headers_name_their_subject() {
+    let questions = ["What", "Who", "Whose", "How", "Why", "Where", "Which"];
+    let mut findings = Vec::new();
+    for (file, text) in sources() {
+        let first = text.lines().next().unwrap_or_default();
+        let Some(header) = first.strip_prefix("//! ") else {
+            findings.push(format!("{file}: no module header"));
+            continue;
+        };
+        let word: String = header.chars().take_while(|c| c.is_alphabetic()).collect();
+        if questions.contains(&word.as_str()) {
+            findings.push(format!("{file}: {header}"));
+        }
+    }
+    at_most(MAX_QUESTIONS, "module headers begin with a question word", &findings);
+}
+
+#[test]
+fn module_headers_have_no_retired_word() {
+    let mut findings = Vec::new();
+    for (file, text) in sources() {
+        let header: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("//!")).collect();
+        for word in retired_words(&header.join(" ")) {
+            findings.push(format!("{file}: {word}"));
+        }
+    }
+    at_most(MAX_HEADERS, "retired words in module headers", &findings);
+}
+
+#[test]
+fn literals_have_no_retired_word() {
+    let mut findings = Vec::new();
+    let mut number = 0;
+    for (file, text) in sources().into_iter().filter(|(file, _)| !file.ends_with("tests.rs")) {
+        for (line, literal) in literals(without_tests(&text)) {
+            number += 1;
+            // A literal is quoted again, so that STABLE can name a whole one.
+            for word in retired_words(&format!("\"{literal}\"")) {
+                findings.push(format!("{file}:{line}: {word}: {literal}"));
+            }
+        }
+    }
+    assert!(number > 3000, "only {number} literals were found");
+    at_most(MAX_LITERALS, "retired words in string literals", &findings);
+}
+
+#[test]
+fn guides_have_no_retired_word() {
+    let root = project();
+    let mut paths: Vec<PathBuf> = ["README.md", "SECURITY.md", "CONTRIBUTING.md"]
+        .into_iter()
+        .map(|name| root.join(name))
+        .filter(|path| path.exists())
+        .collect();
+    for entry in std::fs::read_dir(root.join("docs")).expect("docs").flatten() {
+        if entry.path().extension().is_some_and(|extension| extension == "md") {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    assert!(paths.len() > 10, "{paths:?}");
+    let mut findings = Vec::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).expect("a guide");
+        let name = path.strip_prefix(&root).expect("below the project").display().to_string();
+        for (nth, line) in text.lines().enumerate() {
+            for word in retired_words(line) {
+                findings.push(format!("{name}:{}: {word}: {line}", nth + 1));
+            }
+        }
+    }
+    at_most(MAX_GUIDES, "retired words in guides", &findings);
+}
+
+/// The subcommands that a help text lists.
+fn subcommands(help: &str) -> Vec<String> {
+    let Some((_, list)) = help.split_once("\nCommands:\n") else { return Vec::new() };
+    let names = list.lines().take_while(|line| !line.is_empty()).filter_map(|line| {
+        let entry = line.strip_prefix("  ").filter(|entry| !entry.starts_with(' '))?;
+        entry.split_whitespace().next()
+    });
+    names.filter(|name| *name != "help").map(str::to_owned).collect()
+}
+
+#[test]
+fn help_has_no_retired_word() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut waiting: Vec<Vec<String>> = vec![Vec::new()];
+    let mut findings = Vec::new();
+    let mut seen = 0;
+    while let Some(verb) = waiting.pop() {
+        let args: Vec<&str> = verb.iter().map(String::as_str).chain(["--help"]).collect();
+        let output = abide(&args, folder.path(), b"");
+        assert!(output.status.success(), "{args:?}");
+        let help = stdout(&output);
+        seen += 1;
+        for line in help.lines() {
+            for word in retired_words(line) {
+                findings.push(format!("abide {}: {word}: {}", verb.join(" "), line.trim()));
+            }
+        }
+        waiting.extend(subcommands(&help).into_iter().map(|name| [verb.clone(), vec![name]].concat()));
+    }
+    assert!(seen > 35, "only {seen} verbs were found");
+    at_most(MAX_HELP, "retired words in help", &findings);
+}
+
+#[test]
+fn the_lexer_finds_literals_and_skips_comments() {
+    let code = "let a: &'static str = \"one \\\"two\\\"\"; // \"no\"\nlet q = '\"'; /* \"no\" */ f(r#\"three\"#, b'\\'', \"four\")";
+    let found: Vec<String> = literals(code).into_iter().map(|(_, literal)| literal).collect();
+    assert_eq!(found, ["one \"two\"", "three", "four"]);
+    assert_eq!(literals(code)[1].0, 2);
+}
+
+#[test]
+fn retired_words_are_whole_words() {
+    assert_eq!(retired_words("besides, recommend: this is no longer so"), Vec::<&str>::new());
+    assert_eq!(retired_words("Whoever asks is told"), ["whoever", "is told"]);
+    assert_eq!(retired_words("the body is no JSON"), ["is no X"]);
+    assert_eq!(retired_words("there is no such path"), Vec::<&str>::new());
+    assert_eq!(retired_words("run it as user nobody"), Vec::<&str>::new());
+}
