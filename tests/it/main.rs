@@ -52,6 +52,7 @@ mod random_kills;
 mod recovery;
 mod redaction;
 mod redirects;
+mod reference;
 mod retention;
 mod rollback;
 mod row_deadlines;
