@@ -45,6 +45,10 @@ struct CachedObservation {
     changes: ChangeStream,
     number: u64,
     looked: Instant,
+    /// See [`Desired::addresses_of_agents`]: `observed` has addresses, `changes` the target's own keys.
+    addresses: BTreeMap<HostKey, HostKey>,
+    /// Host key at the target of each instance that it lists under an agent id.
+    under_agent_id: BTreeMap<InstanceKey, HostKey>,
 }
 
 impl ObservedCache {
@@ -57,7 +61,8 @@ impl ObservedCache {
         under_way: &BTreeSet<InstanceKey>,
     ) -> Result<Observation, String> {
         let hosts = || desired.instances.values().map(|want| want.host.key.clone()).collect();
-        let caught_up = self.catch_up(target, hosts).await;
+        let addresses = desired.addresses_of_agents();
+        let caught_up = self.catch_up(target, hosts, &addresses).await;
         self.ours.clone_from(under_way);
         match caught_up {
             Ok(Some(observed)) => return self.with_live_check(observed, target, desired).await,
@@ -67,11 +72,14 @@ impl ObservedCache {
         (self.known, self.listed) = (None, BTreeMap::new());
         let (world, changes) = target.observe_and_watch(desired, prune).await?;
         let looked = Instant::now();
+        let under_agent_id = under_agent_id(&world.observed, &addresses);
         self.known = changes.map(|changes| CachedObservation {
             observed: None,
             number: changes.from,
             changes,
             looked,
+            addresses,
+            under_agent_id,
         });
         match Caps::of(target.backend().dialect()).reads_specs {
             true => self.with_live_check(world.observed, target, desired).await,
@@ -131,10 +139,12 @@ impl ObservedCache {
         &mut self,
         target: &T,
         hosts: impl Fn() -> BTreeSet<HostKey>,
+        addresses: &BTreeMap<HostKey, HostKey>,
     ) -> Result<Option<Observed>, String> {
         match &self.known {
             None => return Ok(None),
             Some(known) if known.looked.elapsed() >= RESYNC_INTERVAL => return Ok(None),
+            Some(known) if known.addresses != *addresses => return Ok(None),
             Some(known) if known.observed.is_none() => return Err("a pass was broken off".to_owned()),
             Some(_) => {}
         }
@@ -142,6 +152,8 @@ impl ObservedCache {
         // Also where something is that is not wanted any more: what cannot be seen there is not pruned.
         let seen = self.known.as_ref().and_then(|known| known.observed.as_ref());
         hosts.extend(seen.into_iter().flat_map(|seen| seen.instances.keys()).map(|key| key.host.clone()));
+        let agents = self.known.iter().flat_map(|known| known.under_agent_id.values());
+        hosts.extend(agents.cloned());
         let mark = target.backend().watermark(&hosts).await.map_err(|fault| fault.to_string())?;
         let until = Instant::now() + CATCH_UP_TIMEOUT;
         while let Some(known) = &mut self.known
@@ -161,7 +173,9 @@ impl ObservedCache {
                 None => observed.instances.remove(&key),
             };
         }
-        (observed.gaps, observed.at) = (mark.gaps, target.now());
+        let address = |host: HostKey| addresses.get(&host).cloned().unwrap_or(host);
+        observed.gaps = mark.gaps.into_iter().map(|(host, why)| (address(host), why)).collect();
+        observed.at = target.now();
         Ok(Some(observed))
     }
 
@@ -190,6 +204,16 @@ impl ObservedCache {
         let observed = Arc::make_mut(observed);
         let mut matters = false;
         for (key, row) in rows {
+            let key = match resolve(key, row.is_some(), observed, &known.addresses, &mut known.under_agent_id)
+            {
+                Resolved::Key(key) => key,
+                Resolved::NoRow => continue,
+                // The next full observation reports it.
+                Resolved::TwoRows => {
+                    self.known = None;
+                    return true;
+                }
+            };
             self.listed.remove(&key);
             let before = observed.instances.get(&key);
             let pids = (before.and_then(|seen| seen.pid), row.as_ref().and_then(|seen| seen.pid));
@@ -212,6 +236,62 @@ impl ObservedCache {
             };
         }
         matters
+    }
+}
+
+/// Instances that an observation lists under an agent id of these, by the key that they have under the address.
+fn under_agent_id(
+    observed: &Observed,
+    addresses: &BTreeMap<HostKey, HostKey>,
+) -> BTreeMap<InstanceKey, HostKey> {
+    let listed = observed.instances.keys().filter(|_| !addresses.is_empty());
+    let moved = listed.filter_map(|key| {
+        let address = addresses.get(&key.host)?.clone();
+        Some((InstanceKey { host: address, ..key.clone() }, key.host.clone()))
+    });
+    moved.collect()
+}
+
+/// The key of a streamed row in the cached observation.
+enum Resolved {
+    Key(InstanceKey),
+    /// The removal of a row that the cache does not hold under this key.
+    NoRow,
+    /// The instance has a row under its host's address, and one under its agent id.
+    TwoRows,
+}
+
+fn resolve(
+    key: InstanceKey,
+    is_present: bool,
+    observed: &Observed,
+    addresses: &BTreeMap<HostKey, HostKey>,
+    under_agent_id: &mut BTreeMap<InstanceKey, HostKey>,
+) -> Resolved {
+    if addresses.is_empty() {
+        return Resolved::Key(key);
+    }
+    let Some(address) = addresses.get(&key.host) else {
+        return match (under_agent_id.contains_key(&key), is_present) {
+            (false, _) => Resolved::Key(key),
+            (true, false) => Resolved::NoRow,
+            (true, true) => Resolved::TwoRows,
+        };
+    };
+    let agent = key.host.clone();
+    let key = InstanceKey { host: address.clone(), ..key };
+    match (under_agent_id.contains_key(&key), is_present) {
+        (true, true) => Resolved::Key(key),
+        (true, false) => {
+            under_agent_id.remove(&key);
+            Resolved::Key(key)
+        }
+        (false, false) => Resolved::NoRow,
+        (false, true) if observed.instances.contains_key(&key) => Resolved::TwoRows,
+        (false, true) => {
+            under_agent_id.insert(key.clone(), agent);
+            Resolved::Key(key)
+        }
     }
 }
 

@@ -42,6 +42,8 @@ pub struct Observation {
 pub enum ObserveError {
     Target(BackendError),
     State(Error),
+    /// One instance has two rows.
+    Ambiguous(InstanceKey),
 }
 
 impl std::fmt::Display for ObserveError {
@@ -49,6 +51,9 @@ impl std::fmt::Display for ObserveError {
         match self {
             ObserveError::Target(fault) => write!(f, "{fault}"),
             ObserveError::State(error) => write!(f, "its state: {error}"),
+            ObserveError::Ambiguous(instance) => {
+                write!(f, "{instance} has two rows: one under its host's address, one under its agent id")
+            }
         }
     }
 }
@@ -96,6 +101,7 @@ impl Observation {
         }
         let scope = Scope { subjects, namespaces };
         let listed = backend.observe(&scope).await.map_err(ObserveError::Target)?;
+        let listed = listed.normalize_host_keys(sight.desired).map_err(ObserveError::Ambiguous)?;
         let mut world = Observation::default();
         // Of what we did of late a list tells how it was before: what was given is believed, what is so is looked at.
         let known: BTreeSet<InstanceKey> = listed.instances.keys().cloned().collect();
@@ -136,6 +142,7 @@ impl Observation {
         target: &str,
         desired: &Desired,
     ) -> Result<Observation, ObserveError> {
+        let observed = observed.normalize_host_keys(desired).map_err(ObserveError::Ambiguous)?;
         let ledger = ledger::read(store, target).await.map_err(ObserveError::State)?;
         let mut world = Observation { observed, ..Observation::default() };
         let subject = |(key, entry): (&InstanceKey, &ledger::Entry)| {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::{AutoType, HashedSpec, Host, InstanceKey, OnChange, Percent, ProcessKey};
+use super::{AutoType, HashedSpec, Host, HostKey, InstanceKey, OnChange, Percent, ProcessKey};
 
 /// All instances wanted, and the policies that bind them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,6 +23,12 @@ pub struct DesiredInstance {
 }
 
 impl Desired {
+    /// Address of each host whose manifests state both its address and its agent id, by the agent id.
+    pub fn addresses_of_agents(&self) -> BTreeMap<HostKey, HostKey> {
+        let hosts = self.instances.values().map(|want| &want.host);
+        hosts.filter_map(|host| Some((HostKey::Agent(host.agent_id.clone()?), host.key.clone()))).collect()
+    }
+
     /// Do both ask for the same of an instance? What neither of them wants is the same, too.
     pub fn is_same_request(&self, other: &Desired, key: &InstanceKey) -> bool {
         match (self.instances.get(key), other.instances.get(key)) {

@@ -164,13 +164,10 @@ impl Observed {
         seen.report_time.map_or(0, |told| self.at.secs_since(told))
     }
 
-    /// What was seen under a host's agent id stands under its address, where both are known. `Err`: an instance was seen
-    /// under both.
+    /// Moves rows and gaps under a host's agent id to its address, where the manifests state both. `Err`: an instance has a
+    /// row under each.
     pub fn normalize_host_keys(mut self, desired: &Desired) -> Result<Observed, InstanceKey> {
-        let hosts = desired.instances.values().map(|want| &want.host);
-        let known: BTreeMap<HostKey, HostKey> = hosts
-            .filter_map(|host| Some((HostKey::Agent(host.agent_id.clone()?), host.key.clone())))
-            .collect();
+        let known = desired.addresses_of_agents();
         if known.is_empty() {
             return Ok(self);
         }

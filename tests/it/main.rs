@@ -2,6 +2,7 @@
 
 mod agent;
 mod agent_crash;
+mod agent_ids;
 mod agent_limits;
 mod agent_monitoring;
 mod agent_recovery;

@@ -54,6 +54,7 @@ impl TargetError for ObserveError {
         match self {
             ObserveError::Target(fault) => fault.needs_every_namespace(),
             ObserveError::State(error) => error.needs_every_namespace(),
+            ObserveError::Ambiguous(_) => false,
         }
     }
 }
@@ -104,7 +105,11 @@ impl ConnectedTarget {
         whole: Option<BTreeSet<Name>>,
     ) -> Result<Observation, Failure> {
         let sight = ObserveRequest { target: &self.name, caps: &self.caps(), desired, whole };
-        Observation::observe(&self.backend, &self.state, &sight).await.map_err(|blind| self.failure(&blind))
+        let observed = Observation::observe(&self.backend, &self.state, &sight).await;
+        observed.map_err(|error| match &error {
+            ObserveError::Ambiguous(_) => two_rows(&error),
+            ObserveError::Target(_) | ObserveError::State(_) => self.failure(&error),
+        })
     }
 
     /// Everything that is known there.
@@ -197,4 +202,9 @@ fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Value
         "report_time": time(seen.report_time), "spec": spec(&seen.registered_spec), "live_spec": spec(&seen.live),
         "message": observed.gaps.get(&key.host),
     })
+}
+
+/// The target did answer: an instance has a row under its host's address and one under its agent id.
+pub fn two_rows(error: &ObserveError) -> Failure {
+    Failure::new(Exit::Failed, error.to_string()).hint("remove one of the two registrations")
 }

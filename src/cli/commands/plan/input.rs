@@ -11,12 +11,13 @@ use tracing::info;
 use super::args;
 use crate::cli::local::Home;
 use crate::cli::output::print::{self, Printer, count};
-use crate::cli::target::{ConnectedTarget, LocalStart, namespaces, runtime};
+use crate::cli::target::{ConnectedTarget, LocalStart, namespaces, runtime, two_rows};
 use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::control::source::git::work_tree;
 use crate::control::source::set_default_user;
 use crate::control::spec_history::{ManifestHistory, SearchCache};
+use crate::execute::world::ObserveError;
 use crate::manifest::{self, Limits, Loaded, Severity, rows};
 use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};
 use crate::reconcile::spec_recovery::missing;
@@ -127,12 +128,11 @@ impl DesiredInput {
                 observe_with_live_checks(live, &self.loaded.desired, &mut self.rules, &self.now, &mut old)
                     .await?
             }
-            None => read_rows(args, &self.now, printer)?,
+            None => {
+                let observed = read_rows(args, &self.now, printer)?.normalize_host_keys(&self.loaded.desired);
+                observed.map_err(|instance| two_rows(&ObserveError::Ambiguous(instance)))?
+            }
         };
-        let observed = observed.normalize_host_keys(&self.loaded.desired).map_err(|twice| {
-            let message = format!("{twice} has two rows: one by its host's address, one by its agent");
-            Failure::new(Exit::Failed, message).hint("keep one of them")
-        })?;
         info!(rows = observed.instances.len(), took = ?begin.elapsed(), "observed");
         let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
         let (target, offline) = (args.target.target.clone(), args.offline.observed.is_some());
@@ -167,10 +167,9 @@ impl PlanInput {
     /// The same with the world as it is by now.
     pub async fn observe_again(&mut self, live: &ConnectedTarget) -> Result<(), Failure> {
         self.now = clock::with_zones(&self.loaded.desired);
-        let observed =
+        self.observed =
             observe_with_live_checks(live, &self.loaded.desired, &mut self.rules, &self.now, &mut self.old)
                 .await?;
-        self.observed = observed.normalize_host_keys(&self.loaded.desired).unwrap_or_default();
         Ok(())
     }
 
