@@ -42,6 +42,8 @@ pub struct WorkItem {
     pub observed: Arc<Observed>,
     pub revision: String,
     pub commit: Option<String>,
+    /// See [`history::summary`].
+    pub summary: Value,
     /// The writer's.
     pub lease: Lease,
     /// It is to come to its end.
@@ -213,12 +215,9 @@ impl<T: Target> Executor<'_, T> {
 
 /// What the history says of it from its beginning.
 fn history_entry(order: &WorkItem) -> Value {
-    let mut summary: BTreeMap<&str, usize> = BTreeMap::new();
-    for step in order.plan.steps() {
-        *summary.entry(step.op.word()).or_default() += 1;
-    }
     let mut entry = json!({
-        "revision": order.revision, "source": "watch", "summary": summary, "steps": history::planned_steps(&order.plan),
+        "revision": order.revision, "source": "watch", "summary": order.summary,
+        "steps": history::planned_steps(&order.plan),
     });
     if let Some(commit) = &order.commit {
         entry["commit"] = commit.as_str().into();

@@ -3,6 +3,7 @@
 //! `history/OWNER/TIME` is one run that did something: it is there from its beginning, with `exit` null, so that nothing is
 //! missing of one that was killed. The newest [`KEPT`] are kept.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::clock;
 use crate::execute::StepResult;
-use crate::model::{Plan, Step, Time};
+use crate::model::{HeldChange, InstanceKey, Op, Plan, Step, Time};
 use crate::store::{Error, Store, Txn};
 
 /// So long a word in the history is waited for.
@@ -78,6 +79,21 @@ pub async fn record_run<S: Store, T>(
     let ending = state.txn(Txn::put(&place, entry(end).to_string()));
     let _ = tokio::time::timeout(WRITE_TIMEOUT, ending).await;
     done
+}
+
+/// Number of steps per operation, of instances that they change, and of instances that are held. `plan` may be a component
+/// of a larger plan: held instances belong to no component, so the caller passes those of the whole plan.
+pub fn summary(plan: &Plan, held: &[HeldChange]) -> Value {
+    let mut summary = serde_json::Map::new();
+    for op in Op::ALL {
+        summary.insert(op.word().to_owned(), plan.steps().filter(|step| step.op == op).count().into());
+    }
+    let instances: BTreeSet<&InstanceKey> = plan.steps().map(|step| &step.instance).collect();
+    let unknown = held.iter().filter(|held| held.reason.is_unknown()).count();
+    summary.insert("instances".to_owned(), instances.len().into());
+    summary.insert("held".to_owned(), held.len().into());
+    summary.insert("unknown".to_owned(), unknown.into());
+    Value::Object(summary)
 }
 
 /// What a plan is about to do, for the entry of its beginning: nobody knows yet how it ends.

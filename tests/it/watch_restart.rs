@@ -180,6 +180,34 @@ fn a_killed_run_is_in_the_history() {
     assert!(machine.run(&["history"]).1.contains("under way, or interrupted"));
 }
 
+/// Entries of `apply` and `watch` have the same fields in their summaries, with zero where nothing was done.
+#[test]
+fn history_summaries_have_one_shape() {
+    let machine = Machine::new();
+    machine.process("a", "1", "");
+    assert_eq!(machine.apply(&[]).0, 0);
+    let (code, _, err) = machine.run(&["stop", "web/a"]);
+    assert_eq!(code, 0, "{err}");
+    machine.process("b", "1", "");
+    let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
+    until("b runs", || running(&machine, &["b"]));
+    let history =
+        || -> Vec<Value> { serde_json::from_str(&machine.run(&["history", "-o", "json"]).1).expect("JSON") };
+    until("the run has ended", || {
+        history().iter().any(|entry| entry["source"] == "watch" && entry["exit"] == 0)
+    });
+    let summary = |source: &str| {
+        let entry = history().into_iter().find(|entry| entry["source"] == source).expect("an entry");
+        entry["summary"].as_object().expect("a summary").clone()
+    };
+    let (by_apply, by_watch) = (summary("m"), summary("watch"));
+    assert!(by_apply.keys().eq(by_watch.keys()), "{by_apply:?} {by_watch:?}");
+    let numbers = |of: &serde_json::Map<String, Value>| {
+        ["start", "stop", "instances", "held", "unknown"].map(|name| of[name].as_u64().expect("a number"))
+    };
+    assert_eq!((numbers(&by_apply), numbers(&by_watch)), ([1, 0, 1, 0, 0], [1, 0, 1, 1, 0]));
+}
+
 /// The local system ends and another one comes up, at another address: whoever watches goes on there.
 #[test]
 fn a_dead_local_system_is_restarted() {

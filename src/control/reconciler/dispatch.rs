@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::super::event::ControllerEvent;
 use super::super::executor::{WorkEvent, WorkItem, with_lease_renewal};
 use super::super::in_flight::InFlightPlan;
-use super::super::{PassResult, Target, execution_context, new_run_id};
+use super::super::{PassResult, Target, execution_context, history, new_run_id};
 use super::Reconciler;
 use crate::clock;
 use crate::execute::journal::{self, Call};
@@ -48,13 +48,15 @@ impl<T: Target> Reconciler<'_, T> {
         for part in execute::split(plan, &execution_context(desired, observed, plan, never)) {
             self.last += 1;
             let (number, run, ends) = (self.last, new_run_id(), watch::channel(false).0);
+            let summary = history::summary(&part, &plan.held);
             let plan = Arc::new(part);
             let going = InFlightPlan::new(run.clone(), Arc::clone(&plan), Arc::clone(desired), ends.clone());
             self.observed_cache.expect_changes(going.instances().cloned());
             self.in_flight.add(number, going);
             let (desired, observed, lease) = (Arc::clone(desired), Arc::clone(observed), lease.clone());
             let (revision, commit) = (self.revision.clone(), self.commit.clone());
-            let order = WorkItem { number, run, plan, desired, observed, revision, commit, lease, ends };
+            let order =
+                WorkItem { number, run, plan, desired, observed, revision, commit, summary, lease, ends };
             // Whoever takes them is there for as long as this is.
             let _ = self.orders.send(order);
         }

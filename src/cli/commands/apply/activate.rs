@@ -6,7 +6,6 @@ use super::ApplyArgs;
 use super::report::{OriginalPlan, Report};
 use crate::cli::Failure;
 use crate::cli::commands::plan::input::PlanInput;
-use crate::cli::commands::plan::json as plan_json;
 use crate::cli::commands::rollback;
 use crate::cli::output::print::Printer;
 use crate::cli::target::ConnectedTarget;
@@ -89,7 +88,7 @@ impl Activation {
         let digests = &before.digests;
         let mut entry = json!({
             "revision": digests.wanted, "source": input.paths, "plan": digests.id,
-            "summary": plan_json::summary(planned), "steps": history::planned_steps(planned),
+            "summary": history::summary(planned, &planned.held), "steps": history::planned_steps(planned),
         });
         if let Some(commit) = self.commit() {
             entry["commit"] = commit.into();

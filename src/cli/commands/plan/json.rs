@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::args;
 use super::input::{PlanDigests, PlanInput};
 use crate::cli::{Exit, Failure};
-use crate::model::{Gate, HeldChange, InstanceKey, Op, Plan, Step, Time, Why};
+use crate::control::history::summary;
+use crate::model::{Gate, HeldChange, InstanceKey, Plan, Step, Time, Why};
 
 #[derive(Serialize)]
 struct PlanJson<'a> {
@@ -150,7 +151,7 @@ fn build_plan<'a>(
         source: json!({"path": about.paths, "revision": revision}),
         observed_at: about.observed_at.to_string(),
         fingerprint,
-        summary: summary(plan),
+        summary: summary(plan, &plan.held),
         waves: plan.waves.iter().map(|wave| wave.steps.iter().map(step).collect()).collect(),
         held: plan.held.iter().map(held).collect(),
         notes: &plan.notes,
@@ -195,21 +196,6 @@ fn gates(plan: &Plan) -> Vec<Value> {
     };
     let waves = plan.waves.iter().enumerate();
     waves.flat_map(|(at, wave)| wave.gates.iter().map(move |gate| one(at, gate))).collect()
-}
-
-pub fn summary(plan: &Plan) -> Value {
-    let mut summary = serde_json::Map::new();
-    for op in Op::ALL {
-        summary.insert(op.word().to_owned(), plan.steps().filter(|step| step.op == op).count().into());
-    }
-    let mut instances: Vec<&InstanceKey> = plan.steps().map(|step| &step.instance).collect();
-    instances.sort_unstable();
-    instances.dedup();
-    let unknown = plan.held.iter().filter(|held| held.reason.is_unknown()).count();
-    summary.insert("instances".to_owned(), instances.len().into());
-    summary.insert("held".to_owned(), plan.held.len().into());
-    summary.insert("unknown".to_owned(), unknown.into());
-    Value::Object(summary)
 }
 
 /// A guard said no.
