@@ -1,4 +1,4 @@
-//! What people want left alone, while a plan is carried out: a hold or a pause counts from the moment that it is made.
+//! Active holds and pauses while a plan is executed: each applies as soon as it is created.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use tokio::sync::watch;
 use crate::model::{Hold, InstanceKey, Pause, Time};
 use crate::reconcile::{Rules, active_hold, paused};
 
-/// How often it is asked.
-const PACE: Duration = Duration::from_secs(1);
+/// Interval between two reads of holds and pauses.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// As it was last asked.
+/// Holds and pauses as of the last read.
 #[derive(Clone, Debug, Default)]
 pub struct ActiveHolds {
     holds: Vec<Hold>,
@@ -18,26 +18,26 @@ pub struct ActiveHolds {
 }
 
 impl ActiveHolds {
-    /// What was asked for, as far as these rules do not override it.
+    /// All of them, without the holds that these rules override.
     pub fn of((holds, pauses): (Vec<Hold>, Vec<Pause>), rules: &Rules) -> ActiveHolds {
         let holds = if rules.override_holds { Vec::new() } else { holds };
         ActiveHolds { holds, pauses }
     }
 
-    /// Why an instance is left alone. One of which something was done already is not left half-way for a pause.
+    /// Reason why an instance is held. A pause does not stop an instance that already has an executed step.
     pub fn means(&self, key: &InstanceKey, from: Option<&InstanceKey>, is_begun: bool) -> Option<String> {
-        // What is over was left out by whoever was asked, a moment ago.
+        // Expired entries were removed when they were read.
         let ever = Time(i64::MIN);
         let paused = paused(&self.pauses, key, ever).filter(|_| !is_begun);
         paused.or_else(|| active_hold(&self.holds, key, from, ever))
     }
 }
 
-/// Does something, and meanwhile asks what is to be left alone. What cannot be asked stays as it was.
+/// Runs `work` and refreshes holds and pauses in parallel. If a read fails, the previous state stays.
 pub async fn with_hold_refresh<T, A, E>(
-    tell: &watch::Sender<ActiveHolds>,
+    holds: &watch::Sender<ActiveHolds>,
     rules: &Rules,
-    ask: impl Fn() -> A,
+    read: impl Fn() -> A,
     work: impl Future<Output = T>,
 ) -> T
 where
@@ -45,15 +45,15 @@ where
 {
     tokio::pin!(work);
     loop {
-        let asked = async {
-            tokio::time::sleep(PACE).await;
-            ask().await
+        let refreshed = async {
+            tokio::time::sleep(REFRESH_INTERVAL).await;
+            read().await
         };
         tokio::select! {
             done = &mut work => return done,
-            told = asked => {
-                if let Ok(told) = told {
-                    tell.send_replace(ActiveHolds::of(told, rules));
+            restraints = refreshed => {
+                if let Ok(restraints) = restraints {
+                    holds.send_replace(ActiveHolds::of(restraints, rules));
                 }
             }
         }

@@ -1,9 +1,10 @@
-//! Which parts of a plan have nothing to do with each other, so that one's soak does not hold up another.
+//! Components of a plan: groups of steps that do not depend on each other, so that the soak of one does not delay
+//! another.
 //!
-//! Waves are counted through the whole plan, though most of it does not wait for most of it. Whatever hangs together, by a
-//! process, a dependency, a move or a place that one leaves and another takes, stays together. Each of those that soak is a
-//! part of its own, all others are one part, so that they go out in as few calls as they can. For somebody who stands for
-//! long, each of those that wait for something of their own is a part as well, unless there are very many.
+//! Waves are numbered across the whole plan. Steps belong to one component if they share a process, a dependency, a
+//! move, or an identity that one instance frees and another takes. Each soaking component is split off; the others
+//! stay together, so that they need as few calls as possible. For a controller, each component with several waves is
+//! split off as well, up to [`MAX_COMPONENTS`].
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -11,36 +12,36 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::ExecutionContext;
 use crate::model::{HostKey, InstanceKey, Op, Plan, ProcessKey, Step, Wave};
 
-/// So many that wait for something go out by themselves; more would be too many calls.
-const APART: usize = 32;
+/// Maximum number of components with several waves that are split off: each costs calls of its own.
+const MAX_COMPONENTS: usize = 32;
 
-/// What is a part of its own.
+/// Which components are split off.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum SplitBy {
     Soaking,
     Waiting,
 }
 
-/// The parts; most often there is one.
+/// The components of a plan, usually one.
 pub fn components<'p>(plan: &'p Plan, terms: &ExecutionContext, which: SplitBy) -> Vec<Cow<'p, [Wave]>> {
     let soaks = |wave: &Wave| wave.gates.iter().any(|gate| gate.soak_secs > 0);
     let waits = plan.waves.len() > 1 && which == SplitBy::Waiting;
     if !waits && !plan.waves.iter().any(soaks) {
         return vec![Cow::Borrowed(&plan.waves)];
     }
-    let mut knots = UnionFind::tied(plan, terms);
-    let apart = knots.apart(plan, terms, which);
-    let place = |root: usize| if apart.contains(&root) { root + 1 } else { 0 };
+    let mut sets = UnionFind::of_plan(plan, terms);
+    let split_off = sets.split_off(plan, terms, which);
+    let group = |root: usize| if split_off.contains(&root) { root + 1 } else { 0 };
     let mut parts: BTreeMap<usize, Vec<Wave>> = BTreeMap::new();
     for wave in &plan.waves {
         let mut pieces: BTreeMap<usize, Wave> = BTreeMap::new();
         for step in &wave.steps {
-            let root = knots.root_of(&name(&step.instance, terms));
-            pieces.entry(place(root)).or_default().steps.push(step.clone());
+            let root = sets.root_of(&name(&step.instance, terms));
+            pieces.entry(group(root)).or_default().steps.push(step.clone());
         }
         for gate in &wave.gates {
-            let root = knots.root_of(&gate.process);
-            pieces.entry(place(root)).or_default().gates.push(gate.clone());
+            let root = sets.root_of(&gate.process);
+            pieces.entry(group(root)).or_default().gates.push(gate.clone());
         }
         pieces.into_iter().for_each(|(at, piece)| parts.entry(at).or_default().push(piece));
     }
@@ -50,45 +51,45 @@ pub fn components<'p>(plan: &'p Plan, terms: &ExecutionContext, which: SplitBy) 
     }
 }
 
-/// The name that an instance is declared under; what is not wanted any more has only its own.
+/// The declared name of an instance; an instance that is no longer wanted has only its own name.
 fn name(instance: &InstanceKey, terms: &ExecutionContext) -> ProcessKey {
     terms.declared.get(instance).cloned().unwrap_or_else(|| instance.process())
 }
 
-/// Names, and which of them hang together.
+/// Disjoint sets of process names.
 #[derive(Default)]
 struct UnionFind {
     numbers: HashMap<ProcessKey, usize>,
-    /// Of each: another of the same knot, and at its end itself.
+    /// Parent of each name; a root is its own parent.
     next: Vec<usize>,
 }
 
 impl UnionFind {
-    fn tied(plan: &Plan, terms: &ExecutionContext) -> UnionFind {
-        let mut knots = UnionFind::default();
+    fn of_plan(plan: &Plan, terms: &ExecutionContext) -> UnionFind {
+        let mut sets = UnionFind::default();
         for step in plan.steps() {
-            let own = knots.number(&name(&step.instance, terms));
-            let process = knots.number(&step.instance.process());
-            knots.tie(own, process);
+            let own = sets.number(&name(&step.instance, terms));
+            let process = sets.number(&step.instance.process());
+            sets.union(own, process);
             if let Some(from) = &step.from {
-                let from = knots.number(&name(from, terms));
-                knots.tie(own, from);
+                let from = sets.number(&name(from, terms));
+                sets.union(own, from);
             }
         }
-        // What is not in the plan ties nothing: nobody waits for it.
+        // A dependency outside of the plan connects nothing: no step waits for it.
         for (name, needs) in &terms.depends {
             for need in needs {
-                if let (Some(name), Some(need)) = (knots.known(name), knots.known(need)) {
-                    knots.tie(name, need);
+                if let (Some(name), Some(need)) = (sets.known(name), sets.known(need)) {
+                    sets.union(name, need);
                 }
             }
         }
-        knots.tie_places(plan, terms);
-        knots
+        sets.union_by_host(plan, terms);
+        sets
     }
 
-    /// Those that go out by themselves.
-    fn apart(&mut self, plan: &Plan, terms: &ExecutionContext, which: SplitBy) -> HashSet<usize> {
+    /// Roots of the components that are split off.
+    fn split_off(&mut self, plan: &Plan, terms: &ExecutionContext, which: SplitBy) -> HashSet<usize> {
         let (mut soaking, mut waiting) = (HashSet::new(), HashSet::new());
         let mut first: HashMap<usize, usize> = HashMap::new();
         for (nth, wave) in plan.waves.iter().enumerate() {
@@ -102,14 +103,14 @@ impl UnionFind {
                 soaking.insert(self.root_of(&gate.process));
             }
         }
-        if which == SplitBy::Waiting && waiting.len() <= APART {
+        if which == SplitBy::Waiting && waiting.len() <= MAX_COMPONENTS {
             soaking.extend(waiting);
         }
         soaking
     }
 
-    /// What starts on a host where something else left in an earlier wave may take its place.
-    fn tie_places(&mut self, plan: &Plan, terms: &ExecutionContext) {
+    /// Connects a start with earlier stops on the same host: it may take over their identity.
+    fn union_by_host(&mut self, plan: &Plan, terms: &ExecutionContext) {
         let leaves = |step: &&Step| matches!(step.op, Op::Stop | Op::Kill | Op::Unsupervise | Op::Unregister);
         let mut left: HashMap<&HostKey, Vec<usize>> = HashMap::new();
         for wave in &plan.waves {
@@ -118,7 +119,7 @@ impl UnionFind {
             {
                 let Some(left) = left.get_mut(&step.instance.host) else { continue };
                 let own = self.number(&name(&step.instance, terms));
-                left.drain(..).for_each(|other| self.tie(own, other));
+                left.drain(..).for_each(|other| self.union(own, other));
                 left.push(own);
             }
             for step in wave.steps.iter().filter(leaves) {
@@ -155,7 +156,7 @@ impl UnionFind {
         self.root(number)
     }
 
-    fn tie(&mut self, one: usize, other: usize) {
+    fn union(&mut self, one: usize, other: usize) {
         let (one, other) = (self.root(one), self.root(other));
         self.next[one] = other;
     }

@@ -1,8 +1,8 @@
-//! Between two waves: what was changed must be well, and stay so for as long as its rollout says.
+//! Health gates between waves: changed instances must be healthy, and stay healthy for the soak of their rollout.
 //!
-//! Where a target does not report health, well is what runs, and runs as the same process at two looks as far apart as the
-//! check after a start or the soak, whichever is longer. What cannot be seen is not well. A rollout that somebody interrupted
-//! while it soaked goes on soaking before it goes on.
+//! On a target without health reports, an instance is healthy if it runs as the same process in two observations.
+//! These are as far apart as the start check or the soak, whichever is longer. An instance that cannot be observed is
+//! not healthy. A rollout that was interrupted during its soak finishes the soak before it continues.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -17,38 +17,38 @@ use crate::clock;
 use crate::model::{Gate, Health, Host, InstanceKey, Monitor, Observed, Op, Wave};
 use crate::store::Store;
 
-/// How long what was started may take to be well, before what depends on it begins.
-const WELL: Duration = Duration::from_secs(30);
-/// How soon a look that failed is taken again.
-const AGAIN: Duration = Duration::from_millis(500);
+/// How long a changed instance may take to become healthy before the next wave starts.
+const HEALTHY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Delay before a failed observation is repeated.
+const OBSERVE_RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 type Changed = BTreeMap<InstanceKey, InstanceQuery>;
 
 impl<B: Backend, S: Store> Run<'_, B, S> {
-    /// Before a wave: rollouts that begin in it, and of which a former run changed something a moment ago, wait for the rest
-    /// of that one's soak.
+    /// Before a wave: rollouts that start in it wait for the rest of the soak of an earlier run.
     pub(super) async fn resume_soak(&mut self, waves: &[Wave], wave: &Wave) {
-        let here: BTreeSet<_> =
+        let in_wave: BTreeSet<_> =
             wave.steps.iter().filter_map(|step| self.terms.declared.get(&step.instance)).collect();
         let gates = waves.iter().flat_map(|wave| &wave.gates);
-        for gate in gates.filter(|gate| gate.soak_secs > 0 && here.contains(&gate.process)) {
+        for gate in gates.filter(|gate| gate.soak_secs > 0 && in_wave.contains(&gate.process)) {
             if !self.soaked.insert(gate.process.clone()) {
                 continue;
             }
-            let (young, left) = self.recently_changed(gate, waves);
-            if !young.is_empty() && !self.is_over() {
-                self.soak(gate, &young, left).await;
+            let (recent, left) = self.recently_changed(gate, waves);
+            if !recent.is_empty() && !self.is_over() {
+                self.soak(gate, &recent, left).await;
                 self.count_failures(gate);
             }
         }
     }
 
-    /// What of a process runs for less than its soak though this plan does not touch it, and how much of the soak is left.
+    /// Instances of a process that run for less than its soak and that this plan does not change; and the rest of the
+    /// soak.
     fn recently_changed(&self, gate: &Gate, waves: &[Wave]) -> (Changed, Duration) {
         let steps = waves.iter().flat_map(|wave| &wave.steps);
         let touched: BTreeSet<&InstanceKey> = steps.map(|step| &step.instance).collect();
         let (now, soak) = (clock::now(), Duration::from_secs(gate.soak_secs));
-        let (mut young, mut longest) = (Changed::new(), Duration::ZERO);
+        let (mut recent, mut longest) = (Changed::new(), Duration::ZERO);
         for (key, seen) in &self.terms.before {
             let is_of_it = self.terms.declared.get(key) == Some(&gate.process);
             let (true, false, Some(true), Some(since)) =
@@ -64,9 +64,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             longest = longest.max(left);
             let host = Host { key: key.host.clone(), supplier: None, agent_id: None };
             let spec = seen.registered_spec.spec().cloned();
-            young.insert(key.clone(), InstanceQuery { instance: key.clone(), host, spec });
+            recent.insert(key.clone(), InstanceQuery { instance: key.clone(), host, spec });
         }
-        (young, longest)
+        (recent, longest)
     }
 
     pub(super) async fn gates(&mut self, wave: &Wave) {
@@ -80,7 +80,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             .map(|step| (step.instance.clone(), self.subject(step)))
             .collect();
         if !changed.is_empty() {
-            self.wait_until_well(&changed).await;
+            self.wait_until_healthy(&changed).await;
         }
         for gate in &wave.gates {
             let is_of_it = |key: &InstanceKey| self.terms.declared.get(key) == Some(&gate.process);
@@ -104,14 +104,14 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
 
     async fn soak(&mut self, gate: &Gate, of_it: &Changed, how_long: Duration) {
         let secs = u64::try_from(how_long.as_millis().div_ceil(1000)).unwrap_or(gate.soak_secs);
-        (self.told)(ExecutionEvent::Soaking { process: &gate.process, secs });
-        let first = self.look_at(of_it).await;
-        self.rest(how_long).await;
+        (self.on_event)(ExecutionEvent::Soaking { process: &gate.process, secs });
+        let first = self.observe_changed(of_it).await;
+        self.wait(how_long).await;
         self.count_unhealthy(of_it, first.as_ref()).await;
     }
 
-    /// Waits, unless somebody wants it to end.
-    async fn rest(&self, how_long: Duration) {
+    /// Waits, until execution is stopped at the latest.
+    async fn wait(&self, how_long: Duration) {
         let mut stop = self.terms.stop.clone();
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
         tokio::select! {
@@ -120,40 +120,40 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
     }
 
-    /// Looks until something is seen; `None`: nothing was by the time that it is over.
-    async fn look_at(&self, changed: &Changed) -> Option<Observed> {
+    /// Observes until it succeeds; `None`: no observation succeeded before the deadline.
+    async fn observe_changed(&self, changed: &Changed) -> Option<Observed> {
         let subjects: Vec<InstanceQuery> = changed.values().cloned().collect();
         let deadline = self.terms.deadline;
         loop {
-            let looked = match self.terms.caps.reads_health {
+            let observed = match self.terms.caps.reads_health {
                 true => in_time(deadline, self.backend.observe(&Scope::of(subjects.clone()))).await,
                 false => in_time(deadline, self.backend.observe_live(&subjects)).await,
             };
-            match looked {
+            match observed {
                 Ok(observed) => return Some(observed),
-                Err(fault) => info!(%fault, "looked again"),
+                Err(fault) => info!(%fault, "observation failed; retrying"),
             }
             if self.is_over() {
                 return None;
             }
-            self.rest(AGAIN).await;
+            self.wait(OBSERVE_RETRY_INTERVAL).await;
         }
     }
 
-    async fn wait_until_well(&mut self, changed: &Changed) {
+    async fn wait_until_healthy(&mut self, changed: &Changed) {
         if !self.terms.caps.reads_health {
-            let first = self.look_at(changed).await;
+            let first = self.observe_changed(changed).await;
             let secs = changed.values().map(|subject| {
                 let monitor = subject.spec.as_ref().map(|spec| spec.monitor.start_check_secs);
                 monitor.flatten().unwrap_or(Monitor::START_CHECK_SECS)
             });
-            self.rest(Duration::from_secs(secs.max().unwrap_or(0).into())).await;
+            self.wait(Duration::from_secs(secs.max().unwrap_or(0).into())).await;
             return self.count_unhealthy(changed, first.as_ref()).await;
         }
-        let until = Instant::now() + WELL;
+        let until = Instant::now() + HEALTHY_TIMEOUT;
         while Instant::now() < until && !self.is_over() {
-            let Some(observed) = self.look_at(changed).await else { break };
-            // An agent that is away for a moment comes back.
+            let Some(observed) = self.observe_changed(changed).await else { break };
+            // A disconnected agent may reconnect.
             let is_open = |key: &InstanceKey| {
                 let seen = observed.instances.get(key);
                 observed.gaps.contains_key(&key.host)
@@ -167,13 +167,13 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         self.count_unhealthy(changed, None).await;
     }
 
-    /// What ended well, and is not well any more, has failed after all.
+    /// Marks instances as failed whose steps succeeded and that are unhealthy now.
     async fn count_unhealthy(&mut self, changed: &Changed, first: Option<&Observed>) {
-        let Some(observed) = self.look_at(changed).await else {
-            // Whoever interrupts it does not say that it failed.
+        let Some(observed) = self.observe_changed(changed).await else {
+            // An interruption is not a failure.
             if !*self.terms.stop.borrow() {
                 changed.keys().for_each(|key| {
-                    self.record_unhealthy(key, "nobody could see whether it is well afterwards")
+                    self.record_unhealthy(key, "health could not be observed after the change")
                 });
             }
             return;
@@ -181,7 +181,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         for (key, subject) in changed {
             let seen = observed.instances.get(key);
             let resident = subject.spec.as_ref().is_some_and(|spec| spec.monitor.is_resident());
-            let is_ill = match self.terms.caps.reads_health {
+            let is_unhealthy = match self.terms.caps.reads_health {
                 true => seen.is_some_and(|seen| matches!(seen.health, Health::Degraded | Health::Failed)),
                 false => {
                     let then = first.and_then(|first| first.instances.get(key)).and_then(|seen| seen.pid);
@@ -190,9 +190,9 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
                 }
             };
             if observed.gaps.contains_key(&key.host) {
-                self.record_unhealthy(key, "its host cannot be seen any more afterwards");
-            } else if is_ill {
-                self.record_unhealthy(key, "it is not well afterwards");
+                self.record_unhealthy(key, "host could not be observed after the change");
+            } else if is_unhealthy {
+                self.record_unhealthy(key, "instance is unhealthy after the change");
             }
         }
     }

@@ -1,13 +1,13 @@
-//! What we last gave each instance of a target that does not read specs back, and how it should be since.
+//! Ledger: the last known spec and expected state of each instance, for targets that do not read specs back.
 //!
-//! `ledger/TARGET/INSTANCE` is written when a step has ended, before the journal forgets it. It serves two purposes. It
-//! holds the old specs: what a process runs with and what the engine would relaunch it with, where a list shows digests at
-//! best. And it is an expectation: until a newer look tells otherwise, or the target's lag is over, the instance is as the
-//! step left it. What a target does read back wins.
+//! `ledger/TARGET/INSTANCE` is written when a step has ended, before its call leaves the journal. It has two
+//! purposes. It holds old specs: the one that a process runs with, and the one that the engine would relaunch it
+//! with. And it is an expectation: the instance is as the step left it until a newer observation contradicts that, or
+//! the target's lag has passed. A spec that the target reads back takes precedence.
 //!
-//! It also says what is not ours. A start that was refused because a process runs already (828), or whose result was lost,
-//! leaves an entry with [`Entry::ours_after`]: whatever started before that time is not owned, whatever its labels say. On
-//! a target that reads specs back these are the only entries.
+//! The ledger also records processes that are not ours. A start that was refused because a process runs (828), or
+//! whose result was lost, leaves an entry with [`Entry::ours_after`]: a process that started before that time is not
+//! owned, whatever its labels say. On a target that reads specs back these are the only entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use crate::model::{
 use crate::reconcile::{Caps, Expectation, Expected};
 use crate::store::{Error, Store, Txn};
 
-/// A spec, and the digests that it was given under.
+/// A spec, and the digests that were sent with it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecordedSpec {
     pub revision: Option<SpecRevision>,
     pub spec: Spec,
 }
 
-/// What the ledger says of one instance.
+/// Ledger entry of one instance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Entry {
-    /// Empty: nobody's.
+    /// Empty: no owner.
     pub owner: String,
-    /// When the last step ended.
+    /// End of the last step.
     pub at: Time,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub supplier: Option<u64>,
@@ -50,22 +50,21 @@ pub struct Entry {
     pub registered: bool,
     pub hosted: bool,
     pub running: bool,
-    /// Of the process that `live` is in effect in, where it was seen.
+    /// Pid of the process that runs with `live`, where it was observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// It is gone.
+    /// The instance was removed.
     pub gone: bool,
-    /// Something was sent, and nobody knows what came of it.
+    /// A step was sent, and its outcome is unknown.
     pub unsure: bool,
-    /// Of that: what it may be since.
+    /// With `unsure`: the spec that the step sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sent: Option<RecordedSpec>,
-    /// Of that: it may have been a run, and another one would be one too many.
+    /// With `unsure`: the step may have started a one-shot run, which must not run again.
     pub once: bool,
     /// Ownership is not proven: a running process is ours only if it started at this time or later (see [`NEVER`] and
-    /// [`ALWAYS`]).
-    /// Set by a start without a successful result, and by a first registration; cleared by a successful start or host. Of a
-    /// start it is [`super::doubt::earliest`]: start times are rounded down.
+    /// [`ALWAYS`]). Set by a start without a successful result, and by a first registration; cleared by a successful
+    /// start or host. For a start it is [`super::lost_reply::earliest`]: start times are rounded down.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ours_after: Option<Time>,
 }
@@ -75,26 +74,26 @@ pub struct Ledger {
     pub entries: BTreeMap<InstanceKey, Entry>,
 }
 
-fn place(target: &str) -> String {
+fn prefix(target: &str) -> String {
     format!("ledger/{target}/")
 }
 
 pub async fn read<S: Store>(store: &S, target: &str) -> Result<Ledger, Error> {
-    let place = place(target);
-    let page = store.range(&place, None, usize::MAX).await?;
+    let prefix = prefix(target);
+    let page = store.range(&prefix, None, usize::MAX).await?;
     let entry = |entry: crate::store::Entry| {
-        let key = entry.key.strip_prefix(&place)?.parse().ok()?;
+        let key = entry.key.strip_prefix(&prefix)?.parse().ok()?;
         Some((key, serde_json::from_slice(&entry.value).ok()?))
     };
     Ok(Ledger { entries: page.entries.into_iter().filter_map(entry).collect() })
 }
 
-/// What is to be written, all at once.
+/// Transaction that writes these entries.
 pub fn noted(target: &str, entries: &BTreeMap<InstanceKey, Entry>) -> Txn {
-    let place = place(target);
+    let prefix = prefix(target);
     entries.iter().fold(Txn::default(), |txn, (key, entry)| {
         let value = serde_json::to_vec(entry).unwrap_or_default();
-        txn.and(Txn::put(format!("{place}{key}"), value))
+        txn.and(Txn::put(format!("{prefix}{key}"), value))
     })
 }
 
@@ -103,18 +102,18 @@ pub const NEVER: Time = Time(i64::MAX);
 /// Every process is ours, unless its agent reports otherwise.
 pub const ALWAYS: Time = Time(i64::MIN);
 
-/// After this long, what is gone is no news for any list.
-const NEWS: i64 = 24 * 3600 * 1000;
+/// Retention of entries of removed instances, in milliseconds: lists that old are not used.
+const GONE_RETENTION_MS: i64 = 24 * 3600 * 1000;
 
-/// Forgets what has long been gone, unless somebody has written of it since.
+/// Deletes expired entries of removed instances, unless they changed since they were read.
 pub async fn forget<S: Store>(store: &S, target: &str, known: &BTreeMap<InstanceKey, Entry>, now: Time) {
-    let then = now.0.saturating_sub(NEWS);
+    let then = now.0.saturating_sub(GONE_RETENTION_MS);
     let is_old = |entry: &Entry| entry.gone && entry.at.0 < then;
     for (key, _) in known.iter().filter(|(_, entry)| is_old(entry)) {
-        let key = format!("{}{key}", place(target));
+        let key = format!("{}{key}", prefix(target));
         let Ok(Some(found)) = store.get(&key).await else { continue };
         if serde_json::from_slice(&found.value).is_ok_and(|entry| is_old(&entry)) {
-            // What cannot be forgotten now is forgotten by the next run.
+            // The next run tries again.
             let _ = store.txn(Txn::delete(&key).only_if(&key, found.mod_seq)).await;
         }
     }
@@ -127,7 +126,7 @@ impl RecordedSpec {
 }
 
 impl Entry {
-    /// How an instance is after a step, from what was known of it before.
+    /// The entry after a step, from the one before it.
     pub fn after(step: &Step, expected: &Expected, owner: &str, before: Option<&Entry>, at: Time) -> Entry {
         let base = Entry {
             owner: owner.to_owned(),
@@ -150,11 +149,11 @@ impl Entry {
             }
             Expected::State(seen) => seen,
         };
-        // The digests that come back as a label are those that it was given under.
+        // The target's label has the digests that were sent with the spec.
         let under = |version: &KnownSpec, known: Option<&RecordedSpec>| {
             let spec = match version {
                 KnownSpec::Full(spec) => spec,
-                // A label that tells of what is wanted tells which spec it is.
+                // A label with the digests of the wanted spec identifies that spec.
                 KnownSpec::Digests(told) if Some(*told) == step.revision => step.spec.as_ref()?,
                 KnownSpec::Digests(_) | KnownSpec::Unknown => return None,
             };
@@ -178,8 +177,8 @@ impl Entry {
         }
     }
 
-    /// The same after something was sent that does no harm, and of which nobody knows whether it was carried out: should
-    /// its label tell of what was given by it, that is known, and known not to be what runs.
+    /// The entry after a repeatable step with an unknown outcome. The spec that it sent is recorded, so that its
+    /// label is recognised, and so that it is known not to be in effect yet.
     pub fn perhaps(&self, step: &Step) -> Entry {
         let gives = matches!(step.op, Op::Register | Op::Supervise);
         let sent = step.spec.as_ref().filter(|_| gives);
@@ -187,12 +186,12 @@ impl Entry {
         Entry { sent: sent.or(self.sent.clone()), ..self.clone() }
     }
 
-    /// Does this entry prove that an instance is this owner's?
+    /// Whether this entry proves that the owner owns the instance.
     pub fn proves(&self, owner: &str) -> bool {
         !self.gone && self.ours_after.is_none() && !owner.is_empty() && self.owner == owner
     }
 
-    /// Is what was seen a process that runs under our identity and that we did not start? Without a start time, yes.
+    /// Whether an observed process has our identity and was not started by us. True without a start time.
     pub fn is_foreign(&self, seen: &ObservedInstance) -> bool {
         let Some(after) = self.ours_after.filter(|_| !self.gone) else { return false };
         let is_older = || after > ALWAYS && seen.started.is_none_or(|started| started < after);
@@ -203,13 +202,13 @@ impl Entry {
         Host { key: instance.host.clone(), supplier: self.supplier, agent_id: self.agent_id.clone() }
     }
 
-    /// What it is likely to be.
+    /// The most likely spec.
     pub fn spec(&self) -> Option<Arc<HashedSpec>> {
         let kept = self.live.as_ref().or(self.given.as_ref()).or(self.sent.as_ref())?;
         Some(Arc::new(HashedSpec::new(kept.spec.clone())))
     }
 
-    /// Under which digests a spec that we know was given.
+    /// The digests that were sent with a known spec.
     pub fn revision_of(&self, spec: &Spec) -> Option<SpecRevision> {
         let kept = [&self.given, &self.live, &self.sent].into_iter().flatten();
         kept.filter(|kept| kept.spec == *spec).find_map(|kept| kept.revision)
@@ -238,13 +237,13 @@ impl Entry {
 }
 
 impl Ledger {
-    /// Instances whose process has yet to be proven ours.
+    /// Instances whose process is not yet proven ours.
     pub fn unproven(&self) -> impl Iterator<Item = (&InstanceKey, &Entry)> {
         self.entries.iter().filter(|(_, entry)| !entry.gone && entry.ours_after.is_some())
     }
 
-    /// What a list shows without an owner's label though a call of ours would have brought one: others made it. An entry that
-    /// proves nothing does not make it ours.
+    /// Instances that a list shows without an owner label, though our call would have set one: they are not ours. An
+    /// entry that proves nothing does not change that.
     pub fn of_others(&self, listed: &Observed, caps: &Caps) -> BTreeSet<InstanceKey> {
         let is_there =
             |seen: &ObservedInstance| [seen.registered, seen.hosted, seen.running].contains(&Some(true));
@@ -254,7 +253,7 @@ impl Ledger {
         unproven.filter(|key| row(key).is_some_and(|seen| seen.owner.is_none())).cloned().collect()
     }
 
-    /// How things should be by what we did, until something newer tells.
+    /// Expected state after our steps, until a newer observation.
     pub fn expectations(&self, caps: &Caps) -> Vec<Expectation> {
         let expectation = |(key, entry): (&InstanceKey, &Entry)| {
             let expected = match (entry.gone, entry.unsure) {
@@ -267,7 +266,8 @@ impl Ledger {
         self.entries.iter().map(expectation).collect()
     }
 
-    /// A label from before the last step says nothing of what was given by it, whether that was carried out or not.
+    /// Removes labels from before the last step: they do not show the spec that the step sent, whether or not it took
+    /// effect.
     pub fn forget_labels(&self, observed: &mut Observed, older: &BTreeSet<InstanceKey>) {
         for key in older {
             let is_unsure = self.entries.get(key).is_some_and(|entry| entry.unsure);
@@ -277,12 +277,12 @@ impl Ledger {
         }
     }
 
-    /// Puts what we know of specs and runs under what was seen.
+    /// Adds known specs and runs to an observation.
     pub fn lay_under(&self, observed: &mut Observed, caps: &Caps, others: &BTreeSet<InstanceKey>) {
         for (key, seen) in &mut observed.instances {
             let Some(entry) = self.entries.get(key).filter(|entry| !entry.gone) else { continue };
             if others.contains(key) || entry.is_foreign(seen) {
-                // A label that names us came with our own call: it proves nothing about the process.
+                // A label with our owner was set by our own call: it proves nothing about the process.
                 if seen.owner.as_deref().is_none_or(|owner| owner == entry.owner) {
                     disown(seen);
                 }
@@ -293,7 +293,7 @@ impl Ledger {
             }
             lay_under(seen, entry, caps);
         }
-        // A run that was or may have been: there is a row, so that nobody takes it for one that never was.
+        // A run that took place, or may have, gets a row, so that it is not started again.
         let ran = |entry: &Entry| entry.ran.is_some() && !entry.gone && !caps.registry;
         let may_have = |entry: &Entry| entry.unsure && entry.once;
         for (key, entry) in self.entries.iter().filter(|(_, entry)| ran(entry) || may_have(entry)) {
@@ -315,7 +315,7 @@ impl Ledger {
     }
 }
 
-/// A process without an owner, of which nothing but the facts is known.
+/// A process without an owner, with its facts only.
 fn disown(seen: &mut ObservedInstance) {
     (seen.owner, seen.registered_spec, seen.live, seen.ran) =
         (None, KnownSpec::Unknown, KnownSpec::Unknown, LastRun::Unknown);
@@ -326,7 +326,8 @@ fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
         KnownSpec::Digests(revision) => Some(*revision),
         KnownSpec::Unknown | KnownSpec::Full(_) => None,
     };
-    // Where a label tells, it says which of the two it is; else what runs though it did not run is what was sent.
+    // The label tells which of the two specs is registered. Without a label: a process that did not run before has
+    // the spec that was sent.
     let came_up = entry.unsure && !entry.running && seen.running == Some(true);
     let is = |kept: &&RecordedSpec| told.is_some() && told == kept.revision;
     let kept = match told {
@@ -339,12 +340,12 @@ fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
         seen.registered_spec = kept.version();
     }
     if seen.running == Some(true) {
-        // Another process than the one we knew: the engine relaunched it, with what it was given.
+        // The pid changed: the engine relaunched the process with its registered spec.
         let another = entry.pid.zip(seen.pid).is_some_and(|(then, now)| then != now);
         seen.live = match (&entry.live, &entry.sent) {
-            // A label that tells of neither was written by somebody who knows better.
+            // A label of neither spec was set by a client that knows the current one.
             (Some(kept), _) if !another && entry.running && !is_strange => kept.version(),
-            // A restart of which nobody heard, that shows by its pid.
+            // A restart with a lost result shows by its pid.
             (_, Some(sent)) if another && entry.unsure => sent.version(),
             (Some(_) | None, _) => seen.registered_spec.clone(),
         };

@@ -1,18 +1,18 @@
-//! A call whose answer was lost: was it carried out? Decided by looking, never by sending it again.
+//! Inference of a step's outcome when the reply was lost: from an observation, never by sending the call again.
 
 use std::time::Duration;
 
 use crate::model::{Monitor, ObservedInstance, Op, Step, Time};
 
-/// What a close look says of a step that may have been carried out.
+/// Outcome of a step that may have taken effect, as inferred from a live status check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inference {
     Done,
-    /// It was not, as far as can be seen: it may still come.
+    /// The step has had no observable effect; it may still take effect.
     NotYet,
-    /// Looking cannot tell. Doing it again does no harm.
+    /// The observation cannot show it. Repeating the step is harmless.
     Again,
-    /// A process runs that was there before the start was sent.
+    /// A process runs that started before the call was sent.
     NotOurs,
     Unknown,
 }
@@ -20,13 +20,13 @@ pub enum Inference {
 /// Largest error of a start time, in milliseconds: platforms send it, and the time of the check, in whole seconds.
 pub const START_ERROR: i64 = 2000;
 
-/// Earliest start time of a process that a start which was sent at this time may have made.
+/// Earliest start time of a process that a start sent at this time may have launched.
 pub fn earliest(sent: Time) -> Time {
     Time(sent.0.saturating_sub(START_ERROR))
 }
 
-/// `before`: how it was when it was sent. `runs_once`: another run would be one too many. `unproven`: nothing proves that
-/// the instance is ours, and this is when the call was sent.
+/// `before`: state when the call was sent. `runs_once`: the process is a one-shot, which must not run again.
+/// `unproven`: nothing proves that the instance is ours; the time when the call was sent.
 pub fn infer_outcome(
     op: Op,
     before: Option<&ObservedInstance>,
@@ -46,31 +46,31 @@ pub fn infer_outcome(
     };
     let was = |fact: fn(&ObservedInstance) -> Option<bool>| before.and_then(fact) == Some(true);
     let pids = (before.and_then(|seen| seen.pid), now.and_then(|seen| seen.pid));
-    let so = |is: bool| if is { Inference::Done } else { Inference::NotYet };
+    let done_if = |is: bool| if is { Inference::Done } else { Inference::NotYet };
     match op {
-        // It may have run and ended.
+        // The run may have ended already.
         Op::Start if runs_once && !running => Inference::Unknown,
         Op::Start if running && let Some(sent) = unproven => match now.and_then(|seen| seen.started) {
             Some(started) if started >= sent => Inference::Done,
-            // Ours by a start time that was rounded down, or another one's: neither is proven.
+            // Either ours with a start time that was rounded down, or another process: neither is proven.
             Some(started) if started >= earliest(sent) => Inference::Unknown,
             Some(_) => Inference::NotOurs,
             None => Inference::Unknown,
         },
-        Op::Start => so(running),
-        Op::Stop | Op::Kill => so(!running),
+        Op::Start => done_if(running),
+        Op::Stop | Op::Kill => done_if(!running),
         Op::Restart => match pids {
-            (Some(then), Some(now)) => so(then != now),
+            (Some(then), Some(now)) => done_if(then != now),
             (None, _) | (_, None) => Inference::Unknown,
         },
         Op::Supervise if was(|seen| seen.hosted) => Inference::Again,
-        Op::Supervise => so(hosted),
-        Op::Unsupervise => so(!hosted),
+        Op::Supervise => done_if(hosted),
+        Op::Unsupervise => done_if(!hosted),
         Op::Reload | Op::Register | Op::Unregister => Inference::Again,
     }
 }
 
-/// How long an operation may take until its row is overdue.
+/// How long an operation may take before its row is overdue.
 pub fn operation_timeout(step: &Step, poll: Duration) -> Duration {
     let monitor = step.spec.as_ref().map(|spec| spec.monitor.clone()).unwrap_or_default();
     let check = match step.op {
@@ -82,8 +82,8 @@ pub fn operation_timeout(step: &Step, poll: Duration) -> Duration {
     Duration::from_secs(u64::from(timeout) + u64::from(check)) + (poll * 2).max(Duration::from_secs(10))
 }
 
-/// Does a failure with this code say that a one-shot was begun? It has ended by the time it is checked (836), or it ended
-/// badly (65535): whoever began it again would run it twice.
+/// Whether a failure with this code means that a one-shot was started: it had ended before the start check (836), or
+/// it failed (65535). Another start would run it twice.
 pub fn has_run(op: Op, code: i64, runs_once: bool) -> bool {
     op == Op::Start && runs_once && matches!(code, 836 | 65535)
 }
@@ -117,7 +117,11 @@ mod tests {
         assert_eq!(judge(Op::Restart, &up, &up), Inference::NotYet);
         assert_eq!(judge(Op::Restart, &up, &down), Inference::Unknown);
         assert_eq!(judge(Op::Supervise, &seen(true, false, 7), &up), Inference::Done);
-        assert_eq!(judge(Op::Supervise, &up, &up), Inference::Again, "it may be guarded by the old spec");
+        assert_eq!(
+            judge(Op::Supervise, &up, &up),
+            Inference::Again,
+            "it may be supervised with the old spec"
+        );
         assert_eq!(judge(Op::Unsupervise, &up, &seen(true, false, 7)), Inference::Done);
         assert_eq!(judge(Op::Reload, &up, &up), Inference::Again);
         let lost = ObservedInstance { unknown: true, ..up.clone() };
@@ -130,8 +134,8 @@ mod tests {
             assert!(has_run(Op::Start, code, true), "{code}");
             assert!(!has_run(Op::Start, code, false) && !has_run(Op::Stop, code, true), "{code}");
         }
-        assert!(!has_run(Op::Start, 117, true), "no agent was there");
-        assert!(!has_run(Op::Start, 0, true), "it never left");
+        assert!(!has_run(Op::Start, 117, true), "no agent was connected");
+        assert!(!has_run(Op::Start, 0, true), "the call was not sent");
     }
 
     #[test]

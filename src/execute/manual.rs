@@ -1,6 +1,7 @@
-//! What a person asks for beside any plan: sent, asked about and remembered with the same care.
+//! Manual operations (`start`, `stop`, …) outside of a plan, executed and recorded like steps of a plan.
 //!
-//! No lease is held for it: the hold that was written before keeps others away. What nobody owns is nobody's afterwards.
+//! They need no lease: the hold that was written before keeps controllers away. An instance without an owner stays
+//! without one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::model::{HashedSpec, InstanceKey, Observed, ObservedInstance, Op, Plan
 use crate::reconcile::Caps;
 use crate::store::Store;
 
-/// An operation on an instance as it was seen, with what it was given or runs with.
+/// An operation on an observed instance, with its registered or live spec.
 pub fn step(
     op: Op,
     instance: &InstanceKey,
@@ -26,7 +27,7 @@ pub fn step(
 ) -> Step {
     let known = world.entry(instance);
     let spec = match op {
-        // What runs is brought down as it was started.
+        // A process is stopped with the spec that it was started with.
         Op::Stop | Op::Kill => seen.live.spec().or(seen.registered_spec.spec()),
         Op::Start
         | Op::Restart
@@ -55,7 +56,7 @@ pub fn step(
     }
 }
 
-/// Carries them out, each as its owner's. Every one of them is in the answer.
+/// Executes the steps, grouped by owner. The result has every step.
 pub async fn execute_manual<B: Backend, S: Store>(
     steps: Vec<Step>,
     backend: &B,
@@ -73,7 +74,7 @@ pub async fn execute_manual<B: Backend, S: Store>(
     for (nth, (owner, steps)) in owners.into_iter().enumerate() {
         let row = |step: &Step| Some((step.instance.clone(), before.instances.get(&step.instance)?.clone()));
         let (_going_on, stop) = watch::channel(false);
-        // What a person does by hand stands under no hold: it makes one.
+        // Manual operations are not subject to holds: they create one.
         let (_free, restraints) = watch::channel(ActiveHolds::default());
         let terms = ExecutionContext {
             owner: owner.unwrap_or_default().to_owned(),

@@ -1,22 +1,23 @@
-//! From a plan to outcomes: everything that the plan says is done, once, and nothing else.
+//! Plan execution: every step of a plan is executed once, and nothing else.
 //!
 //! # Theory of operation
-//! What soaks does not hold up what has nothing to do with it: a plan falls into [`parts`] that run side by side. In each,
-//! waves come one after the other ([`run`]). Within one, the steps of an instance run in order and instances do not wait
-//! for each other: whatever is ready is sent in as few calls as the target allows, and every task is asked about until
-//! each of its rows is final. A step that fails takes the rest of its instance with it, and whatever depends on it.
-//! Between two waves, what was changed must be well ([`gates`]). A hold or a pause counts from the moment that it is made
-//! ([`restraints`]).
 //!
-//! Before a call is made, the journal says so ([`journal`]); its entry goes when every row is final. Whoever comes after a
-//! death finds it, and finds out what became of what was begun instead of doing it again ([`settle`]). A call whose answer
-//! was lost is not made again either: it is looked at ([`doubt`]), unless the target knows calls by their names.
+//! A plan is split into [`components`] that run in parallel, so that a soak delays only its own component. In each
+//! component, waves run one after the other ([`run`]). Within a wave, the steps of one instance run in order;
+//! instances are independent. Ready steps are sent in as few calls as the target allows, and every task is polled
+//! until each of its rows is final. After a failed step, the other steps of its instance and of everything that
+//! depends on it are skipped. Between two waves, changed instances must be healthy ([`gates`]). A hold or a pause
+//! applies as soon as it is created ([`active_holds`]).
 //!
-//! What a target does not read back, the [`ledger`] keeps; [`world`] puts that and a look together.
+//! Each call is journaled before it is sent ([`journal`]); the entry is deleted when every row is final. After a
+//! crash, the next run infers the outcome of journaled calls and does not repeat them ([`recovery`]). A call with a
+//! lost reply is not sent again: its outcome is observed ([`lost_reply`]), unless the target has idempotency keys.
 //!
-//! What a person asks for beside any plan goes the same way ([`by_hand`]).
+//! The [`ledger`] records what a target does not read back; [`world`] combines it with an observation.
 //!
-//! Nothing is decided here: what to do was the planner's business, and whether it worked is the next look's.
+//! Manual operations take the same path ([`manual`]).
+//!
+//! Execution makes no decisions: the planner chooses the steps, and the next observation shows whether they worked.
 
 pub mod active_holds;
 mod components;
@@ -45,18 +46,18 @@ use crate::model::{HoldReason, InstanceKey, ObservedInstance, Op, Plan, ProcessK
 use crate::reconcile::Caps;
 use crate::store::Store;
 
-/// How a step ended.
+/// Outcome of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StepOutcome {
     Done,
-    /// Somebody had done it already.
+    /// The target was in the requested state already.
     AlreadySo,
     Failed,
-    /// It was still under way when the time was over.
+    /// The step was in flight at the deadline.
     TimedOut,
-    /// Nobody knows.
+    /// The step was sent, and its outcome could not be determined.
     Unknown,
-    /// It was not begun.
+    /// The step was not sent.
     Skipped,
 }
 
@@ -86,7 +87,7 @@ impl StepOutcome {
     }
 }
 
-/// One step, ended.
+/// Result of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepResult {
     pub step: usize,
@@ -100,7 +101,7 @@ pub struct StepResult {
     pub reason: Option<HoldReason>,
 }
 
-/// What somebody who watches is told.
+/// Progress of an execution.
 #[derive(Clone, Debug)]
 pub enum ExecutionEvent<'a> {
     Wave {
@@ -111,7 +112,7 @@ pub enum ExecutionEvent<'a> {
         steps: usize,
     },
     Ended(&'a StepResult),
-    /// What is to be remembered of all that ended so far, is.
+    /// The ledger has everything that ended so far.
     Noted,
     Soaking {
         process: &'a ProcessKey,
@@ -123,48 +124,48 @@ pub enum ExecutionEvent<'a> {
     },
 }
 
-/// Under which terms it is carried out.
+/// Parameters of an execution.
 pub struct ExecutionContext {
-    /// Whose it is what is changed; empty: it stays nobody's.
+    /// Owner of the changed instances; empty: they stay without an owner.
     pub owner: String,
-    /// The target's name, and what it can do.
+    /// The target's name, and its capabilities.
     pub target: String,
     pub caps: Caps,
-    /// Of this run: no two have the same.
+    /// Id of this run, unique.
     pub run: String,
     pub deadline: Instant,
-    /// Most steps under way at once.
+    /// Maximum number of steps in flight.
     pub max_parallel: usize,
-    /// What each process depends on, by declared names, and the name that an instance is declared under.
+    /// Dependencies of each process, by declared names; and the declared name of each instance.
     pub depends: BTreeMap<ProcessKey, Vec<ProcessKey>>,
     pub declared: BTreeMap<InstanceKey, ProcessKey>,
-    /// How what the plan changes was seen.
+    /// Observed state of the instances before the plan.
     pub before: BTreeMap<InstanceKey, ObservedInstance>,
-    /// Why a step that is ready would fail.
+    /// Check before a step is sent.
     pub check: Precheck,
-    /// What is to be left alone, as it is known now.
+    /// Holds and pauses as of now.
     pub restraints: watch::Receiver<ActiveHolds>,
-    /// Somebody wants it to end at the next safe point.
+    /// Execution stops at the next safe point.
     pub stop: watch::Receiver<bool>,
 }
 
-/// What must be so before a step: `Some` says what is not.
+/// Precondition of a step: `Some` is the reason why it is not met.
 pub type Precheck = fn(&Step) -> Option<String>;
 
-/// How a plan ended.
+/// Result of a plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExecutionResult {
-    /// Every step of it, in order.
+    /// Every step, in order.
     pub ended: Vec<StepResult>,
-    /// Processes whose rollout was ended because too many failed, and that are to be as they were.
+    /// Processes to roll back: their rollout ended because too many instances failed.
     pub to_roll_back: BTreeSet<ProcessKey>,
 }
 
-/// How much longer than the deadline an answer, and a word that is written down, is waited for.
+/// Time beyond the deadline for a reply, and for the last store write.
 const GRACE: Duration = Duration::from_secs(1);
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An answer that does not come in time does not come.
+/// A reply that misses the deadline counts as lost.
 async fn in_time<T>(
     deadline: Instant,
     asked: impl Future<Output = Result<T, BackendError>>,
@@ -172,19 +173,19 @@ async fn in_time<T>(
     tokio::time::timeout_at(deadline + GRACE, asked).await.unwrap_or(Err(BackendError::NoAnswer))
 }
 
-/// Carries a plan out. Every step of it is in the report.
+/// Executes a plan. The result has every step.
 pub async fn execute<B: Backend, S: Store>(
     plan: &Plan,
     backend: &B,
     store: &S,
     terms: &ExecutionContext,
-    told: &mut (dyn FnMut(ExecutionEvent<'_>) + Send),
+    on_event: &mut (dyn FnMut(ExecutionEvent<'_>) + Send),
 ) -> ExecutionResult {
-    let (told, under_way) = (Mutex::new(told), AtomicUsize::new(0));
-    let parts = components::components(plan, terms, components::SplitBy::Soaking);
-    let each = parts.iter().enumerate().map(|(nth, waves)| {
-        let common = run::Common { backend, store, terms, under_way: &under_way };
-        execute_component(waves, nth, common, &told)
+    let (on_event, in_flight) = (Mutex::new(on_event), AtomicUsize::new(0));
+    let components = components::components(plan, terms, components::SplitBy::Soaking);
+    let each = components.iter().enumerate().map(|(nth, waves)| {
+        let common = run::Common { backend, store, terms, in_flight: &in_flight };
+        execute_component(waves, nth, common, &on_event)
     });
     let mut all = ExecutionResult::default();
     for one in join_all(each).await {
@@ -195,45 +196,46 @@ pub async fn execute<B: Backend, S: Store>(
     all
 }
 
-/// The parts of a plan that have nothing to do with each other, each as a plan of its own. The numbers of the steps stay.
+/// The components of a plan, each as a plan of its own. Step ids stay the same.
 pub fn split(plan: &Plan, terms: &ExecutionContext) -> Vec<Plan> {
-    let alone = |waves: std::borrow::Cow<'_, [Wave]>| Plan { waves: waves.into_owned(), ..Plan::default() };
-    components::components(plan, terms, components::SplitBy::Waiting).into_iter().map(alone).collect()
+    let component =
+        |waves: std::borrow::Cow<'_, [Wave]>| Plan { waves: waves.into_owned(), ..Plan::default() };
+    components::components(plan, terms, components::SplitBy::Waiting).into_iter().map(component).collect()
 }
 
-/// One part of it.
+/// Executes one component.
 async fn execute_component<B: Backend, S: Store>(
     waves: &[Wave],
     nth: usize,
     common: run::Common<'_, B, S>,
-    told: &Mutex<&mut (dyn FnMut(ExecutionEvent<'_>) + Send)>,
+    on_event: &Mutex<&mut (dyn FnMut(ExecutionEvent<'_>) + Send)>,
 ) -> ExecutionResult {
-    let mut tell = |said: ExecutionEvent<'_>| {
-        if let Ok(mut told) = told.lock() {
-            told(said);
+    let mut emit = |event: ExecutionEvent<'_>| {
+        if let Ok(mut on_event) = on_event.lock() {
+            on_event(event);
         }
     };
-    let mut run = match run::Run::new(common, nth, &mut tell).await {
+    let mut run = match run::Run::new(common, nth, &mut emit).await {
         Ok(run) => run,
         Err(error) => {
-            let none = not_begun(waves, &format!("not begun: {error}"));
-            none.ended.iter().for_each(|ended| tell(ExecutionEvent::Ended(ended)));
+            let none = not_started(waves, &format!("not started: {error}"));
+            none.ended.iter().for_each(|ended| emit(ExecutionEvent::Ended(ended)));
             return none;
         }
     };
     for (nth, wave) in waves.iter().enumerate() {
-        (run.told)(ExecutionEvent::Wave { nth: nth + 1, of: waves.len() });
+        (run.on_event)(ExecutionEvent::Wave { nth: nth + 1, of: waves.len() });
         run.resume_soak(waves, wave).await;
         run.wave(wave).await;
         if (nth + 1 < waves.len() || !wave.gates.is_empty()) && !run.is_over() {
             run.gates(wave).await;
         }
     }
-    run.over().await
+    run.finish().await
 }
 
-/// Nothing of it was begun.
-fn not_begun(waves: &[Wave], why: &str) -> ExecutionResult {
+/// Result of a component that could not start.
+fn not_started(waves: &[Wave], why: &str) -> ExecutionResult {
     let ended = |step: &Step| StepResult {
         step: step.id,
         instance: step.instance.clone(),

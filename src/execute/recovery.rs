@@ -1,4 +1,5 @@
-//! What a run that died had begun is found out, not done again.
+//! Recovery of the calls that a crashed run left in the journal: their outcome is inferred, and nothing is sent
+//! again.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,12 +19,12 @@ use crate::model::{
 use crate::reconcile::{Caps, Expected, after};
 use crate::store::{Error, Store};
 
-/// Why it is not settled.
+/// Why recovery is not finished.
 #[derive(Clone, Debug)]
 pub enum RecoveryError {
     Target(BackendError),
     State(Error),
-    /// So many steps are still under way.
+    /// Number of steps that are still in flight.
     UnderWay(usize),
 }
 
@@ -33,28 +34,29 @@ impl fmt::Display for RecoveryError {
             RecoveryError::Target(fault) => write!(f, "{fault}"),
             RecoveryError::State(error) => write!(f, "{error}"),
             RecoveryError::UnderWay(many) => {
-                write!(f, "{many} steps of an interrupted run are still under way")
+                write!(f, "{many} steps of an interrupted run are still in flight")
             }
         }
     }
 }
 
-/// How often it is asked.
-const PACE: Duration = Duration::from_millis(100);
-const SLOWEST: Duration = Duration::from_secs(2);
+/// Poll interval: first and slowest.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Settles what former runs of this owner left ([`journal::left`]). Whoever calls this holds the writer's lease.
+/// Resolves the calls that earlier runs of this owner left ([`journal::unfinished`]). The caller holds the writer
+/// lease.
 pub async fn recover<B: Backend, S: Store>(
     backend: &B,
     store: &S,
-    whom: (&str, &Caps),
+    target_caps: (&str, &Caps),
     owner: &str,
     left: Vec<(String, Call)>,
     deadline: Instant,
 ) -> Result<(), RecoveryError> {
-    let settled = recover_each(backend, store, whom, owner, left, deadline);
-    let settled = tokio::time::timeout_at(deadline + GRACE, settled).await;
-    settled.unwrap_or(Err(RecoveryError::Target(BackendError::NoAnswer)))
+    let recovered = recover_each(backend, store, target_caps, owner, left, deadline);
+    let recovered = tokio::time::timeout_at(deadline + GRACE, recovered).await;
+    recovered.unwrap_or(Err(RecoveryError::Target(BackendError::NoAnswer)))
 }
 
 async fn recover_each<B: Backend, S: Store>(
@@ -75,21 +77,22 @@ async fn recover_each<B: Backend, S: Store>(
             None => Vec::new(),
         };
         if caps.reads_specs {
-            // Never taken on: with our generation it never will be.
+            // A call that was never accepted cannot be any more: the target refuses its lower generation.
             let foreign = refused(&call, &answers, owner, backend.now());
             let known = ledger::noted(target, &foreign);
             journal::settle(store, &key, known).await.map_err(RecoveryError::State)?;
             continue;
         }
-        see_restarts(backend, &call, &answers, deadline).await?;
+        await_restarts(backend, &call, &answers, deadline).await?;
         let known = ledger::read(store, target).await.map_err(RecoveryError::State)?;
-        let notes = find_out(backend, &call, &answers, &known, caps, owner).await;
+        let notes = infer_entries(backend, &call, &answers, &known, caps, owner).await;
         journal::settle(store, &key, ledger::noted(target, &notes)).await.map_err(RecoveryError::State)?;
     }
     Ok(())
 }
 
-/// What is still to be waited for. What was registered was answered at once, and no task has a row of it.
+/// The task of a call that still has to be polled. Registrations were answered at once, and no task has a row of
+/// them.
 async fn find<B: Backend>(backend: &B, name: &str, call: &Call) -> Result<Option<Task>, BackendError> {
     let is_registry = |op: Op| matches!(op, Op::Register | Op::Unregister);
     let operations: Vec<InstanceKey> =
@@ -107,22 +110,26 @@ async fn find<B: Backend>(backend: &B, name: &str, call: &Call) -> Result<Option
     Ok(Some(all).filter(|all| !all.ids.is_empty()))
 }
 
-/// Until every row is final, or cannot be any more.
+/// Polls until every row is final, or until no result can come any more.
 async fn wait_for<B: Backend>(
     backend: &B,
     task: &Task,
     call: &Call,
     deadline: Instant,
 ) -> Result<Vec<OperationStatus>, RecoveryError> {
-    // As long as a run that lives would wait, since it was sent.
-    let longest =
-        call.steps.iter().map(|began| operation_timeout(&step_of(began), PACE)).max().unwrap_or_default();
-    let until = Instant::now() + longest.saturating_sub(gone(backend, call));
+    // A running execution would wait as long, counted from when the call was sent.
+    let longest = call
+        .steps
+        .iter()
+        .map(|began| operation_timeout(&step_of(began), POLL_INTERVAL))
+        .max()
+        .unwrap_or_default();
+    let until = Instant::now() + longest.saturating_sub(time_since_sent(backend, call));
     loop {
         let asked = backend.poll(task).await;
         let answers = match asked {
             Ok(answers) => answers,
-            // It may have forgotten the task: then looking tells.
+            // The target may have dropped the task: then the outcome is observed.
             Err(BackendError::Refused(_)) if !backend.has_idempotency_keys() => return Ok(Vec::new()),
             Err(fault) if backend.has_idempotency_keys() => return Err(RecoveryError::Target(fault)),
             Err(_) => Vec::new(),
@@ -137,36 +144,37 @@ async fn wait_for<B: Backend>(
         if Instant::now() >= deadline {
             return Err(RecoveryError::UnderWay(open.max(1)));
         }
-        tokio::time::sleep(PACE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-/// How long ago a call was made.
-fn gone<B: Backend>(backend: &B, call: &Call) -> Duration {
+/// Time since a call was sent.
+fn time_since_sent<B: Backend>(backend: &B, call: &Call) -> Duration {
     Duration::from_secs(call.at.map_or(0, |at| backend.now().secs_since(at)))
 }
 
-/// A restart that may have been sent, and of which nothing was told, may still come, and a second one would be one too many:
-/// it is looked for until it has come, or cannot come any more.
-async fn see_restarts<B: Backend>(
+/// Waits for restarts without a result: such a restart may still take effect, and a second one must not follow.
+/// Observes until its effect is visible, or until it can no longer take effect.
+async fn await_restarts<B: Backend>(
     backend: &B,
     call: &Call,
     answers: &[OperationStatus],
     deadline: Instant,
 ) -> Result<(), RecoveryError> {
-    let is_told = |instance: &InstanceKey| {
+    let has_result = |instance: &InstanceKey| {
         let row = answers.iter().find(|answer| answer.instance == *instance);
         row.is_some_and(|row| row.result != OperationState::InProgress)
     };
     let mut open: Vec<(&JournaledStep, Step)> = call
         .steps
         .iter()
-        .filter(|began| began.op == Op::Restart && !is_told(&began.instance))
+        .filter(|began| began.op == Op::Restart && !has_result(&began.instance))
         .map(|began| (began, step_of(began)))
         .collect();
-    let longest = open.iter().map(|(_, step)| operation_timeout(step, PACE)).max().unwrap_or_default();
-    let until = Instant::now() + longest.saturating_sub(gone(backend, call));
-    let mut pace = PACE;
+    let longest =
+        open.iter().map(|(_, step)| operation_timeout(step, POLL_INTERVAL)).max().unwrap_or_default();
+    let until = Instant::now() + longest.saturating_sub(time_since_sent(backend, call));
+    let mut interval = POLL_INTERVAL;
     while !open.is_empty() && Instant::now() < until {
         let subjects: Vec<InstanceQuery> = open.iter().map(|(_, step)| subject(step)).collect();
         if let Ok(look) = backend.observe_live(&subjects).await {
@@ -181,8 +189,8 @@ async fn see_restarts<B: Backend>(
             return Err(RecoveryError::UnderWay(open.len()));
         }
         if !open.is_empty() {
-            tokio::time::sleep(pace).await;
-            pace = (pace * 2).min(SLOWEST);
+            tokio::time::sleep(interval).await;
+            interval = (interval * 2).min(MAX_POLL_INTERVAL);
         }
     }
     Ok(())
@@ -192,7 +200,7 @@ fn subject(step: &Step) -> InstanceQuery {
     InstanceQuery { instance: step.instance.clone(), host: step.host.clone(), spec: step.spec.clone() }
 }
 
-/// How it was when the step was begun.
+/// State before the step.
 fn before(began: &JournaledStep) -> ObservedInstance {
     ObservedInstance {
         hosted: Some(began.hosted),
@@ -202,8 +210,8 @@ fn before(began: &JournaledStep) -> ObservedInstance {
     }
 }
 
-/// What is known of each instance now: by its row, else by a close look.
-async fn find_out<B: Backend>(
+/// Ledger entries of the call's instances: by their rows, otherwise by a live status check.
+async fn infer_entries<B: Backend>(
     backend: &B,
     call: &Call,
     answers: &[OperationStatus],
@@ -226,7 +234,7 @@ async fn find_out<B: Backend>(
         let mut is_refused = !is_ours && matches!(told, Some(OperationState::Failed { code: 828, .. }));
         let is_done = match (told, &look) {
             (Some(OperationState::Done), _) => Some(true),
-            // The same codes as in a run that lives.
+            // The same codes as in a running execution.
             (Some(OperationState::Failed { code, .. }), _) if has_run(step.op, *code, once) => Some(true),
             (Some(OperationState::Failed { code: 829, .. }), _) if matches!(step.op, Op::Stop | Op::Kill) => {
                 None
@@ -249,7 +257,7 @@ async fn find_out<B: Backend>(
                             is_refused = true;
                             None
                         }
-                        // What can be done again without harm is taken as not done.
+                        // A repeatable step counts as not executed.
                         Inference::NotYet | Inference::Again => Some(false),
                         Inference::Unknown => None,
                     },
@@ -274,7 +282,7 @@ async fn find_out<B: Backend>(
             _ => noted.ours_after,
         };
         if noted.unsure {
-            // Once it can be seen again, a restart shows by its pid.
+            // Once the instance can be observed again, a restart shows by its pid.
             noted.pid = began.pid.or(noted.pid);
         }
         notes.insert(step.instance.clone(), noted);
@@ -282,7 +290,7 @@ async fn find_out<B: Backend>(
     notes
 }
 
-/// Starts that were refused because a process runs that nothing proves ours, where specs are read back.
+/// Starts that were refused because a process runs that is not proven ours, where specs are read back.
 fn refused(
     call: &Call,
     answers: &[OperationStatus],
@@ -302,7 +310,7 @@ fn refused(
     call.steps.iter().filter(is_refused).map(entry).collect()
 }
 
-/// How it was before the step, as far as the ledger and the journal know.
+/// State before the step, from the ledger and the journal.
 fn as_known(entry: Option<&ledger::Entry>, before: &ObservedInstance) -> ObservedInstance {
     match entry {
         Some(entry) => ObservedInstance { pid: before.pid, ..entry.seen() },
@@ -310,7 +318,7 @@ fn as_known(entry: Option<&ledger::Entry>, before: &ObservedInstance) -> Observe
     }
 }
 
-/// A step as far as the journal tells of it.
+/// The step, as far as the journal records it.
 fn step_of(began: &JournaledStep) -> Step {
     let host =
         Host { key: began.instance.host.clone(), supplier: began.supplier, agent_id: began.agent_id.clone() };

@@ -1,7 +1,7 @@
-//! How the world is, as well as it can be known: a look, what we know of specs, and what we did that no list shows yet.
+//! Observation of a target: its rows, combined with the ledger and with recent steps that no list shows yet.
 //!
-//! A list decides nothing destructive. Whatever a plan would stop, restart or remove, and whatever a recent step of ours
-//! should have changed, is looked at closely before it is planned on. So is whatever the ledger does not prove ours.
+//! A list alone decides nothing destructive. A live status check precedes every stop, restart and removal, and
+//! follows every recent step. Instances that the ledger does not prove ours are checked, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,13 +14,13 @@ use crate::reconcile::spec_recovery::{OldSpecs, fill_in};
 use crate::reconcile::{Caps, overlay};
 use crate::store::{Error, Store};
 
-/// What is to be seen.
+/// Scope of an observation.
 pub struct ObserveRequest<'a> {
     /// The target's name.
     pub target: &'a str,
     pub caps: &'a Caps,
     pub desired: &'a Desired,
-    /// Everything in these namespaces, and in all that the ledger knows, counts: wanted or not.
+    /// Also observe everything in these namespaces and in those of the ledger, wanted or not.
     pub whole: Option<BTreeSet<Name>>,
 }
 
@@ -28,16 +28,16 @@ pub struct ObserveRequest<'a> {
 pub struct Observation {
     pub observed: Observed,
     ledger: Ledger,
-    closely: BTreeSet<InstanceKey>,
+    checked_live: BTreeSet<InstanceKey>,
     /// Listed without an owner, though the ledger has an entry that proves nothing.
     others: BTreeSet<InstanceKey>,
     /// See [`Observation::listed`].
     listed: BTreeMap<InstanceKey, Option<ObservedInstance>>,
-    /// What somebody found out about specs of which only digests are told.
+    /// Recovered specs, where the target reads back digests only.
     old: OldSpecs,
 }
 
-/// Why nothing could be seen.
+/// Why an observation failed.
 #[derive(Clone, Debug)]
 pub enum ObserveError {
     Target(BackendError),
@@ -50,7 +50,7 @@ impl std::fmt::Display for ObserveError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             ObserveError::Target(fault) => write!(f, "{fault}"),
-            ObserveError::State(error) => write!(f, "its state: {error}"),
+            ObserveError::State(error) => write!(f, "state store: {error}"),
             ObserveError::Ambiguous(instance) => {
                 write!(f, "{instance} has two rows: one under its host's address, one under its agent id")
             }
@@ -59,7 +59,7 @@ impl std::fmt::Display for ObserveError {
 }
 
 impl Observation {
-    /// A look at a target that tells everything.
+    /// An observation of a target that reads everything back.
     pub fn of(observed: Observed) -> Observation {
         Observation { observed, ..Observation::default() }
     }
@@ -67,74 +67,74 @@ impl Observation {
     pub async fn observe<B: Backend, S: Store>(
         backend: &B,
         store: &S,
-        sight: &ObserveRequest<'_>,
+        request: &ObserveRequest<'_>,
     ) -> Result<Observation, ObserveError> {
-        let wants = sight.desired.instances.iter().map(|(key, want)| InstanceQuery {
+        let wants = request.desired.instances.iter().map(|(key, want)| InstanceQuery {
             instance: key.clone(),
             host: want.host.clone(),
             spec: Some(want.spec.clone()),
         });
-        if sight.caps.reads_specs {
-            let namespaces = sight.whole.clone().unwrap_or_default();
+        if request.caps.reads_specs {
+            let namespaces = request.whole.clone().unwrap_or_default();
             let scope = Scope { subjects: wants.collect(), namespaces };
             let observed = backend.observe(&scope).await.map_err(ObserveError::Target)?;
-            return Observation::checked(observed, backend, store, sight.target, sight.desired).await;
+            return Observation::checked(observed, backend, store, request.target, request.desired).await;
         }
-        let ledger = ledger::read(store, sight.target).await.map_err(ObserveError::State)?;
+        let ledger = ledger::read(store, request.target).await.map_err(ObserveError::State)?;
         let mut subjects: Vec<InstanceQuery> = wants.collect();
         for subject in &mut subjects {
-            // What is there may still be what we last gave it.
+            // The registered spec may still be the one that we sent last.
             if let Some(spec) = ledger.entries.get(&subject.instance).and_then(ledger::Entry::spec) {
                 subject.spec = Some(spec);
             }
         }
-        let wanted = &sight.desired.instances;
+        let wanted = &request.desired.instances;
         let others = ledger.entries.iter().filter(|(key, entry)| !entry.gone && !wanted.contains_key(*key));
         subjects.extend(others.map(|(key, entry)| InstanceQuery {
             instance: key.clone(),
             host: entry.host(key),
             spec: entry.spec(),
         }));
-        let mut namespaces = sight.whole.clone().unwrap_or_default();
-        if sight.whole.is_some() {
+        let mut namespaces = request.whole.clone().unwrap_or_default();
+        if request.whole.is_some() {
             namespaces.extend(ledger.entries.keys().map(|key| key.namespace.clone()));
         }
         let scope = Scope { subjects, namespaces };
         let listed = backend.observe(&scope).await.map_err(ObserveError::Target)?;
-        let listed = listed.normalize_host_keys(sight.desired).map_err(ObserveError::Ambiguous)?;
+        let listed = listed.normalize_host_keys(request.desired).map_err(ObserveError::Ambiguous)?;
         let mut world = Observation::default();
-        // Of what we did of late a list tells how it was before: what was given is believed, what is so is looked at.
+        // A list may be older than our last steps: sent specs are assumed, facts are checked live.
         let known: BTreeSet<InstanceKey> = listed.instances.keys().cloned().collect();
-        world.others = ledger.of_others(&listed, sight.caps);
+        world.others = ledger.of_others(&listed, request.caps);
         let (mut observed, open) =
-            overlay(listed, ledger.expectations(sight.caps), sight.caps.lag_secs, backend.now());
+            overlay(listed, ledger.expectations(request.caps), request.caps.lag_secs, backend.now());
         let open: BTreeSet<InstanceKey> = open.into_iter().map(|one| one.instance).collect();
         ledger.forget_labels(&mut observed, &open);
         let unproven: BTreeSet<&InstanceKey> = ledger.unproven().map(|(key, _)| key).collect();
-        let covered = scope
+        let to_check = scope
             .subjects
             .iter()
             .filter(|subject| open.contains(&subject.instance) || unproven.contains(&subject.instance));
-        let covered: Vec<InstanceQuery> = covered.cloned().collect();
-        if !covered.is_empty() && sight.caps.lag_secs > 0 {
-            match backend.observe_live(&covered).await {
+        let to_check: Vec<InstanceQuery> = to_check.cloned().collect();
+        if !to_check.is_empty() && request.caps.lag_secs > 0 {
+            match backend.observe_live(&to_check).await {
                 Ok(closer) => {
-                    // Of what no list has, a close look alone tells.
+                    // Only the live check shows instances that no list has.
                     observed.instances.retain(|key, row| !row.unknown || known.contains(key));
-                    world.closely.extend(covered.into_iter().map(|subject| subject.instance));
+                    world.checked_live.extend(to_check.into_iter().map(|subject| subject.instance));
                     observed.merge_live_check(closer);
                 }
-                Err(fault) => info!(%fault, "no close look at what was done of late"),
+                Err(fault) => info!(%fault, "live status check of recent steps failed"),
             }
         }
-        ledger.lay_under(&mut observed, sight.caps, &world.others);
+        ledger.lay_under(&mut observed, request.caps, &world.others);
         world.observed = observed;
         world.ledger = ledger;
         Ok(world)
     }
 
-    /// A look at a target that reads specs back, with a live check of what the ledger holds to be not ours: the target itself
-    /// may not know of such a process.
+    /// An observation of a target that reads specs back, with a live check of instances that the ledger does not
+    /// prove ours: the target itself may not know of such a process.
     pub async fn checked<B: Backend, S: Store>(
         observed: Observed,
         backend: &B,
@@ -148,7 +148,7 @@ impl Observation {
         let subject = |(key, entry): (&InstanceKey, &ledger::Entry)| {
             let want = desired.instances.get(key);
             let row = world.observed.instances.get(key);
-            // Neither wanted nor listed: there is nothing to protect it from.
+            // Neither wanted nor listed: no step can affect it.
             want.is_some().then_some(()).or(row.map(|_| ()))?;
             let spec = entry.spec().or_else(|| want.map(|want| want.spec.clone()));
             Some(InstanceQuery { instance: key.clone(), host: entry.host(key), spec })
@@ -187,19 +187,19 @@ impl Observation {
         Ok(world)
     }
 
-    /// Rows of the target in whose place a live check stands.
+    /// Rows of the target that a live check replaced.
     pub fn listed(&self) -> &BTreeMap<InstanceKey, Option<ObservedInstance>> {
         &self.listed
     }
 
-    /// Is it a process that runs under our identity and that we did not start?
+    /// Whether a process runs under our identity that we did not start.
     pub fn is_foreign(&self, instance: &InstanceKey) -> bool {
         let entry = self.ledger.entries.get(instance);
         let row = self.observed.instances.get(instance).filter(|row| row.owner.is_none());
         entry.zip(row).is_some_and(|(entry, row)| entry.is_foreign(row))
     }
 
-    /// Where this owner was known to have something, whatever the manifests say by now.
+    /// Namespaces with instances of this owner, by the ledger.
     pub fn namespaces(&self, owner: &str) -> BTreeSet<Name> {
         let ours = self.ledger.entries.iter().filter(|(_, entry)| entry.owner == owner && !entry.gone);
         ours.map(|(key, _)| key.namespace.clone()).collect()
@@ -209,16 +209,16 @@ impl Observation {
         self.ledger.entries.get(instance).filter(|entry| !entry.gone)
     }
 
-    /// A host with all that we were ever told of it; no look tells its supplier or its agent.
+    /// The host, with the supplier and agent id of the ledger: observations do not include them.
     pub fn host(&self, instance: &InstanceKey) -> Host {
         let bare = || Host { key: instance.host.clone(), supplier: None, agent_id: None };
         self.entry(instance).map_or_else(bare, |entry| entry.host(instance))
     }
 
-    /// The look, and what no list shows any more though we know of it: what neither runs nor is guarded, say.
+    /// The observation, and ledger entries that no list shows, such as stopped and unsupervised instances.
     pub fn remembered(&self) -> Observed {
         let mut all = self.observed.clone();
-        // Neither started nor registered by us: a refused start leaves nothing to remember but that.
+        // Neither started nor registered by us: the entry of a refused start.
         let is_ours = |entry: &ledger::Entry| entry.ours_after.is_none() || entry.registered;
         let ours = self.ledger.entries.iter().filter(|(_, entry)| !entry.gone && is_ours(entry));
         for (key, entry) in ours {
@@ -231,32 +231,32 @@ impl Observation {
         all
     }
 
-    /// Takes specs that were found elsewhere.
+    /// Adds specs that were recovered elsewhere.
     pub fn add_recovered_specs(&mut self, old: OldSpecs) {
         self.old.extend(old);
         fill_in(&mut self.observed, &self.old);
     }
 
-    /// Live status check of every instance that a step of the plan may harm or create. Returns whether facts came in: then it
-    /// is planned again.
+    /// Runs a live status check of every instance that a step of the plan may harm or create. Returns whether there
+    /// are new facts: then the caller plans again.
     ///
-    /// A failed check before the first start of an absent instance changes nothing: the target refuses the start (828) if a
-    /// process runs. Any other instance whose check failed is unknown, and held by the next plan.
+    /// A failed check before the first start of an absent instance changes nothing: the target refuses the start
+    /// (828) if a process runs. Any other instance whose check failed is unknown, and held by the next plan.
     pub async fn check_live<B: Backend>(&mut self, backend: &B, caps: &Caps, plan: &Plan) -> bool {
         let (mut guarded, mut created): (Vec<InstanceQuery>, Vec<InstanceQuery>) = (Vec::new(), Vec::new());
         for step in plan.steps().filter(|step| step.needs_live_check) {
-            // Where a list is live, only what it does not show is left to check.
+            // Where a list is live, only instances that it does not show need a check.
             let is_listed = self.observed.instances.contains_key(&step.instance);
-            if (caps.lag_secs == 0 && is_listed) || !self.closely.insert(step.instance.clone()) {
+            if (caps.lag_secs == 0 && is_listed) || !self.checked_live.insert(step.instance.clone()) {
                 continue;
             }
             let row = self.observed.instances.get(&step.instance);
             let known = row.and_then(|row| row.live.spec().or(row.registered_spec.spec())).cloned();
-            let kept = self.ledger.entries.get(&step.instance).and_then(ledger::Entry::spec);
+            let recorded = self.ledger.entries.get(&step.instance).and_then(ledger::Entry::spec);
             let subject = InstanceQuery {
                 instance: step.instance.clone(),
                 host: step.host.clone(),
-                spec: known.or(kept).or_else(|| step.spec.clone()),
+                spec: known.or(recorded).or_else(|| step.spec.clone()),
             };
             // Of the operations that create, only a first start is refused if a process runs: operation 3 adopts it.
             match !is_listed && step.op == Op::Start && step.from.is_none() {
@@ -272,10 +272,10 @@ impl Observation {
             false => backend.check_live(subjects).await,
         };
         let (of_guarded, of_created) = tokio::join!(check(&guarded), check(&created));
-        let mut is_news = !guarded.is_empty();
+        let mut has_new_facts = !guarded.is_empty();
         match of_created {
             Ok(mut closer) => {
-                is_news |= !created.is_empty();
+                has_new_facts |= !created.is_empty();
                 closer.instances.retain(|_, seen| !seen.unknown);
                 self.observed.merge_live_check(closer);
             }
@@ -303,7 +303,7 @@ impl Observation {
             self.ledger.lay_under(&mut self.observed, caps, &self.others);
         }
         fill_in(&mut self.observed, &self.old);
-        is_news
+        has_new_facts
     }
 }
 

@@ -241,7 +241,7 @@ fn failures_are_reported_and_their_dependents_are_skipped() {
     std::fs::write(machine.path("m/needs.yaml"), format!("depends_on: [bad]\n{text}")).expect("a file");
     let (code, out, err) = machine.apply(&["--junit", "junit.xml"]);
     assert_eq!(code, 3, "{out} {err}");
-    assert!(out.contains("no-such-program") && out.contains("which it depends on, failed"), "{out}");
+    assert!(out.contains("no-such-program") && out.contains("dependency web/bad failed"), "{out}");
     assert_eq!(machine.effects(), ["start good 1"]);
     let junit = std::fs::read_to_string(machine.path("junit.xml")).expect("a file");
     assert!(junit.contains("failures=\"1\"") && junit.contains("skipped=\"1\""), "{junit}");

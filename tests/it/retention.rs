@@ -111,5 +111,5 @@ async fn without_a_ledger_nothing_is_started() {
     .await;
     assert!(!sent, "nothing was even tried");
     assert_eq!((done.ended.len(), done.ended[0].outcome), (1, StepOutcome::Failed));
-    assert!(done.ended[0].message.starts_with("not begun: "), "{}", done.ended[0].message);
+    assert!(done.ended[0].message.starts_with("not started: "), "{}", done.ended[0].message);
 }

@@ -1,7 +1,7 @@
-//! One run: what is ready is sent, what was sent is asked about, what was lost is looked at.
+//! Execution of one component: sends ready steps, polls tasks, and resolves lost replies.
 //!
-//! Here is the loop, and what is ready. [`send`] brings calls on their way, [`answers`] finds out what became of them, and
-//! [`books`] keeps what is known by the end of each step.
+//! This module has the loop and the choice of ready steps. [`send`] submits calls, [`poll`] collects their results,
+//! and [`record`] writes outcomes to the ledger.
 
 mod poll;
 mod record;
@@ -14,21 +14,23 @@ use tokio::time::Instant;
 use tracing::warn;
 
 use super::journal::Journal;
-use super::{ExecutionContext, ExecutionEvent, ExecutionResult, LAST_WORDS, StepOutcome, StepResult, ledger};
+use super::{
+    ExecutionContext, ExecutionEvent, ExecutionResult, FINAL_WRITE_TIMEOUT, StepOutcome, StepResult, ledger,
+};
 use crate::backend::{Backend, Task};
 use crate::model::{InstanceKey, ObservedInstance, Op, ProcessKey, Step, Wave};
 use crate::store::{Error, Store};
 
-/// The most steps in one batch.
+/// Maximum number of steps in one batch.
 const BATCH: usize = 1000;
 
-/// What the runs of one plan share.
+/// State that the runs of one plan share.
 pub(super) struct Common<'a, B, S> {
     pub(super) backend: &'a B,
     pub(super) store: &'a S,
     pub(super) terms: &'a ExecutionContext,
-    /// Steps of all of them.
-    pub(super) under_way: &'a AtomicUsize,
+    /// Number of steps in flight in all runs of the plan.
+    pub(super) in_flight: &'a AtomicUsize,
 }
 
 pub(super) struct Run<'a, B, S> {
@@ -36,43 +38,43 @@ pub(super) struct Run<'a, B, S> {
     store: &'a S,
     journal: Journal<'a, S>,
     pub(super) terms: &'a ExecutionContext,
-    pub(super) told: &'a mut (dyn FnMut(ExecutionEvent<'_>) + Send),
-    all_under_way: &'a AtomicUsize,
-    /// How many of those are ours.
-    under_way: usize,
+    pub(super) on_event: &'a mut (dyn FnMut(ExecutionEvent<'_>) + Send),
+    all_in_flight: &'a AtomicUsize,
+    /// Number of steps in flight in this run.
+    in_flight: usize,
     pub(super) ended: Vec<StepResult>,
-    /// Instances of which something was done, or sent.
+    /// Instances with a step that was sent.
     begun: BTreeSet<InstanceKey>,
-    /// Instances of which a step did not end well.
+    /// Instances with a step that did not succeed.
     pub(super) failed: BTreeSet<InstanceKey>,
     /// By declared name.
     pub(super) failures: HashMap<ProcessKey, u64>,
-    /// Declared names of which something was not begun, so that what depends on them is not, either.
+    /// Declared names with a step that was skipped: processes that depend on them are skipped, too.
     left_out: BTreeSet<ProcessKey>,
-    /// Processes whose rollout was ended.
+    /// Processes whose rollout has ended.
     pub(super) given_up: BTreeSet<ProcessKey>,
     pub(super) to_roll_back: BTreeSet<ProcessKey>,
-    /// Rollouts that have begun here.
+    /// Rollouts that have started in this run.
     pub(super) soaked: BTreeSet<ProcessKey>,
-    /// Since when the target does not answer.
-    silent: Option<Instant>,
-    /// How things are by what was done so far.
+    /// Since when the target has not replied.
+    silent_since: Option<Instant>,
+    /// State of the instances after the steps so far.
     pub(super) seen: BTreeMap<InstanceKey, ObservedInstance>,
-    /// What is known of them beside, and what of that is not written yet.
+    /// Ledger entries, and those that are not written yet.
     known: BTreeMap<InstanceKey, ledger::Entry>,
     notes: BTreeMap<InstanceKey, ledger::Entry>,
 }
 
-/// Message of a start that a process without an owner stands in the way of.
+/// Message of a start that finds a process without an owner.
 pub(super) const RUNS_ALREADY: &str = "process exists and was not started by Abide: it is not owned. `--adopt` (or `adopt: true`) \
-     takes it over without a restart";
+     set_in_flight it over without a restart";
 /// The same for a registration.
 pub(super) const REGISTERED_ALREADY: &str = "registration exists and was not made by Abide: it is not owned. `--adopt` (or \
-     `adopt: true`) takes it over";
+     `adopt: true`) set_in_flight it over";
 
-/// Tasks that are under way.
+/// A call in flight.
 struct Flight<'a> {
-    /// `None`: the answer was lost, and nobody knows of a task.
+    /// `None`: the reply was lost, and the task is unknown.
     task: Option<Task>,
     steps: HashMap<String, &'a Step>,
     begun: Instant,
@@ -82,24 +84,24 @@ struct Flight<'a> {
 type Chains<'c, 's> = BTreeMap<&'c InstanceKey, VecDeque<&'s Step>>;
 
 impl<'a, B: Backend, S: Store> Run<'a, B, S> {
-    /// `nth`: of the runs of this plan.
+    /// `nth`: index of the component.
     pub(super) async fn new(
         common: Common<'a, B, S>,
         nth: usize,
-        told: &'a mut (dyn FnMut(ExecutionEvent<'_>) + Send),
+        on_event: &'a mut (dyn FnMut(ExecutionEvent<'_>) + Send),
     ) -> Result<Run<'a, B, S>, Error> {
-        let Common { backend, store, terms, under_way } = common;
+        let Common { backend, store, terms, in_flight } = common;
         let name = if nth == 0 { terms.run.clone() } else { format!("{}-{nth}", terms.run) };
-        // A ledger that cannot be read is not empty: nothing is begun that it would have to tell of.
+        // A ledger that cannot be read is not empty: without it, no step is sent.
         let known = ledger::read(store, &terms.target).await?;
         Ok(Run {
             backend,
             store,
             journal: Journal::new(store, &terms.owner, &name),
             terms,
-            told,
-            all_under_way: under_way,
-            under_way: 0,
+            on_event,
+            all_in_flight: in_flight,
+            in_flight: 0,
             ended: Vec::new(),
             begun: BTreeSet::new(),
             failed: BTreeSet::new(),
@@ -108,20 +110,20 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
             given_up: BTreeSet::new(),
             to_roll_back: BTreeSet::new(),
             soaked: BTreeSet::new(),
-            silent: None,
+            silent_since: None,
             seen: terms.before.clone(),
             known: known.entries,
             notes: BTreeMap::new(),
         })
     }
 
-    pub(super) async fn over(mut self) -> ExecutionResult {
+    pub(super) async fn finish(mut self) -> ExecutionResult {
         let rest = self.take_notes();
         if !rest.writes.is_empty() {
-            match tokio::time::timeout_at(self.last_words(), self.store.txn(rest)).await {
+            match tokio::time::timeout_at(self.final_write_deadline(), self.store.txn(rest)).await {
                 Ok(Ok(_)) => {}
-                Ok(Err(error)) => warn!(%error, "what was done is not in the ledger"),
-                Err(_) => warn!("what was done is not in the ledger: it does not answer"),
+                Ok(Err(error)) => warn!(%error, "cannot write outcomes to the ledger"),
+                Err(_) => warn!("cannot write outcomes to the ledger: the store does not reply"),
             }
         }
         ledger::forget(self.store, &self.terms.target, &self.known, self.backend.now()).await;
@@ -143,16 +145,16 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         }
         let mut flights: Vec<Flight<'_>> = Vec::new();
         let (fast, slow) = self.backend.poll_interval();
-        let mut pace = fast;
+        let mut interval = fast;
         loop {
-            let under_way: usize = flights.iter().map(|flight| flight.steps.len()).sum();
-            self.takes(under_way);
-            let all = self.all_under_way.load(Ordering::Relaxed);
-            let room = self.terms.max_parallel.saturating_sub(all).min(BATCH);
-            let batch = self.next_batch(room, &mut ready, &mut chains);
+            let in_flight: usize = flights.iter().map(|flight| flight.steps.len()).sum();
+            self.set_in_flight(in_flight);
+            let all = self.all_in_flight.load(Ordering::Relaxed);
+            let capacity = self.terms.max_parallel.saturating_sub(all).min(BATCH);
+            let batch = self.next_batch(capacity, &mut ready, &mut chains);
             if !batch.is_empty() {
-                self.takes(under_way + batch.len());
-                pace = fast;
+                self.set_in_flight(in_flight + batch.len());
+                interval = fast;
                 flights.extend(self.send(batch, &mut chains, &mut ready).await);
                 continue;
             }
@@ -160,44 +162,44 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
                 if ready.is_empty() {
                     return;
                 }
-                // Others have all the room just now.
+                // Other components use all of `max_parallel`.
                 tokio::time::sleep(fast).await;
                 continue;
             }
             if Instant::now() >= self.terms.deadline {
-                self.time_is_over(flights, &mut chains).await;
+                self.time_out(flights, &mut chains).await;
                 flights = Vec::new();
                 continue;
             }
-            // Many who wait do not all ask at once.
-            tokio::time::sleep(pace.mul_f64(0.85 + 0.3 * fastrand::f64())).await;
-            pace = pace.mul_f64(1.5).min(slow);
+            // Jitter: many clients must not poll at the same moment.
+            tokio::time::sleep(interval.mul_f64(0.85 + 0.3 * fastrand::f64())).await;
+            interval = interval.mul_f64(1.5).min(slow);
             let before: usize = flights.iter().map(|flight| flight.steps.len()).sum();
-            flights = self.ask(flights, &mut chains, &mut ready).await;
+            flights = self.poll(flights, &mut chains, &mut ready).await;
             let left: usize = flights.iter().map(|flight| flight.steps.len()).sum();
             if left < before {
-                pace = fast;
+                interval = fast;
             }
             let longest = flights.iter().min_by_key(|flight| flight.begun);
             let longest = longest.and_then(|flight| flight.steps.values().next()).map(|step| &step.instance);
-            (self.told)(ExecutionEvent::Waiting { left, longest });
+            (self.on_event)(ExecutionEvent::Waiting { left, longest });
         }
     }
 
-    /// So many steps of ours are under way now.
-    fn takes(&mut self, many: usize) {
-        self.all_under_way.fetch_add(many, Ordering::Relaxed);
-        self.all_under_way.fetch_sub(std::mem::replace(&mut self.under_way, many), Ordering::Relaxed);
+    /// Sets the number of this run's steps in flight.
+    fn set_in_flight(&mut self, many: usize) {
+        self.all_in_flight.fetch_add(many, Ordering::Relaxed);
+        self.all_in_flight.fetch_sub(std::mem::replace(&mut self.in_flight, many), Ordering::Relaxed);
     }
 
     fn next_batch<'s>(
         &mut self,
-        room: usize,
+        capacity: usize,
         ready: &mut VecDeque<&'s Step>,
         chains: &mut Chains<'_, 's>,
     ) -> Vec<&'s Step> {
         let mut batch: Vec<&Step> = Vec::new();
-        while batch.len() < room
+        while batch.len() < capacity
             && let Some(step) = ready.pop_front()
         {
             match self.why_not(step) {
@@ -218,35 +220,36 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         batch
     }
 
-    async fn time_is_over(&mut self, flights: Vec<Flight<'_>>, chains: &mut Chains<'_, '_>) {
+    async fn time_out(&mut self, flights: Vec<Flight<'_>>, chains: &mut Chains<'_, '_>) {
         for flight in flights {
             for step in flight.steps.into_values() {
-                let message = "it was still under way when the time was over".to_owned();
+                let message = "step was still in flight at the deadline".to_owned();
                 self.end(step, StepOutcome::TimedOut, 115, message, flight.begun);
                 self.skip_rest(chains, step);
             }
         }
     }
 
-    /// Why a step that is ready is not begun.
+    /// Reason why a ready step is skipped.
     fn why_not(&mut self, step: &Step) -> Option<String> {
         if *self.terms.stop.borrow() {
-            return Some("interrupted before it was begun".to_owned());
+            return Some("interrupted before the step was sent".to_owned());
         }
         if Instant::now() >= self.terms.deadline {
-            return Some("the time was over before it was begun".to_owned());
+            return Some("deadline passed before the step was sent".to_owned());
         }
         let is_begun = self.begun.contains(&step.instance);
-        if let Some(word) = self.terms.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
+        if let Some(reason) =
+            self.terms.restraints.borrow().means(&step.instance, step.from.as_ref(), is_begun)
         {
-            // What was to be started is not there for those that need it.
+            // Processes that depend on the skipped start are skipped, too.
             let starts = self.terms.declared.get(&step.instance).filter(|_| step.op == Op::Start);
             self.left_out.extend(starts.cloned());
-            return Some(word);
+            return Some(reason);
         }
         let declared = self.terms.declared.get(&step.instance)?;
         if self.given_up.contains(declared) {
-            return Some(format!("the rollout of {declared} was ended: too many of it failed"));
+            return Some(format!("rollout of {declared} ended: too many instances failed"));
         }
         if !matches!(step.op, Op::Start | Op::Restart) {
             return None;
@@ -254,15 +257,15 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         let needs = self.terms.depends.get(declared)?;
         let failed = needs.iter().find(|name| self.failures.contains_key(*name));
         let why = match (failed, needs.iter().find(|name| self.left_out.contains(*name))) {
-            (Some(failed), _) => format!("{failed}, which it depends on, failed"),
-            (None, Some(left_out)) => format!("{left_out}, which it depends on, was not begun"),
+            (Some(failed), _) => format!("dependency {failed} failed"),
+            (None, Some(left_out)) => format!("dependency {left_out} was not started"),
             (None, None) => return None,
         };
         self.left_out.insert(declared.clone());
         Some(why)
     }
 
-    /// A flight that is over is forgotten by the journal.
+    /// Deletes a finished call from the journal.
     async fn if_open<'s>(&mut self, flight: Flight<'s>) -> Option<Flight<'s>> {
         if !flight.steps.is_empty() {
             return Some(flight);
@@ -271,16 +274,17 @@ impl<'a, B: Backend, S: Store> Run<'a, B, S> {
         None
     }
 
-    /// What cannot be written in time stays in the journal, and is found out by whoever comes next.
+    /// A call that cannot be deleted in time stays in the journal, and the next run resolves it.
     async fn forget(&mut self, call: &str) {
         let notes = self.take_notes();
-        let written = tokio::time::timeout_at(self.last_words(), self.journal.ended(call, notes)).await;
+        let written =
+            tokio::time::timeout_at(self.final_write_deadline(), self.journal.ended(call, notes)).await;
         if written.unwrap_or(false) {
-            (self.told)(ExecutionEvent::Noted);
+            (self.on_event)(ExecutionEvent::Noted);
         }
     }
 
-    fn last_words(&self) -> Instant {
-        self.terms.deadline.max(Instant::now()) + LAST_WORDS
+    fn final_write_deadline(&self) -> Instant {
+        self.terms.deadline.max(Instant::now()) + FINAL_WRITE_TIMEOUT
     }
 }

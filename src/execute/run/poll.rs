@@ -1,4 +1,4 @@
-//! What became of what was sent: by asking the target, and where no word comes, by looking.
+//! Results of sent calls: by polling the target, and without a result by observation.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -8,22 +8,22 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::{Chains, Flight, REGISTERED_ALREADY, RUNS_ALREADY, Run};
-use crate::backend::{Backend, BackendError, InstanceQuery, OperationState as Said, OperationStatus};
+use crate::backend::{Backend, BackendError, InstanceQuery, OperationState, OperationStatus};
 use crate::execute::lost_reply::{Inference, infer_outcome, operation_timeout};
 use crate::execute::{StepOutcome, in_time};
 use crate::model::{AutoType, Op, Step};
 use crate::store::Store;
 
-/// A target that does not answer for this long is gone: what was sent is unknown.
-const SILENCE: Duration = Duration::from_secs(15);
+/// A target that does not reply for this long is unreachable: the outcome of sent steps is unknown.
+const SILENCE_LIMIT: Duration = Duration::from_secs(15);
 /// Row code of a start that found a process running.
 const ALREADY_RUNNING: i64 = 828;
-/// Even when the time is nearly over, a look has this much.
-const LEAST_LOOK: Duration = Duration::from_secs(1);
+/// Minimum time for an observation close to the deadline.
+const MIN_OBSERVE_TIME: Duration = Duration::from_secs(1);
 
 impl<B: Backend, S: Store> Run<'_, B, S> {
-    /// Asks about all that is under way, side by side.
-    pub(super) async fn ask<'s>(
+    /// Polls all calls in flight concurrently.
+    pub(super) async fn poll<'s>(
         &mut self,
         flights: Vec<Flight<'s>>,
         chains: &mut Chains<'_, 's>,
@@ -37,34 +37,34 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             };
             (flight, answers)
         };
-        let told: Vec<_> =
+        let polled: Vec<_> =
             stream::iter(flights).map(one).buffered(backend.max_concurrent_calls()).collect().await;
         let mut open = Vec::new();
-        for (mut flight, answers) in told {
+        for (mut flight, answers) in polled {
             match answers {
                 Some(Ok(answers)) => {
-                    self.silent = None;
-                    self.take_in(&mut flight, answers, chains, ready);
-                    self.overdue(&mut flight, chains, ready).await;
+                    self.silent_since = None;
+                    self.apply_statuses(&mut flight, answers, chains, ready);
+                    self.resolve_overdue(&mut flight, chains, ready).await;
                 }
                 Some(Err(fault)) => {
-                    info!(%fault, "asked again");
-                    let since = *self.silent.get_or_insert_with(Instant::now);
-                    if since.elapsed() > SILENCE && self.backend.has_idempotency_keys() {
-                        // The journal keeps it: whoever comes next finds out what became of it.
-                        self.lose(flight, &fault.to_string(), chains);
+                    info!(%fault, "poll failed; retrying");
+                    let since = *self.silent_since.get_or_insert_with(Instant::now);
+                    if since.elapsed() > SILENCE_LIMIT && self.backend.has_idempotency_keys() {
+                        // The call stays in the journal, and the next run resolves it.
+                        self.give_up(flight, &fault.to_string(), chains);
                         continue;
                     }
-                    self.overdue(&mut flight, chains, ready).await;
+                    self.resolve_overdue(&mut flight, chains, ready).await;
                 }
-                None => self.look_into(&mut flight, None, chains, ready).await,
+                None => self.infer_outcomes(&mut flight, None, chains, ready).await,
             }
             open.extend(self.if_open(flight).await);
         }
         open
     }
 
-    pub(super) fn take_in<'s>(
+    pub(super) fn apply_statuses<'s>(
         &mut self,
         flight: &mut Flight<'s>,
         answers: Vec<OperationStatus>,
@@ -73,18 +73,18 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     ) {
         for OperationStatus { order, result, .. } in answers {
             let (code, message) = match result {
-                Said::InProgress => continue,
-                Said::Done => (0, String::new()),
-                Said::Failed { code, message } => (code, message),
+                OperationState::InProgress => continue,
+                OperationState::Done => (0, String::new()),
+                OperationState::Failed { code, message } => (code, message),
             };
             let Some(step) = flight.steps.remove(&order) else { continue };
-            let (outcome, message) = self.understood(step, code, message);
+            let (outcome, message) = self.outcome_of_code(step, code, message);
             self.close(step, outcome, code, message, flight.begun, chains, ready);
         }
     }
 
-    /// Some codes say that there was nothing to do.
-    fn understood(&self, step: &Step, code: i64, message: String) -> (StepOutcome, String) {
+    /// Maps a row code to an outcome. Some codes mean that there was nothing to do.
+    fn outcome_of_code(&self, step: &Step, code: i64, message: String) -> (StepOutcome, String) {
         match (step.op, code) {
             (_, 0) => (StepOutcome::Done, String::new()),
             // Without our label or ledger entry these mean that another owner has it.
@@ -94,7 +94,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             (Op::Register, 850) => (StepOutcome::Failed, format!("{REGISTERED_ALREADY} ({message})")),
             (Op::Start, 828) if self.runs_as_wanted(step) => (StepOutcome::AlreadySo, message),
             (Op::Start, 828) => {
-                let why = "it runs already, and not as it is wanted: a restart is needed";
+                let why = "process runs already, with another spec: a restart is needed";
                 (StepOutcome::Failed, format!("{why} ({message})"))
             }
             (Op::Stop | Op::Kill, 829) => (StepOutcome::AlreadySo, message),
@@ -102,13 +102,13 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             (Op::Start, 836) if is_once(step) && !self.terms.caps.reads_health => {
                 (StepOutcome::Done, message)
             }
-            // Our gateway ended the row without a result: the agent may have carried it out, or may still.
+            // Our gateway ended the row without a result: the agent may have executed the operation, or may still.
             (_, 1_900_504) => (StepOutcome::Unknown, message),
             _ => (StepOutcome::Failed, message),
         }
     }
 
-    /// Where specs are read back, the next look tells; elsewhere only what we know of it counts.
+    /// Where specs are read back, the next observation shows it; elsewhere the ledger decides.
     fn runs_as_wanted(&self, step: &Step) -> bool {
         if self.terms.caps.reads_specs {
             return true;
@@ -121,8 +121,8 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
     }
 
-    /// Rows that stay in progress, or never come, for longer than their operation can take.
-    async fn overdue<'s>(
+    /// Resolves rows that stay in progress, or are missing, for longer than their operation can take.
+    async fn resolve_overdue<'s>(
         &mut self,
         flight: &mut Flight<'s>,
         chains: &mut Chains<'_, 's>,
@@ -139,12 +139,12 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             .map(|(id, _)| id.clone())
             .collect();
         if !late.is_empty() {
-            self.look_into(flight, Some(&late), chains, ready).await;
+            self.infer_outcomes(flight, Some(&late), chains, ready).await;
         }
     }
 
-    /// Finds out by looking what became of steps; `only`: of these, for the last time.
-    async fn look_into<'s>(
+    /// Infers outcomes from an observation. `only`: these steps, for the last time.
+    async fn infer_outcomes<'s>(
         &mut self,
         flight: &mut Flight<'s>,
         only: Option<&BTreeSet<String>>,
@@ -155,15 +155,15 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let steps: Vec<(String, &Step)> =
             flight.steps.iter().filter(|(id, _)| meant(id)).map(|(id, step)| (id.clone(), *step)).collect();
         let subjects: Vec<InstanceQuery> = steps.iter().map(|(_, step)| self.subject(step)).collect();
-        let left = self.terms.deadline.saturating_duration_since(Instant::now()).max(LEAST_LOOK);
-        let look = tokio::time::timeout(left, self.backend.observe_live(&subjects)).await;
-        let look = look.unwrap_or(Err(BackendError::NoAnswer));
+        let left = self.terms.deadline.saturating_duration_since(Instant::now()).max(MIN_OBSERVE_TIME);
+        let observed = tokio::time::timeout(left, self.backend.observe_live(&subjects)).await;
+        let observed = observed.unwrap_or(Err(BackendError::NoAnswer));
         let (_, slow) = self.backend.poll_interval();
         for (id, step) in steps {
-            let verdict = match &look {
-                Ok(look) if look.gaps.contains_key(&step.instance.host) => Inference::Unknown,
-                Ok(look) => {
-                    let now = look.instances.get(&step.instance);
+            let inferred = match &observed {
+                Ok(observed) if observed.gaps.contains_key(&step.instance.host) => Inference::Unknown,
+                Ok(observed) => {
+                    let now = observed.instances.get(&step.instance);
                     let unproven = self.is_foreign(step).then(|| self.sent_at(flight.begun));
                     infer_outcome(step.op, self.seen.get(&step.instance), now, is_once(step), unproven)
                 }
@@ -171,29 +171,30 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             };
             let is_last = only.is_some() || flight.begun.elapsed() > operation_timeout(step, slow);
             let mut code = 0;
-            let (outcome, message) = match verdict {
+            let (outcome, message) = match inferred {
                 Inference::Done => (StepOutcome::Done, String::new()),
                 Inference::NotOurs => {
                     code = ALREADY_RUNNING;
                     (StepOutcome::Failed, RUNS_ALREADY.to_owned())
                 }
                 Inference::Again => {
-                    (StepOutcome::Unknown, "its answer was lost: the next look decides".to_owned())
+                    (StepOutcome::Unknown, "reply was lost: the next observation decides".to_owned())
                 }
                 Inference::NotYet | Inference::Unknown if !is_last => continue,
                 Inference::NotYet if only.is_none() => {
-                    (StepOutcome::Failed, "its answer was lost, and it was not carried out".to_owned())
+                    (StepOutcome::Failed, "reply was lost, and the operation did not take effect".to_owned())
                 }
-                Inference::NotYet | Inference::Unknown => {
-                    (StepOutcome::Unknown, "no word of it came, and looking does not tell".to_owned())
-                }
+                Inference::NotYet | Inference::Unknown => (
+                    StepOutcome::Unknown,
+                    "no result was received, and the observed state does not show whether it ran".to_owned(),
+                ),
             };
             flight.steps.remove(&id);
             self.close(step, outcome, code, message, flight.begun, chains, ready);
         }
     }
 
-    fn lose(&mut self, flight: Flight<'_>, why: &str, chains: &mut Chains<'_, '_>) {
+    fn give_up(&mut self, flight: Flight<'_>, why: &str, chains: &mut Chains<'_, '_>) {
         for step in flight.steps.into_values() {
             self.end(step, StepOutcome::Unknown, 0, why.to_owned(), flight.begun);
             self.skip_rest(chains, step);

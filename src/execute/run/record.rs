@@ -1,4 +1,4 @@
-//! What is known by the end of each step: its outcome, what it means for the steps after it, and what the ledger is to keep.
+//! Recording of step outcomes: the result, the consequences for later steps, and the ledger entry.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ use crate::reconcile::{Expected, after};
 use crate::store::{Store, Txn};
 
 impl<B: Backend, S: Store> Run<'_, B, S> {
-    #[expect(clippy::too_many_arguments, reason = "what a step is closed with, and what goes on after it")]
+    #[expect(clippy::too_many_arguments, reason = "the result of a step, and the queues that it releases")]
     pub(super) fn close<'s>(
         &mut self,
         step: &'s Step,
@@ -50,11 +50,11 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             let declared = self.terms.declared.get(&step.instance).cloned();
             *self.failures.entry(declared.unwrap_or_else(|| step.instance.process())).or_default() += 1;
         }
-        (self.told)(ExecutionEvent::Ended(&ended));
+        (self.on_event)(ExecutionEvent::Ended(&ended));
         self.ended.push(ended);
     }
 
-    /// Was the instance ours before this run: by its label, by the ledger, or because its adoption was planned?
+    /// Whether the instance was ours before this run: by its label, by the ledger, or because the plan adopts it.
     pub(super) fn is_owned(&self, step: &Step) -> bool {
         let owner = self.terms.owner.as_str();
         let key = step.from.as_ref().unwrap_or(&step.instance);
@@ -69,7 +69,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         by_row || self.known.get(&step.instance).is_some_and(|entry| entry.proves(owner))
     }
 
-    /// Did we register it, whatever runs there?
+    /// Whether we registered it, whatever runs there.
     pub(super) fn is_registered_by_us(&self, step: &Step) -> bool {
         let entry = self.known.get(&step.instance).filter(|entry| entry.owner == self.terms.owner);
         entry.is_some_and(|entry| !entry.gone && entry.registered)
@@ -95,13 +95,14 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         Time(self.backend.now().0.saturating_sub(ago))
     }
 
-    /// Start time from which on a running process is ours; `None`: whatever runs is.
+    /// Start time from which on a running process is ours; `None`: every running process is.
     fn ours_after(&self, step: &Step, outcome: StepOutcome, code: i64, begun: Instant) -> Option<Time> {
         if self.terms.owner.is_empty() {
             return None;
         }
         if self.is_owned(step) {
-            // Our agent lists only what it started: what answers the start may be another process, which is checked.
+            // Our agent lists only what it started: the process that made the start fail may be another one, so it is
+            // checked.
             let is_checked = self.terms.caps.reads_specs && step.op == Op::Start && code == 828;
             return is_checked.then_some(ledger::ALWAYS);
         }
@@ -119,12 +120,12 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         }
     }
 
-    /// How the instance is by now, for the ledger.
+    /// Writes the new state of the instance to the pending ledger entries.
     fn note(&mut self, step: &Step, outcome: StepOutcome, code: i64, begun: Instant) {
         if outcome == StepOutcome::Skipped {
             return;
         }
-        // These can be done again without harm: as long as nobody knows better, they were not done.
+        // These steps are repeatable: without proof, they count as not executed.
         let harmless = matches!(step.op, Op::Register | Op::Unregister | Op::Reload | Op::Supervise);
         if harmless && !outcome.is_well() {
             if self.terms.caps.reads_specs {
@@ -134,7 +135,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             let unproven = self.ours_after(step, outcome, code, begun).filter(|_| code != 850);
             let entry = match (perhaps, unproven) {
                 (Some(entry), _) => entry,
-                // A registration that took effect all the same would carry our label, whatever runs there.
+                // A registration that took effect after all would carry our label, whatever runs there.
                 (None, Some(after)) => {
                     let (owner, now) = (&self.terms.owner, self.backend.now());
                     let entry = ledger::Entry::after(step, &Expected::Unknown, owner, None, now);
@@ -147,7 +148,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             return;
         }
         let expected = match outcome {
-            // Nobody stopped it: whether it is still guarded has to be seen.
+            // The process had ended already: whether it is still supervised has to be observed.
             StepOutcome::AlreadySo if code == 829 => Expected::Unknown,
             StepOutcome::Done | StepOutcome::AlreadySo => {
                 after(step, self.seen.get(&step.instance), &self.terms.owner, &self.terms.caps)
@@ -170,16 +171,16 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let known = self.known.get(&step.instance);
         let entry = ledger::Entry::after(step, &expected, &self.terms.owner, known, self.backend.now());
         let entry = ledger::Entry { ours_after: ours_after.or(entry.ours_after), ..entry };
-        // A step that was surely not carried out leaves no doubt about a run.
+        // After a definite failure it is known that no run took place.
         let once = entry.once && outcome != StepOutcome::Failed;
-        // Once it can be seen again, a restart shows by its pid.
+        // Once the instance can be observed again, a restart shows by its pid.
         let then = self.seen.get(&step.instance).and_then(|seen| seen.pid).filter(|_| entry.unsure);
         let entry = ledger::Entry { once, pid: then.or(entry.pid), ..entry };
         self.known.insert(step.instance.clone(), entry.clone());
         self.notes.insert(step.instance.clone(), entry);
     }
 
-    /// Where specs are read back, the ledger holds only what was found not to be ours.
+    /// Where specs are read back, the ledger holds only instances that are not ours.
     fn note_foreign(&mut self, step: &Step, outcome: StepOutcome, code: i64, ours_after: Option<Time>) {
         let is_known = self.known.contains_key(&step.instance);
         // A start whose check failed may still come up, and answer the next start with 828.
@@ -200,7 +201,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     pub(super) fn skip_rest(&mut self, chains: &mut Chains<'_, '_>, after: &Step) {
         let rest = chains.get_mut(&after.instance).map(std::mem::take).unwrap_or_default();
         for step in rest {
-            let why = format!("the {} before it did not end well", after.op);
+            let why = format!("the {} before it did not succeed", after.op);
             self.end(step, StepOutcome::Skipped, 0, why, Instant::now());
         }
     }
@@ -208,7 +209,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     pub(in crate::execute) fn subject(&self, step: &Step) -> InstanceQuery {
         let known = self.known.get(&step.instance).and_then(ledger::Entry::spec);
         let spec = match step.op {
-            // What is sent is what it is from now on.
+            // The sent spec applies from now on.
             Op::Start | Op::Supervise | Op::Restart | Op::Reload | Op::Register => {
                 step.spec.clone().or(known)
             }

@@ -1,6 +1,6 @@
-//! Steps on their way: into the journal first, then out, in as few calls as the target allows.
+//! Submission of steps: journaled first, then sent in as few calls as the target allows.
 //!
-//! Only what cannot have had an effect is sent again.
+//! A call is repeated only if the first attempt cannot have had an effect.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::execute::{ExecutionContext, ExecutionEvent, GRACE, StepOutcome, in_ti
 use crate::model::{InstanceKey, ObservedInstance, Op, Spec, Step};
 use crate::store::Store;
 
-/// How often a call that cannot have been carried out is made again.
-const TRIES: u32 = 5;
-const FIRST_TRY: Duration = Duration::from_millis(10);
+/// Maximum attempts for a call that had no effect, and the base of the delay between them.
+const MAX_ATTEMPTS: u32 = 5;
+const RETRY_BASE: Duration = Duration::from_millis(10);
 
-/// What became of a call.
-enum Lost {
+/// Why a call has no task.
+enum SendError {
     /// The journal could not be written: nothing was sent.
-    NotBegun(String),
+    NotStarted(String),
     Fault(BackendError),
 }
 
 impl<B: Backend, S: Store> Run<'_, B, S> {
-    /// Sends a batch, in as few calls as the target allows, side by side.
+    /// Sends a batch, in as few calls as the target allows, concurrently.
     pub(super) async fn send<'s>(
         &mut self,
         batch: Vec<&'s Step>,
@@ -46,7 +46,7 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
         let calls = self.backend.batches(batch.iter().map(order).collect());
         let mut steps: HashMap<String, &Step> =
             batch.into_iter().map(|step| (step.id.to_string(), step)).collect();
-        (self.told)(ExecutionEvent::Sent { steps: steps.len() });
+        (self.on_event)(ExecutionEvent::Sent { steps: steps.len() });
         let (backend, journal, terms, seen) = (self.backend, &self.journal, self.terms, &self.seen);
         let one = |orders: Vec<Operation>| async move {
             let sent = submit(backend, journal, terms, seen, &orders).await;
@@ -61,23 +61,23 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
             match result {
                 Ok(task) => {
                     let mut flight = Flight { task: Some(task), steps, begun, call };
-                    // Some calls answer at once.
+                    // Some calls have their results in the reply.
                     if let Some(task) = flight.task.take() {
-                        self.take_in(&mut flight, task.answered.clone(), chains, ready);
+                        self.apply_statuses(&mut flight, task.answered.clone(), chains, ready);
                         flight.task = Some(Task { answered: Vec::new(), ..task });
                     }
                     flights.extend(self.if_open(flight).await);
                 }
-                Err(Lost::NotBegun(why)) => {
+                Err(SendError::NotStarted(why)) => {
                     for step in steps.into_values() {
-                        self.end(step, StepOutcome::Failed, 0, format!("not begun: {why}"), begun);
+                        self.end(step, StepOutcome::Failed, 0, format!("not started: {why}"), begun);
                         self.skip_rest(chains, step);
                     }
                 }
-                Err(Lost::Fault(BackendError::NoAnswer)) if !self.backend.has_idempotency_keys() => {
+                Err(SendError::Fault(BackendError::NoAnswer)) if !self.backend.has_idempotency_keys() => {
                     flights.push(Flight { task: None, steps, begun, call });
                 }
-                Err(Lost::Fault(fault)) => {
+                Err(SendError::Fault(fault)) => {
                     let outcome = match fault {
                         BackendError::NoAnswer => StepOutcome::Unknown,
                         BackendError::Unreachable(_) | BackendError::Refused(_) | BackendError::Busy(_) => {
@@ -98,40 +98,42 @@ impl<B: Backend, S: Store> Run<'_, B, S> {
     }
 }
 
-/// One call: into the journal, then out. Only what cannot have had an effect is sent again.
+/// Journals and sends one call. An attempt is repeated only if it cannot have had an effect.
 async fn submit<B: Backend, S: Store>(
     backend: &B,
     journal: &Journal<'_, S>,
     terms: &ExecutionContext,
     seen: &BTreeMap<InstanceKey, ObservedInstance>,
     orders: &[Operation],
-) -> (String, Result<Task, Lost>) {
+) -> (String, Result<Task, SendError>) {
     let steps = orders.iter().map(|order| began(order, terms, seen)).collect();
     let mut call = Call { steps, at: Some(backend.now()), task: None };
     let name = match tokio::time::timeout_at(terms.deadline + GRACE, journal.begin(&call)).await {
         Ok(Ok(name)) => name,
-        Ok(Err(error)) => return (String::new(), Err(Lost::NotBegun(error.to_string()))),
+        Ok(Err(error)) => return (String::new(), Err(SendError::NotStarted(error.to_string()))),
         Err(_) => {
-            let why = "the journal could not be written in time".to_owned();
-            return (String::new(), Err(Lost::NotBegun(why)));
+            let why = "the journal could not be written before the deadline".to_owned();
+            return (String::new(), Err(SendError::NotStarted(why)));
         }
     };
-    let mut tries = 0;
-    // One of the tries may have been carried out.
+    let mut attempts = 0;
+    // One of the attempts may have taken effect.
     let mut in_doubt = false;
     let sent = loop {
-        tries += 1;
-        let may = |fault: &BackendError| match fault {
+        attempts += 1;
+        let is_retryable = |fault: &BackendError| match fault {
             BackendError::Unreachable(_) | BackendError::Busy(_) => true,
-            // Under the same name it is carried out once, however often it is sent.
+            // The idempotency key makes repeated calls take effect once.
             BackendError::NoAnswer => backend.has_idempotency_keys(),
             BackendError::Refused(_) => false,
         };
         match in_time(terms.deadline, backend.submit(&name, orders)).await {
-            Err(fault) if may(&fault) && tries < TRIES && Instant::now() < terms.deadline => {
+            Err(fault)
+                if is_retryable(&fault) && attempts < MAX_ATTEMPTS && Instant::now() < terms.deadline =>
+            {
                 in_doubt |= fault == BackendError::NoAnswer;
-                warn!(%fault, tries, "sent again");
-                tokio::time::sleep(FIRST_TRY * 4u32.pow(tries)).await;
+                warn!(%fault, attempts, "call failed; retrying");
+                tokio::time::sleep(RETRY_BASE * 4u32.pow(attempts)).await;
             }
             Err(_) if in_doubt => break Err(BackendError::NoAnswer),
             sent => break sent,
@@ -144,10 +146,10 @@ async fn submit<B: Backend, S: Store>(
         call.task = Some(task.clone());
         journal.taken_on(&name, &call).await;
     }
-    (name, sent.map_err(Lost::Fault))
+    (name, sent.map_err(SendError::Fault))
 }
 
-/// A step as the journal keeps it: where calls have names, the name finds the rest.
+/// The journal record of a step: where calls have idempotency keys, the key finds the rest.
 fn began(
     order: &Operation,
     terms: &ExecutionContext,
