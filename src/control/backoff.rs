@@ -1,12 +1,13 @@
-//! What failed is not tried again at once, and what never stays as it was made is not made so for ever.
+//! Retry backoff per instance, and detection of instances that never converge.
 //!
-//! After a failure an instance is left alone for a second, then two, four, at most five minutes (a little less each, so that
-//! many do not come back at once); another cause begins anew, success ends it. A process that its agent has given up on is
-//! a failure too, whatever became of the start: a crash loop is not fed. If the same steps ended well three times and are
-//! needed once more, somebody or something undoes them: no more attempts until what is seen becomes another. New manifests
-//! end all of it; what was put back after a failed rollout waits for manifests that ask for something else of it.
+//! After a failure an instance backs off for one second, then two, four, up to five minutes, with jitter. A failure
+//! with another cause starts over; a success ends the backoff. A process that its agent has given up on counts as
+//! failed, whatever the start returned: crash loops are retried with the same backoff. An instance whose steps
+//! succeeded three times and are needed again is suspended until its observed state changes: something undoes the
+//! steps. New manifests reset everything; an instance that was rolled back is suspended until its own declaration
+//! changes.
 //!
-//! Time and chance come in as values.
+//! Time and randomness are inputs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,11 +19,11 @@ use crate::model::{
 
 const INITIAL_DELAY_SECS: u64 = 1;
 const MAX_DELAY_SECS: u64 = 300;
-/// So often the same steps may end well within this time.
+/// How many times the same steps may succeed within this window.
 const MAX_REPEATS: u32 = 3;
 const REPEAT_WINDOW_SECS: u64 = 600;
 
-/// What is known of one instance.
+/// State of one instance.
 #[derive(Debug, Default)]
 struct Attempts {
     failed: Option<FailureStreak>,
@@ -31,7 +32,7 @@ struct Attempts {
     given_up: Option<Suspension>,
 }
 
-/// Steps failed in a row, for the same cause.
+/// Consecutive failures with the same cause.
 #[derive(Debug)]
 struct FailureStreak {
     cause: String,
@@ -39,16 +40,16 @@ struct FailureStreak {
     until: Time,
 }
 
-/// Its agent gave up on it.
+/// Its agent has given up on it.
 #[derive(Debug)]
 struct CrashStreak {
     times: u32,
     until: Time,
-    /// It was started since.
+    /// A start was sent since.
     started: bool,
 }
 
-/// What was done, how often it ended well, and since when.
+/// Steps, the number of times they succeeded, and the start of that window.
 #[derive(Debug, Default)]
 struct RepeatCounter {
     steps: String,
@@ -61,11 +62,11 @@ struct RepeatCounter {
 struct Suspension {
     reason: HoldReason,
     why: String,
-    /// How it was when it was first left alone for this; another sight ends it.
+    /// Observed state when it was suspended; another state ends the suspension.
     seen: Option<Option<ObservedInstance>>,
 }
 
-/// Why an instance is left alone, and for how long; `None`: until something changes.
+/// Why an instance is held, and until when; `None`: until something changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackoffHold {
     pub reason: HoldReason,
@@ -74,7 +75,7 @@ pub struct BackoffHold {
 }
 
 impl BackoffHold {
-    /// As people are told of it.
+    /// As a hold for display.
     pub fn hold(&self, instance: &InstanceKey) -> Hold {
         let (instance, reason) = (instance.clone(), Some(self.why.clone()));
         Hold { instance, by: "watch".to_owned(), reason, until: self.until }
@@ -83,10 +84,10 @@ impl BackoffHold {
 
 #[derive(Debug, Default)]
 pub struct Backoff {
-    tries: BTreeMap<InstanceKey, Attempts>,
+    attempts: BTreeMap<InstanceKey, Attempts>,
 }
 
-/// The next wait after so many failures. `chance` is of 0 to 1.
+/// The next delay after this many failures. `chance` is between 0 and 1.
 fn delay_secs(failures: u32, chance: f64) -> f64 {
     let most = INITIAL_DELAY_SECS.saturating_mul(1 << failures.saturating_sub(1).min(10)).min(MAX_DELAY_SECS);
     most as f64 * (0.8 + 0.2 * chance)
@@ -97,7 +98,7 @@ fn time_after(now: Time, secs: f64) -> Time {
 }
 
 impl Backoff {
-    /// Takes in how a plan ended.
+    /// Records the results of a plan.
     pub fn record_results(
         &mut self,
         plan: &Plan,
@@ -121,24 +122,24 @@ impl Backoff {
             }
         }
         for (key, bad) in bad {
-            let tries = self.tries.entry(key.clone()).or_default();
+            let attempts = self.attempts.entry(key.clone()).or_default();
             if let Some(cause) = bad {
-                let before = tries.failed.take().filter(|failed| failed.cause == cause);
+                let before = attempts.failed.take().filter(|failed| failed.cause == cause);
                 let times = before.map_or(1, |failed| failed.times.saturating_add(1));
                 let until = time_after(now, delay_secs(times, chance()));
-                tries.failed = Some(FailureStreak { cause, times, until });
+                attempts.failed = Some(FailureStreak { cause, times, until });
                 continue;
             }
-            tries.failed = None;
+            attempts.failed = None;
             let (did, mut fields) = steps.remove(key).unwrap_or_default();
             fields.sort_unstable();
             fields.dedup();
-            if let Some(crashed) = &mut tries.crashed {
+            if let Some(crashed) = &mut attempts.crashed {
                 crashed.started |= did.contains(Op::Start.word()) || did.contains(Op::Restart.word());
-                // What crashes does not stay as it was made; that is not somebody's doing.
+                // A crash is not a step that was undone.
                 continue;
             }
-            let same = &mut tries.same;
+            let same = &mut attempts.same;
             let fields = fields.join(", ");
             if (&same.steps, &same.fields) != (&did, &fields)
                 || now.secs_since(same.since) > REPEAT_WINDOW_SECS
@@ -149,47 +150,47 @@ impl Backoff {
             if same.well >= MAX_REPEATS {
                 let (fields, many) = (&same.fields, same.well);
                 let why = format!(
-                    "it does not stay as it is made: {fields} differed again though {} ended well {many} times within {}; \
-                     not tried any more until it is seen to be otherwise, or the manifests change",
+                    "not converging: `{}` succeeded {many} times in {} but {fields} differed again each time. \
+                     No more attempts until its observed state or its manifest changes.",
                     same.steps.trim_end(),
                     span(REPEAT_WINDOW_SECS)
                 );
-                tries.given_up = Some(Suspension { reason: HoldReason::NotConverging, why, seen: None });
+                attempts.given_up = Some(Suspension { reason: HoldReason::NotConverging, why, seen: None });
             }
         }
     }
 
-    /// It is not tried again until its manifest changes.
+    /// Suspends an instance until its manifest changes.
     pub fn suspend(&mut self, key: &InstanceKey, reason: HoldReason, why: &str) {
         let given_up = Suspension { reason, why: why.to_owned(), seen: None };
-        self.tries.entry(key.clone()).or_default().given_up = Some(given_up);
+        self.attempts.entry(key.clone()).or_default().given_up = Some(given_up);
     }
 
-    /// What is not tried again, and why.
+    /// Suspended instances and their reasons.
     pub fn suspended(&self) -> impl Iterator<Item = (&InstanceKey, HoldReason, &str)> {
-        self.tries.iter().filter_map(|(key, tries)| {
-            let given_up = tries.given_up.as_ref()?;
+        self.attempts.iter().filter_map(|(key, attempts)| {
+            let given_up = attempts.given_up.as_ref()?;
             Some((key, given_up.reason, given_up.why.as_str()))
         })
     }
 
-    /// There are new manifests. What was put back is not tried again for what others ask for.
+    /// Resets for new manifests. A rolled-back instance stays suspended unless its own declaration changed.
     pub fn reset_changed(&mut self, before: &Desired, now: &Desired) {
-        self.tries.retain(|key, tries| {
-            let put_back = tries.given_up.take_if(|given_up| given_up.reason == HoldReason::RolledBack);
-            *tries = Attempts {
+        self.attempts.retain(|key, attempts| {
+            let put_back = attempts.given_up.take_if(|given_up| given_up.reason == HoldReason::RolledBack);
+            *attempts = Attempts {
                 given_up: put_back.filter(|_| before.is_same_request(now, key)),
                 ..Attempts::default()
             };
-            tries.given_up.is_some()
+            attempts.given_up.is_some()
         });
     }
 
-    /// Takes in what a plan leaves alone: how that is.
+    /// Records the observed state of held instances.
     pub fn record_held(&mut self, plan: &Plan, observed: &Observed) {
         for held in plan.held.iter().filter(|held| held.reason == HoldReason::NotConverging) {
-            let tries = self.tries.get_mut(&held.instance);
-            if let Some(given_up) = tries.and_then(|tries| tries.given_up.as_mut()) {
+            let attempts = self.attempts.get_mut(&held.instance);
+            if let Some(given_up) = attempts.and_then(|attempts| attempts.given_up.as_mut()) {
                 given_up
                     .seen
                     .get_or_insert_with(|| observed.instances.get(&held.instance).map(stable_fields));
@@ -197,7 +198,7 @@ impl Backoff {
         }
     }
 
-    /// Takes in a look: who crashed, who is well again, and what is not as it was when it was given up.
+    /// Records an observation: crashed instances, recovered ones, and suspended ones whose state changed.
     pub fn record_observation(
         &mut self,
         desired: &Desired,
@@ -207,7 +208,7 @@ impl Backoff {
     ) {
         let failed = observed.instances.iter().filter(|(_, seen)| seen.health == Health::Failed);
         for (key, _) in failed.filter(|(key, _)| desired.instances.contains_key(*key)) {
-            let crashed = &mut self.tries.entry(key.clone()).or_default().crashed;
+            let crashed = &mut self.attempts.entry(key.clone()).or_default().crashed;
             let times = match crashed {
                 Some(CrashStreak { started: false, .. }) => continue,
                 Some(before) => before.times.saturating_add(1),
@@ -216,25 +217,25 @@ impl Backoff {
             let until = time_after(now, delay_secs(times, chance()));
             *crashed = Some(CrashStreak { times, until, started: false });
         }
-        self.tries.retain(|key, tries| {
+        self.attempts.retain(|key, attempts| {
             let seen = observed.instances.get(key);
             let is_well = |seen: &ObservedInstance| {
                 seen.health == Health::Healthy
                     && seen.since.is_some_and(|since| now.secs_since(since) >= REPEAT_WINDOW_SECS)
             };
-            if tries.crashed.is_some() && seen.is_none_or(is_well) {
-                tries.crashed = None;
+            if attempts.crashed.is_some() && seen.is_none_or(is_well) {
+                attempts.crashed = None;
             }
-            let then = tries.given_up.as_ref().and_then(|given_up| given_up.seen.as_ref());
+            let then = attempts.given_up.as_ref().and_then(|given_up| given_up.seen.as_ref());
             let blind = observed.gaps.contains_key(&key.host);
             blind || then.is_none_or(|then| *then == seen.map(stable_fields))
         });
     }
 
-    /// What is left alone now.
+    /// Instances that are held now.
     pub fn backing_off(&self, now: Time) -> BTreeMap<InstanceKey, BackoffHold> {
-        let left = |(key, tries): (&InstanceKey, &Attempts)| {
-            let Attempts { failed, crashed, same: _, given_up } = tries;
+        let left = |(key, attempts): (&InstanceKey, &Attempts)| {
+            let Attempts { failed, crashed, same: _, given_up } = attempts;
             let times = |times: u32| match times {
                 1 => "once".to_owned(),
                 many => format!("{many} times in a row"),
@@ -244,27 +245,28 @@ impl Backoff {
             } else if let Some(FailureStreak { cause, times: n, until }) =
                 failed.as_ref().filter(|failed| failed.until > now)
             {
-                let why = format!("it failed {} ({cause}): backing off until {until}", times(*n));
+                let why = format!("failed {} ({cause}): backing off until {until}", times(*n));
                 BackoffHold { reason: HoldReason::BackingOff, why, until: Some(*until) }
             } else if let Some(CrashStreak { times: n, until, .. }) =
                 crashed.as_ref().filter(|crashed| crashed.until > now)
             {
-                let why = format!("its agent gave up on it {}: backing off until {until}", times(*n));
+                let why = format!("the agent gave up {}: backing off until {until}", times(*n));
                 BackoffHold { reason: HoldReason::BackingOff, why, until: Some(*until) }
             } else {
                 return None;
             };
             Some((key.clone(), left))
         };
-        self.tries.iter().filter_map(left).collect()
+        self.attempts.iter().filter_map(left).collect()
     }
 
-    /// When something may be tried again next.
+    /// When the next retry is due.
     pub fn next_retry(&self, now: Time) -> Option<Time> {
-        let waits = self.tries.values().filter(|tries| tries.given_up.is_none()).flat_map(|tries| {
-            let failed = tries.failed.as_ref().map(|failed| failed.until);
-            failed.into_iter().chain(tries.crashed.as_ref().map(|crashed| crashed.until))
-        });
+        let waits =
+            self.attempts.values().filter(|attempts| attempts.given_up.is_none()).flat_map(|attempts| {
+                let failed = attempts.failed.as_ref().map(|failed| failed.until);
+                failed.into_iter().chain(attempts.crashed.as_ref().map(|crashed| crashed.until))
+            });
         waits.filter(|until| *until > now).min()
     }
 }
@@ -327,49 +329,49 @@ mod tests {
 
     #[test]
     fn failures_wait_longer_each_time_and_success_or_another_cause_begins_anew() {
-        let mut patience = Backoff::default();
+        let mut backoff = Backoff::default();
         let mut now = Time(1_000_000);
         let mut waits = Vec::new();
         for _ in 0..10 {
-            patience.record_results(&plan(), &ended(StepOutcome::Failed, 7), now, &mut || 1.0);
-            let until = patience.next_retry(now).expect("a time");
+            backoff.record_results(&plan(), &ended(StepOutcome::Failed, 7), now, &mut || 1.0);
+            let until = backoff.next_retry(now).expect("a time");
             waits.push((until.0 - now.0) / 1000);
-            assert_eq!(patience.backing_off(now)[&key()].reason, HoldReason::BackingOff);
-            assert!(patience.backing_off(until).is_empty(), "then it may be tried");
+            assert_eq!(backoff.backing_off(now)[&key()].reason, HoldReason::BackingOff);
+            assert!(backoff.backing_off(until).is_empty(), "then it may be tried");
             now = until;
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]);
-        patience.record_results(&plan(), &ended(StepOutcome::Failed, 8), now, &mut || 0.0);
-        assert_eq!(patience.next_retry(now), Some(Time(now.0 + 800)), "another cause, and a lucky one");
-        patience.record_results(&plan(), &ended(StepOutcome::Done, 0), now, &mut || 1.0);
-        assert!(patience.backing_off(now).is_empty());
-        patience.record_results(&plan(), &ended(StepOutcome::Failed, 7), now, &mut || 1.0);
-        assert_eq!(patience.next_retry(now), Some(now.after_secs(1)));
+        backoff.record_results(&plan(), &ended(StepOutcome::Failed, 8), now, &mut || 0.0);
+        assert_eq!(backoff.next_retry(now), Some(Time(now.0 + 800)), "another cause, and a lucky one");
+        backoff.record_results(&plan(), &ended(StepOutcome::Done, 0), now, &mut || 1.0);
+        assert!(backoff.backing_off(now).is_empty());
+        backoff.record_results(&plan(), &ended(StepOutcome::Failed, 7), now, &mut || 1.0);
+        assert_eq!(backoff.next_retry(now), Some(now.after_secs(1)));
     }
 
     #[test]
     fn what_is_undone_again_and_again_is_left_alone_until_it_is_seen_to_be_otherwise() {
-        let mut patience = Backoff::default();
+        let mut backoff = Backoff::default();
         let now = Time(1_000_000);
         for nth in 0..3 {
-            assert!(patience.backing_off(now).is_empty(), "{nth}");
-            patience.record_results(&plan(), &ended(StepOutcome::Done, 0), now, &mut || 1.0);
+            assert!(backoff.backing_off(now).is_empty(), "{nth}");
+            backoff.record_results(&plan(), &ended(StepOutcome::Done, 0), now, &mut || 1.0);
         }
-        let BackoffHold { reason, why, .. } = patience.backing_off(now)[&key()].clone();
-        assert!(reason == HoldReason::NotConverging && why.contains("start ended well 3 times"), "{why}");
-        // As we made it, then undone, and so it stays.
+        let BackoffHold { reason, why, .. } = backoff.backing_off(now)[&key()].clone();
+        assert!(reason == HoldReason::NotConverging && why.contains("`start` succeeded 3 times"), "{why}");
+        // Our step, then undone; the state stays like that.
         let (made, undone) = (seen(Health::Unknown, true), seen(Health::Unknown, false));
         let held =
             HeldChange { instance: key(), reason, detail: why, steps: Vec::new(), why: Vec::new(), at: None };
         let left = Plan { held: vec![held], ..Plan::default() };
-        patience.record_observation(&wanted(), &made, now, &mut || 1.0);
+        backoff.record_observation(&wanted(), &made, now, &mut || 1.0);
         for _ in 0..2 {
-            patience.record_observation(&wanted(), &undone, now, &mut || 1.0);
-            assert!(!patience.backing_off(now).is_empty(), "as before");
-            patience.record_held(&left, &undone);
+            backoff.record_observation(&wanted(), &undone, now, &mut || 1.0);
+            assert!(!backoff.backing_off(now).is_empty(), "as before");
+            backoff.record_held(&left, &undone);
         }
-        patience.record_observation(&wanted(), &made, now, &mut || 1.0);
-        assert!(patience.backing_off(now).is_empty());
+        backoff.record_observation(&wanted(), &made, now, &mut || 1.0);
+        assert!(backoff.backing_off(now).is_empty());
         let mut slow = Backoff::default();
         for hour in 0..9 {
             slow.record_results(
@@ -379,29 +381,29 @@ mod tests {
                 &mut || 1.0,
             );
         }
-        assert!(slow.backing_off(now).is_empty(), "now and then is no quarrel");
+        assert!(slow.backing_off(now).is_empty(), "rare repetitions converge");
     }
 
     #[test]
     fn a_crash_loop_is_not_fed() {
-        let mut patience = Backoff::default();
+        let mut backoff = Backoff::default();
         let mut now = Time(1_000_000);
         let mut waits = Vec::new();
         for _ in 0..12 {
-            // However often it is looked at.
+            // Repeated observations count once.
             for _ in 0..3 {
-                patience.record_observation(&wanted(), &seen(Health::Failed, false), now, &mut || 1.0);
+                backoff.record_observation(&wanted(), &seen(Health::Failed, false), now, &mut || 1.0);
             }
-            let until = patience.next_retry(now).expect("a time");
+            let until = backoff.next_retry(now).expect("a time");
             waits.push((until.0 - now.0) / 1000);
             now = until;
-            assert!(patience.backing_off(now).is_empty(), "it may be started");
-            patience.record_results(&plan(), &ended(StepOutcome::Done, 0), now, &mut || 1.0);
+            assert!(backoff.backing_off(now).is_empty(), "it may be started");
+            backoff.record_results(&plan(), &ended(StepOutcome::Done, 0), now, &mut || 1.0);
         }
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]);
         let mut well = seen(Health::Healthy, true);
         well.instances.values_mut().for_each(|seen| seen.since = Some(now));
-        patience.record_observation(&wanted(), &well, now.after_secs(REPEAT_WINDOW_SECS), &mut || 1.0);
-        assert!(patience.tries.values().all(|tries| tries.crashed.is_none()), "well for long enough");
+        backoff.record_observation(&wanted(), &well, now.after_secs(REPEAT_WINDOW_SECS), &mut || 1.0);
+        assert!(backoff.attempts.values().all(|attempts| attempts.crashed.is_none()), "well for long enough");
     }
 }

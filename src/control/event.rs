@@ -1,4 +1,4 @@
-//! What happens in the loop, as it is told.
+//! Events of the control loop.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,37 +10,37 @@ use crate::execute::StepResult;
 use crate::model::{InstanceKey, ProcessKey, Step};
 use crate::store::Holder;
 
-/// What happened, for whoever tells people.
+/// An event, for console, logs and the status board.
 #[derive(Debug)]
 pub enum ControllerEvent<'a> {
-    /// The manifests were read, and are not what they were: problems, and whether something else was taken in place of
-    /// what is broken.
+    /// The manifests were read and differ from the last read: their problems, and whether a last good version
+    /// replaces some.
     Read {
         reading: &'a SourceState,
         revision: &'a str,
     },
-    /// What is wrong with the manifests, while something else is in force.
+    /// Problems of the manifests while another revision is active.
     Problems {
         reading: &'a SourceState,
     },
-    /// The manifests are others than those in force, and are not to be followed; `None`: they are the same again.
+    /// The source has another revision than the active one, and --follow is off; `None`: both are the same again.
     RevisionNotFollowed {
         revision: Option<&'a str>,
     },
-    /// The source is not followed, and why; `None`: it is again.
+    /// The source cannot be followed, and why; `None`: it recovered.
     Source {
         trouble: Option<&'a SourceError>,
     },
-    /// A person pinned this revision: it is kept true, whatever the source says.
+    /// A person pinned this revision: it overrides the source.
     Pinned {
         pin: &'a Pin,
     },
-    /// The pin is over; `newer`: because the source has something newer.
+    /// The pin ended; `newer`: because the source has a newer revision.
     Unpinned {
         pin: &'a Pin,
         newer: bool,
     },
-    /// Somebody else leads.
+    /// Another controller leads.
     Waiting {
         holder: &'a Holder,
     },
@@ -50,55 +50,55 @@ pub enum ControllerEvent<'a> {
     Planned {
         result: &'a Arc<PassResult>,
     },
-    /// A plan, or a part of one, is carried out from here on.
+    /// A plan, or a component of one, starts executing.
     ExecutionStarted {
         steps: usize,
     },
-    /// One step came to its end.
+    /// A step ended.
     StepFinished {
         step: &'a Step,
         ended: &'a StepResult,
     },
-    /// A rollout waits to see whether what was changed stays well.
+    /// A rollout soaks.
     Soaking {
         process: &'a ProcessKey,
         secs: u64,
     },
-    /// It ended, and is back as another process, without our doing: its agent's, most often.
+    /// The process ended and was relaunched, usually by its agent.
     Relaunched {
         instance: &'a InstanceKey,
         pid: u32,
     },
-    /// A rollout failed, and its processes are put back as they were.
+    /// A rollout failed, and its processes are rolled back.
     RolledBack {
         processes: &'a str,
-        /// So many it takes.
+        /// Number of steps of the rollback.
         steps: usize,
     },
-    /// A plan, or a part of one, came to its end.
+    /// A plan, or a component of one, has ended.
     ExecutionFinished {
         ended: &'a [StepResult],
         took: Duration,
     },
-    /// It could not be looked at, or written down.
+    /// An observation or a write failed.
     Failure {
         why: &'a str,
     },
-    /// There is nothing to do, and nothing is under way.
+    /// There is nothing to do, and nothing is in flight.
     Idle {
         settled: usize,
         held: usize,
     },
-    /// A pass begins.
+    /// A pass starts.
     PassStarted,
     PassFinished {
         took: Duration,
     },
-    /// The loop goes round.
+    /// The control loop iterates.
     Tick,
 }
 
-/// Whom it is told to. Passes and what they began tell side by side, one word at a time.
+/// Receiver of events. Passes and executions emit concurrently, one event at a time.
 pub struct EventSink<'a>(Mutex<&'a mut (dyn FnMut(ControllerEvent<'_>) + Send)>);
 
 impl<'a> EventSink<'a> {

@@ -1,10 +1,11 @@
-//! Who carries plans out: several at once, so that what has nothing to do with each other does not wait for each other.
+//! Executor: runs work items. Independent components run concurrently.
 //!
 //! # Theory of operation
-//! A pass does not wait for what it begins. It hands over [`Order`]s, each a part of a plan that hangs together, and goes on
-//! looking; until a [`Report`] says that an instance is free, passes leave it alone ([`under_way`](super::under_way)). An
-//! order goes on while the writer's lease is kept and nobody wants it to end; what was sent then comes to its end, and
-//! nothing more is begun. A rollout that failed is put back within its order.
+//!
+//! A pass does not wait for its steps. It dispatches [`WorkItem`]s, each one component of a plan, and continues.
+//! Passes skip an instance until a [`WorkEvent`] releases it ([`in_flight`](super::in_flight)). A work item runs
+//! while the writer lease is held and `ends` is not set; after that, sent steps finish and no more are sent. A failed
+//! rollout is rolled back within its work item.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -28,14 +29,14 @@ use crate::model::{Desired, InstanceKey, Observed, Plan, ProcessKey};
 use crate::store::keeping::renew_until_lost;
 use crate::store::{Lease, Store};
 
-/// How long a target may be out of sight before something is put back there, and how often it is looked for.
+/// How long the observation before a rollback is retried, and how often.
 const ROLLBACK_OBSERVE_TIMEOUT: Duration = Duration::from_secs(30);
 const OBSERVE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A part of a plan that is to be carried out.
+/// A component of a plan to execute.
 pub struct WorkItem {
     pub number: u64,
-    /// The name of its run.
+    /// The id of its run.
     pub run: String,
     pub plan: Arc<Plan>,
     pub desired: Arc<Desired>,
@@ -44,22 +45,22 @@ pub struct WorkItem {
     pub commit: Option<String>,
     /// See [`history::summary`].
     pub summary: Value,
-    /// The writer's.
+    /// The writer lease.
     pub lease: Lease,
-    /// It is to come to its end.
+    /// Stops the item at the next safe point.
     pub ends: watch::Sender<bool>,
 }
 
-/// What became of an order.
+/// Progress of a work item.
 pub enum WorkEvent {
-    /// Nothing more is done to this one; how its steps ended.
+    /// No more steps of this instance follow; the results of its steps.
     InstanceDone {
-        order: u64,
+        item: u64,
         instance: InstanceKey,
         tried: Vec<StepResult>,
     },
     Finished {
-        order: u64,
+        item: u64,
         tried: Vec<StepResult>,
         put_back: BTreeSet<ProcessKey>,
     },
@@ -69,59 +70,59 @@ pub struct Executor<'a, T> {
     pub config: &'a ControllerConfig,
     pub target: &'a T,
     pub events: &'a EventSink<'a>,
-    /// Everything is to come to its end.
+    /// Stops all items at the next safe point.
     pub halt: watch::Receiver<bool>,
-    pub reports: mpsc::UnboundedSender<WorkEvent>,
+    pub work_events: mpsc::UnboundedSender<WorkEvent>,
 }
 
 impl<T: Target> Executor<'_, T> {
-    /// Until nobody has orders any more, and all are over.
+    /// Runs until the queue is closed and all items have finished.
     pub async fn work(self, mut orders: mpsc::UnboundedReceiver<WorkItem>) {
         let (mut going, mut is_open) = (FuturesUnordered::new(), true);
         while is_open || !going.is_empty() {
             tokio::select! {
-                order = orders.recv(), if is_open => match order {
-                    Some(order) => going.push(self.execute_item(order)),
+                item = orders.recv(), if is_open => match item {
+                    Some(item) => going.push(self.execute_item(item)),
                     None => is_open = false,
                 },
                 Some(over) = going.next() => {
-                    let _ = self.reports.send(over);
+                    let _ = self.work_events.send(over);
                 }
             }
         }
     }
 
-    async fn execute_item(&self, order: WorkItem) -> WorkEvent {
+    async fn execute_item(&self, item: WorkItem) -> WorkEvent {
         let (begin, state) = (Instant::now(), self.target.state());
-        let WorkItem { plan, desired, observed, lease, ends, .. } = &order;
+        let WorkItem { plan, desired, observed, lease, ends, .. } = &item;
         self.events.emit(ControllerEvent::ExecutionStarted { steps: plan.steps().count() });
         let (restrain, restraints) = watch::channel(ActiveHolds::default());
-        let terms = ExecutionContext {
-            run: order.run.clone(),
+        let context = ExecutionContext {
+            run: item.run.clone(),
             restraints,
             ..self.execution_context(desired, observed, plan, ends.subscribe())
         };
-        let mut free = InstanceTracker::of(plan);
-        let mut each = |said: ExecutionEvent<'_>| {
-            self.forward_event(plan, &said);
-            free.record_event(&said);
-            // Where specs are not read back, the next look needs to know what was noted of it.
-            if terms.caps.reads_specs || matches!(said, ExecutionEvent::Noted) {
-                for (instance, ended) in std::mem::take(&mut free.ready) {
-                    let tried = attempted(ended, &terms);
+        let mut tracker = InstanceTracker::of(plan);
+        let mut each = |event: ExecutionEvent<'_>| {
+            self.forward_event(plan, &event);
+            tracker.record_event(&event);
+            // Where specs are not read back, the next observation needs the ledger entry.
+            if context.caps.reads_specs || matches!(event, ExecutionEvent::Noted) {
+                for (instance, ended) in std::mem::take(&mut tracker.ready) {
+                    let tried = attempted(ended, &context);
                     let _ =
-                        self.reports.send(WorkEvent::InstanceDone { order: order.number, instance, tried });
+                        self.work_events.send(WorkEvent::InstanceDone { item: item.number, instance, tried });
                 }
             }
         };
         let backend = self.target.backend();
-        let executing = execute::execute(plan, backend, state, &terms, &mut each);
+        let executing = execute::execute(plan, backend, state, &context, &mut each);
         let rules = &self.config.rules;
         let working = async {
             let ExecutionResult { ended, to_roll_back } = executing.await;
             let put_back = match to_roll_back.is_empty() {
                 true => BTreeSet::new(),
-                false => self.roll_back(&order, &terms, &to_roll_back).await,
+                false => self.roll_back(&item, &context, &to_roll_back).await,
             };
             let failed = ended.iter().filter(|ended| !ended.outcome.is_well()).count();
             let exit = if failed == 0 { 0 } else { 3 };
@@ -130,12 +131,11 @@ impl<T: Target> Executor<'_, T> {
         };
         let working = with_hold_refresh(&restrain, rules, || self.target.active_holds(), working);
         let working = stop_on_lease_loss(state, lease, self.halt.clone(), ends, working);
-        let (ended, put_back) =
-            history::record_run(state, &rules.owner, history_entry(&order), working).await;
+        let (ended, put_back) = history::record_run(state, &rules.owner, history_entry(&item), working).await;
         self.events.emit(ControllerEvent::ExecutionFinished { ended: &ended, took: begin.elapsed() });
         let left: Vec<StepResult> =
-            ended.into_iter().filter(|one| !free.is_reported(&one.instance)).collect();
-        WorkEvent::Finished { order: order.number, tried: attempted(left, &terms), put_back }
+            ended.into_iter().filter(|one| !tracker.is_reported(&one.instance)).collect();
+        WorkEvent::Finished { item: item.number, tried: attempted(left, &context), put_back }
     }
 
     fn execution_context(
@@ -155,8 +155,8 @@ impl<T: Target> Executor<'_, T> {
         }
     }
 
-    fn forward_event(&self, plan: &Plan, said: &ExecutionEvent<'_>) {
-        match said {
+    fn forward_event(&self, plan: &Plan, event: &ExecutionEvent<'_>) {
+        match event {
             ExecutionEvent::Ended(ended) => {
                 if let Some(step) = plan.steps().find(|step| step.id == ended.step) {
                     self.events.emit(ControllerEvent::StepFinished { step, ended });
@@ -172,22 +172,22 @@ impl<T: Target> Executor<'_, T> {
         }
     }
 
-    /// Puts processes back as they were. Those that are.
+    /// Rolls processes back. Returns those that succeeded.
     async fn roll_back(
         &self,
-        order: &WorkItem,
-        terms: &ExecutionContext,
+        item: &WorkItem,
+        context: &ExecutionContext,
         processes: &BTreeSet<ProcessKey>,
     ) -> BTreeSet<ProcessKey> {
-        let back = previous_desired(&order.desired, &terms.before, processes);
+        let back = previous_desired(&item.desired, &context.before, processes);
         let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
         let names = &names.join(", ");
         let begin = Instant::now();
         let mut observed = loop {
             match self.target.observe(&back, false).await {
                 Ok(world) => break world.observed,
-                Err(why) if begin.elapsed() > ROLLBACK_OBSERVE_TIMEOUT || *terms.stop.borrow() => {
-                    let why = format!("{names}: its rollout failed, and it is not put back: {why}");
+                Err(why) if begin.elapsed() > ROLLBACK_OBSERVE_TIMEOUT || *context.stop.borrow() => {
+                    let why = format!("{names}: rollout failed and cannot be rolled back: {why}");
                     self.events.emit(ControllerEvent::Failure { why: &why });
                     return BTreeSet::new();
                 }
@@ -198,12 +198,12 @@ impl<T: Target> Executor<'_, T> {
         let plan = plan_rollback(&back, &mut observed, &self.config.rules, &now);
         self.events.emit(ControllerEvent::RolledBack { processes: names, steps: plan.steps().count() });
         let again = ExecutionContext {
-            run: format!("{}-back", terms.run),
-            restraints: terms.restraints.clone(),
-            ..self.execution_context(&back, &observed, &plan, terms.stop.clone())
+            run: format!("{}-back", context.run),
+            restraints: context.restraints.clone(),
+            ..self.execution_context(&back, &observed, &plan, context.stop.clone())
         };
         let (backend, state) = (self.target.backend(), self.target.state());
-        let mut each = |said: ExecutionEvent<'_>| self.forward_event(&plan, &said);
+        let mut each = |event: ExecutionEvent<'_>| self.forward_event(&plan, &event);
         let done = execute::execute(&plan, backend, state, &again, &mut each).await;
         let bad = done.ended.iter().filter(|one| !one.outcome.is_well()).map(|one| &one.instance);
         let bad = bad.chain(plan.held.iter().map(|held| &held.instance));
@@ -213,32 +213,32 @@ impl<T: Target> Executor<'_, T> {
     }
 }
 
-/// What the history says of it from its beginning.
-fn history_entry(order: &WorkItem) -> Value {
+/// The history entry at the start of an item.
+fn history_entry(item: &WorkItem) -> Value {
     let mut entry = json!({
-        "revision": order.revision, "source": "watch", "summary": order.summary,
-        "steps": history::planned_steps(&order.plan),
+        "revision": item.revision, "source": "watch", "summary": item.summary,
+        "steps": history::planned_steps(&item.plan),
     });
-    if let Some(commit) = &order.commit {
+    if let Some(commit) = &item.commit {
         entry["commit"] = commit.as_str().into();
     }
     entry
 }
 
-/// What was really tried: what was never begun, because somebody wanted that, has not failed.
-fn attempted(ended: Vec<StepResult>, terms: &ExecutionContext) -> Vec<StepResult> {
+/// Results that count for backoff: a step that was skipped because of a stop or a hold has not failed.
+fn attempted(ended: Vec<StepResult>, context: &ExecutionContext) -> Vec<StepResult> {
     let is_left_alone =
-        |one: &StepResult| terms.restraints.borrow().means(&one.instance, None, false).is_some();
+        |one: &StepResult| context.restraints.borrow().means(&one.instance, None, false).is_some();
     let tried = |one: &StepResult| {
-        one.outcome != StepOutcome::Skipped || !(*terms.stop.borrow() || is_left_alone(one))
+        one.outcome != StepOutcome::Skipped || !(*context.stop.borrow() || is_left_alone(one))
     };
     ended.into_iter().filter(tried).collect()
 }
 
-/// Which instances still have steps before them, where each is free with its own last step.
+/// Instances with remaining steps, where an instance is released with its own last step.
 struct InstanceTracker {
     left: BTreeMap<InstanceKey, (usize, Vec<StepResult>)>,
-    /// Nothing more is to be done to these, and nobody was told yet.
+    /// Instances without remaining steps that are not reported yet.
     ready: BTreeMap<InstanceKey, Vec<StepResult>>,
     waits: bool,
 }
@@ -252,12 +252,13 @@ impl InstanceTracker {
         InstanceTracker { left, ready: BTreeMap::new(), waits: has_barriers(plan) }
     }
 
-    fn record_event(&mut self, said: &ExecutionEvent<'_>) {
-        let ExecutionEvent::Ended(ended) = said else { return };
+    fn record_event(&mut self, event: &ExecutionEvent<'_>) {
+        let ExecutionEvent::Ended(ended) = event else { return };
         let Some((left, all)) = self.left.get_mut(&ended.instance).filter(|_| !self.waits) else { return };
         all.push((*ended).clone());
         *left = left.saturating_sub(1);
-        // Of what nobody knows, more may come: it is free when the run is over, and what it left is found out first.
+        // A step with an unknown outcome may still take effect: its instance is released after recovery, at the end
+        // of the run.
         let is_known =
             |one: &StepResult| !matches!(one.outcome, StepOutcome::Unknown | StepOutcome::TimedOut);
         if *left == 0
@@ -273,7 +274,7 @@ impl InstanceTracker {
     }
 }
 
-/// Does something that is to come to its end at a safe point when somebody wants that, or when the lease is lost.
+/// Runs `work`, and stops it at a safe point when `stop` is set or the lease is lost.
 pub async fn stop_on_lease_loss<S: Store, T>(
     state: &S,
     lease: &Lease,
@@ -297,7 +298,7 @@ pub async fn stop_on_lease_loss<S: Store, T>(
     }
 }
 
-/// Renews a lease while something goes on.
+/// Renews a lease while `work` runs.
 pub async fn with_lease_renewal<S: Store, T>(state: &S, lease: &Lease, work: impl Future<Output = T>) -> T {
     tokio::select! {
         done = work => done,

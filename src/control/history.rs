@@ -1,7 +1,7 @@
-//! The history of an owner, and what it says of single instances: who changed what, when, and how it ended.
+//! Run history per owner, and the changes of single instances in it: who changed what, when, and the result.
 //!
-//! `history/OWNER/TIME` is one run that did something: it is there from its beginning, with `exit` null, so that nothing is
-//! missing of one that was killed. The newest [`KEPT`] are kept.
+//! `history/OWNER/TIME` is one run that executed steps. It is written when the run starts, with `exit` null, so that
+//! a killed run has an entry, too. The newest [`MAX_ENTRIES`] are kept.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,56 +14,55 @@ use crate::execute::StepResult;
 use crate::model::{HeldChange, InstanceKey, Op, Plan, Step, Time};
 use crate::store::{Error, Store, Txn};
 
-/// So long a word in the history is waited for.
+/// Timeout of a history write: it must not delay the run.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(2);
-/// So many steps of a run are told one by one.
+/// Maximum number of steps listed per entry.
 const MAX_STEPS: usize = 1000;
-/// So many entries of an owner are kept.
+/// Maximum number of entries per owner.
 pub const MAX_ENTRIES: usize = 1000;
-/// So many older ones go with a new one, at most: where there never was an end to it, it is reached bit by bit.
+/// Maximum number of old entries deleted with a new one: a long backlog is reduced over several writes.
 const MAX_PRUNED_PER_WRITE: usize = 100;
 
-/// A place that no other entry has: two may begin at the same moment, and both are told of.
+/// A unique key: two entries may start in the same millisecond.
 fn entry_key(owner: &str, at: Time) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let nth = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("history/{owner}/{:013}-{}-{nth}", at.0, std::process::id())
 }
 
-/// Adds an entry, and the oldest go with that.
+/// Adds an entry and deletes the oldest ones beyond the limit.
 pub async fn add<S: Store>(state: &S, owner: &str, at: Time, entry: &Value) -> Result<(), Error> {
     add_at(state, owner, &entry_key(owner, at), entry).await
 }
 
-async fn add_at<S: Store>(state: &S, owner: &str, place: &str, entry: &Value) -> Result<(), Error> {
-    // Where it cannot be counted now, it is counted with the next one.
+async fn add_at<S: Store>(state: &S, owner: &str, key: &str, entry: &Value) -> Result<(), Error> {
+    // If the count fails, the next write prunes.
     let (oldest, count) =
         state.slice(&format!("history/{owner}/"), 0, MAX_PRUNED_PER_WRITE).await.unwrap_or_default();
     let over = (count + 1).saturating_sub(MAX_ENTRIES);
-    let new = Txn::put(place, entry.to_string());
+    let new = Txn::put(key, entry.to_string());
     let txn = oldest.iter().take(over).fold(new, |txn, old| txn.and(Txn::delete(&*old.key)));
     state.txn(txn).await.map(|_| ())
 }
 
-/// The newest entries of an owner, the newest first.
+/// The newest entries of an owner, newest first.
 pub async fn newest<S: Store>(state: &S, owner: &str, most: usize) -> Result<Vec<Value>, Error> {
-    let place = format!("history/{owner}/");
-    let (_, count) = state.slice(&place, 0, 0).await?;
-    let (entries, _) = state.slice(&place, count.saturating_sub(most), most).await?;
+    let key = format!("history/{owner}/");
+    let (_, count) = state.slice(&key, 0, 0).await?;
+    let (entries, _) = state.slice(&key, count.saturating_sub(most), most).await?;
     Ok(entries.iter().rev().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
 }
 
-/// Does something, and writes down that it is being done, and how it ended, in one entry. What cannot be written down does
-/// not hold it up.
+/// Runs `work` and records its start and its result in one entry. A failed write does not delay `work`.
 pub async fn record_run<S: Store, T>(
     state: &S,
     owner: &str,
-    begun: Value,
+    started: Value,
     work: impl Future<Output = (T, Value)>,
 ) -> T {
     let at = clock::now();
     let entry = |more: Value| {
-        let mut entry = begun.clone();
+        let mut entry = started.clone();
         entry["at"] = at.to_string().into();
         entry["by"] = user_at_host().into();
         if let (Some(entry), Value::Object(more)) = (entry.as_object_mut(), more) {
@@ -71,12 +70,12 @@ pub async fn record_run<S: Store, T>(
         }
         entry
     };
-    let first = entry(json!({"exit": null}));
-    let place = entry_key(owner, at);
-    let adding = tokio::time::timeout(WRITE_TIMEOUT, add_at(state, owner, &place, &first));
+    let initial = entry(json!({"exit": null}));
+    let key = entry_key(owner, at);
+    let adding = tokio::time::timeout(WRITE_TIMEOUT, add_at(state, owner, &key, &initial));
     let ((done, end), _) = tokio::join!(work, adding);
-    // Whatever became of the first word, the last one is at the same place.
-    let ending = state.txn(Txn::put(&place, entry(end).to_string()));
+    // The result replaces the first entry, or is the only one if that write failed.
+    let ending = state.txn(Txn::put(&key, entry(end).to_string()));
     let _ = tokio::time::timeout(WRITE_TIMEOUT, ending).await;
     done
 }
@@ -96,13 +95,13 @@ pub fn summary(plan: &Plan, held: &[HeldChange]) -> Value {
     Value::Object(summary)
 }
 
-/// What a plan is about to do, for the entry of its beginning: nobody knows yet how it ends.
+/// The steps of a plan for the entry at its start: their outcome is not known yet.
 pub fn planned_steps(plan: &Plan) -> Value {
     let step = |step: &Step| json!({"instance": step.instance, "op": step.op.word(), "outcome": "Unknown"});
     plan.steps().take(MAX_STEPS).map(step).collect()
 }
 
-/// The last changes of an instance: when, by whom, to which revision, and how they ended.
+/// The last changes of an instance: when, by whom, to which revision, and their outcome.
 pub fn changes(history: &[Value], instance: &str) -> Vec<Value> {
     const SHOWN: usize = 10;
     let of_it = |entry: &Value| {
@@ -118,21 +117,21 @@ pub fn changes(history: &[Value], instance: &str) -> Vec<Value> {
     history.iter().rev().filter_map(of_it).take(SHOWN).collect()
 }
 
-/// What a run did, instance by instance, for its entry in the history; of a very large one only the beginning.
+/// The results of a run per instance, for its history entry; of a very large run only the first ones.
 pub fn steps(ended: &[StepResult]) -> Value {
     let step = |one: &StepResult| json!({"instance": one.instance, "op": one.op.word(), "outcome": one.outcome.word()});
     ended.iter().take(MAX_STEPS).map(step).collect()
 }
 
-/// Whoever runs this: as he says, else as the machine knows him.
+/// The user who runs this: from `USER`, otherwise by uid.
 pub fn user() -> String {
     use nix::unistd::{User, geteuid};
-    let said = std::env::var("USER").ok().filter(|name| !name.is_empty());
-    let known = || User::from_uid(geteuid()).ok().flatten().map(|user| user.name);
-    said.or_else(known).unwrap_or_else(|| format!("uid {}", geteuid()))
+    let from_env = std::env::var("USER").ok().filter(|name| !name.is_empty());
+    let from_uid = || User::from_uid(geteuid()).ok().flatten().map(|user| user.name);
+    from_env.or_else(from_uid).unwrap_or_else(|| format!("uid {}", geteuid()))
 }
 
-/// Whoever runs this, and where.
+/// The user who runs this, and the host name.
 pub fn user_at_host() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format!("{}@{}", user(), host.trim())

@@ -1,7 +1,7 @@
-//! What is being carried out, as passes know of it.
+//! Plans in flight, as the reconciler tracks them.
 //!
-//! A pass leaves alone what is under way, and everything that hangs together with it. What the manifests ask for otherwise
-//! by now is to come to its end at the next safe point.
+//! A pass skips instances in flight and everything in their component. Plans for outdated manifests stop at the next
+//! safe point.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::model::{Desired, DesiredInstance, HostKey, InstanceKey, Op, Plan, ProcessKey, State};
 use crate::reconcile::DisruptionSet;
 
-/// Every order that is not over.
+/// All work items that have not finished.
 #[derive(Debug, Default)]
 pub struct InFlightPlans {
     orders: BTreeMap<u64, InFlightPlan>,
@@ -20,16 +20,16 @@ pub struct InFlightPlans {
 /// One of them.
 #[derive(Debug)]
 pub struct InFlightPlan {
-    /// The name of its run.
+    /// The id of its run.
     pub run: String,
     plan: Arc<Plan>,
     desired: Arc<Desired>,
-    /// Of which something is still to be done, or to be seen.
+    /// Instances with steps that are pending or unconfirmed.
     instances: BTreeSet<InstanceKey>,
-    /// It waits in between: until its end, nothing of these processes is free.
+    /// The plan has barriers: until its end, none of these processes is released.
     processes: BTreeSet<ProcessKey>,
     ends: watch::Sender<bool>,
-    /// The manifests ask for something else by now.
+    /// The manifests have changed since.
     is_outdated: bool,
 }
 
@@ -60,12 +60,12 @@ impl InFlightPlan {
         self.instances.iter()
     }
 
-    /// What is done, and what was asked for then.
+    /// The plan, and the declarations it was made from.
     pub fn plan_and_desired(&self) -> (Arc<Plan>, Arc<Desired>) {
         (Arc::clone(&self.plan), Arc::clone(&self.desired))
     }
 
-    /// What hangs together with it by its process, as it was asked for then.
+    /// Instances of the same process, by the declarations of that time.
     fn affected_instances(&self) -> impl Iterator<Item = &InstanceKey> {
         let is_of_it = |want: &DesiredInstance| self.processes.contains(&want.origin.declared);
         let all = self.desired.instances.iter().filter(|_| !self.processes.is_empty());
@@ -73,7 +73,7 @@ impl InFlightPlan {
     }
 }
 
-/// Does something of it wait for something else of it? If not, each of its instances is free as soon as its own steps ended.
+/// Whether steps of a plan wait for other steps of it. If not, each instance is released after its own steps.
 pub fn has_barriers(plan: &Plan) -> bool {
     plan.waves.len() > 1 || plan.waves.iter().any(|wave| !wave.gates.is_empty())
 }
@@ -91,7 +91,7 @@ impl InFlightPlans {
         self.orders.get(&number)
     }
 
-    /// Nothing more is done to this one.
+    /// Releases an instance.
     pub fn release(&mut self, number: u64, instance: &InstanceKey) {
         if let Some(going) = self.orders.get_mut(&number) {
             going.instances.remove(instance);
@@ -106,7 +106,7 @@ impl InFlightPlans {
         self.orders.values().map(|going| going.run.as_str())
     }
 
-    /// What is to be left alone.
+    /// Instances that passes must skip.
     pub fn instances(&self, desired: &Desired) -> BTreeSet<InstanceKey> {
         let mut all: BTreeSet<InstanceKey> =
             self.orders.values().flat_map(|going| &going.instances).cloned().collect();
@@ -116,14 +116,14 @@ impl InFlightPlans {
             let of_them =
                 |(_, want): &(&InstanceKey, &DesiredInstance)| processes.contains(&want.origin.declared);
             all.extend(desired.instances.iter().filter(of_them).map(|(key, _)| key.clone()));
-            // Also what is not wanted any more by now: a rollout that fails may still put it back.
+            // Also instances that are no longer declared: a failed rollout may still roll them back.
             all.extend(self.orders.values().flat_map(InFlightPlan::affected_instances).cloned());
         }
         all.extend(self.identity_conflicts(desired));
         all
     }
 
-    /// Whoever is to be where something under way is, by another name: nobody sees yet that the place is taken.
+    /// Instances whose identity is in flight under another name: the observation does not show yet that it is taken.
     fn identity_conflicts(&self, desired: &Desired) -> Vec<InstanceKey> {
         let steps = self.orders.values().flat_map(|going| going.plan.steps());
         let places: BTreeMap<(&HostKey, String), &InstanceKey> = steps
@@ -143,7 +143,7 @@ impl InFlightPlans {
         desired.instances.iter().filter(is_there).map(|(key, _)| key.clone()).collect()
     }
 
-    /// What it costs, for the budgets.
+    /// Disruptions in flight, for the budgets.
     pub fn disruptions(&self) -> BTreeMap<InstanceKey, DisruptionSet> {
         let mut all = BTreeMap::new();
         for going in self.orders.values() {
@@ -160,7 +160,7 @@ impl InFlightPlans {
         all
     }
 
-    /// The manifests ask for this now: whatever is under way for something else is to come to its end.
+    /// Stops plans that do not match these declarations.
     pub fn cancel_outdated(&mut self, desired: &Desired) {
         for going in self.orders.values_mut().filter(|going| !going.is_outdated) {
             let mut touched = going.plan.steps().map(|step| &step.instance).chain(going.affected_instances());

@@ -1,20 +1,21 @@
-//! The standing loop: look, plan, do, wait for a reason to look again.
+//! Controller: a level-triggered loop that observes, plans and executes until it is stopped.
 //!
 //! # Theory of operation
-//! Level-triggered: a trigger (a file that changed, a new commit, something that the target tells, the interval) only says
-//! "look". Every [`pass`] reads the manifests ([`source`]: what is broken stays as it last was), looks at the target
-//! ([`sight`]: at what changed, where the target tells), plans with the pure core, hands over what is to be done, and tells
-//! what it left alone and why. One pass at a time, and none waits for what it handed over: a [`crew`] carries it out like
-//! `apply`, part by part, side by side. What is [`under_way`] is left alone by later passes until it is over; there is never
-//! more than one run for an instance.
 //!
-//! What failed is left alone for a while, longer each time ([`patience`]); a new revision of the manifests begins anew.
-//! Only the leader acts: a second controller waits for the lease.
+//! A trigger (a changed file, a new commit, a change at the target, the interval) only requests a pass. Every pass
+//! ([`reconciler`]) reads the manifests ([`source`]: the last good version replaces broken files) and observes the
+//! target ([`observed_cache`]: incrementally, where the target streams changes). It then plans with the pure core,
+//! dispatches the steps, and reports held instances. Passes run one at a time and do not wait for dispatched work: an
+//! [`executor`] runs independent components concurrently, like `apply`. Later passes skip instances that are
+//! [`in_flight`]; there is at most one run per instance.
 //!
-//! What is taken is kept ([`snapshot`]), so that it can be gone back to; a revision that a person pinned ([`pin`]) stands in
-//! for what the source says ([`back`]).
+//! A failed instance backs off, longer after each failure ([`backoff`]); a new manifest revision resets that. Only
+//! the leader acts: a second controller waits for the lease.
 //!
-//! Every [`Event`] is told to a closure; [`board`] keeps from them what is known now, for whoever asks.
+//! Active revisions are stored ([`revisions`]), so that `rollback` can return to them. A pinned revision ([`pin`])
+//! overrides the source ([`overrides`]).
+//!
+//! Every [`ControllerEvent`] goes to a closure; [`status`] derives the current state from them.
 
 pub mod backoff;
 mod event;
@@ -60,52 +61,52 @@ use crate::reconcile::{Caps, Rules};
 use crate::store::keeping::{LEASE_TTL, RENEW_INTERVAL};
 use crate::store::{Holder, Lease, LeaseAttempt, Store};
 
-/// What is to be watched over, and how.
+/// Configuration of a controller.
 pub struct ControllerConfig {
     pub rules: Rules,
-    /// Take new revisions.
+    /// Apply new revisions.
     pub follow: bool,
-    /// Repair what differs though the manifests did not change.
+    /// Repair drift.
     pub heal: bool,
-    /// How often to look without a reason.
+    /// Interval between full passes.
     pub interval: Duration,
-    /// How long a pass may take.
+    /// Maximum duration of a pass.
     pub timeout: Duration,
     pub check: Precheck,
-    /// Whoever wants a look at once says so here.
+    /// Requests a pass at once.
     pub trigger: Arc<Notify>,
-    /// Where the manifests come from, as it is remembered.
+    /// The source of the manifests, as it is recorded.
     pub source: String,
-    /// Whom processes run as where nobody says.
+    /// Default user of processes.
     pub user: Option<String>,
     pub limits: Limits,
-    /// Where older manifests are.
+    /// Where older manifests are found.
     pub manifest_history: ManifestHistory,
 }
 
-/// One look at the target, and what follows from it.
+/// Result of one pass: the observation and its plan.
 #[derive(Debug)]
 pub struct PassResult {
     pub revision: String,
     pub desired: Arc<Desired>,
     pub observed: Arc<Observed>,
-    /// As they held at this look: with holds, pauses and back-off.
+    /// As of this pass: with holds, pauses and backoff.
     pub rules: Rules,
-    /// What is left alone because it failed, or does not stay as it is made.
+    /// Instances that back off or do not converge.
     pub backing_off: Vec<Hold>,
     pub plan: Plan,
-    /// For whoever asks; most looks are never shown.
+    /// Built on demand: most results are never displayed.
     rows: OnceLock<Vec<Row>>,
 }
 
-/// A target, as the loop needs it.
+/// A target, as the controller needs it.
 pub trait Target: Send + Sync {
     type Backend: Backend;
     type State: Store;
 
     fn backend(&self) -> &Self::Backend;
     fn state(&self) -> &Self::State;
-    /// Calls carry this number from here on.
+    /// Later calls carry this generation.
     fn set_generation(&self, generation: u64);
     fn name(&self) -> &str;
     fn observe(
@@ -113,7 +114,7 @@ pub trait Target: Send + Sync {
         desired: &Desired,
         prune: bool,
     ) -> impl Future<Output = Result<Observation, String>> + Send;
-    /// The same, and from there on what changes, where the target tells.
+    /// An observation, and a stream of later changes where the target has one.
     fn observe_and_watch(
         &self,
         desired: &Desired,
@@ -121,66 +122,65 @@ pub trait Target: Send + Sync {
     ) -> impl Future<Output = Result<(Observation, Option<ChangeStream>), String>> + Send {
         async move { Ok((self.observe(desired, prune).await?, None)) }
     }
-    /// This moment.
+    /// The current time.
     fn now(&self) -> Time {
         clock::now()
     }
     fn active_holds(&self) -> impl Future<Output = Result<(Vec<Hold>, Vec<Pause>), String>> + Send;
 }
 
-/// Nothing is looked at more often than this.
+/// Minimum interval between passes.
 const MIN_PASS_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What is told one after the other is looked at together.
+/// Streamed changes within this time share one pass.
 const CHANGE_DEBOUNCE: Duration = Duration::from_millis(30);
 
-/// What ends one after the other while more of it is under way is looked at together, too: the longer looks take, the
-/// fewer of them.
+/// Upper limit for collecting results of running steps before a pass: the longer passes take, the fewer there are.
 const MAX_RESULT_DEBOUNCE: Duration = Duration::from_millis(500);
 const RESULT_DEBOUNCE_FACTOR: u32 = 10;
 
-/// Goes on until told to stop.
+/// Runs until `stop` is set.
 pub async fn run<T: Target>(
     config: &ControllerConfig,
     source: &mut Source,
     target: &T,
     stop: watch::Receiver<bool>,
-    told: &mut (dyn FnMut(ControllerEvent<'_>) + Send),
+    on_event: &mut (dyn FnMut(ControllerEvent<'_>) + Send),
 ) {
-    let events = &EventSink::new(told);
-    let (orders, ordered) = mpsc::unbounded_channel();
-    let (reports, reported) = mpsc::unbounded_channel();
+    let events = &EventSink::new(on_event);
+    let (work_items, work_queue) = mpsc::unbounded_channel();
+    let (work_events, work_results) = mpsc::unbounded_channel();
     let (halt, halted) = watch::channel(false);
-    let crew = Executor { config, target, events, halt: halted, reports };
-    let pass = Reconciler::new(config, target, events, orders);
-    let standing = ControlLoop {
+    let executor = Executor { config, target, events, halt: halted, work_events };
+    let pass = Reconciler::new(config, target, events, work_items);
+    let control_loop = ControlLoop {
         config,
         target,
         events,
         halt,
-        reported,
+        work_results,
         pass,
         took: Duration::ZERO,
         last_pass_at: None,
         due: None,
     };
-    tokio::join!(crew.work(ordered), standing.run_loop(source, stop));
+    tokio::join!(executor.work(work_queue), control_loop.run_loop(source, stop));
 }
 
-/// Who passes, and when.
+/// The loop that schedules passes.
 struct ControlLoop<'a, T> {
     config: &'a ControllerConfig,
     target: &'a T,
     events: &'a EventSink<'a>,
-    /// Lets everything that is under way come to its end.
+    /// Stops all work in flight at the next safe point.
     halt: watch::Sender<bool>,
-    reported: mpsc::UnboundedReceiver<WorkEvent>,
+    work_results: mpsc::UnboundedReceiver<WorkEvent>,
     pass: Reconciler<'a, T>,
-    /// How long the last pass took.
+    /// Duration of the last pass.
     took: Duration,
-    /// When the last pass began; `None`: it is to be looked at again at once.
+    /// Start of the last pass; `None`: a pass is due at once.
     last_pass_at: Option<Instant>,
-    /// Something was told: when to look.
+    /// When streamed changes require a pass.
     due: Option<Instant>,
 }
 
@@ -193,7 +193,7 @@ impl<T: Target> ControlLoop<'_, T> {
         while !*stop.borrow() {
             if renewed.elapsed() >= RENEW_INTERVAL {
                 renewed = Instant::now();
-                // It ran out, while the target did not answer, say: whoever has it now leads.
+                // The lease expired, for example while the target did not reply: its new holder leads.
                 if matches!(state.renew_lease(&leader, LEASE_TTL).await, Ok(false)) {
                     self.halt.send_replace(true);
                 }
@@ -215,7 +215,7 @@ impl<T: Target> ControlLoop<'_, T> {
             }
             if self.is_pass_due(source) {
                 self.pass.leader = Some(leader.clone());
-                // A look may take longer than a lease lives.
+                // An observation may take longer than the lease TTL.
                 let halt = self.halt.clone();
                 stop_on_lease_loss(state, &leader, stop.clone(), &halt, self.pass_once(source)).await;
             }
@@ -228,9 +228,9 @@ impl<T: Target> ControlLoop<'_, T> {
                 () = tokio::time::sleep(self.idle_timeout(source)) => {}
                 () = source.wait_for_signal() => {}
                 () = self.pass.observed_cache.wait_for_change(cares) => self.schedule_pass(CHANGE_DEBOUNCE),
-                Some(report) = self.reported.recv() => self.handle_work_events(report).await,
+                Some(report) = self.work_results.recv() => self.handle_work_events(report).await,
                 () = self.config.trigger.notified() => {
-                    // Wherever the manifests come from, too.
+                    // The source is polled, too.
                     source.trigger().now();
                     self.last_pass_at = None;
                 }
@@ -242,12 +242,12 @@ impl<T: Target> ControlLoop<'_, T> {
         let _ = state.release_lease(&leader).await;
     }
 
-    /// Is there a reason to look?
+    /// Whether a pass is due.
     fn is_pass_due(&mut self, source: &mut Source) -> bool {
         let changed = source.changed();
-        let is_told = self.due.take_if(|due| *due <= Instant::now()).is_some();
+        let is_change_due = self.due.take_if(|due| *due <= Instant::now()).is_some();
         let is_time = self.last_pass_at.is_none_or(|last| last.elapsed() >= self.config.interval);
-        changed || is_told || is_time || self.pass.is_due()
+        changed || is_change_due || is_time || self.pass.is_due()
     }
 
     async fn pass_once(&mut self, source: &mut Source) {
@@ -261,27 +261,27 @@ impl<T: Target> ControlLoop<'_, T> {
         self.events.emit(ControllerEvent::PassFinished { took: self.took });
     }
 
-    /// How long to wait, if nothing happens.
+    /// How long to wait without a trigger.
     fn idle_timeout(&self, source: &Source) -> Duration {
         let now = Instant::now();
         let due = self.due.map_or(RENEW_INTERVAL, |due| due.saturating_duration_since(now));
         let rest = source.wait().min(Duration::from_millis(500)).min(due);
-        // How it is now is looked at without waiting for a reason.
+        // A due pass starts without waiting for a trigger.
         if self.last_pass_at.is_none() { rest.min(MIN_PASS_INTERVAL) } else { rest }
     }
 
-    fn schedule_pass(&mut self, soon: Duration) {
-        let then = Instant::now() + soon;
+    fn schedule_pass(&mut self, delay: Duration) {
+        let then = Instant::now() + delay;
         self.due = Some(self.due.map_or(then, |due| due.min(then)));
     }
 
-    /// Takes in what became of an order, and of others that came to their end meanwhile.
+    /// Handles the events of a work item, and those that arrived with it.
     async fn handle_work_events(&mut self, report: WorkEvent) {
-        let mut reports = vec![report];
-        while let Ok(report) = self.reported.try_recv() {
-            reports.push(report);
+        let mut work_events = vec![report];
+        while let Ok(report) = self.work_results.try_recv() {
+            work_events.push(report);
         }
-        match self.pass.handle_work_events(reports).await {
+        match self.pass.handle_work_events(work_events).await {
             true => self.last_pass_at = None,
             false => self.schedule_pass(
                 (self.took * RESULT_DEBOUNCE_FACTOR).clamp(CHANGE_DEBOUNCE, MAX_RESULT_DEBOUNCE),
@@ -289,11 +289,11 @@ impl<T: Target> ControlLoop<'_, T> {
         }
     }
 
-    /// Lets what was sent come to its end.
+    /// Lets dispatched work finish.
     async fn drain(&mut self) {
         self.halt.send_replace(true);
         while !self.pass.in_flight.is_empty()
-            && let Some(report) = self.reported.recv().await
+            && let Some(report) = self.work_results.recv().await
         {
             self.pass.handle_work_events(vec![report]).await;
         }
@@ -301,15 +301,15 @@ impl<T: Target> ControlLoop<'_, T> {
     }
 
     async fn acquire_leadership(&self, holder: &Holder, stop: &mut watch::Receiver<bool>) -> Option<Lease> {
-        let (state, place) = (self.target.state(), format!("leader/{}", self.config.rules.owner));
-        let mut said = false;
+        let (state, name) = (self.target.state(), format!("leader/{}", self.config.rules.owner));
+        let mut has_reported = false;
         loop {
-            match state.take_lease(&place, holder, LEASE_TTL).await {
+            match state.take_lease(&name, holder, LEASE_TTL).await {
                 Ok(LeaseAttempt::Ours(lease)) => {
                     self.events.emit(ControllerEvent::Leading { generation: lease.generation });
                     return Some(lease);
                 }
-                Ok(LeaseAttempt::Theirs { holder, .. }) if !std::mem::replace(&mut said, true) => {
+                Ok(LeaseAttempt::Theirs { holder, .. }) if !std::mem::replace(&mut has_reported, true) => {
                     self.events.emit(ControllerEvent::Waiting { holder: &holder });
                 }
                 Ok(LeaseAttempt::Theirs { .. }) => {}
@@ -324,7 +324,7 @@ impl<T: Target> ControlLoop<'_, T> {
     }
 }
 
-/// What a plan for these manifests is carried out under, as far as they and a look say.
+/// Parameters of an execution, as far as the manifests and the observation determine them.
 pub fn execution_context(
     desired: &Desired,
     observed: &Observed,
@@ -339,7 +339,7 @@ pub fn execution_context(
     }
     let row = |step: &Step| Some((step.instance.clone(), observed.instances.get(&step.instance)?.clone()));
     let mut before: BTreeMap<_, _> = plan.steps().filter_map(row).collect();
-    // A rollback concerns all of a process.
+    // A rollback affects all instances of a process.
     let rolled: BTreeSet<&ProcessKey> =
         plan.waves.iter().flat_map(|wave| &wave.gates).map(|gate| &gate.process).collect();
     let is_rolled = |want: &DesiredInstance| rolled.contains(&want.origin.declared);
@@ -366,7 +366,7 @@ pub fn execution_context(
     }
 }
 
-/// No two have the same, however soon one comes after the other.
+/// A unique run id.
 fn new_run_id() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let nth = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -1,11 +1,12 @@
-//! What is known of the target between two passes.
+//! Cache of the target's observed state between passes.
 //!
 //! # Theory of operation
-//! A target that tells of its changes is looked at once; from there on each pushed row is laid over that look. Before a
-//! pass, the target is asked which number it has reached, and everything up to it is taken in: what is planned on is as
-//! fresh as a look, at the cost of what changed. On any doubt (the stream broke, the numbers do not come, a change was
-//! forgotten), and every few minutes in any case, everything is looked at anew. A target that does not tell is looked at
-//! every time.
+//!
+//! A target that streams changes is observed once; from then on each streamed row is applied to that observation.
+//! Before a pass, the target's watermark is read, and the stream is applied up to it: the result is as fresh as a
+//! full observation, at the cost of the changes. After any inconsistency (a broken stream, missing numbers, compacted
+//! changes), and every few minutes, everything is observed again. A target without a stream is observed in every
+//! pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,31 +21,31 @@ use crate::execute::world::Observation;
 use crate::model::{Desired, HostKey, InstanceKey, Observed, ObservedInstance};
 use crate::reconcile::Caps;
 
-/// After this long everything is looked at, though nothing seems to have been missed.
+/// Interval between full observations, even without an inconsistency.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
-/// How long a target may take to tell of what it has done.
+/// How long the stream may take to reach the watermark.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A stream that ended before this was never much of one.
+/// A stream that ends sooner does not cause a full observation.
 const MIN_STREAM_LIFETIME: Duration = Duration::from_secs(10);
 
 #[derive(Default)]
 pub struct ObservedCache {
     known: Option<CachedObservation>,
-    /// What our own steps are for, or were since the last pass: that these change is no news.
+    /// Instances that our own steps change, or have changed since the last pass: their changes need no pass.
     ours: BTreeSet<InstanceKey>,
-    /// Processes that are another run than before, though nothing of ours was for them.
+    /// Processes that were relaunched without a step of ours.
     relaunched: BTreeMap<InstanceKey, u32>,
-    /// Rows of the target in whose place the last pass saw a live check.
+    /// Rows of the target that a live check replaced in the last pass.
     listed: BTreeMap<InstanceKey, Option<ObservedInstance>>,
 }
 
 struct CachedObservation {
-    /// `None`: a pass has it.
+    /// `None`: a pass uses it.
     observed: Option<Arc<Observed>>,
     changes: ChangeStream,
     number: u64,
-    looked: Instant,
+    observed_at: Instant,
     /// See [`Desired::addresses_of_agents`]: `observed` has addresses, `changes` the target's own keys.
     addresses: BTreeMap<HostKey, HostKey>,
     /// Host key at the target of each instance that it lists under an agent id.
@@ -52,32 +53,32 @@ struct CachedObservation {
 }
 
 impl ObservedCache {
-    /// The world as it is now, while we are still changing some of it.
+    /// The current observed state, while the instances in flight are changing.
     pub async fn observe<T: Target>(
         &mut self,
         target: &T,
         desired: &Desired,
         prune: bool,
-        under_way: &BTreeSet<InstanceKey>,
+        in_flight: &BTreeSet<InstanceKey>,
     ) -> Result<Observation, String> {
         let hosts = || desired.instances.values().map(|want| want.host.key.clone()).collect();
         let addresses = desired.addresses_of_agents();
         let caught_up = self.catch_up(target, hosts, &addresses).await;
-        self.ours.clone_from(under_way);
+        self.ours.clone_from(in_flight);
         match caught_up {
             Ok(Some(observed)) => return self.with_live_check(observed, target, desired).await,
             Ok(None) => {}
-            Err(doubt) => info!(doubt, "everything is looked at anew"),
+            Err(cause) => info!(cause, "full observation"),
         }
         (self.known, self.listed) = (None, BTreeMap::new());
         let (world, changes) = target.observe_and_watch(desired, prune).await?;
-        let looked = Instant::now();
+        let observed_at = Instant::now();
         let under_agent_id = under_agent_id(&world.observed, &addresses);
         self.known = changes.map(|changes| CachedObservation {
             observed: None,
             number: changes.from,
             changes,
-            looked,
+            observed_at,
             addresses,
             under_agent_id,
         });
@@ -87,7 +88,8 @@ impl ObservedCache {
         }
     }
 
-    /// With a live check of what is not proven ours. The rows of the target itself are kept: changes are laid over those.
+    /// Adds a live check of instances that are not proven ours. The target's own rows are kept: streamed changes
+    /// apply to those.
     async fn with_live_check<T: Target>(
         &mut self,
         observed: Observed,
@@ -106,30 +108,29 @@ impl ObservedCache {
         self.listed.extend(listed.iter().map(|(key, row)| (key.clone(), row.clone())));
     }
 
-    /// What was lent to a pass.
+    /// Returns the observation that a pass used.
     pub fn put_back(&mut self, observed: Arc<Observed>) {
         if let Some(known) = &mut self.known {
             known.observed = Some(observed);
         }
     }
 
-    /// These are about to change by our own doing.
+    /// These instances are about to change by our own steps.
     pub fn expect_changes(&mut self, instances: impl Iterator<Item = InstanceKey>) {
         self.ours.extend(instances);
     }
 
-    /// Which processes came back by themselves since this was last asked.
+    /// Processes that were relaunched since the last call.
     pub fn take_relaunched(&mut self) -> BTreeMap<InstanceKey, u32> {
         std::mem::take(&mut self.relaunched)
     }
 
-    /// Waits until something is told that may matter to whoever cares for such a row. Nothing is lost by not waiting to
-    /// the end.
+    /// Waits for a change of a row that `cares` selects. Cancel safe.
     pub async fn wait_for_change(&mut self, cares: impl Fn(&InstanceKey, Option<&ObservedInstance>) -> bool) {
         loop {
             let Some(known) = &mut self.known else { return std::future::pending().await };
-            let told = known.changes.next().await;
-            if self.apply_event(told, &cares) {
+            let event = known.changes.next().await;
+            if self.apply_event(event, &cares) {
                 return;
             }
         }
@@ -143,13 +144,13 @@ impl ObservedCache {
     ) -> Result<Option<Observed>, String> {
         match &self.known {
             None => return Ok(None),
-            Some(known) if known.looked.elapsed() >= RESYNC_INTERVAL => return Ok(None),
+            Some(known) if known.observed_at.elapsed() >= RESYNC_INTERVAL => return Ok(None),
             Some(known) if known.addresses != *addresses => return Ok(None),
-            Some(known) if known.observed.is_none() => return Err("a pass was broken off".to_owned()),
+            Some(known) if known.observed.is_none() => return Err("a pass was cancelled".to_owned()),
             Some(_) => {}
         }
         let mut hosts = hosts();
-        // Also where something is that is not wanted any more: what cannot be seen there is not pruned.
+        // Also hosts of instances that are no longer wanted: an unobservable host must not be pruned.
         let seen = self.known.as_ref().and_then(|known| known.observed.as_ref());
         hosts.extend(seen.into_iter().flat_map(|seen| seen.instances.keys()).map(|key| key.host.clone()));
         let agents = self.known.iter().flat_map(|known| known.under_agent_id.values());
@@ -160,13 +161,13 @@ impl ObservedCache {
             && known.number < mark.number
         {
             match tokio::time::timeout_at(until, known.changes.next()).await {
-                Ok(told) => self.apply_event(told, &|_, _| false),
-                Err(_) => return Err("the target does not tell of what it has done".to_owned()),
+                Ok(event) => self.apply_event(event, &|_, _| false),
+                Err(_) => return Err("the change stream did not reach the watermark in time".to_owned()),
             };
         }
         let observed = self.known.as_mut().and_then(|known| known.observed.take());
-        // Whoever shows the last look may still have it.
-        let mut observed = Arc::unwrap_or_clone(observed.ok_or("the target tells no more")?);
+        // A displayed result may still share it.
+        let mut observed = Arc::unwrap_or_clone(observed.ok_or("the change stream ended")?);
         for (key, row) in std::mem::take(&mut self.listed) {
             match row {
                 Some(row) => observed.instances.insert(key, row),
@@ -179,20 +180,20 @@ impl ObservedCache {
         Ok(Some(observed))
     }
 
-    /// Might it matter?
+    /// Applies an event. Returns whether it needs a pass.
     fn apply_event(
         &mut self,
-        told: ChangeEvent,
+        event: ChangeEvent,
         cares: &impl Fn(&InstanceKey, Option<&ObservedInstance>) -> bool,
     ) -> bool {
         let Some(known) = &mut self.known else { return false };
         let Some(observed) = &mut known.observed else { return false };
-        let (number, rows) = match told {
+        let (number, rows) = match event {
             ChangeEvent::Rows { number, rows } => (number, rows),
             ChangeEvent::Over(why) => {
-                info!(why, "changes are told no more");
-                // One that ends as soon as it begins is no reason to look at everything again and again.
-                let lasted = known.looked.elapsed() >= MIN_STREAM_LIFETIME;
+                info!(why, "change stream ended");
+                // A stream that ends at once must not cause one full observation after the other.
+                let lasted = known.observed_at.elapsed() >= MIN_STREAM_LIFETIME;
                 self.known = None;
                 return lasted;
             }
@@ -219,14 +220,14 @@ impl ObservedCache {
             let pids = (before.and_then(|seen| seen.pid), row.as_ref().and_then(|seen| seen.pid));
             if let (Some(seen), (then, Some(now))) = (before, pids)
                 && then != Some(now)
-                // Who gave it another spec meant it to be another process.
+                // Another spec means an intended restart.
                 && row.as_ref().is_some_and(|row| row.live == seen.live)
                 && !self.ours.contains(&key)
                 && row.as_ref().is_some_and(is_long_running)
             {
                 self.relaunched.insert(key.clone(), now);
             }
-            // Of what we are changing, the end is told by whoever does it.
+            // The executor reports the end of our own steps.
             let other =
                 !self.ours.contains(&key) && before.map(stable_fields) != row.as_ref().map(stable_fields);
             matters |= other && (cares(&key, before) || cares(&key, row.as_ref()));
@@ -295,12 +296,12 @@ fn resolve(
     }
 }
 
-/// What runs by a schedule, or once, comes and goes without having been lost.
+/// A scheduled or one-shot process ends without having been lost.
 fn is_long_running(seen: &ObservedInstance) -> bool {
     seen.live.spec().is_none_or(|spec| spec.monitor.is_resident())
 }
 
-/// A row without what changes by itself: what is left decides what is to be done.
+/// A row without volatile fields: the rest determines the plan.
 pub fn stable_fields(seen: &ObservedInstance) -> ObservedInstance {
     ObservedInstance { pid: None, started: None, since: None, report_time: None, ..seen.clone() }
 }

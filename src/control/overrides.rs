@@ -1,4 +1,4 @@
-//! What stands in for the source: a revision that is pinned, or the last one that was taken, where nobody follows.
+//! Overrides of the source: a pinned revision, or the last applied one without --follow.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::manifest;
 use crate::reconcile::of_desired;
 use crate::store::{Error, Outcome, Seq, Store, Txn};
 
-/// The pin that was seen last, and what it means.
+/// The last known pin, and its manifests.
 #[derive(Default)]
 pub struct PinOverride {
-    /// The change that made the pin so; 0: there is none.
+    /// Sequence number of the pin; 0: there is none.
     changed: Seq,
     pin: Option<Pin>,
-    /// The pinned revision, read from what is kept of it.
+    /// The pinned revision's stored manifests.
     reading: Option<Arc<SourceState>>,
 }
 
 impl PinOverride {
-    /// What is wanted instead of what the source says; `None`: nothing is pinned, or the source is newer.
+    /// The desired state that overrides the source; `None`: nothing is pinned, or the source is newer.
     pub async fn resolve<S: Store>(
         &mut self,
         source: &SourceState,
@@ -41,7 +41,7 @@ impl PinOverride {
                 break (pin, changed);
             }
             let place = pin::store_key(owner);
-            // If somebody pins something just now, that is what counts.
+            // A concurrent new pin takes precedence.
             if let Outcome::Written(_) = state.txn(Txn::delete(&place).only_if(&place, changed)).await? {
                 *self = PinOverride::default();
                 events.emit(ControllerEvent::Unpinned { pin: &pin, newer: true });
@@ -49,7 +49,7 @@ impl PinOverride {
             }
         };
         if changed != self.changed {
-            // Of a source that is broken somewhere, what runs is left behind as well, though it was never taken whole.
+            // A partly broken source is left behind as well, though it was never active.
             if source.is_incomplete && !source.revision.is_empty() && pin.is_older_than(&source.revision) {
                 pin.also.push(source.revision.clone());
                 let put = pin::put(owner, &pin).only_if(pin::store_key(owner), changed);
@@ -57,7 +57,7 @@ impl PinOverride {
                     changed = now;
                 }
             }
-            // What is kept of it is read once; until that works, nothing is done.
+            // The stored manifests are read once; until that succeeds, no pass runs.
             let reading = read(state, owner, &pin.revision, config).await?;
             *self = PinOverride { changed, pin: Some(pin.clone()), reading: Some(Arc::new(reading)) };
             events.emit(ControllerEvent::Pinned { pin: &pin });
@@ -65,19 +65,19 @@ impl PinOverride {
         Ok(self.reading.clone())
     }
 
-    /// Is the pin still what it was when it was last asked for?
+    /// Whether the pin is unchanged since it was last read.
     pub async fn is_current<S: Store>(&self, state: &S, owner: &str) -> Result<bool, Error> {
         let changed = state.get(&pin::store_key(owner)).await?.map_or(0, |entry| entry.mod_seq);
         Ok(changed == self.changed)
     }
 }
 
-/// What was last taken, read once.
+/// The last applied revision, read once.
 #[derive(Default)]
 pub struct LastApplied(Option<Arc<SourceState>>);
 
 impl LastApplied {
-    /// `None`: nothing was ever taken.
+    /// `None`: no revision was ever active.
     pub async fn reading<S: Store>(
         &mut self,
         state: &S,
@@ -92,7 +92,7 @@ impl LastApplied {
     }
 }
 
-/// A revision as it was: whole, and therefore enough to prune by.
+/// A stored revision: complete, and therefore sufficient for prune.
 async fn read<S: Store>(
     state: &S,
     owner: &str,
@@ -103,7 +103,7 @@ async fn read<S: Store>(
     let broken = |what: &str| Error::Corrupt { file: file.clone(), what: what.to_owned() };
     let all = revisions::list(state, owner).await?;
     let found = all.into_iter().find(|snapshot| snapshot.revision == revision);
-    let found = found.ok_or_else(|| broken("it is not kept any more"))?;
+    let found = found.ok_or_else(|| broken("the revision is no longer stored"))?;
     let texts = revisions::texts(state, owner, &found).await?;
     let mut loaded =
         manifest::load_files(texts.clone(), Vec::new(), &config.limits, &std::collections::BTreeMap::new());
@@ -111,7 +111,7 @@ async fn read<S: Store>(
         set_default_user(&mut loaded.desired, user);
     }
     if of_desired(&loaded.desired) != revision {
-        return Err(broken("what is kept of it does not read as it did"));
+        return Err(broken("the stored manifests do not have the revision's digest"));
     }
     let is_incomplete = loaded.errors() > 0;
     let (files, desired) = (loaded.files, Arc::new(loaded.desired));

@@ -1,7 +1,7 @@
-//! A revision that a person pinned: it is what is wanted, until the source has something newer.
+//! Pinned revision: it overrides the source until the source has a newer one.
 //!
-//! `pin/OWNER` is written by `rollback` and goes when somebody says something newer: `apply`, a source with a good revision
-//! that is neither the pinned one nor the one that was in force when it was pinned, or `rollback --unpin`.
+//! `rollback` writes `pin/OWNER`. It is deleted by `apply`, by `rollback --unpin`, or by a source with a good
+//! revision other than the pinned one and the one that was active when it was pinned.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,16 +18,16 @@ pub struct Pin {
     pub by: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What was in force then: no reason to end the pin.
+    /// The revision that was active then: it does not end the pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub over: Option<String>,
-    /// What else was left behind: what the source said while it was broken somewhere.
+    /// Another revision that does not end it: that of the source while it was partly broken.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub also: Vec<String>,
 }
 
 impl Pin {
-    /// Is this revision of the source a newer word than the pin?
+    /// Whether this revision of the source is newer than the pin.
     pub fn is_older_than(&self, revision: &str) -> bool {
         let is_left_behind = |over: &str| revision == over || self.also.iter().any(|also| also == revision);
         revision != self.revision && self.over.as_deref().is_some_and(|over| !is_left_behind(over))
@@ -40,7 +40,7 @@ pub fn store_key(owner: &str) -> String {
     format!("{KEY_PREFIX}{owner}")
 }
 
-/// The pin of an owner, and the change that made it so.
+/// The pin of an owner, and its sequence number.
 pub async fn read<S: Store>(state: &S, owner: &str) -> Result<Option<(Pin, Seq)>, Error> {
     let key = store_key(owner);
     let Some(entry) = state.get(&key).await? else { return Ok(None) };
@@ -70,7 +70,7 @@ mod tests {
         };
         let newer = ["1", "2", "3", "4"].map(|revision| pin.is_older_than(revision));
         assert_eq!(newer, [false, false, true, false]);
-        // Nobody knows what was in force: the pin stays until somebody ends it.
+        // The active revision was unknown: the pin stays until a person ends it.
         pin.over = None;
         assert!(!pin.is_older_than("3"));
     }

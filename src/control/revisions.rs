@@ -1,16 +1,18 @@
-//! What was wanted before, so that it can be wanted again: the texts of every revision that was applied or taken.
+//! Stored revisions: the texts of every revision that was applied, so that `rollback` can return to it.
 //!
 //! ```text
-//! source/OWNER/taken         what is in force: its revision, its commit, and the source that it came from
-//! snap/OWNER/rev/REVISION    what it was read from: lists of files
-//! snap/OWNER/list/SUM        some of its files: names, and where their texts are
-//! snap/OWNER/text/SUM        a text, or a part of a long one
+//! source/OWNER/taken         the active revision: its digest, its commit, and its source
+//! snap/OWNER/rev/REVISION    its file lists
+//! snap/OWNER/list/SUM        some of its files: names, and the sums of their texts
+//! snap/OWNER/text/SUM        a text, or a chunk of a long one
 //! ```
-//! Which list a file is on follows from its name, and lists are short: a revision in which one file changed brings one list
-//! and one text with it, and shares all others. The last [`MOST`] revisions are kept. What is in force and its snapshot are
-//! one change, and only if nobody else took something meanwhile: a snapshot that is listed is whole.
 //!
-//! The texts are the manifests as they were, with whatever secrets stand in them.
+//! The list of a file follows from its name, and lists are short: a revision with one changed file adds one list and
+//! one text, and shares all others. The last [`MAX_REVISIONS`] are kept. The active revision and its snapshot are
+//! written in one transaction, and only if no other client activated a revision in between: a listed snapshot is
+//! complete.
+//!
+//! The texts are the original manifests, including any secrets in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -23,18 +25,18 @@ use crate::manifest::FileContent;
 use crate::model::Time;
 use crate::store::{Entry, Error, Outcome, Seq, Store, Txn};
 
-/// So many revisions of an owner are kept.
+/// Maximum number of revisions per owner.
 pub const MAX_REVISIONS: usize = 20;
-/// A longer text is kept in parts, and so much is sent at once: other ends have a limit for one question.
+/// Size of a chunk of a long text, and of one request: stores limit requests.
 const CHUNK_BYTES: usize = 1 << 20;
-/// About so many files are on one list.
+/// Approximate number of files per list.
 const FILES_PER_LIST: usize = 64;
-/// More things than this are asked for together rather than one by one.
+/// Above this number, keys are read by prefix instead of one by one.
 const MAX_SINGLE_READS: usize = 16;
-/// Somebody else takes things too: then we look again, but not for ever.
+/// Attempts after conflicts with other clients.
 const MAX_ATTEMPTS: usize = 10;
 
-/// A new word: from here on this is wanted.
+/// A revision to activate.
 pub struct NewRevision<'a> {
     pub owner: &'a str,
     pub source: &'a str,
@@ -43,7 +45,7 @@ pub struct NewRevision<'a> {
     pub texts: &'a [FileContent],
 }
 
-/// What is in force, and where it came from.
+/// The active revision, and its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ActiveRevision {
     pub source: String,
@@ -53,14 +55,14 @@ pub struct ActiveRevision {
     pub at: Time,
 }
 
-/// A revision that is kept, without its texts.
+/// A stored revision, without its texts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     pub revision: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
     pub source: String,
-    /// When it was last taken.
+    /// When it was last activated.
     pub at: Time,
     /// The sums of its lists.
     lists: Vec<String>,
@@ -70,7 +72,7 @@ pub struct Snapshot {
 struct StoredFile {
     name: String,
     home: PathBuf,
-    /// The sums of its parts.
+    /// The sums of its chunks.
     parts: Vec<String>,
 }
 
@@ -90,7 +92,7 @@ fn active_key(owner: &str) -> String {
     format!("source/{owner}/taken")
 }
 
-/// What is in force, and the change that made it so (0: nothing ever was).
+/// The active revision, and its sequence number (0: none was ever active).
 pub async fn active<S: Store>(state: &S, owner: &str) -> Result<(Option<ActiveRevision>, Seq), Error> {
     match state.get(&active_key(owner)).await? {
         Some(entry) => Ok((serde_json::from_slice(&entry.value).ok(), entry.mod_seq)),
@@ -98,7 +100,7 @@ pub async fn active<S: Store>(state: &S, owner: &str) -> Result<(Option<ActiveRe
     }
 }
 
-/// Whose manifests were ever taken.
+/// Owners with a stored revision.
 pub async fn owners<S: Store>(state: &S) -> Result<BTreeSet<String>, Error> {
     let page = state.range("source/", None, usize::MAX).await?;
     let owner = |entry: &crate::store::Entry| {
@@ -107,7 +109,7 @@ pub async fn owners<S: Store>(state: &S) -> Result<BTreeSet<String>, Error> {
     Ok(page.entries.iter().filter_map(owner).collect())
 }
 
-/// Every revision that is kept, the newest first.
+/// All stored revisions, newest first.
 pub async fn list<S: Store>(state: &S, owner: &str) -> Result<Vec<Snapshot>, Error> {
     let page = state.range(&revisions_prefix(owner), None, usize::MAX).await?;
     let read = |entry: &crate::store::Entry| serde_json::from_slice::<Snapshot>(&entry.value).ok();
@@ -116,7 +118,7 @@ pub async fn list<S: Store>(state: &S, owner: &str) -> Result<Vec<Snapshot>, Err
     Ok(all)
 }
 
-/// The texts of what is in force, if it came from this source.
+/// The texts of the active revision, if it has this source.
 pub async fn active_texts<S: Store>(state: &S, owner: &str, source: &str) -> Result<Vec<FileContent>, Error> {
     let Some(taken) = active(state, owner).await?.0.filter(|taken| taken.source == source) else {
         return Ok(Vec::new());
@@ -127,7 +129,7 @@ pub async fn active_texts<S: Store>(state: &S, owner: &str, source: &str) -> Res
     }
 }
 
-/// The texts of a revision, as they were, in the order of their names.
+/// The texts of a revision, in the order of their names.
 pub async fn texts<S: Store>(state: &S, owner: &str, snapshot: &Snapshot) -> Result<Vec<FileContent>, Error> {
     let listed = read_lists(state, owner, snapshot.lists.iter()).await?;
     let parts: BTreeSet<&String> = listed.iter().flat_map(|file| &file.parts).collect();
@@ -146,10 +148,10 @@ pub async fn texts<S: Store>(state: &S, owner: &str, snapshot: &Snapshot) -> Res
 }
 
 fn missing(place: &str, sum: &str) -> Error {
-    Error::Corrupt { file: format!("{place}{sum}"), what: "it is not there".to_owned() }
+    Error::Corrupt { file: format!("{place}{sum}"), what: "the entry is missing".to_owned() }
 }
 
-/// What stands under some sums, each once: a few are asked for by name, many together.
+/// The values of these sums, each once: a few by key, many by prefix.
 async fn values<S: Store>(
     state: &S,
     place: &str,
@@ -190,57 +192,57 @@ async fn read_lists<S: Store>(
     Ok(all)
 }
 
-/// Puts a word in force, keeps it, and ends the pin that stood against it, which comes back.
-pub async fn activate<S: Store>(state: &S, word: &NewRevision<'_>) -> Result<Option<Pin>, Error> {
-    let new = FileLists::of(word.texts);
+/// Activates and stores a revision. Returns the pin that this ended.
+pub async fn activate<S: Store>(state: &S, activated: &NewRevision<'_>) -> Result<Option<Pin>, Error> {
+    let new = FileLists::of(activated.texts);
     for _ in 0..MAX_ATTEMPTS {
-        let (taken, changed) = active(state, word.owner).await?;
-        let pin = pin::read(state, word.owner).await?.map(|(pin, _)| pin);
+        let (taken, changed) = active(state, activated.owner).await?;
+        let pin = pin::read(state, activated.owner).await?.map(|(pin, _)| pin);
         let before = match taken {
-            Some(taken) => find_revision(state, word.owner, &taken.revision)
+            Some(taken) => find_revision(state, activated.owner, &taken.revision)
                 .await?
                 .map_or_else(Vec::new, |old| old.lists),
             None => Vec::new(),
         };
-        let mut known = replaced_texts(state, word.owner, &before, &new).await?;
-        // Texts come first and alone: without the revision that names them they are nothing.
+        let mut known = replaced_texts(state, activated.owner, &before, &new).await?;
+        // Texts are written first: without a revision that names them they have no effect.
         let mut chunk = (Txn::default(), 0);
         for (sum, part) in new.missing_from(&before).flat_map(|list| &list.texts) {
             if !known.insert(sum.clone()) {
                 continue;
             }
             chunk.1 += part.len();
-            chunk.0 = chunk.0.and(Txn::put(texts_prefix(word.owner) + sum, *part));
+            chunk.0 = chunk.0.and(Txn::put(texts_prefix(activated.owner) + sum, *part));
             if chunk.1 >= CHUNK_BYTES {
                 state.txn(std::mem::take(&mut chunk).0).await?;
             }
         }
         for list in new.missing_from(&before) {
             chunk.1 += list.value.len();
-            chunk.0 = chunk.0.and(Txn::put(lists_prefix(word.owner) + &list.sum, list.value.as_slice()));
+            chunk.0 = chunk.0.and(Txn::put(lists_prefix(activated.owner) + &list.sum, list.value.as_slice()));
             if chunk.1 >= CHUNK_BYTES {
                 state.txn(std::mem::take(&mut chunk).0).await?;
             }
         }
-        let snapshot = new.snapshot(word);
-        let place = active_key(word.owner);
+        let snapshot = new.snapshot(activated);
+        let place = active_key(activated.owner);
         let mut txn =
-            chunk.0.only_if(&place, changed).and(Txn::put(&place, encode_active(word, snapshot.at)));
+            chunk.0.only_if(&place, changed).and(Txn::put(&place, encode_active(activated, snapshot.at)));
         let value = serde_json::to_vec(&snapshot).unwrap_or_default();
-        txn = txn.and(Txn::put(revisions_prefix(word.owner) + word.revision, value));
+        txn = txn.and(Txn::put(revisions_prefix(activated.owner) + activated.revision, value));
         if pin.is_some() {
-            txn = txn.and(Txn::delete(pin::store_key(word.owner)));
+            txn = txn.and(Txn::delete(pin::store_key(activated.owner)));
         }
         match state.txn(txn).await? {
             Outcome::Written(_) => return Ok(pin),
             Outcome::Conflict(_) => {}
         }
     }
-    Err(Error::Unreachable(format!("{} is changed by others all the time", active_key(word.owner))))
+    Err(Error::Unreachable(format!("{} keeps changing: concurrent activations", active_key(activated.owner))))
 }
 
-/// Forgets the revisions that are too old, and what only they named. Whoever takes something meanwhile begins anew: what he
-/// found to be there may be what is forgotten here.
+/// Deletes expired revisions, and lists and texts that only they use. A concurrent activation starts over: it may
+/// rely on a text that is deleted here.
 pub async fn gc<S: Store>(state: &S, owner: &str) -> Result<(), Error> {
     let (taken, changed) = active(state, owner).await?;
     let (Some(taken), all) = (taken, list(state, owner).await?) else { return Ok(()) };
@@ -267,11 +269,11 @@ pub async fn gc<S: Store>(state: &S, owner: &str) -> Result<(), Error> {
     for sum in gone.difference(&in_use) {
         txn = txn.and(Txn::delete(texts_prefix(owner) + sum));
     }
-    // If somebody took something meanwhile, the next one tidies up.
+    // After a concurrent activation, the next one cleans up.
     state.txn(txn).await.map(|_| ())
 }
 
-/// Those beyond the newest [`MOST`], and the others. What is in force stays.
+/// The revisions beyond the newest [`MAX_REVISIONS`], and the others. The active one stays.
 fn split_expired(all: Vec<Snapshot>, in_force: &str) -> (Vec<Snapshot>, Vec<Snapshot>) {
     let mut nth = 0;
     all.into_iter().partition(|snapshot| {
@@ -285,7 +287,7 @@ async fn find_revision<S: Store>(state: &S, owner: &str, revision: &str) -> Resu
     Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
 }
 
-/// The sums of texts that stand on the lists which new ones take the place of.
+/// Sums of the texts on the lists that new ones replace.
 async fn replaced_texts<S: Store>(
     state: &S,
     owner: &str,
@@ -301,17 +303,17 @@ async fn replaced_texts<S: Store>(
     Ok(found.values().flat_map(read).flat_map(|file| file.parts).collect())
 }
 
-fn encode_active(word: &NewRevision<'_>, at: Time) -> Vec<u8> {
+fn encode_active(activated: &NewRevision<'_>, at: Time) -> Vec<u8> {
     let taken = ActiveRevision {
-        source: word.source.to_owned(),
-        revision: word.revision.to_owned(),
-        commit: word.commit.map(str::to_owned),
+        source: activated.source.to_owned(),
+        revision: activated.revision.to_owned(),
+        commit: activated.commit.map(str::to_owned),
         at,
     };
     serde_json::to_vec(&taken).unwrap_or_default()
 }
 
-/// All files of a word, on lists.
+/// All files of a revision, on lists.
 struct FileLists<'a>(Vec<FileList<'a>>);
 
 struct FileList<'a> {
@@ -320,7 +322,7 @@ struct FileList<'a> {
     texts: TextChunks<'a>,
 }
 
-/// Texts, or parts of long ones, and their sums.
+/// Texts, or chunks of long ones, and their sums.
 type TextChunks<'a> = Vec<(String, &'a [u8])>;
 
 impl<'a> FileLists<'a> {
@@ -343,17 +345,17 @@ impl<'a> FileLists<'a> {
         FileLists(sorted.into_iter().map(list).collect())
     }
 
-    /// Those that are not there yet.
+    /// Those that are not stored yet.
     fn missing_from(&self, before: &[String]) -> impl Iterator<Item = &FileList<'a>> {
         let before: BTreeSet<&String> = before.iter().collect();
         self.0.iter().filter(move |list| !before.contains(&list.sum))
     }
 
-    fn snapshot(&self, word: &NewRevision<'_>) -> Snapshot {
+    fn snapshot(&self, activated: &NewRevision<'_>) -> Snapshot {
         Snapshot {
-            revision: word.revision.to_owned(),
-            commit: word.commit.map(str::to_owned),
-            source: word.source.to_owned(),
+            revision: activated.revision.to_owned(),
+            commit: activated.commit.map(str::to_owned),
+            source: activated.source.to_owned(),
             at: clock::now(),
             lists: self.0.iter().map(|list| list.sum.clone()).collect(),
         }
@@ -364,7 +366,7 @@ fn sum(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex()[..32].to_owned()
 }
 
-/// Parts of a text that are texts themselves: no character is cut.
+/// Splits a text into valid chunks: at character boundaries.
 fn split_utf8(mut content: &[u8]) -> Vec<&[u8]> {
     let mut parts = Vec::new();
     while content.len() > CHUNK_BYTES {

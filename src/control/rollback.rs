@@ -1,4 +1,4 @@
-//! A wish for what was there before, and what it takes to get there.
+//! Rollback of a failed rollout: the previous desired state, and the plan to restore it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use crate::model::{
 };
 use crate::reconcile::{Rules, reconcile};
 
-/// These processes as they were: each instance with the spec that it ran with, or was given. What was not there before,
-/// or of which nobody knows the spec, is left out.
+/// These processes as they were before: each instance with the spec that it ran with, or that was registered.
+/// Instances that did not exist, or whose spec is unknown, are left out.
 pub fn previous_desired(
     desired: &Desired,
     before: &BTreeMap<InstanceKey, ObservedInstance>,
@@ -26,7 +26,7 @@ pub fn previous_desired(
         let Some(old) = old else { continue };
         let mut want = want.clone();
         want.spec = Arc::clone(old);
-        // All at once, and with everything that used to apply gone with the rollout.
+        // In one wave, and without the policies of the rollout.
         want.origin =
             Arc::new(DeclaredProcess { rollout: None, depends_on: Vec::new(), ..(*want.origin).clone() });
         back.instances.insert(key.clone(), want);
@@ -34,8 +34,8 @@ pub fn previous_desired(
     back
 }
 
-/// What it takes to put that back. Nobody waits until an agent relaunches by itself what has just failed, and what puts
-/// things right has no budget.
+/// The plan that restores the previous state. It does not wait for agents to relaunch failed processes, and it has no
+/// budget.
 pub fn plan_rollback(back: &Desired, observed: &mut Observed, rules: &Rules, now: &Now) -> Plan {
     observed
         .instances

@@ -1,4 +1,4 @@
-//! Old specs out of the history of manifests: for targets that tell digests at best, and a disk that knows nothing.
+//! Old specs from the git history of manifests: for targets that read back digests at most, and without a ledger.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ use crate::model::{InstanceKey, SpecRevision};
 use crate::reconcile::Caps;
 use crate::reconcile::spec_recovery::{OldSpecs, matches};
 
-/// The longest that it may take: what is not found by then is planned without.
+/// Time limit of a search: specs that are not found by then stay unknown.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where older manifests are.
+/// Where older manifests are found.
 #[derive(Clone, Debug)]
 pub enum ManifestHistory {
-    /// In the repositories that these lie in.
+    /// In the repositories of these paths.
     Paths(Vec<PathBuf>),
-    /// In the mirror of what is followed.
+    /// In the mirror of the git source.
     Git(Box<GitConfig>),
 }
 
@@ -37,7 +37,7 @@ impl ManifestHistory {
     }
 }
 
-/// What was asked for before, and what was found, for somebody who asks again and again.
+/// Earlier queries and their results, for repeated lookups.
 #[derive(Default)]
 pub struct SearchCache {
     sought: BTreeSet<(InstanceKey, SpecRevision)>,
@@ -45,7 +45,7 @@ pub struct SearchCache {
 }
 
 impl SearchCache {
-    /// What is known of what is missing. Only what was never sought is looked for, on a thread: it may take a while.
+    /// Known specs for the missing ones. Only new queries search the history, on a blocking thread.
     pub async fn lookup(
         &mut self,
         past: &ManifestHistory,
@@ -67,7 +67,7 @@ impl SearchCache {
     }
 }
 
-/// Looks through the commits that touched these paths, the newest first, until everything that is missing is found.
+/// Searches the commits that touched these paths, newest first, until every missing spec is found.
 fn search(
     past: &ManifestHistory,
     commit: Option<&str>,
@@ -90,6 +90,6 @@ fn search(
             missing.is_empty()
         });
     }
-    info!(missing = many, found = found.len(), commits, took = ?begin.elapsed(), "old specs looked for in git");
+    info!(missing = many, found = found.len(), commits, took = ?begin.elapsed(), "searched git history for old specs");
     found
 }

@@ -1,7 +1,7 @@
-//! What the loop gave up on, for whoever asks, and for the loop that comes after it.
+//! Suspended instances, for readers and for the next controller.
 //!
-//! `left/OWNER/INSTANCE` is there from the moment that it is given up until something changes. What was put back after a
-//! failed rollout stays given up over a restart, for as long as it is asked for in the same way.
+//! `left/OWNER/INSTANCE` exists while an instance is suspended. An instance that was rolled back stays suspended
+//! after a restart while its declaration is unchanged.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::store::{Error, Store, Txn};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspended {
-    /// The word of it.
+    /// The hold reason.
     pub reason: String,
     pub why: String,
-    /// What was asked for, as a digest.
+    /// Digest of the declaration.
     pub asked: String,
 }
 
@@ -30,7 +30,7 @@ impl Suspended {
         Suspended { reason: reason.word().to_owned(), why: why.to_owned(), asked: request_digest(want) }
     }
 
-    /// Is it still given up by somebody who begins anew?
+    /// Whether the suspension outlasts a restart.
     pub fn still_applies(&self, key: &InstanceKey, desired: &Desired) -> bool {
         self.reason == HoldReason::RolledBack.word()
             && self.asked == request_digest(desired.instances.get(key))
@@ -70,7 +70,7 @@ pub async fn read_all_owners<S: Store>(state: &S) -> Result<SuspendedInstances, 
     Ok(page.entries.iter().filter_map(one).collect())
 }
 
-/// What makes the one into the other; `None`: they are the same.
+/// The transaction from one state to the other; `None`: they are equal.
 pub fn diff(owner: &str, before: &SuspendedInstances, now: &SuspendedInstances) -> Option<Txn> {
     let place = store_key(owner);
     let gone =

@@ -395,7 +395,7 @@ fn notifications_use_the_template_and_are_retried() {
         let taken = taken.lock().expect("a lock");
         taken.iter().any(|message| message["m"].as_str().is_some_and(|said| said.contains(text)))
     };
-    until("who leads is told", || told("this one leads"));
+    until("who leads is told", || told("leadership acquired"));
     until("what was done is told", || told("1 start"));
     std::fs::write(machine.path("m/z.yaml"), "kind: Process\nstrange: \"\\\"\"\n").expect("a file");
     until("problems are told", || told("z.yaml:"));

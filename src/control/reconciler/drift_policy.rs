@@ -1,4 +1,4 @@
-//! Heal and follow are two switches: what is off is left alone, with that as its reason.
+//! Drift policy: what `--heal no` and `--follow no` hold, and why.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::Reconciler;
 use crate::model::{Desired, HoldReason, InstanceKey, Observed, Plan};
 use crate::store::{Store, Txn};
 
-/// What everything was made to be, once.
+/// The revision that everything converged to.
 pub(super) struct AppliedRevision {
     revision: String,
     desired: Arc<Desired>,
@@ -21,18 +21,18 @@ impl AppliedRevision {
     }
 }
 
-/// What somebody does not want to be done, and why.
+/// Which changes are disabled.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Disabled {
     Nothing,
-    /// Drift is left alone.
+    /// Drift is held.
     Heal,
-    /// New manifests are.
+    /// New revisions are held.
     Follow,
 }
 
 impl<T: Target> Reconciler<'_, T> {
-    /// What was made true before this began, where drift from it is not to be repaired.
+    /// The revision that was applied before this started, where drift is not repaired.
     pub(super) async fn load_applied(&mut self, reading: &SourceState) -> Option<AppliedRevision> {
         let kept = self.target.state().get(&self.applied_key()).await.ok().flatten()?;
         let revision = String::from_utf8(kept.value.to_vec()).ok()?;
@@ -43,7 +43,7 @@ impl<T: Target> Reconciler<'_, T> {
         format!("source/{}/applied", self.config.rules.owner)
     }
 
-    /// Everything is as this revision wants it: what differs from now on is drift.
+    /// Everything matches this revision: later differences are drift.
     pub(super) async fn mark_applied(&mut self, desired: &Arc<Desired>) {
         if self.applied.as_ref().is_some_and(|applied| applied.revision == self.revision) {
             return;
@@ -51,12 +51,13 @@ impl<T: Target> Reconciler<'_, T> {
         self.applied =
             Some(AppliedRevision { revision: self.revision.clone(), desired: Arc::clone(desired) });
         if !self.config.heal {
-            // Known to the next one as well, who is not to repair either. What cannot be written now is not: then it repairs.
+            // Stored for the next controller, which must not repair drift either. If the write fails, the next one
+            // does repair it.
             let _ = self.target.state().txn(Txn::put(self.applied_key(), self.revision.clone())).await;
         }
     }
 
-    /// This is begun: from here on, going back to what was before is a change, and no drift.
+    /// The plan is dispatched: from here on, a return to the previous state is a change, not drift.
     pub(super) async fn mark_dispatched(&mut self, plan: &Plan, desired: &Desired) {
         let Some(applied) = self.applied.as_mut().filter(|_| !self.config.heal) else { return };
         if applied.revision == self.revision {
@@ -69,12 +70,12 @@ impl<T: Target> Reconciler<'_, T> {
                 None => made.instances.remove(key),
             };
         }
-        // It is neither the one nor the other.
+        // Neither revision is fully applied.
         applied.revision.clear();
         let _ = self.target.state().txn(Txn::delete(self.applied_key())).await;
     }
 
-    /// What is left alone because somebody switched it off.
+    /// Instances that are held because their change is disabled.
     pub(super) fn disabled_changes(
         &self,
         off: Disabled,
@@ -86,17 +87,11 @@ impl<T: Target> Reconciler<'_, T> {
         match (off, &self.applied) {
             (Disabled::Nothing, _) | (Disabled::Heal, None) => BTreeMap::new(),
             (Disabled::Follow, _) => {
-                let why = said(
-                    HoldReason::FollowOff,
-                    "the manifests are not followed (--follow no), and nothing was ever taken",
-                );
+                let why = said(HoldReason::FollowOff, "--follow no, and no revision was ever applied");
                 all().map(|key| (key.clone(), why.clone())).collect()
             }
             (Disabled::Heal, Some(applied)) => {
-                let why = said(
-                    HoldReason::HealOff,
-                    "it differs though no manifest asks for that, and drift is not repaired (--heal no)",
-                );
+                let why = said(HoldReason::HealOff, "drift is not repaired (--heal no)");
                 let is_drift = |key: &&InstanceKey| applied.desired.is_same_request(desired, key);
                 all().filter(is_drift).map(|key| (key.clone(), why.clone())).collect()
             }

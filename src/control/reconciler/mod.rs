@@ -1,6 +1,6 @@
-//! One pass: read, look, plan, hand over what is to be done, and tell what was left alone.
+//! One pass: read the manifests, observe, plan, dispatch, and report held instances.
 //!
-//! Nothing here waits for a reason, nor for what was handed over; whoever runs it does. Time is the target's.
+//! A pass neither schedules itself nor waits for dispatched work: the control loop does. Time is the target's.
 
 mod dispatch;
 mod drift_policy;
@@ -36,46 +36,46 @@ pub struct Reconciler<'a, T> {
     config: &'a ControllerConfig,
     target: &'a T,
     events: &'a EventSink<'a>,
-    /// Who carries out what is to be done, what he has at hand, and the number of the last order.
-    orders: mpsc::UnboundedSender<WorkItem>,
+    /// Queue of the executor, the plans in flight, and the number of the last work item.
+    work_items: mpsc::UnboundedSender<WorkItem>,
     pub(super) in_flight: InFlightPlans,
     last: u64,
     backoff: Backoff,
-    /// When something that failed may be tried again.
+    /// When a failed instance may be retried.
     due: Option<Time>,
     pub(super) observed_cache: ObservedCache,
-    /// Of what was read last, and of what was last begun to be made true: what differs from that is drift.
+    /// Revision read last; and the one last applied: differences from it are drift.
     revision: String,
-    /// What was read last is this commit.
+    /// Commit of the revision read last.
     commit: Option<String>,
     applied: Option<AppliedRevision>,
-    /// What it asks for.
+    /// What that revision declares.
     desired: Arc<Desired>,
-    /// The revision and the commit that are known to be kept.
-    taken: (String, Option<String>),
-    /// What was taken, where the source is not followed.
+    /// The stored active revision and its commit.
+    stored: (String, Option<String>),
+    /// The active revision, while the source is not followed.
     last_applied: LastApplied,
-    /// What the source says instead, and whether something is wrong with it.
+    /// The source's revision while it is not followed, and whether it has problems.
     unfollowed: Option<String>,
     has_problems: bool,
-    recalled: bool,
-    /// The lease that lets us act at all, and the number of the last one under which we wrote.
+    has_recalled: bool,
+    /// The leader lease, and the generation of our last write.
     pub(super) leader: Option<Lease>,
-    wrote: Option<u64>,
-    /// The one under which we write, as long as something is under way.
+    last_generation: Option<u64>,
+    /// The writer lease, while work is in flight.
     writer: Option<Lease>,
-    /// Something was taken, and older things may be too old now.
-    untidy: bool,
+    /// A revision was activated: old ones may have expired.
+    needs_gc: bool,
     pin_override: PinOverride,
     old: SearchCache,
-    /// A run may have left something in the journal.
-    unsettled: bool,
-    /// Calls of runs that died which are still under way, whom they concern, and when to ask again.
+    /// A run may have left calls in the journal.
+    needs_recovery: bool,
+    /// Calls of crashed runs that are still in flight, their instances, and when to poll again.
     open: BTreeMap<String, BTreeSet<InstanceKey>>,
     open_until: Option<Instant>,
-    /// What is known to be kept of what was given up; `None`: nobody asked yet.
+    /// The stored suspended instances; `None`: not read yet.
     left: Option<suspended::SuspendedInstances>,
-    /// What was held and paused at the last look.
+    /// Holds and pauses of the last pass.
     restraints: Option<(Vec<Hold>, Vec<Pause>)>,
 }
 
@@ -84,13 +84,13 @@ impl<'a, T: Target> Reconciler<'a, T> {
         config: &'a ControllerConfig,
         target: &'a T,
         events: &'a EventSink<'a>,
-        orders: mpsc::UnboundedSender<WorkItem>,
+        work_items: mpsc::UnboundedSender<WorkItem>,
     ) -> Reconciler<'a, T> {
         Reconciler {
             config,
             target,
             events,
-            orders,
+            work_items,
             in_flight: InFlightPlans::default(),
             last: 0,
             backoff: Backoff::default(),
@@ -100,18 +100,18 @@ impl<'a, T: Target> Reconciler<'a, T> {
             commit: None,
             applied: None,
             desired: Arc::default(),
-            taken: (String::new(), None),
+            stored: (String::new(), None),
             last_applied: LastApplied::default(),
             unfollowed: None,
             has_problems: false,
-            recalled: false,
+            has_recalled: false,
             leader: None,
-            wrote: None,
+            last_generation: None,
             writer: None,
-            untidy: false,
+            needs_gc: false,
             pin_override: PinOverride::default(),
             old: SearchCache::default(),
-            unsettled: true,
+            needs_recovery: true,
             open: BTreeMap::new(),
             open_until: None,
             left: None,
@@ -119,12 +119,12 @@ impl<'a, T: Target> Reconciler<'a, T> {
         }
     }
 
-    /// Is it time to try something again?
+    /// Whether a retry is due.
     pub fn is_due(&self) -> bool {
         self.due.is_some_and(|due| due <= self.target.now()) || self.is_recovery_due()
     }
 
-    /// Did somebody hold, release, pause, resume or pin something since the last look? What cannot be asked has not changed.
+    /// Whether holds, pauses or the pin changed since the last pass. An unreadable store counts as unchanged.
     pub async fn holds_or_pin_changed(&self) -> bool {
         let Some(known) = &self.restraints else { return false };
         let (state, owner) = (self.target.state(), &self.config.rules.owner);
@@ -139,16 +139,16 @@ impl<'a, T: Target> Reconciler<'a, T> {
         }
     }
 
-    /// Is it to be looked at again at once?
+    /// Runs a pass. Returns whether the next one is due at once.
     pub async fn run(&mut self, source: &mut Source) -> bool {
         self.due = None;
-        let Some(look) = self.reconcile_once(source).await else { return false };
-        let again = match look.plan.steps().next().is_some() {
-            true => self.dispatch(&look).await,
+        let Some(result) = self.reconcile_once(source).await else { return false };
+        let again = match result.plan.steps().next().is_some() {
+            true => self.dispatch(&result).await,
             false => false,
         };
-        if std::mem::take(&mut self.untidy) {
-            // What is left lying is picked up another time.
+        if std::mem::take(&mut self.needs_gc) {
+            // A failed cleanup is repeated later.
             let _ = revisions::gc(self.target.state(), &self.config.rules.owner).await;
         }
         self.due = self.backoff.next_retry(self.target.now());
@@ -156,7 +156,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
         again
     }
 
-    /// What is wanted, what is there, and what follows. `None`: that is not known, or nothing is wanted.
+    /// Reads, observes and plans. `None`: the desired or observed state is unknown, or nothing is declared.
     async fn reconcile_once(&mut self, source: &mut Source) -> Option<Arc<PassResult>> {
         if let Some(trouble) = source.take_error_change() {
             self.events.emit(ControllerEvent::Source { trouble });
@@ -166,41 +166,41 @@ impl<'a, T: Target> Reconciler<'a, T> {
             Ok(reading) => reading,
             Err(error) => return self.report_and_abort(&error.to_string()),
         };
-        // A pin is kept true also before the source has said anything.
+        // A pin applies even before the source was read.
         let (is_silent, nothing) =
             (reading.is_none(), SourceState { is_incomplete: true, ..SourceState::default() });
-        let said = reading.unwrap_or(&nothing);
+        let source_state = reading.unwrap_or(&nothing);
         let state = self.target.state();
-        let pinned = match self.pin_override.resolve(said, state, self.config, self.events).await {
+        let pinned = match self.pin_override.resolve(source_state, state, self.config, self.events).await {
             Ok(pinned) => pinned,
             Err(error) => return self.report_and_abort(&error.to_string()),
         };
         let is_pinned = pinned.is_some();
-        // Who does not follow keeps true what was last taken, whatever the source says by now.
-        let standing = match self.config.follow || is_pinned {
+        // Without --follow the active revision stays, whatever the source contains.
+        let last_applied = match self.config.follow || is_pinned {
             true => None,
             false => match self.last_applied.reading(state, self.config).await {
-                Ok(standing) => standing,
+                Ok(last_applied) => last_applied,
                 Err(error) => return self.report_and_abort(&error.to_string()),
             },
         };
-        let reading = match pinned.as_ref().or(standing.as_ref()) {
+        let reading = match pinned.as_ref().or(last_applied.as_ref()) {
             Some(instead) => &**instead,
             None if is_silent => return None,
-            None => said,
+            None => source_state,
         };
         if reading.revision != self.revision || reading.changed_since_last {
             self.events.emit(ControllerEvent::Read { reading, revision: &reading.revision });
         }
-        // What is wrong in the source meanwhile is worth knowing all the same.
-        let is_other = !std::ptr::eq(reading, said);
-        let had_problems = std::mem::replace(&mut self.has_problems, !said.problems.is_empty());
-        if is_other && (said.changed_since_last || was_news) && (self.has_problems || had_problems) {
-            self.events.emit(ControllerEvent::Problems { reading: said });
+        // Problems of the source are reported even while another revision is active.
+        let is_other = !std::ptr::eq(reading, source_state);
+        let had_problems = std::mem::replace(&mut self.has_problems, !source_state.problems.is_empty());
+        if is_other && (source_state.changed_since_last || was_news) && (self.has_problems || had_problems) {
+            self.events.emit(ControllerEvent::Problems { reading: source_state });
         }
         let is_left = !self.config.follow && !is_pinned && !is_silent;
-        let unfollowed = is_left && (standing.is_none() || said.revision != reading.revision);
-        let unfollowed = unfollowed.then(|| said.revision.clone());
+        let unfollowed = is_left && (last_applied.is_none() || source_state.revision != reading.revision);
+        let unfollowed = unfollowed.then(|| source_state.revision.clone());
         if self.unfollowed != unfollowed {
             self.events.emit(ControllerEvent::RevisionNotFollowed { revision: unfollowed.as_deref() });
             self.unfollowed = unfollowed;
@@ -211,66 +211,69 @@ impl<'a, T: Target> Reconciler<'a, T> {
         }
         if reading.revision != self.revision {
             self.revision.clone_from(&reading.revision);
-            // What failed before may work now.
+            // A failed instance may succeed with the new revision.
             self.backoff.reset_changed(&self.desired, &reading.desired);
             self.desired = Arc::clone(&reading.desired);
             self.in_flight.cancel_outdated(&reading.desired);
         }
         self.restore_suspended(&reading.desired).await;
-        // Nothing was ever read: nothing is wanted, and nothing is known.
+        // Nothing was ever read: the desired state is unknown.
         if reading.desired.instances.is_empty() && reading.is_incomplete {
             return None;
         }
-        let needs_to_know = self.unsettled && !self.config.rules.caps.reads_specs;
+        let needs_to_know = self.needs_recovery && !self.config.rules.caps.reads_specs;
         if (needs_to_know || self.is_recovery_due()) && !self.recover_first().await {
             return None;
         }
         let prune = self.config.rules.prune;
-        let under_way = self.in_flight.instances(&reading.desired);
-        let world = match self.observed_cache.observe(self.target, &reading.desired, prune, &under_way).await
+        let in_flight_instances = self.in_flight.instances(&reading.desired);
+        let world = match self
+            .observed_cache
+            .observe(self.target, &reading.desired, prune, &in_flight_instances)
+            .await
         {
             Ok(observe) => observe,
             Err(why) => return self.report_and_abort(&why),
         };
         self.emit_relaunched();
-        // What is pinned is a person's word, not the source's; what stands was taken before.
-        let off = match (is_left && standing.is_none(), self.config.heal) {
+        // A pin is set by a person, and a last applied revision was active before: --follow does not apply to them.
+        let disabled = match (is_left && last_applied.is_none(), self.config.heal) {
             (true, _) => Disabled::Follow,
             (false, false) => Disabled::Heal,
             (false, true) => Disabled::Nothing,
         };
-        if off == Disabled::Heal && standing.is_some() {
-            // Nobody follows, nobody repairs: whatever is otherwise is drift.
+        if disabled == Disabled::Heal && last_applied.is_some() {
+            // With neither --follow nor --heal, every difference is drift.
             self.applied = Some(AppliedRevision::of(reading));
         }
-        let look = self.plan(reading, world, under_way, off).await?;
-        let plan = &look.plan;
+        let result = self.plan(reading, world, in_flight_instances, disabled).await?;
+        let plan = &result.plan;
         if !is_pinned
-            && standing.is_none()
+            && last_applied.is_none()
             && !reading.has_unknown_files
-            && off != Disabled::Follow
+            && disabled != Disabled::Follow
             && let Err(error) = self.activate(reading).await
         {
             return self.report_and_abort(&error.to_string());
         }
-        // What is missing is made sure of in a moment.
+        // A missing declaration is confirmed by the next read.
         let is_unsure = self.config.rules.prune && !reading.may_prune && !reading.is_incomplete;
         if plan.steps().next().is_none() && self.in_flight.is_empty() && !is_unsure {
-            // What only waits for its time is still to be followed.
-            if !plan.held.iter().any(|held| held.reason.is_transient()) && off != Disabled::Follow {
+            // An instance that only waits is still part of the change.
+            if !plan.held.iter().any(|held| held.reason.is_transient()) && disabled != Disabled::Follow {
                 self.mark_applied(&reading.desired).await;
             }
             self.events.emit(ControllerEvent::Idle { settled: plan.in_sync, held: plan.held.len() });
         }
-        Some(look)
+        Some(result)
     }
 
     async fn plan(
         &mut self,
         reading: &SourceState,
         mut world: Observation,
-        under_way: BTreeSet<InstanceKey>,
-        off: Disabled,
+        in_flight_instances: BTreeSet<InstanceKey>,
+        disabled: Disabled,
     ) -> Option<Arc<PassResult>> {
         let desired = &reading.desired;
         let mut rules = self.config.rules.clone();
@@ -285,22 +288,23 @@ impl<'a, T: Target> Reconciler<'a, T> {
             }
         }
         rules.source_unreadable |= reading.is_incomplete;
-        // What is missing in a whole reading is made sure of first; in one that is not whole, it is told of.
+        // In a complete read, missing declarations are confirmed first; in an incomplete one, prune is held and
+        // reported.
         rules.prune &= reading.may_prune || reading.is_incomplete;
         rules.known_namespaces = world.namespaces(&rules.owner);
         let now = clock::at(self.target.now(), desired);
         self.backoff.record_observation(desired, &world.observed, now.at, &mut fastrand::f64);
         let left = self.backoff.backing_off(now.at);
         let backing_off = left.iter().map(|(key, left)| left.hold(key)).collect();
-        rules.left_alone = self.disabled_changes(off, desired, &world.observed);
+        rules.left_alone = self.disabled_changes(disabled, desired, &world.observed);
         rules.left_alone.extend(left.into_iter().map(|(key, left)| (key, (left.reason, left.why))));
         let why = |what: &str| (HoldReason::UnderWay, what.to_owned());
         let open = self.open.values().flatten().cloned();
         rules
             .left_alone
-            .extend(open.map(|key| (key, why("what an interrupted run had begun is still under way"))));
-        let at_work = "an earlier plan for it is being carried out";
-        rules.left_alone.extend(under_way.into_iter().map(|key| (key, why(at_work))));
+            .extend(open.map(|key| (key, why("a step of an interrupted run is still in flight"))));
+        let in_flight = "an earlier plan for it is in flight";
+        rules.left_alone.extend(in_flight_instances.into_iter().map(|key| (key, why(in_flight))));
         rules.under_way = self.in_flight.disruptions();
         let mut plan = reconcile(desired, &world.observed, &rules, &now);
         let missing = missing(&plan, desired, &world.observed, &rules.caps);
@@ -311,7 +315,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
             );
             plan = reconcile(desired, &world.observed, &rules, &now);
         }
-        // Nothing is lost on the word of a list.
+        // A list alone decides nothing destructive.
         while world.check_live(self.target.backend(), &rules.caps, &plan).await {
             plan = reconcile(desired, &world.observed, &rules, &now);
         }
@@ -320,7 +324,7 @@ impl<'a, T: Target> Reconciler<'a, T> {
         provenance::locate_in(&mut plan, &reading.texts, &self.config.limits);
         let observed = Arc::new(world.observed);
         self.observed_cache.put_back(Arc::clone(&observed));
-        let look = Arc::new(PassResult {
+        let result = Arc::new(PassResult {
             revision: self.revision.clone(),
             desired: Arc::clone(desired),
             observed,
@@ -329,14 +333,14 @@ impl<'a, T: Target> Reconciler<'a, T> {
             plan,
             rows: OnceLock::new(),
         });
-        self.events.emit(ControllerEvent::Planned { result: &look });
-        Some(look)
+        self.events.emit(ControllerEvent::Planned { result: &result });
+        Some(result)
     }
 
-    /// Somebody else may have led meanwhile.
+    /// Discards state that another leader may have changed.
     pub fn reset(&mut self) {
         (self.applied, self.left) = (None, None);
-        self.taken = (String::new(), None);
-        self.unsettled = true;
+        self.stored = (String::new(), None);
+        self.needs_recovery = true;
     }
 }

@@ -1,4 +1,4 @@
-//! What a pass keeps in the store, and what it finds there from before it began.
+//! Controller state in the store: active revision and suspended instances.
 
 use super::super::Target;
 use super::super::revisions::{self, NewRevision};
@@ -9,10 +9,11 @@ use crate::model::Desired;
 use crate::store::{Error, Store};
 
 impl<T: Target> Reconciler<'_, T> {
-    /// What was in force before this began stands in for what is broken now. Was something new read on the way?
+    /// Loads the texts of the active revision as last good versions of broken files. Returns whether something new
+    /// was read.
     pub(super) async fn restore_last_good(&mut self, source: &mut Source) -> bool {
         let (state, owner) = (self.target.state(), &self.config.rules.owner);
-        if std::mem::replace(&mut self.recalled, true) {
+        if std::mem::replace(&mut self.has_recalled, true) {
             return false;
         }
         let (lacks, is_news) = match source.read(state).await {
@@ -20,20 +21,20 @@ impl<T: Target> Reconciler<'_, T> {
             Ok(None) | Err(_) => (false, false),
         };
         if lacks {
-            // What cannot be asked for now is asked for by the next pass.
+            // After a failed read, the next pass tries again.
             match revisions::active_texts(state, owner, &self.config.source).await {
                 Ok(texts) => drop(source.restore_last_good(texts)),
-                Err(_) => self.recalled = false,
+                Err(_) => self.has_recalled = false,
             }
         }
         is_news
     }
 
-    /// What is about to be made true is kept, if it is not what was kept last.
+    /// Stores the revision as the active one, if it differs from the stored one.
     pub(super) async fn activate(&mut self, reading: &SourceState) -> Result<(), Error> {
         let (owner, source) = (&self.config.rules.owner, &self.config.source);
         let (revision, commit) = (reading.revision.as_str(), reading.commit.as_deref());
-        if (self.taken.0.as_str(), self.taken.1.as_deref()) == (revision, commit) {
+        if (self.stored.0.as_str(), self.stored.1.as_deref()) == (revision, commit) {
             return Ok(());
         }
         let state = self.target.state();
@@ -47,13 +48,13 @@ impl<T: Target> Reconciler<'_, T> {
                 &NewRevision { owner, source, revision, commit, texts: &reading.texts },
             )
             .await?;
-            self.untidy = true;
+            self.needs_gc = true;
         }
-        self.taken = (revision.to_owned(), reading.commit.clone());
+        self.stored = (revision.to_owned(), reading.commit.clone());
         Ok(())
     }
 
-    /// What was given up is known to others. What cannot be written now is written after the next pass.
+    /// Publishes suspended instances. After a failed write, the next pass tries again.
     pub async fn persist_suspended(&mut self) {
         let Some(kept) = &self.left else { return };
         let all = self.backoff.suspended().map(|(key, reason, why)| {
@@ -67,7 +68,7 @@ impl<T: Target> Reconciler<'_, T> {
         }
     }
 
-    /// What was given up before this began, and still is.
+    /// Loads the instances that were suspended before a restart, and still are.
     pub(super) async fn restore_suspended(&mut self, desired: &Desired) {
         if self.left.is_some() {
             return;

@@ -1,4 +1,4 @@
-//! What happened, numbered: a line for people, and the same for programs.
+//! Numbered log entries of the controller: one line for people, and JSON for programs.
 
 use serde_json::{Map, Value};
 
@@ -21,7 +21,7 @@ impl LogLevel {
     }
 }
 
-/// What a note is about.
+/// Kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     Read,
@@ -42,7 +42,7 @@ pub enum Kind {
     Failure,
     Recovered,
     Converged,
-    /// Somebody asked for something through the listener.
+    /// A request through the listener.
     Requested,
 }
 
@@ -72,7 +72,7 @@ impl Kind {
     }
 }
 
-/// Something that happened.
+/// One entry.
 #[derive(Clone, Debug)]
 pub struct LogEntry {
     pub number: u64,
@@ -81,29 +81,29 @@ pub struct LogEntry {
     pub level: LogLevel,
     /// One line.
     pub title: String,
-    /// More lines, or none.
+    /// Further lines.
     pub text: String,
-    /// For programs.
+    /// JSON fields.
     pub more: Map<String, Value>,
     /// Title and text without command lines and environment values, where they differ.
     pub public: Option<(String, String)>,
 }
 
-/// What stands in the place of a value that a reader may not see.
+/// Replacement of a redacted value.
 pub const HIDDEN: &str = "(hidden)";
 
-/// Does this field hold a command line or a value of the environment?
+/// Whether this field holds a command line or an environment value.
 pub fn is_private(field: &str) -> bool {
     field.ends_with("_cmd") || field == "env" || field.starts_with("env.")
 }
 
-/// May this text quote one?
+/// Whether this text may quote one.
 pub fn may_quote(text: &str) -> bool {
     text.contains("_cmd") || text.contains("env")
 }
 
 impl LogEntry {
-    /// The same for readers without credentials.
+    /// The entry for readers without credentials.
     pub fn redacted(&self) -> LogEntry {
         let Some((title, text)) = self.public.clone() else { return self.clone() };
         let mut more = self.more.clone();

@@ -1,8 +1,8 @@
-//! What is known now: fed with the loop's events, read by whoever is asked.
+//! Status board: the controller's current state, derived from its events.
 //!
-//! One lock, held for short moments only; nobody who reads can make the loop wait. What happened is kept as numbered
-//! notes, the newest thousand: whoever follows them asks for what came after the number that he knows, and who is too slow
-//! is told that he missed some. The numbers go on where those of an earlier run ended.
+//! One lock, held briefly; readers cannot block the control loop. The newest thousand log entries are kept, with
+//! sequence numbers. A follower asks for the entries after its last number, and learns if it missed some. Numbers
+//! continue above those of an earlier run.
 
 mod log;
 mod reduce;
@@ -25,16 +25,16 @@ use crate::manifest::Problem;
 pub use crate::manifest::Severity;
 use crate::model::{InstanceKey, Time};
 
-/// So many notes are kept.
+/// Maximum number of log entries.
 pub const MAX_ENTRIES: usize = 1000;
-/// Upper bounds of the buckets of durations, in seconds.
+/// Upper bounds of the duration buckets, in seconds.
 pub const BUCKETS: [f64; 10] = [0.005, 0.02, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0];
-/// A loop that was not heard of for this long stands still: a target may be that slow to answer.
+/// A loop without a tick for this long hangs: a target may be that slow to reply.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest pass, and then some.
+/// Margin over the longest pass.
 const MAX_PASS_DURATION: Duration = Duration::from_secs(900);
 
-/// What is watched over, as it was said at the start.
+/// What is watched, as configured at the start.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerInfo {
     pub target: String,
@@ -48,10 +48,10 @@ pub struct ControllerInfo {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// Nobody was asked yet.
+    /// Leadership was not requested yet.
     #[default]
     Starting,
-    /// Somebody else leads: his host and process.
+    /// Another controller leads: its host and process.
     Waiting {
         host: String,
         pid: u32,
@@ -61,52 +61,52 @@ pub enum Role {
     },
 }
 
-/// Everything that is known at one moment.
+/// The state at one moment.
 #[derive(Clone, Debug)]
 pub struct ControllerStatus {
     pub role: Role,
     pub revision: String,
-    /// The commit that it is, where it is one.
+    /// The commit of the revision, where it has one.
     pub commit: Option<String>,
-    /// A person's word that stands against the source.
+    /// The active pin.
     pub pin: Option<Pin>,
-    /// Why the source is not followed: what was last taken stays in force.
+    /// Why the source is not followed: the active revision stays.
     pub not_followed: Option<String>,
     pub files: usize,
-    /// Something is broken, and in force as it last was.
+    /// Last good versions replace broken files.
     pub is_incomplete: bool,
     pub problems: Arc<[Problem]>,
     pub last_pass: Option<Arc<PassResult>>,
     pub observations: u64,
     pub failed_observations: u64,
-    /// How long the last pass took.
+    /// Duration of the last pass.
     pub pass_duration: Option<Duration>,
-    /// Since when one is under way.
+    /// Start of the current pass.
     pub pass_started: Option<Instant>,
     pub last_tick: Instant,
-    /// What went wrong, as long as it does.
+    /// The current failure.
     pub trouble: Option<String>,
-    /// Steps that are under way or wait for their turn.
+    /// Steps in flight or queued.
     pub queue: usize,
-    /// Plans, or parts of plans, that are being carried out.
+    /// Plans, or components of plans, in flight.
     pub in_flight: usize,
     /// By operation and outcome.
     pub operations: BTreeMap<(&'static str, &'static str), u64>,
     pub passes: DurationHistogram,
-    /// The same of what was carried out.
+    /// Durations of executions.
     pub runs: DurationHistogram,
-    /// Of the newest note.
+    /// Number of the newest entry.
     pub number: u64,
 }
 
 impl ControllerStatus {
-    /// Every instance of the last look that is wanted, or is ours.
+    /// Every instance of the last pass that is wanted or ours.
     pub fn rows(&self) -> &[Row] {
         self.last_pass.as_ref().map_or(&[], |look| look.rows.get_or_init(|| row::rows(look)))
     }
 }
 
-/// How long something took, each time.
+/// Histogram of durations.
 #[derive(Clone, Debug, Default)]
 pub struct DurationHistogram {
     pub buckets: [u64; BUCKETS.len()],
@@ -125,12 +125,12 @@ impl DurationHistogram {
     }
 }
 
-/// The board itself; one a loop, shared.
+/// The board itself; one per controller, shared.
 pub struct StatusBoard {
     pub subject: ControllerInfo,
     pub began: Time,
     inner: Mutex<Inner>,
-    /// The newest number; who waits for notes waits here. `None`: there will be no more.
+    /// The newest number, for followers to wait on. `None`: there will be no more.
     news: watch::Sender<Option<u64>>,
 }
 
@@ -142,18 +142,18 @@ struct Inner {
     not_converging: BTreeSet<InstanceKey>,
 }
 
-/// Notes after a number.
+/// Entries after a number.
 #[derive(Clone, Debug, Default)]
 pub struct EntriesAfter {
     pub notes: Vec<Arc<LogEntry>>,
-    /// Some that came after that number are no longer kept.
+    /// Some entries after that number are no longer kept.
     pub missed: bool,
 }
 
 impl StatusBoard {
     pub fn new(subject: ControllerInfo) -> StatusBoard {
         let began = clock::now();
-        // Far above what an earlier run can have counted to.
+        // Far above the numbers of an earlier run.
         let number = u64::try_from(began.0).unwrap_or(0);
         let known = ControllerStatus {
             role: Role::Starting,
@@ -194,7 +194,7 @@ impl StatusBoard {
         self.is_ticking(STALL_TIMEOUT, MAX_PASS_DURATION)
     }
 
-    /// Does the loop go round? A pass may take as long as it was given.
+    /// Whether the control loop iterates. A pass may take up to its timeout.
     fn is_ticking(&self, within: Duration, longest_pass: Duration) -> bool {
         let known = &self.inner().known;
         match known.pass_started {
@@ -203,7 +203,7 @@ impl StatusBoard {
         }
     }
 
-    /// At most `most` notes that came after a number.
+    /// At most `most` entries after a number.
     pub fn entries_after(&self, number: u64, most: usize) -> EntriesAfter {
         let inner = self.inner();
         let first = inner.notes.front().map_or(inner.known.number, |note| note.number - 1);
@@ -214,24 +214,24 @@ impl StatusBoard {
         }
     }
 
-    /// Where to wait for notes.
+    /// Receiver to wait for entries.
     pub fn subscribe(&self) -> watch::Receiver<Option<u64>> {
         self.news.subscribe()
     }
 
-    /// There will be no more: whoever waits ends.
+    /// Ends all followers.
     pub fn close(&self) {
         self.news.send_replace(None);
     }
 
-    /// Somebody asked for something.
+    /// Logs a request.
     pub fn log_request(&self, title: String) {
         self.update(|inner| inner.log(Kind::Requested, LogLevel::Info, title, String::new(), json!({})));
     }
 
-    /// Takes in what happened.
+    /// Applies an event.
     pub fn record(&self, event: &ControllerEvent<'_>) {
-        // What takes time is done before the lock is taken.
+        // Expensive work happens before the lock is taken.
         let changed = match event {
             ControllerEvent::Planned { result } => {
                 let before = self.inner().known.last_pass.clone();
@@ -279,9 +279,9 @@ mod tests {
         assert!(!last.missed);
         let titles: Vec<&str> = last.notes.iter().map(|note| note.title.as_str()).collect();
         assert_eq!(titles, ["trouble 1003", "trouble 1004"]);
-        assert!(board.entries_after(u64::MAX, 10).notes.is_empty(), "of another run");
+        assert!(board.entries_after(u64::MAX, 10).notes.is_empty(), "numbers of another run");
         board.record(&ControllerEvent::Failure { why: "trouble 1004" });
-        assert!(!news.has_changed().is_ok_and(|changed| changed), "the same again is no news");
+        assert!(!news.has_changed().is_ok_and(|changed| changed), "a repeated failure is not logged");
     }
 
     #[test]
@@ -291,8 +291,8 @@ mod tests {
         assert!(board.is_ticking(short, long));
         assert!(!board.is_ticking(Duration::ZERO, long));
         board.record(&ControllerEvent::PassStarted);
-        assert!(board.is_ticking(Duration::ZERO, long), "a pass takes its time");
-        assert!(!board.is_ticking(short, Duration::ZERO), "and not for ever");
+        assert!(board.is_ticking(Duration::ZERO, long), "a pass is running");
+        assert!(!board.is_ticking(short, Duration::ZERO), "but not longer than its timeout");
         board.record(&ControllerEvent::PassFinished { took: Duration::from_millis(7) });
         assert_eq!(board.status().passes.buckets[1], 1);
     }

@@ -1,4 +1,4 @@
-//! How each event changes what is known, and what is told of it.
+//! Effect of each event on the status board, and its log entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
 use crate::model::{HoldReason, InstanceKey, Step, Why};
 
-/// So many texts of a list are told one by one.
+/// Maximum number of texts listed per entry.
 const MAX_LISTED: usize = 10;
 
 impl Inner {
@@ -33,14 +33,14 @@ impl Inner {
         }
     }
 
-    /// The last note has another title and text for readers without credentials.
+    /// The last entry has another title and text for readers without credentials.
     fn set_public_text(&mut self, title: String, text: String) {
         if let Some(note) = self.notes.back_mut() {
             Arc::make_mut(note).public = Some((title, text));
         }
     }
 
-    /// `changed`: how many instances are not as they were at the last look.
+    /// `changed`: number of instances that changed since the last pass.
     pub(super) fn apply(&mut self, event: &ControllerEvent<'_>, changed: usize) {
         self.known.last_tick = Instant::now();
         let plain = String::new;
@@ -51,9 +51,9 @@ impl Inner {
                 let title = match revision {
                     Some(revision) => {
                         let short: String = revision.chars().take(12).collect();
-                        format!("revision {short} is there, and is not to be followed")
+                        format!("revision {short} is available but not followed")
                     }
-                    None => "what is there is what is in force".to_owned(),
+                    None => "the source has the active revision".to_owned(),
                 };
                 self.known.not_followed = revision.map(|_| format!("FollowOff: {title}"));
                 self.log(Kind::Source, LogLevel::Info, title, plain(), json!({"unfollowed": revision}));
@@ -90,7 +90,7 @@ impl Inner {
             ControllerEvent::Leading { generation } => {
                 self.known.role = Role::Leading { generation: *generation };
                 let more = json!({"generation": generation});
-                self.log(Kind::Leading, LogLevel::Info, "this one leads".to_owned(), plain(), more);
+                self.log(Kind::Leading, LogLevel::Info, "leadership acquired".to_owned(), plain(), more);
             }
             ControllerEvent::Planned { result } => self.on_planned(result, changed),
             ControllerEvent::ExecutionStarted { steps } => {
@@ -101,18 +101,18 @@ impl Inner {
             }
             ControllerEvent::StepFinished { step, ended } => self.on_step_finished(step, ended),
             ControllerEvent::Soaking { process, secs } => {
-                let title = format!("{process}: watching for {secs} s whether it stays well");
+                let title = format!("{process}: soaking for {secs} s");
                 let more = json!({"process": process.to_string(), "secs": secs});
                 self.log(Kind::Soaking, LogLevel::Info, title, plain(), more);
             }
             ControllerEvent::Relaunched { instance, pid } => {
-                let title = format!("{instance}: it ended, and is back as process {pid}");
+                let title = format!("{instance}: relaunched as process {pid}");
                 let more = json!({"instance": instance, "pid": pid});
                 self.log(Kind::Relaunched, LogLevel::Info, title, plain(), more);
             }
             ControllerEvent::RolledBack { processes, steps } => {
                 self.known.queue += steps;
-                let title = format!("{processes}: the rollout failed, and is rolled back");
+                let title = format!("{processes}: rollout failed; rolling back");
                 let more = json!({"processes": processes});
                 self.log(Kind::RolledBack, LogLevel::Error, title, plain(), more);
             }
@@ -183,14 +183,14 @@ impl Inner {
     fn on_planned(&mut self, look: &Arc<PassResult>, changed: usize) {
         self.known.observations += 1;
         if self.known.trouble.take().is_some() {
-            let title = "the target can be looked at again".to_owned();
+            let title = "the target is reachable again".to_owned();
             self.log(Kind::Recovered, LogLevel::Info, title, String::new(), json!({}));
         }
         let now = held_lines(look);
         let before = self.known.last_pass.as_ref().map(|look| held_lines(look)).unwrap_or_default();
         if now != before {
             let (title, level) = match now.len() {
-                0 => ("nothing is held any more".to_owned(), LogLevel::Info),
+                0 => ("no instance is held any more".to_owned(), LogLevel::Info),
                 many => (format!("{} held", count(many, "instance")), LogLevel::Warning),
             };
             self.log(Kind::Held, level, title, list(&now), json!({"held": now.len()}));
@@ -205,7 +205,7 @@ impl Inner {
         let new: Vec<String> = stuck.difference(&self.not_converging).map(ToString::to_string).collect();
         if !new.is_empty() {
             let many = count(new.len(), "instance");
-            let title = format!("{many} not converging: made as wanted three times, and undone each time");
+            let title = format!("{many} not converging: applied three times, and undone each time");
             let more = json!({"instances": new});
             self.log(Kind::NotConverging, LogLevel::Error, title, list(&new), more);
         }
@@ -281,7 +281,7 @@ impl Inner {
     }
 }
 
-/// What is left alone, a line each. What only waits for its next try comes and goes, and is told as it fails.
+/// Held instances, one line each. Instances that only back off are left out: their failure is logged.
 fn held_lines(look: &PassResult) -> Vec<String> {
     let waits: BTreeSet<&InstanceKey> =
         look.backing_off.iter().filter(|hold| hold.until.is_some()).map(|hold| &hold.instance).collect();
@@ -299,7 +299,7 @@ fn errors_of(problems: &[Problem], shown: impl Fn(&str) -> &str) -> Vec<String> 
     errors.map(|problem| format!("{}:{}: {}", problem.file, problem.line, shown(&problem.message))).collect()
 }
 
-/// An agent's message may quote a command and what it wrote.
+/// An agent's message may quote a command and its output.
 fn without_message(ended: &StepResult) -> StepResult {
     let message = if ended.message.is_empty() { String::new() } else { HIDDEN.to_owned() };
     StepResult { message, ..ended.clone() }

@@ -1,4 +1,4 @@
-//! Every instance of a look, made for whoever asks, and only then: most looks are never looked at.
+//! Rows of a pass for display, built on demand: most results are never displayed.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,22 +8,22 @@ use crate::model::{HoldReason, InstanceKey, Observed, ObservedInstance, State};
 pub use crate::reconcile::SyncStatus;
 use crate::reconcile::sync_statuses;
 
-/// One instance, as it is wanted and as it was seen.
+/// One instance: desired and observed state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     pub key: InstanceKey,
-    /// `None`: it is not there.
+    /// `None`: absent.
     pub seen: Option<ObservedInstance>,
-    /// Why its host could not be looked at.
+    /// Why its host could not be observed.
     pub gap: Option<String>,
     pub sync: SyncStatus,
-    /// Why it is left alone, and in a sentence.
+    /// Hold reason, and its detail.
     pub held: Option<(HoldReason, String)>,
     /// Where it is declared.
     pub declared: Option<String>,
 }
 
-/// Every instance that is wanted, or is ours.
+/// Every instance that is wanted or ours.
 pub fn rows(look: &PassResult) -> Vec<Row> {
     let PassResult { desired, observed, rules, plan, .. } = look;
     let held: BTreeMap<&InstanceKey, (HoldReason, &String)> =
@@ -40,7 +40,7 @@ pub fn rows(look: &PassResult) -> Vec<Row> {
             .filter(|want| want.origin.state != State::Absent)
             .map(|want| want.origin.place.to_string()),
     };
-    // What belongs to somebody else is not ours to count.
+    // Instances of other owners are not counted.
     let ours = |key: &InstanceKey| {
         let owner = observed.instances.get(key).and_then(|seen| seen.owner.as_deref());
         desired.instances.contains_key(key) || owner == Some(rules.owner.as_str())
@@ -48,12 +48,12 @@ pub fn rows(look: &PassResult) -> Vec<Row> {
     sync_statuses(desired, observed, plan, rules).into_iter().filter(|(key, _)| ours(key)).map(row).collect()
 }
 
-/// How many rows are not what they were. When they were told is no part of that.
+/// Number of rows that changed, not counting their report times.
 pub fn count_changes(before: &Observed, now: &Observed) -> usize {
     let facts = |seen: &ObservedInstance| (seen.running, seen.hosted, seen.registered, seen.health, seen.pid);
     let (mut then, mut here) = (before.instances.iter().peekable(), now.instances.iter().peekable());
     let mut differ = 0;
-    // Both are in the order of their keys.
+    // Both are sorted by key.
     loop {
         let order = match (then.peek(), here.peek()) {
             (None, None) => break,
