@@ -1,8 +1,8 @@
-//! Admission of requests: permits and body memory, apart for known callers, agents and unknown callers.
+//! Request admission: permits and body memory, with separate budgets for known callers, agents and unknown callers.
 //!
-//! Memory is charged as bytes arrive, never in advance. Known callers and agents have budgets of their own. Unknown
-//! callers, whose credentials may be in their body, share a pool that is limited by peer: in a full pool the peer's
-//! oldest request gives way, and where memory is short its largest.
+//! Memory is charged as bytes arrive, never in advance. Unknown callers, whose credentials may be in their body,
+//! share a pool with a limit per peer. A full pool evicts the peer's oldest request; exhausted memory evicts its
+//! largest.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,11 +17,11 @@ use tokio::time::Instant;
 use super::overload::LimitedResource;
 use super::peers::{PeerKey, Peers, Position, Stage};
 
-/// A body may be this slow on average, in bytes per second, once the grace is over.
+/// Minimum average rate of a body after the grace period, in bytes per second.
 const MIN_RATE: u64 = 1024;
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Requests and received bytes at once of callers who are known by their header.
+/// Concurrent requests and received bytes of callers authenticated by a header.
 pub struct Budget {
     resource: LimitedResource,
     permits: Semaphore,
@@ -40,7 +40,7 @@ impl Budget {
     }
 }
 
-/// A request's part of a budget; it returns with the value.
+/// A request's share of a budget, released on drop.
 pub struct Charge<'a> {
     budget: &'a Budget,
     bytes: usize,
@@ -64,7 +64,7 @@ impl Drop for Charge<'_> {
     }
 }
 
-/// Requests of callers who are not known until their body is read.
+/// Requests of callers that cannot be authenticated until their body is read.
 pub struct UnknownCallers {
     requests: usize,
     requests_per_peer: usize,
@@ -75,7 +75,7 @@ pub struct UnknownCallers {
 }
 
 impl UnknownCallers {
-    /// A peer may have an eighth of the requests and half of the memory.
+    /// One peer gets at most an eighth of the requests and half of the memory.
     pub fn new(requests: usize, bytes: usize) -> UnknownCallers {
         let requests = requests.max(16);
         UnknownCallers {
@@ -92,7 +92,7 @@ impl UnknownCallers {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// There is always room: the peer's oldest request, or the fullest peer's, gives way.
+    /// Always admits: a full pool evicts the oldest request of this peer or of the fullest peer.
     pub fn admit(&self, peer: IpAddr) -> AdmittedRequest<'_> {
         let key = PeerKey::from(peer);
         let mut state = self.state();
@@ -127,7 +127,7 @@ pub struct UnknownRequest<'a> {
 }
 
 impl UnknownRequest<'_> {
-    /// Charges received bytes. `false`: this request is the one that gives way.
+    /// Charges received bytes. `false`: this request is evicted.
     fn add(&mut self, more: usize) -> bool {
         let callers = self.callers;
         let mut state = callers.state();
@@ -184,7 +184,7 @@ impl AdmittedRequest<'_> {
     }
 }
 
-/// A request whose body was read by one class and is answered by another: the bytes move along.
+/// Moves a request, with its body's bytes, to the budget of another class.
 pub fn readmit<'a>(budget: &'a Budget, body: &Bytes) -> Result<AdmittedRequest<'a>, LimitedResource> {
     let mut admitted = budget.admit()?;
     match admitted.add(body.len()) {
@@ -200,13 +200,13 @@ pub enum BodyError {
     /// The connection ended, or its framing is wrong.
     Broken,
     TooSlow,
-    /// A known caller's body does not fit into the memory that is left.
+    /// A known caller's body exceeds the remaining memory.
     NoMemory,
-    /// An unknown caller's request gave way to another.
+    /// An unknown caller's request was evicted in favor of another.
     Evicted,
 }
 
-/// Reads a whole body, at its minimum rate and within `time`.
+/// Reads a whole body, enforcing the minimum rate and the total `time`.
 pub async fn read_body(
     body: Body,
     most: usize,
@@ -263,8 +263,8 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// Pieces of bytes, one each `wait`; then it goes silent.
-    fn dripping(pieces: usize, size: usize, wait: Duration) -> Body {
+    /// A body that yields one chunk per `wait`, then stalls.
+    fn stalling_body(pieces: usize, size: usize, wait: Duration) -> Body {
         Body::from_stream(stream::unfold(0, move |nth| async move {
             if nth == pieces {
                 std::future::pending::<()>().await;
@@ -279,21 +279,22 @@ mod tests {
         let callers = UnknownCallers::new(16, 1 << 20);
         let begin = Instant::now();
         let second = Duration::from_secs(1);
-        let slow = read_body(dripping(1000, 1, second), 5000, TIME, &mut callers.admit(HERE)).await;
+        let slow = read_body(stalling_body(1000, 1, second), 5000, TIME, &mut callers.admit(HERE)).await;
         assert_eq!((slow, begin.elapsed()), (Err(BodyError::TooSlow), GRACE));
         let begin = Instant::now();
-        let quick = read_body(dripping(100, 2048, second), 1 << 20, TIME, &mut callers.admit(HERE)).await;
+        let quick =
+            read_body(stalling_body(100, 2048, second), 1 << 20, TIME, &mut callers.admit(HERE)).await;
         assert_eq!((quick, begin.elapsed()), (Err(BodyError::TooSlow), TIME), "the time of all bodies");
         let whole = Body::from_stream(stream::iter(["ab", "cd", "e"].map(Ok::<_, std::convert::Infallible>)));
         let read = read_body(whole, 5, TIME, &mut callers.admit(HERE)).await;
         assert_eq!(read.as_deref(), Ok(b"abcde".as_slice()));
         let read = read_body(Body::from("abcdef"), 5, TIME, &mut callers.admit(HERE)).await;
         assert_eq!(read, Err(BodyError::TooLarge));
-        assert_eq!(callers.total_bytes.load(Ordering::Relaxed), 0, "all of it came back");
+        assert_eq!(callers.total_bytes.load(Ordering::Relaxed), 0, "all bytes are released");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_peers_oldest_unknown_request_gives_way_and_other_peers_stay() {
+    async fn a_peers_oldest_unknown_request_is_evicted_and_other_peers_stay() {
         let callers = UnknownCallers::new(128, 1 << 20);
         let silent = || Body::from_stream(stream::pending::<Result<Bytes, std::convert::Infallible>>());
         let mut honest = callers.admit(other(1));
@@ -306,14 +307,14 @@ mod tests {
     }
 
     #[test]
-    fn where_memory_is_short_the_largest_unknown_body_gives_way() {
+    fn exhausted_memory_evicts_the_largest_unknown_body() {
         let callers = UnknownCallers::new(128, 1000);
         let mut honest = callers.admit(other(1));
         let mut large = callers.admit(HERE);
         assert!(large.add(450) && honest.add(10));
         let mut small = callers.admit(HERE);
         assert!(small.add(100), "another of the same peer");
-        assert!(!large.add(1), "it had given way");
+        assert!(!large.add(1), "the large request was evicted");
         let mut huge = callers.admit(HERE);
         assert!(!huge.add(501), "more than a peer's share");
         let mut many: Vec<_> = (2..5).map(|last| callers.admit(other(last))).collect();
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn known_callers_have_a_budget_that_comes_back() {
+    fn a_known_callers_budget_is_released_on_drop() {
         let budget = Budget::new(LimitedResource::KnownCallers, 2, 100);
         let mut one = budget.admit().expect("a permit");
         let mut two = budget.admit().expect("a permit");

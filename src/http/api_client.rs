@@ -1,4 +1,4 @@
-//! Calls to a gateway or platform that speaks JSON in envelopes, with an app's credentials.
+//! API client: JSON calls in GSE envelopes to a gateway or platform, with an app's credentials.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::error::{describe, was_canceled, was_not_sent};
 use super::{ClientConfig, redirect};
 use crate::failpoint;
 
-/// Whom to call, and as whom.
+/// Address and credentials of an API.
 #[derive(Clone)]
 pub struct ApiEndpoint {
     pub url: String,
@@ -33,20 +33,20 @@ impl std::fmt::Debug for ApiEndpoint {
 pub struct ApiClient {
     client: Client,
     base: String,
-    /// `X-Bkapi-Authorization`.
+    /// Value of the `X-Bkapi-Authorization` header.
     authorization: String,
 }
 
-/// Why a call came to nothing.
+/// Why a call failed, and whether the server may have run it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallError {
-    /// It never left: it was not carried out.
+    /// The request was not sent, so it did not run.
     Unreachable(String),
-    /// It was redirected, and redirects are not followed.
+    /// The server answered with a redirect, which the client does not follow.
     Redirected { why: String, may_have_run: bool },
-    /// It left, and no whole answer came: it may have been carried out.
+    /// The request was sent and no complete response arrived: it may have run.
     NoAnswer(String),
-    /// There was an answer, and it says no.
+    /// The server refused the call.
     Refused { status: u16, code: i64, message: String },
 }
 
@@ -54,18 +54,20 @@ impl std::fmt::Display for CallError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             CallError::Unreachable(why) | CallError::Redirected { why, .. } => {
-                write!(f, "it cannot be reached: {why}")
+                write!(f, "cannot reach the server: {why}")
             }
-            CallError::NoAnswer(why) => write!(f, "it did not answer: {why}"),
+            CallError::NoAnswer(why) => write!(f, "no response from the server: {why}"),
             CallError::Refused { status: 200, code, message } => {
-                write!(f, "it refuses: {message} (code {code})")
+                write!(f, "the server refused the call: {message} (code {code})")
             }
-            CallError::Refused { status, message, .. } => write!(f, "it refuses: {message} (HTTP {status})"),
+            CallError::Refused { status, message, .. } => {
+                write!(f, "the server refused the call: {message} (HTTP {status})")
+            }
         }
     }
 }
 
-/// What every answer stands in.
+/// The envelope of every response.
 #[derive(Deserialize)]
 struct Envelope<'a> {
     result: Option<bool>,
@@ -93,7 +95,7 @@ impl ApiClient {
         &self.base
     }
 
-    /// One call: the text of its `data`, if the answer says that all went well.
+    /// Makes one call. Returns the text of `data` if the envelope reports success.
     pub async fn call(
         &self,
         method: Method,
@@ -135,8 +137,10 @@ impl ApiClient {
         let text = String::from_utf8_lossy(&bytes);
         let Ok(envelope) = serde_json::from_str::<Envelope<'_>>(&text) else {
             return Err(match status {
-                // Something before the gateway answered for it.
-                status if status.is_success() => CallError::NoAnswer("the answer is no envelope".to_owned()),
+                // An intermediary answered instead of the gateway.
+                status if status.is_success() => {
+                    CallError::NoAnswer("the response is not a GSE envelope".to_owned())
+                }
                 status => {
                     CallError::Refused { status: status.as_u16(), code: 0, message: status_reason(&status) }
                 }
@@ -151,44 +155,44 @@ impl ApiClient {
     }
 }
 
-/// May a POST that is answered with this redirect have been carried out? Only 307 and 308 ask for the same request at
-/// another address; after the others a client continues with GET, as after a form that was processed.
+/// Whether a POST answered with this redirect may have run. Only 307 and 308 ask for the same request at another
+/// address; after the others a client continues with GET, as after a processed form.
 fn may_have_run(status: StatusCode) -> bool {
     !matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
 }
 
-/// How often a call is made again that found its connection gone before it was sent.
+/// Maximum resends of a call whose connection closed before the request was sent.
 const MAX_RESENDS: usize = 2;
 
-/// The answer. What was never sent is sent again: the next time the peer says why it hangs up, or does not.
+/// Sends a request, and resends it if it was never written: a second attempt often returns the reason of the close.
 async fn send_with_retry(mut request: reqwest::RequestBuilder) -> reqwest::Result<reqwest::Response> {
     for _ in 0..MAX_RESENDS {
-        let Some(again) = request.try_clone() else { break };
+        let Some(copy) = request.try_clone() else { break };
         match request.send().await {
-            Err(error) if was_canceled(&error) => request = again,
-            asked => return asked,
+            Err(error) if was_canceled(&error) => request = copy,
+            result => return result,
         }
     }
     request.send().await
 }
 
-/// An answer that goes on and on, line by line.
+/// A streamed response, read line by line.
 pub struct LineStream {
     response: reqwest::Response,
-    /// What came after the last whole line.
+    /// Bytes after the last complete line.
     rest: Vec<u8>,
 }
 
 impl ApiClient {
-    /// A call whose answer is lines, for as long as somebody reads them.
+    /// Opens a streamed response of lines.
     pub async fn lines(&self, path: &str, time: Duration) -> Result<LineStream, CallError> {
         let request = self
             .client
             .get(format!("{}{path}", self.base))
             .header("X-Bkapi-Authorization", &self.authorization);
-        let asked = tokio::time::timeout(time, request.send()).await;
-        let response = asked
-            .map_err(|_| CallError::NoAnswer("no answer came in time".to_owned()))?
+        let sent = tokio::time::timeout(time, request.send()).await;
+        let response = sent
+            .map_err(|_| CallError::NoAnswer("the request timed out".to_owned()))?
             .map_err(|error| CallError::Unreachable(describe(&error)))?;
         if let Some(why) = redirect(&response) {
             return Err(CallError::Redirected { why, may_have_run: false });
@@ -204,7 +208,7 @@ impl ApiClient {
 }
 
 impl LineStream {
-    /// The next whole lines, all that are there, each with its end; nothing when it is over.
+    /// The available complete lines, each with its line end; empty at the end of the stream.
     pub async fn next(&mut self) -> Result<Vec<u8>, CallError> {
         loop {
             let piece = self.response.chunk().await.map_err(|error| CallError::NoAnswer(describe(&error)))?;
@@ -218,7 +222,7 @@ impl LineStream {
     }
 }
 
-/// How often somebody asks for results, or renews a lease, is a matter of time: no step that could be counted.
+/// The number of result polls and lease renewals depends on timing, so failpoints do not count them.
 fn is_polling_call(path: &str, body: &[u8]) -> bool {
     let results = path.contains("get_proc_operate_result") || path.contains("get_proc_result");
     results || body.starts_with(br#"{"renew_lease""#)

@@ -1,7 +1,7 @@
-//! HTTP client set-up: the one function that builds a client, for targets, state, agents and notifications.
+//! HTTP client setup: the only function that builds a client, for targets, state, agents and notifications.
 //!
-//! A client never follows a redirect: the request, its credentials and its orders were meant for the address that the
-//! user named. It refuses plain http to an address that is not loopback unless the user accepted that.
+//! A client never follows a redirect: the request and its credentials are meant for the address that the user
+//! configured. It refuses plain http to an address that is not loopback unless the user allows that.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
 use super::error::root_cause;
 
-/// How to call.
+/// TLS, proxy and header settings of a client.
 #[derive(Clone, Debug, Default)]
 pub struct ClientConfig {
-    /// Whom to trust beside those whom this machine trusts, in PEM.
+    /// CA certificates in PEM, trusted in addition to those of this machine.
     pub ca_file: Option<PathBuf>,
-    /// Our own certificate and its key, in one PEM file.
+    /// Client certificate and its key, in one PEM file.
     pub client_cert: Option<PathBuf>,
-    /// Through whom: `http://proxy:3128`.
+    /// Proxy URL, such as `http://proxy:3128`.
     pub proxy: Option<String>,
-    /// Sent with every call.
+    /// Headers sent with every request.
     pub headers: Vec<(String, String)>,
     /// Trust only the certificates in `ca_file`, not those of this machine.
     pub ca_only: bool,
@@ -46,7 +46,7 @@ impl std::fmt::Display for AddressError {
     }
 }
 
-/// How long it may take until a connection stands.
+/// Maximum time to establish a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
 impl ClientConfig {
@@ -80,7 +80,7 @@ impl ClientConfig {
     /// A client for this address.
     pub fn client(&self, url: &str) -> Result<reqwest::Client, String> {
         self.check(url).map_err(|error| error.to_string())?;
-        // Somebody else may have installed it: then it is there.
+        // An error means that a provider is installed already.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut builder = reqwest::Client::builder()
             .connect_timeout(CONNECT)
@@ -92,7 +92,7 @@ impl ClientConfig {
             (None, true) => return Err("ca_only needs a ca_file: no certificate would be trusted".to_owned()),
             (None, false) => builder,
         };
-        // A proxy that the environment names is not on the way to this machine itself.
+        // Requests to loopback bypass the proxy of the environment.
         if self.proxy.is_none() && url.parse::<Url>().is_ok_and(|url| is_loopback(&url)) {
             builder = builder.no_proxy();
         }
@@ -106,7 +106,7 @@ impl ClientConfig {
         }
         builder = builder.default_headers(self.headers()?);
         builder.build().map_err(|error| match &self.client_cert {
-            // The one part that is not looked at before.
+            // The client certificate is the only part not validated above.
             Some(file) => client_certificate_error(file, &root_cause(&error)),
             None => format!("cannot set up HTTP: {}", root_cause(&error)),
         })
@@ -118,7 +118,7 @@ impl ClientConfig {
             let wrong = || format!("the header {name:?} cannot be sent");
             let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
             let mut value = HeaderValue::from_str(value).map_err(|_| wrong())?;
-            // It may be a secret.
+            // The value may be a secret, so the message omits it.
             value.set_sensitive(true);
             all.insert(name, value);
         }
@@ -126,7 +126,7 @@ impl ClientConfig {
     }
 }
 
-/// Whether a URL names this machine itself, by a literal address or as `localhost`.
+/// Whether a URL names this machine, by a literal loopback address or as `localhost`.
 fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
@@ -136,8 +136,8 @@ fn is_loopback(url: &Url) -> bool {
     }
 }
 
-/// Why an answer that redirects is not followed; `None`: the answer does not redirect. Of the location only the host is
-/// shown: its path and its user may be secrets.
+/// Why a redirect is not followed; `None`: the response is not a redirect. The message shows only the host of the
+/// location: its path and its user may be secrets.
 pub fn redirect(answer: &reqwest::Response) -> Option<String> {
     let status = answer.status();
     if !status.is_redirection() {
@@ -150,13 +150,14 @@ pub fn redirect(answer: &reqwest::Response) -> Option<String> {
         Some(format!("{}{port}", url.host_str()?))
     });
     let to = host.map_or_else(String::new, |host| format!(" to {host}"));
-    Some(format!("the answer redirects{to} (HTTP {}), and redirects are never followed", status.as_u16()))
+    Some(format!("the server redirects{to} (HTTP {}); redirects are never followed", status.as_u16()))
 }
 
 fn identity(file: &Path) -> Result<reqwest::Identity, String> {
     let pem = std::fs::read(file).map_err(|error| client_certificate_error(file, &error.to_string()))?;
-    reqwest::Identity::from_pem(&pem)
-        .map_err(|_| client_certificate_error(file, "it must hold a certificate and its key, both in PEM"))
+    reqwest::Identity::from_pem(&pem).map_err(|_| {
+        client_certificate_error(file, "the file must contain a certificate and its key, both in PEM")
+    })
 }
 
 fn client_certificate_error(file: &Path, why: &str) -> String {
@@ -168,7 +169,7 @@ fn certificates(file: &Path) -> Result<Vec<reqwest::Certificate>, String> {
     let pem = std::fs::read(file).map_err(|error| failed(error.to_string()))?;
     let all = reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| failed(root_cause(&error)))?;
     match all.is_empty() {
-        true => Err(format!("{} holds no certificate", file.display())),
+        true => Err(format!("{} contains no certificate", file.display())),
         false => Ok(all),
     }
 }

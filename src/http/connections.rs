@@ -1,12 +1,11 @@
-//! Connections of a listener: how many there are, which of them belong to a known caller, and which one goes when
-//! there is no room.
+//! Listener connections: limits, authentication state, and eviction when the listener is full.
 //!
-//! A connection is unauthenticated until a request on it has proved who calls. Unauthenticated connections are limited
-//! by peer, and the oldest silent one makes room for a new one; a connection of a known caller is never displaced. So a
-//! peer that opens thousands of silent connections loses only its own.
+//! A connection is unauthenticated until a request on it shows valid credentials. Unauthenticated connections are
+//! limited per peer, and a new one evicts the oldest silent one; a known caller's connection is never evicted. A peer
+//! that opens thousands of silent connections therefore loses only its own.
 //!
-//! A new connection is accepted also when its peer has its full share, because it may carry the credentials of another
-//! caller at the same address: it has the time to send a header, and is judged by that alone.
+//! A new connection is accepted even when its peer has used its share, because it may carry the credentials of another
+//! caller at the same address. It gets the time to send a header, and only that header decides.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,14 +19,14 @@ use super::logins::{LoginFailureAction, Logins};
 use super::overload::{LimitedResource, Overload};
 use super::peers::{Entry, PeerKey, Peers, Position, Stage};
 
-/// A connection of this age has had its time to send a header: it may be displaced by its peer's next one. Younger ones
-/// are a burst, and stay while the listener has room.
+/// Age from which a silent connection may be evicted by its peer's next one. Younger ones are a burst, and stay while
+/// the listener has room.
 const EVICTABLE_AGE: Duration = Duration::from_secs(1);
-/// The share of unauthenticated connections that one peer may have.
+/// Share of the unauthenticated connections available to one peer.
 const PEER_SHARE: usize = 8;
-/// The least that a peer may have, whatever its share is.
+/// Minimum connections of a peer, regardless of its share.
 const MIN_PER_PEER: usize = 64;
-/// The part of a peer's share that new connections get before requests in flight, to send their first header.
+/// Part of a peer's share reserved for new connections that have not sent their first header.
 const ARRIVING_SHARE: usize = 4;
 
 /// All connections of one listener.
@@ -62,7 +61,7 @@ impl Connections {
         self.table.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Takes a connection in, if need be in the place of an unauthenticated one. `None`: known callers have them all.
+    /// Admits a connection, and evicts an unauthenticated one if necessary. `None`: known callers hold all connections.
     pub(super) fn admit(self: &Arc<Connections>, peer: SocketAddr) -> Option<Connection> {
         let key = PeerKey::from(peer.ip());
         let mut table = self.table();
@@ -95,7 +94,7 @@ impl Connections {
         Some(Connection(Arc::new(held)))
     }
 
-    /// Frees a descriptor. `false`: there is no unauthenticated connection.
+    /// Evicts one unauthenticated connection to free a descriptor. `false`: none exists.
     pub(super) fn evict_one(&self) -> bool {
         let mut table = self.table();
         self.evict_fullest(&mut table)
@@ -118,7 +117,7 @@ impl Connections {
         }
     }
 
-    /// The listener's numbers, in the text form that Prometheus reads.
+    /// Metrics of the listener in the Prometheus text format.
     pub fn metrics_text(&self) -> String {
         use std::fmt::Write;
         let (known, unknown) = {
@@ -134,7 +133,7 @@ impl Connections {
         };
         let one = |value: u64| vec![(String::new(), value)];
         let by_caller = [("known", known), ("unknown", unknown)];
-        let by_caller = by_caller.map(|(word, many)| (format!("{{caller=\"{word}\"}}"), many as u64));
+        let by_caller = by_caller.map(|(caller, many)| (format!("{{caller=\"{caller}\"}}"), many as u64));
         family(
             "abide_connections",
             "gauge",
@@ -153,7 +152,7 @@ impl Connections {
     }
 }
 
-/// Whether a credential is still in force.
+/// Returns whether a credential is still valid.
 pub type CredentialCheck = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// One connection: every request carries a handle to it.
@@ -165,7 +164,7 @@ struct ConnectionState {
     peer: SocketAddr,
     key: PeerKey,
     slot: Mutex<Slot>,
-    /// Is the credential that made the connection known still in force?
+    /// Check of the credential that authenticated the connection.
     credential_check: Mutex<Option<CredentialCheck>>,
     evicted: Arc<Notify>,
     /// A whole header has arrived.
@@ -204,10 +203,10 @@ impl Connection {
         self.0.slot.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A request is in flight until the guard is dropped.
+    /// Marks a request as in flight until the guard is dropped.
     pub(super) fn begin_request(&self) -> RequestGuard {
         self.0.begun.store(true, Ordering::Relaxed);
-        // Also before a health check, which needs no credentials and would keep the connection open.
+        // Checked for health checks too: they need no credentials and would keep the connection open.
         if self.credential_check().as_ref().is_some_and(|in_force| !in_force()) {
             self.demote();
         }
@@ -219,7 +218,7 @@ impl Connection {
         let mut slot = self.slot();
         let Slot::Unknown(position) = *slot else { return };
         let mut table = self.0.listener.table();
-        // An evicted connection has no entry any more: it ends soon.
+        // An evicted connection has no entry: its task is about to end.
         if table.unknown.remove(self.0.key, position).is_some() {
             *slot = Slot::Unknown(table.unknown.insert(self.0.key, stage, 0, Arc::clone(&self.0.evicted)));
         }
@@ -234,8 +233,8 @@ impl Connection {
         self.0.credential_check.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A request proved who calls: the connection no longer counts among its peer's unauthenticated ones, while the
-    /// credential is in force and each request proves it.
+    /// Records valid credentials: the connection stops counting as unauthenticated while the credential is valid and
+    /// each request shows it.
     pub fn authenticated(&self, in_force: CredentialCheck) {
         *self.credential_check() = Some(in_force);
         let mut slot = self.slot();
@@ -247,14 +246,14 @@ impl Connection {
         }
     }
 
-    /// Credentials were wrong: logs it, counts the connection among its peer's unauthenticated ones again, and waits for
-    /// as long as the peer's failures deserve. `who` names the caller as it claims to be, never the secret.
+    /// Records wrong credentials: logs the failure, marks the connection as unauthenticated, and waits for the delay
+    /// of the peer's failures. `who` is the claimed name, never the secret.
     pub async fn login_failed(&self, who: &str) -> LoginFailureAction {
         self.demote();
         self.0.listener.logins.failed(self.0.peer, self.0.key, who).await
     }
 
-    /// A request ended without proof of its caller: the connection counts among its peer's unauthenticated ones again.
+    /// Marks the connection as unauthenticated: a request ended without valid credentials.
     pub fn demote(&self) {
         let mut slot = self.slot();
         if matches!(*slot, Slot::Known) {
@@ -265,12 +264,12 @@ impl Connection {
         }
     }
 
-    /// A request was refused because a resource is exhausted.
+    /// Counts a request refused because a resource is exhausted.
     pub fn refused(&self, resource: LimitedResource) {
         self.0.listener.overload.refused(resource);
     }
 
-    /// The resource for which callers are being refused at the moment.
+    /// The resource whose exhaustion currently causes refusals.
     pub fn exhausted(&self) -> Option<LimitedResource> {
         self.0.listener.overload.exhausted()
     }
@@ -287,7 +286,7 @@ impl Drop for ConnectionState {
     }
 }
 
-/// A request in flight, until its answer is sent or given up.
+/// A request in flight, until its response is sent or dropped.
 pub(super) struct RequestGuard(Connection);
 
 impl Drop for RequestGuard {
@@ -319,7 +318,7 @@ mod tests {
             assert_eq!(is_evicted(connection).await, nth < 3, "{nth}");
         }
         assert!(!is_evicted(&honest).await && !is_evicted(&known).await);
-        assert_eq!(listener.overload.exhausted(), None, "nobody was refused");
+        assert_eq!(listener.overload.exhausted(), None, "no caller was refused");
         let text = listener.metrics_text();
         assert!(text.contains("abide_connections_evicted_total 3\n"), "{text}");
         assert!(text.contains("abide_connections{caller=\"known\"} 1\n"), "{text}");

@@ -1,46 +1,46 @@
-//! Why a call failed, in one line; and whether it may have been carried out.
+//! Client errors: a one-line description of a failed call, and whether the request may have run.
 
 use std::error::Error;
 
 use rustls::AlertDescription;
 
-/// An error and what caused it, in one line.
+/// An error and its causes in one line.
 pub fn describe(error: &reqwest::Error) -> String {
     if let Some(alert) = certificate_alert(error) {
         return describe_certificate_alert(alert);
     }
     let mut text = String::new();
     for error in causes(error) {
-        let said = error.to_string();
-        // Each layer tends to repeat the next one.
-        if !text.ends_with(&said) {
+        let layer = error.to_string();
+        // Outer errors often repeat the text of their source.
+        if !text.ends_with(&layer) {
             text.push_str(if text.is_empty() { "" } else { ": " });
-            text.push_str(&said);
+            text.push_str(&layer);
         }
     }
     text
 }
 
-/// What an error is at its root, for those whose outer layers say nothing.
+/// The innermost cause, for errors whose outer layers carry no information.
 pub fn root_cause(error: &reqwest::Error) -> String {
     causes(error).last().map(ToString::to_string).unwrap_or_default()
 }
 
-/// Nobody has read the request: it did nothing.
+/// Whether the server certainly did not read the request.
 pub fn was_not_sent(error: &reqwest::Error) -> bool {
     error.is_connect() || error.is_builder() || certificate_alert(error).is_some() || was_canceled(error)
 }
 
-/// The connection ended before anything was sent on it, and so soon that the reason is not known.
+/// Whether the connection closed before the request was written, without a known reason.
 pub fn was_canceled(error: &reqwest::Error) -> bool {
     causes(error).any(|error| error.downcast_ref().is_some_and(hyper::Error::is_canceled))
 }
 
-/// The peer's word, if it closed the door on account of our certificate. In TLS 1.3 that word comes when a request has
-/// already been sent; nobody has read it: what is encrypted is opened only for who was let in.
+/// The TLS alert, if the server rejected the client certificate. In TLS 1.3 the alert arrives after the request was
+/// sent, but a server does not read application data before it accepts the certificate.
 fn certificate_alert(error: &reqwest::Error) -> Option<AlertDescription> {
     let alert = |error: &(dyn Error + 'static)| {
-        // An I/O error does not name what it carries as its source; it may carry another.
+        // `io::Error::source` skips the error that it wraps, which may itself wrap another.
         let mut inner: &(dyn Error + 'static) = error;
         while let Some(carried) = inner.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
             inner = carried;
@@ -71,12 +71,12 @@ fn is_certificate_alert(alert: AlertDescription) -> bool {
 
 fn describe_certificate_alert(alert: AlertDescription) -> String {
     let why = match alert {
-        AlertDescription::CertificateRequired => "it wants a client certificate, and was shown none",
-        // Some servers say this of none, too.
+        AlertDescription::CertificateRequired => "the server requires a client certificate and received none",
+        // Some servers send this alert for a missing certificate too.
         AlertDescription::BadCertificate => {
-            "it wants a client certificate, and does not take ours, or that there is none"
+            "the server requires a client certificate; it rejected ours or received none"
         }
-        _ => "it does not take our client certificate",
+        _ => "the server rejected our client certificate",
     };
     format!("{why} (TLS alert {alert:?})")
 }

@@ -1,9 +1,9 @@
-//! Failed logins: each peer's wrong credentials are logged, and answered later each time.
+//! Failed logins: wrong credentials are logged per peer and answered with a growing delay.
 //!
-//! Callers compare credentials first and report only wrong ones here: a peer's failures neither refuse nor delay right
-//! credentials, which may be those of another caller at the same address. The number of delayed answers is bounded by
-//! peer and in all; beyond it wrong credentials are answered 429 at once. The bound protects memory and connections. What
-//! makes a secret unguessable is its length: at least 16 random characters.
+//! Callers compare credentials first and report only wrong ones here: a peer's failures neither refuse nor delay
+//! valid credentials, which may belong to another caller at the same address. Delayed answers are bounded per peer
+//! and in total; beyond the bound wrong credentials get 429 immediately. The bound protects memory and connections.
+//! Only the length of a secret protects it against guessing: at least 16 random characters.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,31 +15,31 @@ use tracing::warn;
 
 use super::peers::PeerKey;
 
-/// A typing error or two cost nothing.
+/// Failures without a delay: typing errors.
 const FREE_FAILURES: u32 = 3;
-/// The delay of the first failure beyond that; each further one doubles it.
+/// Delay of the first failure beyond these; each further failure doubles it.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(2);
-/// One failure is forgiven in this time.
+/// Time after which one failure expires.
 const FAILURE_DECAY: Duration = Duration::from_secs(5);
-/// Failures that count: more would take too long to be forgiven.
+/// Maximum counted failures: more would take too long to expire.
 const MAX_FAILURES: u32 = 24;
-/// Delayed answers at once: of a peer, and of all.
+/// Maximum concurrent delayed answers, per peer and in total.
 const MAX_DELAYED_PER_PEER: usize = 16;
 const MAX_DELAYED: usize = 512;
-/// A peer's failures are logged this often.
+/// Minimum interval between log lines about one peer.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
-/// Peers that are remembered; a peer that is forgotten starts over.
+/// Maximum recorded peers; a removed peer starts over.
 const MAX_PEERS: usize = 10_000;
-/// Characters of a claimed name in the log.
+/// Maximum characters of a claimed name in the log.
 const MAX_LOGGED_CHARS: usize = 64;
 
 /// How to answer wrong credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoginFailureAction {
-    /// The delay is over.
+    /// Answer now: the delay has passed.
     Refuse,
-    /// Too many of this peer's wrong credentials wait for their answer.
+    /// Too many of this peer's failed logins are waiting for their answer.
     TooMany,
 }
 
@@ -59,7 +59,7 @@ struct PeerFailures {
     failures: u32,
     last: Instant,
     logged: Option<Instant>,
-    /// Since the last log line.
+    /// Failures since the last log line.
     unlogged: u32,
     delayed: usize,
 }
@@ -85,7 +85,7 @@ impl Logins {
         self.peers.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// How long this failure's answer waits; if it does, it is counted among those that wait.
+    /// Delay of this failure's answer; a delayed answer counts toward the bounds.
     fn count(&self, peer: SocketAddr, key: PeerKey, who: &str) -> Option<Duration> {
         let mut all = self.peers();
         let Failures { by_peer, delayed } = &mut *all;
@@ -129,7 +129,7 @@ impl PeerFailures {
         let more = std::mem::take(&mut self.unlogged);
         self.logged = Some(now);
         let who: String = who.chars().take(MAX_LOGGED_CHARS).collect();
-        // Quoted: a claimed name must not be able to look like a line of its own.
+        // Quoted: a claimed name must not be able to forge a log line.
         warn!(target: "audit", %peer, ?who, since_last_line = more, "wrong credentials");
     }
 
@@ -139,7 +139,7 @@ impl PeerFailures {
     }
 }
 
-/// Old records go first; then all records without a delayed answer.
+/// Removes expired records first, then all records without a delayed answer.
 fn evict_record(by_peer: &mut HashMap<PeerKey, PeerFailures>, key: PeerKey) {
     if by_peer.len() < MAX_PEERS || by_peer.contains_key(&key) {
         return;
@@ -158,7 +158,7 @@ fn delay(failures: u32) -> Duration {
     }
 }
 
-/// An answer that is delayed; it may be given up before the delay is over.
+/// A delayed answer; the caller may disconnect before the delay has passed.
 struct DelayedReply<'a> {
     logins: &'a Logins,
     key: PeerKey,

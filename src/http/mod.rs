@@ -1,9 +1,9 @@
-//! The one set-up of HTTP: how we listen, with TLS or without, what a slow or greedy peer meets, and files that are read
-//! again when they change.
+//! Shared HTTP layer: listeners with TLS, limits against slow or greedy peers, clients, and files that reload on
+//! change.
 //!
-//! A listener ([`serve`]) has [`connections`], of which the unauthenticated ones are bounded by peer; [`admission`] gives
-//! requests their permits and memory, apart for known and unknown callers; [`logins`] slows wrong credentials down, and
-//! [`overload`] says for lack of what callers are refused.
+//! A listener ([`serve`]) limits unauthenticated [`connections`] per peer. [`admission`] grants requests permits and
+//! memory from separate budgets for known and unknown callers. [`logins`] delays wrong credentials, and [`overload`]
+//! reports the exhausted resource.
 
 mod admission;
 mod api_client;

@@ -1,13 +1,13 @@
-//! Overload of a listener: which resource is exhausted while callers are refused, for readiness and metrics.
+//! Listener overload: the exhausted resource while callers are refused, for readiness and metrics.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A refusal shows in readiness for this long: longer than the usual interval of health checks would hide a recovery.
+/// How long a refusal affects readiness: longer than a usual health-check interval would hide a recovery.
 const OVERLOAD_WINDOW: Duration = Duration::from_secs(3);
 
-/// What callers are refused for lack of.
+/// A resource whose exhaustion causes refusals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitedResource {
     Connections,
@@ -33,15 +33,15 @@ impl LimitedResource {
         }
     }
 
-    /// The reason that readiness gives.
+    /// The reason in a readiness response.
     pub fn reason(self) -> &'static str {
         match self {
-            LimitedResource::Connections => "callers are refused: all connections are in use",
+            LimitedResource::Connections => "refusing callers: all connections are in use",
             LimitedResource::KnownCallers => {
-                "callers are refused: all request permits of known callers are in use"
+                "refusing callers: all request permits of known callers are in use"
             }
-            LimitedResource::Agents => "agents are refused: all request permits of agents are in use",
-            LimitedResource::BodyMemory => "callers are refused: the memory for request bodies is in use",
+            LimitedResource::Agents => "refusing agents: all request permits of agents are in use",
+            LimitedResource::BodyMemory => "refusing callers: the memory for request bodies is in use",
         }
     }
 }
@@ -62,7 +62,7 @@ impl Overload {
         *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some((Instant::now(), resource));
     }
 
-    /// The resource for which a caller was refused last, if that was a moment ago.
+    /// The resource of the latest refusal, if that is recent.
     pub fn exhausted(&self) -> Option<LimitedResource> {
         let last = *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         last.filter(|(at, _)| at.elapsed() < OVERLOAD_WINDOW).map(|(_, resource)| resource)

@@ -1,7 +1,7 @@
-//! Bounded queues of unauthenticated entries by peer: a full queue displaces its own oldest entry.
+//! Per-peer queues of unauthenticated entries, bounded: a full queue evicts its own oldest entry.
 //!
-//! A peer is an IPv4 address or an IPv6 /64 network. The fullest peer pays first, so that one peer's entries never
-//! displace those of another with fewer.
+//! A peer is an IPv4 address or an IPv6 /64 network. Eviction starts with the fullest peer, so one peer's entries never
+//! evict those of a peer with fewer.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-/// What limits and failures are counted by.
+/// The unit of limits and failure counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PeerKey(IpAddr);
 
@@ -25,7 +25,7 @@ impl From<IpAddr> for PeerKey {
     }
 }
 
-/// Order of displacement: entries of the lower stage first, then by age.
+/// Eviction order: entries of the lower stage first, then by age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     pub stage: Stage,
@@ -34,7 +34,7 @@ pub struct Position {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Nothing was asked yet, or the last request is answered.
+    /// No request yet, or the last request is answered.
     Silent,
     /// A request is in flight.
     Busy,
@@ -42,7 +42,7 @@ pub enum Stage {
 
 pub struct Entry {
     pub since: Instant,
-    /// Received bytes that are in memory.
+    /// Received bytes held in memory.
     pub bytes: usize,
     pub evicted: Arc<Notify>,
 }
@@ -86,13 +86,14 @@ impl Peers {
         self.entries.get_mut(&peer)?.get_mut(&position)
     }
 
-    /// The entry of a peer that goes first.
+    /// The entry of a peer that is evicted first.
     pub fn oldest(&self, peer: PeerKey) -> Option<(Position, &Entry)> {
         self.entries.get(&peer)?.first_key_value().map(|(position, entry)| (*position, entry))
     }
 
-    /// The entry of a peer that goes first, if a few young silent ones (`arriving`) have precedence over requests that are
-    /// older than `settled`: a new connection can show its credentials though requests in flight hold its peer's share.
+    /// The entry of a peer that is evicted first when up to `arriving` young silent entries have precedence over
+    /// requests older than `settled`: a new connection can show its credentials even if requests in flight hold its
+    /// peer's share.
     pub fn displaced(&self, peer: PeerKey, arriving: usize, settled: Duration) -> Option<(Position, &Entry)> {
         let entries = self.entries.get(&peer)?;
         let (first, entry) = entries.first_key_value()?;
@@ -106,12 +107,12 @@ impl Peers {
         Some((*first, entry))
     }
 
-    /// The peer with the most entries; of equals, the one whose entry goes first.
+    /// The peer with the most entries; ties go to the peer whose entry is evicted first.
     pub fn fullest(&self) -> Option<PeerKey> {
         self.first_by(BTreeMap::len)
     }
 
-    /// The peer whose entries hold the most bytes; of equals, the one whose entry goes first.
+    /// The peer whose entries hold the most bytes; ties go to the peer whose entry is evicted first.
     pub fn heaviest(&self) -> Option<PeerKey> {
         self.first_by(|entries| entries.values().map(|entry| entry.bytes).sum())
     }
@@ -126,7 +127,7 @@ impl Peers {
         self.entries.get(&peer).map_or(0, |entries| entries.values().map(|entry| entry.bytes).sum())
     }
 
-    /// The entry of a peer that holds the most bytes; of equals, the oldest.
+    /// The entry of a peer that holds the most bytes; ties go to the oldest.
     pub fn largest(&self, peer: PeerKey) -> Option<Position> {
         let entries = self.entries.get(&peer)?;
         entries
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fullest_peer_pays_first_and_its_oldest_silent_entry_goes_first() {
+    fn the_fullest_peers_oldest_silent_entry_is_evicted_first() {
         let mut peers = Peers::default();
         let mut add = |peer: &str, stage, bytes| peers.insert(key(peer), stage, bytes, Arc::default());
         let honest = add("10.0.0.1", Stage::Silent, 1);

@@ -1,4 +1,4 @@
-//! What comes from a file and follows it. A file that cannot be understood changes nothing, and is told of once.
+//! Reloadable values: parsed from files and reloaded on change. An invalid file is logged once and changes nothing.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -10,10 +10,10 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 use tracing::{error, info};
 
-/// How often files are looked at.
+/// Interval between checks of the files.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The present value; handles share it.
+/// The current value, shared by all handles.
 pub struct Reloadable<T>(Arc<watch::Sender<Arc<T>>>);
 
 impl<T> Clone for Reloadable<T> {
@@ -23,7 +23,7 @@ impl<T> Clone for Reloadable<T> {
 }
 
 impl<T> Reloadable<T> {
-    /// A value that no file changes.
+    /// A value without a file.
     pub fn fixed(value: T) -> Reloadable<T> {
         Reloadable(Arc::new(watch::Sender::new(Arc::new(value))))
     }
@@ -37,15 +37,15 @@ impl<T> Reloadable<T> {
     }
 }
 
-/// Resolves when the credential that opened a stream is no longer in force.
+/// Resolves when the credential that opened a stream is no longer valid.
 pub type Revocation = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl<T: Send + Sync + 'static> Reloadable<T> {
-    /// Resolves when the value no longer holds a credential.
+    /// Resolves when the value no longer contains a credential.
     pub fn revocation(&self, holds: impl Fn(&T) -> bool + Send + Sync + 'static) -> Revocation {
         let mut values = self.0.subscribe();
         Box::pin(async move {
-            // Without a sender the value stays as it is.
+            // Without a sender the value never changes.
             if values.wait_for(|value| !holds(value)).await.is_err() {
                 std::future::pending::<()>().await;
             }
@@ -53,7 +53,7 @@ impl<T: Send + Sync + 'static> Reloadable<T> {
     }
 }
 
-/// A stream that ends when its credential does, with a last line for its reader if there is one.
+/// Ends a stream when its credential is revoked, with a last line for its reader unless that is empty.
 pub fn end_on_revocation(body: Body, revoked: Revocation, last: &'static str) -> Body {
     let open = Some((body.into_data_stream(), revoked));
     Body::from_stream(stream::unfold(open, move |state| async move {
@@ -66,14 +66,14 @@ pub fn end_on_revocation(body: Body, revoked: Revocation, last: &'static str) ->
     }))
 }
 
-/// Reads files now, and again whenever one of them changes, for as long as the program runs.
+/// Reads files now, and again on each change until the program ends.
 pub fn watch_file<T: Send + Sync + 'static>(
     files: Vec<PathBuf>,
     read: impl Fn() -> Result<T, String> + Send + 'static,
 ) -> Result<Reloadable<T>, String> {
     let mut known: Vec<_> = files.iter().map(|file| stamp(file)).collect();
     let value = Reloadable::fixed(read()?);
-    let followed = value.clone();
+    let reloaded = value.clone();
     tokio::spawn(async move {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
@@ -85,17 +85,17 @@ pub fn watch_file<T: Send + Sync + 'static>(
             let file = files.first().map(|file| file.display().to_string()).unwrap_or_default();
             match read() {
                 Ok(new) => {
-                    followed.set(new);
-                    info!(%file, "read again");
+                    reloaded.set(new);
+                    info!(%file, "file reloaded");
                 }
-                Err(why) => error!(%why, "what was read before stays in force"),
+                Err(why) => error!(%why, "reload failed: the previous content stays active"),
             }
         }
     });
     Ok(value)
 }
 
-/// Anything that differs when a file was written or replaced.
+/// A value that differs after a file was written or replaced.
 fn stamp(file: &Path) -> Option<(SystemTime, u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     let meta = std::fs::metadata(file).ok()?;

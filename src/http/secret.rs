@@ -1,26 +1,26 @@
-//! Comparing what was sent with a secret, in a time that tells nothing of it.
+//! Secret comparison in constant time, and verification of signatures.
 
 use ring::hmac;
 
-/// Are these two the same text? How long it takes says nothing about where they differ.
+/// Whether two texts are equal. The duration does not reveal where they differ.
 pub fn constant_time_eq(one: &str, other: &str) -> bool {
-    // Of two digests under a key nobody can choose the place where they differ.
+    // An attacker cannot choose where two digests under a random key differ.
     let key = hmac::Key::new(hmac::HMAC_SHA256, b"abide");
     hmac::verify(&key, one.as_bytes(), hmac::sign(&key, other.as_bytes()).as_ref()).is_ok()
 }
 
-/// A secret that a patient attacker may guess. Shorter ones work, and a warning is logged.
+/// Whether a secret is short enough to be guessed. Callers accept it and log a warning.
 pub fn is_weak(secret: &str) -> bool {
     secret.chars().count() < 16
 }
 
-/// Is `hex` the HMAC-SHA256 of these bytes under the secret?
+/// Whether `hex` is the HMAC-SHA256 of the bytes under the secret.
 pub fn verify_hex_signature(secret: &str, bytes: &[u8], hex: &str) -> bool {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
     from_hex(hex).is_some_and(|tag| hmac::verify(&key, bytes, &tag).is_ok())
 }
 
-/// Is this the HMAC-SHA256 of these bytes under the key?
+/// Whether `tag` is the HMAC-SHA256 of the bytes under the key.
 pub fn verify_hmac(key: &[u8], bytes: &[u8], tag: &[u8]) -> bool {
     hmac::verify(&hmac::Key::new(hmac::HMAC_SHA256, key), bytes, tag).is_ok()
 }
@@ -32,7 +32,7 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
     (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()).collect()
 }
 
-/// HTTP's Basic credentials and Standard Webhooks are written so.
+/// Decodes base64, the encoding of HTTP Basic credentials and Standard Webhooks.
 pub fn base64(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     let (mut bits, mut held) = (0u32, 0u32);

@@ -1,5 +1,5 @@
-//! Serving: connections are limited in number and by peer, and each has a time for its handshake, for every header, and
-//! for its peer to read what it is sent.
+//! HTTP server: accepts connections within limits in total and per peer, with timeouts for the handshake, each header
+//! and each write.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,62 +20,62 @@ use super::service::ConnectionService;
 use super::tls::Tls;
 use super::write_timeout::WriteTimeout;
 
-/// The other end of a connection: every request carries it.
+/// Remote address of a connection, attached to every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
-/// Where and how to listen.
+/// Socket and settings of a listener.
 pub struct Listener {
     pub socket: TcpListener,
     pub tls: Option<Tls>,
-    /// Connections at once. Unauthenticated ones make room for new ones; more known callers than this are refused.
+    /// Maximum connections. New ones evict unauthenticated ones; known callers above this number are refused.
     pub connections: usize,
-    /// For each request's header, and for a connection between two requests.
+    /// Timeout of each request's header, and of an idle connection between requests.
     pub header_time: Duration,
 }
 
-/// The largest header.
+/// Maximum bytes of a header.
 const HEADER_BYTES: usize = 64 << 10;
-/// How long a new connection may take for its handshake, and for its first header.
+/// Timeout of a new connection's handshake, and of its first header.
 const FIRST_HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long what was sent may stay unread.
+/// Maximum time that one write may block on a peer that does not read.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long open requests may take to end when we are told to.
+/// Maximum time for requests in flight to finish at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections that wait to be accepted; the kernel bounds it by net.core.somaxconn.
+/// Backlog of connections to accept; the kernel caps it at net.core.somaxconn.
 const BACKLOG: u32 = 4096;
-/// Refusals that are written at once; beyond it a connection is closed without one.
+/// Maximum concurrent 503 responses to refused connections; beyond it a connection is closed without one.
 const MAX_REJECTIONS: usize = 64;
-/// Failures to accept are logged this often.
+/// Minimum interval between log lines about failed accepts.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Listens with a backlog that holds a burst of connections.
 pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // The port of a listener that has just ended is free.
+    // A restarted listener can bind its former port immediately.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
 }
 
-/// Raises the soft limit of open files to the hard one: each connection needs one. Not for a process that starts others
-/// which inherit it.
+/// Raises the soft limit of open files to the hard one, since each connection needs a descriptor. Must not be called
+/// by a process whose children inherit the limit.
 pub fn raise_file_limit() {
     let limit = getrlimit(Limited::Nofile);
     if limit.current != limit.maximum
         && let Err(error) = setrlimit(Limited::Nofile, Rlimit { current: limit.maximum, ..limit })
     {
-        debug!(%error, "the limit of open files stays as it is");
+        debug!(%error, "cannot raise the limit of open files");
     }
 }
 
-/// Connections that leave a quarter of the open files for everything else.
+/// Caps connections so that a quarter of the descriptors stays free for other uses.
 fn within_file_limit(connections: usize) -> usize {
     let files = getrlimit(Limited::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
     files.map_or(connections, |files| connections.min(files - files / 4)).max(1)
 }
 
-/// Serves until `stop` says so; then finishes what is in flight.
+/// Serves until `stop` is true, then finishes requests in flight.
 pub async fn serve(listener: Listener, router: Router, mut stop: watch::Receiver<bool>) {
     let Listener { socket, tls, connections, header_time } = listener;
     let connections = Connections::new(within_file_limit(connections));
@@ -94,7 +94,7 @@ pub async fn serve(listener: Listener, router: Router, mut stop: watch::Receiver
                     logged = Some(Instant::now());
                     warn!(%error, "cannot accept a connection");
                 }
-                // Out of descriptors, mostly: a silent connection gives its own.
+                // The usual cause is a lack of descriptors: evicting a silent connection frees one.
                 connections.evict_one();
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 continue;
@@ -116,7 +116,7 @@ pub async fn serve(listener: Listener, router: Router, mut stop: watch::Receiver
             let _ = stream.set_nodelay(true);
             tokio::select! {
                 () = serving.handshake(acceptor, stream, &connection) => {}
-                () = connection.evicted() => debug!(%peer, "an unauthenticated connection made room for another"),
+                () = connection.evicted() => debug!(%peer, "evicted an unauthenticated connection"),
             }
             drop(alive);
         });
@@ -125,7 +125,7 @@ pub async fn serve(listener: Listener, router: Router, mut stop: watch::Receiver
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, all_ended.recv()).await;
 }
 
-/// What a connection is served with.
+/// Router and timeouts of one connection.
 struct ConnectionContext {
     router: Router,
     header_time: Duration,
@@ -142,8 +142,8 @@ impl ConnectionContext {
         let Some(acceptor) = acceptor else { return self.serve(stream, connection).await };
         match tokio::time::timeout(self.first_header_timeout(), acceptor.accept(stream)).await {
             Ok(Ok(stream)) => self.serve(stream, connection).await,
-            Ok(Err(error)) => debug!(%peer, %error, "no TLS connection"),
-            Err(_) => debug!(%peer, "the TLS handshake took too long"),
+            Ok(Err(error)) => debug!(%peer, %error, "TLS handshake failed"),
+            Err(_) => debug!(%peer, "TLS handshake timed out"),
         }
     }
 
@@ -166,7 +166,7 @@ impl ConnectionContext {
                 () = first.as_mut(), if is_first => {
                     is_first = false;
                     if !connection.has_begun() {
-                        debug!(%peer, "no request came");
+                        debug!(%peer, "no request header before the timeout");
                         return;
                     }
                 }
@@ -177,17 +177,17 @@ impl ConnectionContext {
             }
         };
         if let Err(error) = ended {
-            debug!(%peer, %error, "a connection ended badly");
+            debug!(%peer, %error, "connection failed");
         }
     }
 }
 
-/// Waits until we are told to stop; who would tell may be gone, which says the same.
+/// Waits for the stop request; a dropped sender counts as one.
 async fn stop_requested(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// Too many are here: said in as few bytes as it takes.
+/// Writes a 503 response without reading a request.
 async fn reject_overloaded(mut stream: TcpStream) {
     let body = r#"{"result":false,"code":1642903,"message":"too many connections","data":null}"#;
     let answer = format!(

@@ -1,4 +1,4 @@
-//! The service of one connection: every request carries its connection, and is in flight until its answer is sent.
+//! Connection service: attaches the connection to every request, and tracks a request until its response is sent.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -42,7 +42,7 @@ impl Service<Request<Incoming>> for ConnectionService {
     }
 }
 
-/// An answer's body: its request is in flight until it is dropped.
+/// A response body that keeps its request in flight until it is dropped.
 pub struct TrackedBody {
     body: Body,
     _in_flight: RequestGuard,

@@ -1,4 +1,4 @@
-//! TLS by rustls, from certificate files that may be renewed while we run.
+//! TLS server configuration: rustls, with certificate files that reload on change.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::reload::{Reloadable, watch_file};
 
-/// How connections are encrypted at the moment.
+/// The current TLS configuration.
 #[derive(Clone)]
 pub struct Tls(Reloadable<Arc<ServerConfig>>);
 
 impl Tls {
-    /// Reads the two files, and reads them again when they change.
+    /// Reads the two files, and reloads them on change.
     pub fn watch_files(cert: &Path, key: &Path) -> Result<Tls, String> {
         let (cert, key) = (cert.to_owned(), key.to_owned());
         let files = vec![cert.clone(), key.clone()];
@@ -31,16 +31,16 @@ fn read(cert: &Path, key: &Path) -> Result<Arc<ServerConfig>, String> {
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| format!("cannot read the certificate {}: {error}", cert.display()))?;
     if certificates.is_empty() {
-        return Err(format!("{} holds no certificate", cert.display()));
+        return Err(format!("{} contains no certificate", cert.display()));
     }
     let private = PrivateKeyDer::from_pem_file(key)
         .map_err(|error| format!("cannot read the key {}: {error}", key.display()))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| format!("TLS cannot be set up: {error}"))?;
+        .map_err(|error| format!("cannot set up TLS: {error}"))?;
     let config = builder.with_no_client_auth().with_single_cert(certificates, private).map_err(|error| {
-        format!("{} and {} do not belong together: {error}", cert.display(), key.display())
+        format!("the certificate {} and the key {} do not match: {error}", cert.display(), key.display())
     })?;
     Ok(Arc::new(config))
 }

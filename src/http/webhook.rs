@@ -1,4 +1,4 @@
-//! Telling somebody at an address that is a secret as a whole: of it, only the host is ever shown.
+//! Webhook client: posts JSON to a URL that is a secret; messages show only its host.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ pub struct WebhookClient {
 }
 
 impl WebhookClient {
-    /// `insecure`: plain http is accepted to an address that is not loopback, too.
+    /// `insecure`: allow plain http to an address that is not loopback.
     pub fn new(url: &str, insecure: bool) -> Result<WebhookClient, String> {
-        // What is wrong with it is not repeated: it may be the secret.
+        // The message omits the URL: it may be the secret.
         let parsed = url.parse::<Url>().ok().filter(|url| matches!(url.scheme(), "http" | "https"));
-        let parsed = parsed.ok_or("it is no http or https address")?;
-        let calling = ClientConfig { insecure, ..ClientConfig::default() };
-        Ok(WebhookClient { client: calling.client(url)?, url: parsed })
+        let parsed = parsed.ok_or("the address is not a valid http or https URL")?;
+        let config = ClientConfig { insecure, ..ClientConfig::default() };
+        Ok(WebhookClient { client: config.client(url)?, url: parsed })
     }
 
-    /// All of the address that may be shown.
+    /// The part of the URL that may be logged.
     pub fn shown(&self) -> String {
         format!("{}://{}/…", self.url.scheme(), self.url.host_str().unwrap_or_default())
     }
 
-    /// Sends JSON. If it fails: why, and whether that may change.
+    /// Sends JSON. An error carries the reason, and whether a retry may succeed.
     pub async fn post(&self, body: String, time: Duration) -> Result<(), (String, bool)> {
         let request = self
             .client
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_is_not_shown() {
+    fn messages_omit_the_secret_url() {
         let hook = WebhookClient::new("https://hooks.example/T0/s3cret?key=k", false).expect("an address");
         assert_eq!(hook.shown(), "https://hooks.example/…");
         for wrong in ["hooks/s3cret", "file:///s3cret", "http://hooks.example/s3cret", ""] {

@@ -1,4 +1,4 @@
-//! A connection on which writing may not take for ever: whoever does not read what he asked for is let go.
+//! Write timeout: closes a connection whose peer does not read the response.
 
 use std::io;
 use std::pin::Pin;
@@ -10,17 +10,17 @@ use tokio::time::Sleep;
 
 pub struct WriteTimeout<S> {
     stream: S,
-    /// How long one write may wait.
+    /// Maximum time that one write may block.
     timeout: Duration,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> WriteTimeout<S> {
-    pub fn new(stream: S, patience: Duration) -> WriteTimeout<S> {
-        WriteTimeout { stream, timeout: patience, timer: None }
+    pub fn new(stream: S, timeout: Duration) -> WriteTimeout<S> {
+        WriteTimeout { stream, timeout, timer: None }
     }
 
-    /// What a write says, unless it has been saying "not yet" for too long.
+    /// Passes on the result of a write, or fails after it has been pending for the timeout.
     fn poll_with_timeout<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -30,10 +30,10 @@ impl<S> WriteTimeout<S> {
             self.timer = None;
             return written;
         }
-        let patience = self.timeout;
-        let waiting = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        ready!(waiting.as_mut().poll(context));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "what was sent is not read")))
+        let timeout = self.timeout;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+        ready!(timer.as_mut().poll(context));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "write timed out: the peer does not read")))
     }
 }
 
@@ -87,13 +87,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_reads_is_served_and_who_does_not_is_let_go() {
+    async fn a_peer_that_does_not_read_times_out() {
         let (ours, mut theirs) = tokio::io::duplex(8);
-        let mut patient = WriteTimeout::new(ours, Duration::from_millis(50));
-        patient.write_all(b"12345678").await.expect("there is room");
+        let mut writer = WriteTimeout::new(ours, Duration::from_millis(50));
+        writer.write_all(b"12345678").await.expect("the buffer has room");
         let mut read = [0; 8];
-        theirs.read_exact(&mut read).await.expect("it came");
-        let error = patient.write_all(b"123456789").await.expect_err("nobody reads");
+        theirs.read_exact(&mut read).await.expect("the bytes arrive");
+        let error = writer.write_all(b"123456789").await.expect_err("the peer does not read");
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 }

@@ -138,11 +138,15 @@ fn a_missing_or_foreign_client_certificate_is_reported() {
     for version in VERSIONS {
         let at = authority.guard(version);
         for (pem, more, says) in [
-            ("", "", "it wants a client certificate, and was shown none (TLS alert CertificateRequired)"),
+            (
+                "",
+                "",
+                "the server requires a client certificate and received none (TLS alert CertificateRequired)",
+            ),
             (
                 others.as_str(),
                 "client_cert: me.pem,",
-                "it does not take our client certificate (TLS alert UnknownCA)",
+                "the server rejected our client certificate (TLS alert UnknownCA)",
             ),
         ] {
             let (code, told) = plan(at, &authority, pem, more);
@@ -161,8 +165,7 @@ fn an_unusable_certificate_file_is_reported_before_any_request() {
     // Who asks there is told otherwise: nobody listens.
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, 9));
     let (both, mixed) = (format!("{certificate}{key}"), format!("{certificate}{}", authority.sign("x").key));
-    let half =
-        "cannot use the client certificate me.pem: it must hold a certificate and its key, both in PEM";
+    let half = "cannot use the client certificate me.pem: the file must contain a certificate and its key, both in PEM";
     let cannot = "cannot use the client certificate";
     for (pem, more, says) in [
         (&both, "client_cert: gone.pem,", &*format!("{cannot} gone.pem: No such file or directory")),
@@ -178,7 +181,7 @@ fn an_unusable_certificate_file_is_reported_before_any_request() {
         assert!(code == 64 && told.starts_with(&meant), "{code}: {told}");
     }
     for (pem, says) in [
-        ("", "ca.pem holds no certificate"),
+        ("", "ca.pem contains no certificate"),
         ("-----BEGIN CERTIFICATE-----\n?", "cannot read the certificate ca.pem: "),
     ] {
         let (code, told) = plan(nobody, &Authority { pem: pem.to_owned(), ..Authority::new("x") }, &both, "");

@@ -64,7 +64,7 @@ fn a_redirecting_target_receives_no_secret_at_the_new_location() {
             let output = abide(&PLAN, tree.path(), b"");
             let err = stderr(&output);
             assert_eq!(output.status.code(), Some(69), "{status} {dialect}: {err}");
-            let says = format!("redirects to {other} (HTTP {status}), and redirects are never followed");
+            let says = format!("redirects to {other} (HTTP {status}); redirects are never followed");
             assert!(err.contains(&says) && !err.contains("hidden"), "{status} {dialect}: {err}");
             assert!(asked.lock().expect("a lock").iter().any(|request| request.contains("s3cret")));
             assert_eq!(*got.lock().expect("a lock"), Vec::<String>::new(), "{status} {dialect}");

@@ -118,7 +118,9 @@ fn tls_works_and_a_renewed_certificate_is_reloaded() {
     until("the new certificate is served", || served() == fingerprint(&second));
     // Half of a pair changes nothing.
     std::fs::write(folder.path().join("cert.pem"), "nonsense").expect("a file");
-    until("it is told", || log_of(folder.path()).contains("stays in force"));
+    until("the failed reload is logged", || {
+        log_of(folder.path()).contains("the previous content stays active")
+    });
     assert_eq!(served(), fingerprint(&second));
 }
 
@@ -137,7 +139,7 @@ fn apps_are_reloaded_while_it_runs() {
     until("the new app is known", || status("new", "hush") == 200);
     assert_eq!(status("web", "web-s3cret"), 401);
     std::fs::write(folder.path().join("apps.yaml"), "apps: [{code: new, secret: [hush]}]\n").expect("a file");
-    until("a bad file is told of", || log_of(folder.path()).contains("stays in force"));
+    until("a bad file is logged", || log_of(folder.path()).contains("the previous content stays active"));
     assert_eq!(status("new", "hush"), 200);
     assert!(!log_of(folder.path()).contains("hush"));
 }
