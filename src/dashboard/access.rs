@@ -1,4 +1,4 @@
-//! Who is let in: by the name he calls us, by a token, by a signature.
+//! Access control: checks of the Host header and of the token.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,15 +9,15 @@ use super::redact::View;
 use super::{ErrorResponse, error_response};
 use crate::http::{CredentialCheck, Reloadable, Revocation, base64, constant_time_eq};
 
-/// What a caller that is let in has shown.
+/// How an admitted caller authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AuthMethod {
-    /// The token, or a signature.
+    /// With the token or a signature.
     Shown,
     NotNeeded,
 }
 
-/// Marks a refusal of credentials that were shown and are wrong.
+/// Marks a response to a request that showed wrong credentials.
 #[derive(Clone, Copy)]
 pub(super) struct WrongCredentials;
 
@@ -29,17 +29,18 @@ pub(super) fn mark_wrong_credentials(mut response: ErrorResponse, shown: bool) -
 }
 
 pub struct AccessControl {
-    /// Where we listen.
+    /// Address of the listener.
     pub listen: SocketAddr,
-    /// Reading needs the token, too.
+    /// Read requests need the token too.
     pub token_required: bool,
-    /// `None`: nobody may change anything.
+    /// `None`: all changes are refused.
     pub token: Option<Reloadable<String>>,
 }
 
 impl AccessControl {
-    /// A name in the Host header that leads here only by a trick would let any web page read us through its visitor's
-    /// browser. Where a token is asked for, a page cannot have it.
+    /// Refuses foreign names in the Host header (DNS rebinding): through them any web page could read the listener
+    /// with its visitor's browser. A listener that requires the token is not affected, since the page does not have
+    /// it.
     pub(super) fn check_host_header(&self, parts: &Parts) -> Result<(), ErrorResponse> {
         let host = text(&parts.headers, "host").or_else(|| parts.uri.authority().map(|name| name.as_str()));
         match host {
@@ -47,7 +48,7 @@ impl AccessControl {
             None if self.token_required => Ok(()),
             _ => Err(error_response(
                 StatusCode::FORBIDDEN,
-                "this name is not ours: call the listener by its address, or as localhost",
+                "unknown name in the Host header: use the listener's address or localhost",
             )),
         }
     }
@@ -62,49 +63,50 @@ impl AccessControl {
         name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(address)
     }
 
-    /// Resolves when the token that a reader came with is replaced. `None`: the reader came without the token.
+    /// Resolves when the token of a reader is replaced. `None`: the request has no valid token.
     pub(super) fn reader_revocation(&self, parts: &Parts) -> Option<Revocation> {
-        let said = bearer(&parts.headers).or_else(|| password(&parts.headers))?;
+        let presented = bearer(&parts.headers).or_else(|| password(&parts.headers))?;
         let token = self.token.as_ref().filter(|_| self.view(parts) == View::Full)?;
-        Some(token.revocation(move |token| !token.is_empty() && constant_time_eq(&said, token)))
+        Some(token.revocation(move |token| !token.is_empty() && constant_time_eq(&presented, token)))
     }
 
-    /// Whether the token that a request came with stays the same.
+    /// Checks whether the token of a request is still valid.
     pub(super) fn credential_check(&self, parts: &Parts) -> CredentialCheck {
-        let said = bearer(&parts.headers).or_else(|| password(&parts.headers)).unwrap_or_default();
+        let presented = bearer(&parts.headers).or_else(|| password(&parts.headers)).unwrap_or_default();
         let token = self.token.clone();
         Box::new(move || {
             token
                 .as_ref()
                 .map(Reloadable::get)
-                .is_some_and(|token| !token.is_empty() && constant_time_eq(&said, &token))
+                .is_some_and(|token| !token.is_empty() && constant_time_eq(&presented, &token))
         })
     }
 
-    /// The token as a browser sends a password is good for reading: it is sent by itself, so never for more.
+    /// Reading accepts the token as a Basic password too. Browsers attach that without the user's action, so changes
+    /// do not accept it.
     pub(super) fn may_read(&self, parts: &Parts) -> Result<AuthMethod, ErrorResponse> {
-        let said = bearer(&parts.headers).or_else(|| password(&parts.headers));
-        // Where there is no token, no credentials are wrong.
-        let shown = said.is_some() && self.token.is_some();
-        match self.is_valid_token(said) {
+        let presented = bearer(&parts.headers).or_else(|| password(&parts.headers));
+        // Without a configured token no credentials are wrong.
+        let shown = presented.is_some() && self.token.is_some();
+        match self.is_valid_token(presented) {
             true => Ok(AuthMethod::Shown),
-            // An answer at once to a wrong token would let every user of the machine guess it, unlogged.
+            // An immediate answer to a wrong token would let every user of the machine guess it without a log line.
             false if shown || self.token_required => Err(mark_wrong_credentials(token_required(), shown)),
             false => Ok(AuthMethod::NotNeeded),
         }
     }
 
-    /// A browser's user asks to see everything.
+    /// Login of a browser for the full view.
     pub(super) fn may_log_in(&self, parts: &Parts) -> Result<AuthMethod, ErrorResponse> {
-        let said = bearer(&parts.headers).or_else(|| password(&parts.headers));
-        let shown = said.is_some();
-        match self.is_valid_token(said) {
+        let presented = bearer(&parts.headers).or_else(|| password(&parts.headers));
+        let shown = presented.is_some();
+        match self.is_valid_token(presented) {
             true => Ok(AuthMethod::Shown),
             false => Err(mark_wrong_credentials(token_required(), shown)),
         }
     }
 
-    /// Commands and values of the environment are for those who know the token.
+    /// Command lines and environment values need the token.
     pub(super) fn view(&self, parts: &Parts) -> View {
         match self.is_valid_token(bearer(&parts.headers).or_else(|| password(&parts.headers))) {
             true => View::Full,
@@ -113,35 +115,37 @@ impl AccessControl {
     }
 
     pub(super) fn may_change(&self, parts: &Parts) -> Result<AuthMethod, ErrorResponse> {
-        let said = bearer(&parts.headers);
-        let shown = said.is_some();
-        match (&self.token, self.is_valid_token(said)) {
+        let presented = bearer(&parts.headers);
+        let shown = presented.is_some();
+        match (&self.token, self.is_valid_token(presented)) {
             (_, true) => Ok(AuthMethod::Shown),
             (Some(_), false) => {
                 let mut response = error_response(
                     StatusCode::UNAUTHORIZED,
-                    "changes need the token: Authorization: Bearer TOKEN",
+                    "changes require the token: send Authorization: Bearer TOKEN",
                 );
                 response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
                 Err(mark_wrong_credentials(response, shown))
             }
             (None, false) => Err(error_response(
                 StatusCode::FORBIDDEN,
-                "there is no token, so nothing can be changed here",
+                "no token is configured, so this listener accepts no changes",
             )),
         }
     }
 
-    fn is_valid_token(&self, said: Option<String>) -> bool {
+    fn is_valid_token(&self, presented: Option<String>) -> bool {
         let token = self.token.as_ref().map(Reloadable::get);
-        said.zip(token).is_some_and(|(said, token)| !token.is_empty() && constant_time_eq(&said, &token))
+        presented
+            .zip(token)
+            .is_some_and(|(presented, token)| !token.is_empty() && constant_time_eq(&presented, &token))
     }
 }
 
 fn token_required() -> ErrorResponse {
     let mut response = error_response(
         StatusCode::UNAUTHORIZED,
-        "a token is needed: Authorization: Bearer, or as the password of any user in a browser",
+        "the token is required: send Authorization: Bearer TOKEN, or log in with it as the password of any user",
     );
     response
         .headers_mut()
@@ -153,10 +157,10 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// What comes after a scheme's name, in whatever case that is written.
+/// The credentials of an authorization scheme, whose name is case-insensitive.
 fn scheme_credentials<'a>(headers: &'a HeaderMap, scheme: &str) -> Option<&'a str> {
-    let (said, rest) = text(headers, "authorization")?.trim_start().split_once(' ')?;
-    said.eq_ignore_ascii_case(scheme).then(|| rest.trim())
+    let (found, rest) = text(headers, "authorization")?.trim_start().split_once(' ')?;
+    found.eq_ignore_ascii_case(scheme).then(|| rest.trim())
 }
 
 fn bearer(headers: &HeaderMap) -> Option<String> {
@@ -173,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_lead_here_honestly() {
+    fn own_addresses_are_accepted_and_foreign_names_refused() {
         let access = AccessControl {
             listen: SocketAddr::from(([127, 0, 0, 1], 7466)),
             token_required: false,

@@ -1,4 +1,6 @@
-//! The JSON: how everything stands, every process, the plan, the past; and what can be asked for. Fields are only added.
+//! JSON API: status, processes, plan and history; pause, resume and observation requests.
+//!
+//! Fields may be added, and are never renamed or removed.
 
 use std::collections::BTreeMap;
 
@@ -18,53 +20,53 @@ use crate::http::{LimitedResource, Peer};
 use crate::model::{Health, Hold, KnownSpec, Name, ObservedInstance, Pause, seconds};
 use crate::store::{Error, Store, Txn};
 
-/// So many of what is held are listed, and so many of the newest events.
+/// Maximum listed held instances, and maximum listed events.
 const MAX_LISTED: usize = 1000;
 const MAX_RECENT: u64 = 50;
 
-/// A number as people write it: without a fraction where it has none.
+/// Seconds without a fraction where it is zero.
 fn whole_seconds(seconds: f64) -> Value {
     if seconds.fract() == 0.0 { json!(seconds as u64) } else { json!(seconds) }
 }
 
 pub fn status(board: &StatusBoard, view: View) -> Value {
-    let known = board.status();
+    let status = board.status();
     let subject = &board.subject;
-    let (role, leader, generation) = match &known.role {
+    let (role, leader, generation) = match &status.role {
         Role::Starting => ("starting", Value::Null, Value::Null),
         Role::Waiting { host, pid } => ("waiting", json!({"host": host, "pid": pid}), Value::Null),
         Role::Leading { generation } => ("leader", Value::Null, json!(generation)),
     };
-    let look = known.last_pass.as_deref();
-    let looked = look.map(|look| look.observed.at);
+    let pass = status.last_pass.as_deref();
+    let observed_at = pass.map(|pass| pass.observed.at);
     let now = clock::now();
-    let held = look.map(|look| look.plan.held.as_slice()).unwrap_or_default();
+    let held = pass.map(|pass| pass.plan.held.as_slice()).unwrap_or_default();
     let held_rows: Vec<Value> = held
         .iter()
         .take(MAX_LISTED)
         .map(|held| json!({"instance": held.instance, "reason": held.reason.word(), "detail": held.detail}))
         .collect();
     let events: Vec<Value> = board
-        .entries_after(known.number.saturating_sub(MAX_RECENT), usize::MAX)
+        .entries_after(status.number.saturating_sub(MAX_RECENT), usize::MAX)
         .notes
         .iter()
-        .map(|note| match view {
-            View::Full => note.json(),
-            View::Redacted => note.redacted().json(),
+        .map(|entry| match view {
+            View::Full => entry.json(),
+            View::Redacted => entry.redacted().json(),
         })
         .collect();
     let problems = match view {
-        View::Full => json!(&*known.problems),
-        View::Redacted => redact::problems(json!(&*known.problems)),
+        View::Full => json!(&*status.problems),
+        View::Redacted => redact::problems(json!(&*status.problems)),
     };
     json!({
         "version": 1,
         "abide": env!("CARGO_PKG_VERSION"),
         "target": subject.target,
         "owner": subject.owner,
-        "source": {"paths": subject.sources, "revision": known.revision, "commit": known.commit, "not_followed": known.not_followed, "files": known.files,
-                   "incomplete": known.is_incomplete},
-        "pin": known.pin.as_ref().map(|pin| json!({"revision": pin.revision, "by": pin.by, "reason": pin.reason})),
+        "source": {"paths": subject.sources, "revision": status.revision, "commit": status.commit, "not_followed": status.not_followed, "files": status.files,
+                   "incomplete": status.is_incomplete},
+        "pin": status.pin.as_ref().map(|pin| json!({"revision": pin.revision, "by": pin.by, "reason": pin.reason})),
         "follow": subject.follow,
         "heal": subject.heal,
         "prune": subject.prune,
@@ -73,36 +75,36 @@ pub fn status(board: &StatusBoard, view: View) -> Value {
         "role": role,
         "leader": leader,
         "generation": generation,
-        "looked_at": looked.map(|at| at.to_string()),
-        "look_age_secs": looked.map(|at| now.secs_since(at)),
-        "looks": known.observations,
-        "failed_looks": known.failed_observations,
-        "pass_ms": known.pass_duration.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
-        "passing": known.pass_started.is_some(),
-        "queue": known.queue,
-        "under_way": known.in_flight,
-        "converged": converged(&known),
-        "trouble": known.trouble,
-        "to_do": look.map(|look| look.plan.steps().count()),
-        "instances": counts(known.rows()),
+        "looked_at": observed_at.map(|at| at.to_string()),
+        "look_age_secs": observed_at.map(|at| now.secs_since(at)),
+        "looks": status.observations,
+        "failed_looks": status.failed_observations,
+        "pass_ms": status.pass_duration.map(|took| u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
+        "passing": status.pass_started.is_some(),
+        "queue": status.queue,
+        "under_way": status.in_flight,
+        "converged": converged(&status),
+        "trouble": status.trouble,
+        "to_do": pass.map(|pass| pass.plan.steps().count()),
+        "instances": counts(status.rows()),
         "held": held_rows,
         "held_total": held.len(),
-        "backing_off": look.map(|look| look.backing_off.iter().map(hold).collect::<Vec<_>>()).unwrap_or_default(),
-        "holds": look.map(|look| look.rules.holds.iter().filter(|hold| hold.by != "watch").map(hold).collect::<Vec<_>>()).unwrap_or_default(),
-        "pauses": look.map(|look| look.rules.pauses.iter().map(pause_json).collect::<Vec<_>>()).unwrap_or_default(),
-        "notes": look.map(|look| look.plan.notes.clone()).unwrap_or_default(),
+        "backing_off": pass.map(|pass| pass.backing_off.iter().map(hold).collect::<Vec<_>>()).unwrap_or_default(),
+        "holds": pass.map(|pass| pass.rules.holds.iter().filter(|hold| hold.by != "watch").map(hold).collect::<Vec<_>>()).unwrap_or_default(),
+        "pauses": pass.map(|pass| pass.rules.pauses.iter().map(pause_json).collect::<Vec<_>>()).unwrap_or_default(),
+        "notes": pass.map(|pass| pass.plan.notes.clone()).unwrap_or_default(),
         "problems": problems,
         "redacted": view == View::Redacted,
-        "last_event": known.number,
+        "last_event": status.number,
         "events": events,
     })
 }
 
-/// Everything was seen lately, and there is neither something to do nor under way nor left alone.
-pub fn converged(known: &ControllerStatus) -> bool {
-    known.trouble.is_none()
-        && known.in_flight == 0
-        && known.last_pass.as_ref().is_some_and(|look| look.plan.is_empty())
+/// The last pass succeeded, no plan is in flight, and nothing is to do or held.
+pub fn converged(status: &ControllerStatus) -> bool {
+    status.trouble.is_none()
+        && status.in_flight == 0
+        && status.last_pass.as_ref().is_some_and(|pass| pass.plan.is_empty())
 }
 
 fn hold(hold: &Hold) -> Value {
@@ -115,7 +117,7 @@ fn pause_json(pause: &Pause) -> Value {
            "until": pause.until.map(|time| time.to_string())})
 }
 
-/// How many stand how, by each axis; every word is there.
+/// Instance counts per value of each axis, including zero counts.
 fn counts(rows: &[Row]) -> Value {
     let mut sync: BTreeMap<&str, usize> = SyncStatus::ALL.iter().map(|sync| (sync.word(), 0)).collect();
     let mut health: BTreeMap<&str, usize> = Health::ALL.iter().map(|health| (health.word(), 0)).collect();
@@ -150,9 +152,9 @@ pub fn hosting_of(row: &Row) -> &'static str {
     }
 }
 
-/// Rows of the contract: those of `get processes -o json`, and why one is held.
-pub fn processes(known: &ControllerStatus) -> Value {
-    known.rows().iter().map(process).collect()
+/// Process rows as in `get processes -o json`, with the hold reason.
+pub fn processes(status: &ControllerStatus) -> Value {
+    status.rows().iter().map(process).collect()
 }
 
 fn process(row: &Row) -> Value {
@@ -163,7 +165,7 @@ fn process(row: &Row) -> Value {
         ..ObservedInstance::default()
     };
     let seen = row.seen.as_ref().unwrap_or(&nothing);
-    // A host that nobody speaks for: what it last told is no fact.
+    // Without a live agent the last report is not current.
     let fact = |fact: Option<bool>| fact.filter(|_| row.gap.is_none());
     let revision = |version: &KnownSpec| match version {
         KnownSpec::Unknown => None,
@@ -194,19 +196,19 @@ fn process(row: &Row) -> Value {
     })
 }
 
-/// What would be done now, as of the last look.
+/// The plan of the last pass.
 pub fn plan<S>(dashboard: &Dashboard<S>, view: View) -> Result<Response, ErrorResponse> {
-    let known = dashboard.board.status();
-    let none = || error_response(StatusCode::SERVICE_UNAVAILABLE, "nothing was looked at yet");
-    let look = known.last_pass.ok_or_else(none)?;
-    let plan = (dashboard.plan)(&look);
+    let status = dashboard.board.status();
+    let none = || error_response(StatusCode::SERVICE_UNAVAILABLE, "the target was not observed yet");
+    let pass = status.last_pass.ok_or_else(none)?;
+    let plan = (dashboard.plan)(&pass);
     Ok(match view {
         View::Full => json_response(StatusCode::OK, &plan),
         View::Redacted => json_response(StatusCode::OK, &redact::plan(plan)),
     })
 }
 
-/// What was applied, the newest first.
+/// Applied revisions, newest first.
 pub async fn history<S: Store>(dashboard: &Dashboard<S>, parts: &Parts) -> Result<Value, ErrorResponse> {
     let limit = match parameter(parts, "limit") {
         None => 100,
@@ -219,27 +221,29 @@ pub async fn history<S: Store>(dashboard: &Dashboard<S>, parts: &Parts) -> Resul
     match tokio::time::timeout(RESPONSE_TIMEOUT, newest).await {
         Ok(Ok(newest)) => Ok(newest.into()),
         Ok(Err(error)) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
-        Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state did not answer in time")),
+        Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state store timed out")),
     }
 }
 
-/// The process is there and its loop goes round.
+/// Liveness: the control loop makes progress.
 pub fn health(board: &StatusBoard) -> Response {
     match board.is_alive() {
         true => json_response(StatusCode::OK, &json!({"status": "ok"})),
-        false => json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "the loop stands still"})),
+        false => {
+            json_response(StatusCode::SERVICE_UNAVAILABLE, &json!({"status": "the control loop is stuck"}))
+        }
     }
 }
 
-/// It does its work: it has looked and could, or it waits for its turn.
+/// Readiness: the last pass observed the target, or this controller waits for the lease.
 pub fn ready(board: &StatusBoard, exhausted: Option<LimitedResource>) -> Response {
-    let known = board.status();
+    let status = board.status();
     let overload = exhausted.map(|resource| resource.reason().to_owned());
-    let why = match (&known.role, &known.trouble, &known.last_pass) {
+    let why = match (&status.role, &status.trouble, &status.last_pass) {
         (_, Some(trouble), _) => Some(trouble.clone()),
         (Role::Waiting { .. }, None, _) | (Role::Leading { .. }, None, Some(_)) => None,
         (Role::Starting, None, _) => Some("starting".to_owned()),
-        (Role::Leading { .. }, None, None) => Some("nothing was looked at yet".to_owned()),
+        (Role::Leading { .. }, None, None) => Some("the target was not observed yet".to_owned()),
     };
     match why.or(overload) {
         None => json_response(StatusCode::OK, &json!({"status": "ok"})),
@@ -249,7 +253,7 @@ pub fn ready(board: &StatusBoard, exhausted: Option<LimitedResource>) -> Respons
     }
 }
 
-/// The loop looks at once.
+/// Triggers a pass.
 pub fn trigger<S>(dashboard: &Dashboard<S>, parts: &Parts, why: &str) -> Response {
     audit(parts, why);
     dashboard.board.log_request(why.to_owned());
@@ -263,7 +267,7 @@ struct PauseRequest {
     namespace: Option<Name>,
     #[serde(default)]
     all: bool,
-    /// A duration, or a time.
+    /// A duration or a time.
     until: Option<String>,
     reason: Option<String>,
     by: Option<String>,
@@ -271,12 +275,12 @@ struct PauseRequest {
 
 fn parse_pause_request(bytes: &[u8]) -> Result<PauseRequest, ErrorResponse> {
     let wrong = |message: &str| error_response(StatusCode::BAD_REQUEST, message);
-    let wish: PauseRequest = serde_json::from_slice(bytes).map_err(|error| {
-        wrong(&format!("{error}: such as {{\"namespace\": \"web\"}} or {{\"all\": true}}"))
+    let request: PauseRequest = serde_json::from_slice(bytes).map_err(|error| {
+        wrong(&format!("invalid body: {error}; send {{\"namespace\": NAME}} or {{\"all\": true}}"))
     })?;
-    match wish.namespace.is_some() != wish.all {
-        true => Ok(wish),
-        false => Err(wrong("say either {\"namespace\": NAME} or {\"all\": true}")),
+    match request.namespace.is_some() != request.all {
+        true => Ok(request),
+        false => Err(wrong("the body needs either {\"namespace\": NAME} or {\"all\": true}")),
     }
 }
 
@@ -285,23 +289,23 @@ pub async fn pause<S: Store>(
     parts: &Parts,
     bytes: &[u8],
 ) -> Result<Response, ErrorResponse> {
-    let wish = parse_pause_request(bytes)?;
-    let until = match wish.until.as_deref() {
+    let request = parse_pause_request(bytes)?;
+    let until = match request.until.as_deref() {
         None => None,
         Some(text) => {
             let time = seconds(text).map(|secs| clock::now().after_secs(secs)).or_else(|| clock::read(text));
             Some(time.filter(|time| *time > clock::now()).ok_or_else(|| {
                 error_response(
                     StatusCode::BAD_REQUEST,
-                    "until is a duration such as 2h, or a time to come such as 2026-11-16T08:00:00Z",
+                    "until must be a duration such as 2h or a future time such as 2026-11-16T08:00:00Z",
                 )
             })?)
         }
     };
     let pause = Pause {
-        namespace: wish.namespace,
-        by: wish.by.unwrap_or_else(|| "the listener".to_owned()),
-        reason: wish.reason,
+        namespace: request.namespace,
+        by: request.by.unwrap_or_else(|| "the listener".to_owned()),
+        reason: request.reason,
         until,
     };
     let value = serde_json::to_vec(&pause).unwrap_or_default();
@@ -320,20 +324,20 @@ pub async fn resume<S: Store>(
     parts: &Parts,
     bytes: &[u8],
 ) -> Result<Response, ErrorResponse> {
-    let wish = parse_pause_request(bytes)?;
-    let place = Pause::store_key(wish.namespace.as_ref());
+    let request = parse_pause_request(bytes)?;
+    let key = Pause::store_key(request.namespace.as_ref());
     let state = dashboard.state.get();
-    let found = with_timeout(state.get(&place)).await?;
+    let found = with_timeout(state.get(&key)).await?;
     let pause = found.and_then(|entry| serde_json::from_slice::<Pause>(&entry.value).ok());
-    write(dashboard, Txn::delete(place)).await?;
-    // One that is over by itself is none any more.
+    write(dashboard, Txn::delete(key)).await?;
+    // An expired pause was not in effect.
     let now = clock::now();
     if pause.is_none_or(|pause| pause.until.is_some_and(|until| until <= now)) {
-        let message = format!("nothing was paused: {}", pause_scope(wish.namespace.as_ref()));
+        let message = format!("nothing was paused: {}", pause_scope(request.namespace.as_ref()));
         return Ok(json_response(StatusCode::OK, &json!({"resumed": null, "message": message})));
     }
-    trigger(dashboard, parts, &format!("resumed {}", pause_scope(wish.namespace.as_ref())));
-    Ok(json_response(StatusCode::OK, &json!({"resumed": {"namespace": wish.namespace}})))
+    trigger(dashboard, parts, &format!("resumed {}", pause_scope(request.namespace.as_ref())));
+    Ok(json_response(StatusCode::OK, &json!({"resumed": {"namespace": request.namespace}})))
 }
 
 fn pause_scope(namespace: Option<&Name>) -> String {
@@ -345,18 +349,18 @@ async fn write<S: Store>(dashboard: &Dashboard<S>, txn: Txn) -> Result<(), Error
     with_timeout(state.txn(txn)).await.map(drop)
 }
 
-/// What the state answers, if it does in time.
-async fn with_timeout<T>(asked: impl Future<Output = Result<T, Error>>) -> Result<T, ErrorResponse> {
-    match tokio::time::timeout(RESPONSE_TIMEOUT, asked).await {
+/// Runs a store call with a timeout.
+async fn with_timeout<T>(call: impl Future<Output = Result<T, Error>>) -> Result<T, ErrorResponse> {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, call).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, &error.to_string())),
-        Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state did not answer in time")),
+        Err(_) => Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "the state store timed out")),
     }
 }
 
-/// Who changed what leaves a line.
+/// Logs a change with the caller's address.
 fn audit(parts: &Parts, what: &str) {
     let from = parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| peer.to_string());
-    // Quoted: what callers send must not be able to look like a line of its own.
+    // Quoted: text from callers must not be able to forge a log line.
     info!(target: "audit", ?what, %from, "change");
 }

@@ -1,8 +1,8 @@
-//! What happens, as it happens: server-sent events, read off the board's notes.
+//! Event stream: server-sent events from the log of the status board.
 //!
-//! A reader keeps no queue: it knows the last number that it was given, and takes what came after it. One who reads too
-//! slowly for what is kept is let go, and comes back with `Last-Event-ID`; one who does not read at all is let go by the
-//! server's patience with writes.
+//! A reader has no queue: it holds the number of the last event it sent, and reads later entries from the board. A
+//! reader slower than the retained log is disconnected and resumes with `Last-Event-ID`. The server's write timeout
+//! disconnects a reader that stops reading.
 
 use std::convert::Infallible;
 use std::fmt::Write;
@@ -20,9 +20,9 @@ use super::redact::View;
 use super::{ErrorResponse, error_response, parameter, typed_response};
 use crate::control::status::StatusBoard;
 
-/// So often a line tells that the connection is alive.
+/// Interval of comment lines that keep the connection alive.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
-/// Notes of one piece.
+/// Maximum entries per chunk.
 const MAX_BATCH: usize = 100;
 
 const MISSED: &str = "event: missed\ndata: {\"kind\":\"missed\"}\n\n";
@@ -30,39 +30,49 @@ const MISSED: &str = "event: missed\ndata: {\"kind\":\"missed\"}\n\n";
 struct EventReader {
     board: Arc<StatusBoard>,
     last: u64,
-    news: watch::Receiver<Option<u64>>,
+    updates: watch::Receiver<Option<u64>>,
     begun: bool,
-    /// He knows a number that is not one of ours.
+    /// The reader resumes from a number that this board never assigned.
     is_foreign: bool,
     view: View,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// From the event after `Last-Event-ID` (or `?after=`) on; without either, from now on.
+/// Streams events after `Last-Event-ID` or `?after=`; without either, new events only.
 pub fn stream(
     board: &Arc<StatusBoard>,
     readers: &Arc<Semaphore>,
     parts: &Parts,
     view: View,
 ) -> Result<Response, ErrorResponse> {
-    let Ok(place) = Arc::clone(readers).try_acquire_owned() else {
-        return Err(error_response(StatusCode::SERVICE_UNAVAILABLE, "too many read events: try again later"));
+    let Ok(permit) = Arc::clone(readers).try_acquire_owned() else {
+        return Err(error_response(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many event streams: try again later",
+        ));
     };
     let header = parts.headers.get("last-event-id").and_then(|value| value.to_str().ok());
     let last = match header.or(parameter(parts, "after")) {
         None | Some("") => board.status().number,
         Some(text) => text.trim().parse().map_err(|_| {
-            error_response(StatusCode::BAD_REQUEST, "Last-Event-ID and after are the number of an event")
+            error_response(StatusCode::BAD_REQUEST, "Last-Event-ID and after must be the number of an event")
         })?,
     };
-    let news = board.subscribe();
-    // A number that was never given, of a controller elsewhere or before a clock was set right: all that is certain is
-    // what comes from here on.
+    let updates = board.subscribe();
+    // A number above the newest comes from another controller, or from before a clock correction. Only later events are
+    // certain to be new to the reader.
     let newest = board.status().number;
     let is_foreign = last > newest;
     let last: u64 = last.min(newest);
-    let reader =
-        EventReader { board: Arc::clone(board), last, news, begun: false, is_foreign, view, _place: place };
+    let reader = EventReader {
+        board: Arc::clone(board),
+        last,
+        updates,
+        begun: false,
+        is_foreign,
+        view,
+        _permit: permit,
+    };
     let pieces = stream::unfold(reader, |mut reader| async move {
         let piece = reader.next().await?;
         Some((Ok::<_, Infallible>(Bytes::from(piece)), reader))
@@ -71,7 +81,7 @@ pub fn stream(
 }
 
 impl EventReader {
-    /// The next piece of text. `None`: there will be no more, or too much was missed.
+    /// The next chunk. `None`: the board is closed, or the reader missed entries.
     async fn next(&mut self) -> Option<String> {
         let mut text = String::new();
         let first = !std::mem::replace(&mut self.begun, true);
@@ -82,11 +92,12 @@ impl EventReader {
             text.push_str(MISSED);
         }
         loop {
-            let is_over = self.news.borrow_and_update().is_none();
+            let is_over = self.updates.borrow_and_update().is_none();
             let later = self.board.entries_after(self.last, MAX_BATCH);
             match (later.missed, first) {
                 (true, false) => return None,
-                // Who asks for everything misses nothing; who comes back late is told so, and goes on with what is kept.
+                // A reader that starts at 0 gets the whole retained log. A late one gets `missed`, then the retained
+                // log.
                 (true, true) if self.last > 0 => {
                     text.push_str(MISSED);
                 }
@@ -95,13 +106,13 @@ impl EventReader {
             if later.missed && later.notes.is_empty() {
                 self.last = self.board.status().number;
             }
-            for note in &later.notes {
-                self.last = note.number;
+            for entry in &later.notes {
+                self.last = entry.number;
                 let json = match self.view {
-                    View::Full => note.json(),
-                    View::Redacted => note.redacted().json(),
+                    View::Full => entry.json(),
+                    View::Redacted => entry.redacted().json(),
                 };
-                let _ = write!(text, "id: {}\ndata: {json}\n\n", note.number);
+                let _ = write!(text, "id: {}\ndata: {json}\n\n", entry.number);
             }
             if !text.is_empty() {
                 return Some(text);
@@ -109,10 +120,10 @@ impl EventReader {
             if is_over {
                 return None;
             }
-            match tokio::time::timeout(HEARTBEAT_INTERVAL, self.news.changed()).await {
+            match tokio::time::timeout(HEARTBEAT_INTERVAL, self.updates.changed()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return None,
-                Err(_) => return Some(": still here\n\n".to_owned()),
+                Err(_) => return Some(": keep-alive\n\n".to_owned()),
             }
         }
     }

@@ -1,14 +1,14 @@
-//! The controller tells: a page, JSON, a stream of events, metrics; and it takes webhooks, pauses and the wish to look now.
+//! Controller dashboard: page, JSON API, event stream and metrics; webhooks, pauses and observation requests.
 //!
 //! # Theory of operation
-//! Everything is read off the [`StatusBoard`] that the loop writes on: no request asks the target, and none can make the loop
-//! wait. [`api`] is the JSON, [`page`] the page, [`events`] the stream, [`metrics`] the numbers, [`notify`] what is sent
-//! to people by itself.
+//! Every response is built from the [`StatusBoard`] that the control loop writes: no request calls the target, and
+//! none can block the loop. [`api`] is the JSON API, [`page`] the page, [`events`] the event stream, [`metrics`] the
+//! metrics, and [`notify`] sends notifications.
 //!
-//! A request is let in by [`access`]: on a loopback address anybody may read, with a token file only who knows the token;
-//! changes always need the token. Without the token, command lines and environment values are
-//! hidden ([`redact`]); `/login` asks a browser for it. A browser that was talked into calling us under another
-//! name is refused, and no other site may read what we answer.
+//! [`access`] admits requests. On a loopback address reading needs no token unless the listener requires one; changes
+//! always need it. Without the token, command lines and environment values are hidden ([`redact`]); `/login` asks a
+//! browser for it. Requests with a foreign Host header are refused (DNS rebinding), and other sites cannot read
+//! responses.
 
 mod access;
 mod api;
@@ -46,29 +46,29 @@ use crate::http::{
 };
 use crate::store::Store;
 
-/// The largest body.
+/// Maximum bytes of a body.
 const MAX_BODY_BYTES: usize = 1 << 20;
-/// How long a body may take to arrive, and how long the state may take to answer.
+/// Timeout of reading a body, and of a state store call.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Event streams at once: of readers with the token, and of others.
+/// Maximum event streams of readers with the token, and as many of others.
 const MAX_READERS: usize = 64;
-/// Requests with a body at once of callers with the token, and of others; and the memory that their bodies share.
+/// Maximum concurrent bodies of callers with the token, and as many of others; and the memory of each group.
 const MAX_BODIES: usize = 64;
 const MAX_BODIES_BYTES: usize = 32 << 20;
 
-/// A text that somebody else adds to the metrics.
+/// Metrics text added by another component.
 pub type ExtraMetrics = Box<dyn Fn() -> Pin<Box<dyn Future<Output = String> + Send>> + Send + Sync>;
 
-/// What the routes work with.
+/// Dependencies of the routes.
 pub struct Dashboard<S> {
     pub board: Arc<StatusBoard>,
-    /// Where history and pauses are.
+    /// The state store, with history and pauses.
     pub state: Reloadable<S>,
     pub trigger: Arc<Notify>,
-    /// A plan in the form that `abide plan -o json` has.
+    /// Renders a plan as `abide plan -o json` does.
     pub plan: Box<dyn Fn(&PassResult) -> Value + Send + Sync>,
     pub access: AccessControl,
-    /// Webhooks and their secret; `None`: there are none.
+    /// Webhook verification; `None`: webhooks are disabled.
     pub webhook: Option<Webhook>,
     pub extra_metrics: Option<ExtraMetrics>,
 }
@@ -106,12 +106,12 @@ impl Readers {
     }
 }
 
-/// A listener of its own.
+/// Router of a separate listener.
 pub fn router<S: Store>(dashboard: Dashboard<S>) -> Router {
     Router::new().fallback(serve::<S>).with_state(share(dashboard))
 }
 
-/// The same beside others: without health, which is theirs.
+/// Routes to merge into another router, without the health routes.
 pub fn routes<S: Store>(dashboard: Dashboard<S>) -> Router {
     let paths = ["/", "/login", "/metrics", "/api/v1/{*rest}"];
     let add = |router: Router<Arc<DashboardState<S>>>, path: &str| router.route(path, any(serve::<S>));
@@ -145,7 +145,7 @@ enum Route {
     Webhook,
 }
 
-/// What a route needs of whoever asks.
+/// Permission that a route requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Permission {
     Nothing,
@@ -195,7 +195,7 @@ async fn serve<S: Store>(State(shared): State<Arc<DashboardState<S>>>, request: 
         Ok(response) => response,
         Err(refused) => *refused,
     };
-    // No other site reads, frames or guesses at what we answer.
+    // Other sites must not read, frame or sniff responses.
     for (name, value) in [
         (header::CACHE_CONTROL, "no-store"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -216,35 +216,13 @@ async fn respond<S: Store>(
     let connection = Connection::of(&parts.extensions);
     let board = &dashboard.board;
     dashboard.access.check_host_header(parts)?;
-    let unknown = || error_response(StatusCode::NOT_FOUND, "there is no such path");
+    let unknown = || error_response(StatusCode::NOT_FOUND, "path not found");
     let route = Route::find(parts.uri.path()).ok_or_else(unknown)?;
     if route == Route::Webhook && dashboard.webhook.is_none() {
         return Err(unknown());
     }
-    let need = route.permission();
-    let allowed = match need {
-        Permission::Nothing | Permission::Reading => "GET",
-        Permission::Changing | Permission::Signed => "POST",
-    };
-    // A question for the head alone is answered like one for all of it; hyper leaves the body out.
-    let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
-    if method != allowed {
-        let message = "this path is there, but not for this method";
-        let mut response = error_response(StatusCode::METHOD_NOT_ALLOWED, message);
-        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
-        return Err(response);
-    }
-    match need {
-        Permission::Nothing | Permission::Signed => {}
-        Permission::Reading => {
-            check_credentials(dashboard, parts, dashboard.access.may_read(parts), "a reader").await?
-        }
-        Permission::Changing => {
-            check_credentials(dashboard, parts, dashboard.access.may_change(parts), "the token's holder")
-                .await?
-        }
-    }
-    // Only after the header: a body of a caller without the token is not read.
+    authorize(dashboard, parts, route.permission()).await?;
+    // After the header checks: the body of a caller without the token is not read.
     let admit = || shared.known.admit().map_err(|resource| overloaded(connection, resource));
     let view = dashboard.access.view(parts);
     Ok(match route {
@@ -284,17 +262,47 @@ async fn respond<S: Store>(
         }
         Route::Trigger => {
             read_whole_body(body, &mut admit()?, connection).await?;
-            api::trigger(dashboard, parts, "asked to look now")
+            api::trigger(dashboard, parts, "observation requested")
         }
         Route::Webhook => match verify_webhook(shared, parts, body).await? {
-            Delivery::First => api::trigger(dashboard, parts, "a webhook came: looking now"),
-            // The sender did not receive the first answer. Its request was carried out.
+            Delivery::First => api::trigger(dashboard, parts, "webhook received: observation requested"),
+            // The sender did not receive the first response. Its request had its effect.
             Delivery::Repeated => json_response(StatusCode::ACCEPTED, &json!({"repeated": true})),
         },
     })
 }
 
-/// A browser that logged in goes back to the page, and sends the token from then on.
+/// Checks the method and the credentials of a request by its header alone.
+async fn authorize<S>(
+    dashboard: &Dashboard<S>,
+    parts: &Parts,
+    permission: Permission,
+) -> Result<(), ErrorResponse> {
+    let allowed = match permission {
+        Permission::Nothing | Permission::Reading => "GET",
+        Permission::Changing | Permission::Signed => "POST",
+    };
+    // HEAD is answered like GET; hyper omits the body.
+    let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
+    if method != allowed {
+        let message = "method not allowed";
+        let mut response = error_response(StatusCode::METHOD_NOT_ALLOWED, message);
+        response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
+        return Err(response);
+    }
+    match permission {
+        Permission::Nothing | Permission::Signed => Ok(()),
+        Permission::Reading => {
+            check_credentials(dashboard, parts, dashboard.access.may_read(parts), "a reader").await
+        }
+        Permission::Changing => {
+            check_credentials(dashboard, parts, dashboard.access.may_change(parts), "the token's holder")
+                .await
+        }
+    }
+}
+
+/// Redirects a browser to the page after its login; it sends the token from then on.
 fn redirect_to_page() -> Response {
     let mut response = typed_response(Body::empty(), "text/plain; charset=utf-8");
     *response.status_mut() = StatusCode::SEE_OTHER;
@@ -302,7 +310,7 @@ fn redirect_to_page() -> Response {
     response
 }
 
-/// Reads a webhook's body among those of unknown callers, and checks its signature.
+/// Reads a webhook's body in the pool of unknown callers, and verifies its signature.
 async fn verify_webhook<S>(
     shared: &DashboardState<S>,
     parts: &Parts,
@@ -314,9 +322,9 @@ async fn verify_webhook<S>(
     let now = crate::clock::now().0.div_euclid(1000);
     let accepted = match &shared.dashboard.webhook {
         Some(webhook) => webhook.accept(parts, &bytes, now),
-        None => Err(error_response(StatusCode::NOT_FOUND, "there is no such path")),
+        None => Err(error_response(StatusCode::NOT_FOUND, "path not found")),
     };
-    // Neither a permit nor memory is held while a refusal waits.
+    // A delayed response holds neither a permit nor memory.
     drop((admitted, bytes));
     let accepted = accepted.map_err(|refused| {
         let wrong = refused.status() == StatusCode::UNAUTHORIZED && webhook::has_signature(parts);
@@ -333,8 +341,8 @@ async fn verify_webhook<S>(
     }
 }
 
-/// What a check of credentials says. Who passed is known from then on; wrong credentials are logged, and answered later
-/// the more of them a peer sends.
+/// Applies the result of a credential check: success authenticates the connection, wrong credentials are logged and
+/// answered with a growing delay.
 async fn check_credentials<S>(
     dashboard: &Dashboard<S>,
     parts: &Parts,
@@ -355,7 +363,7 @@ async fn check_credentials<S>(
     }
 }
 
-/// The answer to a refused request: that of wrong credentials waits.
+/// Delays the response to wrong credentials; other responses are immediate.
 async fn delay_wrong_credentials(
     refused: ErrorResponse,
     connection: Option<&Connection>,
@@ -375,13 +383,13 @@ async fn delay_wrong_credentials(
 fn too_many_failed_logins() -> ErrorResponse {
     let message = "too many requests with wrong credentials from this address";
     let mut response = busy(StatusCode::TOO_MANY_REQUESTS, message);
-    // This answer has no delay: the next guess costs a connection.
+    // An immediate answer closes the connection, so the next guess needs a new one.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }
 
 fn peer_of(parts: &Parts) -> std::net::IpAddr {
-    // Every request of a listener has a peer; without one it shares the limits of loopback.
+    // Every request of a listener has a peer; a request without one shares the limits of loopback.
     let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
     Connection::of(&parts.extensions).map_or(loopback, |connection| connection.peer().ip())
 }
@@ -393,32 +401,33 @@ async fn read_whole_body(
 ) -> Result<Bytes, ErrorResponse> {
     read_body(body, MAX_BODY_BYTES, RESPONSE_TIMEOUT, admitted).await.map_err(|error| match error {
         BodyError::TooLarge | BodyError::Broken => {
-            error_response(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB, or ended early")
+            error_response(StatusCode::PAYLOAD_TOO_LARGE, "the body is larger than 1 MiB or incomplete")
         }
-        BodyError::TooSlow => error_response(StatusCode::REQUEST_TIMEOUT, "the body took too long to arrive"),
+        BodyError::TooSlow => error_response(StatusCode::REQUEST_TIMEOUT, "reading the body timed out"),
         BodyError::NoMemory => overloaded(connection, LimitedResource::BodyMemory),
-        BodyError::Evicted => {
-            busy(StatusCode::SERVICE_UNAVAILABLE, "too many requests of unknown callers at once: try again")
-        }
+        BodyError::Evicted => busy(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many concurrent requests of unauthenticated callers: try again",
+        ),
     })
 }
 
-/// A known caller is refused: that shows in readiness.
+/// Refuses a known caller, which makes the listener unready.
 fn overloaded(connection: Option<&Connection>, resource: LimitedResource) -> ErrorResponse {
     if let Some(connection) = connection {
         connection.refused(resource);
     }
-    busy(StatusCode::SERVICE_UNAVAILABLE, "too many requests at once: try again in a moment")
+    busy(StatusCode::SERVICE_UNAVAILABLE, "too many concurrent requests: try again")
 }
 
-/// A refusal after which the caller may try again.
+/// An error response with `Retry-After`.
 fn busy(status: StatusCode, message: &str) -> ErrorResponse {
     let mut response = error_response(status, message);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     response
 }
 
-/// The answer to whom something is refused.
+/// A JSON error response.
 type ErrorResponse = Box<Response>;
 
 fn error_response(status: StatusCode, message: &str) -> ErrorResponse {
@@ -437,7 +446,7 @@ fn typed_response(body: Body, kind: &'static str) -> Response {
     response
 }
 
-/// One of the parameters of an address; only plain values are asked for here.
+/// A query parameter, without percent-decoding: no route needs it.
 fn parameter<'a>(parts: &'a Parts, name: &str) -> Option<&'a str> {
     let pairs = parts.uri.query().unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
     pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)

@@ -1,8 +1,8 @@
-//! What people are told without asking: a request to a chat's webhook for every pass that did something, for failures,
-//! problems of the manifests, what does not converge, trouble, and who leads.
+//! Notifications: a webhook request for each execution, failure, manifest problem, instance that does not converge, and
+//! change of leadership.
 //!
-//! A task of its own reads the board's notes, like any reader of events: the loop never waits for it, and what it cannot
-//! deliver in time is lost with a word in the log. The address is a secret: of it, only the host is ever shown.
+//! A separate task reads the log of the status board, so the control loop never waits for a delivery. An undelivered
+//! message is dropped with a warning in the log. The URL is a secret; messages show only its host.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use tracing::{info, warn};
 use crate::control::status::{Kind, LogEntry, StatusBoard};
 use crate::http::{Reloadable, WebhookClient};
 
-/// What is sent unless somebody has another wish.
+/// Default of `--notify-template`.
 pub const DEFAULT_TEMPLATE: &str = r#"{"text": "{{title}}\n{{text}}"}"#;
 
-/// How long one try may take, how often it is tried, and how long to wait between.
+/// Timeout of one attempt, maximum attempts, and the first delay between attempts.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_ATTEMPTS: u32 = 6;
 const FIRST_DELAY: Duration = Duration::from_millis(500);
 
-/// A JSON text with places for words.
+/// A JSON text with placeholders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessageTemplate(String);
 
-/// What is filled in.
+/// Values of the placeholders.
 #[derive(Clone, Debug, Default)]
 pub struct Message {
     pub title: String,
@@ -33,40 +33,41 @@ pub struct Message {
     pub owner: String,
     pub target: String,
     pub revision: String,
-    /// Empty: it is none.
+    /// Empty without a git source.
     pub commit: String,
     pub level: String,
 }
 
 impl MessageTemplate {
-    /// It must be JSON, whatever is filled in.
+    /// Checks that the template is valid JSON for any values, and has only known placeholders.
     pub fn parse(text: &str) -> Result<MessageTemplate, String> {
         let template = MessageTemplate(text.to_owned());
         let example = template.render(&Message { title: "\"\\\n".to_owned(), ..Message::default() });
-        serde_json::from_str::<Value>(&example)
-            .map_err(|error| format!("it is no JSON once its places are filled: {error}"))?;
+        serde_json::from_str::<Value>(&example).map_err(|error| {
+            format!("the template is not valid JSON after its placeholders are filled in: {error}")
+        })?;
         match text.split("{{").skip(1).find_map(|rest| {
             let name = rest.split("}}").next().unwrap_or_default();
             (!Message::default().placeholders().iter().any(|(known, _)| *known == name)).then_some(name)
         }) {
             Some(name) => Err(format!(
-                "there is no {{{{{name}}}}}: title, text, owner, target, revision, commit and level are there"
+                "unknown placeholder {{{{{name}}}}}: use title, text, owner, target, revision, commit or level"
             )),
             None => Ok(template),
         }
     }
 
-    /// In one go: what is filled in is not looked at again.
+    /// Fills in all placeholders in one pass: values are not expanded again.
     fn render(&self, message: &Message) -> String {
         let mut out = String::new();
         let mut rest = self.0.as_str();
         while let Some((before, after)) = rest.split_once("{{") {
             out.push_str(before);
-            let place = message
+            let placeholder = message
                 .placeholders()
                 .into_iter()
                 .find(|(name, _)| after.strip_prefix(name).is_some_and(|after| after.starts_with("}}")));
-            match place {
+            match placeholder {
                 Some((name, value)) => {
                     out.push_str(&json_escape(value));
                     rest = &after[name.len() + 2..];
@@ -96,67 +97,67 @@ impl Message {
     }
 }
 
-/// As it stands between quotes in JSON.
+/// A text escaped for a JSON string, without the quotes.
 fn json_escape(text: &str) -> String {
     let quoted = Value::String(text.to_owned()).to_string();
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// Where to, and in which form.
+/// Destination and template of notifications.
 pub struct Notifier {
     pub to: WebhookClient,
     pub template: Reloadable<MessageTemplate>,
 }
 
 impl Notifier {
-    /// Goes on until the board is closed, and all that was noted till then is sent.
+    /// Runs until the board is closed and all its entries are sent.
     pub async fn run(self, board: Arc<StatusBoard>) {
-        let mut news = board.subscribe();
+        let mut updates = board.subscribe();
         let mut last = board.began.0.try_into().unwrap_or(0);
         let mut failed = String::new();
         loop {
-            let is_over = news.borrow_and_update().is_none();
+            let is_over = updates.borrow_and_update().is_none();
             let later = board.entries_after(last, usize::MAX);
             if later.missed {
-                warn!(to = %self.to.shown(), "some messages were not sent in time, and are lost");
+                warn!(to = %self.to.shown(), "dropped notifications: delivery is slower than the log");
             }
-            for note in later.notes {
-                last = note.number;
-                if is_notifiable(&note) && !is_repeated_failure(&note, &mut failed) {
-                    self.send(&note, &board).await;
+            for entry in later.notes {
+                last = entry.number;
+                if is_notifiable(&entry) && !is_repeated_failure(&entry, &mut failed) {
+                    self.send(&entry, &board).await;
                 }
             }
-            if is_over || news.changed().await.is_err() {
+            if is_over || updates.changed().await.is_err() {
                 return;
             }
         }
     }
 
-    async fn send(&self, note: &LogEntry, board: &StatusBoard) {
-        let (subject, known) = (&board.subject, board.status());
+    async fn send(&self, entry: &LogEntry, board: &StatusBoard) {
+        let (subject, status) = (&board.subject, board.status());
         let short = |id: &str| id.chars().take(12).collect();
         let message = Message {
-            title: format!("abide {}/{}: {}", subject.target, subject.owner, note.title),
-            text: note.text.clone(),
+            title: format!("abide {}/{}: {}", subject.target, subject.owner, entry.title),
+            text: entry.text.clone(),
             owner: subject.owner.clone(),
             target: subject.target.clone(),
-            revision: short(&known.revision),
-            commit: short(known.commit.as_deref().unwrap_or_default()),
-            level: note.level.word().to_owned(),
+            revision: short(&status.revision),
+            commit: short(status.commit.as_deref().unwrap_or_default()),
+            level: entry.level.word().to_owned(),
         };
         let body = self.template.get().render(&message);
         let mut wait = FIRST_DELAY;
         for nth in 1..=MAX_ATTEMPTS {
             match self.to.post(body.clone(), SEND_TIMEOUT).await {
                 Ok(()) => {
-                    info!(to = %self.to.shown(), kind = note.kind.word(), "told");
+                    info!(to = %self.to.shown(), kind = entry.kind.word(), "notification sent");
                     return;
                 }
                 Err((why, true)) if nth < MAX_ATTEMPTS => {
-                    warn!(to = %self.to.shown(), %why, "a message could not be sent: trying again");
+                    warn!(to = %self.to.shown(), %why, "cannot send a notification: retrying");
                 }
                 Err((why, _)) => {
-                    warn!(to = %self.to.shown(), %why, "a message could not be sent, and is lost");
+                    warn!(to = %self.to.shown(), %why, "cannot send a notification: dropped");
                     return;
                 }
             }
@@ -166,8 +167,8 @@ impl Notifier {
     }
 }
 
-fn is_notifiable(note: &LogEntry) -> bool {
-    match note.kind {
+fn is_notifiable(entry: &LogEntry) -> bool {
+    match entry.kind {
         Kind::ExecutionFinished | Kind::Problems | Kind::ProblemsFixed | Kind::NotConverging => true,
         Kind::Leading | Kind::Failure | Kind::Recovered | Kind::RolledBack | Kind::Source => true,
         Kind::Read | Kind::Waiting | Kind::Changed | Kind::Held | Kind::ExecutionStarted => false,
@@ -175,14 +176,14 @@ fn is_notifiable(note: &LogEntry) -> bool {
     }
 }
 
-/// What fails in the same way at every try is told once, until something else was done.
-fn is_repeated_failure(note: &LogEntry, failed: &mut String) -> bool {
-    if note.kind != Kind::ExecutionFinished {
+/// Whether an execution failed exactly as the one before: repeated failures are sent once.
+fn is_repeated_failure(entry: &LogEntry, failed: &mut String) -> bool {
+    if entry.kind != Kind::ExecutionFinished {
         return false;
     }
-    let did = note.more.get("summary").and_then(Value::as_object).is_some_and(|did| !did.is_empty());
-    let same = !did && !note.text.is_empty() && *failed == note.text;
-    failed.clone_from(&note.text);
+    let did = entry.more.get("summary").and_then(Value::as_object).is_some_and(|did| !did.is_empty());
+    let same = !did && !entry.text.is_empty() && *failed == entry.text;
+    failed.clone_from(&entry.text);
     same
 }
 
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_filled_in_cannot_break_out() {
+    fn placeholder_values_are_escaped() {
         let message = Message {
             title: "say \"hi\"".to_owned(),
             text: "{{level}}\nC:\\x".to_owned(),

@@ -1,7 +1,6 @@
-//! The page: how everything stands, for people. One document that needs nothing from elsewhere.
+//! Status page: one self-contained HTML document, rendered on the server.
 //!
-//! It is written here, whole, with everything escaped; its script only fetches it again when an event says that something
-//! happened. So it is as true without the script, only not by itself.
+//! All values are escaped. The script only fetches the page again on events, so the page is complete without it.
 
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};
@@ -20,21 +19,24 @@ use crate::control::status::{
 use crate::escape;
 use crate::model::{Health, Time, span};
 
-/// So many processes are shown: those first that somebody should look at.
+/// Maximum listed processes; those that need attention come first.
 const ROWS: usize = 500;
 const EVENTS: u64 = 40;
 
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
 /// `can_log_in`: a token exists.
 pub fn page(board: &StatusBoard, view: View, can_log_in: bool) -> Response {
-    // Only what stands in this very answer may run and style.
+    // The nonce restricts scripts and styles to those of this response.
     let nonce = format!("{:016x}{:016x}", RandomState::new().hash_one(1), RandomState::new().hash_one(2));
-    let known = board.status();
+    let status = board.status();
     let mut main = String::new();
-    summary(&mut main, board, &known);
-    problems(&mut main, &known, view);
-    processes(&mut main, &known);
-    events(&mut main, board, &known, view);
-    let title = match (&known.trouble, converged(&known)) {
+    summary(&mut main, board, &status);
+    problems(&mut main, &status, view);
+    processes(&mut main, &status);
+    events(&mut main, board, &status, view);
+    let title = match (&status.trouble, converged(&status)) {
         (Some(_), _) => "trouble",
         (None, true) => "converged",
         (None, false) => "not converged",
@@ -49,11 +51,11 @@ pub fn page(board: &StatusBoard, view: View, can_log_in: bool) -> Response {
     };
     let html = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
-         content=\"width=device-width, initial-scale=1\">\n<title>abide: {title}</title>\n<style nonce=\"{nonce}\">{STYLE}</style>\n\
+         content=\"width=device-width, initial-scale=1\">\n<title>abide: {title}</title>\n<style nonce=\"{nonce}\">\n{STYLE}</style>\n\
          </head>\n<body>\n<main id=\"main\" data-last=\"{}\">\n{main}</main>\n<footer>abide {} · <a href=\"/api/v1/status\">status</a> · \
          <a href=\"/api/v1/processes\">processes</a> · <a href=\"/api/v1/plan\">plan</a> · <a href=\"/api/v1/history\">history</a> · \
-         <a href=\"/metrics\">metrics</a> {login}<span id=\"live\"></span></footer>\n<script nonce=\"{nonce}\">{SCRIPT}</script>\n</body>\n</html>\n",
-        known.number,
+         <a href=\"/metrics\">metrics</a> {login}<span id=\"live\"></span></footer>\n<script nonce=\"{nonce}\">\n{SCRIPT}</script>\n</body>\n</html>\n",
+        status.number,
         env!("CARGO_PKG_VERSION"),
     );
     let mut response = typed_response(Body::from(html), "text/html; charset=utf-8");
@@ -67,13 +69,13 @@ pub fn page(board: &StatusBoard, view: View, can_log_in: bool) -> Response {
     response
 }
 
-fn summary(out: &mut String, board: &StatusBoard, known: &ControllerStatus) {
+fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
     let subject = &board.subject;
-    let (class, word) = match (&known.trouble, &known.last_pass) {
+    let (class, word) = match (&status.trouble, &status.last_pass) {
         (Some(_), _) => ("bad", "trouble"),
-        (None, None) => ("dull", "not looked yet"),
-        (None, Some(_)) if known.in_flight > 0 => ("busy", "working"),
-        (None, Some(_)) if converged(known) => ("good", "converged"),
+        (None, None) => ("dull", "not observed yet"),
+        (None, Some(_)) if status.in_flight > 0 => ("busy", "working"),
+        (None, Some(_)) if converged(status) => ("good", "converged"),
         (None, Some(_)) => ("warn", "not converged"),
     };
     let _ = write!(
@@ -81,29 +83,29 @@ fn summary(out: &mut String, board: &StatusBoard, known: &ControllerStatus) {
         "<header><h1>{}</h1> <span class=\"badge {class}\">{word}</span></header>\n<dl class=\"facts\">",
         escape::html(&format!("{} / {}", subject.target, subject.owner))
     );
-    let role = match &known.role {
+    let role = match &status.role {
         Role::Starting => "starting".to_owned(),
-        Role::Waiting { host, pid } => format!("waits: {host} (process {pid}) leads"),
-        Role::Leading { generation } => format!("leads (generation {generation})"),
+        Role::Waiting { host, pid } => format!("standby: {host} (pid {pid}) is the leader"),
+        Role::Leading { generation } => format!("leader (generation {generation})"),
     };
-    let revision: String = known.revision.chars().take(12).collect();
-    let looked = known.last_pass.as_ref().map_or("never".to_owned(), |look| ago(look.observed.at));
-    let pass = known.pass_duration.map_or("none yet".to_owned(), |took| format!("{} ms", took.as_millis()));
-    let paused: Vec<String> = known
+    let revision: String = status.revision.chars().take(12).collect();
+    let observed_at = status.last_pass.as_ref().map_or("never".to_owned(), |pass| ago(pass.observed.at));
+    let pass = status.pass_duration.map_or("none yet".to_owned(), |took| format!("{} ms", took.as_millis()));
+    let paused: Vec<String> = status
         .last_pass
         .iter()
-        .flat_map(|look| &look.rules.pauses)
+        .flat_map(|pass| &pass.rules.pauses)
         .map(|pause| pause.namespace.as_ref().map_or("everything".to_owned(), ToString::to_string))
         .collect();
     let mut facts = vec![
         ("role", role),
         ("source", subject.sources.join(", ")),
-        ("revision", format!("{revision} ({} files)", known.files)),
-        ("last look", looked),
+        ("revision", format!("{revision} ({} files)", status.files)),
+        ("last observed", observed_at),
         ("last pass", pass),
-        ("queue", known.queue.to_string()),
+        ("queue", status.queue.to_string()),
     ];
-    if let Some(commit) = &known.commit {
+    if let Some(commit) = &status.commit {
         facts.insert(2, ("commit", commit.chars().take(12).collect()));
     }
     if !paused.is_empty() {
@@ -113,18 +115,18 @@ fn summary(out: &mut String, board: &StatusBoard, known: &ControllerStatus) {
         let _ = write!(out, "<div><dt>{name}</dt><dd>{}</dd></div>", escape::html(&value));
     }
     out.push_str("</dl>\n");
-    for trouble in known.trouble.iter().chain(&known.not_followed) {
+    for trouble in status.trouble.iter().chain(&status.not_followed) {
         let _ = writeln!(out, "<p class=\"box bad\">{}</p>", escape::html(trouble));
     }
     out.push_str("<p class=\"counts\">");
     for sync in SyncStatus::ALL {
-        let many = known.rows().iter().filter(|row| row.sync == sync).count();
+        let many = status.rows().iter().filter(|row| row.sync == sync).count();
         if many > 0 {
             let _ = write!(out, "<span class=\"badge {}\">{many} {}</span> ", class_of(sync), sync.word());
         }
     }
     for health in [Health::Degraded, Health::Failed, Health::Starting] {
-        let many = known.rows().iter().filter(|row| health_of(row) == health).count();
+        let many = status.rows().iter().filter(|row| health_of(row) == health).count();
         if many > 0 {
             let _ = write!(
                 out,
@@ -137,17 +139,17 @@ fn summary(out: &mut String, board: &StatusBoard, known: &ControllerStatus) {
     out.push_str("</p>\n");
 }
 
-fn problems(out: &mut String, known: &ControllerStatus, view: View) {
-    if known.problems.is_empty() {
+fn problems(out: &mut String, status: &ControllerStatus, view: View) {
+    if status.problems.is_empty() {
         return;
     }
     out.push_str("<h2>Problems in the manifests</h2>\n<ul class=\"problems\">\n");
-    for problem in known.problems.iter().take(ROWS) {
+    for problem in status.problems.iter().take(ROWS) {
         let class = if problem.severity == Severity::Error { "bad" } else { "warn" };
         let quotes = may_quote(&problem.message) || problem.hint.as_deref().is_some_and(may_quote);
         let is_hidden = view == View::Redacted && quotes;
         let message = if is_hidden { HIDDEN } else { &problem.message };
-        let place = format!("{}:{}:{}", problem.file, problem.line, problem.column);
+        let location = format!("{}:{}:{}", problem.file, problem.line, problem.column);
         let hint = problem
             .hint
             .as_deref()
@@ -157,23 +159,23 @@ fn problems(out: &mut String, known: &ControllerStatus, view: View) {
         let _ = writeln!(
             out,
             "<li class=\"box {class}\"><code>{}</code> {}{hint}</li>",
-            escape::html(&place),
+            escape::html(&location),
             escape::html(message)
         );
     }
     out.push_str("</ul>\n");
 }
 
-fn processes(out: &mut String, known: &ControllerStatus) {
-    let mut rows: Vec<&Row> = known.rows().iter().collect();
-    let calm = |row: &Row| {
+fn processes(out: &mut String, status: &ControllerStatus) {
+    let mut rows: Vec<&Row> = status.rows().iter().collect();
+    let is_settled = |row: &Row| {
         row.sync == SyncStatus::InSync
             && !matches!(health_of(row), Health::Failed | Health::Degraded | Health::Unknown)
     };
-    rows.sort_by_key(|row| calm(row));
+    rows.sort_by_key(|row| is_settled(row));
     out.push_str("<h2>Processes</h2>\n");
     if rows.is_empty() {
-        out.push_str("<p class=\"dull\">Nothing is wanted, and nothing was seen.</p>\n");
+        out.push_str("<p class=\"dull\">No processes are declared, and none were observed.</p>\n");
         return;
     }
     out.push_str(
@@ -187,7 +189,7 @@ fn processes(out: &mut String, known: &ControllerStatus) {
         let more = rows.len() - ROWS;
         let _ = writeln!(
             out,
-            "<p class=\"dull\">and {more} more: <a href=\"/api/v1/processes\">all of them</a></p>"
+            "<p class=\"dull\">and {more} more: <a href=\"/api/v1/processes\">full list</a></p>"
         );
     }
 }
@@ -198,9 +200,9 @@ fn process(out: &mut String, row: &Row) {
     let pid = row.seen.as_ref().and_then(|seen| seen.pid).filter(|_| row.gap.is_none());
     let pid = match (running, pid) {
         (Some(true), Some(pid)) => pid.to_string(),
-        (Some(true), None) => "runs".to_owned(),
+        (Some(true), None) => "running".to_owned(),
         (Some(false), _) => "not running".to_owned(),
-        (None, _) if row.seen.is_none() && row.gap.is_none() => "not there".to_owned(),
+        (None, _) if row.seen.is_none() && row.gap.is_none() => "absent".to_owned(),
         (None, _) => "?".to_owned(),
     };
     let why = match (&row.held, &row.gap) {
@@ -210,7 +212,7 @@ fn process(out: &mut String, row: &Row) {
             row.declared.as_deref().map(|at| format!("<code>{}</code>", escape::html(at))).unwrap_or_default()
         }
     };
-    // One piece, also where the cell is laid out piece by piece.
+    // One element, because narrow screens lay out the cell's children separately.
     let why = if why.is_empty() { why } else { format!("<div>{why}</div>") };
     let _ = writeln!(
         out,
@@ -227,29 +229,29 @@ fn process(out: &mut String, row: &Row) {
     );
 }
 
-fn events(out: &mut String, board: &StatusBoard, known: &ControllerStatus, view: View) {
+fn events(out: &mut String, board: &StatusBoard, status: &ControllerStatus, view: View) {
     out.push_str("<h2>Events</h2>\n<ol class=\"events\">\n");
-    let later = board.entries_after(known.number.saturating_sub(EVENTS), usize::MAX);
-    let shown = later.notes.iter().rev().map(|note| match view {
-        View::Full => LogEntry::clone(note),
-        View::Redacted => note.redacted(),
+    let later = board.entries_after(status.number.saturating_sub(EVENTS), usize::MAX);
+    let shown = later.notes.iter().rev().map(|entry| match view {
+        View::Full => LogEntry::clone(entry),
+        View::Redacted => entry.redacted(),
     });
-    for note in shown {
-        let class = match note.level {
+    for entry in shown {
+        let class = match entry.level {
             LogLevel::Info => "",
             LogLevel::Warning => "warn",
             LogLevel::Error => "bad",
         };
-        let text = match note.text.as_str() {
+        let text = match entry.text.as_str() {
             "" => String::new(),
             text => format!("<pre>{}</pre>", escape::html(text)),
         };
         let _ = writeln!(
             out,
             "<li class=\"{class}\"><time>{}</time> <i>{}</i> {}{text}</li>",
-            note.at,
-            note.kind.word(),
-            escape::html(&note.title)
+            entry.at,
+            entry.kind.word(),
+            escape::html(&entry.title)
         );
     }
     out.push_str("</ol>\n");
@@ -277,46 +279,3 @@ fn health_class(health: Health) -> &'static str {
 fn ago(at: Time) -> String {
     format!("{at}, {} ago", span(clock::now().secs_since(at)))
 }
-
-const STYLE: &str = r#"
-:root{color-scheme:light dark;--bg:#fff;--fg:#1c2024;--dim:#667079;--line:#dfe3e6;--soft:#f5f7f8;--good:#18794e;--warn:#946800;--bad:#cd2b31;--busy:#0b68cb}
-@media(prefers-color-scheme:dark){:root{--bg:#15181b;--fg:#e6e9eb;--dim:#98a1a9;--line:#2e3438;--soft:#1d2125;--good:#4cc38a;--warn:#f1a10d;--bad:#ff6369;--busy:#52a9ff}}
-*{box-sizing:border-box}body{margin:0 auto;max-width:75rem;padding:1rem;background:var(--bg);color:var(--fg);font:15px/1.45 system-ui,sans-serif;overflow-wrap:break-word}
-header{display:flex;gap:.75rem;align-items:center;flex-wrap:wrap}h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:1.6rem 0 .5rem}
-.facts{display:flex;flex-wrap:wrap;gap:.4rem 2rem;margin:.8rem 0}dt{color:var(--dim);font-size:.8rem}dd{margin:0}
-.badge{display:inline-block;border:1px solid currentColor;border-radius:1rem;padding:0 .55rem;font-size:.82rem;white-space:nowrap}
-.good{color:var(--good)}.warn{color:var(--warn)}.bad{color:var(--bad)}.busy{color:var(--busy)}.dull{color:var(--dim)}
-.box{border-left:4px solid;padding:.35rem .7rem;background:var(--soft);margin:.4rem 0}.problems{list-style:none;padding:0;margin:0}
-small{display:block;color:var(--dim)}code,pre,time{font:.85em ui-monospace,monospace}pre{margin:.2rem 0 .2rem 1rem;white-space:pre-wrap}
-table{width:100%;border-collapse:collapse}th{text-align:left;color:var(--dim);font-weight:500;font-size:.82rem}th,td{padding:.35rem .6rem .35rem 0;border-bottom:1px solid var(--line);vertical-align:top}
-.events{list-style:none;padding:0;margin:0}.events li{padding:.2rem 0;border-bottom:1px solid var(--line)}time{color:var(--dim)}i{color:var(--dim);font-style:normal}
-footer{margin-top:2rem;color:var(--dim);font-size:.85rem}a{color:var(--busy)}
-@media(max-width:44rem){thead{display:none}tr{display:block;padding:.5rem 0;border-bottom:1px solid var(--line)}td{display:flex;gap:.75rem;border:0;padding:.1rem 0}td::before{content:attr(data-l);color:var(--dim);font-size:.82rem;flex:0 0 4.5rem}td:empty{display:none}}
-"#;
-
-const SCRIPT: &str = r#"
-(() => {
-  const live = document.getElementById('live');
-  const say = (text) => { live.textContent = '· ' + text; };
-  let timer = null, again = false;
-  const refresh = async () => {
-    try {
-      const answer = await fetch('/', { cache: 'no-store' });
-      if (!answer.ok) throw new Error(answer.status);
-      const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
-      document.getElementById('main').replaceWith(document.adoptNode(page.getElementById('main')));
-      document.title = page.title;
-    } catch (error) { say('cannot be reached'); }
-    timer = null;
-    if (again) { again = false; soon(); }
-  };
-  const soon = () => { if (timer) { again = true; } else { timer = setTimeout(refresh, 250); } };
-  const last = document.getElementById('main').dataset.last;
-  const source = new EventSource('/api/v1/events?after=' + last);
-  source.onopen = () => say('live');
-  source.onmessage = soon;
-  source.addEventListener('missed', soon);
-  source.onerror = () => say('connecting');
-  setInterval(soon, 30000);
-})();
-"#;

@@ -1,13 +1,13 @@
 //! Redaction for readers without credentials: command lines and environment values of specs are hidden.
 //!
-//! A loopback address is open to every user of the machine, and so is what the listener answers without the token. Names,
-//! states, reasons and counts stay; the shape of the JSON stays, and `redacted: true` says that something is missing.
+//! Every user of the machine can reach a loopback listener and read its responses without the token. Names, states,
+//! reasons and counts stay visible. The shape of the JSON is the same, and `redacted: true` marks hidden values.
 
 use serde_json::{Value, json};
 
 use crate::control::status::HIDDEN;
 
-/// What a reader may see.
+/// The part of the data that a reader may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
     /// With the token.
@@ -15,7 +15,7 @@ pub enum View {
     Redacted,
 }
 
-/// A plan in the form of `abide plan -o json`: values of commands and of `env` are hidden on both sides of a change.
+/// Redacts a plan of the form `abide plan -o json`: commands and `env` values, old and new.
 pub fn plan(mut plan: Value) -> Value {
     let waves = plan["waves"].as_array_mut().into_iter().flatten();
     let steps = waves.filter_map(Value::as_array_mut).flatten();
@@ -37,7 +37,7 @@ fn step_reasons(whys: &mut Value) {
     }
 }
 
-/// Problems of manifests: the message of one about a command or a variable may quote it.
+/// Redacts manifest problems: a message about a command or a variable may quote it.
 pub fn problems(mut problems: Value) -> Value {
     for problem in problems.as_array_mut().into_iter().flatten() {
         let quotes = |text: &Value| text.as_str().is_some_and(crate::control::status::may_quote);

@@ -1,8 +1,8 @@
-//! Webhooks: who may ask for a look by a signed request.
+//! Incoming webhooks: verification of signed requests that trigger an observation.
 //!
-//! Three forms: GitHub and Gitea sign the body, GitLab sends the secret, and senders of Standard Webhooks sign the body with an
-//! id and a time. Where the signature covers a time, it must be within five minutes of ours, and each id counts once: a
-//! repeated request is acknowledged, and causes no observation.
+//! Three schemes: GitHub and Gitea sign the body, GitLab sends the secret, and Standard Webhooks sign the body with
+//! an id and a timestamp. A signed timestamp must be within five minutes of the local clock, and each id counts once:
+//! a repeated request is acknowledged and triggers nothing.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,18 +13,18 @@ use axum::http::{HeaderMap, StatusCode};
 use super::{ErrorResponse, error_response};
 use crate::http::{CredentialCheck, Reloadable, base64, constant_time_eq, verify_hex_signature, verify_hmac};
 
-/// How far a sender's clock may be from ours, in seconds.
+/// Maximum difference between the sender's clock and the local one, in seconds.
 const TIMESTAMP_WINDOW_SECS: i64 = 300;
-/// The most ids that are remembered. Only who knows the secret adds one.
+/// Maximum stored ids. Only requests with a valid signature add one.
 const MAX_IDS: usize = 100_000;
-/// What a secret of Standard Webhooks begins with; the rest is base64.
+/// Prefix of a Standard Webhooks secret; the rest is base64.
 const PREFIX: &str = "whsec_";
 
-/// The secret of webhooks, and the requests that were accepted lately.
+/// The webhook secret, and the recently accepted requests.
 #[derive(Clone)]
 pub struct Webhook {
     secret: Reloadable<String>,
-    /// Ids with their times.
+    /// Timestamps by id.
     accepted: Arc<Mutex<BTreeMap<String, i64>>>,
 }
 
@@ -32,7 +32,7 @@ pub struct Webhook {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Delivery {
     First,
-    /// A retry of the sender, or a recorded request. It has no effect.
+    /// A retry of the sender, or a replayed request. It has no effect.
     Repeated,
 }
 
@@ -41,35 +41,35 @@ impl Webhook {
         Webhook { secret, accepted: Arc::default() }
     }
 
-    /// Whether the secret stays as it is.
+    /// Checks whether the secret is unchanged.
     pub(super) fn credential_check(&self) -> CredentialCheck {
         let (secret, first) = (self.secret.clone(), self.secret.get());
         Box::new(move || constant_time_eq(&secret.get(), &first))
     }
 
-    /// Accepts a request once; `now` in seconds of the epoch.
+    /// Accepts a request once. `now`: seconds since 1970.
     pub(super) fn accept(&self, parts: &Parts, body: &[u8], now: i64) -> Result<Delivery, ErrorResponse> {
         let unsigned = |why: &str| Err(error_response(StatusCode::UNAUTHORIZED, why));
         let secret = self.secret.get();
         if secret.is_empty() {
-            return unsigned("there is no secret");
+            return unsigned("no webhook secret is configured");
         }
         if let Some(signatures) = text(&parts.headers, "webhook-signature") {
             return self.accept_timed(&secret, &parts.headers, signatures, body, now);
         }
         let hex = text(&parts.headers, "x-hub-signature-256").and_then(|text| text.strip_prefix("sha256="));
-        let told = text(&parts.headers, "x-gitlab-token");
+        let token = text(&parts.headers, "x-gitlab-token");
         match hex.is_some_and(|hex| verify_hex_signature(&secret, body, hex))
-            || told.is_some_and(|told| constant_time_eq(told, &secret))
+            || token.is_some_and(|token| constant_time_eq(token, &secret))
         {
             true => Ok(Delivery::First),
-            false => {
-                unsigned("X-Hub-Signature-256 does not sign this body, nor is X-Gitlab-Token the secret")
-            }
+            false => unsigned(
+                "invalid webhook signature: neither X-Hub-Signature-256 nor X-Gitlab-Token matches the secret",
+            ),
         }
     }
 
-    /// Standard Webhooks: the signature is of `id.timestamp.body`.
+    /// Standard Webhooks: the signature covers `id.timestamp.body`.
     fn accept_timed(
         &self,
         secret: &str,
@@ -81,7 +81,7 @@ impl Webhook {
         let unsigned = |why: &str| Err(error_response(StatusCode::UNAUTHORIZED, why));
         let (id, timestamp) = (text(headers, "webhook-id"), text(headers, "webhook-timestamp"));
         let (Some(id), Some(timestamp)) = (id, timestamp) else {
-            return unsigned("webhook-signature needs webhook-id and webhook-timestamp");
+            return unsigned("webhook-signature requires webhook-id and webhook-timestamp");
         };
         let key = match secret.strip_prefix(PREFIX) {
             Some(encoded) => base64(encoded).unwrap_or_default(),
@@ -90,12 +90,12 @@ impl Webhook {
         let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", body].concat();
         let tags = signatures.split_ascii_whitespace().filter_map(|one| base64(one.strip_prefix("v1,")?));
         if key.is_empty() || !tags.into_iter().any(|tag| verify_hmac(&key, &signed, &tag)) {
-            return unsigned("webhook-signature does not sign this id, time and body");
+            return unsigned("invalid webhook-signature for this id, timestamp and body");
         }
         let Some(at) =
             timestamp.parse::<i64>().ok().filter(|at| at.abs_diff(now) <= TIMESTAMP_WINDOW_SECS as u64)
         else {
-            return unsigned("webhook-timestamp is not within five minutes of this machine's clock");
+            return unsigned("webhook-timestamp is not within five minutes of the controller's clock");
         };
         let mut accepted = self.accepted.lock().unwrap_or_else(PoisonError::into_inner);
         accepted.retain(|_, at| at.abs_diff(now) <= TIMESTAMP_WINDOW_SECS as u64);
@@ -108,7 +108,7 @@ impl Webhook {
         match accepted.insert(id.to_owned(), at) {
             None => Ok(Delivery::First),
             Some(first) => {
-                // The later of the two keeps it known for longer.
+                // The later timestamp keeps the id stored for longer.
                 accepted.insert(id.to_owned(), first.max(at));
                 Ok(Delivery::Repeated)
             }
@@ -116,7 +116,7 @@ impl Webhook {
     }
 }
 
-/// Does a request carry a signature or a secret, right or wrong?
+/// Whether a request carries a signature or a secret, valid or not.
 pub(super) fn has_signature(parts: &Parts) -> bool {
     let names = ["webhook-signature", "x-hub-signature-256", "x-gitlab-token"];
     names.into_iter().any(|name| parts.headers.contains_key(name))
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(ask(&webhook, &[id, at, good], BODY, AT - 301), 401, "too early");
         assert_eq!(ask(&webhook, &[id, at, good], BODY, AT + 299), 202);
         assert_eq!(ask(&webhook, &[id, at, good], BODY, AT + 300), 208, "again");
-        // The secret as GitLab sends it is none where a signature is sent, too.
+        // GitLab's token does not replace an invalid signature.
         assert_eq!(ask(&webhook, &[id, at, sign, ("x-gitlab-token", SECRET)], BODY, AT), 401);
         assert_eq!(ask(&webhook, &[("x-gitlab-token", SECRET)], BODY, AT), 202);
     }

@@ -418,7 +418,7 @@ fn notifications_use_the_template_and_are_retried() {
     assert!(taken.iter().all(|message| message["o"] == "default"));
     assert!(taken.iter().any(|message| message["l"] == "error"));
     let log = read_log(&machine, "watch.log");
-    assert!(log.contains("trying again") && !log.contains("s3cret"), "{log}");
+    assert!(log.contains("retrying") && !log.contains("s3cret"), "{log}");
 }
 
 #[test]
