@@ -1,8 +1,7 @@
-//! Who asks: an app with a code and a secret, and the namespaces that it may touch; or an agent with a token, and the
-//! hosts that it may speak for.
+//! Authentication: apps by code and secret, with their namespaces; agents by token, with their hosts.
 //!
-//! Secrets are kept as digests and compared in constant time. Without credentials only health answers. Both lists come
-//! from files that may change while the gateway runs.
+//! Secrets are stored as digests and compared in constant time. Only health routes need no credentials. Both lists are
+//! files that reload on change.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -64,21 +63,21 @@ impl Apps {
         let (apps, short) =
             Apps::parse_with_warnings(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         for app in short {
-            warn!(file = %file.display(), ?app, "the secret of this app has fewer than 16 characters");
+            warn!(file = %file.display(), ?app, "weak secret: the app's secret has fewer than 16 characters");
         }
         Ok(apps)
     }
 
-    /// Messages name no secret.
+    /// Error messages contain no secret.
     pub fn parse(text: &str) -> Result<Apps, String> {
         Apps::parse_with_warnings(text).map(|(apps, _)| apps)
     }
 
-    /// The same, and the codes of apps with a short secret.
+    /// Also returns the codes of apps with a short secret.
     fn parse_with_warnings(text: &str) -> Result<(Apps, Vec<String>), String> {
         let file: AppsFile = serde_yaml::from_str(text).map_err(|error| match error.location() {
-            Some(at) => format!("it cannot be understood (line {})", at.line()),
-            None => "it cannot be understood".to_owned(),
+            Some(at) => format!("the app list is not valid YAML of the expected form (line {})", at.line()),
+            None => "the app list is not valid YAML of the expected form".to_owned(),
         })?;
         let (mut apps, mut short) = (Vec::new(), Vec::new());
         for entry in file.apps {
@@ -92,7 +91,7 @@ impl Apps {
                 _ => return Err(format!("app {:?} needs either secret or secret_sha256", entry.code)),
             };
             if apps.iter().any(|app: &App| app.code == entry.code) {
-                return Err(format!("app {:?} is there twice", entry.code));
+                return Err(format!("app {:?} is listed twice", entry.code));
             }
             apps.push(App { code: entry.code, secret, namespaces: entry.namespaces });
         }
@@ -103,7 +102,7 @@ impl Apps {
         self.0.iter().find(|app| app.code == code)
     }
 
-    /// The app that these credentials are of. Every app is compared, so that time tells nothing.
+    /// The app with these credentials. Compares every app, so that the duration reveals nothing.
     pub fn authenticate(&self, code: &str, secret: &str) -> Option<&App> {
         let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
         let mut found = None;
@@ -131,7 +130,7 @@ impl App {
     }
 }
 
-/// Which token speaks for which host.
+/// Agent tokens and the hosts that each may represent.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Tokens(Vec<(Option<HostKey>, [u8; 32])>);
 
@@ -148,17 +147,17 @@ impl Tokens {
         let (tokens, short) =
             Tokens::parse_with_warnings(&text).map_err(|error| format!("{}: {error}", file.display()))?;
         for line in short {
-            warn!(file = %file.display(), line, "the token in this line has fewer than 16 characters");
+            warn!(file = %file.display(), line, "weak token: the token has fewer than 16 characters");
         }
         Ok(tokens)
     }
 
-    /// Lines `CLOUD:IP TOKEN`, or `* TOKEN` for any host. Messages name no token.
+    /// Parses lines `CLOUD:IP TOKEN`, or `* TOKEN` for any host. Error messages contain no token.
     pub fn parse(text: &str) -> Result<Tokens, String> {
         Tokens::parse_with_warnings(text).map(|(tokens, _)| tokens)
     }
 
-    /// The same, and the lines with a short token.
+    /// Also returns the numbers of lines with a short token.
     fn parse_with_warnings(text: &str) -> Result<(Tokens, Vec<usize>), String> {
         let (mut tokens, mut short) = (Vec::new(), Vec::new());
         for (nth, line) in text.lines().enumerate() {
@@ -169,15 +168,13 @@ impl Tokens {
             let at = nth + 1;
             let (host, token) = line
                 .split_once(char::is_whitespace)
-                .ok_or(format!("line {at} is not of the form CLOUD:IP TOKEN or * TOKEN"))?;
+                .ok_or(format!("line {at} must have the form CLOUD:IP TOKEN or * TOKEN"))?;
             let host = match host {
                 "*" => None,
-                host => {
-                    Some(host.parse().map_err(|_| format!("line {at} does not begin with CLOUD:IP or *"))?)
-                }
+                host => Some(host.parse().map_err(|_| format!("line {at} must begin with CLOUD:IP or *"))?),
             };
             if token.trim().contains(char::is_whitespace) {
-                return Err(format!("line {at} has more than a host and a token"));
+                return Err(format!("line {at} has extra fields after the token"));
             }
             if is_weak(token.trim()) {
                 short.push(at);
@@ -196,7 +193,7 @@ impl Tokens {
         self.compare(token, |_| true)
     }
 
-    /// Every token is compared, so that time tells nothing.
+    /// Compares every token, so that the duration reveals nothing.
     fn compare(&self, token: &str, counts: impl Fn(&Option<HostKey>) -> bool) -> bool {
         let digest: [u8; 32] = Sha256::digest(token.as_bytes()).into();
         let same =
@@ -205,11 +202,11 @@ impl Tokens {
     }
 }
 
-/// Those who know whom to let in, and how often.
+/// Known apps and tokens, and the request rate of each app.
 pub struct Authenticator {
     apps: Reloadable<Apps>,
     tokens: Reloadable<Tokens>,
-    /// By app: what is left of its second, and when that was.
+    /// Token bucket per app: remaining requests and time of the last update.
     rates: Mutex<HashMap<String, (f64, Instant)>>,
 }
 
@@ -226,21 +223,23 @@ impl Authenticator {
         self.tokens.get()
     }
 
-    /// Whether an app's secret stays as it is.
+    /// Checks whether an app's secret is unchanged.
     pub fn app_credential_check(self: &Arc<Authenticator>, app: &App) -> CredentialCheck {
-        let (keepers, code, secret) = (Arc::clone(self), app.code.clone(), app.secret);
-        Box::new(move || keepers.apps().find(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret))))
+        let (authenticator, code, secret) = (Arc::clone(self), app.code.clone(), app.secret);
+        Box::new(move || {
+            authenticator.apps().find(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret)))
+        })
     }
 
-    /// Whether a token of `tokens` stays known.
+    /// Checks whether a token of `tokens` is still listed.
     pub fn token_credential_check(
         self: &Arc<Authenticator>,
         tokens: &Arc<Tokens>,
         token: &str,
     ) -> CredentialCheck {
-        let (keepers, seen, token) = (Arc::clone(self), Arc::clone(tokens), token.to_owned());
+        let (authenticator, seen, token) = (Arc::clone(self), Arc::clone(tokens), token.to_owned());
         Box::new(move || {
-            let tokens = keepers.tokens();
+            let tokens = authenticator.tokens();
             Arc::ptr_eq(&tokens, &seen) || tokens.is_known(&token)
         })
     }
@@ -252,13 +251,13 @@ impl Authenticator {
             .revocation(move |apps| apps.find(&code).is_some_and(|app| bool::from(app.secret.ct_eq(&secret))))
     }
 
-    /// Resolves when a token no longer speaks for these hosts.
+    /// Resolves when a token may no longer represent these hosts.
     pub fn token_revocation(&self, token: &str, hosts: Vec<HostKey>) -> Revocation {
         let token = token.to_owned();
         self.tokens.revocation(move |tokens| hosts.iter().all(|host| tokens.allow(&token, host)))
     }
 
-    /// A bucket that fills by `rate` a second and holds as much.
+    /// Token bucket: refills `rate` requests per second and holds as many.
     pub fn within_rate(&self, app: &str, rate: u32) -> bool {
         let mut rates = self.rates.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let (now, rate) = (Instant::now(), f64::from(rate));
@@ -276,7 +275,7 @@ impl Authenticator {
     }
 }
 
-/// What a body, or a header, says of who asks.
+/// App credentials in a body or a header.
 #[derive(Deserialize)]
 pub struct Credentials {
     bk_app_code: Option<String>,
@@ -285,13 +284,13 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// The person on whose behalf an app calls, as it says.
+    /// The user on whose behalf an app calls, as claimed by the app.
     pub fn user(&self) -> Option<String> {
         self.bk_username.clone()
     }
 }
 
-/// Code and secret of a header: the one that the API gateway uses, or HTTP's own.
+/// Code and secret in a header: `X-Bkapi-Authorization` or HTTP Basic.
 pub fn header_credentials(headers: &HeaderMap) -> Option<(String, String)> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let header: Option<Credentials> =
@@ -304,7 +303,7 @@ pub fn header_credentials(headers: &HeaderMap) -> Option<(String, String)> {
     header.as_ref().and_then(body_credentials).or_else(basic)
 }
 
-/// Code and secret of a body, as ESB's callers send them. They count where the header has none.
+/// Code and secret in a body, as ESB callers send them. Used if the header has none.
 pub fn body_credentials(body: &Credentials) -> Option<(String, String)> {
     Some((body.bk_app_code.clone()?, body.bk_app_secret.clone()?))
 }
@@ -314,20 +313,20 @@ pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// Who asks, as far as the header says.
+/// The caller as identified by the header.
 pub(super) enum CallerIdentity<'a> {
     App(&'a App),
     Agent,
-    /// Credentials, if there are any, are in the body.
+    /// The header has no credentials; the body may have them.
     Unknown,
-    /// An agent's call without a token.
+    /// An agent call without a token.
     Missing,
-    /// The claimed name.
+    /// Wrong credentials, with the claimed name.
     Wrong(String),
 }
 
-/// Compares the header's credentials, whatever the peer sent before: the failures of one caller refuse no other caller of
-/// the same address.
+/// Compares the header's credentials regardless of the peer's failures: one caller's failures do not refuse another
+/// caller at the same address.
 pub(super) fn identify<'a>(
     apps: &'a Apps,
     tokens: &Tokens,
@@ -345,7 +344,7 @@ pub(super) fn identify<'a>(
     apps.authenticate(&code, &secret).map_or(CallerIdentity::Wrong(code), CallerIdentity::App)
 }
 
-/// A few digits that stand for a text.
+/// The first eight hex digits of a text's SHA-256.
 pub fn short_digest(text: &str) -> String {
     Sha256::digest(text.as_bytes()).iter().take(4).map(|byte| format!("{byte:02x}")).collect()
 }
@@ -369,13 +368,13 @@ mod tests {
                         9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08}\n";
 
     #[test]
-    fn who_is_known_and_where() {
+    fn apps_authenticate_within_their_namespaces() {
         let apps = Apps::parse(FILE).expect("a file");
         let shop = apps.authenticate("shop", "hush").expect("known");
         assert!(shop.may_touch("web") && shop.may_touch("web-2") && !shop.may_touch("db"));
         assert!(apps.authenticate("all", "test").expect("known").may_touch("anything"));
         for (code, secret) in
-            [("shop", "Hush"), ("shop", ""), ("", "hush"), ("all", "hush"), ("nobody", "hush")]
+            [("shop", "Hush"), ("shop", ""), ("", "hush"), ("all", "hush"), ("unknown", "hush")]
         {
             assert_eq!(apps.authenticate(code, secret), None, "{code} {secret}");
         }
@@ -383,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_refused_without_telling_secrets() {
+    fn an_invalid_file_is_refused_without_its_secrets() {
         for text in [
             "apps: [{code: a}]",
             "apps: [{code: a, secret: x, secret_sha256: y}]",
@@ -399,8 +398,8 @@ mod tests {
 
     #[test]
     fn credentials_come_in_two_places() {
-        let said = |text: &str| serde_json::from_str::<Credentials>(text).expect("JSON");
-        let body = said(r#"{"bk_app_code": "a", "bk_app_secret": "s", "bk_username": "admin"}"#);
+        let parsed = |text: &str| serde_json::from_str::<Credentials>(text).expect("JSON");
+        let body = parsed(r#"{"bk_app_code": "a", "bk_app_secret": "s", "bk_username": "admin"}"#);
         let headers = |name: &'static str, value: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(name, value.parse().expect("a value"));
@@ -418,7 +417,7 @@ mod tests {
             is("c", "open sesame!")
         );
         for nonsense in ["nonsense", "Basic ", "Basic ????", "Basic YQ=="] {
-            assert_eq!(credentials(&headers("authorization", nonsense), &said("{}")), None);
+            assert_eq!(credentials(&headers("authorization", nonsense), &parsed("{}")), None);
         }
     }
 
@@ -433,9 +432,9 @@ mod tests {
             let error = Tokens::parse(bad).expect_err(bad);
             assert!(error.contains("line 1") && !error.contains("hush"), "{error}");
         }
-        let keepers = Authenticator::new(Reloadable::fixed(Apps::default()), Reloadable::fixed(tokens));
-        let passed = (0..1000).filter(|_| keepers.within_rate("a", 10)).count();
+        let authenticator = Authenticator::new(Reloadable::fixed(Apps::default()), Reloadable::fixed(tokens));
+        let passed = (0..1000).filter(|_| authenticator.within_rate("a", 10)).count();
         assert!((10..20).contains(&passed), "{passed} of a burst");
-        assert!(keepers.within_rate("b", 10), "others have their own");
+        assert!(authenticator.within_rate("b", 10), "others have their own");
     }
 }

@@ -1,4 +1,4 @@
-//! The agents' side of the gateway: joining, the stream down, and taking what they tell.
+//! Agent channel: sessions, the stream of messages to an agent, and commits of its results and reports.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -26,29 +26,29 @@ use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};
 use crate::store::{Outcome, Seq, Store, Txn};
 
-/// A floor that rose is sent at most this often on a busy stream.
+/// Minimum interval between floor updates on a busy stream.
 const FLOOR_INTERVAL_MS: u64 = 2_000;
 
 impl<S: Store> Gateway<S> {
-    /// A session for all of an agent's hosts.
+    /// Opens a session for all of an agent's hosts.
     pub async fn join(&self, join: &Join) -> Result<Joined, ApiError> {
         if join.hosts.is_empty() || join.agent.is_empty() {
-            return Err(ApiError::BadRequest("agent or hosts is missing".to_owned()));
+            return Err(ApiError::BadRequest("agent and hosts are required".to_owned()));
         }
         report_limits::check_join(join)?;
         let (session, turns) = self.hosts.join(join, self.agent_timeout).map_err(|HostInUse(host)| {
-            ApiError::Conflict(format!("host {host} has an agent already; it has to go first"))
+            ApiError::Conflict(format!("host {host} already has a connected agent: stop that agent first"))
         })?;
-        // What a former session is still committing is counted: its numbers must not be given to other messages.
-        for turn in turns {
-            drop(turn.lock().await);
+        // Waits for commits of the previous session: their sequence numbers must not be assigned to other messages.
+        for commit_lock in turns {
+            drop(commit_lock.lock().await);
         }
         self.raise_task_number(join).await?;
         let (acked, _) = self.acked(&counter(&join.agent, &join.hosts)).await?;
         Ok(Joined { session, acked, store: self.store_id().await? })
     }
 
-    /// The hosts that a session stands for.
+    /// The hosts of a session.
     pub fn session_hosts(&self, session: &str) -> Result<Vec<HostKey>, ApiError> {
         self.hosts.touch(session).map(|(_, hosts)| hosts).ok_or_else(unknown_session)
     }
@@ -65,15 +65,15 @@ impl<S: Store> Gateway<S> {
         Ok(self.store.slice("reg/", 0, 0).await?.1)
     }
 
-    /// The last number taken of an agent, and the change that wrote it.
+    /// The last acknowledged number of an agent, and the store sequence that wrote it.
     async fn acked(&self, counter: &str) -> Result<(u64, Seq), ApiError> {
         let entry = self.store.get(counter).await?;
         let text = entry.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
         Ok((text.and_then(|text| text.parse().ok()).unwrap_or(0), entry.map_or(0, |entry| entry.mod_seq)))
     }
 
-    /// What goes down to an agent: first what is registered, then its operations after the last one it knows, then
-    /// whatever comes.
+    /// The stream to an agent: registered specs first, then operations after the last one it received, then new
+    /// messages.
     pub async fn stream(
         self: &Arc<Self>,
         session: &str,
@@ -94,7 +94,7 @@ impl<S: Store> Gateway<S> {
 
     async fn sync_agent(&self, hosts: &[HostKey]) -> Result<(), ApiError> {
         for host in hosts {
-            // Read first: whatever is registered after it is told by itself, with a larger number.
+            // Read first: later registrations are pushed separately, with a larger number.
             let page = self.store.range(&format!("identity/{host}/"), None, usize::MAX).await?;
             let claims = self.store.range(&format!("claim/{host}/"), None, usize::MAX).await?;
             for entry in page.entries.into_iter().chain(claims.entries) {
@@ -123,40 +123,39 @@ impl<S: Store> Gateway<S> {
         Ok(())
     }
 
-    /// Takes what an agent tells, all of it in one commit; what was taken before is taken once.
-    /// `clock`: the agent's, in milliseconds since 1970.
+    /// Commits an agent's messages in one transaction, each message once. `clock`: the agent's clock, in milliseconds
+    /// since 1970.
     pub async fn receive_messages(
         &self,
         session: &str,
-        mut told: Vec<FromAgent>,
+        mut messages: Vec<FromAgent>,
         clock: Option<i64>,
     ) -> Result<Acked, ApiError> {
-        let turn = self.hosts.commit_lock(session).ok_or_else(unknown_session)?;
-        let _turn = turn.lock().await;
+        let commit_lock = self.hosts.commit_lock(session).ok_or_else(unknown_session)?;
+        let _guard = commit_lock.lock().await;
         let (agent, hosts) = self.hosts.touch(session).ok_or_else(unknown_session)?;
-        report_limits::check_messages(&agent, &told)?;
+        report_limits::check_messages(&agent, &messages)?;
         self.hosts.measure_skew(session, clock);
         let key = counter(&agent, &hosts);
-        told.sort_by_key(|up| up.seq);
+        messages.sort_by_key(|message| message.seq);
         loop {
             let (last, changed) = self.acked(&key).await?;
-            let fresh: Vec<&FromAgent> = told.iter().filter(|up| up.seq > last).collect();
+            let fresh: Vec<&FromAgent> = messages.iter().filter(|message| message.seq > last).collect();
             let Some(newest) = fresh.last() else { return Ok(Acked { acked: last }) };
-            let taken = self.collect_changes(&fresh, &hosts).await?;
+            let batch = self.collect_changes(&fresh, &hosts).await?;
             let acked = newest.seq;
             let counted = Txn::put(key.clone(), acked.to_string()).only_if(key.clone(), changed);
-            // What was only looked for needs no disk.
-            for (task, nth, done) in taken.rows.iter().filter(|(task, ..)| task.is_live_check()) {
+            // Live checks change nothing, so their results are not stored.
+            for (task, nth, done) in batch.rows.iter().filter(|(task, ..)| task.is_live_check()) {
                 task.finish(*nth, done.clone());
             }
-            let txn = taken.txn.and(counted);
+            let txn = batch.txn.and(counted);
             if let Outcome::Written(number) = self.store.txn(txn).await? {
-                for (task, nth, done) in taken.rows {
-                    self.metrics
-                        .operation(task.orders.get(nth).and_then(|order| order.op.as_ref()), done.code);
+                for (task, nth, done) in batch.rows {
+                    self.metrics.operation(task.items.get(nth).and_then(|item| item.op.as_ref()), done.code);
                     task.finish(nth, done);
                 }
-                for (instance, given) in taken.given {
+                for (instance, given) in batch.given {
                     self.push_spec(instance, given, number);
                 }
                 return Ok(Acked { acked });
@@ -164,49 +163,49 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    /// What all of that changes. An agent speaks for its own hosts alone.
+    /// Collects the changes of a batch. Messages about hosts outside the session are ignored.
     async fn collect_changes(
         &self,
         fresh: &[&FromAgent],
         hosts: &[HostKey],
     ) -> Result<BatchChanges, ApiError> {
-        let mut taking = BatchChanges::default();
+        let mut batch = BatchChanges::default();
         let mut finals: BTreeMap<String, FinalRows> = BTreeMap::new();
         let mut reports: BTreeMap<&InstanceKey, &Report> = BTreeMap::new();
-        // By owner: the newest generation that a host refused an older one for.
+        // By owner: the newest generation for which a host refused an older one.
         let mut generations: BTreeMap<String, (u64, HostKey)> = BTreeMap::new();
-        for up in fresh {
-            match &up.what {
+        for message in fresh {
+            match &message.what {
                 AgentMessage::Report(report) if hosts.contains(&report.instance.host) => {
                     reports.insert(&report.instance, report);
                 }
                 AgentMessage::Report(_) => {}
                 AgentMessage::Result(result) => {
                     let Some((task, nth)) = self.find_row(&result.op_id).await? else { continue };
-                    let order = &task.orders[nth];
-                    if !hosts.contains(&order.instance.host) || !task.is_awaited(nth) {
+                    let item = &task.items[nth];
+                    if !hosts.contains(&item.instance.host) || !task.is_awaited(nth) {
                         continue;
                     }
                     let (message, content) = report_limits::shortened(result);
                     let done = ItemResult { content, ..ItemResult::new(RowCode(result.code), message) };
                     if result.code == RowCode::DONE.0
-                        && let (Some(op), Some(held)) = (&order.op, &order.held)
+                        && let (Some(op), Some(held)) = (&item.op, &item.held)
                     {
                         self.register_operated_spec(
                             op,
-                            &order.instance,
+                            &item.instance,
                             held,
-                            order.supplier,
-                            order.generation,
-                            &mut taking,
+                            item.supplier,
+                            item.generation,
+                            &mut batch,
                         )
                         .await?;
                     }
                     if result.code == RowCode::OLD_GENERATION.0 {
-                        let newest = result.content.as_ref().and_then(|told| told["generation"].as_u64());
-                        if let (Some(owner), Some(_), Some(newest)) = (&order.owner, order.generation, newest)
-                        {
-                            let reported = (newest, order.instance.host.clone());
+                        let newest =
+                            result.content.as_ref().and_then(|content| content["generation"].as_u64());
+                        if let (Some(owner), Some(_), Some(newest)) = (&item.owner, item.generation, newest) {
+                            let reported = (newest, item.instance.host.clone());
                             let known = generations.entry(owner.clone()).or_insert_with(|| reported.clone());
                             *known = reported.max(known.clone());
                         }
@@ -219,22 +218,22 @@ impl<S: Store> Gateway<S> {
         for (task, rows) in finals.into_values() {
             let shown: Vec<(usize, &ItemResult)> = rows.iter().map(|(nth, done)| (*nth, done)).collect();
             let part = self.finished(&task, &shown)?;
-            taking.add(part);
-            taking.rows.extend(rows.into_iter().map(|(nth, done)| (Arc::clone(&task), nth, done)));
+            batch.add(part);
+            batch.rows.extend(rows.into_iter().map(|(nth, done)| (Arc::clone(&task), nth, done)));
         }
         for (owner, (newest, host)) in generations {
-            taking.add(self.raise_generation(&owner, newest, &host).await?);
+            batch.add(self.raise_generation(&owner, newest, &host).await?);
         }
         let mut budget = ReportBudget::default();
         for (instance, report) in reports {
-            self.store_report(instance, report, &mut budget, &mut taking).await?;
+            self.store_report(instance, report, &mut budget, &mut batch).await?;
         }
         budget.log();
-        Ok(taking)
+        Ok(batch)
     }
 
-    /// A host's agent knows a newer generation than the lease: this store is not the one that gave it out. The next
-    /// lease gets a number above it, within bounds: an agent's token is not the store's.
+    /// Raises the lease's generation above one that a host's agent reports: another store, or a lost one, issued it.
+    /// The raise is bounded, because an agent token must not control the store.
     async fn raise_generation(&self, owner: &str, newest: u64, host: &HostKey) -> Result<Txn, ApiError> {
         let key = writer_lease(owner);
         let entry = self.store.get(&key).await?;
@@ -249,14 +248,14 @@ impl<S: Store> Gateway<S> {
                 Ok(Txn::default())
             }
             Reported::Raised(record) => {
-                warn!(%host, ?owner, newest, generation, "the agent knows a newer generation: the next lease is above it");
+                warn!(%host, ?owner, newest, generation, "the agent reports a newer generation: the next lease is above it");
                 let changed = entry.map_or(0, |entry| entry.mod_seq);
                 Ok(Txn::put(key.clone(), serde_json::to_vec(&record)?).only_if(key, changed))
             }
         }
     }
 
-    /// An operation that succeeded: what it came with is what the engine holds now.
+    /// Registers the spec of a successful operation.
     async fn register_operated_spec(
         &self,
         op: &AgentOp,
@@ -264,19 +263,19 @@ impl<S: Store> Gateway<S> {
         held: &OwnedSpec,
         supplier: Option<u64>,
         generation: Option<u64>,
-        taking: &mut BatchChanges,
+        batch: &mut BatchChanges,
     ) -> Result<(), ApiError> {
         if let AgentOp::Rename { from } = op
             && let Some(entry) = self.store.get(&key_of("reg", from)).await?
         {
             let part = self.removal(from, &entry.value).await?;
-            taking.add(part);
-            taking.given.push((from.clone(), None));
+            batch.add(part);
+            batch.given.push((from.clone(), None));
         }
         if !op.registers_spec() {
             return Ok(());
         }
-        let old = match taking.records.get(instance) {
+        let old = match batch.records.get(instance) {
             Some(record) => Some(record.clone()),
             None => self.record(instance).await?,
         };
@@ -290,48 +289,49 @@ impl<S: Store> Gateway<S> {
         let before = old.as_ref().map(|old| &*old.given.spec);
         let part = record_txn(instance, held, old.as_ref(), supplier, generation)?
             .and(self.identity_txn(instance, before, &held.spec, former.as_ref()).await?);
-        taking.add(part);
-        taking.given.push((instance.clone(), Some(held.clone())));
+        batch.add(part);
+        batch.given.push((instance.clone(), Some(held.clone())));
         let registered = old.as_ref().map_or_else(super::now_secs, |old| old.registered);
         let secrets = secret_history(old.as_ref(), &held.spec);
         let record = RegistryRecord { given: held.clone(), supplier, registered, generation, secrets };
-        taking.records.insert(instance.clone(), record);
+        batch.records.insert(instance.clone(), record);
         Ok(())
     }
 
-    /// How an instance stands now. What an agent holds is registered, whoever forgot it; what is not there is not kept.
+    /// Stores a report. An instance that the agent holds is registered even if the store lost it; reports of absent
+    /// instances are deleted.
     async fn store_report(
         &self,
         instance: &InstanceKey,
         report: &Report,
         budget: &mut ReportBudget,
-        taking: &mut BatchChanges,
+        batch: &mut BatchChanges,
     ) -> Result<(), ApiError> {
-        let known = taking.records.contains_key(instance) || self.record(instance).await?.is_some();
+        let known = batch.records.contains_key(instance) || self.record(instance).await?.is_some();
         let key = key_of("live", instance);
         if !known && report.live.is_none() && !report.hosted {
-            taking.add(Txn::delete(key));
+            batch.add(Txn::delete(key));
             return Ok(());
         }
-        // A clock that is ahead must not make an old report look fresh.
+        // An agent clock that is ahead must not make an old report appear recent.
         let report = Report { at: report.at.min(super::now_ms()), ..report.clone() };
         let value = serde_json::to_vec(&report)?;
         let is_new = !known && self.store.get(&key).await?.is_none();
         if !budget.admits(self, &instance.host, value.len(), is_new).await? {
             return Ok(());
         }
-        taking.add(Txn::put(key, value));
+        batch.add(Txn::put(key, value));
         if let (false, Some(given)) = (known, &report.given) {
-            info!(%instance, owner = ?given.owner, "registered as its agent reports: the store did not know it");
+            info!(%instance, owner = ?given.owner, "registered from the agent's report: the store had no record");
             let part = record_txn(instance, given, None, None, None)?
                 .and(self.identity_txn(instance, None, &given.spec, None).await?);
-            taking.add(part);
+            batch.add(part);
         }
         Ok(())
     }
 }
 
-/// Where the last number of an agent is kept. Two agents of one name and different hosts count for themselves.
+/// Store key of an agent's last number. Agents with one name and different hosts have separate counters.
 fn counter(agent: &str, hosts: &[HostKey]) -> String {
     let mut hosts: Vec<String> = hosts.iter().map(HostKey::to_string).collect();
     hosts.sort();
@@ -339,22 +339,22 @@ fn counter(agent: &str, hosts: &[HostKey]) -> String {
 }
 
 fn unknown_session() -> ApiError {
-    ApiError::Gone("there is no such session: join again".to_owned())
+    ApiError::Gone("unknown session: join again".to_owned())
 }
 
 /// The rows of one task that became final.
 type FinalRows = (Arc<GatewayTask>, Vec<(usize, ItemResult)>);
 
-/// May this agent still be told? Its token may be taken away while it listens.
+/// Checks whether an agent may still receive messages: its token may be revoked during the stream.
 pub type AgentAuthCheck = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What a batch changes: in the store, then in memory, then at the agents.
+/// Changes of a batch: in the store, then in memory, then at the agents.
 #[derive(Default)]
 struct BatchChanges {
     txn: Txn,
     rows: Vec<(Arc<GatewayTask>, usize, ItemResult)>,
     given: Vec<(InstanceKey, Option<OwnedSpec>)>,
-    /// Of this batch: not in the store yet.
+    /// Records of this batch that are not in the store yet.
     records: HashMap<InstanceKey, RegistryRecord>,
 }
 
@@ -365,7 +365,7 @@ impl BatchChanges {
     }
 }
 
-/// An open stream; when its reader goes, the session is told.
+/// An open stream; dropping it closes the stream of its session.
 struct AgentStream<S: Store> {
     gateway: Arc<Gateway<S>>,
     session: String,
@@ -381,14 +381,14 @@ struct Heartbeat {
 }
 
 impl<S: Store> AgentStream<S> {
-    /// The next lines; an empty one or a heartbeat now and then, so that a reader who is gone is noticed.
+    /// The next lines; an empty line or a heartbeat when idle, so that a dead connection is detected.
     async fn next(&mut self) -> Option<Bytes> {
         let next =
             tokio::time::timeout(Duration::from_secs(HEARTBEAT_SECS), self.stream.receive.recv()).await;
         if !(self.may)() {
             return None;
         }
-        // Read before the queue is: an operation that is final by now, and queued before, goes out before the floor.
+        // Read before the queue: a queued operation that is final by now is sent before the floor.
         let floor = self.gateway.floor.load(Ordering::Acquire);
         let is_idle = next.is_err();
         let mut lines = Vec::new();
@@ -397,7 +397,7 @@ impl<S: Store> AgentStream<S> {
             Ok(None) => return None,
             Ok(Some(first)) => Some(first),
         };
-        // Whatever waits goes out at once, but not without end.
+        // Queued messages are sent in one chunk of bounded size.
         const MAX_CHUNK_BYTES: usize = 1 << 20;
         while let Some(down) = next {
             write_line(&mut lines, &down)?;

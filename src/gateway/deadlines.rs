@@ -1,8 +1,8 @@
-//! Row deadlines: a row becomes final though its agent is connected and never gives a result.
+//! Row deadlines: a row becomes final even if its connected agent never returns a result.
 //!
-//! The deadline is a duration from the moment that the task was accepted, or loaded by a restarted gateway: the wait for the
-//! agent, what the spec allows its commands and checks to take, the operations ahead of it, and an allowance. The agent may
-//! still carry the operation out. A late result replaces the row, as for 117.
+//! The deadline is a duration from the time a gateway accepted or loaded the task. It is the sum of the agent
+//! timeout, the spec's timeouts for commands and checks, the operations queued before it, and an allowance. The agent
+//! may still run the operation. A late result replaces the row, as for 117.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey, Monitor};
 use crate::store::{Outcome, Store};
 
-/// Commands that an agent runs at once: operations on different instances of a host wait for each other beyond that.
+/// Commands that an agent runs concurrently; further operations on a host queue.
 const MAX_CONCURRENT_COMMANDS: u32 = 64;
 
-/// How long the operations take that are open at some moment.
+/// Time that the currently open operations may take, per host and instance.
 #[derive(Default)]
 struct QueuedWork {
     by_host: HashMap<HostKey, Duration>,
@@ -31,34 +31,29 @@ impl QueuedWork {
         for (task, nth) in
             tasks.iter().flat_map(|task| task.open_rows().into_iter().map(move |nth| (task, nth)))
         {
-            let order = &task.orders[nth];
-            let takes = max_operation_time(order);
-            *ahead.by_host.entry(order.instance.host.clone()).or_default() += takes;
-            *ahead.by_instance.entry(order.instance.clone()).or_default() += takes;
+            let item = &task.items[nth];
+            let takes = max_operation_time(item);
+            *ahead.by_host.entry(item.instance.host.clone()).or_default() += takes;
+            *ahead.by_instance.entry(item.instance.clone()).or_default() += takes;
         }
         ahead
     }
 
-    /// Operations on one instance run one after the other.
-    fn delay_of(&self, order: &TaskItem) -> Duration {
+    /// Operations on one instance run sequentially.
+    fn delay_of(&self, item: &TaskItem) -> Duration {
         let host =
-            self.by_host.get(&order.instance.host).copied().unwrap_or_default() / MAX_CONCURRENT_COMMANDS;
-        host + self
-            .by_instance
-            .get(&order.instance)
-            .copied()
-            .unwrap_or_default()
-            .max(max_operation_time(order))
+            self.by_host.get(&item.instance.host).copied().unwrap_or_default() / MAX_CONCURRENT_COMMANDS;
+        host + self.by_instance.get(&item.instance).copied().unwrap_or_default().max(max_operation_time(item))
     }
 }
 
-/// The longest that an operation takes by its spec.
-fn max_operation_time(order: &TaskItem) -> Duration {
-    let monitor = order.held.as_ref().map(|held| &held.spec.monitor);
+/// Maximum duration of an operation by its spec.
+fn max_operation_time(item: &TaskItem) -> Duration {
+    let monitor = item.held.as_ref().map(|held| &held.spec.monitor);
     let timeout = monitor.and_then(|monitor| monitor.op_timeout).unwrap_or(Monitor::OP_TIMEOUT);
     let start = monitor.and_then(|monitor| monitor.start_check_secs).unwrap_or(Monitor::START_CHECK_SECS);
     let stop = monitor.and_then(|monitor| monitor.stop_check_secs).unwrap_or(Monitor::STOP_CHECK_SECS);
-    let (commands, checks) = match &order.op {
+    let (commands, checks) = match &item.op {
         Some(AgentOp::Start) => (1, start),
         Some(AgentOp::Stop | AgentOp::Kill) => (1, stop),
         Some(AgentOp::Restart) => (2, start.saturating_add(stop)),
@@ -69,15 +64,15 @@ fn max_operation_time(order: &TaskItem) -> Duration {
 }
 
 impl<S: Store> Gateway<S> {
-    /// Rows past their deadline end with 1900504. How many.
+    /// Ends rows past their deadline with 1900504. Returns their number.
     pub async fn expire_rows(&self) -> Result<usize, ApiError> {
         let open = self.tasks.unfinished();
-        // Counted once for a task, when it is new: the operations that are ahead of it now are all that it waits for.
+        // Computed once per task, when it is new: it waits only for operations queued before it.
         if open.iter().any(|task| task.deadlines.get().is_none()) {
             let ahead = QueuedWork::of(&open);
             for task in open.iter().filter(|task| task.deadlines.get().is_none()) {
-                let of = |order: &TaskItem| self.agent_timeout + self.allowance + ahead.delay_of(order);
-                let _ = task.deadlines.set(task.orders.iter().map(of).collect());
+                let of = |item: &TaskItem| self.agent_timeout + self.allowance + ahead.delay_of(item);
+                let _ = task.deadlines.set(task.items.iter().map(of).collect());
             }
         }
         let mut expired = 0;
@@ -99,7 +94,7 @@ impl<S: Store> Gateway<S> {
             }
             let rows: Vec<(usize, &ItemResult)> = late.iter().map(|(nth, done)| (*nth, done)).collect();
             let txn = self.finished(&task, &rows)?;
-            // A result that is being written right now is not overwritten: the next pass sees the row as it is then.
+            // A concurrent write of a result wins: the next pass evaluates the row again.
             let txn = match task.is_live_check() {
                 true => txn,
                 false => late.iter().fold(txn, |txn, (nth, _)| txn.only_if(done_key(&task.id, *nth), 0)),
@@ -109,10 +104,10 @@ impl<S: Store> Gateway<S> {
             }
             expired += late.len();
             for (nth, _) in &late {
-                let order = &task.orders[*nth];
-                tracing::warn!(task = %task.id, instance = %order.instance, op = ?order.op, "the agent gave no result before the deadline");
+                let item = &task.items[*nth];
+                tracing::warn!(task = %task.id, instance = %item.instance, op = ?item.op, "the agent returned no result before the deadline");
             }
-            // A result that came meanwhile stands.
+            // A result that arrived during the commit is kept.
             for (nth, done) in late.into_iter().filter(|(nth, _)| task.is_unfinished(*nth)) {
                 task.finish(nth, done);
             }
@@ -124,7 +119,7 @@ impl<S: Store> Gateway<S> {
 
 fn no_result(deadline: Duration) -> ItemResult {
     let message = format!(
-        "the agent is connected and gave no result within {} s: the operation may have been carried out, or may still be",
+        "the agent is connected and gave no result within {} s: the operation may have run, or may still run",
         deadline.as_secs()
     );
     ItemResult { given_up: true, ..ItemResult::new(RowCode::NO_RESULT, message) }

@@ -1,11 +1,11 @@
-//! The form of a request: its body as JSON and its query parameters, and what is wrong with them in words.
+//! Request decoding: JSON bodies and query parameters, with error messages that quote no values.
 
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 
 use super::ApiError;
 
-/// The body as JSON, whatever its Content-Type says. An empty one is an empty object.
+/// Parses the body as JSON regardless of its Content-Type. An empty body is an empty object.
 pub(super) fn parse_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let bytes = if bytes.iter().all(u8::is_ascii_whitespace) { b"{}" } else { bytes };
     let first = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
@@ -21,7 +21,7 @@ pub(super) fn parse_body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiErro
     })
 }
 
-/// What is wrong with a field, and where. What was found there may be a secret: the message names only what was expected.
+/// Describes a field error and its location. The value may be a secret, so the message names only the expected type.
 pub(super) fn describe_json_error(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let text = text.split(" at line ").next().unwrap_or_default();
@@ -29,14 +29,14 @@ pub(super) fn describe_json_error(error: &serde_json::Error) -> String {
         0 => String::new(),
         line => format!(" (line {line}, column {})", error.column()),
     };
-    for said in ["missing field ", "duplicate field "] {
-        if let Some(field) = text.strip_prefix(said) {
-            let is = if said.starts_with("missing") { "is missing" } else { "is there twice" };
+    for prefix in ["missing field ", "duplicate field "] {
+        if let Some(field) = text.strip_prefix(prefix) {
+            let is = if prefix.starts_with("missing") { "is missing" } else { "is set twice" };
             return format!("{} {is}{at}", field.replace('`', ""));
         }
     }
     if let Some((field, _)) = text.strip_prefix("unknown field `").and_then(|rest| rest.split_once('`')) {
-        return format!("there is no field {field:?}{at}");
+        return format!("unknown field {field:?}{at}");
     }
     let expected = text.rsplit_once("expected ").map(|(_, expected)| expected);
     let kind = match expected {
@@ -44,13 +44,13 @@ pub(super) fn describe_json_error(error: &serde_json::Error) -> String {
             "an object"
         }
         Some(kind) if kind.contains("sequence") => "a list",
-        Some(kind) if kind.contains("string") || kind.contains("str") => "a text",
+        Some(kind) if kind.contains("string") || kind.contains("str") => "a string",
         Some("u64" | "i64" | "u32" | "usize" | "i32" | "u16") => "a whole number",
         Some("f64") => "a number",
         Some("a boolean") => "true or false",
-        Some(_) | None => return format!("a field cannot be used as it is{at}"),
+        Some(_) | None => return format!("a field has an invalid value{at}"),
     };
-    format!("a field has the wrong type: {kind} was expected{at}")
+    format!("a field has the wrong type: expected {kind}{at}")
 }
 
 pub(super) fn parameter(parts: &Parts, name: &str) -> Option<String> {
@@ -58,7 +58,7 @@ pub(super) fn parameter(parts: &Parts, name: &str) -> Option<String> {
     pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| percent_decode(value))
 }
 
-/// `%41` is `A`.
+/// Percent-decodes a text: `%41` is `A`.
 fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -75,7 +75,7 @@ pub(super) fn numeric_parameter(parts: &Parts, name: &str) -> Result<u64, ApiErr
     match parameter(parts, name) {
         None => Ok(0),
         Some(text) => {
-            text.parse().map_err(|_| ApiError::BadRequest(format!("{name} is {text:?}: no number")))
+            text.parse().map_err(|_| ApiError::BadRequest(format!("{name} is {text:?}: it must be a number")))
         }
     }
 }

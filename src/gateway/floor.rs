@@ -1,7 +1,7 @@
-//! Sequence numbers of operations: above every number that an agent knows, and the floor up to which all are final.
+//! Operation sequence numbers: above every number that an agent has seen, and the floor up to which all are final.
 //!
-//! The floor lets agents forget what they ran. It is below every row that is not final, and below every task that is being
-//! written and is not in memory yet.
+//! Agents delete records of operations up to the floor. The floor is below every row that is not final, and below every
+//! task that is being written and not in memory yet.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -14,24 +14,24 @@ use super::{ApiError, Gateway, fresh_id, now_ms};
 use crate::gse::agent_protocol::Join;
 use crate::store::{Outcome, Store, Txn};
 
-/// Numbers follow the clock in milliseconds. An agent that knows one further ahead than a week has a broken clock behind it,
-/// or is forged.
+/// Numbers follow the clock in milliseconds. A number more than a week ahead comes from a broken clock or a forged
+/// agent.
 const MAX_AHEAD_MS: u64 = 7 * 86_400_000;
 
-/// Task numbers, as far as they bound the floor.
+/// Task numbers that bound the floor.
 #[derive(Default)]
 pub struct TaskNumbers(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// The largest number that was given to a task.
+    /// The largest number assigned to a task.
     last: u64,
-    /// Tasks that are being written: each has a larger number than this.
+    /// Tasks being written, each with a lower bound of its number.
     creating: BTreeMap<u64, u64>,
     next: u64,
 }
 
-/// A task that is being written. When it is dropped, the task is in memory, or there is none.
+/// A task being written. It is dropped once the task is in memory, or was not created.
 pub struct TaskCreation<'a> {
     numbers: &'a TaskNumbers,
     id: u64,
@@ -42,7 +42,7 @@ impl TaskNumbers {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// To be called before a number is taken from the store.
+    /// Must be called before a number is allocated in the store.
     pub fn begin_creation(&self) -> TaskCreation<'_> {
         let mut inner = self.inner();
         inner.next += 1;
@@ -56,7 +56,7 @@ impl TaskNumbers {
         inner.last = inner.last.max(number);
     }
 
-    /// The largest sequence number below every task that is being written or will be.
+    /// The largest sequence number below every current or future write of a task.
     fn bound(&self) -> u64 {
         let inner = self.inner();
         let last = inner.creating.values().copied().fold(inner.last, u64::min);
@@ -76,14 +76,14 @@ impl<S: Store> Gateway<S> {
         if !self.is_ready() {
             return;
         }
-        // The bound first: a task that is in memory by now was being written, or not begun, at that moment.
+        // The bound is read first: a task that enters memory later is above it.
         let bound = self.numbers.bound();
         let open = self.tasks.unfinished().iter().filter_map(|task| task.first_open_seq()).min();
         let floor = open.map_or(bound, |open| bound.min(open.saturating_sub(1)));
         self.floor.fetch_max(floor, Ordering::AcqRel);
     }
 
-    /// New tasks get larger numbers than an agent knows: its gateway may have been another one, or have lost its store.
+    /// Raises the task number above an agent's last one, which another gateway or a lost store may have assigned.
     pub(super) async fn raise_task_number(&self, join: &Join) -> Result<(), ApiError> {
         let known = join.last_seq / MAX_ROWS;
         let now = u64::try_from(now_ms()).unwrap_or(0);
@@ -91,7 +91,7 @@ impl<S: Store> Gateway<S> {
             return Ok(());
         }
         if known - now > MAX_AHEAD_MS {
-            warn!(agent = %join.agent, last_seq = join.last_seq, "the agent claims a sequence number that is more than a week ahead: ignored");
+            warn!(agent = %join.agent, last_seq = join.last_seq, "ignored: the agent reports a sequence number more than a week ahead");
             return Ok(());
         }
         loop {
@@ -103,13 +103,13 @@ impl<S: Store> Gateway<S> {
             let txn = Txn::put("task-number", known.to_string())
                 .only_if("task-number", entry.map_or(0, |entry| entry.mod_seq));
             if let Outcome::Written(_) = self.store.txn(txn).await? {
-                warn!(agent = %join.agent, last_seq = join.last_seq, "the agent knows larger sequence numbers: was the store restored from a copy?");
+                warn!(agent = %join.agent, last_seq = join.last_seq, "the agent reports a larger sequence number than the store: was the store restored from a backup?");
                 return Ok(());
             }
         }
     }
 
-    /// Identity of this store: made once, and gone when the store is lost.
+    /// Identity of this store, created once and lost with the store.
     pub(super) async fn store_id(&self) -> Result<String, ApiError> {
         const KEY: &str = "store-id";
         loop {

@@ -1,4 +1,4 @@
-//! The calls of apps: from a body to what a call answers.
+//! App calls: decode a body, check namespaces, run the call and encode its response.
 
 use std::sync::Arc;
 
@@ -29,19 +29,19 @@ use crate::store::Store;
 pub(super) async fn handle<S: Store>(
     shared: &MiddlewareState<S>,
     app: &App,
-    asked: &mut RequestLog,
+    log: &mut RequestLog,
     parts: &Parts,
     body: &[u8],
 ) -> Result<Response, ApiError> {
     let gateway = &shared.gateway;
     let caller = caller(app, &parts.headers)?;
     let may = |namespace: &str| app.may_touch(namespace);
-    let data: Value = match asked.call {
-        ApiCall::Register => registry(gateway, Registry::Register, app, asked, body, &caller).await?,
-        ApiCall::Update => registry(gateway, Registry::Update, app, asked, body, &caller).await?,
-        ApiCall::Unregister => registry(gateway, Registry::Unregister, app, asked, body, &caller).await?,
+    let data: Value = match log.call {
+        ApiCall::Register => registry(gateway, Registry::Register, app, log, body, &caller).await?,
+        ApiCall::Update => registry(gateway, Registry::Update, app, log, body, &caller).await?,
+        ApiCall::Unregister => registry(gateway, Registry::Unregister, app, log, body, &caller).await?,
         ApiCall::Operate { second } => {
-            let request = request(app, asked, body)?;
+            let request = request(app, log, body)?;
             if second {
                 has_spec(&request)?;
             }
@@ -51,12 +51,12 @@ pub(super) async fn handle<S: Store>(
         ApiCall::OperateMulti => {
             let requests = parse_body::<MultiRequest>(body)?.proc_operate_req;
             requests.iter().try_for_each(|one| allowed(app, one).and_then(|()| has_spec(one)))?;
-            asked.what = format!("{} requests", requests.len());
+            log.what = format!("{} requests", requests.len());
             let task_id = gateway.operate(&requests, &caller).await?;
             serde_json::to_value(TaskData { task_id })?
         }
         ApiCall::Job(api) => {
-            let data = job(gateway, app, asked, api, body, &caller).await?;
+            let data = job(gateway, app, log, api, body, &caller).await?;
             return Ok(json(StatusCode::OK, &Envelope::of_job(data)));
         }
         ApiCall::JobResult => {
@@ -73,59 +73,28 @@ pub(super) async fn handle<S: Store>(
             return Ok(json(StatusCode::OK, &Envelope::ok(rows)));
         }
         ApiCall::Status { second } => {
-            let data = gateway.status(&request(app, asked, body)?, second).await?;
+            let data = gateway.status(&request(app, log, body)?, second).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(data)));
         }
         ApiCall::Sync => {
-            let data = gateway.sync(&request(app, asked, body)?).await?;
+            let data = gateway.sync(&request(app, log, body)?).await?;
             return Ok(json(StatusCode::OK, &Envelope::ok(data)));
         }
         ApiCall::SetGroups => {
-            let request = request(app, asked, body)?;
+            let request = request(app, log, body)?;
             serde_json::to_value(gateway.set_groups(&request, &parse_body(body)?, &caller).await?)?
         }
-        ApiCall::Groups => gateway.groups(&request(app, asked, body)?).await?,
-        ApiCall::Agents { by_id } => gateway.agents(&request(app, asked, body)?, by_id)?,
+        ApiCall::Groups => gateway.groups(&request(app, log, body)?).await?,
+        ApiCall::Agents { by_id } => gateway.agents(&request(app, log, body)?, by_id)?,
         ApiCall::Processes => gateway.processes(&query(parts)?, &may).await?,
-        ApiCall::Watch => {
-            let after = numeric_parameter(parts, "after")?;
-            let (keepers, code) = (Arc::clone(&shared.keepers), app.code.clone());
-            let may = Arc::new(move |namespace: &str| {
-                let apps = keepers.apps();
-                apps.find(&code).is_some_and(|app| namespace.is_empty() || app.may_touch(namespace))
-            });
-            let body = gateway.watch(query(parts)?, after, may).await;
-            return Ok(lines(end_on_revocation(
-                body,
-                shared.keepers.app_revocation(app),
-                CREDENTIALS_REVOKED,
-            )));
-        }
-        ApiCall::Rename => rename(gateway, app, asked, body, &caller).await?,
+        ApiCall::Watch => return watch(shared, app, parts).await,
+        ApiCall::Rename => rename(gateway, app, log, body, &caller).await?,
         ApiCall::Hosts => gateway.list_hosts(parameter(parts, "brief").is_some()).await?,
         ApiCall::Tasks => match parameter(parts, "op") {
             Some(op) => gateway.task_of(&Caller { op: Some(op), ..caller }).await?,
             None => gateway.list_tasks(&may).await?,
         },
-        ApiCall::State => {
-            let mut question: serde_json::Map<String, Value> = parse_body(body)?;
-            question.retain(|name, _| !name.starts_with("bk_"));
-            let question = serde_json::to_vec(&question)?;
-            let ask: StoreRequest = parse_body(&question)?;
-            let changes = ask.changes();
-            asked.changes = changes.is_some();
-            asked.what = changes.unwrap_or_default();
-            if matches!(ask, StoreRequest::Changes { .. }) {
-                tokio::select! {
-                    answer = gateway.state(ask) => answer?,
-                    () = shared.keepers.app_revocation(app) => {
-                        return Err(ApiError::NotAllowed("these credentials are no longer known".to_owned()));
-                    }
-                }
-            } else {
-                gateway.state(ask).await?
-            }
-        }
+        ApiCall::State => state(shared, app, log, body).await?,
         ApiCall::Metrics => return Ok(metrics(gateway, Connection::of(&parts.extensions)).await),
         ApiCall::Description => return Ok(json(StatusCode::OK, openapi::description())),
         ApiCall::Join | ApiCall::Stream | ApiCall::Tell | ApiCall::Health | ApiCall::Ready => Value::Null,
@@ -133,26 +102,67 @@ pub(super) async fn handle<S: Store>(
     Ok(json(StatusCode::OK, &Envelope::ok(data)))
 }
 
-/// The last line of a watch whose app is gone, or has another secret.
+/// Streams changes until the app's credentials are revoked.
+async fn watch<S: Store>(
+    shared: &MiddlewareState<S>,
+    app: &App,
+    parts: &Parts,
+) -> Result<Response, ApiError> {
+    let after = numeric_parameter(parts, "after")?;
+    let (authenticator, code) = (Arc::clone(&shared.authenticator), app.code.clone());
+    let may = Arc::new(move |namespace: &str| {
+        let apps = authenticator.apps();
+        apps.find(&code).is_some_and(|app| namespace.is_empty() || app.may_touch(namespace))
+    });
+    let body = shared.gateway.watch(query(parts)?, after, may).await;
+    let revoked = shared.authenticator.app_revocation(app);
+    Ok(lines(end_on_revocation(body, revoked, CREDENTIALS_REVOKED)))
+}
+
+/// Runs a store request. A wait for changes ends when the app's credentials are revoked.
+async fn state<S: Store>(
+    shared: &MiddlewareState<S>,
+    app: &App,
+    log: &mut RequestLog,
+    body: &[u8],
+) -> Result<Value, ApiError> {
+    let mut fields: serde_json::Map<String, Value> = parse_body(body)?;
+    fields.retain(|name, _| !name.starts_with("bk_"));
+    let request: StoreRequest = parse_body(&serde_json::to_vec(&fields)?)?;
+    let changes = request.changes();
+    log.changes = changes.is_some();
+    log.what = changes.unwrap_or_default();
+    if !matches!(request, StoreRequest::Changes { .. }) {
+        return shared.gateway.state(request).await;
+    }
+    tokio::select! {
+        answer = shared.gateway.state(request) => answer,
+        () = shared.authenticator.app_revocation(app) => {
+            Err(ApiError::NotAllowed("these credentials are no longer known".to_owned()))
+        }
+    }
+}
+
+/// Last line of a watch whose app was removed or has a new secret.
 const CREDENTIALS_REVOKED: &str = "{\"error\":\"these credentials are no longer known\"}\n";
 
-/// Which task is asked for, by GSE's name for it or by JOB's.
+/// The task id, under GSE's or JOB's field name.
 #[derive(Deserialize)]
 struct TaskIdBody {
     task_id: Option<String>,
     bk_gse_taskid: Option<String>,
 }
 
-/// What Abide's own clients say with a call.
+/// Parses the headers of Abide's own clients.
 fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let wrong = |name: &str| ApiError::BadRequest(format!("{name} cannot be used"));
+    let wrong = |name: &str| ApiError::BadRequest(format!("the header {name} is not valid"));
     let generation = match text("x-abide-generation") {
         None => None,
         Some(number) => Some(number.parse().map_err(|_| wrong("X-Abide-Generation"))?),
     };
     if generation.is_some() && text("x-abide-owner").is_none() {
-        return Err(ApiError::BadRequest("X-Abide-Generation says nothing without X-Abide-Owner".to_owned()));
+        return Err(ApiError::BadRequest("X-Abide-Generation requires X-Abide-Owner".to_owned()));
     }
     let name = |header: &str| match text(header) {
         Some(value) if value.is_empty() || value.len() > 128 || value.contains('/') => Err(wrong(header)),
@@ -162,14 +172,14 @@ fn caller(app: &App, headers: &HeaderMap) -> Result<Caller, ApiError> {
     Ok(Caller { app: app.code.clone(), owner, generation, op, sees: app.namespaces().to_vec() })
 }
 
-/// A request about one process or namespace that this app may touch.
-fn request(app: &App, asked: &mut RequestLog, body: &[u8]) -> Result<ProcRequest, ApiError> {
+/// Parses a request about one process or namespace, and checks the app's access.
+fn request(app: &App, log: &mut RequestLog, body: &[u8]) -> Result<ProcRequest, ApiError> {
     let request: ProcRequest = parse_body(body)?;
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
     let (meta, hosts) = (&request.meta, request.hosts.len() + request.agent_id_list.len());
-    asked.what = format!("{}/{} on {hosts} hosts", text(&meta.namespace), text(&meta.name));
+    log.what = format!("{}/{} on {hosts} hosts", text(&meta.namespace), text(&meta.name));
     if let Some(op) = request.op_type {
-        asked.what.push_str(&format!(", op {op}"));
+        log.what.push_str(&format!(", op {op}"));
     }
     allowed(app, &request)?;
     Ok(request)
@@ -182,7 +192,7 @@ fn allowed(app: &App, request: &ProcRequest) -> Result<(), ApiError> {
     }
 }
 
-/// Only the first version's operations fall back on what is registered.
+/// Only version 1 operations fall back on the registered spec.
 fn has_spec(request: &ProcRequest) -> Result<(), ApiError> {
     match request.spec {
         Some(_) => Ok(()),
@@ -198,27 +208,27 @@ async fn registry<S: Store>(
     gateway: &Gateway<S>,
     call: Registry,
     app: &App,
-    asked: &mut RequestLog,
+    log: &mut RequestLog,
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
-    let rows = gateway.registry_call(call, &request(app, asked, body)?, caller).await?;
-    asked.refused = rows.values().filter(|row| row.code() != RowCode::DONE).count();
+    let rows = gateway.registry_call(call, &request(app, log, body)?, caller).await?;
+    log.refused = rows.values().filter(|row| row.code() != RowCode::DONE).count();
     Ok(serde_json::to_value(rows)?)
 }
 
-/// JOB's calls are GSE's operations under other names.
+/// Maps JOB's calls to GSE operations.
 async fn job<S: Store>(
     gateway: &Gateway<S>,
     app: &App,
-    asked: &mut RequestLog,
+    log: &mut RequestLog,
     api: JobApi,
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
     let body: JobBody = parse_body(body)?;
     let (subjects, _) = body.places(api);
-    asked.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
+    log.what = format!("{} processes, op {:?}", subjects.len(), body.op_type);
     if let Some(subject) = subjects.iter().find(|subject| !app.may_touch(subject.key.namespace.as_str())) {
         return Err(not_allowed(app, subject.key.namespace.as_str()));
     }
@@ -230,7 +240,7 @@ async fn job<S: Store>(
 async fn rename<S: Store>(
     gateway: &Gateway<S>,
     app: &App,
-    asked: &mut RequestLog,
+    log: &mut RequestLog,
     body: &[u8],
     caller: &Caller,
 ) -> Result<Value, ApiError> {
@@ -240,7 +250,7 @@ async fn rename<S: Store>(
         to: InstanceKey,
     }
     let Names { from, to } = parse_body(body)?;
-    asked.what = format!("{from} to {to}");
+    log.what = format!("{from} to {to}");
     for key in [&from, &to] {
         if !app.may_touch(key.namespace.as_str()) {
             return Err(not_allowed(app, key.namespace.as_str()));
@@ -252,7 +262,7 @@ async fn rename<S: Store>(
 }
 
 impl<S: Store> Gateway<S> {
-    /// What is counted, for whoever tells of it.
+    /// All metrics of the gateway.
     pub async fn metrics_text(&self) -> String {
         let gauges = Gauges {
             registered: self.count_registered().await.unwrap_or(0),

@@ -1,7 +1,7 @@
-//! Which hosts have an agent: sessions, one a host at most.
+//! Agent sessions: at most one session per host.
 //!
-//! A session lives as long as its agent says something. Its stream may break and be opened again; while it is open
-//! nobody else gets its hosts. Who joins with the same agent's name takes over his own session.
+//! A session lives while its agent sends messages. Its stream may break and be reopened; while it is open, no other
+//! agent can join for its hosts. An agent that joins again under its name replaces its own session.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,7 +21,7 @@ pub struct AgentSessions(Mutex<Inner>);
 struct Inner {
     sessions: HashMap<String, Session>,
     by_host: HashMap<HostKey, String>,
-    /// Of hosts whose agent is gone: when it was last heard.
+    /// Last contact of hosts without a session.
     last: HashMap<HostKey, Instant>,
 }
 
@@ -29,21 +29,21 @@ struct Session {
     agent: String,
     hosts: Vec<HostKey>,
     version: String,
-    heard: Instant,
-    /// How far the agent's wall clock is ahead of ours, in milliseconds, as last measured.
+    last_contact: Instant,
+    /// How far the agent's wall clock was ahead of the gateway's at the last measurement, in milliseconds.
     skew_ms: Option<i64>,
-    /// Its agent understands heartbeats with a floor.
+    /// The agent supports heartbeats with a floor.
     floors: bool,
     stream: Option<OpenStream>,
     streams: u64,
     commit_lock: CommitLock,
 }
 
-/// Held while results of a session are taken: a successor counts on from what its predecessor committed.
+/// Held while a session's results are committed: a successor continues from its predecessor's last commit.
 pub type CommitLock = Arc<tokio::sync::Mutex<()>>;
 
 struct OpenStream {
-    /// A stream that was replaced must not end its successor.
+    /// Number of the stream: a replaced stream must not close its successor.
     number: u64,
     to: mpsc::UnboundedSender<ToAgent>,
     opened: BootInstant,
@@ -53,18 +53,18 @@ struct OpenStream {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HostSession {
     pub host: HostKey,
-    /// Its stream is open.
+    /// Whether its stream is open.
     pub connected: bool,
     pub version: String,
     pub clock_skew_ms: Option<i64>,
-    /// Milliseconds since 1970.
-    pub heard: i64,
+    /// Last contact, in milliseconds since 1970.
+    pub last_contact: i64,
 }
 
-/// Above this difference of the clocks a warning is logged.
+/// Clock difference above which a warning is logged, in milliseconds.
 const SKEW_MS: i64 = 2_000;
 
-/// Somebody else is the agent of a host.
+/// The host has a session of another agent.
 #[derive(Debug, PartialEq, Eq)]
 pub struct HostInUse(pub HostKey);
 
@@ -73,22 +73,24 @@ impl AgentSessions {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// A new session for all of these hosts, or for none; and the turns of the sessions that it ends.
+    /// Opens a session for all of these hosts or none. Also returns the commit locks of the sessions that it ends.
     pub fn join(&self, join: &Join, lost_after: Duration) -> Result<(String, Vec<CommitLock>), HostInUse> {
         let mut inner = self.inner();
         for host in &join.hosts {
             let Some(session) = inner.by_host.get(host).and_then(|id| inner.sessions.get(id)) else {
                 continue;
             };
-            if session.agent != join.agent && session.stream.is_some() && session.heard.elapsed() < lost_after
+            if session.agent != join.agent
+                && session.stream.is_some()
+                && session.last_contact.elapsed() < lost_after
             {
                 return Err(HostInUse(host.clone()));
             }
         }
-        let mut turns = Vec::new();
+        let mut locks = Vec::new();
         for host in &join.hosts {
             if let Some(old) = inner.by_host.remove(host) {
-                turns.extend(inner.sessions.get(&old).map(|session| Arc::clone(&session.commit_lock)));
+                locks.extend(inner.sessions.get(&old).map(|session| Arc::clone(&session.commit_lock)));
                 inner.end(&old);
             }
         }
@@ -97,7 +99,7 @@ impl AgentSessions {
             agent: join.agent.clone(),
             hosts: join.hosts.clone(),
             version: join.version.clone(),
-            heard: Instant::now(),
+            last_contact: Instant::now(),
             skew_ms: None,
             floors: join.floors,
             stream: None,
@@ -109,10 +111,10 @@ impl AgentSessions {
         for host in &join.hosts {
             inner.by_host.insert(host.clone(), id.clone());
         }
-        Ok((id, turns))
+        Ok((id, locks))
     }
 
-    /// Opens the session's stream; one that was open ends. `None`: there is no such session any more.
+    /// Opens the session's stream and closes the previous one. `None`: the session no longer exists.
     pub fn open(&self, id: &str) -> Option<(AgentStreamReceiver, Vec<HostKey>)> {
         let mut inner = self.inner();
         let session = inner.sessions.get_mut(id)?;
@@ -120,11 +122,11 @@ impl AgentSessions {
         session.streams += 1;
         let (number, opened, floors) = (session.streams, BootInstant::now(), session.floors);
         session.stream = Some(OpenStream { number, to, opened });
-        session.heard = Instant::now();
+        session.last_contact = Instant::now();
         Some((AgentStreamReceiver { receive, number, opened, floors }, session.hosts.clone()))
     }
 
-    /// The stream broke.
+    /// Closes a stream, unless a newer one replaced it.
     pub fn close_stream(&self, id: &str, number: u64) {
         if let Some(session) = self.inner().sessions.get_mut(id)
             && session.stream.as_ref().is_some_and(|stream| stream.number == number)
@@ -133,69 +135,72 @@ impl AgentSessions {
         }
     }
 
-    /// The clock of a session's agent, in milliseconds since 1970.
+    /// Measures the clock difference of a session's agent. `clock`: milliseconds since 1970.
     pub fn measure_skew(&self, id: &str, clock: Option<i64>) {
         if let Some(session) = self.inner().sessions.get_mut(id) {
             session.measure_skew(clock);
         }
     }
 
-    /// An agent said something: its name. `None`: it has to join again.
+    /// Records contact with an agent. Returns its name and hosts; `None`: it must join again.
     pub fn touch(&self, id: &str) -> Option<(String, Vec<HostKey>)> {
         let mut inner = self.inner();
         let session = inner.sessions.get_mut(id)?;
-        session.heard = Instant::now();
+        session.last_contact = Instant::now();
         Some((session.agent.clone(), session.hosts.clone()))
     }
 
-    /// The turn of a session. `None`: it has to join again.
+    /// The commit lock of a session. `None`: its agent must join again.
     pub fn commit_lock(&self, id: &str) -> Option<CommitLock> {
         self.inner().sessions.get(id).map(|session| Arc::clone(&session.commit_lock))
     }
 
-    /// Hands something to a host's agent. `false`: nobody is there to take it.
-    pub fn send(&self, host: &HostKey, mut down: ToAgent) -> bool {
+    /// Sends a message to a host's agent. `false`: no agent is connected.
+    pub fn send(&self, host: &HostKey, mut message: ToAgent) -> bool {
         let inner = self.inner();
         let session = inner.by_host.get(host).and_then(|id| inner.sessions.get(id));
         let Some(stream) = session.and_then(|session| session.stream.as_ref()) else { return false };
-        if let ToAgent::Op(request) = &mut down {
+        if let ToAgent::Op(request) = &mut message {
             request.sent_ms = stream.opened.elapsed_ms();
         }
-        stream.to.send(down).is_ok()
+        stream.to.send(message).is_ok()
     }
 
-    /// The version of a host's agent, if there is a live one.
+    /// The version of a host's connected agent.
     pub fn agent_version(&self, host: &HostKey) -> Option<String> {
         let inner = self.inner();
         let session = inner.sessions.get(inner.by_host.get(host)?)?;
         session.stream.as_ref().map(|_| session.version.clone())
     }
 
-    /// How long a host's agent has been silent, by the monotonic clock: a step of the wall clock loses no agent.
-    /// `None`: it was never heard.
+    /// Time since the last contact with a host's agent, by the monotonic clock: a step of the wall clock expires no
+    /// session. `None`: the agent never connected.
     pub fn silent_for(&self, host: &HostKey) -> Option<Duration> {
         let inner = self.inner();
         let session = inner.by_host.get(host).and_then(|id| inner.sessions.get(id));
-        session.map(|session| session.heard).or_else(|| inner.last.get(host).copied()).map(|at| at.elapsed())
+        session
+            .map(|session| session.last_contact)
+            .or_else(|| inner.last.get(host).copied())
+            .map(|at| at.elapsed())
     }
 
-    /// When a host was last heard of, in milliseconds since 1970, to be shown.
+    /// Last contact with a host in milliseconds since 1970, for display.
     pub fn last_contact(&self, host: &HostKey) -> Option<i64> {
         let ago = i64::try_from(self.silent_for(host)?.as_millis()).unwrap_or(i64::MAX);
         Some(now_ms().saturating_sub(ago))
     }
 
-    /// All hosts with a session, by host.
+    /// All hosts with a session, sorted by host.
     pub fn all(&self) -> Vec<HostSession> {
         let inner = self.inner();
         let of = |session: &Session| {
-            let ago = i64::try_from(session.heard.elapsed().as_millis()).unwrap_or(0);
+            let ago = i64::try_from(session.last_contact.elapsed().as_millis()).unwrap_or(0);
             let row = |host: &HostKey| HostSession {
                 host: host.clone(),
                 connected: session.stream.is_some(),
                 version: session.version.clone(),
                 clock_skew_ms: session.skew_ms,
-                heard: now_ms().saturating_sub(ago),
+                last_contact: now_ms().saturating_sub(ago),
             };
             session.hosts.iter().map(row).collect::<Vec<_>>()
         };
@@ -204,10 +209,10 @@ impl AgentSessions {
         all
     }
 
-    /// Ends the sessions that have been silent for too long. Their hosts.
+    /// Ends sessions without contact for `lost_after`. Returns their hosts.
     pub fn expire(&self, lost_after: Duration) -> Vec<HostKey> {
         let mut inner = self.inner();
-        let silent = |session: &Session| session.heard.elapsed() >= lost_after;
+        let silent = |session: &Session| session.last_contact.elapsed() >= lost_after;
         let gone: Vec<String> =
             inner.sessions.iter().filter(|(_, session)| silent(session)).map(|(id, _)| id.clone()).collect();
         gone.iter().flat_map(|id| inner.end(id)).collect()
@@ -237,18 +242,18 @@ impl Inner {
             if self.by_host.get(host).is_some_and(|current| current == id) {
                 self.by_host.remove(host);
             }
-            self.last.insert(host.clone(), session.heard);
+            self.last.insert(host.clone(), session.last_contact);
         }
         session.hosts
     }
 }
 
-/// One open stream.
+/// The receiving end of an open stream.
 pub struct AgentStreamReceiver {
     pub receive: mpsc::UnboundedReceiver<ToAgent>,
     pub number: u64,
     pub opened: BootInstant,
-    /// Its agent understands heartbeats with a floor.
+    /// The agent supports heartbeats with a floor.
     pub floors: bool,
 }
 
@@ -269,20 +274,20 @@ mod tests {
         let hosts = AgentSessions::default();
         let (first, _) = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("free");
         let second = join("b", &["0:10.0.0.3", "0:10.0.0.2"]);
-        // Nobody listens yet on the first's behalf.
+        // The first session has no stream yet.
         let (stream, _) = hosts.open(&first).expect("a session");
         assert_eq!(hosts.join(&second, LONG).err(), Some(HostInUse("0:10.0.0.2".parse().expect("a host"))));
         assert!(hosts.agent_version(&"0:10.0.0.3".parse().expect("a host")).is_none(), "all or none");
-        // Its own successor takes over, and the old stream can no longer end the new one.
-        let (again, turns) = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("its own");
-        assert_eq!(turns.len(), 1, "its predecessor's");
+        // The same agent replaces its session, and the old stream cannot close the new one.
+        let (again, locks) = hosts.join(&join("a", &["0:10.0.0.1", "0:10.0.0.2"]), LONG).expect("its own");
+        assert_eq!(locks.len(), 1, "its predecessor's");
         assert!(hosts.touch(&first).is_none());
         hosts.open(&again).expect("a session");
         hosts.close_stream(&again, 7);
         assert!(hosts.agent_version(&"0:10.0.0.1".parse().expect("a host")).is_some());
         hosts.close_stream(&again, stream.number);
         assert!(hosts.agent_version(&"0:10.0.0.1".parse().expect("a host")).is_none());
-        // A broken stream is nobody's hold on a host.
+        // A broken stream does not reserve the host.
         assert!(hosts.join(&second, LONG).is_ok());
     }
 

@@ -1,9 +1,9 @@
-//! Identities: which process of a host has a `value_key`, or a `setup_path` and `proc_name`.
+//! Process identities: the owner of a `value_key`, or of a `setup_path` and `proc_name`, on a host.
 //!
-//! `identity/HOST/INDEX` names the process that has an identity. Within a namespace the first registration has it until it
-//! is unregistered. Across namespaces a registration alone claims nothing: it has the identity only until a process of
-//! another namespace is really started or hosted with it. From then on that process has it, also while it is stopped, until
-//! it is unregistered. Registrations without their identity are kept in `claim/HOST/NAMESPACE/NAME`.
+//! `identity/HOST/INDEX` holds the process that owns an identity. Within a namespace the first registration owns it
+//! until it is unregistered. Across namespaces a registration alone reserves nothing: the first process that is
+//! started or hosted with the identity takes it over, and owns it until it is unregistered, even while stopped.
+//! Registrations without their identity are stored in `claim/HOST/NAMESPACE/NAME`.
 
 use std::collections::HashSet;
 
@@ -18,28 +18,28 @@ use crate::gse::codes::RowCode;
 use crate::model::{InstanceKey, ProcessKey, Spec};
 use crate::store::{Entry, Store, Txn};
 
-/// Whose an identity is.
+/// Owner of an identity.
 pub(super) enum IdentityOwner {
-    /// Free, or the process's own.
+    /// Free, or owned by this process.
     Own(Option<Entry>),
-    /// Of a process that was only registered, in another namespace.
+    /// Owned by a process of another namespace that was only registered.
     Claimed(ProcessKey, Entry),
     Other(ProcessKey),
 }
 
-/// Instances with an unfinished start: read at most once per call, since that reads every open task. A check that takes
-/// an identity reads the identity first: a start that is committed later changes it, and the commit conflicts.
+/// Instances with an unfinished start, loaded at most once per call because that reads every open task. A check reads
+/// the identity before it: a start committed later changes the identity, and the check's commit conflicts.
 #[derive(Default)]
 pub(super) struct OpenStarts(OnceCell<HashSet<InstanceKey>>);
 
-/// An identity's entry, and the process that has it if that is another one.
+/// An identity's entry, and its owner if that is another process.
 pub(super) type IdentityHolder = (Option<Entry>, Option<ProcessKey>);
 
 pub(super) fn claim_key(instance: &InstanceKey) -> String {
     format!("claim/{}/{}/{}", instance.host, instance.namespace, instance.name)
 }
 
-/// The refusal names the holder to a caller who may see its namespace.
+/// The message names the owner only to a caller that may see its namespace.
 pub fn identity_conflict_message(other: &ProcessKey, caller: &Caller) -> String {
     let same = "has the same value_key, or setup_path and proc_name, on this host";
     match caller.may_see(other.namespace.as_str()) {
@@ -71,19 +71,19 @@ impl<S: Store> Gateway<S> {
         })
     }
 
-    /// Does it run, or did it ever, or is it about to? An unknown state counts as yes.
+    /// Whether an instance runs, ever ran, or has a start in flight. An unknown state counts as yes.
     pub(super) async fn was_started(
         &self,
         instance: &InstanceKey,
         starts: &OpenStarts,
     ) -> Result<bool, ApiError> {
-        // A start that ends between the two checks is in its report by then: hence the second one.
+        // A start that finishes between the two checks appears in the report, which is therefore checked again.
         Ok(self.has_run(instance).await?
             || self.open_starts(starts).await?.contains(instance)
             || self.has_run(instance).await?)
     }
 
-    /// Does it run, or did it ever, by its report? An absent agent counts as yes.
+    /// Whether an instance runs or ever ran by its report. A missing agent counts as yes.
     async fn has_run(&self, instance: &InstanceKey) -> Result<bool, ApiError> {
         if self.hosts.agent_version(&instance.host).is_none() {
             return Ok(true);
@@ -100,7 +100,7 @@ impl<S: Store> Gateway<S> {
         starts.0.get_or_try_init(|| self.read_open_starts()).await
     }
 
-    /// From the store: a task is there from its commit on, and in memory a moment later.
+    /// Reads the store, not memory: a task enters memory shortly after its commit.
     async fn read_open_starts(&self) -> Result<HashSet<InstanceKey>, ApiError> {
         let mut starts = HashSet::new();
         for entry in self.store.range("open/", None, usize::MAX).await?.entries {
@@ -111,14 +111,14 @@ impl<S: Store> Gateway<S> {
                 None => self.load(id).await?,
             };
             let Some(task) = task else { continue };
-            let open = task.open_rows().into_iter().filter_map(|nth| task.orders.get(nth));
-            let gives = open.filter(|order| order.op.as_ref().is_some_and(AgentOp::registers_spec));
-            starts.extend(gives.map(|order| order.instance.clone()));
+            let open = task.open_rows().into_iter().filter_map(|nth| task.items.get(nth));
+            let gives = open.filter(|item| item.op.as_ref().is_some_and(AgentOp::registers_spec));
+            starts.extend(gives.map(|item| item.instance.clone()));
         }
         Ok(starts)
     }
 
-    /// What a registration writes of its identity. `also`: another name of the same process.
+    /// The identity writes of a registration. `also`: another name of the same process.
     pub(super) async fn identity_txn(
         &self,
         own: &InstanceKey,
@@ -149,7 +149,7 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    /// An identity is given up only by the process that has it.
+    /// Releases an identity if this process owns it.
     pub(super) async fn release_identity_txn(&self, own: &InstanceKey, spec: &Spec) -> Result<Txn, ApiError> {
         Ok(match self.holder(own, spec).await? {
             (Some(entry), None) => Txn::delete(entry.key.to_string()).only_if(&*entry.key, entry.mod_seq),
@@ -157,38 +157,38 @@ impl<S: Store> Gateway<S> {
         })
     }
 
-    /// Two processes on one host cannot have one identity. A refusal, or what the commit of this operation writes of the
-    /// identity: a real start takes it from a process that was only registered, in another namespace.
+    /// Enforces one owner per identity and host. Returns a refusal, or the identity writes of this operation's
+    /// commit: a start takes the identity over from a process of another namespace that was only registered.
     pub(super) async fn claims(
         &self,
-        order: &TaskItem,
+        item: &TaskItem,
         holder: IdentityHolder,
         starts: &OpenStarts,
         caller: &Caller,
     ) -> Result<(Option<ItemResult>, Txn), ApiError> {
         let free = (None, Txn::default());
-        let Some(held) = &order.held else { return Ok(free) };
-        let own = &order.instance;
+        let Some(held) = &item.held else { return Ok(free) };
+        let own = &item.instance;
         let refused = |other: &ProcessKey| {
             (
                 Some(ItemResult::new(RowCode::COMMAND_FAILED, identity_conflict_message(other, caller))),
                 Txn::default(),
             )
         };
-        let launches = matches!(order.op, Some(AgentOp::Start | AgentOp::Host | AgentOp::Restart));
-        let former = match &order.op {
+        let launches = matches!(item.op, Some(AgentOp::Start | AgentOp::Host | AgentOp::Restart));
+        let former = match &item.op {
             Some(AgentOp::Rename { from }) => Some(from.process()),
             Some(_) | None => None,
         };
         let key = identity_key(own, &held.spec);
         let mine = |changed| Txn::put(key.clone(), own.process().to_string()).only_if(key.clone(), changed);
         match self.identity_owner(own, holder, starts).await? {
-            // Written again: a concurrent call that takes the identity conflicts, and finds this start.
+            // Rewritten so that a concurrent take-over conflicts, and then sees this start.
             IdentityOwner::Own(Some(entry)) if launches && !self.has_run(own).await? => {
                 Ok((None, mine(entry.mod_seq)))
             }
             IdentityOwner::Own(Some(_)) => Ok(free),
-            // A registration that came without its identity, which is free by now.
+            // The registration had no identity, and the identity is free now.
             IdentityOwner::Own(None) if launches && self.store.get(&claim_key(own)).await?.is_some() => {
                 Ok((None, mine(0).and(Txn::delete(claim_key(own)))))
             }

@@ -1,4 +1,4 @@
-//! What is counted, in the text form that Prometheus reads.
+//! Gateway metrics in the Prometheus text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::gse::agent_protocol::AgentOp;
 
-/// Upper bounds of the buckets of durations, in seconds.
+/// Upper bounds of the duration buckets, in seconds.
 const BUCKETS: [f64; 9] = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0];
 
 #[derive(Default)]
@@ -20,7 +20,7 @@ pub struct Metrics {
 
 #[derive(Default)]
 struct Counts {
-    /// By call and by whether it was refused.
+    /// Requests by call and result.
     requests: BTreeMap<(&'static str, &'static str), u64>,
     operations: BTreeMap<(&'static str, i64), u64>,
     buckets: [u64; BUCKETS.len()],
@@ -28,7 +28,7 @@ struct Counts {
     all: u64,
 }
 
-/// What is true at the moment.
+/// Current values, read when metrics are scraped.
 pub struct Gauges {
     pub registered: usize,
     pub sessions: usize,
@@ -53,7 +53,7 @@ impl Metrics {
     }
 
     pub fn operation(&self, op: Option<&AgentOp>, code: i64) {
-        let word = match op {
+        let op_name = match op {
             None => "unknown",
             Some(AgentOp::Start) => "start",
             Some(AgentOp::Stop) => "stop",
@@ -65,10 +65,10 @@ impl Metrics {
             Some(AgentOp::Kill) => "kill",
             Some(AgentOp::Rename { .. }) => "rename",
         };
-        *self.counts().operations.entry((word, code)).or_default() += 1;
+        *self.counts().operations.entry((op_name, code)).or_default() += 1;
     }
 
-    /// A request was turned away because there were too many.
+    /// Counts a request refused for overload or rate.
     pub fn count_shed(&self) {
         self.shed.fetch_add(1, Ordering::Relaxed);
     }
@@ -87,7 +87,7 @@ impl Metrics {
         for ((call, result), n) in &counts.requests {
             let _ = writeln!(text, "abide_gateway_requests_total{{call=\"{call}\",result=\"{result}\"}} {n}");
         }
-        head(&mut text, "abide_gateway_request_seconds", "histogram", "How long requests took.");
+        head(&mut text, "abide_gateway_request_seconds", "histogram", "Duration of requests.");
         let mut sum = 0;
         for (most, n) in BUCKETS.iter().zip(counts.buckets) {
             sum += n;
@@ -96,7 +96,7 @@ impl Metrics {
         let _ = writeln!(text, "abide_gateway_request_seconds_bucket{{le=\"+Inf\"}} {}", counts.all);
         let _ = writeln!(text, "abide_gateway_request_seconds_sum {}", counts.seconds);
         let _ = writeln!(text, "abide_gateway_request_seconds_count {}", counts.all);
-        head(&mut text, "abide_gateway_operations_total", "counter", "Operations that ended, by code.");
+        head(&mut text, "abide_gateway_operations_total", "counter", "Finished operations by code.");
         for ((op, code), n) in &counts.operations {
             let _ = writeln!(text, "abide_gateway_operations_total{{op=\"{op}\",code=\"{code}\"}} {n}");
         }
@@ -104,17 +104,17 @@ impl Metrics {
         let shed = self.shed.load(Ordering::Relaxed);
         let given_up = self.given_up.load(Ordering::Relaxed);
         for (name, kind, help, value) in [
-            ("abide_gateway_shed_total", "counter", "Requests turned away: too many at once.", shed),
-            ("abide_gateway_agent_missing_total", "counter", "Operations that found no agent.", given_up),
-            ("abide_gateway_registered", "gauge", "Registered instances.", gauges.registered as u64),
-            ("abide_gateway_agent_sessions", "gauge", "Agents that are there.", gauges.sessions as u64),
+            ("abide_gateway_shed_total", "counter", "Requests refused for overload or rate.", shed),
             (
-                "abide_gateway_open_tasks",
-                "gauge",
-                "Tasks with a row that is not final.",
-                gauges.open_tasks as u64,
+                "abide_gateway_agent_missing_total",
+                "counter",
+                "Operations without a result: the agent was missing or too late.",
+                given_up,
             ),
-            ("abide_gateway_ready", "gauge", "1 when it can do its work.", u64::from(gauges.ready)),
+            ("abide_gateway_registered", "gauge", "Registered instances.", gauges.registered as u64),
+            ("abide_gateway_agent_sessions", "gauge", "Connected agents.", gauges.sessions as u64),
+            ("abide_gateway_open_tasks", "gauge", "Tasks with unfinished rows.", gauges.open_tasks as u64),
+            ("abide_gateway_ready", "gauge", "1 if the gateway is ready.", u64::from(gauges.ready)),
         ] {
             head(&mut text, name, kind, help);
             let _ = writeln!(text, "{name} {value}");

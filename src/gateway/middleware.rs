@@ -1,8 +1,8 @@
-//! What a request meets before it is a call: credentials, permits, size, time, form, rate. And what it leaves behind: a
-//! count, and for every change a line that says who did what from where.
+//! Request middleware: credentials, permits, body limits and rate before a call; metrics and the audit log after it.
 //!
-//! Credentials in a header are checked before a byte of the body is read. A body with credentials in it (ESB's form) is
-//! read in the pool of unknown callers, whose permits and memory are apart from those of known callers and of agents.
+//! Credentials in a header are checked before any byte of the body is read. A body that carries credentials (ESB
+//! style) is read in the pool of unknown callers, whose permits and memory are separate from those of known callers
+//! and agents.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,16 +31,16 @@ use crate::http::{
 };
 use crate::store::Store;
 
-/// What a request may cost.
+/// Limits of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The largest body; 100,000 hosts fit into the usual one.
+    /// Maximum bytes of a body; the default fits 100,000 hosts.
     pub body_bytes: usize,
-    /// How long a body may take to arrive.
+    /// Timeout of reading a body.
     pub body_time: Duration,
-    /// Requests at once of known callers, and as many of agents; more are refused.
+    /// Maximum concurrent requests of known callers, and as many of agents.
     pub at_once: usize,
-    /// Requests a second of one app; more are told to slow down.
+    /// Maximum requests per second of one app; further ones get 429.
     pub rate: u32,
 }
 
@@ -52,45 +52,49 @@ impl Default for Limits {
 
 pub(super) struct MiddlewareState<S> {
     pub(super) gateway: Arc<Gateway<S>>,
-    pub(super) keepers: Arc<Authenticator>,
+    pub(super) authenticator: Arc<Authenticator>,
     limits: Limits,
     known: Budget,
     agents: Budget,
     unknown: UnknownCallers,
 }
 
-/// The memory of all bodies that are being read or carried out: of known callers, of agents, of unknown callers. The
-/// largest body always fits.
+/// Memory of all request bodies in flight, for each of known callers, agents and unknown callers. One body of maximum
+/// size always fits.
 const KNOWN_BYTES: usize = 128 << 20;
 const AGENT_BYTES: usize = 64 << 20;
 const UNKNOWN_BYTES: usize = 64 << 20;
 
-/// The whole API. Health answers anybody; everything else wants credentials.
-pub fn router<S: Store>(gateway: Arc<Gateway<S>>, keepers: Arc<Authenticator>, limits: Limits) -> Router {
+/// Router of the whole API. All routes except health need credentials.
+pub fn router<S: Store>(
+    gateway: Arc<Gateway<S>>,
+    authenticator: Arc<Authenticator>,
+    limits: Limits,
+) -> Router {
     let Limits { body_bytes, at_once, .. } = limits;
     let shared = MiddlewareState {
         gateway,
-        keepers,
+        authenticator,
         limits,
         known: Budget::new(LimitedResource::KnownCallers, at_once, KNOWN_BYTES.max(body_bytes)),
         agents: Budget::new(LimitedResource::Agents, at_once, AGENT_BYTES.max(body_bytes)),
-        // A peer may have half of it.
+        // One peer gets at most half of it.
         unknown: UnknownCallers::new(at_once, UNKNOWN_BYTES.max(2 * body_bytes)),
     };
     Router::new().fallback(serve::<S>).with_state(Arc::new(shared))
 }
 
-/// A request on its way: what its line will say.
+/// Fields of a request's audit log line.
 pub(super) struct RequestLog {
     pub(super) call: ApiCall,
     pub(super) changes: bool,
     who: String,
-    /// The person on whose behalf an app calls, as it says.
+    /// The user on whose behalf an app calls, as claimed by the app.
     as_user: String,
     pub(super) what: String,
     /// The request showed valid credentials.
     proved: bool,
-    /// Rows that did not do what was asked.
+    /// Number of refused rows.
     pub(super) refused: usize,
 }
 
@@ -102,7 +106,7 @@ impl RequestLog {
 }
 
 async fn serve<S: Store>(State(shared): State<Arc<MiddlewareState<S>>>, request: Request) -> Response {
-    // A question for the head alone is answered like one for all of it; hyper leaves the body out.
+    // HEAD is answered like GET; hyper omits the body.
     let is_head = request.method() == axum::http::Method::HEAD;
     let method = if is_head { "GET" } else { request.method().as_str() };
     let found = find(method, request.uri().path());
@@ -114,15 +118,11 @@ async fn serve<S: Store>(State(shared): State<Arc<MiddlewareState<S>>>, request:
     let call = match found {
         RouteMatch::Call(call) => call,
         RouteMatch::OtherMethod => {
-            let message = "this path is there, but not for this method";
+            let message = "method not allowed";
             return envelope_response(StatusCode::METHOD_NOT_ALLOWED, EnvelopeCode::NO_SUCH_PATH, message);
         }
         RouteMatch::Nothing => {
-            return envelope_response(
-                StatusCode::NOT_FOUND,
-                EnvelopeCode::NO_SUCH_PATH,
-                "there is no such path",
-            );
+            return envelope_response(StatusCode::NOT_FOUND, EnvelopeCode::NO_SUCH_PATH, "path not found");
         }
     };
     if call.access() == RouteAccess::Anybody {
@@ -131,9 +131,10 @@ async fn serve<S: Store>(State(shared): State<Arc<MiddlewareState<S>>>, request:
     if !call.changes() && call != ApiCall::Tell {
         return serve_call(shared, call, request).await;
     }
-    // What was begun comes to its end though its caller be gone: a task that is kept is on its way to its agent, too.
+    // Changes run in a task of their own, so that they complete even if the caller disconnects: a stored task must be
+    // dispatched.
     tokio::spawn(serve_call(shared, call, request)).await.unwrap_or_else(|_| {
-        let message = "it failed for a reason that is not yours";
+        let message = "internal error; see the gateway log";
         envelope_response(StatusCode::INTERNAL_SERVER_ERROR, EnvelopeCode::NO_GSE, message)
     })
 }
@@ -141,23 +142,23 @@ async fn serve<S: Store>(State(shared): State<Arc<MiddlewareState<S>>>, request:
 async fn serve_call<S: Store>(shared: Arc<MiddlewareState<S>>, call: ApiCall, request: Request) -> Response {
     let begin = Instant::now();
     let (parts, body) = request.into_parts();
-    let mut asked = RequestLog::of(call);
-    let (response, result) = match respond(&shared, &mut asked, &parts, body).await {
-        Ok(response) if asked.refused > 0 => (response, format!("{} rows refused", asked.refused)),
+    let mut log = RequestLog::of(call);
+    let (response, result) = match respond(&shared, &mut log, &parts, body).await {
+        Ok(response) if log.refused > 0 => (response, format!("{} rows refused", log.refused)),
         Ok(response) => (response, "ok".to_owned()),
         Err((response, result)) => (*response, result),
     };
-    if let Some(connection) = Connection::of(&parts.extensions).filter(|_| !asked.proved) {
+    if let Some(connection) = Connection::of(&parts.extensions).filter(|_| !log.proved) {
         connection.demote();
     }
     let counted = if result == "ok" { "ok" } else { "refused" };
     shared.gateway.metrics.request(call.word(), counted, begin.elapsed());
-    // Unknown callers change nothing, and must not be able to fill the log.
-    if asked.changes && !asked.who.is_empty() {
+    // Unauthenticated callers change nothing, and must not be able to fill the log.
+    if log.changes && !log.who.is_empty() {
         let from =
             parts.extensions.get::<Peer>().map_or_else(String::new, |Peer(peer)| SocketAddr::to_string(peer));
-        let RequestLog { who, what, as_user, .. } = asked;
-        // Quoted: what callers send must not be able to look like a line of its own.
+        let RequestLog { who, what, as_user, .. } = log;
+        // Quoted: text from callers must not be able to forge a log line.
         info!(target: "audit", ?who, ?as_user, call = call.word(), ?what, %from, ?result, "change");
     }
     response
@@ -167,23 +168,23 @@ type ErrorReply = (Box<Response>, String);
 
 async fn respond<S: Store>(
     shared: &MiddlewareState<S>,
-    asked: &mut RequestLog,
+    log: &mut RequestLog,
     parts: &Parts,
     body: Body,
 ) -> Result<Response, ErrorReply> {
-    let call = asked.call;
+    let call = log.call;
     check_size(shared.limits.body_bytes, call, parts)?;
     let connection = Connection::of(&parts.extensions);
-    let (apps, tokens) = (shared.keepers.apps(), shared.keepers.tokens());
+    let (apps, tokens) = (shared.authenticator.apps(), shared.authenticator.tokens());
     let identity = identify(&apps, &tokens, call, parts);
     let token = bearer(&parts.headers).unwrap_or_default();
     let in_force = match &identity {
-        CallerIdentity::App(app) => Some(shared.keepers.app_credential_check(app)),
-        CallerIdentity::Agent => Some(shared.keepers.token_credential_check(&tokens, token)),
+        CallerIdentity::App(app) => Some(shared.authenticator.app_credential_check(app)),
+        CallerIdentity::Agent => Some(shared.authenticator.token_credential_check(&tokens, token)),
         CallerIdentity::Unknown | CallerIdentity::Missing | CallerIdentity::Wrong(_) => None,
     };
     if let Some(in_force) = in_force {
-        asked.proved = true;
+        log.proved = true;
         connection.inspect(|connection| connection.authenticated(in_force));
     }
     let mut admitted = admit(shared, call, &identity, parts).await?;
@@ -191,43 +192,44 @@ async fn respond<S: Store>(
     let bytes = read_body(body, shared.limits.body_bytes, read_in, &mut admitted).await;
     let bytes = bytes.map_err(|error| body_error_reply(shared, call, connection, error))?;
     if matches!(identity, CallerIdentity::Agent) {
-        asked.who = "agent".to_owned();
-        return agent(shared, asked, parts, &bytes).await;
+        log.who = "agent".to_owned();
+        return agent(shared, log, parts, &bytes).await;
     }
-    let said: Credentials = parse_body(&bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
+    let credentials: Credentials = parse_body(&bytes).map_err(|refusal| api_error_reply(call, &refusal))?;
     let app = match identity {
         CallerIdentity::App(app) => app,
         CallerIdentity::Unknown
         | CallerIdentity::Agent
         | CallerIdentity::Missing
         | CallerIdentity::Wrong(_) => {
-            let Some((code, secret)) = body_credentials(&said) else {
+            let Some((code, secret)) = body_credentials(&credentials) else {
                 return Err(unauthorized(call, UNKNOWN_APP));
             };
             let Some(app) = apps.authenticate(&code, &secret) else {
-                // Neither a permit nor memory is held while the answer waits.
+                // A delayed response holds neither a permit nor memory.
                 drop((admitted, bytes));
                 return Err(wrong_credentials(call, connection, &code).await);
             };
-            asked.proved = true;
-            connection
-                .inspect(|connection| connection.authenticated(shared.keepers.app_credential_check(app)));
+            log.proved = true;
+            connection.inspect(|connection| {
+                connection.authenticated(shared.authenticator.app_credential_check(app))
+            });
             app
         }
     };
-    asked.who.clone_from(&app.code);
-    asked.as_user = said.user().unwrap_or_default();
+    log.who.clone_from(&app.code);
+    log.as_user = credentials.user().unwrap_or_default();
     let _admitted = match admitted.is_unknown() {
         true => readmit(&shared.known, &bytes)
             .map_err(|resource| overloaded(shared, call, connection, resource))?,
         false => admitted,
     };
     check_limits(shared, call, app)?;
-    let carried = handle(shared, app, asked, parts, &bytes).await;
-    if asked.changes {
-        shared.gateway.record_write_result(!matches!(carried, Err(ApiError::Store(_))));
+    let result = handle(shared, app, log, parts, &bytes).await;
+    if log.changes {
+        shared.gateway.record_write_result(!matches!(result, Err(ApiError::Store(_))));
     }
-    carried.map_err(|refusal| api_error_reply(call, &refusal))
+    result.map_err(|refusal| api_error_reply(call, &refusal))
 }
 
 fn check_size(most: usize, call: ApiCall, parts: &Parts) -> Result<(), ErrorReply> {
@@ -242,7 +244,7 @@ fn check_size(most: usize, call: ApiCall, parts: &Parts) -> Result<(), ErrorRepl
     }
 }
 
-/// A permit of the class that the header's credentials are of.
+/// Acquires a permit from the budget of the caller's class.
 async fn admit<'a, S: Store>(
     shared: &'a MiddlewareState<S>,
     call: ApiCall,
@@ -253,7 +255,7 @@ async fn admit<'a, S: Store>(
     let budget = match identity {
         CallerIdentity::App(_) => &shared.known,
         CallerIdentity::Agent => &shared.agents,
-        // Also on a known connection: an earlier request's proof is not this one's.
+        // Even on an authenticated connection: credentials of an earlier request do not count for this one.
         CallerIdentity::Unknown => return Ok(shared.unknown.admit(peer_of(parts))),
         CallerIdentity::Missing => return Err(unauthorized(call, TOKEN_HOST_MISMATCH)),
         CallerIdentity::Wrong(who) => return Err(wrong_credentials(call, connection, who).await),
@@ -261,11 +263,11 @@ async fn admit<'a, S: Store>(
     budget.admit().map_err(|resource| overloaded(shared, call, connection, resource))
 }
 
-/// The app's rate, and whether it may make this call at all.
+/// Checks the app's rate, and whether it may make this call.
 fn check_limits<S: Store>(shared: &MiddlewareState<S>, call: ApiCall, app: &App) -> Result<(), ErrorReply> {
-    if !shared.keepers.within_rate(&app.code, shared.limits.rate) {
+    if !shared.authenticator.within_rate(&app.code, shared.limits.rate) {
         shared.gateway.metrics.count_shed();
-        let message = format!("more than {} requests a second", shared.limits.rate);
+        let message = format!("rate limit exceeded: at most {} requests per second", shared.limits.rate);
         return Err(busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, &message));
     }
     if call.access() == RouteAccess::Everywhere && !app.may_touch_all() {
@@ -279,7 +281,7 @@ const UNKNOWN_APP: &str = "no app is known by these credentials";
 const TOKEN_HOST_MISMATCH: &str = "this token is not for these hosts";
 
 fn peer_of(parts: &Parts) -> std::net::IpAddr {
-    // Every request of a listener has a peer; without one it shares the limits of loopback.
+    // Every request of a listener has a peer; a request without one shares the limits of loopback.
     let loopback = std::net::IpAddr::from([127, 0, 0, 1]);
     parts.extensions.get::<Peer>().map_or(loopback, |Peer(peer)| peer.ip())
 }
@@ -292,7 +294,7 @@ fn unauthorized(call: ApiCall, message: &str) -> ErrorReply {
     error_reply(call, StatusCode::UNAUTHORIZED, EnvelopeCode::NOT_ALLOWED, message)
 }
 
-/// Wrong credentials are logged, and answered later the more of them a peer sends.
+/// Logs wrong credentials, and delays the response by the peer's failures.
 async fn wrong_credentials(call: ApiCall, connection: Option<&Connection>, who: &str) -> ErrorReply {
     let verdict = match connection {
         Some(connection) => connection.login_failed(who).await,
@@ -311,19 +313,19 @@ fn too_many_failed_logins(call: ApiCall) -> ErrorReply {
     let message = "too many requests with wrong credentials from this address";
     let (mut response, message) =
         busy(call, StatusCode::TOO_MANY_REQUESTS, EnvelopeCode::RATE_LIMITED, message);
-    // This answer has no delay: the next guess costs a connection.
+    // An immediate answer closes the connection, so the next guess needs a new one.
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     (response, message)
 }
 
-/// A refusal after which the caller may try again.
+/// An error reply with `Retry-After`.
 fn busy(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> ErrorReply {
     let (mut response, message) = error_reply(call, status, code, message);
     response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     (response, message)
 }
 
-/// A known caller is refused: that shows in readiness.
+/// Refuses a known caller, which makes the gateway unready.
 fn overloaded<S: Store>(
     shared: &MiddlewareState<S>,
     call: ApiCall,
@@ -335,15 +337,15 @@ fn overloaded<S: Store>(
         connection.refused(resource);
     }
     let message = match resource {
-        LimitedResource::BodyMemory => "too many large requests at once: try again in a moment",
+        LimitedResource::BodyMemory => "too many large concurrent requests: try again",
         LimitedResource::Connections | LimitedResource::KnownCallers | LimitedResource::Agents => {
-            "too many requests at once: try again in a moment"
+            "too many concurrent requests: try again"
         }
     };
     busy(call, StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message)
 }
 
-/// The answer to a body that was not read.
+/// The reply to a body that could not be read.
 fn body_error_reply<S: Store>(
     shared: &MiddlewareState<S>,
     call: ApiCall,
@@ -353,18 +355,17 @@ fn body_error_reply<S: Store>(
     let most = shared.limits.body_bytes;
     match error {
         BodyError::TooLarge | BodyError::Broken => {
-            let message = format!("the body is larger than {most} bytes, or broke off");
+            let message = format!("the body is larger than {most} bytes or incomplete");
             error_reply(call, StatusCode::PAYLOAD_TOO_LARGE, EnvelopeCode::TOO_LARGE, &message)
         }
         BodyError::TooSlow => {
-            let message = "the body took too long to arrive";
+            let message = "reading the body timed out";
             error_reply(call, StatusCode::REQUEST_TIMEOUT, EnvelopeCode::BAD_REQUEST, message)
         }
         BodyError::NoMemory => overloaded(shared, call, connection, LimitedResource::BodyMemory),
         BodyError::Evicted => {
             shared.gateway.metrics.count_shed();
-            let message =
-                "too many requests of unknown callers at once: send credentials in a header, or try again";
+            let message = "too many concurrent requests of unauthenticated callers: send credentials in a header, or try again";
             busy(call, StatusCode::SERVICE_UNAVAILABLE, EnvelopeCode::CONCURRENCY_LIMITED, message)
         }
     }
@@ -384,27 +385,27 @@ fn health<S: Store>(gateway: &Gateway<S>, call: ApiCall, connection: Option<&Con
     }
 }
 
-/// The agents' own calls: a token for all of their hosts.
+/// Handles agent calls. The token must be valid for all of the agent's hosts.
 async fn agent<S: Store>(
     shared: &MiddlewareState<S>,
-    asked: &mut RequestLog,
+    log: &mut RequestLog,
     parts: &Parts,
     bytes: &Bytes,
 ) -> Result<Response, ErrorReply> {
     let gateway = &shared.gateway;
     let token = bearer(&parts.headers).unwrap_or_default();
-    let tokens = shared.keepers.tokens();
-    let call = asked.call;
+    let tokens = shared.authenticator.tokens();
+    let call = log.call;
     let unknown = || unauthorized(call, TOKEN_HOST_MISMATCH);
     let refuse = |refusal: ApiError| api_error_reply(call, &refusal);
-    // It may have been taken out while the body came.
+    // The token may have been revoked while the body was read.
     if !tokens.is_known(token) {
         return Err(unknown());
     }
-    if asked.call == ApiCall::Join {
+    if log.call == ApiCall::Join {
         let join: Join = parse_body(bytes).map_err(refuse)?;
-        asked.who = format!("agent {}", join.agent);
-        asked.what = format!("{} hosts", join.hosts.len());
+        log.who = format!("agent {}", join.agent);
+        log.what = format!("{} hosts", join.hosts.len());
         if !join.hosts.iter().all(|host| tokens.allow(token, host)) {
             return Err(unknown());
         }
@@ -416,22 +417,22 @@ async fn agent<S: Store>(
     if !hosts.iter().all(|host| tokens.allow(token, host)) {
         return Err(unknown());
     }
-    if asked.call == ApiCall::Stream {
+    if log.call == ApiCall::Stream {
         let after = numeric_parameter(parts, "after").map_err(refuse)?;
-        let (keepers, owned) = (Arc::clone(&shared.keepers), token.to_owned());
+        let (authenticator, owned) = (Arc::clone(&shared.authenticator), token.to_owned());
         let hosts_of_stream = hosts.clone();
         let may = Arc::new(move || {
-            let tokens = keepers.tokens();
+            let tokens = authenticator.tokens();
             hosts.iter().all(|host| tokens.allow(&owned, host))
         });
-        let revoked = shared.keepers.token_revocation(token, hosts_of_stream);
+        let revoked = shared.authenticator.token_revocation(token, hosts_of_stream);
         let body = gateway.stream(&session, after, may).await.map_err(refuse)?;
         return Ok(lines(end_on_revocation(body, revoked, "")));
     }
-    let told: Vec<FromAgent> = serde_json::from_slice(bytes)
+    let messages: Vec<FromAgent> = serde_json::from_slice(bytes)
         .map_err(|error| refuse(ApiError::BadRequest(describe_json_error(&error))))?;
     let clock = parameter(parts, "clock").and_then(|text| text.parse().ok());
-    let acked = gateway.receive_messages(&session, told, clock).await.map_err(refuse)?;
+    let acked = gateway.receive_messages(&session, messages, clock).await.map_err(refuse)?;
     Ok(json(StatusCode::OK, &Envelope::ok(acked)))
 }
 
@@ -440,10 +441,10 @@ fn api_error_reply(call: ApiCall, refusal: &ApiError) -> ErrorReply {
         ApiError::BadRequest(message) => (StatusCode::OK, EnvelopeCode::BAD_REQUEST, message.clone()),
         ApiError::UnknownTask(message) => (StatusCode::OK, EnvelopeCode::UNKNOWN_TASK, message.clone()),
         ApiError::NotQueued => {
-            (StatusCode::OK, EnvelopeCode::NOT_QUEUED, "not queued yet: ask again".to_owned())
+            (StatusCode::OK, EnvelopeCode::NOT_QUEUED, "the task is not queued yet: poll again".to_owned())
         }
         ApiError::NotAllowed(message) => (StatusCode::OK, EnvelopeCode::NOT_ALLOWED, message.clone()),
-        // Only our own calls end so, and our own clients read the status.
+        // Only Abide's own calls return these, and its clients read the HTTP status.
         ApiError::Conflict(message) => (StatusCode::CONFLICT, EnvelopeCode::TAKEN, message.clone()),
         ApiError::Gone(message) => (StatusCode::GONE, EnvelopeCode::GONE, message.clone()),
         ApiError::Store(error) => (StatusCode::OK, EnvelopeCode::STORE_FAILED, error.to_string()),
@@ -451,7 +452,7 @@ fn api_error_reply(call: ApiCall, refusal: &ApiError) -> ErrorReply {
     error_reply(call, status, code, &message)
 }
 
-/// A failure in the words of whoever answers the call.
+/// An error in the envelope format of GSE or JOB.
 fn error_response(call: ApiCall, status: StatusCode, code: EnvelopeCode, message: &str) -> Response {
     let envelope = Envelope::<Value>::failed(code, message);
     json(status, &if call.is_job() { envelope.as_job() } else { envelope })
@@ -468,7 +469,7 @@ pub(super) fn json(status: StatusCode, value: &impl serde::Serialize) -> Respons
     response
 }
 
-/// A stream of lines.
+/// A streamed response of JSON lines.
 pub(super) fn lines(body: Body) -> Response {
     let mut response = Response::new(body);
     let kind = HeaderValue::from_static("application/x-ndjson");

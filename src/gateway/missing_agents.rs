@@ -1,7 +1,6 @@
-//! Rows whose host's agent is not there end in 117, and take their result if it comes after all.
+//! Rows without an agent: they end with 117, and a late result replaces them.
 //!
-//! A call may name a hundred thousand hosts that nobody answers for: their rows are one entry of the store, as ranges of
-//! numbers.
+//! A call may name a hundred thousand hosts without an agent. Their rows are one store entry, as ranges of row numbers.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +11,10 @@ use crate::model::HostKey;
 use crate::store::{Store, Txn};
 
 fn agent_missing() -> ItemResult {
-    ItemResult { given_up: true, ..ItemResult::new(RowCode::AGENT_MISSING, "the host's agent is not there") }
+    ItemResult {
+        given_up: true,
+        ..ItemResult::new(RowCode::AGENT_MISSING, "the host's agent is not connected")
+    }
 }
 
 fn missing_rows_key(task: &GatewayTask) -> String {
@@ -23,8 +25,8 @@ impl<S: Store> Gateway<S> {
     pub(super) async fn load_missing(&self, task: &GatewayTask) -> Result<(), ApiError> {
         let Some(entry) = self.store.get(&missing_rows_key(task)).await? else { return Ok(()) };
         let rows: Vec<(usize, usize)> = serde_json::from_slice(&entry.value).unwrap_or_default();
-        for nth in rows.into_iter().flat_map(|(first, last)| first..=last).take(task.orders.len()) {
-            // A late result stands on its own.
+        for nth in rows.into_iter().flat_map(|(first, last)| first..=last).take(task.items.len()) {
+            // A late result replaces the missing mark.
             if task.is_unfinished(nth) {
                 task.finish(nth, agent_missing());
             }
@@ -32,7 +34,7 @@ impl<S: Store> Gateway<S> {
         Ok(())
     }
 
-    /// What is written when some rows of a task are given up.
+    /// The writes that mark rows of a task as missing their agent.
     fn mark_missing(&self, task: &GatewayTask, rows: &BTreeSet<usize>) -> Result<Txn, ApiError> {
         if task.is_live_check() {
             return Ok(Txn::default());
@@ -51,12 +53,12 @@ impl<S: Store> Gateway<S> {
         Ok(txn.and(task.closed(|nth| rows.contains(&nth))))
     }
 
-    /// Rows whose host's agent has been gone for too long end with 117. How many.
+    /// Ends rows whose host has had no agent for the timeout with 117. Returns their number.
     pub async fn expire_items(&self) -> Result<usize, ApiError> {
         self.hosts.expire(self.agent_timeout);
         let mut given_up = 0;
         for task in self.tasks.unfinished() {
-            // By the monotonic clock: a step of the wall clock declares no agent lost.
+            // By the monotonic clock: a step of the wall clock expires no agent.
             let waited = task.accepted.elapsed();
             if waited < self.agent_timeout {
                 continue;
@@ -66,7 +68,7 @@ impl<S: Store> Gateway<S> {
                 self.hosts.agent_version(host).is_none() && silent >= self.agent_timeout
             };
             let rows: BTreeSet<usize> =
-                task.open_rows().into_iter().filter(|nth| gone(&task.orders[*nth].instance.host)).collect();
+                task.open_rows().into_iter().filter(|nth| gone(&task.items[*nth].instance.host)).collect();
             if rows.is_empty() {
                 continue;
             }
@@ -75,7 +77,7 @@ impl<S: Store> Gateway<S> {
                 self.store.txn(txn).await?;
             }
             given_up += rows.len();
-            // A result that came meanwhile stands.
+            // A result that arrived during the commit is kept.
             rows.into_iter()
                 .filter(|nth| task.is_unfinished(*nth))
                 .for_each(|nth| task.finish(nth, agent_missing()));
@@ -85,7 +87,7 @@ impl<S: Store> Gateway<S> {
     }
 }
 
-/// Numbers that follow each other, as the first and the last of them.
+/// Compresses consecutive numbers to ranges (first, last).
 fn ranges(numbers: impl Iterator<Item = usize>) -> Vec<(usize, usize)> {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for number in numbers {

@@ -1,23 +1,24 @@
-//! The gateway: GSE's and JOB's process API over a store, and the agents that carry it out.
+//! Gateway: the GSE and JOB process API over a store, with agents that run the operations.
 //!
 //! # Theory of operation
-//! A request goes through three rooms. [`middleware`] finds out which call it is ([`routes`]: the same call has several
-//! addresses), who asks ([`auth`]), and reads its body. The call itself is a method of [`Gateway`]: [`registry`] keeps
-//! what is registered, [`status`] tells of it, [`operate`] makes tasks. What a call answers is an envelope, and HTTP
-//! says 200, also for a failure ([`handlers`]).
+//! [`middleware`] resolves a request to a call ([`routes`]: one call has several paths), authenticates the caller
+//! ([`auth`]) and reads the body. [`handlers`] runs the call as a method of [`Gateway`]: [`registry`] stores
+//! registrations, [`status`] reads them, [`operate`] creates tasks. A response is an envelope with HTTP 200, also for
+//! a failure.
 //!
-//! A task is in the store before its number is told; then its orders go to the sessions of their hosts' agents
-//! ([`hosts`], [`channel`]). What an agent tells (results, reports) is written in one commit, and only then
-//! acknowledged: an agent repeats what was not. A row without a result ends in 117 when its host's agent has been gone
-//! for as long as one may need to reconnect ([`tasks`], [`missing_agents`]), and in 1900504 when a connected agent gives no result
-//! before the row's deadline ([`deadlines`]). Operations have sequence numbers, and agents forget what they ran when all
-//! numbers up to a floor are final ([`floor`]).
+//! A task is in the store before its id is returned; then its items are sent to the agent sessions of their hosts
+//! ([`hosts`], [`channel`]). An agent's results and reports are written in one commit and acknowledged after it; the
+//! agent resends unacknowledged messages. A row without a result ends with 117 when its host has had no agent for the
+//! agent timeout ([`tasks`], [`missing_agents`]), and with 1900504 when a connected agent returns no result before
+//! the row's deadline ([`deadlines`]). Operations have sequence numbers; agents delete records up to a floor below
+//! which all operations are final ([`floor`]).
 //!
-//! Beyond GSE there are `/api/abide/v1/processes` with everything that is known ([`processes`]) and the store itself
-//! for controllers ([`state`]). Which process has an identity on a host: [`identity`]. Readers get digests in place of secrets ([`secrets`]).
+//! In addition to GSE, `/api/abide/v1/processes` returns all facts about processes ([`processes`]), and controllers
+//! use the store through [`state`]. [`identity`] enforces one owner per process identity and host. Readers get
+//! digests in place of secrets ([`secrets`]).
 //!
-//! Invariants: what was acknowledged is on disk; a row of a task stands for itself; the same `X-Abide-Op` is carried
-//! out once; a generation counts only if the writer lease of its owner holds it.
+//! Invariants: acknowledged messages are on disk; the rows of a task are independent; one `X-Abide-Op` runs once; a
+//! generation is valid only while the writer lease of its owner holds it.
 
 pub mod auth;
 mod channel;
@@ -50,26 +51,26 @@ use crate::store::{Store, Txn};
 
 pub use registry::RegistryRecord;
 
-/// How long an operation waits for a host's agent: its row is to be final within ten seconds.
+/// How long an operation waits for a host's agent; its row is final within ten seconds.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// How long an agent may take for an operation, beyond the timeouts and checks of its spec: a slow disk, a busy host.
+/// Time for an operation beyond the timeouts and checks of its spec, for a slow disk or a busy host.
 const ALLOWANCE: Duration = Duration::from_secs(60);
 
-/// Everything that the calls work with. One a process; handlers share it.
+/// State of the gateway, shared by all handlers. One per process.
 pub struct Gateway<S> {
     store: Arc<S>,
-    /// How long an operation waits for a host's agent to come back.
+    /// How long an operation waits for a host's agent to reconnect.
     agent_timeout: Duration,
-    /// How long an agent may take for an operation, beyond what its spec allows for.
+    /// Time for an operation beyond the timeouts of its spec.
     allowance: Duration,
     tasks: tasks::Tasks,
     numbers: floor::TaskNumbers,
-    /// Every operation with a sequence number up to this one is final.
+    /// All operations with a sequence number up to this one are final.
     floor: AtomicU64,
     hosts: hosts::AgentSessions,
     pub(crate) metrics: metrics::Metrics,
-    /// The last write failed: reads go on, and nothing that must survive can be taken on.
+    /// The last write failed: reads continue, and changes are refused.
     cannot_write: AtomicBool,
 }
 
@@ -88,13 +89,13 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    /// For tests: an agent that is not there is given up sooner.
-    pub fn with_agent_timeout(mut self, patience: Duration) -> Gateway<S> {
-        self.agent_timeout = patience;
+    /// For tests: a shorter agent timeout.
+    pub fn with_agent_timeout(mut self, timeout: Duration) -> Gateway<S> {
+        self.agent_timeout = timeout;
         self
     }
 
-    /// For tests: an agent that gives no result is given up sooner.
+    /// For tests: a shorter allowance.
     pub fn with_allowance(mut self, allowance: Duration) -> Gateway<S> {
         self.allowance = allowance;
         self
@@ -102,68 +103,68 @@ impl<S: Store> Gateway<S> {
 }
 
 impl<S: Store> Gateway<S> {
-    /// What a gateway does by itself: takes up what a former one left, gives up on agents that are gone, forgets what is
-    /// old. Returns when the store can no longer be read.
+    /// Background work: loads open tasks, ends rows without an agent or past their deadline, and removes old tasks.
+    /// Returns when the store cannot be read at the start.
     pub async fn run_maintenance(&self) -> ApiError {
         const MAINTENANCE_INTERVAL: Duration = Duration::from_millis(250);
         const GC_INTERVAL: Duration = Duration::from_secs(600);
         if let Err(refusal) = self.load_tasks().await {
             return refusal;
         }
-        let mut forgotten: Option<std::time::Instant> = None;
+        let mut last_gc: Option<std::time::Instant> = None;
         loop {
             tokio::time::sleep(MAINTENANCE_INTERVAL.min(self.agent_timeout)).await;
-            // A disk that is full now may not be later: what failed is tried again.
+            // A full disk may have space again: the write is retried.
             if self.cannot_write.load(Ordering::Acquire) {
                 self.record_write_result(
                     self.store.txn(Txn::put("probe", now_ms().to_string())).await.is_ok(),
                 );
             }
             if let Err(refusal) = self.expire_items().await {
-                tracing::warn!(?refusal, "rows without an agent cannot be ended");
+                tracing::warn!(?refusal, "cannot end rows without an agent");
             }
             if let Err(refusal) = self.expire_rows().await {
-                tracing::warn!(?refusal, "rows past their deadline cannot be ended");
+                tracing::warn!(?refusal, "cannot end rows past their deadline");
             }
             self.raise_floor();
-            if forgotten.is_none_or(|last| last.elapsed() > GC_INTERVAL) {
-                forgotten = Some(std::time::Instant::now());
+            if last_gc.is_none_or(|last| last.elapsed() > GC_INTERVAL) {
+                last_gc = Some(std::time::Instant::now());
                 if let Err(refusal) = self.gc_tasks().await {
-                    tracing::warn!(?refusal, "old tasks cannot be forgotten");
+                    tracing::warn!(?refusal, "cannot remove old tasks");
                 }
             }
         }
     }
 
-    /// Why it cannot do all of its work.
+    /// Why the gateway is not ready.
     pub fn not_ready(&self) -> Option<&'static str> {
         match self.is_ready() {
-            false => Some("not ready: still reading what a former gateway left"),
+            false => Some("not ready: loading open tasks from the store"),
             true if self.cannot_write.load(Ordering::Acquire) => {
-                Some("not ready: nothing can be written; reads go on")
+                Some("not ready: the store cannot be written; reads continue")
             }
             true => None,
         }
     }
 
-    fn record_write_result(&self, well: bool) {
-        self.cannot_write.store(!well, Ordering::Release);
+    fn record_write_result(&self, succeeded: bool) {
+        self.cannot_write.store(!succeeded, Ordering::Release);
     }
 
-    /// Ends all streams, so that whoever reads them goes elsewhere.
+    /// Ends all agent streams, so that agents reconnect elsewhere.
     pub fn close(&self) {
         self.hosts.expire(Duration::ZERO);
     }
 }
 
-/// Who makes a call that changes something, and what Abide's own clients say with it.
+/// Caller of a change, with the headers of Abide's own clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     pub app: String,
     pub owner: Option<String>,
-    /// Of the owner's writer lease.
+    /// Generation of the owner's writer lease.
     pub generation: Option<u64>,
-    /// The same for the same call, however often it is sent.
+    /// Idempotency key of the call.
     pub op: Option<String>,
     /// Patterns of the namespaces that the app may see.
     pub sees: Vec<String>,
@@ -175,19 +176,19 @@ impl Caller {
     }
 }
 
-/// Why a call as a whole cannot be carried out.
+/// Error of a whole call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ApiError {
-    /// The request says too little, or something wrong; the message names the field.
+    /// The request is incomplete or invalid; the message names the field.
     BadRequest(String),
     UnknownTask(String),
-    /// Not yet: ask again.
+    /// The task is not queued yet; the caller polls again.
     NotQueued,
-    /// These credentials are not for that namespace.
+    /// The credentials do not cover the namespace.
     NotAllowed(String),
-    /// Another has it: an agent's host, say.
+    /// Another caller owns the resource, such as an agent's host.
     Conflict(String),
-    /// What was asked for is no longer kept.
+    /// The requested data is no longer stored.
     Gone(String),
     Store(crate::store::Error),
 }
@@ -218,12 +219,12 @@ fn now_ms() -> i64 {
     crate::clock::now().0
 }
 
-/// Seconds since 1970, as rows tell times.
+/// Seconds since 1970, the unit of times in rows.
 fn now_secs() -> i64 {
     now_ms() / 1000
 }
 
-/// A name that nobody else has.
+/// A unique id.
 fn fresh_id() -> String {
     use std::hash::{BuildHasher, RandomState};
     let (one, other) =

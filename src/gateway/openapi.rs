@@ -1,4 +1,4 @@
-//! The API in its own words: OpenAPI 3.1, made of the table of routes.
+//! OpenAPI 3.1 description of the API, generated from the route table.
 
 use std::sync::LazyLock;
 
@@ -15,15 +15,15 @@ fn build() -> Value {
     let mut paths: Map<String, Value> = Map::new();
     for (method, path, call) in all() {
         let operation = operation(method, &path, call);
-        let place = paths.entry(path).or_insert_with(|| json!({}));
-        place[method.to_lowercase()] = operation;
+        let item = paths.entry(path).or_insert_with(|| json!({}));
+        item[method.to_lowercase()] = operation;
     }
     json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Abide gateway",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "BlueKing's GSE and JOB process API, and what Abide adds to it. Every path answers with and without a slash at its end; those below /api/v2 also behind any prefix. A failure is an envelope with result false and HTTP 200, except where listed.",
+            "description": "BlueKing's GSE and JOB process API, with Abide's extensions. Every path works with and without a trailing slash; paths under /api/v2 also work after any prefix. A failure is an envelope with result false and HTTP 200, except for the listed statuses.",
         },
         "security": [{"bkapi": []}, {"basic": []}],
         "paths": paths,
@@ -63,31 +63,33 @@ fn reference(schema: &str) -> Value {
 
 fn summary(call: ApiCall) -> &'static str {
     match call {
-        ApiCall::Register => "Register a process on hosts; a row says 850 where it is registered already",
-        ApiCall::Update => "Register a process on hosts, whether it was or not",
-        ApiCall::Unregister => "Forget a process on hosts where it is stopped and not hosted",
-        ApiCall::Operate { .. } => "Begin an operation on hosts; without a spec the registered one is used",
-        ApiCall::OperateMulti => "Begin several operations, which may differ, as one task",
-        ApiCall::Result(_) => "How each row of a task stands: 115 while it runs",
-        ApiCall::Status { .. } => "How a process stands on hosts",
-        ApiCall::Sync => "How all processes of a namespace stand, page by page",
-        ApiCall::SetGroups => "Set the pools that processes of a namespace share on hosts",
-        ApiCall::Groups => "The pools that were set",
-        ApiCall::Agents { .. } => "Which hosts have a live agent",
-        ApiCall::Job(_) => "JOB: operate processes, known by where they are",
-        ApiCall::JobResult => "JOB: how each row of a task stands",
-        ApiCall::Processes => "Everything that is known of processes, page by page",
-        ApiCall::Watch => "What changes, a JSON object a line, from a number on",
-        ApiCall::Rename => "Know an instance by another name, without a restart",
-        ApiCall::Hosts => "The hosts that have an agent",
-        ApiCall::Tasks => "The latest tasks",
-        ApiCall::State => "The store, for controllers: journals, ledgers, holds, leases",
-        ApiCall::Join => "Agents: begin a session for some hosts",
-        ApiCall::Stream => "Agents: what is to be done, a JSON object a line",
-        ApiCall::Tell => "Agents: results and reports",
-        ApiCall::Health => "Is it there?",
-        ApiCall::Ready => "Can it do its work?",
-        ApiCall::Metrics => "Counts, for Prometheus",
+        ApiCall::Register => {
+            "Register a process on hosts; the row code is 850 on hosts where it is already registered"
+        }
+        ApiCall::Update => "Register a process on hosts, or update its registration",
+        ApiCall::Unregister => "Unregister a process on hosts where it is stopped and not hosted",
+        ApiCall::Operate { .. } => "Start an operation on hosts; without a spec the registered one is used",
+        ApiCall::OperateMulti => "Start several different operations as one task",
+        ApiCall::Result(_) => "Get the rows of a task; the row code is 115 while it runs",
+        ApiCall::Status { .. } => "Get the status of a process on hosts",
+        ApiCall::Sync => "Get the status of all processes of a namespace, paged",
+        ApiCall::SetGroups => "Set the resource groups of a namespace on hosts",
+        ApiCall::Groups => "Get the resource groups of a namespace",
+        ApiCall::Agents { .. } => "Get the agent status of hosts",
+        ApiCall::Job(_) => "JOB: operate processes, identified by their paths",
+        ApiCall::JobResult => "JOB: get the rows of a task",
+        ApiCall::Processes => "List processes with all facts, paged",
+        ApiCall::Watch => "Stream process changes after a number, one JSON object per line",
+        ApiCall::Rename => "Rename an instance without a restart",
+        ApiCall::Hosts => "List hosts with an agent",
+        ApiCall::Tasks => "List the latest tasks",
+        ApiCall::State => "Access the store of controllers: journals, ledgers, holds, leases",
+        ApiCall::Join => "Agents: open a session for hosts",
+        ApiCall::Stream => "Agents: stream specs and operations, one JSON object per line",
+        ApiCall::Tell => "Agents: send results and reports",
+        ApiCall::Health => "Liveness check",
+        ApiCall::Ready => "Readiness check",
+        ApiCall::Metrics => "Prometheus metrics",
         ApiCall::Description => "This description",
     }
 }
@@ -112,29 +114,32 @@ fn request(call: ApiCall) -> Option<&'static str> {
 
 fn parameters(call: ApiCall) -> &'static [(&'static str, &'static str)] {
     const FILTERS: &[(&str, &str)] = &[
-        ("namespace", "a pattern"),
-        ("name", "a pattern"),
-        ("host", "a pattern of CLOUD:IP or @AGENT_ID"),
-        ("owner", "exactly"),
-        ("brief", "set: without specs"),
-        ("after", "processes: the last page's `more`; watch: a number"),
+        ("namespace", "glob pattern"),
+        ("name", "glob pattern"),
+        ("host", "glob pattern of CLOUD:IP or @AGENT_ID"),
+        ("owner", "exact owner"),
+        ("brief", "if set, omit specs"),
+        ("after", "processes: `more` of the previous page; watch: a change number"),
         ("limit", "1 to 10000"),
-        ("numbers", "watch, set: also the numbers of other changes"),
+        ("numbers", "watch: if set, also send the numbers of other changes"),
     ];
     match call {
         ApiCall::Processes | ApiCall::Watch => FILTERS,
-        ApiCall::Hosts => &[("brief", "set: without the number of processes")],
-        ApiCall::Stream => &[("session", "from join"), ("after", "the last seq that is known")],
-        ApiCall::Tell => &[("session", "from join")],
+        ApiCall::Hosts => &[("brief", "if set, omit the number of processes")],
+        ApiCall::Stream => &[("session", "session id of join"), ("after", "the last received seq")],
+        ApiCall::Tell => &[("session", "session id of join")],
         _ => &[],
     }
 }
 
 fn headers(call: ApiCall) -> Vec<Value> {
     let ours = [
-        ("X-Abide-Op", "the same for the same call: it is carried out once"),
-        ("X-Abide-Owner", "whose instances these are"),
-        ("X-Abide-Generation", "of the owner's writer lease: an older one is refused with 1900409"),
+        ("X-Abide-Op", "idempotency key: calls with the same key run once"),
+        ("X-Abide-Owner", "owner of the instances"),
+        (
+            "X-Abide-Generation",
+            "generation of the owner's writer lease; an older one is refused with 1900409",
+        ),
     ];
     let header = |(name, about): (&str, &str)| json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}});
     match call.changes() && call.access() == RouteAccess::App {
@@ -150,13 +155,14 @@ fn responses(call: ApiCall) -> Value {
         ApiCall::Health | ApiCall::Ready | ApiCall::Description => json!({"application/json": {}}),
         _ => json!({"application/json": {"schema": reference("Envelope")}}),
     };
-    let mut all = json!({"200": {"description": "done, or refused in the envelope", "content": content}});
+    let mut all =
+        json!({"200": {"description": "success, or a failure in the envelope", "content": content}});
     if call.access() != RouteAccess::Anybody {
         for (status, why) in [
-            ("401", "no such credentials"),
+            ("401", "unknown credentials"),
             ("413", "the body is too large"),
-            ("429", "too many requests a second"),
-            ("503", "too many requests at once"),
+            ("429", "rate limit exceeded"),
+            ("503", "too many concurrent requests"),
         ] {
             all[status] = json!({"description": why});
         }
@@ -167,7 +173,7 @@ fn responses(call: ApiCall) -> Value {
 fn schemes() -> Value {
     json!({
         "bkapi": {"type": "apiKey", "in": "header", "name": "X-Bkapi-Authorization",
-                  "description": "JSON with bk_app_code and bk_app_secret; both may stand in the body instead"},
+                  "description": "JSON with bk_app_code and bk_app_secret; both may be in the body instead"},
         "basic": {"type": "http", "scheme": "basic", "description": "app code and secret"},
         "token": {"type": "http", "scheme": "bearer", "description": "an agent's token"},
     })
@@ -187,7 +193,7 @@ fn schemas() -> Value {
             "meta": {"type": "object", "properties": {"namespace": text, "name": text, "labels": {"type": "object"}}},
             "hosts": list(reference("Host")), "agent_id_list": list(text.clone()),
             "op_type": {"type": "integer", "enum": [0, 1, 2, 3, 4, 7, 8, 9]},
-            "spec": {"type": "object", "description": "as a manifest's spec"},
+            "spec": {"type": "object", "description": "the spec of a manifest"},
             "page": {"type": "object", "properties": {"start": number, "limit": {"type": "integer", "maximum": 1000}}}}},
         "MultiRequest": {"type": "object", "required": ["proc_operate_req"],
             "properties": {"proc_operate_req": list(reference("ProcRequest"))}},
@@ -198,7 +204,7 @@ fn schemas() -> Value {
         "JobTaskQuery": {"type": "object", "required": ["bk_gse_taskid"], "properties": {"bk_gse_taskid": text}},
         "Rename": {"type": "object", "required": ["from", "to"], "properties": {
             "from": text, "to": text, "spec": {"type": "object"}, "meta": {"type": "object"}}},
-        "State": {"type": "object", "description": "one of", "properties": {
+        "State": {"type": "object", "description": "exactly one of these requests", "properties": {
             "get": {"type": "object"}, "range": {"type": "object"}, "txn": {"type": "object"},
             "changes": {"type": "object"}, "take_lease": {"type": "object"}, "renew_lease": {"type": "object"},
             "release_lease": {"type": "object"}, "reset_lease": {"type": "object"}}},

@@ -1,4 +1,4 @@
-//! Calls that make tasks: operate_proc in all its shapes, JOB's two, and our rename.
+//! Operation calls: all forms of operate_proc, JOB's two calls, and rename. Each creates a task.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,7 +19,7 @@ use crate::model::{HostKey, InstanceKey, ProcessKey};
 use crate::store::lease::{self, Fenced};
 use crate::store::{Store, Txn};
 
-/// What became of a call that has a name of its own.
+/// Stored response of a call with an `X-Abide-Op`.
 #[derive(Serialize, Deserialize)]
 struct StoredResponse {
     begun: i64,
@@ -27,13 +27,13 @@ struct StoredResponse {
 }
 
 impl<S: Store> Gateway<S> {
-    /// operate_proc, operate_proc_v2 and operate_proc_multi. The number of the task.
+    /// operate_proc, operate_proc_v2 and operate_proc_multi. Returns the task id.
     pub async fn operate(&self, requests: &[ProcRequest], caller: &Caller) -> Result<String, ApiError> {
         if requests.is_empty() {
             return Err(ApiError::BadRequest("proc_operate_req is missing".to_owned()));
         }
-        let mut orders = Vec::new();
-        let mut asked = HashSet::new();
+        let mut items = Vec::new();
+        let mut seen = HashSet::new();
         for request in requests {
             let (process, hosts, written) = (request.process()?, request.targets()?, request.written());
             let code =
@@ -42,8 +42,9 @@ impl<S: Store> Gateway<S> {
             let sent = request.spec()?.map(|spec| owned_spec(spec, caller));
             for host in hosts {
                 let instance = instance(&process, &host.key);
-                if !asked.insert(instance.clone()) {
-                    let twice = format!("{instance} is asked for twice in one call: its rows would be one");
+                if !seen.insert(instance.clone()) {
+                    let twice =
+                        format!("the call names {instance} twice: both would have the same result row");
                     return Err(ApiError::BadRequest(twice));
                 }
                 let held = match &sent {
@@ -53,7 +54,7 @@ impl<S: Store> Gateway<S> {
                 let (held, unknown) = match held {
                     Some(held) => match self.with_secrets(&instance, held).await? {
                         Ok(held) => (Some(held), None),
-                        // What becomes of the process does not depend on the spec that was sent.
+                        // The operation does not depend on the sent spec.
                         Err(_) if op.is_some_and(|op| !AgentOp::from(op).registers_spec()) => {
                             (self.record(&instance).await?.map(|record| record.given), None)
                         }
@@ -64,20 +65,20 @@ impl<S: Store> Gateway<S> {
                 let refused = match op {
                     None => Some(ItemResult::new(RowCode::BAD_OP_TYPE, format!("op_type {code} is unknown"))),
                     Some(_) if held.is_none() => {
-                        let message = "it is not registered, and no spec was sent".to_owned();
+                        let message = "the process is not registered, and the call has no spec".to_owned();
                         Some(ItemResult::new(RowCode::COMMAND_FAILED, unknown.unwrap_or(message)))
                     }
                     Some(_) => None,
                 };
                 let written = written.get(&host.key).cloned();
-                let order = task_item(op.map(AgentOp::from), instance, host.supplier, held, refused, caller);
-                orders.push(TaskItem { written, takes: request.takes.clone(), ..order });
+                let item = task_item(op.map(AgentOp::from), instance, host.supplier, held, refused, caller);
+                items.push(TaskItem { written, takes: request.takes.clone(), ..item });
             }
         }
-        self.submit(orders, caller).await
+        self.submit(items, caller).await
     }
 
-    /// manage_proc and operate_process. A process with a registered identity is that instance, whatever it is called.
+    /// manage_proc and operate_process. A registered identity selects its instance, regardless of the name in the call.
     pub async fn operate_job(
         &self,
         body: &JobBody,
@@ -94,9 +95,9 @@ impl<S: Store> Gateway<S> {
         let (subjects, notes) = body.places(api);
         if subjects.is_empty() {
             let why = notes.first().map_or(String::new(), |note| format!(": {note}"));
-            return Err(ApiError::BadRequest(format!("process_infos names no process{why}")));
+            return Err(ApiError::BadRequest(format!("process_infos contains no process{why}")));
         }
-        let mut orders = Vec::new();
+        let mut items = Vec::new();
         let starts = OpenStarts::default();
         let mut taken = HashSet::new();
         let mut named: HashMap<InstanceKey, String> = HashMap::new();
@@ -112,7 +113,7 @@ impl<S: Store> Gateway<S> {
                 let row = keys::job(&host.key, &held.spec);
                 if !taken.insert(row.clone()) {
                     return Err(ApiError::BadRequest(format!(
-                        "two processes would have the result key {row:?}: call twice"
+                        "two processes would have the result key {row:?}: send two calls"
                     )));
                 }
                 let process = match self.process_of_identity(&host, &held.spec).await? {
@@ -122,7 +123,7 @@ impl<S: Store> Gateway<S> {
                     {
                         process
                     }
-                    // None, or a process of another namespace that was only registered.
+                    // No owner, or an owner in another namespace that was only registered.
                     Some(_) | None => self.free_name(&key, &host.key, &held, &named).await?,
                 };
                 if !may(process.namespace.as_str()) {
@@ -136,13 +137,13 @@ impl<S: Store> Gateway<S> {
                 let instance = instance(&process, &host.key);
                 named.insert(instance.clone(), held.spec.identity.index_key());
                 let held = Some(self.with_current_owner(&instance, held.clone()).await?);
-                orders.push(task_item(op.map(AgentOp::from), instance, host.supplier, held, refused, caller));
+                items.push(task_item(op.map(AgentOp::from), instance, host.supplier, held, refused, caller));
             }
         }
-        self.submit(orders, caller).await
+        self.submit(items, caller).await
     }
 
-    /// A process is known to JOB by where it is: two places are two instances, also where they are called alike.
+    /// A free process name: JOB identifies a process by its path, so two paths with one name are two instances.
     async fn free_name(
         &self,
         key: &ProcessKey,
@@ -160,16 +161,16 @@ impl<S: Store> Gateway<S> {
         if !taken {
             return Ok(key.clone());
         }
-        const MAX_BASE_NAME: usize = 119; // of 128 characters, with `-` and eight digits behind
+        const MAX_BASE_NAME: usize = 119; // of 128 characters; `-` and eight digits follow
         let base: String = key.name.as_str().chars().take(MAX_BASE_NAME).collect();
         let name = format!("{base}-{}", short_digest(&index));
         let name = name
             .parse()
-            .map_err(|error| ApiError::BadRequest(format!("{index} cannot be named: {error}")))?;
+            .map_err(|error| ApiError::BadRequest(format!("no valid process name for {index}: {error}")))?;
         Ok(ProcessKey { namespace: key.namespace.clone(), name })
     }
 
-    /// An instance is known by another name from now on, and has another spec, if one is sent. Nothing is restarted.
+    /// Renames an instance without a restart, with a new spec if one is sent.
     pub async fn rename(
         &self,
         from: InstanceKey,
@@ -178,10 +179,12 @@ impl<S: Store> Gateway<S> {
         caller: &Caller,
     ) -> Result<String, ApiError> {
         if from.host != to.host {
-            return Err(ApiError::BadRequest(format!("{from} cannot move to {to}: that is another host")));
+            return Err(ApiError::BadRequest(format!("cannot rename {from} to {to}: the hosts differ")));
         }
         if self.record(&to).await?.is_some() {
-            return Err(ApiError::Conflict(format!("{to} is registered already")));
+            return Err(ApiError::Conflict(format!(
+                "cannot rename {from} to {to}: the new name is already registered"
+            )));
         }
         let known = self.record(&from).await?;
         let supplier = known.as_ref().and_then(|record| record.supplier);
@@ -193,68 +196,64 @@ impl<S: Store> Gateway<S> {
             None => (known.map(|record| record.given), format!("{from} is not registered")),
         };
         let refused = held.is_none().then(|| ItemResult::new(RowCode::COMMAND_FAILED, why));
-        let orders = vec![task_item(Some(AgentOp::Rename { from }), to, supplier, held, refused, caller)];
-        self.submit(orders, caller).await
+        let items = vec![task_item(Some(AgentOp::Rename { from }), to, supplier, held, refused, caller)];
+        self.submit(items, caller).await
     }
 
-    /// Refuses what may not be done, then begins the task; a call that was made before has its task already.
-    async fn submit(&self, orders: Vec<TaskItem>, caller: &Caller) -> Result<String, ApiError> {
-        if orders.len() as u64 >= MAX_ROWS {
-            return Err(ApiError::BadRequest(format!(
-                "{} instances are too many for one call",
-                orders.len()
-            )));
+    /// Checks identities and the lease, then creates the task. A repeated call returns its existing task.
+    async fn submit(&self, items: Vec<TaskItem>, caller: &Caller) -> Result<String, ApiError> {
+        if items.len() as u64 >= MAX_ROWS {
+            return Err(ApiError::BadRequest(format!("too many instances in one call: {}", items.len())));
         }
         for _ in 0..MAX_ATTEMPTS {
             if let Some(answer) = self.stored_response(caller).await? {
                 return serde_json::from_value(answer).map_err(ApiError::from);
             }
-            // Evaluated for each attempt: another call may have changed what the commit compares.
-            let mut orders = orders.clone();
-            let identities = self.claim_identities(&mut orders, caller).await?;
+            // Evaluated for each attempt: a concurrent call may have changed the compared entries.
+            let mut items = items.clone();
+            let identities = self.claim_identities(&mut items, caller).await?;
             let (fence, refused) = self.fence(caller).await?;
             let is_fenced = refused.is_some();
-            for order in orders.iter_mut().filter(|order| order.refused.is_none()) {
-                order.refused.clone_from(&refused);
+            for item in items.iter_mut().filter(|item| item.refused.is_none()) {
+                item.refused.clone_from(&refused);
             }
             let with = |id: &str| match is_fenced {
-                // A retry is evaluated again: the owner may hold the lease by then.
+                // Not stored, so that a retry is evaluated again: the owner may hold the lease by then.
                 true => Ok(Txn::default()),
                 false => Ok(fence.clone().and(identities.clone()).and(self.response_txn(caller, &id)?)),
             };
-            if let Some(id) = self.begin(&orders, &with).await? {
+            if let Some(id) = self.begin(&items, &with).await? {
                 return Ok(id);
             }
         }
         Err(ApiError::BadRequest(CONTENDED.to_owned()))
     }
 
-    /// Refuses orders whose identity another process has; what the others write of theirs.
-    async fn claim_identities(&self, orders: &mut [TaskItem], caller: &Caller) -> Result<Txn, ApiError> {
+    /// Refuses items whose identity another process owns. Returns the identity writes of the others.
+    async fn claim_identities(&self, items: &mut [TaskItem], caller: &Caller) -> Result<Txn, ApiError> {
         let mut identities: HashMap<(HostKey, String), ProcessKey> = HashMap::new();
         let mut all = Txn::default();
-        let gives = |order: &TaskItem| {
-            order.refused.is_none() && order.op.as_ref().is_some_and(AgentOp::registers_spec)
-        };
+        let registers =
+            |item: &TaskItem| item.refused.is_none() && item.op.as_ref().is_some_and(AgentOp::registers_spec);
         let mut held = Vec::new();
-        for order in orders.iter_mut().filter(|order| gives(order)) {
-            let holder = match &order.held {
-                Some(held) => self.holder(&order.instance, &held.spec).await?,
+        for item in items.iter_mut().filter(|item| registers(item)) {
+            let holder = match &item.held {
+                Some(held) => self.holder(&item.instance, &held.spec).await?,
                 None => (None, None),
             };
-            held.push((order, holder));
+            held.push((item, holder));
         }
-        // Every identity is read before the open starts are.
+        // Identities are read before the open starts, see [`OpenStarts`].
         let starts = OpenStarts::default();
-        for (order, holder) in held {
-            let (refused, txn) = self.claims(order, holder, &starts, caller).await?;
-            order.refused = refused;
-            if let (None, Some(held)) = (&order.refused, &order.held) {
-                let place = (order.instance.host.clone(), held.spec.identity.index_key());
-                let own = order.instance.process();
-                if let Some(other) = identities.insert(place, own.clone()).filter(|other| *other != own) {
+        for (item, holder) in held {
+            let (refused, txn) = self.claims(item, holder, &starts, caller).await?;
+            item.refused = refused;
+            if let (None, Some(held)) = (&item.refused, &item.held) {
+                let slot = (item.instance.host.clone(), held.spec.identity.index_key());
+                let own = item.instance.process();
+                if let Some(other) = identities.insert(slot, own.clone()).filter(|other| *other != own) {
                     let message = identity_conflict_message(&other, caller);
-                    order.refused = Some(ItemResult::new(RowCode::COMMAND_FAILED, message));
+                    item.refused = Some(ItemResult::new(RowCode::COMMAND_FAILED, message));
                     continue;
                 }
                 all.compares.extend(txn.compares);
@@ -264,7 +263,7 @@ impl<S: Store> Gateway<S> {
         Ok(all)
     }
 
-    /// What the same call was answered before.
+    /// The stored response of a repeated call.
     pub(super) async fn stored_response(
         &self,
         caller: &Caller,
@@ -276,13 +275,13 @@ impl<S: Store> Gateway<S> {
             .map(|called| called.answer))
     }
 
-    /// The task that a call of this caller's made, if it was ever taken on.
+    /// The task that an earlier call with the same `X-Abide-Op` created.
     pub async fn task_of(&self, caller: &Caller) -> Result<serde_json::Value, ApiError> {
         let answer = self.stored_response(caller).await?.filter(serde_json::Value::is_string);
         Ok(serde_json::json!({"task": answer}))
     }
 
-    /// Remembers what a call is answered, in the commit that carries it out.
+    /// Stores the response of a call, in the commit of its changes.
     pub(super) fn response_txn(&self, caller: &Caller, answer: &impl Serialize) -> Result<Txn, ApiError> {
         let Some(op) = &caller.op else { return Ok(Txn::default()) };
         let called = StoredResponse { begun: now_ms(), answer: serde_json::to_value(answer)? };
@@ -290,8 +289,8 @@ impl<S: Store> Gateway<S> {
         Ok(Txn::put(name.clone(), serde_json::to_vec(&called)?).only_if(name, 0))
     }
 
-    /// A generation counts only while the writer lease of its owner holds it. With what a commit has to compare for
-    /// that; else why the call is refused, and then nothing of it is remembered.
+    /// Checks the caller's generation against the writer lease of its owner. Returns the comparison for the commit,
+    /// or the refusal; a refused call is not stored.
     pub(super) async fn fence(&self, caller: &Caller) -> Result<(Txn, Option<ItemResult>), ApiError> {
         let (Some(owner), Some(generation)) = (&caller.owner, caller.generation) else {
             return Ok((Txn::default(), None));
@@ -313,7 +312,7 @@ impl<S: Store> Gateway<S> {
     }
 }
 
-/// The key of the lease whose number is an owner's generation.
+/// Store key of an owner's writer lease.
 pub fn writer_lease(owner: &str) -> String {
     format!("lease/writer/{owner}")
 }

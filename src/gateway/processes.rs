@@ -1,4 +1,4 @@
-//! Everything that is known of processes: facts, both specs and revisions, health; and a stream of what changes.
+//! Process list and watch: facts, registered and live specs, revisions and health; and a stream of changes.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::gse::agent_protocol::{OwnedSpec, Report, ReportedRun};
 use crate::model::{InstanceKey, Time, glob};
 use crate::store::{Error, Seq, Store};
 
-/// The most rows on a page, and how many there are unless asked for.
+/// Maximum rows per page, and the default.
 const MAX_LIMIT: usize = 10_000;
 const DEFAULT_LIMIT: usize = 1_000;
 
-/// Which processes are asked for.
+/// Filter and paging of a query.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Query {
@@ -29,12 +29,12 @@ pub struct Query {
     /// A pattern of `CLOUD:IP` or `@AGENT_ID`.
     pub host: Option<String>,
     pub owner: Option<String>,
-    /// The last key of the page before.
+    /// The last key of the previous page.
     pub after: Option<String>,
     pub limit: Option<String>,
-    /// Without their specs, which are most of a row.
+    /// Omit specs, which are most of a row.
     pub brief: Option<String>,
-    /// Of a watch: also the numbers of changes that are none of the above.
+    /// Watch only: also send the numbers of other changes.
     pub numbers: Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl Query {
 }
 
 impl<S: Store> Gateway<S> {
-    /// A page of processes, by namespace, name and host. `more`: the key that the next page comes after.
+    /// A page of processes, sorted by namespace, name and host. `more`: the `after` of the next page.
     pub async fn processes(&self, query: &Query, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
         let limit = query.limit()?;
         let plain = |text: &&String| !text.contains(['*', '?', '[']);
@@ -70,7 +70,7 @@ impl<S: Store> Gateway<S> {
         let mut as_of = None;
         loop {
             let page = self.store.range(&prefix, after.as_deref(), limit).await?;
-            // Whoever watches from the first page's number misses nothing.
+            // A watch from the first page's number misses no change.
             let as_of = *as_of.get_or_insert(page.as_of);
             for entry in &page.entries {
                 if items.len() == limit {
@@ -105,7 +105,7 @@ impl<S: Store> Gateway<S> {
         let hosted = report.is_some_and(|report| report.hosted);
         let alive = self.hosts.agent_version(&key.host).is_some();
         let time = |ms: i64| (ms > 0).then(|| Time(ms).to_string());
-        let told =
+        let reported_ms =
             self.reported_at(&key.host, report.map_or(0, |report| report.at)).max(record.registered) * 1000;
         let mut row = json!({
             "instance": key,
@@ -120,11 +120,11 @@ impl<S: Store> Gateway<S> {
             "owner": given.owner,
             "revision": given.revision,
             "live_revision": live.and_then(|live| live.revision),
-            "health": report.map_or("NotReported", |report| match report.health.as_str() { "" => "NotReported", word => word }),
+            "health": report.map_or("NotReported", |report| match report.health.as_str() { "" => "NotReported", health => health }),
             "hosting": if hosted { "Hosted" } else { "NotHosted" },
             "since": report.and_then(|report| time(report.since)),
             "started": report.and_then(|report| time(report.started)),
-            "report_time": time(told),
+            "report_time": time(reported_ms),
             "registered_at": time(record.registered * 1000),
             "generation": record.generation,
             "supplier": record.supplier,
@@ -139,7 +139,7 @@ impl<S: Store> Gateway<S> {
         });
         if whole {
             let labels = &given.spec.labels;
-            // A reader that knows nothing of redacted specs compares revisions.
+            // Clients without support for redacted specs compare revisions.
             let mut put = |name: &str, revision: &str, held: Option<&OwnedSpec>| match held {
                 Some(held) if has_secrets(&held.spec) => {
                     let redacted = redacted_spec(&held.spec, labels);
@@ -164,8 +164,9 @@ impl<S: Store> Gateway<S> {
         row
     }
 
-    /// Changes from a number on, a line each: the number and the row as it is now, or nothing, where it went. An empty
-    /// line now and then; where that is asked for, a number alone: up to there nothing else changed. A line `{"forgotten": true}` ends it: look at everything anew.
+    /// Changes after a number, one JSON object per line: the number, and the current row or null if it was removed.
+    /// An empty line is a heartbeat. With `numbers`, a number alone means that no other process changed up to it. A
+    /// line `{"forgotten": true}` ends the stream: the reader must list all processes again.
     pub async fn watch(self: &Arc<Self>, query: Query, after: Seq, apps: SharedNamespaceFilter) -> Body {
         let state = (Arc::clone(self), query, after, apps, false);
         Body::from_stream(stream::unfold(state, |(gateway, query, after, apps, ended)| async move {
@@ -184,7 +185,7 @@ impl<S: Store> Gateway<S> {
         may: &SharedNamespaceFilter,
     ) -> (Vec<u8>, Seq, bool) {
         let beat = std::time::Duration::from_secs(crate::gse::agent_protocol::HEARTBEAT_SECS);
-        // A number that never was belongs to another store.
+        // A number above the newest belongs to another store.
         let ahead = self.store.range("", None, 0).await.is_ok_and(|page| page.as_of < after);
         if ahead {
             return (b"{\"forgotten\":true}\n".to_vec(), after, true);
@@ -212,7 +213,7 @@ impl<S: Store> Gateway<S> {
         let mut lines = String::new();
         for key in keys.into_iter().filter(|key| may(key.namespace.as_str())) {
             let record = self.record(&key).await.ok().flatten();
-            // One that went, or went to another owner, is told of to everybody who might have known it.
+            // A removed process, or one with a new owner, is sent to every watch that may have listed it.
             if !(Query { owner: None, ..query.clone() }).matches(&key, None) {
                 continue;
             }
@@ -232,13 +233,12 @@ impl<S: Store> Gateway<S> {
         (lines.into_bytes(), last, false)
     }
 
-    /// All hosts that have, or had, an agent since this gateway began, and, unless it is to be brief, how many processes
-    /// each has.
+    /// All hosts with an agent session and, unless `brief`, their number of processes.
     pub async fn list_hosts(&self, brief: bool) -> Result<Value, ApiError> {
         let mut hosts = Vec::new();
-        for HostSession { host, connected, version, clock_skew_ms, heard } in self.hosts.all() {
+        for HostSession { host, connected, version, clock_skew_ms, last_contact } in self.hosts.all() {
             let mut row = json!({"host": host, "agent": connected, "version": version,
-                                 "heard": Time(heard).to_string(), "clock_skew_ms": clock_skew_ms});
+                                 "heard": Time(last_contact).to_string(), "clock_skew_ms": clock_skew_ms});
             if !brief {
                 let with = self.store.slice(&format!("identity/{host}/"), 0, 0).await?.1;
                 let without = self.store.slice(&format!("claim/{host}/"), 0, 0).await?.1;
@@ -250,6 +250,6 @@ impl<S: Store> Gateway<S> {
     }
 }
 
-/// Which namespaces a watcher may see; asked for every change, so that a right that is taken away is gone. With an empty
-/// name: whether the watcher is still known at all.
+/// Namespaces that a watch may see, evaluated for every change so that revocation takes effect. An empty name asks
+/// whether the app still exists.
 pub type SharedNamespaceFilter = Arc<dyn Fn(&str) -> bool + Send + Sync>;

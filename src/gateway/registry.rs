@@ -1,4 +1,4 @@
-//! What is registered: one spec an instance, and no two instances of a host with one identity.
+//! Process registry: one spec per instance, and one identity per process and host.
 
 use std::sync::Arc;
 
@@ -23,21 +23,21 @@ pub struct RegistryRecord {
     pub supplier: Option<u64>,
     /// Seconds since 1970.
     pub registered: i64,
-    /// Of the controller that wrote it last.
+    /// Lease generation of the last writer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
-    /// Secrets that newer specs replaced; see [`super::secrets`].
+    /// Secrets replaced by newer specs; see [`super::secrets`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub secrets: Vec<Secret>,
 }
 
-/// How often a call begins anew because another wrote meanwhile.
+/// Maximum attempts of a call that conflicts with concurrent writes.
 pub(super) const MAX_ATTEMPTS: usize = 50;
 
-/// The refusal of a call that conflicted each time.
-pub(super) const CONTENDED: &str = "others keep changing the same processes: try again";
+/// Error of a call that conflicted at every attempt.
+pub(super) const CONTENDED: &str = "too many concurrent changes of the same processes: try again";
 
-/// What a registry call does with each host.
+/// A registry call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegistryCall {
     Register,
@@ -45,24 +45,24 @@ pub enum RegistryCall {
     Unregister,
 }
 
-/// `reg/namespace/name/host` and `live/…`: an order by namespace, then name.
+/// `reg/namespace/name/host` and `live/…`, which sort by namespace, then name.
 pub fn key_of(kind: &str, instance: &InstanceKey) -> String {
     format!("{kind}/{}/{}/{}", instance.namespace, instance.name, instance.host)
 }
 
-/// The instance of a key below `reg/` or `live/`.
+/// The instance of a key under `reg/` or `live/`.
 pub fn instance_of(key: &str) -> Option<InstanceKey> {
     let mut parts = key.splitn(4, '/').skip(1);
     let (namespace, name) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     Some(InstanceKey { host: parts.next()?.parse().ok()?, namespace, name })
 }
 
-/// Who has an identity on a host. A path may contain anything, so it comes last.
+/// Store key of an identity on a host. The index may contain any character, so it comes last.
 pub(super) fn identity_key(instance: &InstanceKey, spec: &Spec) -> String {
     format!("identity/{}/{}", instance.host, spec.identity.index_key())
 }
 
-/// A spec as it is held: our own labels are no part of it.
+/// A spec without Abide's own labels, and its owner.
 pub fn owned_spec(mut spec: Spec, caller: &Caller) -> OwnedSpec {
     let owner = spec.labels.remove("abide_owner").or_else(|| caller.owner.clone());
     let revision = spec.labels.remove("abide_rev").and_then(|text| text.parse().ok());
@@ -71,7 +71,7 @@ pub fn owned_spec(mut spec: Spec, caller: &Caller) -> OwnedSpec {
 }
 
 impl<S: Store> Gateway<S> {
-    /// All hosts of one request in one commit; each has its own row.
+    /// Runs a registry call for all hosts in one commit, with one row per host.
     pub async fn registry_call(
         &self,
         call: RegistryCall,
@@ -90,7 +90,7 @@ impl<S: Store> Gateway<S> {
             let mut rows = Rows::new();
             let mut txn = Txn::default();
             let starts = OpenStarts::default();
-            let mut told: Vec<(InstanceKey, Option<OwnedSpec>)> = Vec::new();
+            let mut pushes: Vec<(InstanceKey, Option<OwnedSpec>)> = Vec::new();
             for host in &hosts {
                 let row_key = keys::v1(host, &process).unwrap_or_else(|| keys::v2(&host.key, &process));
                 let row_key = keys::as_written(row_key, &host.key, written.get(&host.key));
@@ -117,11 +117,12 @@ impl<S: Store> Gateway<S> {
                 };
                 rows.insert(row_key, row);
                 if !part.writes.is_empty() {
-                    told.push((instance, given));
+                    pushes.push((instance, given));
                 }
                 txn = txn.and(part);
             }
-            // Last: the caller renews its lease while a call on many hosts is evaluated, and each renewal is a conflict.
+            // Read last: the caller renews its lease while a call on many hosts is evaluated, and each renewal would
+            // conflict.
             let (fence, fenced) = self.fence(caller).await?;
             if let Some(done) = fenced {
                 let row = Row::new(RowCode(done.code), done.message);
@@ -132,14 +133,14 @@ impl<S: Store> Gateway<S> {
                 return Ok(rows);
             }
             if let Outcome::Written(number) = self.store.txn(txn).await? {
-                told.into_iter().for_each(|(instance, given)| self.push_spec(instance, given, number));
+                pushes.into_iter().for_each(|(instance, given)| self.push_spec(instance, given, number));
                 return Ok(rows);
             }
         }
         Err(ApiError::BadRequest(CONTENDED.to_owned()))
     }
 
-    /// Tells the host's agent what is registered now; one that is not there learns it when it joins.
+    /// Sends the registered spec to the host's agent; a disconnected agent gets it when it joins.
     pub(super) fn push_spec(&self, instance: InstanceKey, given: Option<OwnedSpec>, changed: Seq) {
         let host = instance.host.clone();
         self.hosts.send(&host, ToAgent::SetSpec { instance, given, changed });
@@ -155,17 +156,17 @@ impl<S: Store> Gateway<S> {
         starts: &OpenStarts,
     ) -> Result<(Row, Txn), ApiError> {
         let key = key_of("reg", instance);
-        let there = self.store.get(&key).await?;
-        if there.is_some() && !update {
-            let message = "it is registered already: update_proc_info changes it";
+        let existing = self.store.get(&key).await?;
+        if existing.is_some() && !update {
+            let message = "the process is already registered: use update_proc_info to change it";
             return Ok((Row::new(RowCode::EXISTS, message), Txn::default()));
         }
         let old: Option<RegistryRecord> =
-            there.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
+            existing.as_ref().and_then(|entry| serde_json::from_slice(&entry.value).ok());
         let taken =
             match self.identity_owner(instance, self.holder(instance, &given.spec).await?, starts).await? {
                 IdentityOwner::Own(entry) => entry.map_or(0, |entry| entry.mod_seq),
-                // Registered without it: its first start decides.
+                // Registered without the identity: the first start decides its owner.
                 IdentityOwner::Claimed(_, entry) => entry.mod_seq,
                 IdentityOwner::Other(other) => {
                     let message = identity_conflict_message(&other, caller);
@@ -178,12 +179,12 @@ impl<S: Store> Gateway<S> {
         let before = old.as_ref().map(|old| &*old.given.spec);
         let txn = record_txn(instance, given, old.as_ref(), supplier, caller.generation)?
             .and(self.identity_txn(instance, before, &given.spec, None).await?)
-            .only_if(key, there.map_or(0, |entry| entry.mod_seq))
+            .only_if(key, existing.map_or(0, |entry| entry.mod_seq))
             .only_if(identity_key(instance, &given.spec), taken);
         Ok((Row::done(), txn))
     }
 
-    /// What runs or is guarded under one identity cannot be registered under another.
+    /// Refuses a new identity while the process runs or is hosted under another.
     async fn identity_change_error(
         &self,
         instance: &InstanceKey,
@@ -194,10 +195,10 @@ impl<S: Store> Gateway<S> {
         let differs = |old: &Spec| !has_same_identity(old, new);
         let runs = report.live.as_ref().filter(|live| live.spec.monitor.auto_type != AutoType::Periodic);
         if runs.is_some_and(|live| differs(&live.spec)) {
-            return Ok(Some("it runs under another identity: stop it first".to_owned()));
+            return Ok(Some("the process runs under another identity: stop it first".to_owned()));
         }
         if report.hosted && old.is_some_and(|old| differs(&old.given.spec)) {
-            return Ok(Some("it is hosted under another identity: unhost it first".to_owned()));
+            return Ok(Some("the process is hosted under another identity: unhost it first".to_owned()));
         }
         Ok(None)
     }
@@ -205,12 +206,12 @@ impl<S: Store> Gateway<S> {
     async fn remove(&self, instance: &InstanceKey) -> Result<(Row, Txn), ApiError> {
         let key = key_of("reg", instance);
         let Some(entry) = self.store.get(&key).await? else {
-            return Ok((Row::new(RowCode::DONE, "it was not registered"), Txn::default()));
+            return Ok((Row::new(RowCode::DONE, "the process was not registered"), Txn::default()));
         };
         let report = self.report(instance).await?;
         let wrong = match &report {
-            Some(report) if report.live.is_some() => Some("it is running: stop it first"),
-            Some(report) if report.hosted => Some("it is hosted: unhost it first"),
+            Some(report) if report.live.is_some() => Some("the process is running: stop it first"),
+            Some(report) if report.hosted => Some("the process is hosted: unhost it first"),
             Some(_) | None => None,
         };
         if let Some(wrong) = wrong {
@@ -219,7 +220,7 @@ impl<S: Store> Gateway<S> {
         Ok((Row::done(), self.removal(instance, &entry.value).await?.only_if(key, entry.mod_seq)))
     }
 
-    /// Everything that is kept of an instance goes.
+    /// Deletes all entries of an instance.
     pub(super) async fn removal(&self, instance: &InstanceKey, record: &[u8]) -> Result<Txn, ApiError> {
         let mut txn = Txn::delete(key_of("reg", instance)).and(Txn::delete(key_of("live", instance)));
         if let Ok(record) = serde_json::from_slice::<RegistryRecord>(record) {
@@ -231,7 +232,7 @@ impl<S: Store> Gateway<S> {
         Ok(txn)
     }
 
-    /// The process that is registered with an identity on a host.
+    /// The process that owns an identity on a host.
     pub(super) async fn process_of_identity(
         &self,
         host: &Host,
@@ -242,7 +243,7 @@ impl<S: Store> Gateway<S> {
         Ok(entry.and_then(|entry| std::str::from_utf8(&entry.value).ok()?.parse().ok()))
     }
 
-    /// Who says nothing of an owner takes nothing from anybody: what was whose stays so.
+    /// A request without an owner keeps the current owner.
     pub(super) async fn with_current_owner(
         &self,
         instance: &InstanceKey,
@@ -260,14 +261,14 @@ impl<S: Store> Gateway<S> {
         Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
     }
 
-    /// What its agent told last.
+    /// The last report of an instance.
     pub(super) async fn report(&self, instance: &InstanceKey) -> Result<Option<Report>, ApiError> {
         let entry = self.store.get(&key_of("live", instance)).await?;
         Ok(entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()))
     }
 }
 
-/// Writes what an instance is given; its identity is written with it ([`Gateway::identity_txn`]).
+/// Writes the record of an instance; [`Gateway::identity_txn`] writes its identity.
 pub fn record_txn(
     instance: &InstanceKey,
     given: &OwnedSpec,
@@ -282,7 +283,7 @@ pub fn record_txn(
     Ok(Txn::put(key_of("reg", instance), serde_json::to_vec(&record)?))
 }
 
-/// Are these one process to those who run it?
+/// Whether two specs have the same identity.
 fn has_same_identity(one: &Spec, other: &Spec) -> bool {
     let parts = |spec: &Spec| {
         let identity = spec.identity.clone();

@@ -1,8 +1,8 @@
-//! Limits of agent messages: a stolen agent token must not fill the gateway's memory or store.
+//! Agent message limits: a stolen agent token must not fill the gateway's memory or store.
 //!
-//! A call with too many messages is refused as a whole. A report that is too large, or that names more instances than one
-//! host may have, is ignored and logged, so that the rest of an agent's messages is still taken. The result of an operation
-//! is always taken, shortened where needed: its caller waits for it.
+//! A call with too many messages is refused as a whole. A report that is too large, or exceeds the instances of its
+//! host, is ignored and logged; the other messages of the call are processed. The result of an operation is always
+//! processed, shortened if necessary, because its caller waits for it.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ const MAX_HOSTS: usize = 100_000;
 const MAX_NAME: usize = 256;
 /// Maximum bytes of one report: up to three specs.
 const MAX_REPORT: usize = 4 << 20;
-/// Maximum instances of one host that are known by reports. A host with 20,000 processes is a large one.
+/// Maximum reported instances of one host, far above real hosts.
 const MAX_INSTANCES: usize = 100_000;
 /// Maximum bytes of a result's message and of its content.
 const MAX_MESSAGE: usize = 64 << 10;
@@ -41,11 +41,11 @@ pub fn check_join(join: &Join) -> Result<(), ApiError> {
     Err(ApiError::BadRequest(refused))
 }
 
-pub fn check_messages(agent: &str, told: &[FromAgent]) -> Result<(), ApiError> {
-    if told.len() <= MAX_MESSAGES {
+pub fn check_messages(agent: &str, messages: &[FromAgent]) -> Result<(), ApiError> {
+    if messages.len() <= MAX_MESSAGES {
         return Ok(());
     }
-    let refused = format!("{} messages in one call: at most {MAX_MESSAGES} are allowed", told.len());
+    let refused = format!("{} messages in one call: at most {MAX_MESSAGES} are allowed", messages.len());
     warn!(agent, why = %refused, "messages of an agent refused");
     Err(ApiError::BadRequest(refused))
 }
@@ -63,18 +63,18 @@ pub fn shortened(result: &OpResult) -> (String, Option<serde_json::Value>) {
     (message, result.content.clone().filter(|_| size <= MAX_CONTENT))
 }
 
-/// What one batch of reports may still add.
+/// Remaining capacity for reports in one batch.
 #[derive(Default)]
 pub struct ReportBudget {
     /// Instances of each host, counted when a report names a new one.
     instances: HashMap<HostKey, usize>,
-    /// Reports that were ignored, and why the first one was.
+    /// Number of ignored reports, and the reason of the first.
     ignored: usize,
     reason: Option<String>,
 }
 
 impl ReportBudget {
-    /// May a report of this size be stored? `is_new`: the store does not know its instance.
+    /// Whether a report of this size may be stored. `is_new`: the store has no report of its instance.
     pub async fn admits<S: Store>(
         &mut self,
         gateway: &Gateway<S>,
@@ -119,7 +119,7 @@ impl ReportBudget {
 }
 
 impl<S: Store> Gateway<S> {
-    /// How many instances of a host have a report.
+    /// Number of instances of a host with a report.
     async fn reported_instances(&self, host: &HostKey) -> Result<usize, ApiError> {
         let end = format!("/{host}");
         let page = self.store.range("live/", None, usize::MAX).await?;

@@ -1,4 +1,4 @@
-//! How tasks stand: their rows, in each form of key; and what is forgotten after a day.
+//! Task results: rows in each key form, the task list, and removal of tasks after a day.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,45 +15,45 @@ use crate::model::Host;
 use crate::store::{Store, Txn};
 
 const TASK_RETENTION_MS: i64 = 86_400_000;
-/// How long a task that is done stays in memory, for those who still poll.
+/// How long a finished task stays in memory for polling callers.
 const MEMORY_RETENTION_MS: i64 = 600_000;
 
 impl<S: Store> Gateway<S> {
-    /// get_proc_operate_result: a row for every instance asked for.
+    /// get_proc_operate_result: one row per instance of the task.
     pub async fn results(&self, id: &str, form: KeyForm, may: NamespaceFilter<'_>) -> Result<Rows, ApiError> {
         let task = self.task(id, may).await?;
         let mut rows = Rows::new();
-        for (nth, order) in task.orders.iter().enumerate() {
-            let host = Host { key: order.instance.host.clone(), supplier: order.supplier, agent_id: None };
-            let process = order.instance.process();
+        for (nth, item) in task.items.iter().enumerate() {
+            let host = Host { key: item.instance.host.clone(), supplier: item.supplier, agent_id: None };
+            let process = item.instance.process();
             let second = keys::v2(&host.key, &process);
             let key = match form {
                 KeyForm::V1 => keys::v1(&host, &process).unwrap_or(second),
                 KeyForm::V2 => second,
             };
-            rows.insert(keys::as_written(key, &host.key, order.written.as_ref()), task.row(nth));
+            rows.insert(keys::as_written(key, &host.key, item.written.as_ref()), task.row(nth));
         }
         Ok(rows)
     }
 
-    /// get_proc_result: the same rows by JOB's key, with their content as it is.
+    /// get_proc_result: the same rows by JOB's key, with structured content.
     pub async fn job_results(&self, id: &str, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
         let task = self.task(id, may).await?;
         let mut rows = Rows::new();
-        for (nth, order) in task.orders.iter().enumerate() {
-            let Some(held) = &order.held else { continue };
+        for (nth, item) in task.items.iter().enumerate() {
+            let Some(held) = &item.held else { continue };
             let mut row = task.row(nth);
             if let Value::String(text) = &row.content {
                 row.content = serde_json::from_str(text).unwrap_or(Value::Null);
             }
-            rows.insert(keys::job(&order.instance.host, &held.spec), row);
+            rows.insert(keys::job(&item.instance.host, &held.spec), row);
         }
         let running = rows.values().any(|row| row.code() == RowCode::RUNNING);
         // 0: something is still running; 1: all rows are final.
         Ok(json!({"status": u8::from(!running), "result": rows}))
     }
 
-    /// A task that this caller may see. One of other namespaces is not there.
+    /// A task that the caller may see; a task of another namespace counts as unknown.
     async fn task(&self, id: &str, may: NamespaceFilter<'_>) -> Result<Arc<GatewayTask>, ApiError> {
         let unknown = || ApiError::UnknownTask(format!("there is no task {id:?}"));
         let known = self.tasks.in_memory().get(id).cloned();
@@ -61,13 +61,13 @@ impl<S: Store> Gateway<S> {
             Some(task) => task,
             None => self.load(id).await?.ok_or_else(unknown)?,
         };
-        if !task.orders.iter().all(|order| may(order.instance.namespace.as_str())) {
+        if !task.items.iter().all(|item| may(item.instance.namespace.as_str())) {
             return Err(unknown());
         }
         if task.queued.load(Ordering::Acquire) { Ok(task) } else { Err(ApiError::NotQueued) }
     }
 
-    /// The latest tasks, for people: id, when, how many rows, how many of them are final, how many failed.
+    /// The latest tasks: id, start time, and numbers of rows, final rows and failed rows.
     pub async fn list_tasks(&self, may: NamespaceFilter<'_>) -> Result<Value, ApiError> {
         const MAX_LISTED: usize = 1000;
         let mut ids: Vec<String> = self
@@ -94,7 +94,7 @@ impl<S: Store> Gateway<S> {
         Ok(Value::Array(tasks))
     }
 
-    /// Forgets tasks, and the names of calls, of more than a day ago.
+    /// Removes tasks and stored responses older than a day.
     pub async fn gc_tasks(&self) -> Result<usize, ApiError> {
         #[derive(Deserialize)]
         struct TaskStart {

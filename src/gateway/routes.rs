@@ -1,4 +1,4 @@
-//! Which call a method and a path are: one table, which also makes the API's description and the tests of who may call.
+//! Route table: maps methods and paths to calls. The OpenAPI description and the access tests are generated from it.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -6,13 +6,13 @@ use std::sync::LazyLock;
 use super::tasks::KeyForm;
 use crate::gse::JobApi;
 
-/// A call, whichever way it was addressed.
+/// A call, independent of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiCall {
     Register,
     Update,
     Unregister,
-    /// The second version always comes with a spec.
+    /// `second`: version 2, which requires a spec.
     Operate {
         second: bool,
     },
@@ -27,7 +27,7 @@ pub enum ApiCall {
     Agents {
         by_id: bool,
     },
-    /// manage_proc or operate_process: the same shape, other numbers.
+    /// manage_proc or operate_process: the same body with different operation codes.
     Job(JobApi),
     JobResult,
     Processes,
@@ -45,7 +45,7 @@ pub enum ApiCall {
     Description,
 }
 
-/// Who may make a call.
+/// Credentials that a call requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteAccess {
     Anybody,
@@ -82,12 +82,12 @@ impl ApiCall {
         }
     }
 
-    /// Is it JOB that answers?
+    /// Whether the response uses JOB's envelope.
     pub fn is_job(self) -> bool {
         matches!(self, ApiCall::Job(_) | ApiCall::JobResult)
     }
 
-    /// Does it change something? Then a line tells of it.
+    /// Whether the call changes something, and is therefore in the audit log.
     pub fn changes(self) -> bool {
         match self {
             ApiCall::Register
@@ -106,7 +106,7 @@ impl ApiCall {
             | ApiCall::Watch
             | ApiCall::Hosts
             | ApiCall::Tasks => false,
-            // Controllers write their journals all the time, and agents tell all the time.
+            // Controllers and agents write continuously; the audit log omits these.
             ApiCall::State | ApiCall::Stream | ApiCall::Tell => false,
             ApiCall::Health | ApiCall::Ready | ApiCall::Metrics | ApiCall::Description => false,
         }
@@ -145,7 +145,7 @@ impl ApiCall {
     }
 }
 
-/// GSE's calls by name, through ESB and, in 2.0, through the API gateway.
+/// GSE's calls by name, through ESB and, for GSE 2.0, through the API gateway.
 const GSE: &[(&str, ApiCall)] = &[
     ("register_proc_info", ApiCall::Register),
     ("update_proc_info", ApiCall::Update),
@@ -172,7 +172,7 @@ const JOB: &[(&str, ApiCall)] = &[
     ("get_proc_result", ApiCall::JobResult),
 ];
 
-/// GSE's own paths, where the method says what is asked for; and ours.
+/// GSE's REST paths, and Abide's own paths.
 const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("POST", "/procapi/v1/proc/procinfo", ApiCall::Register),
     ("PUT", "/procapi/v1/proc/procinfo", ApiCall::Update),
@@ -203,10 +203,10 @@ const OTHERS: &[(&str, &str, ApiCall)] = &[
     ("GET", "/openapi.json", ApiCall::Description),
 ];
 
-/// Where GSE 2.0 begins, behind whatever prefix the API gateway was given.
+/// Start of GSE 2.0 paths, after any prefix of the API gateway.
 const V2_PREFIXES: [&str; 2] = ["/api/v2/proc/", "/api/v2/cluster/"];
 
-/// Every method and path, without prefixes and slashes at the end.
+/// Every method and path, without prefixes and trailing slashes.
 pub fn all() -> impl Iterator<Item = (&'static str, String, ApiCall)> {
     let named = |prefix: &'static str, calls: &'static [(&'static str, ApiCall)]| {
         calls.iter().map(move |(name, call)| ("POST", format!("{prefix}{name}"), *call))
@@ -218,7 +218,7 @@ pub fn all() -> impl Iterator<Item = (&'static str, String, ApiCall)> {
         .chain(OTHERS.iter().map(|(method, path, call)| (*method, (*path).to_owned(), *call)))
 }
 
-/// By path, then by method: a path has few.
+/// Index by path; a path has few methods.
 static TABLE: LazyLock<HashMap<String, Vec<(&'static str, ApiCall)>>> = LazyLock::new(|| {
     let mut table: HashMap<String, Vec<(&'static str, ApiCall)>> = HashMap::new();
     for (method, path, call) in all() {
@@ -227,16 +227,16 @@ static TABLE: LazyLock<HashMap<String, Vec<(&'static str, ApiCall)>>> = LazyLock
     table
 });
 
-/// What a method and a path were found to be.
+/// Result of a route lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RouteMatch {
     Call(ApiCall),
-    /// The path is there, and not for this method.
+    /// The path exists, but not for this method.
     OtherMethod,
     Nothing,
 }
 
-/// Finds the call of a path, with or without a slash at its end.
+/// Finds the call of a path, with or without a trailing slash.
 pub fn find(method: &str, path: &str) -> RouteMatch {
     let path = path.trim_end_matches('/');
     let calls = TABLE.get(path).or_else(|| {
@@ -253,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_found_at_all_its_addresses() {
+    fn a_call_is_found_at_all_its_paths() {
         for path in [
             "/api/c/compapi/v2/gse/register_proc_info/",
             "/api/c/compapi/v2/gse/register_proc_info",
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_stands_for_two_calls() {
+    fn no_path_maps_to_two_calls() {
         let mut seen = std::collections::HashSet::new();
         for (method, path, _) in all() {
             assert!(seen.insert((method, path.clone())), "{method} {path}");

@@ -1,7 +1,7 @@
-//! Secrets of specs: readers get digests, and a caller that sends a digest back means the value that is known here.
+//! Spec secrets: readers get digests, and a digest that a caller sends back selects the stored value.
 //!
-//! A row with a secret has no `spec`; `spec_redacted` has digests in place of the values, and the sums that were made with
-//! the values, so that a planner compares without them. Values stay with the gateway and the agents.
+//! A row with a secret has no `spec`; `spec_redacted` has digests in place of the values, and the sums computed with
+//! the values, so that a planner can compare without them. Only the gateway and the agents have the values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::gse::spec_body;
 use crate::model::{Dialect, EnvValue, HashedSpec, InstanceKey, Secret, Spec};
 use crate::store::Store;
 
-/// Maximum replaced secrets that are remembered per instance: a rollback sends the digest of one.
+/// Maximum replaced secrets stored per instance: a rollback sends the digest of one.
 const MAX_REMEMBERED: usize = 16;
 
 pub fn has_secrets(spec: &Spec) -> bool {
@@ -38,23 +38,23 @@ pub fn spec_with_digests(spec: &Spec) -> Value {
     }
 }
 
-/// The same with the digests of the whole, which a reader could only make with the secrets. `labels`: those of the row.
+/// Adds the digests of the full spec, which a reader cannot compute without the secrets. `labels`: labels of the row.
 pub fn redacted_spec(spec: &Spec, labels: &BTreeMap<String, String>) -> Value {
     let whole = HashedSpec::new(Spec { labels: labels.clone(), ..spec.clone() });
     let sum = format!("{:032x}", u128::from_be_bytes(whole.sum()));
     json!({"spec": spec_with_digests(spec), "revision": whole.revision().to_string(), "sum": sum})
 }
 
-/// Secrets that a record keeps when another spec replaces its own: the newest last.
+/// The stored secrets of a record after a spec change, newest last.
 pub fn secret_history(old: Option<&RegistryRecord>, new: &Spec) -> Vec<Secret> {
     let Some(old) = old else { return Vec::new() };
     let is_new = |secret: &Secret| !values(new).any(|known| known == secret);
-    let mut kept: Vec<Secret> = Vec::new();
+    let mut secrets: Vec<Secret> = Vec::new();
     for secret in old.secrets.iter().chain(values(&old.given.spec)).filter(|secret| is_new(secret)) {
-        kept.retain(|known| known != secret);
-        kept.push(secret.clone());
+        secrets.retain(|known| known != secret);
+        secrets.push(secret.clone());
     }
-    kept.split_off(kept.len().saturating_sub(MAX_REMEMBERED))
+    secrets.split_off(secrets.len().saturating_sub(MAX_REMEMBERED))
 }
 
 fn values(spec: &Spec) -> impl Iterator<Item = &Secret> {
@@ -65,7 +65,7 @@ fn values(spec: &Spec) -> impl Iterator<Item = &Secret> {
 }
 
 impl<S: Store> Gateway<S> {
-    /// Puts values in the place of the digests that a caller sent. `Err`: the variable whose value is not known here.
+    /// Replaces digests in a spec by their values. `Err`: a message that names the variable without a stored value.
     pub(super) async fn with_secrets(
         &self,
         instance: &InstanceKey,
@@ -97,5 +97,7 @@ impl<S: Store> Gateway<S> {
 }
 
 fn unknown(name: &str) -> String {
-    format!("env {name}: only a digest was sent, and no secret of this process has it: send the value")
+    format!(
+        "env {name}: the spec has only a digest, and no stored secret of this process matches it: send the value"
+    )
 }

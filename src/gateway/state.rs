@@ -1,6 +1,6 @@
-//! The store over HTTP, for controllers that have none of their own: their journals, ledgers, holds and leases.
+//! State API: store access over HTTP for controllers, for journals, ledgers, holds and leases.
 //!
-//! Only what belongs to controllers: what is registered and what agents told cannot be touched here.
+//! Only controller prefixes are accessible; registrations and agent reports are not.
 
 use std::time::Duration;
 
@@ -13,19 +13,19 @@ use crate::store::{
     Change, Compare, Entry, Holder, Lease, LeaseAttempt, Outcome, Reset, Seq, Store, Txn, Write,
 };
 
-/// Where controllers keep things.
+/// Key prefixes of controllers.
 pub const CONTROLLER_PREFIXES: [&str; 12] = [
     "at/", "expect/", "history/", "hold/", "journal/", "lease/", "ledger/", "left/", "pause/", "pin/",
     "snap/", "source/",
 ];
-/// The most entries of an answer.
+/// Maximum entries per response.
 const MAX_ENTRIES: usize = 10_000;
-/// The longest that a question for changes waits.
+/// Maximum wait for changes.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Maximum bytes in a lease's name.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// One question to the store. Values are texts.
+/// A store request. Values are UTF-8 texts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum StoreRequest {
@@ -39,7 +39,7 @@ pub enum StoreRequest {
         #[serde(default)]
         limit: Option<usize>,
     },
-    /// The same by place instead of key, and how many there are.
+    /// Entries by offset instead of key, and the total count.
     Slice {
         prefix: String,
         #[serde(default)]
@@ -52,7 +52,7 @@ pub enum StoreRequest {
         #[serde(default)]
         writes: Vec<WriteWire>,
     },
-    /// Changes after a number; waits for the first.
+    /// Changes after a number; waits for the first one.
     Changes {
         prefix: String,
         after: Seq,
@@ -95,13 +95,13 @@ pub struct CompareWire {
 #[serde(deny_unknown_fields)]
 pub struct WriteWire {
     pub key: String,
-    /// `null`: it is deleted. It has to be said.
+    /// `null` deletes the key. The field is required.
     #[serde(deserialize_with = "Option::deserialize")]
     pub value: Option<String>,
 }
 
 impl StoreRequest {
-    /// What it changes, in a few words; `None`: nothing.
+    /// Short description of the change for the audit log; `None` for a read.
     pub fn changes(&self) -> Option<String> {
         match self {
             StoreRequest::Get { .. }
@@ -112,19 +112,19 @@ impl StoreRequest {
                 let first = writes.first()?;
                 Some(format!("{} of {} keys", first.key, writes.len()))
             }
-            StoreRequest::TakeLease { name, .. } => Some(format!("takes lease {name}")),
-            StoreRequest::RenewLease { name, .. } => Some(format!("keeps lease {name}")),
-            StoreRequest::ReleaseLease { name, .. } => Some(format!("leaves lease {name}")),
+            StoreRequest::TakeLease { name, .. } => Some(format!("acquire lease {name}")),
+            StoreRequest::RenewLease { name, .. } => Some(format!("renew lease {name}")),
+            StoreRequest::ReleaseLease { name, .. } => Some(format!("release lease {name}")),
             StoreRequest::ResetLease { name, above, force } => {
-                Some(format!("resets lease {name} (above {above}, force {force})"))
+                Some(format!("reset lease {name} (above {above}, force {force})"))
             }
         }
     }
 }
 
 impl<S: Store> Gateway<S> {
-    pub async fn state(&self, ask: StoreRequest) -> Result<Value, ApiError> {
-        match ask {
+    pub async fn state(&self, request: StoreRequest) -> Result<Value, ApiError> {
+        match request {
             StoreRequest::Get { key } => {
                 let key = check_key(key)?;
                 Ok(self.store.get(&key).await?.map_or(Value::Null, |found| entry(&found)))
@@ -140,28 +140,7 @@ impl<S: Store> Gateway<S> {
                     self.store.slice(&check_key(prefix)?, skip, limit.min(MAX_ENTRIES)).await?;
                 Ok(json!({"entries": entries.iter().map(entry).collect::<Vec<Value>>(), "count": count}))
             }
-            StoreRequest::Txn { compares, writes } => {
-                let compare = |c: CompareWire| Ok(Compare { key: check_key(c.key)?, mod_seq: c.changed });
-                let write = |WriteWire { key, value }: WriteWire| {
-                    let key = check_key(key)?;
-                    // A lease's number is never given twice; writing it by hand could.
-                    if key.starts_with("lease/") {
-                        return Err(ApiError::BadRequest(format!(
-                            "{key} is a lease: it is taken, not written"
-                        )));
-                    }
-                    Ok(match value {
-                        Some(value) => Write::Put(key, value.into_bytes()),
-                        None => Write::Delete(key),
-                    })
-                };
-                let compares = compares.into_iter().map(compare).collect::<Result<_, ApiError>>()?;
-                let writes = writes.into_iter().map(write).collect::<Result<_, ApiError>>()?;
-                Ok(match self.store.txn(Txn { compares, writes }).await? {
-                    Outcome::Written(number) => json!({"written": number}),
-                    Outcome::Conflict(key) => json!({"conflict": key}),
-                })
-            }
+            StoreRequest::Txn { compares, writes } => self.state_txn(compares, writes).await,
             StoreRequest::Changes { prefix, after, wait_ms } => {
                 let wait = Duration::from_millis(wait_ms).min(MAX_WAIT);
                 let prefix = check_key(prefix)?;
@@ -192,7 +171,7 @@ impl<S: Store> Gateway<S> {
             StoreRequest::ResetLease { name, above, force } => {
                 if above > MAX_RESET {
                     return Err(ApiError::BadRequest(format!(
-                        "above is {above}: the greatest generation is {MAX_RESET}"
+                        "above is {above}: the maximum generation is {MAX_RESET}"
                     )));
                 }
                 Ok(match self.store.reset_lease(&check_lease_name(name)?, above, force).await? {
@@ -204,33 +183,56 @@ impl<S: Store> Gateway<S> {
             }
         }
     }
+
+    async fn state_txn(&self, compares: Vec<CompareWire>, writes: Vec<WriteWire>) -> Result<Value, ApiError> {
+        let compare = |c: CompareWire| Ok(Compare { key: check_key(c.key)?, mod_seq: c.changed });
+        let write = |WriteWire { key, value }: WriteWire| {
+            let key = check_key(key)?;
+            // A direct write could issue a lease generation twice.
+            if key.starts_with("lease/") {
+                return Err(ApiError::BadRequest(format!(
+                    "cannot write {key}: leases are only changed by lease requests"
+                )));
+            }
+            Ok(match value {
+                Some(value) => Write::Put(key, value.into_bytes()),
+                None => Write::Delete(key),
+            })
+        };
+        let compares = compares.into_iter().map(compare).collect::<Result<_, ApiError>>()?;
+        let writes = writes.into_iter().map(write).collect::<Result<_, ApiError>>()?;
+        Ok(match self.store.txn(Txn { compares, writes }).await? {
+            Outcome::Written(number) => json!({"written": number}),
+            Outcome::Conflict(key) => json!({"conflict": key}),
+        })
+    }
 }
 
 fn check_key(key: String) -> Result<String, ApiError> {
-    match CONTROLLER_PREFIXES.iter().any(|place| key.starts_with(place)) {
+    match CONTROLLER_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) {
         true => Ok(key),
         false => Err(ApiError::BadRequest(format!(
-            "{key:?} is no place of a controller's: {}",
+            "key {key:?} is outside the controller prefixes: {}",
             CONTROLLER_PREFIXES.join(" ")
         ))),
     }
 }
 
-/// A lease's name is part of a key.
+/// A lease name is part of a key.
 fn check_lease_name(name: String) -> Result<String, ApiError> {
     match name.is_empty() || name.len() > MAX_NAME_BYTES {
-        true => Err(ApiError::BadRequest(format!("a lease's name has 1 to {MAX_NAME_BYTES} bytes"))),
+        true => Err(ApiError::BadRequest(format!("a lease name must have 1 to {MAX_NAME_BYTES} bytes"))),
         false => Ok(name),
     }
 }
 
-/// A holder that dies must not keep others out for long.
+/// Bounds the lease TTL: a dead holder must not block others for long.
 fn ttl(lives_ms: u64) -> Result<Duration, ApiError> {
     let ttl = Duration::from_millis(lives_ms);
     match ttl > MAX_TTL {
         true => {
             let most = MAX_TTL.as_millis();
-            Err(ApiError::BadRequest(format!("lives_ms is {lives_ms}: a lease lives at most {most} ms")))
+            Err(ApiError::BadRequest(format!("lives_ms is {lives_ms}: a lease TTL is at most {most} ms")))
         }
         false => Ok(ttl),
     }

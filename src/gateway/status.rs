@@ -1,4 +1,4 @@
-//! What is told of processes: by name and hosts, page by page; and the groups that pool their limits.
+//! Process status calls: by name and hosts, paged by namespace; process groups; and agent status.
 
 use std::collections::BTreeMap;
 
@@ -17,17 +17,17 @@ use crate::gse::response::{Row, Rows, StatusData, StatusHost, StatusMeta, Status
 use crate::model::{HostKey, InstanceKey, Name, Percent, SpecRevision};
 use crate::store::{Outcome, Store, Txn};
 
-/// The most rows on a page.
+/// Maximum rows per page.
 const PAGE: u64 = 1000;
-/// What `flag` and `status` say.
+/// Values of `flag` and `status`.
 const RUNNING: i64 = 1;
 const STOPPED: i64 = 2;
-/// GSE 2.0's words for an agent.
+/// GSE 2.0 status codes of an agent.
 const AGENT_RUNS: i64 = 2;
 const AGENT_UNKNOWN: i64 = -1;
 
 impl<S: Store> Gateway<S> {
-    /// get_proc_status, in both versions: the second adds what the first has no place for.
+    /// get_proc_status, in both versions; the second has additional fields.
     pub async fn status(&self, request: &ProcRequest, second: bool) -> Result<StatusData, ApiError> {
         let (process, hosts) = (request.process()?, request.targets()?);
         let mut proc_infos = Vec::new();
@@ -41,7 +41,7 @@ impl<S: Store> Gateway<S> {
         Ok(StatusData { count: None, proc_infos })
     }
 
-    /// sync_proc_status: all of a namespace, in a stable order.
+    /// sync_proc_status: all processes of a namespace, in a stable order.
     pub async fn sync(&self, request: &ProcRequest) -> Result<StatusData, ApiError> {
         let namespace = namespace(request)?;
         let page = request.page.unwrap_or_default();
@@ -61,7 +61,7 @@ impl<S: Store> Gateway<S> {
         Ok(StatusData { count: Some(count as u64), proc_infos })
     }
 
-    /// set_process_group_info: kept as it was sent, host by host.
+    /// set_process_group_info: stored as sent, per host.
     pub async fn set_groups(
         &self,
         request: &ProcRequest,
@@ -92,13 +92,13 @@ impl<S: Store> Gateway<S> {
                 if fenced.is_some() {
                     return Ok(rows);
                 }
-                // A conflict: the lease was renewed, or taken, between the check and the commit.
+                // Conflict: the lease was renewed or acquired between the check and the commit.
                 if let Outcome::Written(_) = self.store.txn(txn).await? {
                     break 'written rows;
                 }
             }
             return Err(ApiError::BadRequest(
-                "the owner's writer lease keeps changing: try again".to_owned(),
+                "too many concurrent changes of the owner's writer lease: try again".to_owned(),
             ));
         };
         for host in hosts {
@@ -121,7 +121,7 @@ impl<S: Store> Gateway<S> {
         Ok(json!({"process_group_infos": infos}))
     }
 
-    /// get_agent_status and list_agent_state: which hosts have a live agent.
+    /// get_agent_status and list_agent_state: hosts with a connected agent.
     pub fn agents(&self, request: &ProcRequest, by_id: bool) -> Result<Value, ApiError> {
         let hosts = request.targets()?;
         if by_id {
@@ -142,9 +142,9 @@ impl<S: Store> Gateway<S> {
         Ok(Value::Object(states.collect::<Map<String, Value>>()))
     }
 
-    /// When a host told of an instance: an agent that is there would have told of a change.
-    pub(super) fn reported_at(&self, host: &HostKey, told: i64) -> i64 {
-        self.hosts.last_contact(host).map_or(told, |heard| heard.max(told)) / 1000
+    /// Report time of an instance. A connected agent reports every change, so its last contact counts as a report.
+    pub(super) fn reported_at(&self, host: &HostKey, at_ms: i64) -> i64 {
+        self.hosts.last_contact(host).map_or(at_ms, |contact| contact.max(at_ms)) / 1000
     }
 
     async fn row(
@@ -154,19 +154,19 @@ impl<S: Store> Gateway<S> {
         second: bool,
     ) -> Result<StatusRow, ApiError> {
         let entry = self.store.get(&key_of("live", &key)).await?;
-        let told: Option<ReportFields> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
-        let told = told.unwrap_or_default();
+        let report: Option<ReportFields> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let report = report.unwrap_or_default();
         let (ip, bk_cloud_id) = match &key.host {
             HostKey::Address { cloud, ip } => (ip.to_string(), *cloud),
             HostKey::Agent(_) => (String::new(), 0),
         };
-        // Who knows no id of an agent says where it is, and is answered so.
+        // Without an agent id the host's address is used, as in requests.
         let bk_agent_id = second.then(|| host_text(&key.host));
         let OwnedSpecFields { spec, owner, revision } = record.given;
         let ours = [("abide_owner", owner), ("abide_rev", revision.map(|revision| revision.to_string()))];
         let ours = ours.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
         let labels = spec.labels.into_iter().chain(ours).map(|(name, value)| (name, Value::String(value)));
-        let runs = told.live.is_some();
+        let runs = report.live.is_some();
         let number = |yes: bool| if yes { RUNNING } else { STOPPED };
         Ok(StatusRow {
             meta: StatusMeta {
@@ -174,18 +174,18 @@ impl<S: Store> Gateway<S> {
                 name: key.name.to_string(),
                 labels: labels.collect(),
             },
-            flag: number(told.hosted || runs),
+            flag: number(report.hosted || runs),
             status: number(runs),
-            isauto: second.then_some(told.hosted),
-            message: told.message,
-            pid: told.pid.map_or(-1, i64::from),
-            version: told.version,
+            isauto: second.then_some(report.hosted),
+            message: report.message,
+            pid: report.pid.map_or(-1, i64::from),
+            version: report.version,
             register_time: record.registered,
-            last_start_time: told.started / 1000,
-            // Nobody has told of it since it was registered.
-            report_time: self.reported_at(&key.host, told.at).max(record.registered),
-            cpu_usage: told.cpu,
-            mem_usage: told.mem,
+            last_start_time: report.started / 1000,
+            // Without a report since the registration, its time counts.
+            report_time: self.reported_at(&key.host, report.at).max(record.registered),
+            cpu_usage: report.cpu,
+            mem_usage: report.mem,
             host: StatusHost { ip, bk_cloud_id, bk_supplier_id: Some(record.supplier.unwrap_or(0)) },
             bk_agent_id,
             ..StatusRow::default()
@@ -193,7 +193,7 @@ impl<S: Store> Gateway<S> {
     }
 }
 
-/// Of a record, what a row tells: reading the rest would take most of the time.
+/// The fields of a record that a row needs: parsing the rest would take most of the time.
 #[derive(Deserialize)]
 struct RegisteredFields {
     given: OwnedSpecFields,
@@ -214,7 +214,7 @@ struct SpecLabels {
     labels: BTreeMap<String, String>,
 }
 
-/// The same of a report.
+/// The fields of a report that a row needs.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ReportFields {
@@ -229,7 +229,7 @@ struct ReportFields {
     mem: f64,
 }
 
-/// Limits are percentages, and weights are one of two ways to choose.
+/// Checks that limits are percentages and weights are 0 or 1.
 fn check_groups(groups: &Value) -> Result<(), ApiError> {
     for (at, group) in groups.as_array().into_iter().flatten().enumerate() {
         let wrong = |name: &str, why: &str| {
@@ -239,13 +239,13 @@ fn check_groups(groups: &Value) -> Result<(), ApiError> {
         for name in ["cpu_pool_limit", "mem_pool_limit"] {
             let share = resource.get(name).filter(|limit| !limit.is_null());
             if share.is_some_and(|limit| limit.as_f64().and_then(Percent::new).is_none()) {
-                return wrong(name, "is no percentage between 0 and 100");
+                return wrong(name, "is not a percentage between 0 and 100");
             }
         }
         for name in ["cpu_pool_weight", "mem_pool_weight"] {
             let weight = resource.get(name).filter(|weight| !weight.is_null());
             if weight.is_some_and(|weight| !matches!(weight.as_u64(), Some(0 | 1))) {
-                return wrong(name, "is neither 0 nor 1");
+                return wrong(name, "must be 0 or 1");
             }
         }
     }
@@ -258,7 +258,7 @@ fn namespace(request: &ProcRequest) -> Result<Name, ApiError> {
         .namespace
         .as_ref()
         .ok_or_else(|| ApiError::BadRequest("meta.namespace is missing".to_owned()))?;
-    text.parse().map_err(|error| ApiError::BadRequest(format!("meta.namespace cannot be used: {error}")))
+    text.parse().map_err(|error| ApiError::BadRequest(format!("meta.namespace is not valid: {error}")))
 }
 
 fn host_text(host: &HostKey) -> String {

@@ -1,8 +1,8 @@
-//! Operations on their way: a task has a row for each instance asked for, and each row stands for itself.
+//! Tasks: operations in flight, with one independent row per instance.
 //!
-//! In the store a task is `task/ID`, with its orders, and `done/ID/N` for each row that is final, `done/ID/lost` for those
-//! whose agent was not there; `open/ID` stands beside it as long as some row is not, so that after a restart only those are looked at. What is asked for often is in
-//! memory too. A mere look (operation 2) changes nothing, and its task is in memory alone.
+//! In the store, `task/ID` holds a task's items, `done/ID/N` each final row, and `done/ID/lost` the rows without an
+//! agent. `open/ID` exists until all rows are final, so that a restart loads only open tasks. Recent tasks are also
+//! in memory. A live check (operation 2) changes nothing, and its task is only in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -19,25 +19,25 @@ use crate::gse::response::Row;
 use crate::model::{HostKey, InstanceKey, ProcessKey, Spec};
 use crate::store::{Outcome, Store, Txn};
 
-/// The most looks that are remembered.
+/// Maximum live checks in memory.
 const MAX_LIVE_CHECKS: u64 = 10_000;
-/// A task's number and a row's make one number that grows: no task has more rows than this.
+/// Maximum rows of a task: task number and row number form one increasing sequence number.
 pub const MAX_ROWS: u64 = 1 << 20;
 
-/// Which namespaces a caller may see.
+/// Namespaces that a caller may see.
 pub type NamespaceFilter<'a> = &'a (dyn Fn(&str) -> bool + Send + Sync);
 
-/// What else is written with a task, given its number.
+/// Additional writes in the commit of a task, given its id.
 pub type TaskTxn<'a> = &'a (dyn Fn(&str) -> Result<Txn, ApiError> + Send + Sync);
 
-/// Which form of key a caller asked for.
+/// Form of result keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyForm {
     V1,
     V2,
 }
 
-/// The tasks in memory.
+/// Tasks in memory.
 #[derive(Default)]
 pub struct Tasks {
     in_memory: Mutex<BTreeMap<String, Arc<GatewayTask>>>,
@@ -48,36 +48,36 @@ pub struct Tasks {
 #[derive(Debug)]
 pub struct GatewayTask {
     pub id: String,
-    /// 0: a look.
+    /// 0 for a live check.
     number: u64,
     pub(super) begun: i64,
-    /// Since when its rows wait for an agent, by the monotonic clock, and how long after it each row becomes final without a
-    /// result. After a restart agents have their time again.
+    /// Start of the wait for agents, by the monotonic clock, and the deadline of each row after it. Both start over
+    /// when a gateway restarts.
     pub(super) accepted: std::time::Instant,
     pub(super) deadlines: OnceLock<Vec<Duration>>,
-    /// Its orders are with the agents, or known to have none.
+    /// All items were dispatched, or have no agent.
     pub(super) queued: AtomicBool,
-    pub orders: Vec<TaskItem>,
+    pub items: Vec<TaskItem>,
     rows: Mutex<Vec<ItemState>>,
-    /// How many rows are not final.
+    /// Number of rows that are not final.
     left: AtomicUsize,
 }
 
 /// One operation on one instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskItem {
-    /// `None`: the caller's number means nothing.
+    /// `None`: the caller's operation code is unknown.
     pub op: Option<AgentOp>,
     pub instance: InstanceKey,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub supplier: Option<u64>,
-    /// How its host's address was written, if not as we write it.
+    /// The host's address as the caller wrote it, if that differs from the canonical form.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub written: Option<String>,
-    /// Of a reload: the fields that take effect by it.
+    /// Reload only: the fields that take effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takes: Option<Vec<String>>,
-    /// Which of the task's specs it comes with.
+    /// Index of its spec in the stored task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<usize>,
     #[serde(skip)]
@@ -86,12 +86,12 @@ pub struct TaskItem {
     pub owner: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
-    /// What its row says from the beginning.
+    /// Result of an item that was refused at creation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<ItemResult>,
 }
 
-/// How a row stands.
+/// State of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ItemState {
     Waiting,
@@ -99,7 +99,7 @@ pub(super) enum ItemState {
     Done(ItemResult),
 }
 
-/// A row that is final. One that we gave up is final until its result comes after all.
+/// Result of a final row. A late result replaces one with `given_up`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ItemResult {
     pub code: i64,
@@ -116,7 +116,7 @@ impl ItemResult {
     }
 }
 
-/// A task as it is kept.
+/// A task in the store.
 #[derive(Serialize, Deserialize)]
 struct StoredTask {
     begun: i64,
@@ -126,31 +126,31 @@ struct StoredTask {
 }
 
 impl StoredTask {
-    /// Instances mostly share a spec: each is written once.
-    fn of(mut orders: Vec<TaskItem>) -> StoredTask {
+    /// Stores each shared spec once.
+    fn of(mut items: Vec<TaskItem>) -> StoredTask {
         let mut specs = Vec::new();
         let mut at: HashMap<*const Spec, usize> = HashMap::new();
-        for order in &mut orders {
-            let Some(held) = &order.held else { continue };
+        for item in &mut items {
+            let Some(held) = &item.held else { continue };
             let next = specs.len();
             let nth = *at.entry(Arc::as_ptr(&held.spec)).or_insert(next);
             if nth == next {
                 specs.push(held.clone());
             }
-            order.spec = Some(nth);
+            item.spec = Some(nth);
         }
-        StoredTask { begun: now_ms(), number: 0, orders, specs }
+        StoredTask { begun: now_ms(), number: 0, orders: items, specs }
     }
 }
 
 impl GatewayTask {
-    fn new(id: String, number: u64, begun: i64, orders: Vec<TaskItem>) -> GatewayTask {
-        let stand = |order: &TaskItem| order.refused.clone().map_or(ItemState::Waiting, ItemState::Done);
-        let rows: Vec<ItemState> = orders.iter().map(stand).collect();
+    fn new(id: String, number: u64, begun: i64, items: Vec<TaskItem>) -> GatewayTask {
+        let initial = |item: &TaskItem| item.refused.clone().map_or(ItemState::Waiting, ItemState::Done);
+        let rows: Vec<ItemState> = items.iter().map(initial).collect();
         let left = AtomicUsize::new(rows.iter().filter(|row| **row == ItemState::Waiting).count());
         let (queued, rows) = (AtomicBool::new(false), Mutex::new(rows));
         let (accepted, deadlines) = (std::time::Instant::now(), OnceLock::new());
-        GatewayTask { id, number, begun, accepted, deadlines, queued, orders, rows, left }
+        GatewayTask { id, number, begun, accepted, deadlines, queued, items, rows, left }
     }
 
     pub(super) fn rows(&self) -> MutexGuard<'_, Vec<ItemState>> {
@@ -165,7 +165,7 @@ impl GatewayTask {
         self.left.load(Ordering::Acquire) == 0
     }
 
-    /// Can this row's result still be taken?
+    /// Whether a result for this row is still accepted.
     pub fn is_awaited(&self, nth: usize) -> bool {
         match self.rows().get(nth) {
             Some(ItemState::Waiting | ItemState::Sent) => true,
@@ -183,17 +183,17 @@ impl GatewayTask {
     }
 
     fn request(&self, nth: usize, deadline: i64, ttl_ms: u64) -> Option<OpRequest> {
-        let order = self.orders.get(nth)?;
+        let item = self.items.get(nth)?;
         Some(OpRequest {
             seq: self.seq(nth),
             op_id: format!("{}/{nth}", self.id),
             task: self.id.clone(),
-            instance: order.instance.clone(),
-            op: order.op.clone()?,
-            spec: order.held.clone(),
-            takes: order.takes.clone(),
-            owner: order.owner.clone(),
-            generation: order.generation,
+            instance: item.instance.clone(),
+            op: item.op.clone()?,
+            spec: item.held.clone(),
+            takes: item.takes.clone(),
+            owner: item.owner.clone(),
+            generation: item.generation,
             deadline,
             ttl_ms: Some(ttl_ms),
             sent_ms: 0,
@@ -213,7 +213,7 @@ impl GatewayTask {
                 }
                 row
             }
-            Some(ItemState::Sent) => Row::new(RowCode::RUNNING, "it is being carried out"),
+            Some(ItemState::Sent) => Row::new(RowCode::RUNNING, "in progress"),
             Some(ItemState::Waiting) | None => Row::new(RowCode::RUNNING, "waiting for the host's agent"),
         }
     }
@@ -235,7 +235,7 @@ impl Tasks {
 }
 
 impl<S: Store> Gateway<S> {
-    /// Tasks that a former gateway left open. Their agents have their time to reconnect.
+    /// Loads open tasks of a previous gateway. Their agents get the full timeout to reconnect.
     pub async fn load_tasks(&self) -> Result<(), ApiError> {
         for open in self.store.range("open/", None, usize::MAX).await?.entries {
             let id = open.key.trim_start_matches("open/");
@@ -257,13 +257,14 @@ impl<S: Store> Gateway<S> {
 
     pub(super) async fn load(&self, id: &str) -> Result<Option<Arc<GatewayTask>>, ApiError> {
         let Some(entry) = self.store.get(&format!("task/{id}")).await? else { return Ok(None) };
-        let Ok(StoredTask { begun, number, mut orders, specs }) = serde_json::from_slice(&entry.value) else {
+        let Ok(StoredTask { begun, number, orders: mut items, specs }) = serde_json::from_slice(&entry.value)
+        else {
             return Ok(None);
         };
-        for order in &mut orders {
-            order.held = order.spec.and_then(|at| specs.get(at)).cloned();
+        for item in &mut items {
+            item.held = item.spec.and_then(|at| specs.get(at)).cloned();
         }
-        let task = GatewayTask::new(id.to_owned(), number, begun, orders);
+        let task = GatewayTask::new(id.to_owned(), number, begun, items);
         let prefix = format!("done/{id}/");
         for entry in self.store.range(&prefix, None, usize::MAX).await?.entries {
             if let (Ok(nth), Ok(done)) =
@@ -277,67 +278,72 @@ impl<S: Store> Gateway<S> {
         Ok(Some(Arc::new(task)))
     }
 
-    /// Makes a task of orders: in the store first, then on its way to the agents. `with`: what is written in the same
-    /// commit, given the task's number. `None`: something that it compares was no longer so.
+    /// Creates a task: stores it, then dispatches its items. `with`: writes of the same commit, given the task's id.
+    /// `None`: a comparison of `with` failed.
     pub(super) async fn begin(
         &self,
-        orders: &[TaskItem],
+        items: &[TaskItem],
         with: TaskTxn<'_>,
     ) -> Result<Option<String>, ApiError> {
         let creating = self.numbers.begin_creation();
-        let only_looks = orders.iter().all(|order| order.op.as_ref().is_some_and(AgentOp::is_read_only));
-        let task = match only_looks {
-            true => self.add_live_check(orders.to_vec()),
-            false => match self.store_task(orders.to_vec(), with).await? {
+        let only_live_checks = items.iter().all(|item| item.op.as_ref().is_some_and(AgentOp::is_read_only));
+        let task = match only_live_checks {
+            true => self.add_live_check(items.to_vec()),
+            false => match self.store_task(items.to_vec(), with).await? {
                 Some(task) => task,
                 None => return Ok(None),
             },
         };
         self.tasks.in_memory().insert(task.id.clone(), Arc::clone(&task));
         drop(creating);
-        for nth in 0..task.orders.len() {
+        for nth in 0..task.items.len() {
             self.dispatch(&task, nth);
         }
         task.queued.store(true, Ordering::Release);
         Ok(Some(task.id.clone()))
     }
 
-    fn add_live_check(&self, orders: Vec<TaskItem>) -> Arc<GatewayTask> {
-        // As with operations: what an agent is still looking at for a former gateway has another number.
+    fn add_live_check(&self, items: Vec<TaskItem>) -> Arc<GatewayTask> {
+        // Starts at the clock: live checks in flight for a previous gateway have other numbers.
         let now = u64::try_from(now_ms()).unwrap_or(0);
         let _ = self.tasks.live_checks.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         let number = self.tasks.live_checks.fetch_add(1, Ordering::Relaxed) + 1;
         let id = |number: u64| format!("GSETASK:LOOK:{number:012}");
         self.tasks.in_memory().remove(&id(number.saturating_sub(MAX_LIVE_CHECKS)));
-        Arc::new(GatewayTask::new(id(number), 0, now_ms(), orders))
+        Arc::new(GatewayTask::new(id(number), 0, now_ms(), items))
     }
 
-    /// A number that was never given before, and the task under it, in one commit.
+    /// Allocates a new number and stores the task under it, in one commit.
     async fn store_task(
         &self,
-        orders: Vec<TaskItem>,
+        items: Vec<TaskItem>,
         with: TaskTxn<'_>,
     ) -> Result<Option<Arc<GatewayTask>>, ApiError> {
-        let mut kept = StoredTask::of(orders);
+        let mut stored = StoredTask::of(items);
         loop {
             let last = self.store.get("task-number").await?;
             let text = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
-            // Never one that was given before, though the store be an older copy: agents remember what they did.
+            // Follows the clock, so that a restored store assigns no number twice: agents record the numbers they ran.
             let now = u64::try_from(now_ms()).unwrap_or(0);
-            kept.number = (text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) + 1).max(now);
-            let id = format!("GSETASK:{:012}", kept.number);
-            let value = serde_json::to_vec(&kept)?;
-            let mut txn = Txn::put("task-number", kept.number.to_string())
+            stored.number = (text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) + 1).max(now);
+            let id = format!("GSETASK:{:012}", stored.number);
+            let value = serde_json::to_vec(&stored)?;
+            let mut txn = Txn::put("task-number", stored.number.to_string())
                 .only_if("task-number", last.map_or(0, |entry| entry.mod_seq))
                 .and(Txn::put(format!("task/{id}"), value))
                 .and(with(&id)?);
-            if kept.orders.iter().any(|order| order.refused.is_none()) {
+            if stored.orders.iter().any(|item| item.refused.is_none()) {
                 txn = txn.and(Txn::put(format!("open/{id}"), ""));
             }
             match self.store.txn(txn).await? {
                 Outcome::Written(_) => {
-                    self.numbers.record_allocated(kept.number);
-                    return Ok(Some(Arc::new(GatewayTask::new(id, kept.number, kept.begun, kept.orders))));
+                    self.numbers.record_allocated(stored.number);
+                    return Ok(Some(Arc::new(GatewayTask::new(
+                        id,
+                        stored.number,
+                        stored.begun,
+                        stored.orders,
+                    ))));
                 }
                 Outcome::Conflict(key) if key == "task-number" => {}
                 Outcome::Conflict(_) => return Ok(None),
@@ -345,12 +351,12 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    /// Hands an order to its host's agent, if there is one.
+    /// Sends an item to its host's agent if that is connected.
     fn dispatch(&self, task: &GatewayTask, nth: usize) {
-        let patience = i64::try_from(self.agent_timeout.as_millis()).unwrap_or(i64::MAX);
-        let deadline = now_ms().saturating_add(patience);
-        let request = || task.request(nth, deadline, patience.unsigned_abs());
-        // Locked until it is in the queue: a row that becomes final meanwhile must neither be queued nor be open again.
+        let timeout = i64::try_from(self.agent_timeout.as_millis()).unwrap_or(i64::MAX);
+        let deadline = now_ms().saturating_add(timeout);
+        let request = || task.request(nth, deadline, timeout.unsigned_abs());
+        // Locked until the item is queued: a row that becomes final must be neither queued nor reopened.
         let mut rows = task.rows();
         let Some(row @ ItemState::Waiting) = rows.get_mut(nth) else { return };
         let Some(request) = request() else { return };
@@ -360,13 +366,13 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    /// An agent is back, and has everything up to a number: the rest is sent, looks anew.
+    /// Sends an agent that reconnected all items after the last number it received, and live checks again.
     pub(super) fn dispatch_after(&self, hosts: &[HostKey], after: u64) {
         for task in self.tasks.unfinished() {
-            for (nth, order) in
-                task.orders.iter().enumerate().filter(|(_, order)| hosts.contains(&order.instance.host))
+            for (nth, item) in
+                task.items.iter().enumerate().filter(|(_, item)| hosts.contains(&item.instance.host))
             {
-                let had = order.op.as_ref().is_some_and(|op| !op.is_read_only()) && task.seq(nth) <= after;
+                let had = item.op.as_ref().is_some_and(|op| !op.is_read_only()) && task.seq(nth) <= after;
                 if let Some(row) = task.rows().get_mut(nth).filter(|row| !matches!(row, ItemState::Done(_))) {
                     *row = if had { ItemState::Sent } else { ItemState::Waiting };
                 }
@@ -375,7 +381,7 @@ impl<S: Store> Gateway<S> {
         }
     }
 
-    /// The task and row that an operation's name stands for.
+    /// The task and row of an operation id.
     pub(super) async fn find_row(&self, op_id: &str) -> Result<Option<(Arc<GatewayTask>, usize)>, ApiError> {
         let Some((id, nth)) = op_id.rsplit_once('/') else { return Ok(None) };
         let Ok(nth) = nth.parse::<usize>() else { return Ok(None) };
@@ -384,10 +390,10 @@ impl<S: Store> Gateway<S> {
             Some(task) => Some(task),
             None => self.load(id).await?,
         };
-        Ok(task.filter(|task| nth < task.orders.len()).map(|task| (task, nth)))
+        Ok(task.filter(|task| nth < task.items.len()).map(|task| (task, nth)))
     }
 
-    /// What is written when some rows of a task are final.
+    /// The writes for final rows of a task.
     pub(super) fn finished(
         &self,
         task: &GatewayTask,
@@ -405,7 +411,7 @@ impl<S: Store> Gateway<S> {
 }
 
 impl GatewayTask {
-    /// Not final yet.
+    /// Whether a row is not final yet.
     pub(super) fn is_unfinished(&self, nth: usize) -> bool {
         matches!(self.rows().get(nth), Some(ItemState::Waiting | ItemState::Sent))
     }
@@ -425,7 +431,7 @@ impl GatewayTask {
         first.map(|nth| self.seq(nth))
     }
 
-    /// With these rows, is every one final? Then the task is no longer open.
+    /// Closes the task if all rows are final together with the given ones.
     pub(super) fn closed(&self, finished: impl Fn(usize) -> bool) -> Txn {
         let open = |(nth, row): (usize, &ItemState)| matches!(row, ItemState::Done(_)) || finished(nth);
         match self.rows().iter().enumerate().all(open) {
@@ -435,7 +441,7 @@ impl GatewayTask {
     }
 }
 
-/// Where a row that is final is kept.
+/// Store key of a final row.
 pub(super) fn done_key(task: &str, nth: usize) -> String {
     format!("done/{task}/{nth}")
 }
@@ -450,17 +456,17 @@ mod tests {
     use super::*;
     use crate::store::Embedded;
 
-    /// The moment between a task's commit and its last order on the way is too short to be met from outside.
+    /// The time between a task's commit and its last dispatch is too short for a test over HTTP.
     #[tokio::test]
-    async fn a_task_is_not_told_of_before_its_orders_are_on_their_way() {
+    async fn a_task_has_no_results_before_its_items_are_dispatched() {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Embedded::open(&folder.path().join("store.db")).expect("it opens");
         let gateway = Gateway::new(store);
         let task = Arc::new(GatewayTask::new("GSETASK:1".to_owned(), 1, now_ms(), Vec::new()));
         gateway.tasks.in_memory().insert(task.id.clone(), Arc::clone(&task));
-        let asked = || gateway.results("GSETASK:1", KeyForm::V1, &|_| true);
-        assert_eq!(asked().await.err(), Some(ApiError::NotQueued));
+        let results = || gateway.results("GSETASK:1", KeyForm::V1, &|_| true);
+        assert_eq!(results().await.err(), Some(ApiError::NotQueued));
         task.queued.store(true, Ordering::Release);
-        assert!(asked().await.is_ok());
+        assert!(results().await.is_ok());
     }
 }
