@@ -50,6 +50,7 @@ use std::time::Duration;
 use crate::store::{Store, Txn};
 
 pub use registry::RegistryRecord;
+pub use state::StoreRequest;
 
 /// How long an operation waits for a host's agent; its row is final within ten seconds.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(9);

@@ -205,7 +205,8 @@ fn schemas() -> Value {
         "Rename": {"type": "object", "required": ["from", "to"], "properties": {
             "from": text, "to": text, "spec": {"type": "object"}, "meta": {"type": "object"}}},
         "State": {"type": "object", "description": "exactly one of these requests", "properties": {
-            "get": {"type": "object"}, "range": {"type": "object"}, "txn": {"type": "object"},
+            "get": {"type": "object"}, "range": {"type": "object"}, "slice": {"type": "object"},
+            "txn": {"type": "object"},
             "changes": {"type": "object"}, "take_lease": {"type": "object"}, "renew_lease": {"type": "object"},
             "release_lease": {"type": "object"}, "reset_lease": {"type": "object"}}},
         "Join": {"type": "object", "required": ["agent", "hosts"], "properties": {
