@@ -1,7 +1,7 @@
-//! Request bodies → manifests: reads any of the documented bodies, with places for everything that is wrong.
+//! Conversion of GSE and JOB request bodies to manifests, with located problems.
 //!
-//! A body is somebody's call, not a manifest yet: a `${` in it is the shell's, `op_type` says which state is meant,
-//! and credentials are not carried over. A document that has anything of Abide's own is a manifest, and stays one.
+//! In a request body, `${` belongs to the shell, `op_type` decides the state, and credentials are not converted. A document
+//! with any field of Abide's own is a manifest and stays unchanged.
 
 use std::collections::HashSet;
 use std::path::{Path as FilePath, PathBuf};
@@ -22,25 +22,25 @@ use crate::model::State;
 #[derive(Debug)]
 pub enum Body<J> {
     Job(J),
-    /// A manifest: what was one already, or what a GSE body says.
+    /// A manifest, as written or converted from a GSE body.
     Manifest {
         document: Box<Document>,
         was_body: bool,
     },
 }
 
-/// What was read, and what should be known about it.
+/// Converted documents and warnings.
 #[derive(Debug)]
 pub struct ConvertInput<J> {
     pub bodies: Vec<Body<J>>,
     pub warnings: Vec<Problem>,
-    /// From several directories: what reaches a directory would reach all of them in one stream.
+    /// The files are in several directories, so Defaults and policies would apply more widely in one stream.
     pub spread: bool,
     sources: Vec<SourceText>,
 }
 
 impl<J> ConvertInput<J> {
-    /// The same as manifests, if it is one file: standard input is read only once.
+    /// The input loaded as manifests, if it is one file: standard input can be read only once.
     pub fn load(self, limits: &Limits) -> Option<Loaded> {
         let mut sources = self.sources;
         let only = sources.pop().filter(|_| sources.is_empty())?;
@@ -48,12 +48,12 @@ impl<J> ConvertInput<J> {
     }
 }
 
-/// Everything in a file (`-`: standard input), or everything that is wrong with it. `J` is JOB's body.
+/// Reads all documents of a file (`-`: standard input), or returns all its problems. `J` is the type of JOB's body.
 pub fn read<J: DeserializeOwned>(path: &FilePath, limits: &Limits) -> Result<ConvertInput<J>, Vec<Problem>> {
     let found = find::find(&[PathBuf::from(path)], limits);
     let mut problems = found.problems;
-    let homes: HashSet<&PathBuf> = found.files.iter().map(|file| &file.scope_dir).collect();
-    let spread = homes.len() > 1;
+    let scope_dirs: HashSet<&PathBuf> = found.files.iter().map(|file| &file.scope_dir).collect();
+    let spread = scope_dirs.len() > 1;
     let mut read = ConvertInput { bodies: Vec::new(), warnings: Vec::new(), spread, sources: Vec::new() };
     for file in &found.files {
         let source = match find::read(file, limits) {
@@ -114,7 +114,7 @@ fn body<J: DeserializeOwned>(
     Some(Body::Manifest { document: Box::new(document?), was_body: true })
 }
 
-/// A document with nothing in it but what GSE's calls have.
+/// Whether a document has only fields of GSE requests.
 fn is_request(document: &Document) -> bool {
     let Document { api_version, kind, state, instances, depends_on, protect, adopt, .. } = document;
     let named = api_version.is_some() || kind.is_some();
@@ -128,14 +128,14 @@ fn is_request(document: &Document) -> bool {
     !named && !ours && !more && hosts.iter().flatten().all(|host| host.group.is_none())
 }
 
-/// A GSE body as a manifest: read as such, so that aliases and empty texts are gone, then written anew.
+/// Converts a GSE body to a manifest. Parsing and printing removes aliases and empty texts.
 fn manifest(mut document: Document) -> (Option<Document>, Vec<PathProblem>) {
     document.spec.iter_mut().for_each(escape);
     let op_type = document.op_type;
     let (declared, mut findings) = check::document(document);
     findings.retain(|finding| finding.code != Code::IgnoredField);
     let DeclaredObject::Process(process) = declared else { return (None, findings) };
-    // What the documents themselves require. A start_cmd they do not.
+    // Fields that GSE's documents require; start_cmd is not one of them.
     let mut values = ValueChecker::default();
     check::require(&process.entry, State::Stopped, true, &mut values);
     findings.extend(values.findings.into_iter().filter(|finding| finding.code == Code::MissingField));
@@ -155,13 +155,13 @@ fn manifest(mut document: Document) -> (Option<Document>, Vec<PathProblem>) {
             State::Running
         }
     };
-    // Written anew, it is escaped anew.
+    // The printer escapes the texts again.
     let mut spec = variables::unescape(&process.spec);
     spec.labels.clone_from(&process.labels);
     let hosts: Vec<_> = process
         .hosts
         .iter()
-        .filter_map(|(_, place)| match place {
+        .filter_map(|(_, placement)| match placement {
             Placement::Host(host) => Some(host.clone()),
             Placement::Group { .. } => None,
         })

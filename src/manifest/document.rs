@@ -1,9 +1,8 @@
-//! A document as it was written, before anybody asked whether it makes sense.
+//! Document structs for serde: manifests as written, before any check.
 //!
-//! One struct holds the fields of every kind, all optional, so that reading is a single pass of serde with no
-//! buffering: what is missing, foreign to the kind or out of range is said later, by `check`, with a place.
-//! What serde refuses here (an unknown field, a wrong type, a key twice) is only noticed here; `structure`
-//! then finds and places all such problems of the document at once.
+//! One struct has the optional fields of every kind, so that serde parses in one pass without buffering. `check` reports
+//! missing fields, fields of another kind and values out of range. An input that serde rejects (unknown field, wrong
+//! type, duplicate key) goes to `structure`, which finds and locates all such problems of the document.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +11,7 @@ use std::marker::PhantomData;
 use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Derives what every part of a document has: strict reading, and printing of what is set.
+/// Derives strict deserialization, and serialization of the fields that are set.
 macro_rules! written {
     ($($(#[$meta:meta])* $name:ident { $($(#[$attr:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
         $(#[$meta])*
@@ -44,7 +43,7 @@ written! {
         allow: AllowEntry,
         budgets: BudgetsEntry,
         windows: Vec<WindowEntry>,
-        // What a pasted request has beside: taken, and left alone.
+        // Fields of a pasted request: accepted and ignored.
         op_type: i64,
         bk_app_code: Text,
         bk_app_secret: Text,
@@ -130,7 +129,7 @@ written! {
     EnvSource { file: Text, value: TextOrNumber, secret: bool }
 }
 
-/// Text, and nothing that only looks like it: a plain `String` would take YAML's `null`, `1.10` and `true`.
+/// Text only: a plain `String` would accept YAML's `null`, `1.10` and `true`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
 pub struct Text(pub String);
@@ -173,7 +172,7 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
-/// A number. (The YAML crate takes `010` for a float, and for text everywhere else.)
+/// A number. (The YAML crate reads `010` as a float here, and as text elsewhere.)
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Real(pub f64);
@@ -206,7 +205,7 @@ impl<'de> Deserialize<'de> for Real {
     }
 }
 
-/// Text, or a whole number that stands where text is meant.
+/// Text, or a whole number in place of text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum TextOrNumber {
@@ -231,7 +230,7 @@ pub enum EnvEntry {
     Source(EnvSource),
 }
 
-/// In a HostGroup a host *has* labels; in a Process labels *choose* among a group's hosts.
+/// Labels of a host in a HostGroup, or a selector on a group's hosts in a Process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum HostLabels {
@@ -239,7 +238,7 @@ pub enum HostLabels {
     Have(Map<TextOrNumber>),
 }
 
-/// One visitor for everything that is text, a number or a map, by what the reader finds.
+/// Visitor for values that may be text, a number or a map.
 struct EitherVisitor<T>(PhantomData<T>);
 
 trait FromEither: Sized {
@@ -278,7 +277,7 @@ impl<'de, T: FromEither> Visitor<'de> for EitherVisitor<T> {
     }
 
     fn visit_f64<E: Error>(self, x: f64) -> Result<T, E> {
-        // JSON's -0 is a float to its reader, and a whole number to everybody else.
+        // serde_json parses -0 as a float; the grammar treats it as a whole number.
         if x == 0.0 && x.is_sign_negative() {
             self.visit_i64(0)
         } else {
@@ -335,7 +334,7 @@ macro_rules! read_either {
 }
 read_either!(TextOrNumber, EnvEntry, HostLabels);
 
-/// A map with keys of the user's choosing, in which no key stands twice.
+/// A map with user-defined keys. Duplicate keys are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Map<V>(pub BTreeMap<String, V>);
@@ -373,7 +372,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Map<V> {
     }
 }
 
-/// Fills what is unset here from `under`. Maps merge key by key, lists and single values are replaced.
+/// Fills unset fields from `under`. Maps merge by key; lists and single values are replaced.
 pub trait Overlay {
     fn fill_from(&mut self, under: &Self);
 }
@@ -382,12 +381,12 @@ macro_rules! overlay {
     ($($name:ident { $($inner:ident),* ; $($leaf:ident),* })*) => {$(
         impl Overlay for $name {
             fn fill_from(&mut self, under: &Self) {
-                // Taken apart with no `..`: a new field does not compile until it is placed.
+                // Destructured without `..`: a new field does not compile until it is listed.
                 let $name { $($inner,)* $($leaf),* } = under;
                 $(if let Some(under) = $inner {
                     match &mut self.$inner {
-                        Some(mine) => mine.fill_from(under),
-                        mine => *mine = Some(under.clone()),
+                        Some(own) => own.fill_from(under),
+                        own => *own = Some(under.clone()),
                     }
                 })*
                 $(if self.$leaf.is_none() {

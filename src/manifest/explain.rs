@@ -1,4 +1,4 @@
-//! What a field is, for people; and, in a tree of manifests, which file gave it its value.
+//! Field explanations for `abide explain`: meaning of a field, and which file sets its value in a tree.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,16 +14,16 @@ use crate::model::{ProcessKey, Secret, SourceLocation};
 /// A field, or a section with its fields.
 #[derive(Debug)]
 pub struct Explanation {
-    /// From the document's root.
+    /// Path from the document's root.
     pub path: String,
     pub kind: &'static Section,
-    /// `None`: the kind as a whole.
+    /// `None` for the kind itself.
     pub entry: Option<&'static Entry>,
     pub inside: Option<&'static Section>,
 }
 
-/// Finds a field by its path from a document's root; a leading `spec.` may be left out, a kind may stand before.
-/// `Err` holds the path that was likely meant.
+/// Finds a field by its path from a document's root. The leading `spec.` is optional, and so is a kind as prefix.
+/// `Err` holds a similar path, if there is one.
 pub fn find(path: &str) -> Result<Explanation, Option<String>> {
     let path: String =
         path.split('.').map(|name| name.split('[').next().unwrap_or(name)).collect::<Vec<_>>().join(".");
@@ -39,7 +39,7 @@ pub fn find(path: &str) -> Result<Explanation, Option<String>> {
             }
         }
     }
-    // A field's own name, if only one has it: people say `start_check_secs`.
+    // A bare name such as `start_check_secs`, if it is unique.
     let mut same: BTreeMap<String, &'static Section> = BTreeMap::new();
     for kind in grammar::ALL_KINDS.into_iter().rev() {
         let known = paths(kind).into_iter().map(|(path, _)| path);
@@ -54,7 +54,7 @@ pub fn find(path: &str) -> Result<Explanation, Option<String>> {
     Err(closest_field(&path))
 }
 
-/// The field of the same or a similar name, wherever it stands.
+/// The path of a field with the same or a similar name, in any section.
 fn closest_field(path: &str) -> Option<String> {
     let all = grammar::ALL_KINDS.iter().flat_map(|kind| paths(kind)).map(|(path, _)| path);
     let all: Vec<String> = all.map(|path| path.strip_prefix("spec.").unwrap_or(&path).to_owned()).collect();
@@ -72,7 +72,7 @@ fn walk(section: &'static Section, path: &str) -> Option<(&'static Entry, Option
     match rest {
         None => Some((entry, inside)),
         Some(rest) => match (&entry.shape, inside) {
-            // `env.PATH` is a value of env; `env.PATH.file` is a field of it.
+            // `env.PATH` is a value of env; `env.PATH.file` is a field of that value.
             (Shape::Map(_), inside) => match (rest.split_once('.'), inside) {
                 (Some((_, rest)), Some(inside)) => walk(inside, rest),
                 _ => Some((entry, inside)),
@@ -83,7 +83,7 @@ fn walk(section: &'static Section, path: &str) -> Option<(&'static Entry, Option
     }
 }
 
-/// The section that a value of this shape is, or consists of.
+/// The section of a value of this shape, or of its items.
 fn inner(shape: &'static Shape) -> Option<&'static Section> {
     match shape {
         Shape::Section(section) => Some(section),
@@ -93,7 +93,7 @@ fn inner(shape: &'static Shape) -> Option<&'static Section> {
     }
 }
 
-/// Every path of a kind, with its entry, in the order of the grammar.
+/// All paths of a kind with their entries, in grammar order.
 pub fn paths(kind: &'static Section) -> Vec<(String, &'static Entry)> {
     fn collect(section: &'static Section, path: &str, all: &mut Vec<(String, &'static Entry)>) {
         for entry in section.entries.iter().filter(|e| e.need != grammar::Requirement::IgnoredInBody) {
@@ -109,13 +109,13 @@ pub fn paths(kind: &'static Section) -> Vec<(String, &'static Entry)> {
     all
 }
 
-/// A value that a process has for a field, and who gave it.
+/// The value of a field for one process, and its source.
 #[derive(Debug)]
 pub struct FieldValue {
     pub process: ProcessKey,
-    /// The path, down to the key for maps, which merge key by key.
+    /// The path; for maps, which merge by key, it includes the key.
     pub path: String,
-    /// `None`: nobody gave it.
+    /// `None` if unset.
     pub value: Option<ExplainedValue>,
 }
 
@@ -123,19 +123,19 @@ pub struct FieldValue {
 pub struct ExplainedValue {
     pub shown: PrintableValue,
     pub place: SourceLocation,
-    /// It came from a Defaults document.
+    /// The value comes from a Defaults document.
     pub inherited: bool,
 }
 
-/// What may be printed of a value.
+/// Printable form of a value.
 #[derive(Debug)]
 pub enum PrintableValue {
     Plain(String),
-    /// Only as a digest.
+    /// Printed as a digest only.
     Secret(Secret),
 }
 
-/// For every process of a tree (or one): the value of a spec field, and the place that gave it.
+/// The value of a spec field and its source location, for every process of a tree or for one.
 pub fn field_values(
     loaded: &Loaded,
     path: &str,
@@ -151,10 +151,10 @@ pub fn field_values(
     }
     let mut names: Vec<&str> = path.strip_prefix("spec.").unwrap_or(path).split('.').collect();
     if names[0] == "env" {
-        // An entry is given as a whole, however it is written.
+        // An env entry is inherited as a whole, in either form.
         names.truncate(2);
     }
-    let mut places = Locator::new(loaded, limits);
+    let mut locator = Locator::new(loaded, limits);
     let mut all = Vec::new();
     for (at, document) in loaded.documents.iter().enumerate() {
         let DeclaredObject::Process(process) = &document.declared else { continue };
@@ -163,13 +163,13 @@ pub fn field_values(
         };
         let own = (at, serde_yaml::to_value(&*process.entry).unwrap_or_default());
         // The process itself, then Defaults from the nearest directory outwards.
-        let inherited = document.scope_dir.ancestors().filter_map(|home| defaults.get(home)).flatten();
+        let inherited = document.scope_dir.ancestors().filter_map(|dir| defaults.get(dir)).flatten();
         let layers: Vec<&(usize, Value)> = std::iter::once(&own).chain(inherited).collect();
         for names in leaves(&layers, &names) {
             let found = layers.iter().find_map(|(document, value)| Some((*document, get(value, &names)?)));
             let value = found.map(|(document, value)| {
-                let way = names.iter().fold(FieldPath::of("spec"), |way, name| way.entry(name));
-                let span = places.span(document, &way, PathPart::Value);
+                let path = names.iter().fold(FieldPath::of("spec"), |path, name| path.entry(name));
+                let span = locator.span(document, &path, PathPart::Value);
                 let file = loaded.source(document).name.clone();
                 let place = SourceLocation { file, line: span.line, column: span.column };
                 ExplainedValue { shown: printable(&names, value), place, inherited: document != at }
@@ -180,7 +180,7 @@ pub fn field_values(
     all
 }
 
-/// The path itself, or one path a key where it leads to a map of fields or to the environment.
+/// The path itself, or one path per key if it leads to a section or to env.
 fn leaves(layers: &[&(usize, Value)], names: &[&str]) -> Vec<Vec<String>> {
     let own: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
     let mut keys = BTreeSet::new();

@@ -1,5 +1,7 @@
-//! Paths → files → texts. Nothing here waits: a FIFO, a device or a link out of the tree is a problem, and a file
-//! is refused by its size before it is read.
+//! Manifest discovery: walks paths, and reads files into texts.
+//!
+//! Reads never block: a FIFO, a device or a link out of the tree is a problem. An oversized file is rejected before it is
+//! read.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs::{self, File, OpenOptions};
@@ -12,16 +14,16 @@ use super::limits::Limits;
 use super::problem::{Code, Problem};
 use super::text::{self, SourceText};
 
-/// A file to be read.
+/// A file to read.
 #[derive(Debug)]
 pub struct Candidate {
-    /// As people write it.
+    /// Display name.
     pub name: Arc<str>,
     at: FileOrigin,
-    /// The directory that Defaults and policies reach it by.
+    /// Directory that decides which Defaults and policies apply.
     pub scope_dir: PathBuf,
     bytes: u64,
-    /// What its metadata said before it was read; of what is no file, nothing.
+    /// Metadata from before the file is read. `None` if the origin is not a file.
     pub stamp: Option<FileStamp>,
 }
 
@@ -30,18 +32,18 @@ impl Candidate {
         self.bytes
     }
 
-    /// Is this the file itself, under this name?
+    /// Whether the candidate was found at this path.
     pub fn is_path(&self, path: &Path) -> bool {
         matches!(&self.at, FileOrigin::File(at) if at == path)
     }
 
-    /// Its metadata are others than when it was found.
+    /// Replaces size and stamp by newer metadata.
     pub fn update_metadata(&mut self, meta: &fs::Metadata) {
         (self.bytes, self.stamp) = (meta.len(), Some(FileStamp::of(meta)));
     }
 }
 
-/// What tells that a file is the same as before without reading it: device, number, size, mode, and both times.
+/// Metadata that detect a change without reading the file: device, inode, size, mode, mtime and ctime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp([u64; 4], [i64; 4]);
 
@@ -53,7 +55,7 @@ impl FileStamp {
         )
     }
 
-    /// The second in which it last changed, by the file system's clock.
+    /// Time of the last change in seconds, by the file system's clock.
     pub fn changed_secs(&self) -> i64 {
         self.1[0].max(self.1[2])
     }
@@ -66,41 +68,41 @@ enum FileOrigin {
     Content(Arc<[u8]>),
 }
 
-/// A file that somebody else has read, out of a commit, say.
+/// A file that the caller has read, for example from a commit.
 #[derive(Clone, Debug)]
 pub struct FileContent {
-    /// As people know it.
+    /// Display name.
     pub name: String,
-    /// The directory that Defaults and policies reach it by.
+    /// Directory that decides which Defaults and policies apply.
     pub scope_dir: PathBuf,
-    /// How large it is; one that is too large need not have been read.
+    /// File size. `content` may be empty for an oversized file.
     pub bytes: u64,
     pub content: Arc<[u8]>,
 }
 
-/// A text in place of a file's: the last good one, say.
+/// A text that replaces a file's, such as its last good version.
 #[derive(Clone, Debug)]
 pub struct StandIn {
     pub scope_dir: PathBuf,
     pub text: Arc<str>,
 }
 
-/// What `-` is called in problems.
+/// Name of `-` in problems.
 pub const STDIN: &str = "<stdin>";
-/// The configuration of Abide itself, where people keep it beside their manifests.
+/// Name of Abide's configuration file, which may be in the root of a manifest tree.
 pub const CONFIG: &str = "abide.yaml";
 
 #[derive(Debug, Default)]
 pub struct FoundFiles {
     pub files: Vec<Candidate>,
     pub problems: Vec<Problem>,
-    /// A file may have another name as well.
+    /// The tree contains links, so a file may have several names.
     pub has_links: bool,
-    /// Links that lead nowhere, by names that no manifest has: perhaps once to a folder.
+    /// Dangling links whose names are not manifest names. A link may have pointed to a directory before.
     pub lost: Vec<String>,
 }
 
-/// Every manifest file below the paths, each real file once, in the order of their names.
+/// Finds all manifest files below the paths, each real file once, sorted by name.
 pub fn find(paths: &[PathBuf], limits: &Limits) -> FoundFiles {
     let mut walk = FileWalker { found: FoundFiles::default(), seen: HashSet::new() };
     for path in paths {
@@ -108,7 +110,7 @@ pub fn find(paths: &[PathBuf], limits: &Limits) -> FoundFiles {
     }
     let mut found = walk.found;
     found.files.sort_by(|a, b| a.name.cmp(&b.name));
-    // All of it, wherever it stands.
+    // The limit applies to all paths together.
     let too_large =
         |path: &PathBuf| too_large(&display_path(path), found.files.iter().map(|file| file.bytes), limits);
     let problems: Vec<Problem> = paths.iter().filter_map(too_large).collect();
@@ -119,23 +121,23 @@ pub fn find(paths: &[PathBuf], limits: &Limits) -> FoundFiles {
     found
 }
 
-/// Files of these sizes are too much together: nothing of it is read.
+/// The problem of a tree that exceeds the total size limit. None of its files is read.
 pub fn too_large(name: &str, sizes: impl Iterator<Item = u64>, limits: &Limits) -> Option<Problem> {
-    // A file that is too large by itself is refused by itself, when it comes to be read.
+    // An oversized file has its own problem, reported when it is read.
     let total = sizes.filter(|bytes| *bytes <= limits.file_bytes).fold(0, u64::saturating_add);
     if total <= limits.tree_bytes {
         return None;
     }
-    let message = format!("the manifests hold {total} bytes, more than {} in all", limits.tree_bytes);
-    let hint = Some("if that is meant, raise --max-tree-bytes".to_owned());
+    let message = format!("the manifests have {total} bytes in total, more than {}", limits.tree_bytes);
+    let hint = Some("if this is intended, raise --max-tree-bytes".to_owned());
     Some(Problem::of_file(name.into(), Code::TooLarge, message, hint))
 }
 
 impl FoundFiles {
-    /// Files that were not found, and have a stand-in.
+    /// Candidates for stand-ins of files that were not found.
     pub fn missing_stand_ins(&self, stand_ins: &BTreeMap<String, StandIn>) -> Vec<Candidate> {
         let is_seen = |name: &str| self.files.binary_search_by(|file| (*file.name).cmp(name)).is_ok();
-        let unseen = stand_ins.iter().filter(|(name, _)| !is_seen(name));
+        let missing = stand_ins.iter().filter(|(name, _)| !is_seen(name));
         let candidate = |(name, StandIn { scope_dir, text }): (&String, &StandIn)| Candidate {
             name: name.as_str().into(),
             at: FileOrigin::Content(Arc::from(Arc::clone(text))),
@@ -143,11 +145,11 @@ impl FoundFiles {
             bytes: text.len() as u64,
             stamp: None,
         };
-        unseen.map(candidate).collect()
+        missing.map(candidate).collect()
     }
 }
 
-/// What somebody else has found and read, in the order of the names.
+/// Found files from contents that the caller has read, sorted by name.
 pub fn from_contents(files: Vec<FileContent>, problems: Vec<Problem>) -> FoundFiles {
     let candidate = |file: FileContent| Candidate {
         name: display_path(Path::new(&file.name)).into(),
@@ -163,7 +165,7 @@ pub fn from_contents(files: Vec<FileContent>, problems: Vec<Problem>) -> FoundFi
 
 struct FileWalker {
     found: FoundFiles,
-    /// Real paths, so that a link and its target are read once.
+    /// Canonical paths, so that a link and its target are read once.
     seen: HashSet<PathBuf>,
 }
 
@@ -177,45 +179,51 @@ impl FileWalker {
     fn root(&mut self, path: &Path) {
         if path.as_os_str() == "-" {
             if self.seen.insert(PathBuf::from(STDIN)) {
-                let home = PathBuf::from(STDIN);
+                let scope_dir = PathBuf::from(STDIN);
                 let (name, at) = (STDIN.into(), FileOrigin::Stdin);
-                self.found.files.push(Candidate { name, at, scope_dir: home, bytes: 0, stamp: None });
+                self.found.files.push(Candidate { name, at, scope_dir, bytes: 0, stamp: None });
             }
             return;
         }
-        // What the user names may itself be a link; what is found below it may not lead out.
+        // A root may be a link; a link below it must not point out of the tree.
         let real = match path.canonicalize() {
             Ok(real) => real,
             Err(error) => {
-                return self.problem(path, format!("cannot read it: {}", reason(&error)), None);
+                return self.problem(path, format!("cannot read the file: {}", reason(&error)), None);
             }
         };
         if real.is_dir() {
             self.directory(path, &real);
         } else {
-            let home = real.parent().unwrap_or(Path::new("/")).to_path_buf();
-            // `validate *.yaml` names links too, and nobody has looked where they lead.
+            let scope_dir = real.parent().unwrap_or(Path::new("/")).to_path_buf();
+            // A shell glob such as `*.yaml` may name links whose targets the user did not check.
             if real.is_file() && leads_out(path, &real) {
-                return self.problem(path, LEADS_OUT.to_owned(), Some("name the file itself"));
+                return self.problem(path, LEADS_OUT.to_owned(), Some("pass the target file instead"));
             }
-            self.file(path, real, home);
+            self.file(path, real, scope_dir);
         }
     }
 
     fn directory(&mut self, path: &Path, real: &Path) {
-        // Links come last: a file is known by its own name rather than by a link's.
+        // Links are followed last, so that a file keeps its own name rather than a link's.
         let mut links = BTreeSet::new();
         self.below(path.to_path_buf(), real.to_path_buf(), real, &mut links);
         self.found.has_links |= !links.is_empty();
-        while let Some((link, home)) = links.pop_first() {
-            self.link(&link, &home, real, &mut links);
+        while let Some((link, scope_dir)) = links.pop_first() {
+            self.link(&link, &scope_dir, real, &mut links);
         }
     }
 
-    /// `home` is where `path` stands in the tree: its real root, and the way from there by the names people see.
-    fn below(&mut self, path: PathBuf, home: PathBuf, root: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
-        let mut pending = vec![(path, home)];
-        while let Some((path, home)) = pending.pop() {
+    /// `scope_dir` is the position of `path` in the tree: the canonical root, then the names as the user sees them.
+    fn below(
+        &mut self,
+        path: PathBuf,
+        scope_dir: PathBuf,
+        root: &Path,
+        links: &mut BTreeSet<(PathBuf, PathBuf)>,
+    ) {
+        let mut pending = vec![(path, scope_dir)];
+        while let Some((path, scope_dir)) = pending.pop() {
             let folder = match path.canonicalize() {
                 Ok(real) if self.seen.insert(real.clone()) => real,
                 Ok(_) => continue,
@@ -238,26 +246,28 @@ impl FileWalker {
                     continue;
                 }
                 match entry.file_type() {
-                    Ok(kind) if kind.is_dir() => pending.push((path, home.join(name))),
+                    Ok(kind) if kind.is_dir() => pending.push((path, scope_dir.join(name))),
                     Ok(kind) if kind.is_symlink() => {
-                        links.insert((path, home.join(name)));
+                        links.insert((path, scope_dir.join(name)));
                     }
-                    Ok(_) if !is_manifest(&path) || (home == *root && name == CONFIG) => {}
+                    Ok(_) if !is_manifest(&path) || (scope_dir == *root && name == CONFIG) => {}
                     Ok(kind) if kind.is_file() => {
-                        // No link: its real place needs no asking.
-                        self.file(&path, folder.join(&name), home.clone());
+                        // Not a link: the canonical path is known.
+                        self.file(&path, folder.join(&name), scope_dir.clone());
                     }
                     Ok(_) => self.problem(&path, NOT_A_FILE.to_owned(), None),
-                    Err(error) => self.problem(&path, format!("cannot read it: {}", reason(&error)), None),
+                    Err(error) => {
+                        self.problem(&path, format!("cannot read the file: {}", reason(&error)), None)
+                    }
                 }
             }
         }
     }
 
-    fn link(&mut self, link: &Path, home: &Path, root: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
+    fn link(&mut self, link: &Path, scope_dir: &Path, root: &Path, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
         let real = match link.canonicalize() {
             Ok(real) => real,
-            // A dangling or looping link is nobody's business, unless there was something behind it.
+            // A dangling or looping link matters only if it pointed to manifests before.
             Err(_) if !is_manifest(link) => return self.found.lost.push(display_path(link)),
             Err(error) => {
                 return self.problem(link, format!("cannot follow the link: {}", reason(&error)), None);
@@ -268,17 +278,17 @@ impl FileWalker {
             return;
         }
         if !real.starts_with(root) {
-            let hint = "put a copy into the tree, or name the other tree as a second PATH";
+            let hint = "copy the target into the tree, or pass the other tree as a second PATH";
             return self.problem(link, LEADS_OUT.to_owned(), Some(hint));
         }
         if is_dir {
-            self.below(link.to_path_buf(), home.to_path_buf(), root, links);
+            self.below(link.to_path_buf(), scope_dir.to_path_buf(), root, links);
         } else {
-            self.file(link, real, home.parent().unwrap_or(root).to_path_buf());
+            self.file(link, real, scope_dir.parent().unwrap_or(root).to_path_buf());
         }
     }
 
-    fn file(&mut self, path: &Path, real: PathBuf, home: PathBuf) {
+    fn file(&mut self, path: &Path, real: PathBuf, scope_dir: PathBuf) {
         if !self.seen.insert(real) {
             return;
         }
@@ -288,22 +298,22 @@ impl FileWalker {
                 self.found.files.push(Candidate {
                     name,
                     at: FileOrigin::File(path.to_path_buf()),
-                    scope_dir: home,
+                    scope_dir,
                     bytes: meta.len(),
                     stamp: Some(FileStamp::of(&meta)),
                 });
             }
             Ok(_) => self.problem(path, NOT_A_FILE.to_owned(), Some("`-` reads standard input")),
-            Err(error) => self.problem(path, format!("cannot read it: {}", reason(&error)), None),
+            Err(error) => self.problem(path, format!("cannot read the file: {}", reason(&error)), None),
         }
     }
 }
 
-pub const LEADS_OUT: &str = "the link leads out of the tree, and is not followed";
+pub const LEADS_OUT: &str = "the link points outside of the tree and is not followed";
 const NOT_A_FILE: &str =
-    "it is neither a file nor a directory (a FIFO, a socket or a device), and is not opened";
+    "not a regular file or directory (a FIFO, a socket or a device), so it is not opened";
 
-/// Reads one file into text, cut into documents.
+/// Reads one file into text, split into documents.
 pub fn read(file: &Candidate, limits: &Limits) -> Result<SourceText, Problem> {
     let bytes = bytes(file, limits)?;
     let text = text::decode(bytes)
@@ -311,32 +321,32 @@ pub fn read(file: &Candidate, limits: &Limits) -> Result<SourceText, Problem> {
     let json = match Path::new(&*file.name).extension().and_then(|e| e.to_str()) {
         Some("yaml" | "yml" | "YAML" | "YML") => false,
         Some("json" | "JSON") => true,
-        // Standard input and files of other names: what looks like JSON and is.
+        // Standard input and other extensions: JSON only if it parses as JSON.
         _ => text.trim_start().starts_with('{') && text::is_json(&text),
     };
     Ok(SourceText::new(file.name.clone(), text, json, limits.documents))
 }
 
-/// What a file holds, within the limit.
+/// Content of a file, up to the size limit.
 pub fn bytes(file: &Candidate, limits: &Limits) -> Result<Vec<u8>, Problem> {
     let unreadable = |error: io::Error| {
         Problem::of_file(
             file.name.clone(),
             Code::Unreadable,
-            format!("cannot read it: {}", reason(&error)),
+            format!("cannot read the file: {}", reason(&error)),
             None,
         )
     };
     let too_large = || {
         let message = format!("the file is larger than {} bytes", limits.file_bytes);
-        let hint = Some("if that is meant, raise --max-file-bytes".to_owned());
+        let hint = Some("if this is intended, raise --max-file-bytes".to_owned());
         Problem::of_file(file.name.clone(), Code::TooLarge, message, hint)
     };
     if file.bytes > limits.file_bytes {
         return Err(too_large());
     }
     let mut bytes = Vec::with_capacity(file.bytes as usize);
-    // One byte more than allowed tells a file that grew, or that lies about its size.
+    // One byte beyond the limit detects a file that grew, or whose metadata are wrong.
     let most = limits.file_bytes.saturating_add(1);
     match &file.at {
         FileOrigin::Stdin => io::stdin().lock().take(most).read_to_end(&mut bytes).map_err(unreadable)?,
@@ -351,13 +361,13 @@ pub fn bytes(file: &Candidate, limits: &Limits) -> Result<Vec<u8>, Problem> {
     Ok(bytes)
 }
 
-/// Is it a link to something outside of the directory that it stands in?
+/// Whether a link points outside of its own directory.
 fn leads_out(path: &Path, real: &Path) -> bool {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     path.is_symlink() && parent.canonicalize().is_ok_and(|parent| !real.starts_with(parent))
 }
 
-/// Opens without waiting for whoever is at the other end, should the file have become a FIFO since we looked.
+/// Opens a file non-blocking, in case it was replaced by a FIFO since the walk.
 fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
@@ -371,7 +381,7 @@ pub fn is_manifest(path: &Path) -> bool {
 
 pub fn display_path(path: &Path) -> String {
     let text = path.strip_prefix("./").unwrap_or(path).to_string_lossy();
-    // A name may hold anything but `/` and NUL; a terminal must not be told to do things by it.
+    // A file name may contain terminal escape sequences.
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 

@@ -1,10 +1,11 @@
-//! Reading a tree again: what did not change is neither read nor parsed anew.
+//! Incremental loader: reloads a manifest tree without reading or parsing unchanged files.
 //!
-//! A file is the same if its metadata are, and they had been the same for a while when it was read: two writes within one
-//! tick of a file system's clock look alike. A file of which that is not certain is read, and parsed only if its text
-//! is another. Who was told which files changed need not even walk ([`IncrementalLoader::look_at`]), and what a change says to nobody
-//! else is put into what was read before ([`IncrementalLoader::splice`]). Otherwise what documents say of each other is judged anew:
-//! that looks at values, not at texts.
+//! A file is unchanged if its metadata are equal and were older than [`RACY_SECS`] when it was read: two writes within one
+//! tick of the file system's clock have equal metadata. Any other file is read, and parsed only if its text differs.
+//!
+//! If the caller knows which files changed, the directory walk is skipped ([`IncrementalLoader::refresh_paths`]). If a
+//! change affects no other document, it is patched into the previous result ([`IncrementalLoader::splice`]). Otherwise
+//! cross-document checks run again on parsed values.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -18,14 +19,14 @@ use super::find::{self, Candidate, FileContent, FileStamp, FoundFiles, StandIn};
 use super::text::SourceText;
 use super::{Limits, Loaded, ParsedSlices, Problem, load_found};
 
-/// What is remembered of a tree between two readings, all of which are under the same limits.
+/// Cache of a tree between two loads, which must use the same limits.
 #[derive(Default)]
 pub struct IncrementalLoader {
     pub(super) found: FoundFiles,
     pub(super) files: HashMap<Arc<str>, CachedFile>,
-    /// What is above all documents, if the last reading had no error.
+    /// Defaults and policies of the last load, if it had no error.
     pub(super) context: Option<Context>,
-    /// Of the last reading.
+    /// Problems of the last load.
     pub(super) problems: Vec<Problem>,
 }
 
@@ -35,21 +36,21 @@ pub(super) struct CachedFile {
     pub parts: Arc<ParsedSlices>,
 }
 
-/// A file that is there as it was, with another text.
+/// A known file kind text changed.
 pub struct ChangedFile {
-    /// Which of those that were found.
+    /// Index into the found files.
     pub(super) at: usize,
     pub(super) source: SourceText,
-    /// Its metadata, if they will tell of the next change.
+    /// File metadata, if the next change is certain to alter them.
     pub(super) stamp: Option<FileStamp>,
 }
 
-/// A file that changed so lately may change again without its metadata telling.
+/// A file modified within this time may change again with equal metadata.
 const RACY_SECS: i64 = 2;
 
 impl IncrementalLoader {
-    /// Walks the paths. Which files have another text than when they were last read? `None`: there are others, or some
-    /// cannot be read.
+    /// Walks the paths and returns the files kind text changed. `None` if files were added or removed, or one is not
+    /// readable.
     pub fn rescan(&mut self, paths: &[PathBuf], limits: &Limits) -> Option<Vec<ChangedFile>> {
         let found = find::find(paths, limits);
         let before = std::mem::replace(&mut self.found, found);
@@ -62,14 +63,14 @@ impl IncrementalLoader {
         {
             return None;
         }
-        // A file whose metadata do not tell is read.
+        // A file without conclusive metadata is read.
         self.read(0..self.found.files.len(), limits, |known, file| {
             known.stamp.is_some() && known.stamp == file.stamp
         })
     }
 
-    /// The same without a walk, where it is known which paths something happened to, and whether that is surely no folder.
-    /// `None`: only a walk can tell.
+    /// Like [`IncrementalLoader::rescan`], for known changed paths and without a walk. The value of `touched` is true if the
+    /// path is certainly not a directory. `None` if a walk is required.
     pub fn refresh_paths(
         &mut self,
         paths: &[PathBuf],
@@ -88,7 +89,7 @@ impl IncrementalLoader {
                     self.found.files[at].update_metadata(&meta);
                     which.push(at);
                 }
-                // A new one, or a folder.
+                // A new file, or a directory.
                 PathKind::Unknown if find::is_manifest(path) => return None,
                 PathKind::Unknown => match fs::symlink_metadata(path) {
                     Ok(meta) if meta.is_file() => {}
@@ -104,7 +105,7 @@ impl IncrementalLoader {
         self.read(which.into_iter(), limits, |_, _| false)
     }
 
-    /// Those of some files whose text is another.
+    /// Reads the given files, and returns those kind text changed.
     fn read(
         &mut self,
         which: impl Iterator<Item = usize>,
@@ -118,22 +119,22 @@ impl IncrementalLoader {
             if is_same(known, file) {
                 continue;
             }
-            let (source, facts) = (find::read(file, limits).ok()?, file.stamp.filter(&is_old));
+            let (source, stamp) = (find::read(file, limits).ok()?, file.stamp.filter(&is_old));
             if source.text == known.source.text {
-                known.stamp = facts;
+                known.stamp = stamp;
             } else {
-                changed.push(ChangedFile { at, source, stamp: facts });
+                changed.push(ChangedFile { at, source, stamp });
             }
         }
         Some(changed)
     }
 
-    /// What a path is to the files that were found.
+    /// Relation of a path to the found files.
     fn classify_path(&self, paths: &[PathBuf], path: &Path) -> PathKind {
-        let mut whose = PathKind::Irrelevant;
+        let mut kind = PathKind::Irrelevant;
         for root in paths {
-            let whole = std::path::absolute(root).unwrap_or_else(|_| root.clone());
-            let Ok(rest) = path.strip_prefix(&whole) else { continue };
+            let absolute = std::path::absolute(root).unwrap_or_else(|_| root.clone());
+            let Ok(rest) = path.strip_prefix(&absolute) else { continue };
             if rest.components().any(|part| part.as_os_str().as_encoded_bytes().starts_with(b".")) {
                 continue;
             }
@@ -141,23 +142,23 @@ impl IncrementalLoader {
             let name = find::display_path(&named);
             match self.found.files.binary_search_by(|file| (*file.name).cmp(&name)) {
                 Ok(at) if self.found.files[at].is_path(&named) => return PathKind::File(at),
-                Ok(_) | Err(_) => whose = PathKind::Unknown,
+                Ok(_) | Err(_) => kind = PathKind::Unknown,
             }
         }
-        whose
+        kind
     }
 
-    /// The same for files that somebody else has found and read, with the problems he met.
+    /// Replaces the found files by files that the caller has read, with the problems that it found.
     pub fn set_files(&mut self, files: Vec<FileContent>, problems: Vec<Problem>) {
         self.found = find::from_contents(files, problems);
     }
 
-    /// Links that lead nowhere, and that nobody would miss if they never led anywhere.
+    /// Dangling links kind names are not manifest names.
     pub fn dangling_links(&self) -> impl Iterator<Item = &str> {
         self.found.lost.iter().map(String::as_str)
     }
 
-    /// What was last walked or taken, with other texts in place of some files'.
+    /// Loads the found files, with stand-in texts for some of them.
     pub fn load(&mut self, limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
         let found = std::mem::take(&mut self.found);
         let mut loaded = load_found(&found, limits, stand_ins, Some(self), Purpose::Instances);
@@ -168,21 +169,21 @@ impl IncrementalLoader {
         loaded
     }
 
-    /// A file that need not be read.
+    /// Cached text and slices of a file with unchanged metadata.
     pub(super) fn cached(&self, file: &Candidate) -> Option<(SourceText, Arc<ParsedSlices>)> {
         let known = self.files.get(&file.name)?;
         (known.stamp.is_some() && known.stamp == file.stamp)
             .then(|| (known.source.clone(), Arc::clone(&known.parts)))
     }
 
-    /// A text that need not be parsed.
+    /// Cached slices of an unchanged text.
     pub(super) fn parsed(&self, source: &SourceText) -> Option<Arc<ParsedSlices>> {
         let known = self.files.get(&source.name)?;
         (known.source.text == source.text && known.source.json == source.json)
             .then(|| Arc::clone(&known.parts))
     }
 
-    /// From here on, these files are known, and no others.
+    /// Replaces the cache by these files.
     pub(super) fn store_cache<'a>(
         &mut self,
         read: impl Iterator<Item = (&'a Candidate, &'a SourceText, Arc<ParsedSlices>)>,
@@ -190,15 +191,15 @@ impl IncrementalLoader {
         let is_old = is_past_racy_window();
         self.files = read
             .map(|(file, source, parts)| {
-                let facts = file.stamp.filter(&is_old);
-                (source.name.clone(), CachedFile { stamp: facts, source: source.clone(), parts })
+                let stamp = file.stamp.filter(&is_old);
+                (source.name.clone(), CachedFile { stamp, source: source.clone(), parts })
             })
             .collect();
     }
 }
 
 enum PathKind {
-    /// It is not below the paths, or hidden.
+    /// Outside of the paths, or hidden.
     Irrelevant,
     File(usize),
     Unknown,
@@ -206,5 +207,5 @@ enum PathKind {
 
 fn is_past_racy_window() -> impl Fn(&FileStamp) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs() as i64);
-    move |facts| facts.changed_secs() + RACY_SECS < now
+    move |stamp| stamp.changed_secs() + RACY_SECS < now
 }

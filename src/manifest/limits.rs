@@ -1,6 +1,6 @@
-//! How much a tree of manifests may hold. Past a limit is a problem with a place, before memory or time is spent.
+//! Size limits of a manifest tree. Input beyond a limit is reported as a problem before memory or time is spent.
 
-/// MANIFEST's limits, and two that keep one document from costing more than all the others together.
+/// Limits on files, documents and instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub file_bytes: u64,

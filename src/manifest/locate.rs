@@ -1,4 +1,4 @@
-//! From findings to places: the trees in which paths are looked up, and how much of it is told.
+//! Source locations of problems: field paths are resolved in parsed trees; reports per file are limited.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use super::problem::{FieldPath, MAX_PER_FILE, PathPart, Problem, Span, SpanProbl
 use super::text::SourceText;
 use super::{Declaration, Limits, Loaded, read, structure, tree};
 
-/// How many problems each file has told so far: a bomb may have millions, and nobody reads them.
+/// Number of reported and skipped problems per file. A hostile file may have millions.
 pub struct ReportLimit(Vec<(usize, usize)>);
 
 impl ReportLimit {
@@ -27,14 +27,14 @@ impl ReportLimit {
         &mut self,
         source: usize,
         text: &SourceText,
-        fault: SpanProblem,
+        problem: SpanProblem,
         problems: &mut Vec<Problem>,
     ) {
         if self.is_full(source) {
             return self.skip(source, 1);
         }
         self.0[source].0 += 1;
-        problems.push(text.problem(fault));
+        problems.push(text.problem(problem));
     }
 
     pub fn finish(self, sources: &[SourceText], problems: &mut Vec<Problem>) {
@@ -44,11 +44,11 @@ impl ReportLimit {
     }
 }
 
-/// The trees of the slices in which something was last located.
+/// Resolves field paths to spans, with a cache of the most recent trees.
 pub struct Locator<'a> {
     loaded: &'a Loaded,
     limits: &'a Limits,
-    /// The last few, the latest first: findings often name the same second place in turns.
+    /// Most recent first. Consecutive problems often refer to the same second document.
     trees: VecDeque<((usize, usize), Vec<Node>)>,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Locator<'a> {
         }
         match self.trees.front().and_then(|(_, nodes)| nodes.get(nth)) {
             Some(node) => structure::locate(node, path, at == PathPart::Key),
-            // The event parser refuses what the YAML crate took: the document's beginning is still right.
+            // The event parser rejects some input that the YAML crate accepts; the document's start is still correct.
             None => Span::at(begin.0, begin.1),
         }
     }

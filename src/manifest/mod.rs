@@ -1,13 +1,13 @@
-//! Text → [`Desired`]: find, read, check, expand. One bad document spoils nothing but itself, and every problem
-//! of every file is reported at once.
+//! Manifest loading: finds, reads, checks and expands manifests into [`Desired`].
+//!
+//! An invalid document does not affect the others, and all problems of all files are reported in one run.
 //!
 //! ```text
 //! paths ─find→ files ─read→ documents ─check→ declarations ─expand→ Desired
 //!                 └──────────┴── problems, located only now ──┴────────┘
 //! ```
-//! The first three steps run on all cores and look at one document at a time; the last looks at all of them.
-//! Places are found last, by an event parser, and only in documents that have a problem (or are another kind than
-//! Process, or items of a YAML list: few, and checked by the same tree).
+//! The first three steps run on all cores, one document at a time; expansion needs all documents. An event parser
+//! computes locations last, and only for documents with a problem, of a kind other than Process, or in a YAML list.
 
 pub mod check;
 pub mod convert;
@@ -56,60 +56,60 @@ use self::problem::{
 use self::text::SourceText;
 use crate::model::{Desired, SourceLocation};
 
-/// A tree of manifests, read.
+/// Result of loading a tree of manifests.
 #[derive(Debug, Default)]
 pub struct Loaded {
-    /// What the good documents want.
+    /// Desired state of the valid documents.
     pub desired: Desired,
-    /// Sorted by file and place.
+    /// Sorted by file and location.
     pub problems: Vec<Problem>,
     pub files: usize,
     pub documents: Vec<Declaration>,
-    /// Of what the good documents want.
+    /// Counts of `desired`.
     pub counts: DesiredCounts,
     purpose: Purpose,
     sources: Vec<SourceText>,
-    /// The directory of each source that Defaults and policies reach it by.
-    homes: Vec<PathBuf>,
-    /// What is above all documents.
+    /// For each source, the directory in which Defaults and policies apply to it.
+    scope_dirs: Vec<PathBuf>,
+    /// Defaults and policies, for incremental expansion.
     context: Option<expand::Context>,
-    /// Files that claim the same thing, pair by pair.
-    rivals: Vec<(Arc<str>, Arc<str>)>,
+    /// Pairs of files that claim the same instance or identity.
+    conflicting_files: Vec<(Arc<str>, Arc<str>)>,
 }
 
-/// One document, and where it stands.
+/// One document and its position.
 #[derive(Debug)]
 pub struct Declaration {
     source: usize,
     slice: usize,
     nth: usize,
-    /// Line and column of its first content.
+    /// Line and column of the first content.
     begin: (u32, u32),
-    /// The directory that Defaults and policies reach it by.
+    /// Directory that decides which Defaults and policies apply.
     scope_dir: PathBuf,
     declared: DeclaredObject,
-    /// Left out because it was wrong.
+    /// Invalid fields that were dropped.
     dropped: HashSet<FieldPath>,
-    /// It has an error, or stands under something that has.
+    /// The document, or a Defaults above it, has an error.
     bad: bool,
 }
 
-/// Reads everything below the paths (`-` is standard input).
+/// Loads all manifests below the paths (`-` is standard input).
 pub fn load(paths: &[PathBuf], limits: &Limits) -> Loaded {
     load_with(paths, limits, &BTreeMap::new())
 }
 
-/// The same for problems and counts alone: `desired` stays empty.
+/// Like [`load`], for problems and counts only: `desired` stays empty.
 pub fn check(paths: &[PathBuf], limits: &Limits) -> Loaded {
     load_found(&find::find(paths, limits), limits, &BTreeMap::new(), None, Purpose::Checks)
 }
 
-/// The same with other texts in place of some files'.
+/// Like [`load`], with stand-in texts for some files.
 pub fn load_with(paths: &[PathBuf], limits: &Limits, stand_ins: &BTreeMap<String, StandIn>) -> Loaded {
     load_found(&find::find(paths, limits), limits, stand_ins, None, Purpose::Instances)
 }
 
-/// The same for files that somebody else has found and read, with the problems he met.
+/// Like [`load_with`], for files that the caller has read, with the problems that it found.
 pub fn load_files(
     files: Vec<FileContent>,
     problems: Vec<Problem>,
@@ -119,21 +119,21 @@ pub fn load_files(
     load_found(&find::from_contents(files, problems), limits, stand_ins, None, Purpose::Instances)
 }
 
-/// `again`: what is known from an earlier reading, and will be known to the next one.
+/// `loader`: cache of the previous load, updated for the next one.
 fn load_found(
     found: &find::FoundFiles,
     limits: &Limits,
     stand_ins: &BTreeMap<String, StandIn>,
-    again: Option<&mut IncrementalLoader>,
+    loader: Option<&mut IncrementalLoader>,
     purpose: Purpose,
 ) -> Loaded {
-    let unseen = found.missing_stand_ins(stand_ins);
-    let mut whole: Vec<&find::Candidate> = found.files.iter().chain(&unseen).collect();
-    whole.sort_by(|a, b| a.name.cmp(&b.name));
+    let missing = found.missing_stand_ins(stand_ins);
+    let mut candidates: Vec<&find::Candidate> = found.files.iter().chain(&missing).collect();
+    candidates.sort_by(|a, b| a.name.cmp(&b.name));
     let mut loaded =
         Loaded { problems: found.problems.clone(), files: found.files.len(), purpose, ..Loaded::default() };
-    let earlier = again.as_deref();
-    let read = |file: &&find::Candidate| match stand_ins.get(&*file.name) {
+    let earlier = loader.as_deref();
+    let read_file = |file: &&find::Candidate| match stand_ins.get(&*file.name) {
         Some(StandIn { text, .. }) => {
             let json = text::is_json(text) && file.name.to_ascii_lowercase().ends_with(".json");
             Ok((SourceText::new(file.name.clone(), text.to_string(), json, limits.documents), None))
@@ -147,7 +147,7 @@ fn load_found(
         },
     };
     let (mut files, mut known) = (Vec::new(), Vec::new());
-    for (file, read) in whole.iter().copied().zip(parallel::map(&whole, read)) {
+    for (file, read) in candidates.iter().copied().zip(parallel::map(&candidates, read_file)) {
         match read {
             Ok((source, parts)) => {
                 files.push(file);
@@ -157,24 +157,24 @@ fn load_found(
             Err(problem) => loaded.problems.push(problem),
         }
     }
-    let homes: Vec<PathBuf> = files.iter().map(|file| file.scope_dir.clone()).collect();
-    let (findings, told) = match again {
-        None => loaded.parse(&homes, limits),
-        Some(again) => {
+    let scope_dirs: Vec<PathBuf> = files.iter().map(|file| file.scope_dir.clone()).collect();
+    let (findings, reports) = match loader {
+        None => loaded.parse(&scope_dirs, limits),
+        Some(loader) => {
             let parts = loaded.parse_unknown(known, limits);
-            // A stand-in is what the file used to be, not what it is.
+            // A stand-in is an earlier text of the file, so it is not cached.
             let own = |(file, _): &(&&find::Candidate, _)| !stand_ins.contains_key(&*file.name);
             let read = files.iter().zip(loaded.sources.iter().zip(&parts)).filter(own);
-            again.store_cache(read.map(|(file, (source, parts))| (*file, source, Arc::clone(parts))));
-            loaded.collect(&homes, parts.iter().map(|parts| parts.iter().cloned()), limits)
+            loader.store_cache(read.map(|(file, (source, parts))| (*file, source, Arc::clone(parts))));
+            loaded.collect(&scope_dirs, parts.iter().map(|parts| parts.iter().cloned()), limits)
         }
     };
-    loaded.homes = homes;
-    loaded.expand_and_report(findings, told, limits);
+    loaded.scope_dirs = scope_dirs;
+    loaded.expand_and_report(findings, reports, limits);
     loaded
 }
 
-/// The same for a text that is at hand, under any name.
+/// Like [`load`], for one text under any name.
 pub fn load_text(name: &str, text: String, limits: &Limits) -> Loaded {
     load_source(SourceText::new(name.into(), text, false, limits.documents), limits)
 }
@@ -182,50 +182,50 @@ pub fn load_text(name: &str, text: String, limits: &Limits) -> Loaded {
 pub(crate) fn load_source(source: SourceText, limits: &Limits) -> Loaded {
     let name = source.name.to_string();
     let mut loaded = Loaded { files: 1, sources: vec![source], ..Loaded::default() };
-    let homes = vec![PathBuf::from(name)];
-    let (findings, told) = loaded.parse(&homes, limits);
-    loaded.homes = homes;
-    loaded.expand_and_report(findings, told, limits);
+    let scope_dirs = vec![PathBuf::from(name)];
+    let (findings, reports) = loaded.parse(&scope_dirs, limits);
+    loaded.scope_dirs = scope_dirs;
+    loaded.expand_and_report(findings, reports, limits);
     loaded
 }
 
 impl Loaded {
-    /// Every file, the directory that Defaults reach it by, and its text.
+    /// Every file: its name, scope directory and text.
     pub fn texts(&self) -> impl Iterator<Item = (&str, &std::path::Path, &Arc<str>)> {
-        let files = self.sources.iter().zip(&self.homes);
-        files.map(|(source, home)| (&*source.name, home.as_path(), &source.text))
+        let files = self.sources.iter().zip(&self.scope_dirs);
+        files.map(|(source, dir)| (&*source.name, dir.as_path(), &source.text))
     }
 
-    /// Every file as it was read, for [`load_files`] to read it again another day. Texts are shared, not copied.
+    /// Every file as input for [`load_files`]. Texts are shared, not copied.
     pub fn file_contents(&self) -> Vec<FileContent> {
-        self.sources.iter().zip(&self.homes).map(|(source, home)| source.file_content(home)).collect()
+        self.sources.iter().zip(&self.scope_dirs).map(|(source, dir)| source.file_content(dir)).collect()
     }
 
-    /// The file that a document stands in.
+    /// The file of a document.
     pub fn file_of(&self, document: &Declaration) -> &str {
         &self.sources[document.source].name
     }
 
-    /// Pairs of files that claim the same thing: of the two, a problem names one.
+    /// Pairs of files that claim the same instance or identity. A problem is reported for only one of the two.
     pub fn conflicting_files(&self) -> &[(Arc<str>, Arc<str>)] {
-        &self.rivals
+        &self.conflicting_files
     }
 
     pub fn errors(&self) -> usize {
         self.problems.iter().filter(|problem| problem.severity == Severity::Error).count()
     }
 
-    /// Texts → declarations, on all cores, and what is wrong with each by itself.
-    fn parse(&mut self, homes: &[PathBuf], limits: &Limits) -> (Vec<(usize, PathProblem)>, ReportLimit) {
+    /// Parses all texts on all cores, with the problems of each document.
+    fn parse(&mut self, scope_dirs: &[PathBuf], limits: &Limits) -> (Vec<(usize, PathProblem)>, ReportLimit) {
         let parts = self.parse_all(|_| true, limits);
-        self.collect(homes, parts.into_iter().map(Vec::into_iter), limits)
+        self.collect(scope_dirs, parts.into_iter().map(Vec::into_iter), limits)
     }
 
-    /// What each slice of each text says; nothing of a text that is left out, or has too many.
-    fn parse_all(&self, means: impl Fn(usize) -> bool, limits: &Limits) -> Vec<ParsedSlices> {
+    /// Parsed slices of each selected text; none for a text with too many documents.
+    fn parse_all(&self, selects: impl Fn(usize) -> bool, limits: &Limits) -> Vec<ParsedSlices> {
         let mut jobs = Vec::new();
         for (at, source) in self.sources.iter().enumerate() {
-            if source.slices.len() <= limits.documents && means(at) {
+            if source.slices.len() <= limits.documents && selects(at) {
                 jobs.extend((0..source.slices.len()).map(|slice| (at, slice)));
             }
         }
@@ -237,7 +237,7 @@ impl Loaded {
         parts
     }
 
-    /// The same, without parsing what is known.
+    /// Like [`Loaded::parse_all`], without texts whose slices are cached.
     fn parse_unknown(
         &self,
         known: Vec<Option<Arc<ParsedSlices>>>,
@@ -249,11 +249,11 @@ impl Loaded {
 
     fn collect(
         &mut self,
-        homes: &[PathBuf],
+        scope_dirs: &[PathBuf],
         parts: impl Iterator<Item = impl Iterator<Item = ParsedSlice>>,
         limits: &Limits,
     ) -> (Vec<(usize, PathProblem)>, ReportLimit) {
-        let mut told = ReportLimit::new(&self.sources);
+        let mut reports = ReportLimit::new(&self.sources);
         let mut findings = Vec::new();
         for (source, parts) in parts.enumerate() {
             let text = &self.sources[source];
@@ -266,52 +266,55 @@ impl Loaded {
                 let checked = match part {
                     Ok(checked) => checked,
                     Err(fault) => {
-                        told.report(source, text, fault, &mut self.problems);
+                        reports.report(source, text, fault, &mut self.problems);
                         continue;
                     }
                 };
                 for CheckedDocument { nth, begin, declared, faults, dropped, findings: found, bad, more } in
                     checked
                 {
-                    told.skip(source, more);
-                    faults.into_iter().for_each(|fault| told.report(source, text, fault, &mut self.problems));
+                    reports.skip(source, more);
+                    faults
+                        .into_iter()
+                        .for_each(|fault| reports.report(source, text, fault, &mut self.problems));
                     findings.extend(found.into_iter().map(|finding| (self.documents.len(), finding)));
-                    let home = homes[source].clone();
+                    let scope_dir = scope_dirs[source].clone();
                     let declaration =
-                        Declaration { source, slice, nth, begin, scope_dir: home, declared, dropped, bad };
+                        Declaration { source, slice, nth, begin, scope_dir, declared, dropped, bad };
                     self.documents.push(declaration);
                 }
             }
         }
-        (findings, told)
+        (findings, reports)
     }
 
-    /// Declarations → Desired, and what is wrong with them together; then every finding gets its place.
+    /// Expands the declarations, runs cross-document checks and locates all problems.
     fn expand_and_report(
         &mut self,
         mut findings: Vec<(usize, PathProblem)>,
-        mut told: ReportLimit,
+        mut reports: ReportLimit,
         limits: &Limits,
     ) {
-        let places: Vec<SourceLocation> =
+        let locations: Vec<SourceLocation> =
             self.documents.iter().map(|document| self.start_location(document)).collect();
-        let unread = self.problems.iter().any(|problem| problem.code.hides_documents());
-        let expanded = expand::expand(&mut self.documents, places, &findings, unread, limits, self.purpose);
+        let has_unread = self.problems.iter().any(|problem| problem.code.hides_documents());
+        let expanded =
+            expand::expand(&mut self.documents, locations, &findings, has_unread, limits, self.purpose);
         findings.extend(expanded.findings);
-        expanded.more.into_iter().for_each(|(source, more)| told.skip(source, more));
+        expanded.more.into_iter().for_each(|(source, more)| reports.skip(source, more));
         self.desired = expanded.desired;
         self.counts = expanded.counts;
         self.context = Some(expanded.context);
         findings.retain(|(document, finding)| !follows_from_dropped(&self.documents[*document], finding));
-        let rivals = findings.iter().filter(|(_, finding)| finding.code.names_conflict()).filter_map(
+        let conflicts = findings.iter().filter(|(_, finding)| finding.code.names_conflict()).filter_map(
             |(document, finding)| {
                 let (other, _) = finding.other.as_ref()?;
                 Some((self.source(*document).name.clone(), self.source(*other).name.clone()))
             },
         );
-        self.rivals = rivals.collect();
-        let placed = self.locate_all(findings, told, limits);
-        self.problems.extend(placed);
+        self.conflicting_files = conflicts.collect();
+        let located = self.locate_all(findings, reports, limits);
+        self.problems.extend(located);
         self.problems.sort();
         self.problems.dedup();
     }
@@ -321,27 +324,27 @@ impl Loaded {
         SourceLocation { file: self.sources[document.source].name.clone(), line, column }
     }
 
-    /// In the order of documents, so that each tree is built once and kept no longer than needed.
+    /// Locates problems in document order, so that each tree is built once and dropped early.
     fn locate_all(
         &self,
         mut findings: Vec<(usize, PathProblem)>,
-        mut told: ReportLimit,
+        mut reports: ReportLimit,
         limits: &Limits,
     ) -> Vec<Problem> {
         findings.sort_by_key(|(document, _)| *document);
-        let (mut places, mut others) = (Locator::new(self, limits), Locator::new(self, limits));
+        let (mut locator, mut other_locator) = (Locator::new(self, limits), Locator::new(self, limits));
         let mut problems = Vec::new();
         for found in findings.chunk_by(|(a, _), (b, _)| a == b) {
             let source = self.documents[found[0].0].source;
             for (document, finding) in &found[..found.len().min(MAX_PER_DOCUMENT)] {
-                if told.is_full(source) {
-                    told.skip(source, 1);
+                if reports.is_full(source) {
+                    reports.skip(source, 1);
                     continue;
                 }
-                let span = places.span(*document, &finding.path, finding.at);
+                let span = locator.span(*document, &finding.path, finding.at);
                 let mut message = finding.message.clone();
                 if let Some((other, path)) = &finding.other {
-                    let at = others.span(*other, path, PathPart::Value);
+                    let at = other_locator.span(*other, path, PathPart::Value);
                     let file = &self.source(*other).name;
                     message = message.replace(OTHER_LOCATION, &format!("{file}:{}:{}", at.line, at.column));
                 }
@@ -350,15 +353,15 @@ impl Loaded {
                     private,
                     ..SpanProblem::new(finding.code, span, message, finding.hint.clone())
                 };
-                told.report(source, &self.sources[source], fault, &mut problems);
+                reports.report(source, &self.sources[source], fault, &mut problems);
             }
             if let Some((document, _)) = found.get(MAX_PER_DOCUMENT) {
-                let span = places.span(*document, &FieldPath::root(), PathPart::Value);
+                let span = locator.span(*document, &FieldPath::root(), PathPart::Value);
                 let fault = SpanProblem::more(found.len() - MAX_PER_DOCUMENT, "document", span);
-                told.report(source, &self.sources[source], fault, &mut problems);
+                reports.report(source, &self.sources[source], fault, &mut problems);
             }
         }
-        told.finish(&self.sources, &mut problems);
+        reports.finish(&self.sources, &mut problems);
         problems
     }
 
@@ -367,7 +370,7 @@ impl Loaded {
     }
 }
 
-/// One slice of a file → what its documents declare. `count` is of the findings of the whole file.
+/// Parses and checks one slice of a file. `count` is the number of problems in the candidates file.
 fn parse_slice(
     source: &SourceText,
     slice: usize,
@@ -381,7 +384,7 @@ fn parse_slice(
             None => (DeclaredObject::Nothing, Vec::new()),
         };
         let bad = !read.faults.is_empty() || findings.iter().any(PathProblem::is_error);
-        // Far more than will be told: only their number is worth memory.
+        // Far more problems than are reported: keep only their number.
         let mut more = 0;
         if count.fetch_add(findings.len(), Ordering::Relaxed) > 4 * MAX_PER_FILE {
             more = findings.len();
@@ -405,12 +408,12 @@ fn parse_slice(
     Ok(read::collect_exact(reads.into_iter().map(checked)))
 }
 
-/// A slice of a file after it was looked at by itself: its documents, or why there are none.
+/// Checked documents of one slice, or the syntax error.
 type ParsedSlice = Result<Vec<CheckedDocument>, SpanProblem>;
-/// All of a file.
+/// All slices of a file.
 type ParsedSlices = Vec<ParsedSlice>;
 
-/// A document after it was looked at by itself.
+/// A document after the checks that need no other document.
 #[derive(Clone)]
 struct CheckedDocument {
     nth: usize,
@@ -420,11 +423,11 @@ struct CheckedDocument {
     dropped: HashSet<FieldPath>,
     findings: Vec<PathProblem>,
     bad: bool,
-    /// Findings that were not kept.
+    /// Number of problems that were dropped.
     more: usize,
 }
 
-/// A field that was there and wrong is not missing as well.
+/// Whether a problem follows from a dropped field: an invalid field is not reported as missing too.
 fn follows_from_dropped(document: &Declaration, finding: &PathProblem) -> bool {
     if document.dropped.is_empty() {
         return false;

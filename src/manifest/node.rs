@@ -1,4 +1,4 @@
-//! A document as a tree in which everything knows its place. Built only for documents that have a problem.
+//! Document tree with source positions. Built only for documents with a problem, and for kinds other than Process.
 
 use serde_yaml::Value;
 
@@ -15,18 +15,18 @@ pub enum Kind {
     Null,
     Bool(bool),
     Int(i64),
-    /// A whole number that no field can hold.
+    /// A whole number beyond 64 bits.
     Huge,
     Float(f64),
     Text(String),
     List(Vec<Node>),
     Map(Vec<(Node, Node)>),
-    /// A tag that means nothing to us.
+    /// A value with an unsupported tag.
     Tagged(String),
 }
 
 impl Node {
-    /// The value of a key, the last one where it stands twice.
+    /// The value of a key; the last one if the key is duplicated.
     pub fn get(&self, name: &str) -> Option<&Node> {
         let Kind::Map(entries) = &self.kind else {
             return None;
@@ -41,11 +41,11 @@ impl Node {
         }
     }
 
-    /// What it is, for a message.
+    /// Description with the value, for messages.
     pub fn describe(&self) -> String {
         match &self.kind {
             Kind::Null => "nothing".into(),
-            Kind::Bool(b) => format!("the truth value {b}"),
+            Kind::Bool(b) => format!("the boolean {b}"),
             Kind::Int(n) => format!("the number {n}"),
             Kind::Huge => "a number beyond 64 bits".into(),
             Kind::Float(x) => format!("the number {x}"),
@@ -56,7 +56,7 @@ impl Node {
         }
     }
 
-    /// The same value for serde, without places.
+    /// The value for serde, without positions.
     pub fn to_value(&self) -> Value {
         match &self.kind {
             Kind::Null | Kind::Huge | Kind::Tagged(_) => Value::Null,
@@ -73,11 +73,11 @@ impl Node {
 }
 
 impl Kind {
-    /// What it is, and nothing of what it says.
+    /// Description of the type, without the value.
     pub fn name(&self) -> &'static str {
         match self {
             Kind::Null => "nothing",
-            Kind::Bool(_) => "a truth value",
+            Kind::Bool(_) => "a boolean",
             Kind::Int(_) | Kind::Huge | Kind::Float(_) => "a number",
             Kind::Text(_) => "text",
             Kind::List(_) => "a list",
@@ -87,7 +87,7 @@ impl Kind {
     }
 }
 
-/// A text short enough for a message; what a file contains may be a megabyte long.
+/// Shortens a text for a message.
 pub fn shorten(text: &str) -> String {
     const MOST: usize = 60;
     match text.char_indices().nth(MOST) {
@@ -96,7 +96,7 @@ pub fn shorten(text: &str) -> String {
     }
 }
 
-/// What a plain scalar means, by the YAML 1.2 core schema as the YAML crate reads it.
+/// Value of a plain scalar by the YAML 1.2 core schema, as the YAML crate parses it.
 pub fn resolve(text: &str) -> Kind {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Kind::Null,

@@ -1,10 +1,10 @@
-//! The same work on many things, on all cores, with results in the order of the things.
+//! Parallel map: applies a function to all items on all cores, and returns the results in input order.
 
 use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// How many things a core takes at a time: enough that taking costs nothing, few enough that all end together.
+/// Items per chunk: large enough to make scheduling cheap, small enough to balance the cores.
 const BATCH_SIZE: usize = 32;
 
 pub fn map<T: Sync, R: Send>(things: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
@@ -43,7 +43,7 @@ pub fn map<T: Sync, R: Send>(things: &[T], work: impl Fn(&T) -> R + Sync) -> Vec
 #[cfg(test)]
 mod tests {
     #[test]
-    fn results_keep_the_order_of_things() {
+    fn results_keep_input_order() {
         let things: Vec<u32> = (0..10_000).collect();
         assert!(super::map(&things, |n| n * 2).into_iter().eq((0..10_000).map(|n| n * 2)));
         assert!(super::map(&[] as &[u32], |n| *n).is_empty());

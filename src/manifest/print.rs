@@ -1,7 +1,7 @@
-//! [`Document`] → YAML that every reader of YAML takes for the same thing, and people like to read.
+//! YAML printer for [`Document`]: readable output that all YAML parsers read alike.
 //!
-//! The YAML crate's own writer leaves `no` and `1e3` bare, which older readers take for other types; so text is
-//! quoted here whenever anybody could mistake it. Small maps in lists stand on one line.
+//! The YAML crate's writer leaves `no` and `1e3` unquoted, which YAML 1.1 parsers read as other types. This printer quotes
+//! every ambiguous text. Small maps in lists are printed on one line.
 
 use serde_yaml::Value;
 
@@ -13,7 +13,7 @@ use super::node::{Kind, resolve};
 use super::variables::escape;
 use crate::model::{EnvValue, Host, HostKey, ProcessKey, Spec, State};
 
-/// Documents as one file.
+/// Prints documents as one file.
 pub fn yaml(documents: &[Document]) -> String {
     documents.iter().map(document).collect::<Vec<_>>().join("---\n")
 }
@@ -27,7 +27,7 @@ fn document(document: &Document) -> String {
     out
 }
 
-/// A process of the model, as somebody would have written it. `${` in its texts means itself, so it is escaped.
+/// Converts a process of the model to a document. `${` in its texts is literal, so it is escaped.
 pub fn process(key: &ProcessKey, hosts: &[Host], state: State, spec: &Spec) -> Document {
     Document {
         api_version: Some("abide/v1".into()),
@@ -137,7 +137,7 @@ fn env_entry(value: &EnvValue) -> EnvEntry {
         EnvValue::Secret(secret) => {
             EnvEntry::Source(EnvSource { value: Some(text(secret.expose())), secret: Some(true), file: None })
         }
-        // No value, so that the manifest is refused until one is filled in.
+        // No value: the manifest is invalid until the user fills one in.
         EnvValue::Digest(_) => EnvEntry::Source(EnvSource { secret: Some(true), ..EnvSource::default() }),
     }
 }
@@ -151,7 +151,7 @@ fn some_map<V>(entries: impl Iterator<Item = (String, V)>) -> Option<Map<V>> {
     (!map.is_empty()).then_some(Map(map))
 }
 
-/// A map or list, each entry on lines of its own.
+/// Prints a map or list in block style.
 fn block(value: &Value, indent: usize, out: &mut String) {
     let pad = " ".repeat(indent);
     match value {
@@ -169,7 +169,7 @@ fn block(value: &Value, indent: usize, out: &mut String) {
                 out.push('-');
                 match item {
                     Value::Mapping(map) if !is_small(item) && !map.is_empty() => {
-                        // The first key stands beside the dash.
+                        // The first key is on the line of the dash.
                         let mut inner = String::new();
                         block(item, indent + 2, &mut inner);
                         out.push(' ');
@@ -183,7 +183,7 @@ fn block(value: &Value, indent: usize, out: &mut String) {
     }
 }
 
-/// What stands after `key:` or `-`.
+/// Prints the value after `key:` or `-`.
 fn entry(value: &Value, indent: usize, out: &mut String) {
     match value {
         Value::Mapping(map) if !map.is_empty() && (indent <= 2 || !is_small(value)) => {
@@ -224,7 +224,7 @@ fn is_scalar(value: &Value) -> bool {
     !matches!(value, Value::Mapping(_) | Value::Sequence(_) | Value::Tagged(_))
 }
 
-/// Up to four short values: a host, a file.
+/// A map of up to four short values, printed inline.
 fn is_small(value: &Value) -> bool {
     match value {
         Value::Mapping(map) => map.len() <= 4 && map.values().all(is_scalar) && flow(value).len() <= 100,
@@ -242,7 +242,7 @@ fn scalar(value: &Value, indent: usize) -> String {
     }
 }
 
-/// Text that needs no quotes anywhere, for any reader.
+/// Whether a text needs no quotes in any YAML parser.
 fn is_word(text: &str) -> bool {
     let fits = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
     let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '/')
@@ -252,7 +252,7 @@ fn is_word(text: &str) -> bool {
     begins && !old_word && text.chars().all(fits) && matches!(resolve(text), Kind::Text(_))
 }
 
-/// Words with single spaces between: a simple command.
+/// Whether a text is plain words with single spaces, such as a simple command.
 fn is_phrase(text: &str) -> bool {
     let word = |word: &str| {
         word.chars().all(|c| c.is_ascii_alphanumeric() || "_./-=".contains(c)) && !word.is_empty()
@@ -262,7 +262,7 @@ fn is_phrase(text: &str) -> bool {
         && text.split(' ').all(word)
 }
 
-/// Several lines, as they are.
+/// Literal block for a multi-line text.
 fn literal(text: &str, indent: usize) -> Option<String> {
     let body = text.strip_suffix('\n').unwrap_or(text);
     let plain = |line: &str| {
@@ -283,7 +283,7 @@ fn literal(text: &str, indent: usize) -> Option<String> {
     Some(format!("{chomp}\n{}", lines.collect::<Vec<_>>().join("\n")))
 }
 
-/// In double quotes, with an escape for everything that is not plainly visible.
+/// Double-quoted text, with escapes for invisible characters.
 fn quoted(text: &str) -> String {
     let mut out = String::from('"');
     for c in text.chars() {

@@ -1,4 +1,4 @@
-//! Problems: what is wrong, exactly where, and what to do about it.
+//! Problems of manifests: code, message, source location and hint.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::escape::is_hidden;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $text:literal $severity:ident $title:literal),* $(,)?) => {
-        /// Stable names of the kinds of problems. A number is never used for something else again.
+        /// Stable problem codes. A number is never reused for another problem.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Code { $($(#[$doc])* $name),* }
 
@@ -25,7 +25,7 @@ macro_rules! codes {
                 match self { $(Code::$name => Severity::$severity),* }
             }
 
-            /// The rule in a few words.
+            /// Short description of the rule.
             pub fn title(self) -> &'static str {
                 match self { $(Code::$name => $title),* }
             }
@@ -39,52 +39,52 @@ codes! {
     UnknownField = "E0102" Error "a field that does not exist here",
     WrongType = "E0103" Error "a value of the wrong type",
     MissingField = "E0104" Error "a required field is missing",
-    DuplicateKey = "E0105" Error "a key stands twice in one map",
+    DuplicateKey = "E0105" Error "a key occurs twice in one map",
     UnknownKind = "E0106" Error "an unknown kind, apiVersion or shape of document",
-    UnknownWord = "E0107" Error "a word that is not one of those allowed",
+    UnknownWord = "E0107" Error "a word that is not an allowed value",
     Unreadable = "E0110" Error "a file that cannot or must not be read",
     TooLarge = "E0111" Error "a limit of size, depth or number is exceeded",
     NotText = "E0112" Error "not UTF-8 text",
-    HiddenCharacter = "E0113" Error "a character that readers do not see",
-    TooMany = "E0114" Error "a document with more problems than are listed",
-    Nothing = "E0115" Error "a tree that is watched, and declares no process",
+    HiddenCharacter = "E0113" Error "a hidden or misleading character",
+    TooMany = "E0114" Error "more problems than are listed",
+    Nothing = "E0115" Error "a watched tree that declares no process",
     // Values
-    BadName = "E0201" Error "a namespace, name, group or agent id that keys cannot carry",
+    BadName = "E0201" Error "an invalid namespace, name, group or agent id",
     RelativePath = "E0202" Error "a relative path where an absolute one is needed",
     BadIp = "E0203" Error "not an IP address",
     BadPercent = "E0204" Error "a percentage outside 0 to 100",
     OutOfRange = "E0205" Error "a number outside its range",
-    BadDuration = "E0206" Error "a negative, absurd or unreadable duration",
+    BadDuration = "E0206" Error "an invalid duration",
     BadCrontab = "E0207" Error "a crontab rule that does not parse",
     BadLabel = "E0208" Error "a label that is reserved or empty",
     BadVariable = "E0209" Error "an unknown ${variable}",
     BadDigest = "E0210" Error "not an md5 digest",
-    BadEnv = "E0211" Error "an environment entry that no process can have",
+    BadEnv = "E0211" Error "an invalid environment variable",
     BadSelector = "E0212" Error "a label selector that does not parse",
-    BadFieldPath = "E0213" Error "on_change names no field of a spec",
+    BadFieldPath = "E0213" Error "on_change names an unknown field",
     BadWindow = "E0214" Error "days, times or time zone of a window that do not parse",
     BadHost = "E0215" Error "a host that is neither address, agent nor group, or several at once",
     // One document
     NoSchedule = "E0301" Error "a periodic process without a schedule",
-    NoStartCommand = "E0302" Error "a state that needs a start, and no start_cmd",
-    StateImpossible = "E0303" Error "a state that this kind of process cannot have",
-    BadMove = "E0304" Error "a moved_from that cannot be followed",
+    NoStartCommand = "E0302" Error "a state that needs start_cmd, without a start_cmd",
+    StateImpossible = "E0303" Error "a state that this process type does not support",
+    BadMove = "E0304" Error "an invalid moved_from",
     // Across documents
     SameInstance = "E0401" Error "one instance declared twice",
     SameIdentity = "E0402" Error "two processes of one host share an identity",
     UndefinedGroup = "E0403" Error "a host group that no manifest defines",
     EmptyGroup = "E0404" Error "a host group, or a selection in one, without hosts",
     UndefinedDependency = "E0405" Error "a dependency on a process that no manifest declares",
-    DependencyCycle = "E0406" Error "processes that wait for each other",
-    PolicyViolated = "E0407" Error "something that a Policy does not allow",
+    DependencyCycle = "E0406" Error "a dependency cycle",
+    PolicyViolated = "E0407" Error "a process that a Policy does not allow",
     DefaultsConflict = "E0408" Error "two Defaults of one directory disagree",
-    SameName = "E0409" Error "two groups or policies of one name",
+    SameName = "E0409" Error "two groups or policies with one name",
     HostConflict = "E0410" Error "one host described in two ways",
     // Warnings
-    NumberAsText = "W0501" Warning "a number where text is meant",
-    IgnoredField = "W0502" Warning "a part of a request that a manifest does not need",
+    NumberAsText = "W0501" Warning "a number in place of text",
+    IgnoredField = "W0502" Warning "a request field that manifests ignore",
     UselessField = "W0503" Warning "a field without effect here",
-    DependsOnDown = "W0504" Warning "a dependency that is not to run",
+    DependsOnDown = "W0504" Warning "a dependency on a process that is not declared running",
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -104,7 +104,7 @@ impl fmt::Display for Severity {
 }
 
 impl Code {
-    /// What stands there could not be read at all: others may miss it.
+    /// Documents are unreadable: references to them cannot be resolved.
     pub fn hides_documents(self) -> bool {
         matches!(
             self,
@@ -112,7 +112,7 @@ impl Code {
         )
     }
 
-    /// The other place is as wrong as this one.
+    /// The other location has the same problem.
     pub fn names_conflict(self) -> bool {
         matches!(self, Code::SameInstance | Code::SameIdentity)
     }
@@ -124,7 +124,7 @@ impl Serialize for Code {
     }
 }
 
-/// A problem as people and scripts get it. Sorted by file, place, then code.
+/// A problem as reported to users and scripts. Sorted by file, location, then code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Problem {
     pub file: Arc<str>,
@@ -134,12 +134,12 @@ pub struct Problem {
     pub code: Code,
     pub message: String,
     pub hint: Option<String>,
-    /// The line itself, for the eye.
+    /// Source line for text output.
     #[serde(skip)]
     pub excerpt: Excerpt,
 }
 
-/// A source line, cut to what fits a screen, and the part of it that is meant.
+/// A source line, cut to screen width, and the range to underline.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Excerpt {
     pub text: String,
@@ -149,7 +149,7 @@ pub struct Excerpt {
 }
 
 impl Excerpt {
-    /// The line around a byte of a text. Looks only as far as a screen is wide: a line may be megabytes long.
+    /// The line around a byte of a text. Reads at most a screen width: a line may be megabytes long.
     pub fn around(text: &str, at: usize, len: usize) -> Excerpt {
         const BEFORE: usize = 60;
         const AFTER: usize = 100;
@@ -176,16 +176,16 @@ impl Excerpt {
     }
 }
 
-/// A line that may hold a password is not for a log, whatever else is wrong with it.
+/// Whether a line may contain a secret, which must not reach a log.
 fn may_contain_secret(line: &str) -> bool {
     let line = line.to_lowercase();
     ["secret", "token", "passw"].iter().any(|word| line.contains(word))
 }
 
 impl Problem {
-    /// A fault with its file and the line it stands in.
-    pub fn new(file: Arc<str>, fault: SpanProblem, excerpt: Excerpt) -> Problem {
-        let SpanProblem { code, span, message, hint, .. } = fault;
+    /// A problem with its file and source line.
+    pub fn new(file: Arc<str>, problem: SpanProblem, excerpt: Excerpt) -> Problem {
+        let SpanProblem { code, span, message, hint, .. } = problem;
         Problem {
             file,
             line: span.line,
@@ -204,19 +204,19 @@ impl Problem {
     }
 }
 
-/// Text from a file, safe to be printed anywhere.
+/// Replaces hidden and control characters, so that the text is safe to print.
 fn visible(text: &str) -> String {
     let shown = |c: char| if is_hidden(c) || c.is_control() { '\u{fffd}' } else { c };
     text.chars().map(shown).collect()
 }
 
-/// Line and column from 1, in characters; `len` is how much of the first line to underline.
+/// Line and column from 1, in characters; `len` is the number of characters to underline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Span {
     pub line: u32,
     pub column: u32,
     pub len: u32,
-    /// Where that is in the text, if whoever found it knows.
+    /// Byte offset in the text, if known.
     pub byte: Option<usize>,
 }
 
@@ -226,19 +226,18 @@ impl Span {
     }
 }
 
-/// A problem found where places are known: in a text or a tree. The file is its reader's knowledge.
+/// A problem with a known position in a text or tree. The caller adds the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpanProblem {
     pub code: Code,
     pub span: Span,
     pub message: String,
     pub hint: Option<String>,
-    /// The line is not to be shown: it may hold a secret.
+    /// The line may contain a secret and is not shown.
     pub private: bool,
 }
 
-/// So many problems of one document are told one by one, and so many of one file. More are a broken generator,
-/// or a bomb.
+/// Maximum number of listed problems per document and per file. More come from a broken generator or a hostile file.
 pub const MAX_PER_DOCUMENT: usize = 1_000;
 pub const MAX_PER_FILE: usize = 10_000;
 
@@ -249,28 +248,28 @@ impl SpanProblem {
 
     pub fn too_many_documents(most: usize, span: Span) -> SpanProblem {
         let message = format!("the file has more than {most} documents");
-        let hint = "if that is meant, raise --max-documents".to_owned();
+        let hint = "if this is intended, raise --max-documents".to_owned();
         SpanProblem::new(Code::TooLarge, span, message, Some(hint))
     }
 
-    /// What is said instead of all the others.
+    /// Summary of the problems that are not listed.
     pub fn more(count: usize, of: &str, span: Span) -> SpanProblem {
         let message = format!("this {of} has {count} more problems, which are not listed");
-        SpanProblem::new(Code::TooMany, span, message, Some("mend these first".to_owned()))
+        SpanProblem::new(Code::TooMany, span, message, Some("fix the listed problems first".to_owned()))
     }
 }
 
-/// Stands in a finding's message for the place of `other`. No text of a user's contains it.
+/// Placeholder in a message for the location of `other`. User text never contains it.
 pub const OTHER_LOCATION: &str = "\0";
 
-/// A step from a map or list to what is in it.
+/// One segment of a field path.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathSegment {
     Key(Cow<'static, str>),
     Index(usize),
 }
 
-/// The way from a document's root to a value, such as `hosts[3].ip`.
+/// Path from a document's root to a value, such as `hosts[3].ip`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FieldPath(pub Vec<PathSegment>);
 
@@ -279,7 +278,7 @@ impl FieldPath {
         FieldPath::default()
     }
 
-    /// From names joined by dots, all known when the program was written.
+    /// From a constant dotted path.
     pub fn of(dotted: &'static str) -> FieldPath {
         FieldPath(dotted.split('.').map(|name| PathSegment::Key(Cow::Borrowed(name))).collect())
     }
@@ -288,7 +287,7 @@ impl FieldPath {
         self.child(PathSegment::Key(Cow::Borrowed(name)))
     }
 
-    /// A key of the user's choosing.
+    /// Appends a user-defined key.
     pub fn entry(&self, name: &str) -> FieldPath {
         self.child(PathSegment::Key(Cow::Owned(name.to_owned())))
     }
@@ -297,10 +296,10 @@ impl FieldPath {
         self.child(PathSegment::Index(at))
     }
 
-    fn child(&self, step: PathSegment) -> FieldPath {
-        let mut steps = self.0.clone();
-        steps.push(step);
-        FieldPath(steps)
+    fn child(&self, segment: PathSegment) -> FieldPath {
+        let mut segments = self.0.clone();
+        segments.push(segment);
+        FieldPath(segments)
     }
 
     pub fn starts_with(&self, other: &FieldPath) -> bool {
@@ -321,20 +320,20 @@ impl fmt::Display for FieldPath {
     }
 }
 
-/// A problem before it has a place: found in values, which know no lines.
+/// A problem with a field path, not yet located in the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathProblem {
     pub code: Code,
     pub path: FieldPath,
     pub at: PathPart,
-    /// [`OTHER_LOCATION`] stands for the place of `other`.
+    /// [`OTHER_LOCATION`] is replaced by the location of `other`.
     pub message: String,
     pub hint: Option<String>,
-    /// A second place: document and path.
+    /// Second location: document and path.
     pub other: Option<(usize, FieldPath)>,
 }
 
-/// What of a path is meant.
+/// Part of a map entry that a problem points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathPart {
     Key,
@@ -366,9 +365,9 @@ impl PathProblem {
     }
 }
 
-/// The word of a list that was most likely meant.
+/// The most similar word of a list.
 pub fn did_you_mean<'a>(word: &str, among: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Nobody misspells that much, and the distance costs the product of both lengths.
+    // The distance costs the product of both lengths, and a long word is not a misspelling.
     if word.len() > 64 {
         return None;
     }

@@ -1,4 +1,4 @@
-//! Where a value was written: the line of a field, in the process itself or in the Defaults above it.
+//! Provenance of values: the source line of a field, in the process or in a Defaults above it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path as FilePath, PathBuf};
@@ -12,30 +12,30 @@ use super::problem::{FieldPath, PathPart};
 use super::{FileContent, Limits, Loaded, load_files};
 use crate::model::{Plan, SourceLocation, Why};
 
-/// A field is shown where it is written, not where its process begins.
+/// Points each reason of a plan that names a field to the field's own line.
 pub fn locate(plan: &mut Plan, loaded: &Loaded, limits: &Limits) {
     let mut named = fields(plan).peekable();
     if named.peek().is_none() {
         return;
     }
-    let mut whence = Provenance::new(loaded, limits);
+    let mut provenance = Provenance::new(loaded, limits);
     for why in named {
         if let (Some(field), Some(at)) = (&why.field, &why.at)
-            && let Some(place) = whence.field(at, field)
+            && let Some(location) = provenance.field(at, field)
         {
-            why.at = Some(place);
+            why.at = Some(location);
         }
     }
 }
 
-/// Every reason that names a field.
+/// All reasons that name a field.
 fn fields(plan: &mut Plan) -> impl Iterator<Item = &mut Why> {
     let steps = plan.waves.iter_mut().flat_map(|wave| &mut wave.steps).flat_map(|step| &mut step.why);
     let all = steps.chain(plan.held.iter_mut().flat_map(|held| &mut held.why));
     all.filter(|why| why.field.is_some())
 }
 
-/// The same for somebody who has only the texts, in the order of their names: few files are parsed for it, or none.
+/// Like [`locate`], from file contents sorted by name. Parses at most a few files, and none if more are named.
 pub fn locate_in(plan: &mut Plan, texts: &[FileContent], limits: &Limits) {
     const FEW: usize = 32;
     let named: BTreeSet<Arc<str>> =
@@ -48,20 +48,22 @@ pub fn locate_in(plan: &mut Plan, texts: &[FileContent], limits: &Limits) {
         Some(texts[at].clone())
     };
     let mut files: Vec<FileContent> = named.iter().filter_map(of).collect();
-    let homes: BTreeSet<PathBuf> = files.iter().map(|file| file.scope_dir.clone()).collect();
-    // What a process does not say itself, Defaults above it may.
-    let above = |text: &&FileContent| homes.iter().any(|home| home.starts_with(&text.scope_dir));
-    let says =
+    let scope_dirs: BTreeSet<PathBuf> = files.iter().map(|file| file.scope_dir.clone()).collect();
+    // A field that the process does not set may come from a Defaults above it.
+    let above = |text: &&FileContent| scope_dirs.iter().any(|dir| dir.starts_with(&text.scope_dir));
+    let has_defaults =
         |text: &&FileContent| std::str::from_utf8(&text.content).is_ok_and(|text| text.contains("Defaults"));
     let is_known = |text: &&FileContent| named.contains(text.name.as_str());
-    files.extend(texts.iter().filter(|text| !is_known(text) && above(text) && says(text)).take(FEW).cloned());
+    files.extend(
+        texts.iter().filter(|text| !is_known(text) && above(text) && has_defaults(text)).take(FEW).cloned(),
+    );
     locate(plan, &load_files(files, Vec::new(), limits, &BTreeMap::new()), limits);
 }
 
 pub struct Provenance<'a> {
     loaded: &'a Loaded,
-    places: Locator<'a>,
-    /// Documents by file and line of their beginning.
+    locator: Locator<'a>,
+    /// Documents by file, line and column of their start.
     begins: HashMap<(&'a str, u32, u32), usize>,
     defaults: HashMap<&'a FilePath, Vec<usize>>,
     known: HashMap<(usize, String), Option<SourceLocation>>,
@@ -69,9 +71,9 @@ pub struct Provenance<'a> {
 
 impl<'a> Provenance<'a> {
     pub fn new(loaded: &'a Loaded, limits: &'a Limits) -> Provenance<'a> {
-        let mut whence = Provenance {
+        let mut provenance = Provenance {
             loaded,
-            places: Locator::new(loaded, limits),
+            locator: Locator::new(loaded, limits),
             begins: HashMap::new(),
             defaults: HashMap::new(),
             known: HashMap::new(),
@@ -80,19 +82,19 @@ impl<'a> Provenance<'a> {
             match &document.declared {
                 DeclaredObject::Process(_) => {
                     let (line, column) = document.begin;
-                    whence.begins.insert((&loaded.source(at).name, line, column), at);
+                    provenance.begins.insert((&loaded.source(at).name, line, column), at);
                 }
                 DeclaredObject::Defaults(_) => {
-                    whence.defaults.entry(&document.scope_dir).or_default().push(at)
+                    provenance.defaults.entry(&document.scope_dir).or_default().push(at)
                 }
                 _ => {}
             }
         }
-        whence
+        provenance
     }
 
-    /// The place of a field (`control.start_cmd`, `env.PATH`, `configmap[0].md5`) of the process that was declared
-    /// there. `None`: nobody wrote it.
+    /// The location of a field (`control.start_cmd`, `env.PATH`, `configmap[0].md5`) of the process declared at
+    /// `declared`. `None` if the field is not set.
     pub fn field(&mut self, declared: &SourceLocation, field: &str) -> Option<SourceLocation> {
         let SourceLocation { file, line, column } = declared;
         let document = *self.begins.get(&(&**file, *line, *column))?;
@@ -116,19 +118,19 @@ impl<'a> Provenance<'a> {
             return Some(self.location(document, &path));
         }
         let above = self.loaded.documents[document].scope_dir.ancestors();
-        let above: Vec<usize> = above.filter_map(|home| self.defaults.get(home)).flatten().copied().collect();
-        let gives = |at: &&usize| match &self.loaded.documents[**at].declared {
+        let above: Vec<usize> = above.filter_map(|dir| self.defaults.get(dir)).flatten().copied().collect();
+        let sets = |at: &&usize| match &self.loaded.documents[**at].declared {
             DeclaredObject::Defaults(entry) => {
                 serde_yaml::to_value(entry).is_ok_and(|entry| has(&entry, &inside))
             }
             _ => false,
         };
-        let given = above.iter().find(gives).copied()?;
-        Some(self.location(given, &path))
+        let setter = above.iter().find(sets).copied()?;
+        Some(self.location(setter, &path))
     }
 
     fn location(&mut self, document: usize, path: &FieldPath) -> SourceLocation {
-        let span = self.places.span(document, path, PathPart::Value);
+        let span = self.locator.span(document, path, PathPart::Value);
         SourceLocation {
             file: self.loaded.source(document).name.clone(),
             line: span.line,
@@ -137,7 +139,7 @@ impl<'a> Provenance<'a> {
     }
 }
 
-/// From a document's root. A key of a map may contain dots: everything after the map's name is one key.
+/// Field path from the document's root. A map key may contain dots: all text after the map's name is one key.
 fn path(field: &str) -> FieldPath {
     for (map, path) in [("meta.labels.", FieldPath::of("meta.labels")), ("env.", FieldPath::of("spec.env"))] {
         if let Some(key) = field.strip_prefix(map) {

@@ -1,5 +1,6 @@
-//! One part of a file → documents. The good path is serde and nothing else; the tree is built only where serde
-//! refuses, and then finds everything that is wrong at once.
+//! Slice parser: parses one slice of a file into documents.
+//!
+//! Valid input takes the serde path only. If serde rejects the input, a tree is built and all problems are found in it.
 
 use std::collections::HashSet;
 
@@ -14,21 +15,21 @@ use super::problem::{Code, FieldPath, Span, SpanProblem};
 use super::text::{Slice, SourceText};
 use super::{structure, tree};
 
-/// A document, by its number in its slice.
+/// A parsed document with its index in the slice.
 #[derive(Debug)]
 pub struct ParsedDocument {
     pub nth: usize,
-    /// Where it begins, where that is known already.
+    /// Start of the document, if already known.
     pub begin: Option<Span>,
     pub document: Option<Document>,
     pub faults: Vec<SpanProblem>,
     pub dropped: HashSet<FieldPath>,
 }
 
-/// From here on a document is checked against the limits before a parser builds anything of it.
+/// Documents above this size are checked against the limits before a parser builds values.
 const PRECHECK_BYTES: usize = 256 << 10;
 
-/// Reads one slice. `Err`: it could not be parsed at all.
+/// Parses one slice. `Err` if its syntax is invalid or a limit is exceeded.
 pub fn slice(
     source: &SourceText,
     slice: &Slice,
@@ -37,7 +38,7 @@ pub fn slice(
     let text = &source.text[slice.bytes.clone()];
     if text.len() as u64 > limits.document_bytes {
         let message = format!("the document is larger than {} bytes", limits.document_bytes);
-        let hint = "if that is meant, raise --max-document-bytes".to_owned();
+        let hint = "if this is intended, raise --max-document-bytes".to_owned();
         return Err(SpanProblem::new(
             Code::TooLarge,
             Span::at(slice.line, slice.skipped + 1),
@@ -48,7 +49,7 @@ pub fn slice(
     if text.len() > PRECHECK_BYTES || is_suspicious(text, limits) || limits.depth < Limits::default().depth {
         tree::check_limits(source, slice, limits)?;
     }
-    let refusal = match parse_fast(source.json, text) {
+    let parse_error = match parse_fast(source.json, text) {
         Ok(documents) if documents.iter().flatten().all(is_plain) && is_exact(source.json, text) => {
             let reads = documents.into_iter().enumerate().filter_map(|(nth, document)| {
                 let document = Some(document?);
@@ -63,16 +64,16 @@ pub fn slice(
             return Ok(collect_exact(reads));
         }
         Ok(_) => None,
-        Err(refusal) => Some(refusal),
+        Err(parse_error) => Some(parse_error),
     };
-    // One pass less for what is large: the event parser has seen all of it.
+    // The limit check has already parsed a large document: skip this pass.
     let well_formed =
         if text.len() > PRECHECK_BYTES && !source.json { Ok(()) } else { syntax(source.json, text) };
     let nodes = match (tree::nodes(source, slice, limits), well_formed) {
-        // A JSON file keeps to JSON, though YAML might take it.
-        (_, Err(refusal)) if source.json => return Err(refusal.fault(slice)),
+        // A JSON file must be valid JSON, even if it is valid YAML.
+        (_, Err(parse_error)) if source.json => return Err(parse_error.fault(slice)),
         (Err(fault), _) => return Err(fault),
-        (Ok(_), Err(refusal)) => return Err(refusal.fault(slice)),
+        (Ok(_), Err(parse_error)) => return Err(parse_error.fault(slice)),
         (Ok(nodes), Ok(())) => nodes,
     };
     let lists = !source.json && nodes.iter().any(|node| matches!(node.kind, Kind::List(_)));
@@ -82,23 +83,23 @@ pub fn slice(
     }
     let items = items.into_iter().enumerate();
     let reads = collect_exact(items.filter_map(|(nth, node)| from_node(nth, &node)));
-    match refusal {
-        // Serde refused what the grammar takes: what serde said is all that can be said.
-        Some(refusal) if !lists && reads.iter().all(|read| read.faults.is_empty()) => {
-            Err(refusal.fault(slice))
+    match parse_error {
+        // The grammar accepts what serde rejected: only serde's message is available.
+        Some(parse_error) if !lists && reads.iter().all(|read| read.faults.is_empty()) => {
+            Err(parse_error.fault(slice))
         }
         _ => Ok(reads),
     }
 }
 
-/// Without room for more: a file may be a hundred thousand slices of one document each.
+/// Collects without spare capacity: a file may have a hundred thousand slices of one document each.
 pub fn collect_exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
     let mut all: Vec<T> = items.collect();
     all.shrink_to_fit();
     all
 }
 
-/// The documents of a text: a list stands for what is in it. (In JSON the text was cut so already.)
+/// The documents of a text: a list counts as its items. (JSON lists are split before parsing.)
 pub fn items(nodes: Vec<Node>, json: bool) -> Vec<Node> {
     let inside = |node: Node| match node.kind {
         Kind::List(items) if !json => items,
@@ -115,21 +116,21 @@ fn from_node(nth: usize, node: &Node) -> Option<ParsedDocument> {
     Some(ParsedDocument { nth, begin: Some(node.span), document, faults, dropped })
 }
 
-/// What serde said, for the case that nobody can say it better.
+/// serde's error, reported if the tree shows no problem.
 struct ParserError {
     message: String,
     line: usize,
     column: usize,
 }
 
-const TABS: &str = "YAML takes no tabs for indentation, and no @ or ` at the start of a plain text";
+const TABS: &str = "YAML does not allow tabs as indentation, or @ or ` at the start of a plain scalar";
 
 impl ParserError {
     fn fault(&self, slice: &Slice) -> SpanProblem {
         let line = slice.line + (self.line as u32).saturating_sub(1);
         let skipped = if self.line <= 1 { slice.skipped } else { 0 };
         let span = Span::at(line, (self.column as u32).max(1) + skipped);
-        // The commonest reason by far, which the message does not name.
+        // The most common cause, which the parser's message does not name.
         let hint = self.message.contains("cannot start any token").then(|| TABS.to_owned());
         SpanProblem::new(Code::Syntax, span, strip_positions(&self.message), hint)
     }
@@ -148,7 +149,7 @@ impl From<serde_yaml::Error> for ParserError {
     }
 }
 
-/// The parsers' messages name places within the slice; the place is said elsewhere, and within the file.
+/// Removes positions from a parser message: they are relative to the slice, and the problem has its own location.
 fn strip_positions(message: &str) -> String {
     let digits = |text: &str| text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let mut out = String::new();
@@ -163,7 +164,7 @@ fn strip_positions(message: &str) -> String {
     out + rest
 }
 
-/// Null documents keep their number.
+/// Parses with serde only. Null documents keep their index.
 fn parse_fast(json: bool, text: &str) -> Result<Vec<Option<Document>>, ParserError> {
     if json {
         return Ok(vec![serde_json::from_str(text)?]);
@@ -172,7 +173,7 @@ fn parse_fast(json: bool, text: &str) -> Result<Vec<Option<Document>>, ParserErr
     Ok(documents.collect::<Result<_, _>>()?)
 }
 
-/// Is it well-formed, whatever it says?
+/// Checks the syntax only.
 fn syntax(json: bool, text: &str) -> Result<(), ParserError> {
     if json {
         serde_json::from_str::<IgnoredAny>(text)?;
@@ -184,8 +185,8 @@ fn syntax(json: bool, text: &str) -> Result<(), ParserError> {
     Ok(())
 }
 
-/// Brackets that may nest beyond the limit cost the YAML crate the square of their depth; aliases may stand for
-/// a tree much larger than the text. Counted without regard to quotes: a guess that only costs time.
+/// Whether a text may be expensive to parse. The YAML crate needs quadratic time in the nesting depth, and aliases may
+/// expand to a tree much larger than the text. Quotes are ignored: a false positive only costs time.
 fn is_suspicious(text: &str, limits: &Limits) -> bool {
     let (mut depth, mut deepest, mut stars) = (0usize, 0, 0);
     for byte in text.bytes() {
@@ -202,19 +203,18 @@ fn is_suspicious(text: &str, limits: &Limits) -> bool {
     deepest > limits.depth || stars > limits.aliases
 }
 
-/// Does serde take the text for exactly what it says? It looks through YAML's tags, and takes a JSON list for a map
-/// whose keys go without saying.
+/// Whether serde's result is exact. serde ignores YAML tags, and accepts a JSON list for a struct.
 fn is_exact(json: bool, text: &str) -> bool {
     if json {
         let value = serde_json::from_str(text).unwrap_or_default();
         return lists_fit(&value, &Shape::Section(&grammar::PROCESS));
     }
-    let begins =
+    let is_token_start =
         |at: usize| at == 0 || matches!(text.as_bytes()[at - 1], b' ' | b'\n' | b'[' | b'{' | b',' | b'\t');
-    !text.match_indices('!').any(|(at, _)| begins(at))
+    !text.match_indices('!').any(|(at, _)| is_token_start(at))
 }
 
-/// Do lists stand only where the grammar has lists?
+/// Whether lists occur only where the grammar has lists.
 fn lists_fit(value: &serde_json::Value, shape: &Shape) -> bool {
     use serde_json::Value;
     match (value, shape) {
@@ -232,7 +232,7 @@ fn lists_fit(value: &serde_json::Value, shape: &Shape) -> bool {
     }
 }
 
-/// A Process with nothing in it that is another kind's: what the struct takes is then what the grammar takes.
+/// Whether a document is a Process without fields of other kinds. For these, the struct and the grammar are equivalent.
 fn is_plain(document: &Document) -> bool {
     let in_body = document.api_version.is_none() && document.kind.is_none();
     let process = document.kind.as_deref().is_none_or(|kind| kind == "Process");

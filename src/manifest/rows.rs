@@ -1,5 +1,6 @@
-//! Rows → [`Observed`]: what was seen, from a file. The rows are those of `get processes -o json`, so that a look can
-//! be kept and planned on later, or made up to rehearse.
+//! Rows of `--observed FILE`: parses the output of `get processes -o json` or `-o yaml` into [`Observed`].
+//!
+//! A saved observation can so be planned on later, and a made-up one used for a rehearsal.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Read;
@@ -20,7 +21,7 @@ use crate::model::{
     SpecRevision, Time,
 };
 
-/// As written. A missing fact is false, one that is `null` is not known.
+/// A row as written. A missing flag is false; a `null` flag is unknown.
 #[derive(Deserialize)]
 struct Row<'a> {
     instance: Option<InstanceKey>,
@@ -56,13 +57,13 @@ fn default_false() -> Option<bool> {
     Some(false)
 }
 
-/// Why rows could not be taken: one sentence each.
+/// Errors of a rows file, one sentence each.
 pub type RowErrors = Vec<String>;
 
-/// How often a list or map may begin on one line of YAML.
+/// Maximum number of lists and maps that start on one line of YAML.
 const MAX_NESTING: usize = 200;
 
-/// What `get processes` tells of a process.
+/// Fields of a row of `get processes`.
 pub const ROW_FIELDS: [&str; 17] = [
     "instance",
     "namespace",
@@ -83,14 +84,14 @@ pub const ROW_FIELDS: [&str; 17] = [
     "report_time",
 ];
 
-/// What a row may add to that.
+/// Additional fields that a row may have.
 const EXTRA_FIELDS: [&str; 4] = ["spec", "live_spec", "ran", "unknown"];
 
 fn fields() -> impl Iterator<Item = &'static str> {
     ROW_FIELDS.into_iter().chain(EXTRA_FIELDS)
 }
 
-/// The names of a row's fields that no row has; nothing else of it is kept.
+/// Names of the unknown fields of a row.
 struct UnknownFields(Vec<String>);
 
 impl<'de> Deserialize<'de> for UnknownFields {
@@ -104,21 +105,21 @@ impl<'de> Deserialize<'de> for UnknownFields {
             }
 
             fn visit_map<M: serde::de::MapAccess<'de>>(self, mut map: M) -> Result<UnknownFields, M::Error> {
-                let mut odd = Vec::new();
+                let mut unknown = Vec::new();
                 while let Some(name) = map.next_key::<String>()? {
                     map.next_value::<serde::de::IgnoredAny>()?;
                     if !fields().any(|known| known == name) {
-                        odd.push(name);
+                        unknown.push(name);
                     }
                 }
-                Ok(UnknownFields(odd))
+                Ok(UnknownFields(unknown))
             }
         }
         from.deserialize_map(UnknownFieldsVisitor)
     }
 }
 
-/// Fields that no row has: more likely a slip of the pen than a newer program's.
+/// Warnings for unknown fields, which are probably misspelled.
 fn unknown_fields(rows: &[&RawValue]) -> Vec<String> {
     let names = parallel::map(rows, |row| {
         serde_json::from_str::<UnknownFields>(row.get()).map(|UnknownFields(names)| names).unwrap_or_default()
@@ -128,17 +129,17 @@ fn unknown_fields(rows: &[&RawValue]) -> Vec<String> {
         .iter()
         .take(MAX_REPORTED)
         .map(|name| match did_you_mean(name, fields()) {
-            Some(meant) => format!("rows have no field {name:?}: it is ignored. Did you mean {meant:?}?"),
-            None => format!("rows have no field {name:?}: it is ignored"),
+            Some(meant) => format!("unknown field {name:?} is ignored. Did you mean {meant:?}?"),
+            None => format!("unknown field {name:?} is ignored"),
         })
         .collect()
 }
 
-/// How many faults are told.
+/// Maximum number of reported errors.
 const MAX_REPORTED: usize = 50;
 
-/// Reads a file (`-`: standard input) of rows. `now`: the moment of the look; left out, it is when the newest row was
-/// told, or else this moment. With what is odd about it.
+/// Reads a file of rows (`-`: standard input), with warnings. `now` is the time of the observation; unset, it is the newest
+/// report time, or else the current time.
 pub fn read(path: &FilePath, most: u64, now: Option<Time>) -> Result<(Observed, Vec<String>), RowErrors> {
     let mut bytes = Vec::new();
     let read = match path.as_os_str() == "-" {
@@ -146,13 +147,13 @@ pub fn read(path: &FilePath, most: u64, now: Option<Time>) -> Result<(Observed, 
         false => std::fs::File::open(path)
             .and_then(|file| file.take(most.saturating_add(1)).read_to_end(&mut bytes)),
     };
-    read.map_err(|error| vec![format!("cannot read it: {error}")])?;
+    read.map_err(|error| vec![format!("cannot read the rows: {error}")])?;
     if bytes.len() as u64 > most {
         return Err(vec![format!(
-            "it is larger than {most} bytes; if that is meant, raise --max-file-bytes"
+            "the file is larger than {most} bytes; if this is intended, raise --max-file-bytes"
         )]);
     }
-    let text = String::from_utf8(bytes).map_err(|_| vec!["it is not UTF-8".to_owned()])?;
+    let text = String::from_utf8(bytes).map_err(|_| vec!["the file is not UTF-8".to_owned()])?;
     parse(text.trim_start_matches('\u{feff}'), now)
 }
 
@@ -160,14 +161,14 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), R
     let yaml;
     let text = match text.trim_start().as_bytes().first() {
         Some(b'[') => text,
-        Some(b'{') | None => return Err(vec!["it is no list of rows".to_owned()]),
+        Some(b'{') | None => return Err(vec!["the file is not a list of rows".to_owned()]),
         Some(_) => {
             yaml = from_yaml(text)?;
             &yaml
         }
     };
-    let raw: Vec<&RawValue> =
-        serde_json::from_str(text).map_err(|error| vec![format!("it is no list of rows: {error}")])?;
+    let raw: Vec<&RawValue> = serde_json::from_str(text)
+        .map_err(|error| vec![format!("the file is not a list of rows: {error}")])?;
     let rows = parallel::map(&raw, |raw| serde_json::from_str::<Row<'_>>(raw.get()));
     let mut faults = RowErrors::new();
     let mut good = Vec::with_capacity(rows.len());
@@ -192,37 +193,36 @@ pub fn parse(text: &str, now: Option<Time>) -> Result<(Observed, Vec<String>), R
     }
     seen.sort_by(|(one, _, _), (other, _, _)| one.cmp(other));
     for pair in seen.windows(2).filter(|pair| pair[0].0 == pair[1].0) {
-        faults.push(format!("row {} ({}): this instance has a row already", pair[1].1, pair[1].0));
+        faults.push(format!("row {} ({}): a second row for this instance", pair[1].1, pair[1].0));
     }
-    // A map that is made of a sorted list is dense, and quicker to walk.
+    // A map built from a sorted list is dense and faster to iterate.
     observed.instances = seen.into_iter().map(|(key, _, row)| (key, row)).collect();
     if faults.len() > MAX_REPORTED {
         let more = faults.len() - MAX_REPORTED;
         faults.truncate(MAX_REPORTED);
         faults.push(format!("… and {more} more"));
     }
-    let told = || observed.instances.values().filter_map(|seen| seen.report_time).max();
-    observed.at = now.or_else(told).unwrap_or_else(|| clock::with_zones(&Default::default()).at);
+    let newest_report = || observed.instances.values().filter_map(|instance| instance.report_time).max();
+    observed.at = now.or_else(newest_report).unwrap_or_else(|| clock::with_zones(&Default::default()).at);
     if faults.is_empty() { Ok((observed, odd)) } else { Err(faults) }
 }
 
-/// The same list in YAML, as `get processes -o yaml` writes it.
+/// Parses a list of rows in YAML, as `get processes -o yaml` prints it.
 fn from_yaml(text: &str) -> Result<String, RowErrors> {
-    let wrong = |what: &dyn std::fmt::Display| vec![format!("it is no list of rows: {what}")];
-    // A reader of YAML takes time by the square of the depth: nobody's rows are that deep.
+    let wrong = |what: &dyn std::fmt::Display| vec![format!("the file is not a list of rows: {what}")];
+    // The YAML parser needs quadratic time in the nesting depth; valid rows are not that deep.
     let deep = |line: &str| line.matches(['{', '[']).count() + line.matches("- ").count() > MAX_NESTING;
     if text.lines().any(deep) {
-        return Err(wrong(&"it is nested too deeply"));
+        return Err(wrong(&"the values are nested too deeply"));
     }
     let value: serde_yaml::Value = serde_yaml::from_str(text).map_err(|error| wrong(&error))?;
     if !value.is_sequence() {
-        return Err(wrong(&"it must be a list, such as `get processes -o json` prints"));
+        return Err(wrong(&"expected a list, as `get processes -o json` prints"));
     }
     serde_json::to_string(&value).map_err(|error| wrong(&error))
 }
 
-/// serde's message without a place inside the row, which nobody can see, and without the text that it found, which may
-/// be a secret.
+/// serde's message without the position inside of the row, and without the found text, which may be a secret.
 fn plain(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let text = text.rsplit_once(" at line ").map_or(text.as_str(), |(message, _)| message);
@@ -234,7 +234,7 @@ fn plain(error: &serde_json::Error) -> String {
     }
 }
 
-/// A spec and the labels it stands with, as written: thousands of rows say the same.
+/// Parses each distinct pair of spec and labels once: thousands of rows may share them.
 type SpecText<'a> = (&'a str, Option<&'a str>);
 
 fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut RowErrors) -> HashMap<SpecText<'a>, Arc<HashedSpec>> {
@@ -249,10 +249,10 @@ fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut RowErrors) -> HashMap<SpecT
         self::spec(spec, *labels).map(|spec| Arc::new(HashedSpec::new(spec)))
     });
     let mut specs = HashMap::with_capacity(all.len());
-    for ((said, nth), spec) in all.into_iter().zip(read) {
+    for ((written, nth), spec) in all.into_iter().zip(read) {
         match spec {
             Ok(spec) => {
-                specs.insert(said, spec);
+                specs.insert(written, spec);
             }
             Err(fault) => faults.push(format!("row {nth}: {fault}")),
         }
@@ -260,7 +260,7 @@ fn specs<'a>(rows: &[(usize, Row<'a>)], faults: &mut RowErrors) -> HashMap<SpecT
     specs
 }
 
-/// A `${` in what was seen is the shell's: nothing is replaced.
+/// Parses an observed spec. A `${` in it belongs to the shell: variables are not replaced.
 fn spec(text: &str, labels: Option<&str>) -> Result<Spec, String> {
     let mut entry: SpecEntry =
         serde_json::from_str(text).map_err(|error| format!("spec: {}", plain(&error)))?;
@@ -288,10 +288,10 @@ fn labels(text: Option<&str>) -> Result<BTreeMap<String, String>, String> {
     Ok(labels.unwrap_or_default().into_iter().map(|(name, value)| (name, value.to_string())).collect())
 }
 
-/// What is wrong with a row, and whose row it is, where it says so.
+/// Error of a row, with its instance if known.
 type RowError = (Option<InstanceKey>, String);
 
-/// A row's instance and what it tells of it; nothing for a host that could not be seen, which goes to the gaps.
+/// The observed instance of a row. `None` for a host that could not be observed, which is added to the gaps.
 fn parse_row(
     row: Row<'_>,
     specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
@@ -300,10 +300,10 @@ fn parse_row(
     let Some(key) = row.instance.clone() else {
         return match row.host {
             Some(host) if row.unknown => {
-                gaps.insert(host, "it could not be looked at".to_owned());
+                gaps.insert(host, "could not be observed".to_owned());
                 Ok(None)
             }
-            _ => Err((None, "it has no `instance`, and is no host that could not be seen".to_owned())),
+            _ => Err((None, "the row has no `instance`, and is not a host with `unknown: true`".to_owned())),
         };
     };
     match self::observed_instance(row, &key, specs) {
@@ -317,37 +317,38 @@ fn observed_instance(
     key: &InstanceKey,
     specs: &HashMap<SpecText<'_>, Arc<HashedSpec>>,
 ) -> Result<ObservedInstance, String> {
-    let other = |said: &Option<String>, is: &Name| said.as_ref().is_some_and(|said| said != is.as_str());
-    if other(&row.namespace, &key.namespace)
-        || other(&row.name, &key.name)
+    let differs =
+        |text: &Option<String>, name: &Name| text.as_ref().is_some_and(|text| text != name.as_str());
+    if differs(&row.namespace, &key.namespace)
+        || differs(&row.name, &key.name)
         || row.host.as_ref().is_some_and(|host| *host != key.host)
     {
-        return Err("its namespace, name or host is not that of its instance".to_owned());
+        return Err("namespace, name or host differs from that of `instance`".to_owned());
     }
-    let said = row.labels.map(RawValue::get);
-    let mut labels = self::labels(said)?;
+    let raw_labels = row.labels.map(RawValue::get);
+    let mut labels = self::labels(raw_labels)?;
     let ours = |name: &str| labels.get(name).cloned();
     let owner = row.owner.or_else(|| ours("abide_owner"));
     let revision = row.revision.or_else(|| ours("abide_rev").and_then(|text| text.parse().ok()));
     labels.retain(|name, _| !name.starts_with("abide_"));
     let version = |spec: Option<&RawValue>, revision: Option<SpecRevision>| {
-        let spec = spec.and_then(|spec| specs.get(&(spec.get(), said)).cloned());
+        let spec = spec.and_then(|spec| specs.get(&(spec.get(), raw_labels)).cloned());
         match (spec, revision) {
             (Some(spec), _) => KnownSpec::Full(spec),
             (None, Some(revision)) => KnownSpec::Digests(revision),
             (None, None) => KnownSpec::Unknown,
         }
     };
-    let given = version(row.spec, revision);
+    let registered_spec = version(row.spec, revision);
     let live = match version(row.live_spec, row.live_revision) {
-        KnownSpec::Unknown => given.clone(),
+        KnownSpec::Unknown => registered_spec.clone(),
         known => known,
     };
     let time = |name: &str, text: Option<String>| match text {
         None => Ok(None),
         Some(text) => match clock::read(&text) {
             Some(time) => Ok(Some(time)),
-            None => Err(format!("{name} {text:?} is no time such as 2026-11-16T08:00:00Z")),
+            None => Err(format!("{name} {text:?} is not a time such as 2026-11-16T08:00:00Z")),
         },
     };
     Ok(ObservedInstance {
@@ -357,7 +358,7 @@ fn observed_instance(
         running: row.running,
         labels,
         owner: owner.map(Arc::from),
-        registered_spec: given,
+        registered_spec,
         live,
         ran: last_run(row.ran)?,
         health: health(row.health)?,
@@ -374,7 +375,7 @@ fn health(word: Option<String>) -> Result<Health, String> {
     let known = Health::ALL.into_iter().find(|health| health.word() == word);
     known.ok_or_else(|| {
         let words: Vec<&str> = Health::ALL.iter().map(|health| health.word()).collect();
-        format!("health {word:?} is none of {}", words.join(", "))
+        format!("health {word:?} is not one of {}", words.join(", "))
     })
 }
 
@@ -392,7 +393,5 @@ fn last_run(ran: Option<&RawValue>) -> Result<LastRun, String> {
         Ok(Value::String(text)) => digest(&text).map(LastRun::Digest),
         Ok(_) | Err(_) => None,
     };
-    known.ok_or_else(|| {
-        "ran is neither true nor false nor the run part of a revision (8 hex digits)".to_owned()
-    })
+    known.ok_or_else(|| "ran must be true, false or the run part of a revision (8 hex digits)".to_owned())
 }

@@ -1,7 +1,6 @@
-//! The grammar as a JSON Schema (2020-12), for editors.
+//! JSON Schema (2020-12) of the manifest grammar, for editors.
 //!
-//! One schema for all kinds: `kind` decides which branch applies, so that an editor completes the fields of the
-//! kind at hand and of no other.
+//! One schema covers all kinds. `kind` selects the branch, so that an editor completes only the fields of that kind.
 
 use serde_json::{Map, Value, json};
 
@@ -10,13 +9,13 @@ use crate::model::Field;
 
 pub fn schema() -> Value {
     let branches = grammar::ALL_KINDS.iter().map(|kind| {
-        let is = if kind.name == "Process" {
+        let applies = if kind.name == "Process" {
             // A document without a kind is a Process.
             json!({"anyOf": [{"properties": {"kind": {"const": "Process"}}, "required": ["kind"]}, {"not": {"required": ["kind"]}}]})
         } else {
             json!({"properties": {"kind": {"const": kind.name}}, "required": ["kind"]})
         };
-        json!({"if": is, "then": {"$ref": format!("#/$defs/{}", kind.name)}})
+        json!({"if": applies, "then": {"$ref": format!("#/$defs/{}", kind.name)}})
     });
     let branches: Vec<Value> = branches.collect();
     let defs: Map<String, Value> =
@@ -25,11 +24,11 @@ pub fn schema() -> Value {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "https://abide.example/schema/v1.json",
         "title": "Abide manifest",
-        "description": "Processes that abide by git (apiVersion abide/v1)",
+        "description": "Manifest of Abide (apiVersion abide/v1): a Process, HostGroup, Defaults or Policy.",
         "type": "object",
         "properties": {
-            "apiVersion": {"const": grammar::API_VERSION, "description": "The version of this syntax."},
-            "kind": {"enum": grammar::KINDS, "default": "Process", "description": "What the document declares."},
+            "apiVersion": {"const": grammar::API_VERSION, "description": "Version of the manifest syntax."},
+            "kind": {"enum": grammar::KINDS, "default": "Process", "description": "Kind of object that the document declares."},
         },
         "allOf": branches,
         "$defs": defs,
@@ -43,7 +42,7 @@ fn section(section: &Section) -> Value {
         for alias in entry.aliases {
             let mut other = value.clone();
             mark_deprecated(&mut other);
-            other["description"] = json!(format!("Another spelling of {}.", entry.name));
+            other["description"] = json!(format!("Alias of {}.", entry.name));
             properties.insert((*alias).to_owned(), other);
         }
         properties.insert(entry.name.to_owned(), value);
@@ -65,7 +64,7 @@ fn section(section: &Section) -> Value {
     value
 }
 
-/// Inside a spec a Defaults document may give what is required: an editor must not complain.
+/// Whether the schema requires a field. Required fields of a spec may come from a Defaults, which an editor does not see.
 fn is_required(section: &Section, entry: &Entry) -> bool {
     entry.need == Requirement::Required && !matches!(section.name, "identity" | "spec")
 }
@@ -81,7 +80,7 @@ fn entry(entry: &Entry) -> Value {
         "labels" if value["type"] == "object" => value["propertyNames"] = json!({"pattern": "^(?!abide_)"}),
         _ => {}
     }
-    // A default in words is for people, not for an editor to insert.
+    // An editor would insert a default of the wrong type; such a default goes into the description.
     if let Some(default) = entry.default {
         let typed: Option<Value> = match &entry.shape {
             Shape::Int(_) | Shape::Bool => serde_json::from_str(default).ok(),
@@ -96,13 +95,13 @@ fn entry(entry: &Entry) -> Value {
     value
 }
 
-/// Taken, but not to be offered: the second word is what editors go by.
+/// Marks a field as accepted but not suggested. Editors use `doNotSuggest`.
 fn mark_deprecated(value: &mut Value) {
     value["deprecated"] = json!(true);
     value["doNotSuggest"] = json!(true);
 }
 
-/// As people write them: with `spec.` before them, and without.
+/// Field paths with and without the leading `spec.`.
 fn field_paths() -> Vec<String> {
     let all = Field::ALL.iter().map(|field| field.path());
     all.flat_map(|path| [path.to_owned(), format!("spec.{path}")]).collect()

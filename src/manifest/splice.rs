@@ -1,8 +1,8 @@
-//! Putting a changed file into what was read before, without looking at the others.
+//! Splicing of changed files into the previous result, without a full reload.
 //!
-//! Most edits are to one process, and say nothing new to any other: its name, hosts, state, dependencies and identity are
-//! what they were. Then whatever holds between documents holds as before, and only its own wants are made anew. Every
-//! other edit, and everything that is not quite right, is left to a whole reading.
+//! Most edits change one process and no reference between documents: name, hosts, state, dependencies and identity stay
+//! the same. Cross-document checks then still hold, and only the instances of that process are expanded again. Any other
+//! edit, and any problem, requires a full reload.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -14,20 +14,21 @@ use super::incremental::{CachedFile, ChangedFile, IncrementalLoader};
 use super::{CheckedDocument, Declaration, Limits, ParsedSlices, parse_slice};
 use crate::model::{Desired, DesiredInstance, Host, HostKey, InstanceKey, SourceLocation};
 
-/// What a few files want now, in place of what they wanted.
+/// Desired instances of a few changed files, replacing their previous ones.
 #[derive(Debug)]
 pub struct SpliceResult {
-    /// The same instances as before.
+    /// The same instance keys as before.
     pub wants: Vec<(InstanceKey, DesiredInstance)>,
-    /// Each as it is kept, and as text.
+    /// Each changed file, as stored content and as text.
     pub texts: Vec<(FileContent, Arc<str>)>,
 }
 
-/// A file of so many is read with all the others: that is done on all cores.
+/// If more than one file in this many changed, a full reload on all cores is faster.
 const FULL_RELOAD_DIVISOR: usize = 4;
 
 impl IncrementalLoader {
-    /// What the changed files want, if that is nobody's business but their own. `desired` is what was read last.
+    /// The desired instances of the changed files. `None` if the change affects other documents. `desired` is the previous
+    /// result.
     pub fn splice(
         &mut self,
         changed: &[ChangedFile],
@@ -50,23 +51,23 @@ impl IncrementalLoader {
             let parts = self.splice_file(file, &mut earlier, &mut wants, limits)?;
             known.push((file, Arc::new(parts)));
         }
-        // Whatever was wanted of these files before is wanted still.
+        // Every instance that these files declared before must still be declared.
         if !earlier.is_empty() {
             return None;
         }
-        let given = |file: &ChangedFile| {
+        let content = |file: &ChangedFile| {
             let text = Arc::clone(&file.source.text);
             (file.source.file_content(&self.found.files[file.at].scope_dir), text)
         };
-        let texts = changed.iter().map(given).collect();
+        let texts = changed.iter().map(content).collect();
         for (file, parts) in known {
-            let (facts, source) = (file.stamp, file.source.clone());
-            self.files.insert(source.name.clone(), CachedFile { stamp: facts, source, parts });
+            let (stamp, source) = (file.stamp, file.source.clone());
+            self.files.insert(source.name.clone(), CachedFile { stamp, source, parts });
         }
         Some(SpliceResult { wants, texts })
     }
 
-    /// The documents of one file, beside those that it had.
+    /// Compares the documents of one file with its previous ones, and expands them.
     fn splice_file(
         &self,
         file: &ChangedFile,
@@ -76,7 +77,7 @@ impl IncrementalLoader {
     ) -> Option<ParsedSlices> {
         let (source, context) = (&file.source, self.context.as_ref()?);
         let known = self.files.get(&source.name)?;
-        // What was wrong with it may be so no more; and others may have been told of its lines.
+        // A problem of this file may be fixed now, and problems of other files may quote its lines.
         let concerns =
             |problem: &super::Problem| problem.file == source.name || problem.message.contains(&*source.name);
         if source.slices.len() != known.parts.len() || self.problems.iter().any(concerns) {
@@ -94,8 +95,8 @@ impl IncrementalLoader {
                 if !has_same_references(then, now) {
                     return None;
                 }
-                let place = |(line, column)| SourceLocation { file: source.name.clone(), line, column };
-                let before = earlier.remove(&place(then.begin))?;
+                let location = |(line, column)| SourceLocation { file: source.name.clone(), line, column };
+                let before = earlier.remove(&location(then.begin))?;
                 let declaration = Declaration {
                     source: 0,
                     slice,
@@ -107,18 +108,18 @@ impl IncrementalLoader {
                     bad: false,
                 };
                 let policies = before.first()?.1.origin.policies.clone();
-                let anew = context.expand(&declaration, place(now.begin), hosts(&before), policies)?;
-                if !claims_same_identities(&before, &anew) {
+                let expanded = context.expand(&declaration, location(now.begin), hosts(&before), policies)?;
+                if !claims_same_identities(&before, &expanded) {
                     return None;
                 }
-                wants.extend(anew);
+                wants.extend(expanded);
             }
         }
         Some(parts)
     }
 }
 
-/// Two good processes that differ in nothing that another document may be about.
+/// Whether two valid processes are equal in all that other documents refer to.
 fn has_same_references(then: &CheckedDocument, now: &CheckedDocument) -> bool {
     let is_good = |checked: &CheckedDocument| {
         checked.faults.is_empty() && checked.findings.is_empty() && checked.dropped.is_empty() && !checked.bad
@@ -126,29 +127,29 @@ fn has_same_references(then: &CheckedDocument, now: &CheckedDocument) -> bool {
     let (DeclaredObject::Process(a), DeclaredObject::Process(b)) = (&then.declared, &now.declared) else {
         return false;
     };
-    let said = |process: &Process| {
+    let references = |process: &Process| {
         let Process { key, hosts, state, instances, depends_on, moved_from, .. } = process;
         (key.clone(), *state, *instances, depends_on.clone(), moved_from.clone(), hosts.len())
     };
-    is_good(then) && is_good(now) && said(a) == said(b) && a.hosts == b.hosts
+    is_good(then) && is_good(now) && references(a) == references(b) && a.hosts == b.hosts
 }
 
-/// Where a process was, each host once.
+/// Hosts of a process, each once.
 fn hosts(before: &[(&InstanceKey, &DesiredInstance)]) -> Vec<(usize, Host)> {
     let hosts: BTreeMap<&HostKey, &Host> = before.iter().map(|(key, want)| (&key.host, &want.host)).collect();
-    // Which entry named a host matters only to what is wrong, and then everything is read.
+    // The index of the hosts entry matters only for problems, and a problem causes a full reload.
     hosts.into_values().map(|host| (0, host.clone())).collect()
 }
 
-/// The same instances, each with the identity that it had: no other has it.
+/// Whether the instances and their identities are the same as before, so that no new conflict is possible.
 fn claims_same_identities(
     before: &[(&InstanceKey, &DesiredInstance)],
-    anew: &[(InstanceKey, DesiredInstance)],
+    expanded: &[(InstanceKey, DesiredInstance)],
 ) -> bool {
     let identities: BTreeMap<&InstanceKey, String> =
         before.iter().map(|(key, want)| (*key, want.spec.identity.index_key())).collect();
     let same = |(key, want): &(InstanceKey, DesiredInstance)| {
         identities.get(key) == Some(&want.spec.identity.index_key())
     };
-    anew.len() == before.len() && anew.iter().all(same)
+    expanded.len() == before.len() && expanded.iter().all(same)
 }

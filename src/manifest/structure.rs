@@ -1,5 +1,7 @@
-//! Does a tree have the shape that the grammar gives? Finds every unknown field, wrong type and double key,
-//! with its place, and makes a [`Document`] of what remains, so that the other checks still run.
+//! Shape check of a document tree against the grammar.
+//!
+//! Finds and locates every unknown field, wrong type and duplicate key. The valid rest becomes a [`Document`], so that the
+//! other checks still run.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,12 +12,12 @@ use super::grammar::{self, Requirement, Section, Shape};
 use super::node::{Kind, Node, shorten};
 use super::problem::{self, Code, FieldPath, PathSegment, Span, SpanProblem, did_you_mean};
 
-/// A document as far as it could be understood.
+/// The valid part of a document, and its shape problems.
 #[derive(Debug, Default)]
 pub struct ShapeResult {
     pub document: Option<Document>,
     pub faults: Vec<SpanProblem>,
-    /// What was left out because it was wrong: nobody should call it missing.
+    /// Invalid fields that were dropped; they are not reported as missing.
     pub dropped: HashSet<FieldPath>,
 }
 
@@ -24,14 +26,14 @@ pub fn check_shape(node: &Node) -> ShapeResult {
     let Kind::Map(_) = &node.kind else {
         reader.fault(Code::WrongType, node.span, || {
             let found = node.describe();
-            (format!("a document is a map with meta, hosts and spec, and this is {found}"), None)
+            (format!("a document must be a map with meta, hosts and spec, not {found}"), None)
         });
         return reader.done(node);
     };
     if let Some(at) = node.get("process_infos") {
         reader.fault(Code::UnknownKind, at.span, || {
-            let hint = "`abide convert FILE` makes manifests of it";
-            ("this is a request body of JOB, not a manifest".into(), Some(hint.into()))
+            let hint = "`abide convert FILE` converts it to manifests";
+            ("the document is a JOB request body, not a manifest".into(), Some(hint.into()))
         });
         return reader.done(node);
     }
@@ -43,7 +45,7 @@ pub fn check_shape(node: &Node) -> ShapeResult {
     reader.finish(node, value)
 }
 
-/// The same for any other section: `T` is its type.
+/// Like [`check_shape`], for any other section with type `T`.
 pub fn check_shape_as<T: serde::de::DeserializeOwned>(
     node: &Node,
     section: &'static Section,
@@ -53,7 +55,7 @@ pub fn check_shape_as<T: serde::de::DeserializeOwned>(
         Kind::Map(_) => reader.section(node, section, &FieldPath::root()),
         _ => {
             reader.fault(Code::WrongType, node.span, || {
-                (format!("a {} is a map, and this is {}", section.name, node.describe()), None)
+                (format!("a {} must be a map, not {}", section.name, node.describe()), None)
             });
             Value::Null
         }
@@ -69,58 +71,56 @@ pub fn check_shape_as<T: serde::de::DeserializeOwned>(
 
 #[derive(Default)]
 struct ShapeChecker {
-    understood: ShapeResult,
-    /// Faults so far, listed or not.
+    result: ShapeResult,
+    /// Number of problems, listed or not.
     more: usize,
     in_body: bool,
-    /// Inside of an environment, whose values may be secrets.
+    /// True inside `env`, whose values may be secrets.
     private: bool,
-    /// The section of the whole document: where else a field may belong.
+    /// Section of the whole document, for hints on misplaced fields.
     root: Option<&'static Section>,
-    /// Required fields and ranges are checked here too: nobody else will.
+    /// Also check required fields and ranges, for input without later checks.
     strict: bool,
 }
 
 impl ShapeChecker {
     fn finish(mut self, node: &Node, value: Value) -> ShapeResult {
         match serde_yaml::from_value(value) {
-            Ok(document) => self.understood.document = Some(document),
-            // The grammar and the structs disagree. A test keeps that from happening; a user still gets a sentence.
+            Ok(document) => self.result.document = Some(document),
+            // The grammar and the structs differ. A test prevents this; the user still gets serde's message.
             Err(error) => self.fault(Code::WrongType, node.span, || (error.to_string(), None)),
         }
         self.done(node)
     }
 
-    /// Notes a fault. The words are made only if they will be read.
-    fn fault(&mut self, code: Code, span: Span, say: impl FnOnce() -> (String, Option<String>)) {
+    /// Records a problem. The message is built only if it will be reported.
+    fn fault(&mut self, code: Code, span: Span, describe: impl FnOnce() -> (String, Option<String>)) {
         self.more += 1;
         if self.more <= problem::MAX_PER_DOCUMENT {
-            let (message, hint) = say();
+            let (message, hint) = describe();
             let private = self.private;
-            self.understood
-                .faults
-                .push(SpanProblem { private, ..SpanProblem::new(code, span, message, hint) });
+            self.result.faults.push(SpanProblem { private, ..SpanProblem::new(code, span, message, hint) });
         }
     }
 
-    /// Nobody will read on.
+    /// Further problems are only counted.
     fn is_full(&self) -> bool {
         self.more > problem::MAX_PER_DOCUMENT
     }
 
     fn drop(&mut self, path: FieldPath) {
         if !self.is_full() {
-            self.understood.dropped.insert(path);
+            self.result.dropped.insert(path);
         }
     }
 
-    /// What was found, and how much more there was.
+    /// The result, with the number of unlisted problems.
     fn done(mut self, root: &Node) -> ShapeResult {
         let more = self.more.saturating_sub(problem::MAX_PER_DOCUMENT);
         if more > 0 {
-            self.understood.faults.push(SpanProblem::more(more, "document", root.span));
+            self.result.faults.push(SpanProblem::more(more, "document", root.span));
         }
-        self.understood
+        self.result
     }
 
     fn section(&mut self, node: &Node, section: &'static Section, path: &FieldPath) -> Value {
@@ -128,7 +128,7 @@ impl ShapeChecker {
             return Value::Null;
         };
         let mut seen: HashMap<&str, (&str, Span)> = HashMap::new();
-        let mut kept = Mapping::new();
+        let mut valid = Mapping::new();
         for (key, value) in entries {
             let Some(name) = key.text() else {
                 self.bad_key(key);
@@ -150,7 +150,7 @@ impl ShapeChecker {
                 Kind::Null => {}
                 _ => match self.shape(value, &entry.shape, &path) {
                     Some(value) => {
-                        kept.insert(Value::String(entry.name.to_owned()), value);
+                        valid.insert(Value::String(entry.name.to_owned()), value);
                     }
                     None => self.drop(path),
                 },
@@ -164,14 +164,14 @@ impl ShapeChecker {
                 .filter(|e| e.need == Requirement::Required && !seen.contains_key(e.name));
             missing.for_each(|entry| self.missing(node.span, &path.key(entry.name), entry.meaning));
         }
-        Value::Mapping(kept)
+        Value::Mapping(valid)
     }
 
     fn missing(&mut self, span: Span, path: &FieldPath, meaning: &str) {
         self.fault(Code::MissingField, span, || (format!("{path} is missing"), Some(meaning.to_owned())));
     }
 
-    /// A value that has its type and not its range.
+    /// Checks the range of a value that has the right type.
     fn range(&mut self, node: &Node, shape: &Shape, path: &FieldPath) -> bool {
         let code = match (shape, &node.kind) {
             (Shape::Int(range), Kind::Int(n)) if !range.contains(n) => Code::OutOfRange,
@@ -181,12 +181,12 @@ impl ShapeChecker {
             _ => return true,
         };
         self.fault(code, node.span, || {
-            (format!("{path} must be {}, and this is {}", article(&shape.describe()), node.describe()), None)
+            (format!("{path} must be {}, not {}", article(&shape.describe()), node.describe()), None)
         });
         false
     }
 
-    /// The value without what is wrong in it; `None` if nothing is left.
+    /// The valid part of a value; `None` if nothing is valid.
     fn shape(&mut self, node: &Node, shape: &'static Shape, path: &FieldPath) -> Option<Value> {
         match (shape, &node.kind) {
             _ if self.strict && !self.range(node, shape, path) => None,
@@ -197,19 +197,19 @@ impl ShapeChecker {
             | (Shape::Bool, Kind::Bool(_)) => Some(node.to_value()),
             (Shape::Section(section), Kind::Map(_)) => Some(self.section(node, section, path)),
             (Shape::List(of), Kind::List(items)) => {
-                let mut kept = Vec::new();
+                let mut valid = Vec::new();
                 for (at, item) in items.iter().enumerate() {
                     if self.is_full() {
                         break;
                     }
                     let path = path.index(at);
-                    // A wrong item leaves a hole, so that the others keep their numbers.
-                    kept.push(self.shape(item, of, &path).unwrap_or_else(|| {
+                    // An invalid item is replaced, so that the others keep their indexes.
+                    valid.push(self.shape(item, of, &path).unwrap_or_else(|| {
                         self.drop(path);
                         placeholder(of)
                     }));
                 }
-                Some(Value::Sequence(kept))
+                Some(Value::Sequence(valid))
             }
             (Shape::Map(of), Kind::Map(entries)) => Some(self.map(entries, of, path)),
             (Shape::OneOf(shapes), _) => match shapes.iter().find(|shape| fits(shape, &node.kind)) {
@@ -222,7 +222,7 @@ impl ShapeChecker {
 
     fn map(&mut self, entries: &[(Node, Node)], of: &'static Shape, path: &FieldPath) -> Value {
         let mut seen: HashMap<&str, Span> = HashMap::new();
-        let mut kept = Mapping::new();
+        let mut valid = Mapping::new();
         for (key, value) in entries {
             let Some(name) = key.text() else {
                 self.bad_key(key);
@@ -235,39 +235,39 @@ impl ShapeChecker {
             let path = path.entry(name);
             match self.shape(value, of, &path) {
                 Some(value) => {
-                    kept.insert(Value::String(name.to_owned()), value);
+                    valid.insert(Value::String(name.to_owned()), value);
                 }
                 None => self.drop(path),
             }
         }
-        Value::Mapping(kept)
+        Value::Mapping(valid)
     }
 
     fn type_mismatch(&mut self, node: &Node, shape: &Shape, path: &FieldPath) -> Option<Value> {
         let private = self.private;
         self.fault(Code::WrongType, node.span, || {
             let wanted = article(&shape.describe());
-            // What is written there may be a secret in the wrong place.
+            // The value may be a misplaced secret.
             let found = if private { node.kind.name().to_owned() } else { node.describe() };
-            (format!("{path} must be {wanted}, and this is {found}"), type_hint(&node.kind, shape))
+            (format!("{path} must be {wanted}, not {found}"), type_hint(&node.kind, shape))
         });
         None
     }
 
     fn bad_key(&mut self, key: &Node) {
         self.fault(Code::WrongType, key.span, || {
-            let message = format!("a key must be text, and this is {}", key.describe());
-            (message, Some("put it in quotes".into()))
+            let message = format!("a key must be text, not {}", key.describe());
+            (message, Some("quote the key".into()))
         });
     }
 
     fn duplicate_key(&mut self, name: &str, span: Span, earlier: &str, at: Span) {
         self.fault(Code::DuplicateKey, span, || {
-            let place = format!("line {}, column {}", at.line, at.column);
+            let first = format!("line {}, column {}", at.line, at.column);
             let message = if name == earlier {
-                format!("key {:?} stands twice in this map; the first is at {place}", shorten(name))
+                format!("key {:?} occurs twice in this map; the first is at {first}", shorten(name))
             } else {
-                format!("{name:?} is another name of {earlier:?}, which stands at {place}")
+                format!("{name:?} is an alias of {earlier:?}, which is set at {first}")
             };
             (message, Some("remove one of them".into()))
         });
@@ -275,43 +275,43 @@ impl ShapeChecker {
 
     fn unknown(&mut self, name: &str, span: Span, section: &Section, path: &FieldPath) {
         let root = self.root;
-        // A misspelt field is not missing as well.
+        // A misspelled field is not reported as missing too.
         if !self.is_full()
             && let Some(meant) = closest_field(name, section)
         {
             self.drop(path.key(meant));
         }
         self.fault(Code::UnknownField, span, || {
-            let place = if path.0.is_empty() { format!("a {}", section.name) } else { path.to_string() };
-            (format!("{place} has no field {:?}", shorten(name)), Some(hint_for(name, section, root)))
+            let owner = if path.0.is_empty() { format!("a {}", section.name) } else { path.to_string() };
+            (format!("{owner} has no field {:?}", shorten(name)), Some(hint_for(name, section, root)))
         });
     }
 }
 
-/// The field of a section that a misspelt name stands for.
+/// The field of a section with the most similar name.
 fn closest_field(name: &str, section: &Section) -> Option<&'static str> {
     let known = section.entries.iter().filter(|e| e.need != Requirement::IgnoredInBody);
     did_you_mean(name, known.map(|e| e.name))
 }
 
-/// What somebody who wrote this value there most likely wants to know.
+/// Hint for a value of the wrong type.
 fn type_hint(found: &Kind, wanted: &Shape) -> Option<String> {
     let hint = match (found, wanted) {
         (
             Kind::Bool(_) | Kind::Int(_) | Kind::Float(_),
             Shape::Text | Shape::Name | Shape::Ip | Shape::LooseText | Shape::Word(_) | Shape::AbsolutePath,
-        ) => "put it in quotes if text is meant".to_owned(),
+        ) => "quote the value if text is intended".to_owned(),
         (Kind::Text(text), Shape::Int(_) | Shape::Percent) if text.parse::<f64>().is_ok() => {
             format!("write {text} without quotes")
         }
         (Kind::Text(text), Shape::Bool) if matches!(text.as_str(), "yes" | "no" | "on" | "off") => {
-            "YAML 1.2 knows only true and false".to_owned()
+            "YAML 1.2 has only true and false".to_owned()
         }
         (Kind::Map(_), Shape::List(_)) => "begin each item with `- `".to_owned(),
-        (_, Shape::List(_)) => "put it in [ ]".to_owned(),
+        (_, Shape::List(_)) => "write a list: [ … ]".to_owned(),
         (_, Shape::Section(section)) => {
             let names: Vec<_> = section.entries.iter().map(|e| e.name).collect();
-            format!("it has the fields {}", names.join(", "))
+            format!("fields: {}", names.join(", "))
         }
         _ => return None,
     };
@@ -320,7 +320,7 @@ fn type_hint(found: &Kind, wanted: &Shape) -> Option<String> {
 
 fn hint_for(name: &str, section: &Section, root: Option<&'static Section>) -> String {
     if name == "<<" {
-        let defaults = "a `kind: Defaults` document gives fields to many processes";
+        let defaults = "use a `kind: Defaults` document to share fields";
         return format!("YAML 1.2 has no merge keys; {defaults}");
     }
     if name == "agent_id_list" {
@@ -329,14 +329,14 @@ fn hint_for(name: &str, section: &Section, root: Option<&'static Section>) -> St
     if let Some(meant) = closest_field(name, section) {
         return format!("did you mean {meant:?}?");
     }
-    if let Some(home) = root.and_then(|root| find_elsewhere(name, root)) {
-        return format!("it belongs to {home}");
+    if let Some(section) = root.and_then(|root| find_elsewhere(name, root)) {
+        return format!("the field belongs to {section}");
     }
     let known = section.entries.iter().filter(|e| e.need != Requirement::IgnoredInBody);
     format!("fields here: {}", known.map(|e| e.name).collect::<Vec<_>>().join(", "))
 }
 
-/// Where a field of this name does exist: people misplace more than they misspell.
+/// Another section with a field of this name: misplaced fields are more common than misspelled ones.
 fn find_elsewhere(name: &str, root: &'static Section) -> Option<String> {
     fn search(section: &'static Section, name: &str, path: &str) -> Option<String> {
         section.entries.iter().filter(|e| e.need != Requirement::IgnoredInBody).find_map(|e| {
@@ -366,7 +366,7 @@ fn fits(shape: &Shape, kind: &Kind) -> bool {
     )
 }
 
-/// Something harmless of the right type.
+/// A valid value of the given shape.
 fn placeholder(shape: &Shape) -> Value {
     match shape {
         Shape::Section(_) | Shape::Map(_) => Value::Mapping(Mapping::new()),
@@ -384,7 +384,7 @@ fn article(thing: &str) -> String {
     }
 }
 
-/// Finds a path in a tree: the place to point at, or the nearest thing above it that exists.
+/// Span of a path in a tree, or of its nearest existing ancestor.
 pub fn locate(root: &Node, path: &FieldPath, key_wanted: bool) -> Span {
     let mut node = root;
     let mut span = root.span;

@@ -1,8 +1,8 @@
-//! From bytes to documents' texts: encoding, characters that deceive, and where each document begins.
+//! Source texts: encoding checks, misleading characters, and the split of a file into documents.
 //!
-//! A line `---` begins a document and a line `...` ends one, whatever stands around it: YAML allows them nowhere
-//! else. So a file is cut there before anything parses it, a broken document cannot hide the next one, and two
-//! cores can share one file. (A file with `%` directives is left whole: they reach over the cut.)
+//! A line `---` starts a document and a line `...` ends one, in any context: YAML allows them nowhere else. Files are split
+//! at these lines before parsing, so an invalid document cannot hide the next one, and cores can share a file. A file with
+//! `%` directives is not split, because directives apply across the split.
 
 use std::ops::Range;
 use std::path::Path;
@@ -14,31 +14,31 @@ use super::find::FileContent;
 use super::problem::{Code, Excerpt, Problem, Span, SpanProblem};
 use crate::escape::is_hidden;
 
-/// The text of one file and the places at which its documents begin.
+/// The text of one file and the slices of its documents.
 #[derive(Clone, Debug)]
 pub struct SourceText {
-    /// As people are to read it: the path as given, or `<stdin>`.
+    /// Display name: the path as passed, or `<stdin>`.
     pub name: Arc<str>,
     pub text: Arc<str>,
     pub json: bool,
     pub slices: Vec<Slice>,
-    /// Where every [`STRIDE`]th line begins; counted when the first problem asks. A file may be nothing but line ends.
+    /// Byte offset of every [`STRIDE`]th line, built for the first problem. Sparse, since a file may consist of line ends.
     lines: OnceLock<Vec<usize>>,
 }
 
 impl SourceText {
-    /// Cuts a text into documents, but not into many more than there may be.
+    /// Splits a text into documents, up to slightly more than the limit.
     pub fn new(name: Arc<str>, text: String, json: bool, most: usize) -> SourceText {
         let slices = if json { json_slices(&text, most) } else { slices(&text, most) };
         SourceText { name, text: text.into(), json, slices, lines: OnceLock::new() }
     }
 
-    /// The file as somebody else would hand it over. The text is shared, not copied.
-    pub fn file_content(&self, home: &Path) -> FileContent {
+    /// The file as a [`FileContent`]. The text is shared, not copied.
+    pub fn file_content(&self, scope_dir: &Path) -> FileContent {
         let content = Arc::from(Arc::clone(&self.text));
         FileContent {
             name: self.name.to_string(),
-            scope_dir: home.to_owned(),
+            scope_dir: scope_dir.to_owned(),
             bytes: self.text.len() as u64,
             content,
         }
@@ -76,22 +76,22 @@ impl SourceText {
 /// Lines between two entries of the index.
 const STRIDE: usize = 64;
 
-/// Where lines begin after a place in the text.
+/// Offsets of the line starts after a position.
 fn line_starts(text: &str, from: usize) -> impl Iterator<Item = usize> + '_ {
     text.as_bytes()[from..].iter().enumerate().filter(|(_, b)| **b == b'\n').map(move |(at, _)| from + at + 1)
 }
 
-/// A part of a file that is parsed by itself: one document, or a whole file with directives.
+/// A part of a file that is parsed separately: one document, or a whole file with directives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     pub bytes: Range<usize>,
     /// The number of the slice's first line, from 1.
     pub line: u32,
-    /// How many characters of that line stand before it.
+    /// Number of characters of that line before the slice.
     pub skipped: u32,
 }
 
-/// Checks that bytes are text that means what it shows. A fault comes with as much text as there is, to show it in.
+/// Checks that bytes are UTF-8 without misleading characters. An error includes the valid text, for the excerpt.
 pub fn decode(bytes: Vec<u8>) -> Result<String, (SpanProblem, String)> {
     let fault = |code, (line, column), message: String, hint: &str| {
         SpanProblem::new(code, Span::at(line, column), message, Some(hint.to_owned()))
@@ -131,28 +131,28 @@ pub fn decode(bytes: Vec<u8>) -> Result<String, (SpanProblem, String)> {
 
 fn about_hidden(c: char) -> (Code, &'static str, &'static str) {
     match c {
-        '\0' => (Code::NotText, "a NUL byte", "the file is binary, or UTF-16 without a mark"),
+        '\0' => (Code::NotText, "a NUL byte", "the file is binary, or UTF-16 without a byte order mark"),
         '\u{feff}' => (Code::HiddenCharacter, "a byte order mark", "remove it"),
         '\r' | '\u{85}' | '\u{2028}' | '\u{2029}' => (
             Code::HiddenCharacter,
-            "a line end that only some programs see",
-            "what stands after it may be part of a comment, or not; write it as a \\u escape in double quotes",
+            "a line end that only some programs recognize",
+            "the text after it may be part of a comment or not; write a \\u escape in double quotes",
         ),
-        c if c.is_control() => (Code::NotText, "a control character", "the file is binary, or was damaged"),
+        c if c.is_control() => (Code::NotText, "a control character", "the file is binary or damaged"),
         _ => (
             Code::HiddenCharacter,
-            "a character that reverses the text around it",
-            "what a reviewer reads would not be what runs; write it as a \\u escape in double quotes",
+            "a character that reverses the displayed text",
+            "a reviewer would not see what runs; write a \\u escape in double quotes",
         ),
     }
 }
 
-/// A byte that may begin a hidden character: a control byte, or the first byte of U+008x, U+061C, U+20xx, U+FExx.
+/// Whether a byte may start a hidden character: a control byte, or the first byte of U+008x, U+061C, U+20xx, U+FExx.
 fn suspicious(b: u8) -> bool {
     matches!(b, 0..=8 | 11 | 12 | 14..=31 | 0x7f | 0xc2 | 0xd8 | 0xe2 | 0xef)
 }
 
-/// A carriage return that is not part of a line end.
+/// Whether a carriage return is not part of a line end.
 fn lone_return(text: &str) -> Option<(usize, char)> {
     let bytes = text.as_bytes();
     let lone = |at: &usize| bytes[*at] == b'\r' && bytes.get(at + 1) != Some(&b'\n');
@@ -172,7 +172,7 @@ pub fn position(text: &str, byte: usize) -> (u32, u32) {
     (line as u32, before[start..].chars().count() as u32 + 1)
 }
 
-/// Cuts a YAML text before `---` and after `...`.
+/// Splits a YAML text before `---` and after `...`.
 pub fn slices(text: &str, most: usize) -> Vec<Slice> {
     let is = |line: &str, marker| {
         line.strip_prefix(marker)
@@ -194,7 +194,7 @@ pub fn slices(text: &str, most: usize) -> Vec<Slice> {
         at += raw.len();
         line += 1;
         if is(raw, "...") {
-            // One more end after an end ends nothing.
+            // A second `...` ends no document.
             if text[start..at].trim_end() == "..." {
                 (start, first_line) = (at, line);
                 continue;
@@ -209,8 +209,7 @@ pub fn slices(text: &str, most: usize) -> Vec<Slice> {
     slices
 }
 
-/// Cuts a JSON text into the values that stand in it one after the other; a list stands for what is in it. What
-/// does not parse is a last slice.
+/// Splits a JSON text into consecutive values; a list counts as its items. Invalid text is the last slice.
 pub fn json_slices(text: &str, most: usize) -> Vec<Slice> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
     let mut found: Vec<Range<usize>> = Vec::new();
@@ -227,7 +226,7 @@ pub fn json_slices(text: &str, most: usize) -> Vec<Slice> {
         };
         found.extend(items.iter().map(|item| offset(item.get())..offset(item.get()) + item.get().len()));
     }
-    // Lines and columns are counted on from the last value's: the whole costs one pass.
+    // Lines and columns continue from the previous value, so that one pass is enough.
     let (mut line, mut skipped, mut counted) = (1, 0, 0);
     let mut slice = |bytes: Range<usize>| {
         let passed = &text[counted..bytes.start];
@@ -246,7 +245,7 @@ pub fn is_json(text: &str) -> bool {
     serde_json::Deserializer::from_str(text).into_iter::<serde::de::IgnoredAny>().all(|value| value.is_ok())
 }
 
-/// The line and column at which a slice's content begins, past markers, blank lines and comments.
+/// Line and column of a slice's first content, after markers, blank lines and comments.
 pub fn content_start(text: &str, slice: &Slice) -> (u32, u32) {
     for (line, raw) in (slice.line..).zip(text[slice.bytes.clone()].lines()) {
         let mut rest = raw.trim_start();
@@ -268,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_cut_where_documents_begin() {
+    fn a_file_is_split_at_document_markers() {
         let text = "# head\na: 1\n---\nb: 2\n...\nd: 4\n--- # note\nc: |\n  --- not a marker\n---x: 1\n";
         let cut: Vec<_> = slices(text, 100).iter().map(|s| (s.line, &text[s.bytes.clone()])).collect();
         assert_eq!(
@@ -286,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_found_however_many_lines_are_before_it() {
+    fn positions_are_found_after_many_lines() {
         let text: String = (1..=1000).map(|n| format!("{}x{n}\n", " ".repeat(n % 7))).collect();
         let source = SourceText::new("a".into(), text.clone(), false, 100);
         let mut start = 0;
@@ -299,12 +298,12 @@ mod tests {
     }
 
     #[test]
-    fn directives_keep_a_file_whole() {
+    fn a_file_with_directives_is_not_split() {
         assert_eq!(slices("%YAML 1.2\n---\na: 1\n---\nb: 2\n", 100).len(), 1);
     }
 
     #[test]
-    fn what_is_not_plain_text_is_located() {
+    fn invalid_characters_are_located() {
         let fault = |bytes: &[u8]| {
             let (fault, _) = decode(bytes.to_vec()).unwrap_err();
             (fault.code, fault.span.line, fault.span.column)

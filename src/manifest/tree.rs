@@ -1,5 +1,6 @@
-//! Text → [`Node`]s, by an event parser that knows places and keeps to the limits. Iterative: no input can
-//! make it recurse. YAML and JSON alike; JSON's own syntax errors were found before.
+//! Tree builder: parses text into [`Node`]s with positions, within the limits.
+//!
+//! Iterative, so that no input causes recursion. YAML and JSON use the same parser; JSON syntax errors are found earlier.
 
 use std::collections::HashMap;
 
@@ -10,19 +11,19 @@ use super::node::{Kind, Node, resolve};
 use super::problem::{Code, Span, SpanProblem};
 use super::text::{Slice, SourceText};
 
-/// The documents of a part of a text.
+/// The documents of a slice.
 pub fn nodes(source: &SourceText, slice: &Slice, limits: &Limits) -> Result<Vec<Node>, SpanProblem> {
     let mut builder = Builder::default();
     parse_events(source, slice, limits, |event, span| builder.on_event(event, span))?;
     Ok(builder.documents)
 }
 
-/// Reads it without keeping anything: is it within the limits?
+/// Checks a slice against the limits, without building nodes.
 pub fn check_limits(source: &SourceText, slice: &Slice, limits: &Limits) -> Result<(), SpanProblem> {
     parse_events(source, slice, limits, |_, _| CopiedValues(0))
 }
 
-/// How many values an event made by copying: an alias, or an anchor kept for one.
+/// Number of values that an event copied: for an alias, or for an anchor.
 struct CopiedValues(usize);
 
 fn parse_events<'t>(
@@ -34,11 +35,11 @@ fn parse_events<'t>(
     let options = granit_parser::options! {
         flow_nesting_limit: limits.depth.saturating_add(1),
         block_nesting_limit: limits.depth.saturating_add(1),
-        // JSON knows no limit for a key; the YAML crate's is this one.
+        // JSON has no limit for the length of a key; this is the YAML crate's.
         simple_key_max_lookahead: if source.json { limits.document_bytes as usize } else { 1024 },
     };
     let too_large = |span, message: String, flag: &str| {
-        SpanProblem::new(Code::TooLarge, span, message, Some(format!("if that is meant, raise {flag}")))
+        SpanProblem::new(Code::TooLarge, span, message, Some(format!("if this is intended, raise {flag}")))
     };
     let too_deep =
         |span| too_large(span, format!("values are nested more than {} deep", limits.depth), "--max-depth");
@@ -79,7 +80,7 @@ fn parse_events<'t>(
     Ok(())
 }
 
-/// The parser counts lines from 1 and columns from 0, within the slice.
+/// Converts a position. The parser counts lines from 1 and columns from 0, within the slice.
 fn span_of(slice: &Slice, start: Marker, end: Option<Marker>) -> Span {
     let len = match end {
         Some(end) if end.line() == start.line() => end.col().saturating_sub(start.col()),
@@ -101,7 +102,7 @@ struct Builder {
     made: usize,
 }
 
-/// A list or map whose end has not come yet.
+/// A list or map that is not closed yet.
 struct OpenCollection {
     span: Span,
     anchor: usize,
@@ -135,10 +136,10 @@ impl Builder {
                 self.put(Node { span, kind }, anchor, self.made - made_before)
             }
             Event::Alias(id) => {
-                // The anchor of a value that is still open is that value's own inside: nothing to copy.
+                // An alias inside of its own anchor: the value is still open and cannot be copied.
                 let (node, size) = match self.anchors.get(&id) {
                     Some((node, size)) => (Node { span, kind: node.kind.clone() }, *size),
-                    None => (Node { span, kind: Kind::Tagged("an alias of what contains it".into()) }, 1),
+                    None => (Node { span, kind: Kind::Tagged("an alias of its own container".into()) }, 1),
                 };
                 self.made += size;
                 self.put(node, 0, size);

@@ -1,19 +1,19 @@
-//! `${instance} ${host.ip} ${host.cloud} ${name} ${namespace}` in paths, commands, environment and value_key.
+//! Template variables: `${instance} ${host.ip} ${host.cloud} ${name} ${namespace}` in paths, commands, env and value_key.
 //!
-//! `$${` stands for `${` itself, for the shell. A `$` before anything else is the shell's and stays.
+//! `$${` escapes `${`, for variables of the shell. Any other `$` is left as it is.
 
 use crate::model::{ConfigFile, EnvValue, HostKey, InstanceKey, Secret, Spec};
 
-/// The variables.
+/// Names of the variables.
 pub const NAMES: [&str; 5] = ["instance", "host.ip", "host.cloud", "name", "namespace"];
 
-/// What the variables mean for one instance.
+/// Values of the variables for one instance.
 pub struct InstanceVariables<'a> {
     pub key: &'a InstanceKey,
     pub instance: Option<u32>,
 }
 
-/// One part of a text.
+/// One part of a template.
 #[derive(Debug, PartialEq, Eq)]
 enum TemplatePart<'a> {
     Text(&'a str),
@@ -49,16 +49,17 @@ fn template_parts(text: &str) -> impl Iterator<Item = TemplatePart<'_>> {
     })
 }
 
-/// The first thing wrong with a text's variables, as a sentence and a hint.
+/// The first template error in a text, as message and hint.
 pub fn first_error(text: &str, numbered: bool) -> Option<(String, String)> {
     if !text.contains("${") {
         return None;
     }
     template_parts(text).find_map(|part| match part {
         TemplatePart::Text(_) => None,
-        TemplatePart::Unclosed => {
-            Some(("\"${\" has no closing \"}\"".to_owned(), "write $${ for the shell's own".to_owned()))
-        }
+        TemplatePart::Unclosed => Some((
+            "\"${\" has no closing \"}\"".to_owned(),
+            "write $${ for a variable of the shell".to_owned(),
+        )),
         TemplatePart::Variable("instance") if !numbered => {
             Some(("${instance} needs `instances`".to_owned(), "add `instances: N` to the process".to_owned()))
         }
@@ -67,24 +68,26 @@ pub fn first_error(text: &str, numbered: bool) -> Option<(String, String)> {
             let name = super::node::shorten(name);
             let known = NAMES.map(|name| format!("${{{name}}}")).join(" ");
             Some((
-                format!("there is no variable ${{{name}}}"),
-                format!("there are {known}; write $${{{name}}} (or ${name}) for a variable of the shell"),
+                format!("unknown variable ${{{name}}}"),
+                format!(
+                    "known variables: {known}; write $${{{name}}} (or ${name}) for a variable of the shell"
+                ),
             ))
         }
     })
 }
 
-/// What of a spec depends on the instance.
+/// Which variables a spec uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VariableUse {
-    /// Something is to be replaced at all, be it only `$${`.
+    /// The spec has a variable or an escaped `$${`.
     pub any: bool,
-    /// It differs from host to host.
+    /// The spec uses `${host.…}`, so it differs per host.
     pub host: bool,
 }
 
 impl VariableUse {
-    /// A text is part of the spec.
+    /// Records the variables of one text of the spec.
     pub fn scan(&mut self, text: &str) {
         if text.contains("${") {
             self.any = true;
@@ -93,49 +96,49 @@ impl VariableUse {
     }
 }
 
-/// The spec of one instance.
-pub fn replace(spec: &Spec, meaning: &InstanceVariables<'_>) -> Spec {
+/// The spec of one instance, with its variables replaced.
+pub fn replace(spec: &Spec, variables: &InstanceVariables<'_>) -> Spec {
     let mut spec = spec.clone();
     each_text(&mut spec, |text| {
         if text.contains("${") {
-            *text = substitute(text, meaning);
+            *text = substitute(text, variables);
         }
     });
     spec
 }
 
-fn substitute(text: &str, meaning: &InstanceVariables<'_>) -> String {
+fn substitute(text: &str, variables: &InstanceVariables<'_>) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     for part in template_parts(text) {
         match part {
             TemplatePart::Text(text) => out.push_str(text),
-            // Both were refused before anything is replaced.
+            // `first_error` has rejected unclosed and unknown variables.
             TemplatePart::Unclosed => {}
-            TemplatePart::Variable(name) => out.push_str(&value(name, meaning)),
+            TemplatePart::Variable(name) => out.push_str(&value(name, variables)),
         }
     }
     out
 }
 
-fn value(name: &str, meaning: &InstanceVariables<'_>) -> String {
-    let host = &meaning.key.host;
+fn value(name: &str, variables: &InstanceVariables<'_>) -> String {
+    let host = &variables.key.host;
     match (name, host) {
-        ("instance", _) => meaning.instance.map(|n| n.to_string()).unwrap_or_default(),
-        ("name", _) => meaning.key.name.to_string(),
-        ("namespace", _) => meaning.key.namespace.to_string(),
+        ("instance", _) => variables.instance.map(|n| n.to_string()).unwrap_or_default(),
+        ("name", _) => variables.key.name.to_string(),
+        ("namespace", _) => variables.key.namespace.to_string(),
         ("host.ip", HostKey::Address { ip, .. }) => ip.to_string(),
         ("host.cloud", HostKey::Address { cloud, .. }) => cloud.to_string(),
-        // Checked when hosts are expanded: such a process has no host that is known only by its agent.
+        // Host expansion rejects `${host.…}` on a host without an address.
         _ => String::new(),
     }
 }
 
-/// Protects a text that was written for somebody else from being read as variables.
+/// Escapes a text that is not a template, so that it has no variables.
 pub fn escape(text: &str) -> String {
     text.replace("${", "$${")
 }
 
-/// A spec whose texts were all escaped, as it was before.
+/// Reverses [`escape`] in all texts of a spec.
 pub fn unescape(spec: &Spec) -> Spec {
     let mut spec = spec.clone();
     each_text(&mut spec, |text| *text = text.replace("$${", "${"));
@@ -195,7 +198,7 @@ mod tests {
     #[test]
     fn unknown_variables_are_named() {
         let (message, hint) = first_error("cat ${HOME}/x", false).unwrap();
-        assert_eq!(message, "there is no variable ${HOME}");
+        assert_eq!(message, "unknown variable ${HOME}");
         assert!(hint.ends_with("write $${HOME} (or $HOME) for a variable of the shell"), "{hint}");
         assert_eq!(first_error("a ${instance}", true), None);
         assert_eq!(first_error("a ${instance}", false).unwrap().0, "${instance} needs `instances`");

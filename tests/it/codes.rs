@@ -43,7 +43,7 @@ fn e0101_syntax_spoils_only_its_document() {
     );
     one(
         "\tmeta: {}",
-        "a.yaml:1:1 E0101 found character that cannot start any token, while scanning for the next token | YAML takes no tabs for indentation, and no @ or ` at the start of a plain text",
+        "a.yaml:1:1 E0101 found character that cannot start any token, while scanning for the next token | YAML does not allow tabs as indentation, or @ or ` at the start of a plain scalar",
     );
     expect(&[("a.json", "{\"meta\": {},\n \"hosts\": [,]}")], &["a.json:2:12 E0101 expected value"]);
 }
@@ -56,11 +56,11 @@ fn e0102_unknown_fields_have_a_suggestion_and_no_follow_up_errors() {
     );
     one(
         &with("spec:", "start_cmd: x\nspec:"),
-        "a.yaml:5:1 E0102 a Process has no field \"start_cmd\" | it belongs to spec.control",
+        "a.yaml:5:1 E0102 a Process has no field \"start_cmd\" | the field belongs to spec.control",
     );
     one(
         &with("auto_type: 1", "<<: {}"),
-        "a.yaml:8:20 E0102 spec.monitor_policy has no field \"<<\" | YAML 1.2 has no merge keys; a `kind: Defaults` document gives fields to many processes",
+        "a.yaml:8:20 E0102 spec.monitor_policy has no field \"<<\" | YAML 1.2 has no merge keys; use a `kind: Defaults` document to share fields",
     );
     one(&with("spec:", "op_type: 1\nspec:"), "a.yaml:5:1 E0102 a Process has no field \"op_type\" | …");
     one(&with("spec:", "owner: me\nspec:"), "a.yaml:5:1 E0102 a Process has no field \"owner\" | …");
@@ -74,43 +74,43 @@ fn e0102_unknown_fields_have_a_suggestion_and_no_follow_up_errors() {
 fn e0103_wrong_types_name_actual_and_expected_type() {
     one(
         &with("name: api}", "name: 5}"),
-        "a.yaml:3:30 E0103 meta.name must be text, and this is the number 5 | put it in quotes if text is meant",
+        "a.yaml:3:30 E0103 meta.name must be text, not the number 5 | quote the value if text is intended",
     );
     one(
         &with("auto_type: 1", "auto_type: \"1\""),
-        "a.yaml:8:31 E0103 spec.monitor_policy.auto_type must be a whole number, 0 to 2, and this is the text \"1\" | write 1 without quotes",
+        "a.yaml:8:31 E0103 spec.monitor_policy.auto_type must be a whole number, 0 to 2, not the text \"1\" | write 1 without quotes",
     );
     one(
         &with("[{ip: 10.0.0.1, bk_cloud_id: 0}]", "{ip: 10.0.0.1, bk_cloud_id: 0}"),
-        "a.yaml:4:8 E0103 hosts must be a list of map, and this is a map | begin each item with `- `",
+        "a.yaml:4:8 E0103 hosts must be a list of map, not a map | begin each item with `- `",
     );
     one(
         &with("spec:", "adopt: yes\nspec:"),
-        "a.yaml:5:8 E0103 adopt must be one of true, false, and this is the text \"yes\" | YAML 1.2 knows only true and false",
+        "a.yaml:5:8 E0103 adopt must be one of true, false, not the text \"yes\" | YAML 1.2 has only true and false",
     );
     one(
         &with("auto_type: 1", "auto_type: 99999999999999999999"),
-        "a.yaml:8:31 E0103 spec.monitor_policy.auto_type must be a whole number, 0 to 2, and this is a number beyond 64 bits",
+        "a.yaml:8:31 E0103 spec.monitor_policy.auto_type must be a whole number, 0 to 2, not a number beyond 64 bits",
     );
     one(
         &with("name: api}", "name: api, labels: {a: true}}"),
-        "a.yaml:3:47 E0103 meta.labels.a must be text, and this is the truth value true | put it in quotes if text is meant",
+        "a.yaml:3:47 E0103 meta.labels.a must be text, not the boolean true | quote the value if text is intended",
     );
     one(
         &with("name: api}", "name: !x api}"),
-        "a.yaml:3:33 E0103 meta.name must be text, and this is a value with the tag \"!x\"",
+        "a.yaml:3:33 E0103 meta.name must be text, not a value with the tag \"!x\"",
     );
     one(
         &with("spec:", "? [a]\n: b\nspec:"),
-        "a.yaml:5:3 E0103 a key must be text, and this is a list | put it in quotes",
+        "a.yaml:5:3 E0103 a key must be text, not a list | quote the key",
     );
     one(
         "just text\n",
-        "a.yaml:1:1 E0103 a document is a map with meta, hosts and spec, and this is the text \"just text\"",
+        "a.yaml:1:1 E0103 a document must be a map with meta, hosts and spec, not the text \"just text\"",
     );
     one(
         &with("spec:", "rollout: {batch: ten}\nspec:"),
-        "a.yaml:5:18 E0103 rollout.batch \"ten\" is neither a count nor a share | such as 3 or 10%",
+        "a.yaml:5:18 E0103 rollout.batch \"ten\" is neither a count nor a percentage | such as 3 or 10%",
     );
 }
 
@@ -119,7 +119,7 @@ fn e0104_missing_fields_point_at_their_parent() {
     one(&with(", name: api", ""), "a.yaml:3:1 E0104 meta.name is missing | …");
     one(
         &with("pid_path: /run/api.pid, ", ""),
-        "a.yaml:6:3 E0104 spec.identity.pid_path is missing | The file that holds the pid. The user needs write access to its directory.",
+        "a.yaml:6:3 E0104 spec.identity.pid_path is missing | Pid file of the process. `user` needs write access to its directory.",
     );
     one(
         &with("proc_name: api", "proc_name: \"\""),
@@ -132,7 +132,7 @@ fn e0104_missing_fields_point_at_their_parent() {
     );
     one(
         &with(", bk_cloud_id: 0", ""),
-        "a.yaml:4:9 E0104 hosts[0].bk_cloud_id is missing: the same address may exist in several cloud areas | bk_cloud_id: 0 is the default area",
+        "a.yaml:4:9 E0104 hosts[0].bk_cloud_id is missing: one address may exist in several cloud areas | use bk_cloud_id: 0 for the default area",
     );
     // The full form may leave out user and auto_type; a body may not.
     expect(&[("a.yaml", &with(", user: app", ""))], &[]);
@@ -153,22 +153,22 @@ fn e0104_missing_fields_point_at_their_parent() {
 fn e0105_duplicate_keys_are_reported_at_the_later_one() {
     one(
         &with("auto_type: 1", "auto_type: 1, auto_type: 2"),
-        "a.yaml:8:34 E0105 key \"auto_type\" stands twice in this map; the first is at line 8, column 20 | remove one of them",
+        "a.yaml:8:34 E0105 key \"auto_type\" occurs twice in this map; the first is at line 8, column 20 | remove one of them",
     );
     one(
         &with("name: api}", "name: api, labels: {x: a, x: a}}"),
-        "a.yaml:3:50 E0105 key \"x\" stands twice in this map; the first is at line 3, column 44 | remove one of them",
+        "a.yaml:3:50 E0105 key \"x\" occurs twice in this map; the first is at line 3, column 44 | remove one of them",
     );
     one(
         &with("  monitor_policy:", "  alive_monitor_policy: {auto_type: 1}\n  monitor_policy:"),
-        "a.yaml:9:3 E0105 \"monitor_policy\" is another name of \"alive_monitor_policy\", which stands at line 8, column 3 | remove one of them",
+        "a.yaml:9:3 E0105 \"monitor_policy\" is an alias of \"alive_monitor_policy\", which is set at line 8, column 3 | remove one of them",
     );
     expect(
         &[("a.json", "{\"meta\": {\"name\": \"a\", \"name\": \"a\", \"namespace\": \"b\"}}")],
         &[
             "a.json:1:1 E0104 hosts is missing | …",
             "a.json:1:1 E0104 spec is missing | …",
-            "a.json:1:24 E0105 key \"name\" stands twice in this map; the first is at line 1, column 11 | remove one of them",
+            "a.json:1:24 E0105 key \"name\" occurs twice in this map; the first is at line 1, column 11 | remove one of them",
         ],
     );
 }
@@ -177,7 +177,7 @@ fn e0105_duplicate_keys_are_reported_at_the_later_one() {
 fn e0105_one_field_in_two_spellings() {
     one(
         &with("spec:", "on_change: {env: reload, spec.env: none}\nspec:"),
-        "a.yaml:5:26 E0105 on_change names env twice: with `spec.` before it, and without | remove one of them",
+        "a.yaml:5:26 E0105 on_change names env twice, with and without the leading `spec.` | remove one of them",
     );
 }
 
@@ -189,11 +189,11 @@ fn e0106_unknown_kinds_and_versions() {
     );
     one(
         &with("abide/v1", "abide/v2"),
-        "a.yaml:1:13 E0106 apiVersion \"abide/v2\" is unknown | this Abide reads abide/v1",
+        "a.yaml:1:13 E0106 apiVersion \"abide/v2\" is unknown | this version of Abide supports abide/v1",
     );
     one(
         "{\"process_infos\": []}\n",
-        "a.yaml:1:19 E0106 this is a request body of JOB, not a manifest | `abide convert FILE` makes manifests of it",
+        "a.yaml:1:19 E0106 the document is a JOB request body, not a manifest | `abide convert FILE` converts it to manifests",
     );
 }
 
@@ -201,19 +201,19 @@ fn e0106_unknown_kinds_and_versions() {
 fn e0107_values_outside_their_enum() {
     one(
         &with("spec:", "state: runing\nspec:"),
-        "a.yaml:5:8 E0107 state cannot be \"runing\" | did you mean running?",
+        "a.yaml:5:8 E0107 state \"runing\" is not an allowed value | did you mean running?",
     );
     one(
         &with("spec:", "protect: [delete, never]\nspec:"),
-        "a.yaml:5:19 E0107 protect[1] cannot be \"never\" | one of delete, restart, stop",
+        "a.yaml:5:19 E0107 protect[1] \"never\" is not an allowed value | one of delete, restart, stop",
     );
     one(
         &with("./api}", "./api, start_mode: x}"),
-        "a.yaml:7:43 E0107 spec.control.start_mode cannot be \"x\" | one of daemon, foreground",
+        "a.yaml:7:43 E0107 spec.control.start_mode \"x\" is not an allowed value | one of daemon, foreground",
     );
     one(
         &with("spec:", "on_change: {env: explode}\nspec:"),
-        "a.yaml:5:18 E0107 on_change.env cannot be \"explode\" | one of none, register, reload, restart, replace",
+        "a.yaml:5:18 E0107 on_change.env \"explode\" is not an allowed value | one of none, register, reload, restart, replace",
     );
 }
 
@@ -229,11 +229,11 @@ fn e0201_names_that_are_invalid_in_keys() {
     );
     one(
         &with("name: api}", "name: \"*\"}"),
-        "a.yaml:3:30 E0201 meta.name \"*\" cannot be used: it is the pattern for every name | …",
+        "a.yaml:3:30 E0201 meta.name \"*\" cannot be used: it is the pattern that matches every name | …",
     );
     one(
         &with("namespace: web", "namespace: '**'"),
-        "a.yaml:3:19 E0201 meta.namespace \"**\" cannot be used: it is the pattern for every name | …",
+        "a.yaml:3:19 E0201 meta.namespace \"**\" cannot be used: it is the pattern that matches every name | …",
     );
     one(
         &with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: \"a b\""),
@@ -241,13 +241,13 @@ fn e0201_names_that_are_invalid_in_keys() {
     );
     one(
         &with("spec:", "depends_on: [a/b/c]\nspec:"),
-        "a.yaml:5:14 E0201 depends_on \"a/b/c\" names no process: it contains '/', which a result key cannot carry | …",
+        "a.yaml:5:14 E0201 depends_on \"a/b/c\" is not a process name: it contains '/', which a result key cannot carry | …",
     );
     let long =
         with("name: api}", &format!("name: {}}}", "n".repeat(127))).replace("spec:", "instances: 10\nspec:");
     expect(
         &[("a.yaml", &long.replace("/run/api.pid", "/run/api.pid, value_key: \"${instance}\""))],
-        &["a.yaml:3:30 E0201 with `instances` a name becomes …"],
+        &["a.yaml:3:30 E0201 with `instances`, the instance name …"],
     );
 }
 
@@ -255,7 +255,7 @@ fn e0201_names_that_are_invalid_in_keys() {
 fn e0202_to_e0206_values_out_of_their_bounds() {
     one(
         &with("/opt/api", "opt/api"),
-        "a.yaml:6:42 E0202 spec.identity.setup_path \"opt/api\" is a relative path | write it from the root, with a leading /",
+        "a.yaml:6:42 E0202 spec.identity.setup_path \"opt/api\" is a relative path | use an absolute path, with a leading /",
     );
     one(
         &with("./api}", "./api}\n  configmap: [{path: x}]"),
@@ -264,19 +264,19 @@ fn e0202_to_e0206_values_out_of_their_bounds() {
     one(&with("10.0.0.1", "10.0.0.300"), "a.yaml:4:14 E0203 \"10.0.0.300\" is not an IP address | …");
     one(
         &with("10.0.0.1", "web-1.example"),
-        "a.yaml:4:14 E0203 \"web-1.example\" is not an IP address | such as 10.0.0.1 or 2001:db8::1; host names are not looked up",
+        "a.yaml:4:14 E0203 \"web-1.example\" is not an IP address | such as 10.0.0.1 or 2001:db8::1; host names are not resolved",
     );
     one(
         &with("./api}", "./api}\n  resource: {cpu: 100.5}"),
-        "a.yaml:8:19 E0204 spec.resource.cpu is 100.5; a percentage lies between 0 and 100 | …",
+        "a.yaml:8:19 E0204 spec.resource.cpu is 100.5; it must be a percentage from 0 to 100 | …",
     );
     one(
         &with("./api}", "./api}\n  resource: {mem: .nan}"),
-        "a.yaml:8:19 E0204 spec.resource.mem is NaN; a percentage lies between 0 and 100 | …",
+        "a.yaml:8:19 E0204 spec.resource.mem is NaN; it must be a percentage from 0 to 100 | …",
     );
     one(
         &with("spec:", "rollout: {batch: 110%}\nspec:"),
-        "a.yaml:5:18 E0204 rollout.batch \"110%\" is no percentage between 0% and 100% | …",
+        "a.yaml:5:18 E0204 rollout.batch \"110%\" is not a percentage from 0% to 100% | …",
     );
     one(
         &with("auto_type: 1", "auto_type: 3"),
@@ -300,7 +300,7 @@ fn e0202_to_e0206_values_out_of_their_bounds() {
     );
     one(
         &with("spec:", "rollout: {soak: 30x}\nspec:"),
-        "a.yaml:5:17 E0206 rollout.soak \"30x\" is no duration up to a week | such as 30s, 5m or 1h30m",
+        "a.yaml:5:17 E0206 rollout.soak \"30x\" is not a duration of at most a week | such as 30s, 5m or 1h30m",
     );
 }
 
@@ -308,15 +308,15 @@ fn e0202_to_e0206_values_out_of_their_bounds() {
 fn e0207_to_e0214_values_that_do_not_parse() {
     one(
         &with("auto_type: 1", "auto_type: 0, crontab_rule: 61 * * * *"),
-        "a.yaml:8:48 E0207 crontab rule \"61 * * * *\" does not parse: number out of bounds | …",
+        "a.yaml:8:48 E0207 crontab rule \"61 * * * *\" is invalid: number out of bounds | …",
     );
     one(
         &with("name: api}", "name: api, labels: {abide_owner: me}}"),
-        "a.yaml:3:44 E0208 label \"abide_owner\" is reserved: abide_* labels are Abide's own | …",
+        "a.yaml:3:44 E0208 label \"abide_owner\" is reserved: names that begin with abide_ belong to Abide | …",
     );
     one(
         &with("./api}", "\"./api ${PORT}\"}"),
-        "a.yaml:7:24 E0209 there is no variable ${PORT} | there are ${instance} ${host.ip} ${host.cloud} ${name} ${namespace}; write $${PORT} (or $PORT) for a variable of the shell",
+        "a.yaml:7:24 E0209 unknown variable ${PORT} | known variables: ${instance} ${host.ip} ${host.cloud} ${name} ${namespace}; write $${PORT} (or $PORT) for a variable of the shell",
     );
     one(
         &with("./api}", "\"./api ${instance}\"}"),
@@ -324,13 +324,13 @@ fn e0207_to_e0214_values_that_do_not_parse() {
     );
     one(
         &with("proc_name: api", "proc_name: \"api-${name}\""),
-        "a.yaml:6:25 E0209 variables are not replaced in spec.identity.proc_name | only in paths, commands, env and value_key",
+        "a.yaml:6:25 E0209 variables are not replaced in spec.identity.proc_name | variables are replaced in paths, commands, env and value_key",
     );
     let agent =
         with("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: a1").replace("./api", "\"./api ${host.ip}\"");
     one(
         &agent,
-        "a.yaml:4:9 E0209 the spec uses ${host.…}, and host @a1 is known only by its agent | add its ip and bk_cloud_id, here or in a HostGroup",
+        "a.yaml:4:9 E0209 the spec uses ${host.…}, but host @a1 has only an agent id | add its ip and bk_cloud_id, here or in a HostGroup",
     );
     one(
         &with("./api}", "./api}\n  configmap: [{path: /x, md5: abc}]"),
@@ -338,11 +338,11 @@ fn e0207_to_e0214_values_that_do_not_parse() {
     );
     one(
         &with("./api}", "./api}\n  env: {\"A=B\": x}"),
-        "a.yaml:8:9 E0211 environment variable \"A=B\" has an impossible name | …",
+        "a.yaml:8:9 E0211 environment variable \"A=B\" has an invalid name | …",
     );
     one(
         &with("./api}", "./api}\n  env: {A: {secret: true}}"),
-        "a.yaml:8:9 E0211 spec.env.A needs either file or value | …",
+        "a.yaml:8:9 E0211 spec.env.A must have either file or value | …",
     );
     let group = "kind: HostGroup\nmeta: {name: g}\nhosts: [{ip: 10.0.0.1, bk_cloud_id: 0}]\n---\n";
     let chosen = with("{ip: 10.0.0.1, bk_cloud_id: 0}", "{group: g, labels: a b}");
@@ -358,9 +358,9 @@ fn e0207_to_e0214_values_that_do_not_parse() {
     expect(
         &[("a.yaml", window)],
         &[
-            "a.yaml:3:18 E0214 windows[0].days \"mon-fry\" does not parse | such as mon-fri, or sat,sun",
-            "a.yaml:3:33 E0214 windows[0].from \"9:00\" does not parse | HH:MM in quotes, such as \"09:00\"",
-            "a.yaml:3:58 E0214 windows[0].tz \"Mars/Base\" does not parse | a name of the time zone database, such as Asia/Shanghai",
+            "a.yaml:3:18 E0214 windows[0].days \"mon-fry\" is invalid | such as mon-fri, or sat,sun",
+            "a.yaml:3:33 E0214 windows[0].from \"9:00\" is invalid | use HH:MM in quotes, such as \"09:00\"",
+            "a.yaml:3:58 E0214 windows[0].tz \"Mars/Base\" is invalid | use a name of the time zone database, such as Asia/Shanghai",
         ],
     );
 }
@@ -373,11 +373,11 @@ fn e0215_empty_or_overspecified_hosts() {
     );
     one(
         &with("{ip: 10.0.0.1, bk_cloud_id: 0}", "{ip: 10.0.0.1, group: g}"),
-        "a.yaml:4:24 E0215 an entry of hosts is either a group or a host | make two entries of it",
+        "a.yaml:4:24 E0215 an entry of hosts must be either a group or a host, not both | split it into two entries",
     );
     one(
         &with("bk_cloud_id: 0}", "bk_cloud_id: 0, labels: a=b}"),
-        "a.yaml:4:40 E0215 labels choose among the hosts of a group, and this entry names none | add `group: NAME`",
+        "a.yaml:4:40 E0215 labels select hosts of a group, but this entry has no group | add `group: NAME`",
     );
 }
 
@@ -385,12 +385,12 @@ fn e0215_empty_or_overspecified_hosts() {
 fn e0301_to_e0304_fields_that_do_not_go_together() {
     one(
         &with("auto_type: 1", "auto_type: 0"),
-        "a.yaml:8:31 E0301 a periodic process (auto_type 0) needs a crontab_rule, or job.cycle_time | such as crontab_rule: \"*/5 * * * *\"",
+        "a.yaml:8:31 E0301 a periodic process (auto_type 0) needs crontab_rule or job.cycle_time | such as crontab_rule: \"*/5 * * * *\"",
     );
     expect(&[("a.yaml", &(with("auto_type: 1", "auto_type: 0") + "  job: {cycle_time: 60}\n"))], &[]);
     one(
         &with("  control: {start_cmd: ./api}\n", ""),
-        "a.yaml:5:1 E0302 state running needs control.start_cmd, and there is none | …",
+        "a.yaml:5:1 E0302 state running needs control.start_cmd, which is not set | …",
     );
     expect(
         &[("a.yaml", &with("  control: {start_cmd: ./api}\n", "").replace("spec:", "state: stopped\nspec:"))],
@@ -398,19 +398,19 @@ fn e0301_to_e0304_fields_that_do_not_go_together() {
     );
     one(
         &with("auto_type: 1", "auto_type: 2").replace("spec:", "state: unhosted\nspec:"),
-        "a.yaml:5:8 E0303 a one-shot process (auto_type 2) cannot be unhosted: it is not kept running | running, stopped or absent",
+        "a.yaml:5:8 E0303 a one-shot process (auto_type 2) cannot be unhosted: it is not supervised | use running, stopped or absent",
     );
     one(
         &with("spec:", "moved_from: 0:10.0.0.2:web:api\nspec:"),
-        "a.yaml:5:13 E0304 moved_from \"0:10.0.0.2:web:api\" cannot be followed: a process cannot move across hosts | …",
+        "a.yaml:5:13 E0304 moved_from \"0:10.0.0.2:web:api\" is invalid: a process cannot move across hosts | …",
     );
     one(
         &with("spec:", "moved_from: web/b@10.0.0.2\nspec:"),
-        "a.yaml:5:13 E0304 moved_from \"web/b@10.0.0.2\" cannot be followed: a process cannot move across hosts | …",
+        "a.yaml:5:13 E0304 moved_from \"web/b@10.0.0.2\" is invalid: a process cannot move across hosts | …",
     );
     one(
         &with("spec:", "moved_from: api\nspec:"),
-        "a.yaml:5:13 E0304 moved_from \"api\" cannot be followed: it is the process's own name | …",
+        "a.yaml:5:13 E0304 moved_from \"api\" is invalid: a process cannot be moved from its own name | …",
     );
     let moved = with("spec:", "moved_from: web/b\nspec:");
     expect(
@@ -426,19 +426,19 @@ fn e0401_and_e0402_one_instance_and_one_identity() {
     expect(
         &[("a.yaml", GOOD), ("b.yaml", &GOOD.replace("/opt/api", "/opt/b"))],
         &[
-            "b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is declared at a.yaml:3:30 already | remove or rename one, or give them different hosts",
+            "b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is already declared at a.yaml:3:30 | remove or rename one, or give them different hosts",
         ],
     );
     let twin = GOOD.replace("name: api}", "name: twin}").replace("/opt/api", "/opt/api/");
     expect(
         &[("a.yaml", GOOD), ("b.yaml", &twin)],
         &[
-            "b.yaml:6:3 E0402 web/twin has the identity \"/opt/api/api\" on host 0:10.0.0.1, and so has web/api at a.yaml:6:3 | give one of them a value_key",
+            "b.yaml:6:3 E0402 web/twin and web/api at a.yaml:6:3 have the same identity \"/opt/api/api\" on host 0:10.0.0.1 | set value_key in one of them",
         ],
     );
     one(
         &with("spec:", "instances: 2\nspec:"),
-        "a.yaml:7:3 E0402 web/api_2 has the identity \"/opt/api/api\" on host 0:10.0.0.1, and so has web/api_1 at a.yaml:7:3 | give each instance its own: value_key: NAME-${instance}",
+        "a.yaml:7:3 E0402 web/api_2 and web/api_1 at a.yaml:7:3 have the same identity \"/opt/api/api\" on host 0:10.0.0.1 | set value_key: NAME-${instance}",
     );
     // Elsewhere, or to be gone, it disturbs nobody.
     expect(&[("a.yaml", GOOD), ("b.yaml", &twin.replace("10.0.0.1", "10.0.0.2"))], &[]);
@@ -450,7 +450,7 @@ fn e0401_and_e0402_one_instance_and_one_identity() {
         GOOD.replace("ip: 10.0.0.1, bk_cloud_id: 0", "bk_agent_id: a1").replace("/opt/api", "/opt/b");
     expect(
         &[("a.yaml", GOOD), ("b.yaml", &by_agent), ("c.yaml", known)],
-        &["b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is declared at a.yaml:3:30 already | …"],
+        &["b.yaml:3:30 E0401 instance 0:10.0.0.1:web:api is already declared at a.yaml:3:30 | …"],
     );
 }
 
@@ -467,13 +467,13 @@ fn e0403_and_e0404_groups() {
     expect(
         &[("a.yaml", &of("{group: x}")), ("g.yaml", groups)],
         &[
-            "a.yaml:4:17 E0403 process \"web/api\" names host group \"x\", which no manifest defines | groups defined here: eu-west, none",
+            "a.yaml:4:17 E0403 process \"web/api\" names host group \"x\", which no manifest defines | defined groups: eu-west, none",
         ],
     );
     expect(
         &[("a.yaml", &of("{group: x}")), ("g.yaml", "kind: [")],
         &[
-            "a.yaml:4:17 E0403 process \"web/api\" names host group \"x\", which no manifest defines | no HostGroup is defined here; name the directory that has it as a PATH too (some documents could not be read; it may be in one of them)",
+            "a.yaml:4:17 E0403 process \"web/api\" names host group \"x\", which no manifest defines | no HostGroup is defined; pass the directory that defines it as a PATH too (some documents are unreadable; the group may be in one of them)",
             "g.yaml:1:7 E0101 …",
         ],
     );
@@ -498,12 +498,12 @@ fn e0405_and_e0406_dependencies() {
     expect(
         &[("a.yaml", &needs("a", "b")), ("b.yaml", &needs("b", "web/c")), ("c.yaml", &needs("c", "a"))],
         &[
-            "c.yaml:5:14 E0406 these processes wait for each other: web/a → web/b → web/c → web/a | remove one of the dependencies",
+            "c.yaml:5:14 E0406 dependency cycle: web/a → web/b → web/c → web/a | remove one of the dependencies",
         ],
     );
     one(
         &needs("a", "a"),
-        "a.yaml:5:14 E0406 these processes wait for each other: web/a → web/a | remove one of the dependencies",
+        "a.yaml:5:14 E0406 dependency cycle: web/a → web/a | remove one of the dependencies",
     );
     // A name with a number is a name too; a broken process still has its name.
     let many = other("b")
@@ -522,9 +522,9 @@ fn e0407_policies_bind_their_directory_and_below() {
     expect(
         &[("p/policy.yaml", policy), ("p/deep/a.yaml", GOOD), ("b.yaml", &other("b"))],
         &[
-            "p/deep/a.yaml:3:19 E0407 policy \"prod\" at p/policy.yaml:3:9 does not allow namespace \"web\" | it allows shop-*",
-            "p/deep/a.yaml:4:9 E0407 policy \"prod\" at p/policy.yaml:3:47 does not allow host 0:10.0.0.1 | it allows 0:10.1.*",
-            "p/deep/a.yaml:6:82 E0407 policy \"prod\" at p/policy.yaml:3:33 does not allow user \"app\" | it allows www",
+            "p/deep/a.yaml:3:19 E0407 policy \"prod\" at p/policy.yaml:3:9 does not allow namespace \"web\" | allowed namespaces: shop-*",
+            "p/deep/a.yaml:4:9 E0407 policy \"prod\" at p/policy.yaml:3:47 does not allow host 0:10.0.0.1 | allowed hosts: 0:10.1.*",
+            "p/deep/a.yaml:6:82 E0407 policy \"prod\" at p/policy.yaml:3:33 does not allow user \"app\" | allowed users: www",
         ],
     );
 }
@@ -536,7 +536,7 @@ fn e0408_to_e0410_contradictions() {
     expect(
         &[("a.yaml", &defaults(1)), ("b.yaml", &defaults(2))],
         &[
-            "b.yaml:2:40 E0408 spec.monitor_policy.start_retries is given another value at a.yaml:2:40, for the same directory | keep one of them",
+            "b.yaml:2:40 E0408 spec.monitor_policy.start_retries has another default at a.yaml:2:40, in the same directory | keep one of them",
         ],
     );
     expect(&[("a.yaml", &defaults(1)), ("b/b.yaml", &defaults(2))], &[]);
@@ -544,7 +544,7 @@ fn e0408_to_e0410_contradictions() {
     expect(
         &[("a.yaml", group), ("b.yaml", group)],
         &[
-            "b.yaml:2:14 E0409 host group \"g\" is defined at a.yaml:2:14 already | put all hosts into one document",
+            "b.yaml:2:14 E0409 host group \"g\" is already defined at a.yaml:2:14 | put all hosts of the group into one document",
         ],
     );
     let with_agent = |name: &str, ip: &str, agent: &str| {
@@ -558,7 +558,7 @@ fn e0408_to_e0410_contradictions() {
     );
     expect(
         &[("a.yaml", &with_agent("a", "10.0.0.1", "x")), ("b.yaml", &with_agent("b", "10.0.0.2", "x"))],
-        &["b.yaml:3:9 E0410 agent x is on host 0:10.0.0.2 here, and on 0:10.0.0.1 at a.yaml:3:9 | …"],
+        &["b.yaml:3:9 E0410 agent x is on host 0:10.0.0.2 here, but on 0:10.0.0.1 at a.yaml:3:9 | …"],
     );
 }
 
@@ -571,26 +571,26 @@ fn warnings_are_not_errors() {
     };
     warned(
         &with("name: api}", "name: api, labels: {version: 3}}"),
-        "a.yaml:3:53 W0501 meta.labels.version is a number where text is meant; it is taken as \"3\" | write \"3\"",
+        "a.yaml:3:53 W0501 meta.labels.version is a number in place of text; it is read as \"3\" | write \"3\"",
     );
     let body = with("apiVersion: abide/v1\nkind: Process\n", "");
     warned(
         &format!("{body}op_type: 0\n"),
-        "a.yaml:7:1 W0502 op_type is ignored in a manifest | `state` says what should be so; remove it",
+        "a.yaml:7:1 W0502 op_type is ignored in a manifest | remove it; `state` sets the desired state",
     );
     warned(
         &format!("{body}bk_app_secret: x\n"),
-        "a.yaml:7:1 W0502 bk_app_secret is ignored in a manifest | remove it, and change it if this file was ever committed",
+        "a.yaml:7:1 W0502 bk_app_secret is ignored in a manifest | remove it, and rotate it if this file was ever committed",
     );
     warned(
         &with("./api}", "./api, start_mode: foreground, restart_cmd: x}"),
-        "a.yaml:7:55 W0503 restart_cmd is not used in foreground mode: a restart is always a stop and a start | remove it",
+        "a.yaml:7:55 W0503 restart_cmd is not used in foreground mode, where a restart is a stop and a start | remove it",
     );
     let down = other("b").replace("spec:", "state: absent\nspec:");
     expect(
         &[("a.yaml", &with("spec:", "depends_on: [b]\nspec:")), ("b.yaml", &down)],
         &[
-            "a.yaml:5:14 W0504 depends_on names web/b, which is to be absent: the start would wait for ever | …",
+            "a.yaml:5:14 W0504 depends_on names web/b, whose state is absent: the start would never proceed | …",
         ],
     );
 }

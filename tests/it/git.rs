@@ -138,7 +138,7 @@ fn a_path_replaced_by_an_out_of_tree_link_is_reported_and_not_pruned() {
     std::os::unix::fs::symlink("../notes", folder.join("p/notes")).expect("a link");
     std::os::unix::fs::symlink("nowhere", folder.join("p/lost")).expect("a link");
     repo.commit("behind a link");
-    repo.wait_for_log("watch.log", "p/team:1:1: the link leads out of the tree");
+    repo.wait_for_log("watch.log", "p/team:1:1: the link points outside of the tree");
     assert!(repo.runs(&["a", "b"]) && !repo.read_log("watch.log").contains("stop "));
     assert!(
         !repo.read_log("watch.log").contains("p/notes") && !repo.read_log("watch.log").contains("p/lost")
@@ -393,7 +393,7 @@ fn a_path_in_a_branch_is_loaded_like_a_directory() {
     repo.commit("a link");
     repo.git(&["push", "--quiet", "origin", "HEAD:prod"]);
     repo.wait_for_log("watch.log", "fleet/z.yaml:1:1");
-    assert!(repo.read_log("watch.log").contains("leads out of the tree"));
+    assert!(repo.read_log("watch.log").contains("points outside of the tree"));
     assert!(!machine.rows().contains_key("outside"));
     assert!(!machine.path(".abide-home/git").join("fleet").exists());
 }

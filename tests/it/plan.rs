@@ -329,7 +329,7 @@ fn oddities_are_warned_about() {
     assert_eq!((code, out.as_str()), (0, "1 other step not shown (--only)\n"));
     assert_eq!(run(&tree(GOOD, ""), &["plan", "--owner", ""]).0, 64);
     let wrong = ROW.replace("\"owner\"", "\"name\": \"other\", \"owner\"");
-    assert!(run(&tree(GOOD, &wrong), &["plan"]).2.contains("not that of its instance"));
+    assert!(run(&tree(GOOD, &wrong), &["plan"]).2.contains("differs from that of `instance`"));
     let tree = tree(GOOD, "");
     let mut maybe = crate::support::command(&["plan", "m.yaml"], tree.path());
     let output = maybe.env("ABIDE_PRUNE", "maybe").output().expect("it runs");

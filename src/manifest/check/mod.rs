@@ -1,5 +1,7 @@
-//! A document → what it declares. Every value is read once, here: what comes out is typed and within its range,
-//! what is not becomes a `PathProblem`. Nothing here looks at another document.
+//! Checks of one document: converts it to the object that it declares.
+//!
+//! Each value is converted once. The result is typed and within its range; any other value becomes a `PathProblem`.
+//! Checks across documents are in `expand`.
 
 mod policy;
 mod spec;
@@ -20,8 +22,7 @@ use crate::model::{
     Selector, Spec, State,
 };
 
-/// What one document declares, as far as it is well said. A copy is cheap: a tree that is read again shares what did not
-/// change.
+/// The object that a document declares, with its valid fields. Clones are cheap, so that a reload shares unchanged ones.
 #[derive(Clone, Debug)]
 pub enum DeclaredObject {
     Process(Arc<Process>),
@@ -31,13 +32,13 @@ pub enum DeclaredObject {
     Nothing,
 }
 
-/// A process before Defaults, groups and variables have been put in.
+/// A process before Defaults, groups and variables are resolved.
 #[derive(Debug)]
 pub struct Process {
-    /// `None`: its name is missing or bad, and a finding says so.
+    /// `None` if the name is missing or invalid, which is reported.
     pub key: Option<ProcessKey>,
     pub labels: BTreeMap<String, String>,
-    /// With the number of the entry in `hosts`.
+    /// With the index of the entry in `hosts`.
     pub hosts: Vec<(usize, Placement)>,
     pub state: State,
     pub instances: Option<u32>,
@@ -47,11 +48,11 @@ pub struct Process {
     pub moved_from: Option<ProcessKey>,
     pub on_change: OnChange,
     pub rollout: Option<Rollout>,
-    /// As written, and as read: Defaults go under the former.
+    /// Spec as written; Defaults are merged into it. `spec` is the checked form.
     pub entry: Arc<SpecEntry>,
     pub spec: Arc<HashedSpec>,
     pub uses: VariableUse,
-    /// It was written as a request body, whose documents require more.
+    /// The document is a request body, which has more required fields.
     pub in_body: bool,
 }
 
@@ -67,7 +68,7 @@ pub struct HostGroup {
     pub hosts: Vec<(usize, Host, BTreeMap<String, String>)>,
 }
 
-/// Reads one document. The findings are in the order of the fields, not of the file.
+/// Checks one document. Problems are in field order, not in file order.
 pub fn document(document: Document) -> (DeclaredObject, Vec<PathProblem>) {
     let mut values = ValueChecker::default();
     let in_body = document.api_version.is_none() && document.kind.is_none();
@@ -75,7 +76,7 @@ pub fn document(document: Document) -> (DeclaredObject, Vec<PathProblem>) {
         let message = format!("apiVersion {version:?} is unknown");
         values.report(
             PathProblem::new(Code::UnknownKind, FieldPath::of("apiVersion"), message)
-                .hint("this Abide reads abide/v1"),
+                .hint("this version of Abide supports abide/v1"),
         );
     }
     let declared = match document.kind.as_deref() {
@@ -167,7 +168,7 @@ fn process(document: Document, in_body: bool, values: &mut ValueChecker) -> Proc
     }
 }
 
-/// Thousands of documents without a spec have it in common.
+/// Shared empty entry for documents without a spec.
 fn shared_entry(entry: SpecEntry) -> Arc<SpecEntry> {
     static EMPTY: LazyLock<Arc<SpecEntry>> = LazyLock::new(Arc::default);
     if entry == SpecEntry::default() { Arc::clone(&EMPTY) } else { Arc::new(entry) }
@@ -184,27 +185,28 @@ fn process_key(meta: &Meta, values: &mut ValueChecker) -> Option<ProcessKey> {
     Some(ProcessKey { namespace: namespace?, name: name? })
 }
 
-/// A name that is not the pattern for every name: in `allow`, in an app's `namespaces` and in queries `*` means all.
+/// Rejects `*` as a name: in `allow`, in an app's `namespaces` and in queries it matches every name.
 fn literal_name(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Option<Name> {
     let name = name(path, value, values)?;
     if name.as_str().bytes().any(|byte| byte != b'*') {
         return Some(name);
     }
-    let message = format!("{path} {:?} cannot be used: it is the pattern for every name", name.as_str());
+    let message =
+        format!("{path} {:?} cannot be used: it is the pattern that matches every name", name.as_str());
     values.report(
         PathProblem::new(Code::BadName, path.clone(), message)
-            .hint("name one process; `hosts` lists where it runs"),
+            .hint("use the name of one process; `hosts` lists its hosts"),
     );
     None
 }
 
-/// A name may be fine by itself and too long with the number of an instance.
+/// Checks that a name is not too long with an instance number.
 fn numbered_name(key: &ProcessKey, count: u32, values: &mut ValueChecker) {
     let name = format!("{}_{count}", key.name);
     if name.parse::<Name>().is_err() {
-        let message = format!("with `instances` a name becomes {name:?}, which is too long");
+        let message = format!("with `instances`, the instance name {name:?} is too long");
         values.report(
-            PathProblem::new(Code::BadName, FieldPath::of("meta.name"), message).hint("take a shorter name"),
+            PathProblem::new(Code::BadName, FieldPath::of("meta.name"), message).hint("use a shorter name"),
         );
     }
 }
@@ -220,7 +222,7 @@ fn name(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Op
             let message = format!("{path} {:?} cannot be used: {error}", super::node::shorten(text));
             values.report(
                 PathProblem::new(Code::BadName, path.clone(), message)
-                    .hint("letters, digits, `-`, `_` and `.` are always fine"),
+                    .hint("use letters, digits, `-`, `_` and `.`"),
             );
             None
         }
@@ -230,7 +232,7 @@ fn name(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Op
 fn host_entry(entry: &HostEntry, path: &FieldPath, values: &mut ValueChecker) -> Option<Placement> {
     let Some(group) = &entry.group else {
         if entry.labels.is_some() {
-            let message = "labels choose among the hosts of a group, and this entry names none";
+            let message = "labels select hosts of a group, but this entry has no group";
             values.report(
                 PathProblem::new(Code::BadHost, path.key("labels"), message)
                     .hint("add `group: NAME`")
@@ -244,10 +246,10 @@ fn host_entry(entry: &HostEntry, path: &FieldPath, values: &mut ValueChecker) ->
         || entry.bk_agent_id.is_some()
         || entry.bk_supplier_id.is_some()
     {
-        let message = "an entry of hosts is either a group or a host";
+        let message = "an entry of hosts must be either a group or a host, not both";
         values.report(
             PathProblem::new(Code::BadHost, path.key("group"), message)
-                .hint("make two entries of it")
+                .hint("split it into two entries")
                 .at_key(),
         );
         return None;
@@ -282,7 +284,7 @@ fn host(entry: &HostEntry, path: &FieldPath, values: &mut ValueChecker) -> Optio
                     path.key("bk_agent_id"),
                     format!("bk_agent_id cannot be used: {error}"),
                 )
-                .hint("as the agent reports it"),
+                .hint("use the id that the agent reports"),
             );
             return None;
         }
@@ -302,16 +304,15 @@ fn host(entry: &HostEntry, path: &FieldPath, values: &mut ValueChecker) -> Optio
         let message = format!("{:?} is not an IP address", super::node::shorten(ip));
         values.report(
             PathProblem::new(Code::BadIp, path.key("ip"), message)
-                .hint("such as 10.0.0.1 or 2001:db8::1; host names are not looked up"),
+                .hint("such as 10.0.0.1 or 2001:db8::1; host names are not resolved"),
         );
         return None;
     };
     if entry.bk_cloud_id.is_none() {
-        let message =
-            format!("{path}.bk_cloud_id is missing: the same address may exist in several cloud areas");
+        let message = format!("{path}.bk_cloud_id is missing: one address may exist in several cloud areas");
         values.report(
             PathProblem::new(Code::MissingField, path.key("bk_cloud_id"), message)
-                .hint("bk_cloud_id: 0 is the default area"),
+                .hint("use bk_cloud_id: 0 for the default area"),
         );
         return None;
     }
@@ -338,18 +339,18 @@ fn group(document: &Document, values: &mut ValueChecker) -> HostGroup {
     HostGroup { name: name.map(|name| name.to_string()), hosts }
 }
 
-fn depends_on(entries: Vec<Text>, home: &Name, values: &mut ValueChecker) -> Vec<(usize, ProcessKey)> {
+fn depends_on(entries: Vec<Text>, namespace: &Name, values: &mut ValueChecker) -> Vec<(usize, ProcessKey)> {
     let path = FieldPath::of("depends_on");
     let mut keys = Vec::new();
     for (at, text) in entries.into_iter().enumerate() {
-        match ProcessKey::within(home, &text) {
+        match ProcessKey::within(namespace, &text) {
             Ok(key) => keys.push((at, key)),
             Err(error) => {
                 let message =
-                    format!("depends_on {:?} names no process: {error}", super::node::shorten(&text));
+                    format!("depends_on {:?} is not a process name: {error}", super::node::shorten(&text));
                 values.report(
                     PathProblem::new(Code::BadName, path.index(at), message)
-                        .hint("NAMESPACE/NAME, or NAME in the same namespace"),
+                        .hint("use NAMESPACE/NAME, or NAME in the same namespace"),
                 );
             }
         }
@@ -360,23 +361,23 @@ fn depends_on(entries: Vec<Text>, home: &Name, values: &mut ValueChecker) -> Vec
 fn moved_from(text: &str, to: &ProcessKey, values: &mut ValueChecker) -> Option<ProcessKey> {
     let path = FieldPath::of("moved_from");
     let problem = match ProcessKey::within(&to.namespace, text) {
-        Ok(key) if key == *to => "it is the process's own name".to_owned(),
+        Ok(key) if key == *to => "a process cannot be moved from its own name".to_owned(),
         Ok(_) if names_host(text) => ACROSS_HOSTS.to_owned(),
         Ok(key) => return Some(key),
         Err(_) if text.contains(':') => ACROSS_HOSTS.to_owned(),
         Err(error) => error.to_string(),
     };
-    let message = format!("moved_from {:?} cannot be followed: {problem}", super::node::shorten(text));
+    let message = format!("moved_from {:?} is invalid: {problem}", super::node::shorten(text));
     values.report(
         PathProblem::new(Code::BadMove, path, message)
-            .hint("NAMESPACE/NAME, or NAME in the same namespace, as it was on the same hosts"),
+            .hint("use NAMESPACE/NAME, or NAME in the same namespace, of a process on the same hosts"),
     );
     None
 }
 
 const ACROSS_HOSTS: &str = "a process cannot move across hosts";
 
-/// `NS/NAME@HOST`, as the command line writes an instance.
+/// Whether a text is `NS/NAME@HOST`, the instance syntax of the command line.
 fn names_host(text: &str) -> bool {
     let host = text.rsplit_once('@').map(|(_, host)| host);
     host.is_some_and(|host| host.parse::<HostKey>().is_ok() || host.parse::<std::net::IpAddr>().is_ok())
@@ -400,7 +401,7 @@ fn on_change(entries: BTreeMap<String, Text>, values: &mut ValueChecker) -> OnCh
         if let Some(effect) = word.and_then(Effect::from_word)
             && known.insert(field, effect).is_some()
         {
-            let message = format!("on_change names {field} twice: with `spec.` before it, and without");
+            let message = format!("on_change names {field} twice, with and without the leading `spec.`");
             let finding = PathProblem::new(Code::DuplicateKey, path.entry(&name), message);
             values.report(finding.hint("remove one of them").at_key());
         }
@@ -425,7 +426,7 @@ fn rollout(entry: &RolloutEntry, values: &mut ValueChecker) -> Rollout {
 }
 
 fn warn_ignored(fields: &[(&'static str, bool)], values: &mut ValueChecker) {
-    for (name, _) in fields.iter().filter(|(_, there)| *there) {
+    for (name, _) in fields.iter().filter(|(_, is_set)| *is_set) {
         let finding = PathProblem::new(
             Code::IgnoredField,
             FieldPath::of(name),
@@ -433,9 +434,9 @@ fn warn_ignored(fields: &[(&'static str, bool)], values: &mut ValueChecker) {
         )
         .at_key();
         values.report(finding.hint(match *name {
-            "op_type" => "`state` says what should be so; remove it",
-            "bk_app_secret" | "bk_token" => "remove it, and change it if this file was ever committed",
-            _ => "it belongs in the target's configuration; remove it",
+            "op_type" => "remove it; `state` sets the desired state",
+            "bk_app_secret" | "bk_token" => "remove it, and rotate it if this file was ever committed",
+            _ => "remove it; set it in the target's configuration",
         }));
     }
 }

@@ -1,4 +1,4 @@
-//! A Policy: patterns, budgets and windows.
+//! Checks of a Policy: patterns, budgets and windows.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::manifest::grammar;
 use crate::manifest::problem::{Code, FieldPath, PathProblem};
 use crate::model::{Allow, Budgets, Days, Disruption, Policy, SourceLocation, TimeOfDay, Window};
 
-/// Reads a policy. Its reach and place are filled in by who knows the file.
+/// Checks a policy. The caller sets its directory and location.
 pub fn policy(document: Document, values: &mut ValueChecker) -> Policy {
     let name = document.meta.as_ref().and_then(|meta| meta.name.as_ref());
     let name = super::name(&FieldPath::of("meta.name"), name, values).map(|name| name.to_string());
@@ -42,7 +42,7 @@ pub fn policy(document: Document, values: &mut ValueChecker) -> Policy {
 
 fn window(entry: &WindowEntry, path: &FieldPath, values: &mut ValueChecker) -> Option<Window> {
     let mut bad = |name, value: &str, hint: &str| {
-        let message = format!("{path}.{name} {:?} does not parse", crate::manifest::node::shorten(value));
+        let message = format!("{path}.{name} {:?} is invalid", crate::manifest::node::shorten(value));
         values.report(PathProblem::new(Code::BadWindow, path.key(name), message).hint(hint));
     };
     let days = entry.days.as_deref().unwrap_or("mon-sun");
@@ -53,7 +53,7 @@ fn window(entry: &WindowEntry, path: &FieldPath, values: &mut ValueChecker) -> O
     let mut time = |name, value: Option<&Text>| {
         let parsed = value.and_then(|text| time_of_day(text));
         if let (None, Some(text)) = (parsed, value) {
-            bad(name, text, "HH:MM in quotes, such as \"09:00\"");
+            bad(name, text, "use HH:MM in quotes, such as \"09:00\"");
         }
         parsed
     };
@@ -61,7 +61,7 @@ fn window(entry: &WindowEntry, path: &FieldPath, values: &mut ValueChecker) -> O
     let tz = entry.tz.as_deref().unwrap_or("UTC");
     let known_tz = crate::clock::is_zone(tz);
     if !known_tz {
-        bad("tz", tz, "a name of the time zone database, such as Asia/Shanghai");
+        bad("tz", tz, "use a name of the time zone database, such as Asia/Shanghai");
     }
     for (name, there) in
         [("from", entry.from.is_some()), ("to", entry.to.is_some()), ("for", entry.operations.is_some())]
@@ -78,7 +78,7 @@ fn window(entry: &WindowEntry, path: &FieldPath, values: &mut ValueChecker) -> O
     Some(Window { days: parsed_days?, from: from?, to: to?, tz, operations })
 }
 
-/// `mon-fri`, `sat,sun`, `fri-mon,wed`.
+/// Parses days such as `mon-fri`, `sat,sun` or `fri-mon,wed`.
 fn days(text: &str) -> Option<Days> {
     const NAMES: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
     let day = |name: &str| NAMES.iter().position(|day| name.trim().eq_ignore_ascii_case(day));
@@ -106,7 +106,7 @@ fn time_of_day(text: &str) -> Option<TimeOfDay> {
         let digits = text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit());
         text.parse().ok().filter(|n: &u8| digits && *n < below)
     };
-    // 24:00 is how people write the end of a day.
+    // 24:00 is accepted as the end of the day.
     if text == "24:00" {
         return Some(TimeOfDay { hour: 24, minute: 0 });
     }

@@ -1,4 +1,4 @@
-//! The spec of a process: its values one by one, then what they must have together.
+//! Checks of a spec: single values, then fields that depend on each other.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::model::{
     AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Resource, Secret, Spec, StartMode, State,
 };
 
-/// Reads every value of a spec. `numbered`: `${instance}` has a meaning. Labels stand elsewhere.
+/// Checks all values of a spec except labels. `numbered` is true if `${instance}` is defined.
 pub fn spec(entry: &SpecEntry, path: &FieldPath, numbered: bool, values: &mut ValueChecker) -> Spec {
     let SpecEntry { identity, control, resource, monitor_policy, warn_report_policy, configmap, env, job } =
         entry;
@@ -67,14 +67,14 @@ fn identity(entry: &IdentityEntry, path: &FieldPath, numbered: bool, values: &mu
     }
 }
 
-/// Text in which no variable is replaced, and in which somebody who writes one expects it to be.
+/// Text without variable replacement. A `${` in it is an error, since its author expects a replacement.
 fn literal(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Option<String> {
     let text = values.text(path, value)?;
     if text.contains("${") {
         let message = format!("variables are not replaced in {path}");
         values.report(
             PathProblem::new(Code::BadVariable, path.clone(), message)
-                .hint("only in paths, commands, env and value_key"),
+                .hint("variables are replaced in paths, commands, env and value_key"),
         );
         return None;
     }
@@ -153,9 +153,9 @@ fn crontab(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) ->
     use croner::parser::{CronParser, Seconds, Year};
     let rule = values.text(path, value)?;
     let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
-    // A rule is short; what is longer is no rule, and not worth a parser's time.
+    // A longer text is not a rule, and would cost parser time.
     let parsed = if rule.len() > 1_000 {
-        Err("it is too long".to_owned())
+        Err("the rule is too long".to_owned())
     } else {
         parser.parse(&rule).map_err(|e| e.to_string())
     };
@@ -163,24 +163,24 @@ fn crontab(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) ->
         Ok(_) => Some(rule),
         Err(error) => {
             let shown = crate::manifest::node::shorten(&rule);
-            let message = format!("crontab rule {shown:?} does not parse: {}", sentence(&error));
+            let message = format!("crontab rule {shown:?} is invalid: {}", sentence(&error));
             values.report(
                 PathProblem::new(Code::BadCrontab, path.clone(), message)
-                    .hint("minute hour day-of-month month day-of-week, such as \"*/5 * * * *\""),
+                    .hint("use minute hour day-of-month month day-of-week, such as \"*/5 * * * *\""),
             );
             None
         }
     }
 }
 
-/// Another crate's message, as the middle of a sentence of ours.
+/// The croner crate's message, without its prefix and in lower case.
 fn sentence(message: &str) -> String {
     let message = message.rsplit(": ").next().unwrap_or(message).trim_end_matches('.');
     let mut chars = message.chars();
     chars.next().map(|first| first.to_lowercase().chain(chars).collect()).unwrap_or_default()
 }
 
-/// An entry without path and md5 is what the documents' examples have; it says nothing.
+/// GSE's examples have entries without path and md5; they are ignored.
 fn config(
     entry: &ConfigEntry,
     path: &FieldPath,
@@ -195,7 +195,7 @@ fn config(
         let message = format!("{path}.md5 {:?} is not an md5 digest", crate::manifest::node::shorten(md5));
         values.report(
             PathProblem::new(Code::BadDigest, path.key("md5"), message)
-                .hint("32 hex digits, as `md5sum FILE` prints them"),
+                .hint("use 32 hex digits, as `md5sum FILE` prints them"),
         );
     }
     (file.is_some() || md5.is_some()).then_some(ConfigFile { path: file, md5 })
@@ -210,10 +210,10 @@ fn env_value(
 ) -> Option<EnvValue> {
     if name.is_empty() || name.contains(['=', '\0']) {
         let message =
-            format!("environment variable {:?} has an impossible name", crate::manifest::node::shorten(name));
+            format!("environment variable {:?} has an invalid name", crate::manifest::node::shorten(name));
         values.report(
             PathProblem::new(Code::BadEnv, path.clone(), message)
-                .hint("it may not be empty or contain `=`")
+                .hint("the name must not be empty or contain `=`")
                 .at_key(),
         );
         return None;
@@ -221,7 +221,7 @@ fn env_value(
     let mut plain = |path: &FieldPath, value: &TextOrNumber| {
         values.loose(path, value);
         match value {
-            // An empty value is a value here: a variable can be set to nothing.
+            // An empty value is valid: it sets the variable to the empty string.
             TextOrNumber::Text(text) if text.is_empty() => Some(String::new()),
             value => values.template(path, Some(&Text(value.to_string())), numbered),
         }
@@ -243,7 +243,7 @@ fn env_value(
             values.path(&path.key("file"), Some(file), numbered).map(EnvValue::File)
         }
         (None, None) | (Some(_), _) => {
-            let message = format!("{path} needs either file or value");
+            let message = format!("{path} must have either file or value");
             values.report(
                 PathProblem::new(Code::BadEnv, path.clone(), message)
                     .hint("{file: /run/secrets/x}, or {value: x, secret: true}")
@@ -285,7 +285,7 @@ fn job(entry: &JobEntry, path: &FieldPath, values: &mut ValueChecker) -> Job {
     }
 }
 
-/// What a spec must have once Defaults are in it. `entry` is what was written, with them.
+/// Checks required fields after Defaults are merged. `entry` is the merged spec as written.
 pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut ValueChecker) {
     if *entry == SpecEntry::default() {
         return values.report_missing(FieldPath::of("spec"));
@@ -313,30 +313,30 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
         && !set(&monitor.crontab_rule)
         && cycle_time.is_none_or(|seconds| seconds <= 0)
     {
-        let message = "a periodic process (auto_type 0) needs a crontab_rule, or job.cycle_time";
+        let message = "a periodic process (auto_type 0) needs crontab_rule or job.cycle_time";
         let path = FieldPath::of("spec.monitor_policy.auto_type");
         values.report(
             PathProblem::new(Code::NoSchedule, path, message).hint("such as crontab_rule: \"*/5 * * * *\""),
         );
     }
     if auto_type == AutoType::OneShot && state == State::Unhosted {
-        let message = "a one-shot process (auto_type 2) cannot be unhosted: it is not kept running";
+        let message = "a one-shot process (auto_type 2) cannot be unhosted: it is not supervised";
         values.report(
             PathProblem::new(Code::StateImpossible, FieldPath::of("state"), message)
-                .hint("running, stopped or absent"),
+                .hint("use running, stopped or absent"),
         );
     }
     if state.needs_start() && !set(&control.start_cmd) {
-        let message = format!("state {} needs control.start_cmd, and there is none", state.word());
+        let message = format!("state {} needs control.start_cmd, which is not set", state.word());
         values.report(
             PathProblem::new(Code::NoStartCommand, FieldPath::of("spec.control.start_cmd"), message)
-                .hint("the command that starts it")
+                .hint("set start_cmd to the command that starts the process")
                 .at_key(),
         );
     }
     let foreground = control.start_mode.as_deref() == Some(StartMode::Foreground.word());
     if foreground && set(&control.restart_cmd) {
-        let message = "restart_cmd is not used in foreground mode: a restart is always a stop and a start";
+        let message = "restart_cmd is not used in foreground mode, where a restart is a stop and a start";
         let path = FieldPath::of("spec.control.restart_cmd");
         values.report(PathProblem::new(Code::UselessField, path, message).hint("remove it").at_key());
     }

@@ -1,4 +1,4 @@
-//! Single values: each method reads one, notes what is wrong with it, and gives it back typed.
+//! Checks of single values: each method returns a typed value or records a problem.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -13,13 +13,13 @@ use crate::model::{Amount, Percent, seconds};
 #[derive(Debug, Default)]
 pub struct ValueChecker {
     pub findings: Vec<PathProblem>,
-    /// What the templates so far ask for.
+    /// Variables used by the templates so far.
     pub uses: VariableUse,
     error: bool,
 }
 
 impl ValueChecker {
-    /// Keeps a finding; of a bomb's millions only the first, and at least one error.
+    /// Records a problem. A hostile document may have millions: only the first are kept, and at least one error.
     pub fn report(&mut self, finding: PathProblem) {
         if self.findings.len() < 2 * MAX_PER_DOCUMENT || (finding.is_error() && !self.error) {
             self.error |= finding.is_error();
@@ -27,26 +27,26 @@ impl ValueChecker {
         }
     }
 
-    /// Points at the parent: the field itself is nowhere.
+    /// Reports a missing field. The problem points at the parent.
     pub fn report_missing(&mut self, path: FieldPath) {
         let hint = meaning(&path);
         let finding = PathProblem::new(Code::MissingField, path.clone(), format!("{path} is missing"));
         self.report(PathProblem { hint, ..finding }.at_key());
     }
 
-    /// Text that is not empty: an empty text means "unset" in the documents.
+    /// Text that is not empty. GSE's documents use an empty text for "unset".
     pub fn text(&mut self, path: &FieldPath, value: Option<&Text>) -> Option<String> {
         let text = value.filter(|text| !text.is_empty())?;
         if text.contains('\0') {
-            let message = format!("{path} contains a NUL character, which no command or path can");
+            let message =
+                format!("{path} contains a NUL character, which is not allowed in a command or path");
             self.report(PathProblem::new(Code::NotText, path.clone(), message).hint("remove it"));
             return None;
         }
         if text.len() > MAX_TEXT {
-            let message =
-                format!("{path} has {} bytes, and no system takes more than {MAX_TEXT}", text.len());
+            let message = format!("{path} has {} bytes, more than the limit of {MAX_TEXT}", text.len());
             self.report(
-                PathProblem::new(Code::TooLarge, path.clone(), message).hint("put it into a file of its own"),
+                PathProblem::new(Code::TooLarge, path.clone(), message).hint("put it into a separate file"),
             );
             return None;
         }
@@ -70,14 +70,14 @@ impl ValueChecker {
             let message = format!("{path} {:?} is a relative path", shorten(&text));
             self.report(
                 PathProblem::new(Code::RelativePath, path.clone(), message)
-                    .hint("write it from the root, with a leading /"),
+                    .hint("use an absolute path, with a leading /"),
             );
             return None;
         }
         Some(text)
     }
 
-    /// A whole number within its range, in whatever width the model holds it.
+    /// A whole number within its range, in the model's integer type.
     pub fn int<N: TryFrom<i64>>(
         &mut self,
         path: &FieldPath,
@@ -102,10 +102,10 @@ impl ValueChecker {
         let value = value?;
         let percent = Percent::new(value);
         if percent.is_none() {
-            let message = format!("{path} is {value}; a percentage lies between 0 and 100");
+            let message = format!("{path} is {value}; it must be a percentage from 0 to 100");
             self.report(
                 PathProblem::new(Code::BadPercent, path.clone(), message)
-                    .hint("it is a share of the whole host, not of one core"),
+                    .hint("the percentage is of the whole host, not of one core"),
             );
         }
         percent
@@ -124,7 +124,7 @@ impl ValueChecker {
                 Some(meant) => format!("did you mean {meant}?"),
                 None => format!("one of {}", words.join(", ")),
             };
-            let message = format!("{path} cannot be {:?}", shorten(value));
+            let message = format!("{path} {:?} is not an allowed value", shorten(value));
             self.report(PathProblem::new(Code::UnknownWord, path.clone(), message).hint(hint));
         }
         known
@@ -145,14 +145,16 @@ impl ValueChecker {
         for (name, value) in map.iter().flat_map(|map| &map.0) {
             let at = path.entry(name);
             let fault = match name.as_str() {
-                "" => Some("has no name"),
-                name if name.starts_with("abide_") => Some("is reserved: abide_* labels are Abide's own"),
+                "" => Some("has an empty name"),
+                name if name.starts_with("abide_") => {
+                    Some("is reserved: names that begin with abide_ belong to Abide")
+                }
                 name if name.len() > MAX_LABEL => Some("has a name that is too long"),
                 _ => None,
             };
             if let Some(fault) = fault {
                 let message = format!("label {:?} {fault}", shorten(name));
-                self.report(PathProblem::new(Code::BadLabel, at, message).hint("take another name").at_key());
+                self.report(PathProblem::new(Code::BadLabel, at, message).hint("use another name").at_key());
                 continue;
             }
             self.loose(&at, value);
@@ -161,17 +163,17 @@ impl ValueChecker {
         labels
     }
 
-    /// A number where text is meant is taken, with a warning.
+    /// Accepts a number in place of text, with a warning.
     pub fn loose(&mut self, path: &FieldPath, value: &TextOrNumber) {
         if let TextOrNumber::Number(n) = value {
             if path.starts_with(&FieldPath::of("spec.env")) {
-                // It may be a secret: the number stays out of the message.
-                let message = format!("{path} is a number where text is meant; it is taken as text");
+                // The number may be a secret, so the message omits it.
+                let message = format!("{path} is a number in place of text; it is read as text");
                 return self.report(
-                    PathProblem::new(Code::NumberAsText, path.clone(), message).hint("put it in quotes"),
+                    PathProblem::new(Code::NumberAsText, path.clone(), message).hint("quote the value"),
                 );
             }
-            let message = format!("{path} is a number where text is meant; it is taken as \"{n}\"");
+            let message = format!("{path} is a number in place of text; it is read as \"{n}\"");
             self.report(
                 PathProblem::new(Code::NumberAsText, path.clone(), message).hint(format!("write \"{n}\"")),
             );
@@ -187,13 +189,13 @@ impl ValueChecker {
             TextOrNumber::Text(text) => text,
         };
         if !text.trim().ends_with('%') {
-            let message = format!("{path} {:?} is neither a count nor a share", shorten(text));
+            let message = format!("{path} {:?} is neither a count nor a percentage", shorten(text));
             self.report(PathProblem::new(Code::WrongType, path.clone(), message).hint("such as 3 or 10%"));
             return None;
         }
         let share = Amount::share(text).filter(|share| least == 0 || share.get() > 0.0);
         if share.is_none() {
-            let message = format!("{path} {:?} is no percentage between 0% and 100%", shorten(text));
+            let message = format!("{path} {:?} is not a percentage from 0% to 100%", shorten(text));
             self.report(PathProblem::new(Code::BadPercent, path.clone(), message).hint("such as 3 or 10%"));
         }
         share.map(Amount::Share)
@@ -205,24 +207,25 @@ impl ValueChecker {
             TextOrNumber::Number(n) => u64::try_from(*n).ok(),
             TextOrNumber::Text(text) => seconds(text),
         };
-        let sane = seconds.filter(|seconds| *seconds <= MAX_DURATION);
-        if sane.is_none() {
-            let message = format!("{path} {:?} is no duration up to a week", shorten(&value.to_string()));
+        let valid = seconds.filter(|seconds| *seconds <= MAX_DURATION);
+        if valid.is_none() {
+            let message =
+                format!("{path} {:?} is not a duration of at most a week", shorten(&value.to_string()));
             self.report(
                 PathProblem::new(Code::BadDuration, path.clone(), message).hint("such as 30s, 5m or 1h30m"),
             );
         }
-        sane
+        valid
     }
 }
 
-/// The longest argument that Linux hands to a program: a longer command cannot be run.
+/// Linux's limit for one argument: a longer command cannot run.
 const MAX_TEXT: usize = 128 << 10;
 
-/// The longest name of a label that keys, columns and YAML's own rules for keys all take.
+/// Maximum length of a label name.
 const MAX_LABEL: usize = 253;
 
-/// What the grammar says of a field.
+/// Meaning of a field in the grammar, used as hint.
 fn meaning(path: &FieldPath) -> Option<String> {
     let found = explain::find(&path.to_string()).ok()?;
     found.entry.map(|entry| entry.meaning.to_owned())
@@ -230,7 +233,7 @@ fn meaning(path: &FieldPath) -> Option<String> {
 
 const MAX_DURATION: u64 = 7 * 86_400;
 
-/// From the root, on any system that GSE manages.
+/// Whether a path is absolute on Unix or Windows.
 fn is_absolute(path: &str) -> bool {
     let drive =
         |b: &[u8]| b.len() > 2 && b[0].is_ascii_alphabetic() && b[1] == b':' && matches!(b[2], b'\\' | b'/');

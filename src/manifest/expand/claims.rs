@@ -1,7 +1,7 @@
-//! Claims of instances: which names and identities are taken on each host, in sixteen bytes per instance.
+//! Claims of instances: detects duplicate names and identities per host, with sixteen bytes per instance.
 //!
-//! A claim is a hash; the instance behind it is built again where two are equal. So a million instances can be checked without
-//! keeping a spec for each.
+//! A claim is a hash. If two hashes are equal, both instances are expanded and compared. A million instances can so be
+//! checked without a spec for each.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,7 +14,7 @@ use super::super::variables::{self, InstanceVariables, VariableUse};
 use super::{Findings, instance_name};
 use crate::model::{HashedSpec, Host, HostKey, InstanceKey, ProcessKey, Spec, State};
 
-/// A process before its instances are distinguished.
+/// A process before its instances are expanded.
 pub struct ProcessTemplate {
     pub document: usize,
     pub key: ProcessKey,
@@ -22,11 +22,11 @@ pub struct ProcessTemplate {
     pub spec: Arc<HashedSpec>,
     pub uses: VariableUse,
     pub hosts: Vec<(usize, Host)>,
-    /// One that is to be gone claims no identity.
+    /// An absent process claims no identity.
     pub is_wanted: bool,
 }
 
-/// Two equal claims of two instances, by their templates and their numbers there.
+/// Two equal claims, as template and instance index.
 struct Collision<K> {
     key: K,
     first: (usize, usize),
@@ -54,7 +54,7 @@ impl ProcessTemplate {
         }
     }
 
-    /// How many instances there are: for each number all hosts.
+    /// Number of instances: instances per host times hosts.
     pub fn len(&self) -> usize {
         self.hosts.len().saturating_mul(self.instances.unwrap_or(1) as usize)
     }
@@ -72,10 +72,10 @@ impl ProcessTemplate {
         self.instances.and_then(|_| u32::try_from(at / self.hosts.len().max(1) + 1).ok())
     }
 
-    /// Where it would be found, and as what; `None`: nothing is claimed, or its name is not known.
+    /// Host and identity of an instance. `None` if it claims no identity, or its name is not known.
     fn identity(&self, at: usize) -> Option<(HostKey, String)> {
         let identity = &self.spec.identity;
-        // What is missing is reported as missing.
+        // A missing field has its own problem.
         let is_whole = !identity.proc_name.is_empty() && !identity.setup_path.is_empty();
         if !self.is_wanted || !(identity.value_key.is_some() || is_whole) {
             return None;
@@ -93,10 +93,10 @@ impl ProcessTemplate {
     }
 }
 
-/// No instance is declared twice, and no two processes of a host share an identity.
+/// Checks that no instance is declared twice and no two processes of a host share an identity.
 pub fn check(templates: &[ProcessTemplate], found: &mut Findings) {
     for Collision { key, first, second } in collisions(templates, ProcessTemplate::key) {
-        let message = format!("instance {key} is declared at {OTHER_LOCATION} already");
+        let message = format!("instance {key} is already declared at {OTHER_LOCATION}");
         let path = FieldPath::of("meta.name");
         found.push((
             templates[second.0].document,
@@ -110,13 +110,13 @@ pub fn check(templates: &[ProcessTemplate], found: &mut Findings) {
         let name = |(template, at): (usize, usize)| templates[template].key(at).map(|key| key.process());
         let (Some(a), Some(b)) = (name(first), name(second)) else { continue };
         if a == b {
-            continue; // one instance twice: reported already
+            continue; // a duplicate instance has its own problem
         }
         let message =
-            format!("{b} has the identity {identity:?} on host {host}, and so has {a} at {OTHER_LOCATION}");
+            format!("{b} and {a} at {OTHER_LOCATION} have the same identity {identity:?} on host {host}");
         let hint = match first.0 == second.0 {
-            true => "give each instance its own: value_key: NAME-${instance}",
-            false => "give one of them a value_key",
+            true => "set value_key: NAME-${instance}",
+            false => "set value_key in one of them",
         };
         let path = FieldPath::of("spec.identity");
         found.push((
@@ -129,7 +129,7 @@ pub fn check(templates: &[ProcessTemplate], found: &mut Findings) {
     }
 }
 
-/// For each pair of documents the first claim that they share, in the order of claims.
+/// The first shared claim of each pair of documents, in claim order.
 fn collisions<K: Ord + std::hash::Hash>(
     templates: &[ProcessTemplate],
     claim: impl Fn(&ProcessTemplate, usize) -> Option<K>,

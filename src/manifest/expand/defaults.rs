@@ -1,4 +1,4 @@
-//! Defaults: fields for a directory and below. The nearest wins, field by field.
+//! Defaults resolution: default fields for a directory and below. The nearest Defaults wins, field by field.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path as FilePath, PathBuf};
@@ -14,16 +14,16 @@ use super::super::variables::VariableUse;
 use super::{Findings, with_values};
 use crate::model::HashedSpec;
 
-/// Per directory: all Defaults written there, laid over each other, and whether one of them has an error.
+/// Merged Defaults per directory, and whether one of them has an error.
 #[derive(Debug)]
 pub struct Defaults {
-    by_home: BTreeMap<PathBuf, Layer>,
+    by_dir: BTreeMap<PathBuf, Layer>,
 }
 
 #[derive(Debug, Default)]
 struct Layer {
     entry: SpecEntry,
-    /// What is wrong with the Defaults themselves: not to be said again for each process below.
+    /// Problems of the Defaults themselves, which are not repeated for each process below.
     known: HashSet<(Code, FieldPath)>,
     bad: bool,
 }
@@ -34,7 +34,7 @@ impl Defaults {
         findings: &[(usize, PathProblem)],
         found: &mut Findings,
     ) -> Defaults {
-        let mut by_home: BTreeMap<PathBuf, Layer> = BTreeMap::new();
+        let mut by_dir: BTreeMap<PathBuf, Layer> = BTreeMap::new();
         let mut set: HashMap<(&FilePath, FieldPath), (usize, Value)> = HashMap::new();
         for (at, document) in documents.iter().enumerate() {
             let DeclaredObject::Defaults(entry) = &document.declared else { continue };
@@ -49,30 +49,30 @@ impl Defaults {
             }
             if let Some((other, path)) = conflict {
                 let message =
-                    format!("{path} is given another value at {OTHER_LOCATION}, for the same directory");
+                    format!("{path} has another default at {OTHER_LOCATION}, in the same directory");
                 let finding = PathProblem::new(Code::DefaultsConflict, path.clone(), message);
                 found.push((at, finding.hint("keep one of them").other(other, path)));
             }
-            let layer = by_home.entry(document.scope_dir.clone()).or_default();
+            let layer = by_dir.entry(document.scope_dir.clone()).or_default();
             layer.entry.fill_from(entry);
             layer.bad |= document.bad;
         }
         for (at, finding) in findings {
             if let (DeclaredObject::Defaults(_), Some(layer)) =
-                (&documents[*at].declared, by_home.get_mut(&documents[*at].scope_dir))
+                (&documents[*at].declared, by_dir.get_mut(&documents[*at].scope_dir))
             {
                 layer.known.insert((finding.code, finding.path.clone()));
             }
         }
-        Defaults { by_home }
+        Defaults { by_dir }
     }
 
-    /// Does something above a document have an error? What it would inherit is then not known.
+    /// Whether a Defaults above a document has an error, so that its inherited fields are not known.
     pub fn has_error_above(&self, document: &Declaration) -> bool {
-        document.scope_dir.ancestors().any(|home| self.by_home.get(home).is_some_and(|layer| layer.bad))
+        document.scope_dir.ancestors().any(|dir| self.by_dir.get(dir).is_some_and(|layer| layer.bad))
     }
 
-    /// A process's spec with the Defaults above it, and what is wrong with the two together.
+    /// Merges a process's spec with the Defaults above it, and checks the result.
     pub fn apply(
         &self,
         at: usize,
@@ -81,7 +81,7 @@ impl Defaults {
         found: &mut Findings,
     ) -> (Arc<HashedSpec>, VariableUse) {
         let layers: Vec<&Layer> =
-            document.scope_dir.ancestors().filter_map(|home| self.by_home.get(home)).collect();
+            document.scope_dir.ancestors().filter_map(|dir| self.by_dir.get(dir)).collect();
         if !layers.is_empty() {
             return self.merge_layers(at, process, &layers, found);
         }
@@ -109,13 +109,13 @@ impl Defaults {
         spec.labels.clone_from(&process.labels);
         let uses = values.uses;
         let known = |finding: &PathProblem| {
-            let said = (finding.code, finding.path.clone());
-            own.findings.contains(finding) || layers.iter().any(|layer| layer.known.contains(&said))
+            let reported = (finding.code, finding.path.clone());
+            own.findings.contains(finding) || layers.iter().any(|layer| layer.known.contains(&reported))
         };
         found.extend(
             values.findings.into_iter().filter(|finding| !known(finding)).map(|finding| (at, finding)),
         );
-        // What a faulty Defaults would have given cannot be missed.
+        // An invalid Defaults might have set the field: do not report it as missing.
         if !layers.iter().any(|layer| layer.bad) {
             with_values(at, found, |values| check::require(&entry, process.state, process.in_body, values));
         }
@@ -123,7 +123,7 @@ impl Defaults {
     }
 }
 
-/// Every single value of a Defaults, with its path. A list is a value.
+/// All values of a Defaults with their paths. A list is one value.
 fn leaves(entry: &SpecEntry) -> Vec<(FieldPath, Value)> {
     fn walk(value: Value, path: FieldPath, all: &mut Vec<(FieldPath, Value)>) {
         match value {

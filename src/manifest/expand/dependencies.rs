@@ -1,4 +1,4 @@
-//! Names that refer to other processes: depends_on, moved_from, and the circles people build with them.
+//! Checks of references between processes: depends_on, moved_from and dependency cycles.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,7 +8,7 @@ use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem, did_yo
 use super::{Findings, ProcessIndex};
 use crate::model::{ProcessKey, State};
 
-/// Does what a process names exist (depends_on), or not any more (moved_from)?
+/// Checks that the names in depends_on are declared, and that moved_from is not.
 pub fn check_names(at: usize, process: &Process, names: &ProcessIndex, unread: bool, found: &mut Findings) {
     for (entry, key) in &process.depends_on {
         if names.declared_name(key).is_none() {
@@ -19,7 +19,7 @@ pub fn check_names(at: usize, process: &Process, names: &ProcessIndex, unread: b
                         .to_owned(),
                 };
             if unread {
-                hint.push_str(" (some documents could not be read; it may be in one of them)");
+                hint.push_str(" (some documents are unreadable; the process may be in one of them)");
             }
             let message = format!("depends_on names {key}, which no manifest declares");
             found.push((
@@ -51,7 +51,7 @@ fn similar(key: &ProcessKey, names: &ProcessIndex) -> Option<String> {
     did_you_mean(&key.to_string(), all.iter().map(String::as_str)).map(str::to_owned)
 }
 
-/// Circles, each reported at the dependency that closes it. Iterative: a chain may be as long as it likes.
+/// Finds cycles; each is reported at the dependency that closes it. Iterative, because chains have no length limit.
 pub fn check_cycles(documents: &[Declaration], names: &ProcessIndex, found: &mut Findings) {
     let mut edges: BTreeMap<&ProcessKey, Vec<(usize, usize, &ProcessKey)>> = BTreeMap::new();
     for (at, document) in documents.iter().enumerate() {
@@ -84,7 +84,7 @@ pub fn check_cycles(documents: &[Declaration], names: &ProcessIndex, found: &mut
                     state.insert(to, Visit::Open);
                     path.push((to, 0));
                 }
-                // Each costs its length: the first hundred are enough to mend.
+                // A report costs the length of the cycle: stop after a hundred.
                 Some(Visit::Open) if circles < MAX_CYCLES => {
                     circles += 1;
                     let begin = path.iter().position(|(node, _)| *node == to).unwrap_or(0);
@@ -112,14 +112,14 @@ fn cycle(circle: &[&ProcessKey], entry: usize) -> PathProblem {
         steps.push(format!("… {} more", circle.len() - SHOWN));
     }
     steps.extend(circle.first().map(ToString::to_string));
-    let message = format!("these processes wait for each other: {}", steps.join(" → "));
+    let message = format!("dependency cycle: {}", steps.join(" → "));
     PathProblem::new(Code::DependencyCycle, FieldPath::of("depends_on").index(entry), message)
         .hint("remove one of the dependencies")
 }
 
-/// What runs cannot wait for what is not to run.
+/// Checks that no running process depends on a process that is not declared running.
 pub fn check_states(documents: &[Declaration], names: &ProcessIndex, found: &mut Findings) {
-    // The state that all documents of a name agree is not running.
+    // States other than running, where all documents of a name agree.
     let mut down: HashMap<&ProcessKey, Option<State>> = HashMap::new();
     for (key, process) in documents.iter().filter_map(process_of) {
         let state = Some(process.state).filter(|state| !state.needs_start());
@@ -135,10 +135,10 @@ pub fn check_states(documents: &[Declaration], names: &ProcessIndex, found: &mut
             if let Some(state) = state {
                 let word = state.word();
                 let message =
-                    format!("depends_on names {to}, which is to be {word}: the start would wait for ever");
+                    format!("depends_on names {to}, whose state is {word}: the start would never proceed");
                 let finding =
                     PathProblem::new(Code::DependsOnDown, FieldPath::of("depends_on").index(*entry), message);
-                found.push((at, finding.hint("remove the dependency, or let it run")));
+                found.push((at, finding.hint("remove the dependency, or set its state to running")));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Where a process runs: hosts and groups → hosts, each one once and under one key.
+//! Host resolution: expands hosts and groups of a process to hosts, each once and under one key.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -9,23 +9,23 @@ use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem, did_yo
 use super::Findings;
 use crate::model::{AgentId, Host, HostKey, Selector};
 
-/// The groups of all documents, and what is known of each host anywhere.
+/// Host groups and host data of all documents.
 pub struct HostIndex<'a> {
     groups: BTreeMap<&'a str, (usize, &'a HostGroup)>,
     suppliers: HashMap<&'a HostKey, LocatedValue<u64>>,
     agents: HashMap<&'a HostKey, LocatedValue<&'a AgentId>>,
-    /// A host that is named by its agent here and by its address there is one host.
+    /// Address of each agent: a host named by agent id in one document and by address in another is one host.
     by_agent: HashMap<&'a AgentId, LocatedValue<&'a HostKey>>,
     unread: bool,
 }
 
-/// A selection looks at every host of its group: past this, a generator has gone wrong.
+/// Maximum number of hosts that the selectors of one process may test.
 const MAX_SELECTOR_CHECKS: usize = 5_000_000;
 
-/// Something that was said of a host, and where.
+/// A value with the location that set it.
 #[derive(Clone)]
 struct LocatedValue<T> {
-    what: T,
+    value: T,
     document: usize,
     path: FieldPath,
 }
@@ -50,7 +50,7 @@ impl<'a> HostIndex<'a> {
         hosts
     }
 
-    /// Remembers what is said of a host, and compares it with what was said before.
+    /// Records the ids of a host, and reports conflicts with earlier ones.
     fn record_host(&mut self, at: usize, path: FieldPath, host: &'a Host, found: &mut Findings) {
         let HostKey::Address { .. } = host.key else { return };
         let mut conflict = |message: String, other: usize, other_path: FieldPath| {
@@ -58,30 +58,30 @@ impl<'a> HostIndex<'a> {
                 at,
                 PathProblem::new(Code::HostConflict, path.clone(), message)
                     .other(other, other_path)
-                    .hint("one of the two is wrong"),
+                    .hint("correct one of the two"),
             ));
         };
         if let Some(supplier) = host.supplier {
-            let said = LocatedValue { what: supplier, document: at, path: path.clone() };
-            let earlier = self.suppliers.entry(&host.key).or_insert(said).clone();
-            if earlier.what != supplier {
+            let located = LocatedValue { value: supplier, document: at, path: path.clone() };
+            let earlier = self.suppliers.entry(&host.key).or_insert(located).clone();
+            if earlier.value != supplier {
                 let message = format!("host {} has another bk_supplier_id at {OTHER_LOCATION}", host.key);
                 conflict(message, earlier.document, earlier.path);
             }
         }
         let Some(id) = &host.agent_id else { return };
-        let said = LocatedValue { what: id, document: at, path: path.clone() };
-        let earlier = self.agents.entry(&host.key).or_insert(said).clone();
-        if earlier.what != id {
+        let located = LocatedValue { value: id, document: at, path: path.clone() };
+        let earlier = self.agents.entry(&host.key).or_insert(located).clone();
+        if earlier.value != id {
             let message = format!("host {} has another bk_agent_id at {OTHER_LOCATION}", host.key);
             conflict(message, earlier.document, earlier.path);
         }
-        let said = LocatedValue { what: &host.key, document: at, path: path.clone() };
-        let earlier = self.by_agent.entry(id).or_insert(said).clone();
-        if *earlier.what != host.key {
+        let located = LocatedValue { value: &host.key, document: at, path: path.clone() };
+        let earlier = self.by_agent.entry(id).or_insert(located).clone();
+        if *earlier.value != host.key {
             let message = format!(
-                "agent {id} is on host {} here, and on {} at {OTHER_LOCATION}",
-                host.key, earlier.what
+                "agent {id} is on host {} here, but on {} at {OTHER_LOCATION}",
+                host.key, earlier.value
             );
             conflict(message, earlier.document, earlier.path);
         }
@@ -91,36 +91,37 @@ impl<'a> HostIndex<'a> {
         let Some(name) = group.name.as_deref() else { return };
         let (other, _) = *self.groups.entry(name).or_insert((at, group));
         if other != at {
-            let message = format!("host group {name:?} is defined at {OTHER_LOCATION} already");
+            let message = format!("host group {name:?} is already defined at {OTHER_LOCATION}");
             let path = FieldPath::of("meta.name");
             let finding = PathProblem::new(Code::SameName, path.clone(), message);
-            found.push((at, finding.hint("put all hosts into one document").other(other, path)));
+            found.push((at, finding.hint("put all hosts of the group into one document").other(other, path)));
         }
     }
 
-    /// The hosts of a process, sorted, with the number of the entry that named each.
+    /// The hosts of a process, sorted, each with the index of its entry.
     pub fn hosts_of(&self, at: usize, process: &Process, found: &mut Findings) -> Vec<(usize, Host)> {
         let mut hosts: BTreeMap<HostKey, (usize, Host)> = BTreeMap::new();
         let mut groups = HashSet::new();
-        let mut looked = 0;
-        for (entry, place) in &process.hosts {
-            match place {
+        let mut tested = 0;
+        for (entry, placement) in &process.hosts {
+            match placement {
                 Placement::Host(host) => {
                     let host = self.merged_host(host);
                     hosts.entry(host.key.clone()).or_insert((*entry, host));
                 }
                 Placement::Group { name, chosen } => {
-                    // Naming a group twice adds nothing, however large it is.
+                    // A repeated selection adds no hosts: skip its cost.
                     if !groups.insert((name, chosen.as_ref().map(ToString::to_string))) {
                         continue;
                     }
-                    looked += self.groups.get(name.as_str()).map_or(0, |(_, group)| group.hosts.len());
-                    if looked > MAX_SELECTOR_CHECKS {
-                        let message =
-                            format!("this process chooses among hosts more than {MAX_SELECTOR_CHECKS} times");
+                    tested += self.groups.get(name.as_str()).map_or(0, |(_, group)| group.hosts.len());
+                    if tested > MAX_SELECTOR_CHECKS {
+                        let message = format!(
+                            "the selectors of this process test more than {MAX_SELECTOR_CHECKS} hosts"
+                        );
                         let finding =
                             PathProblem::new(Code::TooLarge, FieldPath::of("hosts").index(*entry), message);
-                        found.push((at, finding.hint("make fewer, wider selections")));
+                        found.push((at, finding.hint("use fewer entries in hosts")));
                         break;
                     }
                     for host in self.select_hosts(at, *entry, name, chosen.as_ref(), process, found) {
@@ -156,7 +157,7 @@ impl<'a> HostIndex<'a> {
                 Some(selector) if !group.hosts.is_empty() => {
                     let message = format!("no host of group {name:?} has the labels {selector}");
                     PathProblem::new(Code::EmptyGroup, path.key("labels"), message)
-                        .hint("a process needs a host")
+                        .hint("change the selector: a process needs at least one host")
                 }
                 Some(_) | None => {
                     let message = format!("host group {name:?} has no hosts");
@@ -169,16 +170,19 @@ impl<'a> HostIndex<'a> {
         hosts
     }
 
-    /// The same host with all that is known of it anywhere.
+    /// A host with the ids that any document sets for it.
     fn merged_host(&self, host: &Host) -> Host {
         let key = match &host.key {
-            HostKey::Agent(id) => self.by_agent.get(id).map_or(&host.key, |said| said.what),
+            HostKey::Agent(id) => self.by_agent.get(id).map_or(&host.key, |located| located.value),
             HostKey::Address { .. } => &host.key,
         };
         Host {
             key: key.clone(),
-            supplier: host.supplier.or_else(|| self.suppliers.get(key).map(|said| said.what)),
-            agent_id: host.agent_id.clone().or_else(|| self.agents.get(key).map(|said| said.what.clone())),
+            supplier: host.supplier.or_else(|| self.suppliers.get(key).map(|located| located.value)),
+            agent_id: host
+                .agent_id
+                .clone()
+                .or_else(|| self.agents.get(key).map(|located| located.value.clone())),
         }
     }
 
@@ -193,29 +197,29 @@ impl<'a> HostIndex<'a> {
         let mut hint = match meant {
             Some(meant) => format!("did you mean {meant:?}?"),
             None if known.is_empty() => {
-                "no HostGroup is defined here; name the directory that has it as a PATH too".to_owned()
+                "no HostGroup is defined; pass the directory that defines it as a PATH too".to_owned()
             }
             None => {
                 let some: Vec<_> = known.iter().take(20).copied().collect();
-                format!("groups defined here: {}", some.join(", "))
+                format!("defined groups: {}", some.join(", "))
             }
         };
         if self.unread {
-            hint.push_str(" (some documents could not be read; it may be in one of them)");
+            hint.push_str(" (some documents are unreadable; the group may be in one of them)");
         }
         let message = format!("{who} names host group {name:?}, which no manifest defines");
         PathProblem::new(Code::UndefinedGroup, path, message).hint(hint)
     }
 }
 
-/// Every host that a document names itself.
+/// All hosts that a document names directly.
 fn named_hosts(document: &Declaration) -> Vec<(FieldPath, &Host)> {
     let path = |at: usize| FieldPath::of("hosts").index(at);
     match &document.declared {
         DeclaredObject::Process(process) => process
             .hosts
             .iter()
-            .filter_map(|(at, place)| match place {
+            .filter_map(|(at, placement)| match placement {
                 Placement::Host(host) => Some((path(*at), host)),
                 Placement::Group { .. } => None,
             })

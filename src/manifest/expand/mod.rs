@@ -1,7 +1,6 @@
-//! Declarations → [`Desired`]: Defaults under, groups out, instances numbered, variables replaced; and everything
-//! that can be wrong only because of another document.
+//! Expansion of declarations to [`Desired`]: Defaults, host groups, instances and variables, and cross-document checks.
 //!
-//! A document with an error wants nothing, but its name still counts: others may depend on it.
+//! A document with an error declares no instances. Its name stays known, because other documents may depend on it.
 
 mod claims;
 mod defaults;
@@ -28,13 +27,13 @@ use crate::model::{
 pub struct Expansion {
     pub desired: Desired,
     pub context: Context,
-    /// Of each file: how many findings were not kept.
+    /// Number of dropped problems per file.
     pub more: Vec<(usize, usize)>,
     pub findings: Vec<(usize, PathProblem)>,
     pub counts: DesiredCounts,
 }
 
-/// What is above documents: enough to expand one of them again, if it says nothing else to the others.
+/// Defaults and policies: enough to expand one document again, if its references to others are unchanged.
 #[derive(Debug)]
 pub struct Context {
     defaults: Defaults,
@@ -42,11 +41,11 @@ pub struct Context {
 }
 
 impl Context {
-    /// A process again, on the hosts and under the policies that it had. `None`: something is wrong with it now.
+    /// Expands a process again with the same hosts and policies. `None` if it has a problem.
     pub fn expand(
         &self,
         document: &Declaration,
-        place: SourceLocation,
+        location: SourceLocation,
         hosts: Vec<(usize, Host)>,
         policies: Vec<usize>,
     ) -> Option<Vec<(InstanceKey, DesiredInstance)>> {
@@ -58,40 +57,40 @@ impl Context {
         if uses.host {
             check_host_ip(0, &hosts, &mut found);
         }
-        let origin = declared_process(key, process, place, policies);
-        let wants = resolve(&ProcessTemplate::new(0, key, process, spec, uses, hosts), origin);
-        found.list.is_empty().then_some(wants)
+        let origin = declared_process(key, process, location, policies);
+        let instances = resolve(&ProcessTemplate::new(0, key, process, spec, uses, hosts), origin);
+        found.list.is_empty().then_some(instances)
     }
 }
 
-/// How many instances are wanted, and on how many hosts.
+/// Number of desired instances and of their hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DesiredCounts {
     pub instances: usize,
     pub hosts: usize,
 }
 
-/// What an expansion is for.
+/// Purpose of an expansion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
-    /// The instances themselves.
+    /// Build the instances.
     #[default]
     Instances,
-    /// Problems and counts alone: a million instances cost no more than their claims.
+    /// Problems and counts only: a million instances cost only their claims.
     Checks,
 }
 
-/// All documents at once. `findings` is what is known already; `unread`: something could not even be parsed.
+/// Expands all documents. `findings` are the problems so far; `unread` is true if some documents are unreadable.
 pub fn expand(
     documents: &mut [Declaration],
-    places: Vec<SourceLocation>,
+    locations: Vec<SourceLocation>,
     findings: &[(usize, PathProblem)],
     unread: bool,
     limits: &Limits,
     purpose: Purpose,
 ) -> Expansion {
     let mut found = Findings::of(documents);
-    let mut policies = Policies::collect(documents, &places, &mut found);
+    let mut policies = Policies::collect(documents, &locations, &mut found);
     let defaults = Defaults::collect(documents, findings, &mut found);
     let hosts = HostIndex::collect(documents, unread, &mut found);
     let names = ProcessIndex::collect(documents);
@@ -111,7 +110,7 @@ pub fn expand(
         let before = total;
         total = total.saturating_add(hosts.len().saturating_mul(process.instances.unwrap_or(1) as usize));
         if total > limits.instances {
-            // Said once, where it happens; the other documents are still checked.
+            // Reported once; the other documents are still checked.
             if before <= limits.instances {
                 found.push((at, too_many(limits.instances)));
             }
@@ -121,7 +120,12 @@ pub fn expand(
             check_host_ip(at, &hosts, &mut found);
         }
         if purpose == Purpose::Instances {
-            origins.push(declared_process(key, process, places[at].clone(), policies.policies_for(document)));
+            origins.push(declared_process(
+                key,
+                process,
+                locations[at].clone(),
+                policies.policies_for(document),
+            ));
         }
         templates.push(ProcessTemplate::new(at, key, process, spec, uses, hosts));
     }
@@ -143,12 +147,12 @@ pub fn expand(
 }
 
 fn too_many(limit: usize) -> PathProblem {
-    let message = format!("with this process there are more than {limit} instances");
+    let message = format!("this process exceeds the limit of {limit} instances in total");
     let finding = PathProblem::new(Code::TooLarge, FieldPath::of("hosts"), message);
-    finding.hint("if that is meant, raise --max-instances").at_key()
+    finding.hint("if this is intended, raise --max-instances").at_key()
 }
 
-/// Which documents declare a name, and how many instances each name has.
+/// Documents and instance count of each process name.
 pub struct ProcessIndex {
     declared: HashMap<ProcessKey, Vec<usize>>,
     instances: HashMap<ProcessKey, u32>,
@@ -169,13 +173,13 @@ impl ProcessIndex {
         names
     }
 
-    /// The name under which a process was written, from that name or an instance's (`web/api_2` → `web/api`).
+    /// The declared name of a process, from that name or from an instance's (`web/api_2` → `web/api`).
     fn declared_name(&self, key: &ProcessKey) -> Option<&ProcessKey> {
         if let Some((key, _)) = self.declared.get_key_value(key) {
             return Some(key);
         }
         let (name, number) = key.name.as_str().rsplit_once('_')?;
-        // Only as it would be written: no sign, no leading zero.
+        // Canonical numbers only: no sign, no leading zero.
         let number: u32 = number.parse().ok().filter(|n: &u32| *n > 0 && n.to_string() == number)?;
         let base = ProcessKey { namespace: key.namespace.clone(), name: name.parse().ok()? };
         let (key, most) = self.instances.get_key_value(&base)?;
@@ -183,13 +187,13 @@ impl ProcessIndex {
     }
 }
 
-/// The names that a process has on each host, with their numbers.
+/// Instance names of a process per host, with their numbers.
 fn instance_names(
     key: &ProcessKey,
     instances: Option<u32>,
 ) -> impl Iterator<Item = (Option<u32>, ProcessKey)> {
     let many = instances.into_iter().flat_map(|count| 1..=count).filter_map(|number| {
-        // A name that is too long with its number was refused as such.
+        // `check` rejects a name that is too long with its number.
         Some((Some(number), instance_name(key, number)?))
     });
     let one = instances.is_none().then(|| (None, key.clone()));
@@ -210,14 +214,14 @@ fn counts<'a>(templates: impl Iterator<Item = &'a ProcessTemplate>) -> DesiredCo
     DesiredCounts { instances, hosts: hosts.len() }
 }
 
-/// A process with everything put in, instance by instance.
+/// Expands a template to instances, with variables replaced.
 fn resolve(template: &ProcessTemplate, origin: DeclaredProcess) -> Vec<(InstanceKey, DesiredInstance)> {
     let ProcessTemplate { key, spec: shared, uses, hosts, .. } = template;
-    let mut wants = Vec::with_capacity(template.len());
+    let mut instances = Vec::with_capacity(template.len());
     if hosts.is_empty() {
-        return wants;
+        return instances;
     }
-    // Giving a process a number is a rename of the first one.
+    // Setting `instances` renames the single instance to the first one.
     let mut first = origin.clone();
     first.moved_from.push(key.clone());
     let others = Arc::new(DeclaredProcess { moved_from: Vec::new(), ..origin.clone() });
@@ -242,16 +246,16 @@ fn resolve(template: &ProcessTemplate, origin: DeclaredProcess) -> Vec<(Instance
                 (true, true) => replaced(),
                 (true, false) => Arc::clone(same.get_or_insert_with(replaced)),
             };
-            wants.push((key, DesiredInstance { host: host.clone(), spec, origin: Arc::clone(origin) }));
+            instances.push((key, DesiredInstance { host: host.clone(), spec, origin: Arc::clone(origin) }));
         }
     }
-    wants
+    instances
 }
 
 fn declared_process(
     key: &ProcessKey,
     process: &Process,
-    place: SourceLocation,
+    location: SourceLocation,
     policies: Vec<usize>,
 ) -> DeclaredProcess {
     let mut depends_on: Vec<ProcessKey> = process.depends_on.iter().map(|(_, key)| key.clone()).collect();
@@ -261,7 +265,7 @@ fn declared_process(
     protect.sort();
     protect.dedup();
     DeclaredProcess {
-        place,
+        place: location,
         declared: key.clone(),
         state: process.state,
         depends_on,
@@ -274,20 +278,20 @@ fn declared_process(
     }
 }
 
-/// `${host.ip}` means nothing on a host that is known only by its agent.
+/// Checks that a spec with `${host.ip}` runs only on hosts with an address.
 fn check_host_ip(at: usize, hosts: &[(usize, Host)], found: &mut Findings) {
     let agent = hosts.iter().find(|(_, host)| matches!(host.key, HostKey::Agent(_)));
     let Some((entry, host)) = agent else { return };
-    let message = format!("the spec uses ${{host.…}}, and host {} is known only by its agent", host.key);
+    let message = format!("the spec uses ${{host.…}}, but host {} has only an agent id", host.key);
     let finding = PathProblem::new(Code::BadVariable, FieldPath::of("hosts").index(*entry), message);
     found.push((at, finding.hint("add its ip and bk_cloud_id, here or in a HostGroup")));
 }
 
-/// What is wrong so far. A bomb may have millions of faults: past a number they are counted, not kept.
+/// Problems so far. A hostile tree may have millions: beyond a limit they are only counted.
 pub struct Findings {
     list: Vec<(usize, PathProblem)>,
     bad: HashSet<usize>,
-    /// The file of each document, and how many findings each file has.
+    /// File index of each document; `counts` is the number of problems per file.
     files: Vec<usize>,
     counts: HashMap<usize, usize>,
 }
@@ -301,7 +305,7 @@ impl Findings {
     fn push(&mut self, (document, finding): (usize, PathProblem)) {
         if finding.is_error() {
             self.bad.insert(document);
-            // Of two declarations of one thing neither is better than the other.
+            // Both sides of a conflict are invalid.
             if let Some((other, _)) = finding.other.as_ref().filter(|_| finding.code.names_conflict()) {
                 self.bad.insert(*other);
             }
@@ -318,19 +322,19 @@ impl Findings {
         findings.into_iter().for_each(|finding| self.push(finding));
     }
 
-    /// Looking for a likely name costs as much as there are names: only the first problems are worth that.
+    /// Whether a suggestion is affordable: each costs a comparison with all names.
     fn may_suggest(&self, names: usize) -> bool {
         self.list.len().saturating_mul(names) < 300_000
     }
 
-    /// How many of each file were not kept.
+    /// Number of dropped problems per file.
     fn more(&self) -> Vec<(usize, usize)> {
         let more = |(file, count): (&usize, &usize)| (*file, count.saturating_sub(2 * MAX_PER_FILE));
         self.counts.iter().map(more).collect()
     }
 }
 
-/// Runs a check and keeps what it finds, for one document.
+/// Runs a check and records its problems for one document.
 fn with_values(at: usize, found: &mut Findings, run: impl FnOnce(&mut ValueChecker)) {
     let mut values = check::ValueChecker::default();
     run(&mut values);

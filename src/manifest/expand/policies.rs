@@ -1,4 +1,4 @@
-//! What must hold between documents: policies, one declaration an instance, one process an identity.
+//! Policy checks: policies per directory, and processes that violate them.
 
 use std::collections::HashMap;
 use std::path::{Path as FilePath, PathBuf};
@@ -9,40 +9,47 @@ use super::super::problem::{Code, FieldPath, OTHER_LOCATION, PathProblem};
 use super::Findings;
 use crate::model::{Allow, Host, Policy, SourceLocation, Spec, glob};
 
-/// All policies, each with its document, its place and its reach; and where each applies.
+/// All policies, and the directories that they apply to.
 #[derive(Debug, Default)]
 pub struct Policies {
     pub all: Vec<Policy>,
-    by_home: HashMap<PathBuf, Vec<usize>>,
-    /// Those that forbid something, by directory.
+    by_dir: HashMap<PathBuf, Vec<usize>>,
+    /// Policies with `allow`, by directory.
     strict: HashMap<PathBuf, Vec<(usize, Policy)>>,
 }
 
 impl Policies {
-    pub fn collect(documents: &[Declaration], places: &[SourceLocation], found: &mut Findings) -> Policies {
+    pub fn collect(
+        documents: &[Declaration],
+        locations: &[SourceLocation],
+        found: &mut Findings,
+    ) -> Policies {
         let mut policies = Policies::default();
         let mut names: HashMap<(&FilePath, &str), usize> = HashMap::new();
         for (at, document) in documents.iter().enumerate() {
             let DeclaredObject::Policy(policy) = &document.declared else { continue };
             let other = *names.entry((&document.scope_dir, &policy.name)).or_insert(at);
             if other != at {
-                let message = format!("policy {:?} is defined at {OTHER_LOCATION} already", policy.name);
+                let message = format!("policy {:?} is already defined at {OTHER_LOCATION}", policy.name);
                 let path = FieldPath::of("meta.name");
                 let finding = PathProblem::new(Code::SameName, path.clone(), message);
                 found.push((at, finding.hint("give one of them another name").other(other, path)));
             }
-            let policy =
-                Policy { place: places[at].clone(), reach: document.scope_dir.clone(), ..(**policy).clone() };
+            let policy = Policy {
+                place: locations[at].clone(),
+                reach: document.scope_dir.clone(),
+                ..(**policy).clone()
+            };
             if policy.allow != Allow::default() {
                 policies.strict.entry(document.scope_dir.clone()).or_default().push((at, policy.clone()));
             }
-            policies.by_home.entry(document.scope_dir.clone()).or_default().push(policies.all.len());
+            policies.by_dir.entry(document.scope_dir.clone()).or_default().push(policies.all.len());
             policies.all.push(policy);
         }
         policies
     }
 
-    /// Those that bind a document, as they stand in `all`.
+    /// Indexes into `all` of the policies that apply to a document.
     pub fn policies_for(&self, document: &Declaration) -> Vec<usize> {
         if self.all.is_empty() {
             return Vec::new();
@@ -50,7 +57,7 @@ impl Policies {
         let mut over: Vec<usize> = document
             .scope_dir
             .ancestors()
-            .filter_map(|home| self.by_home.get(home))
+            .filter_map(|dir| self.by_dir.get(dir))
             .flatten()
             .copied()
             .collect();
@@ -58,16 +65,16 @@ impl Policies {
         over
     }
 
-    /// Those that bind a document and forbid something.
+    /// Policies with `allow` that apply to a document.
     fn strict_for<'a>(&'a self, document: &'a Declaration) -> impl Iterator<Item = &'a (usize, Policy)> {
-        document.scope_dir.ancestors().filter_map(|home| self.strict.get(home)).flatten()
+        document.scope_dir.ancestors().filter_map(|dir| self.strict.get(dir)).flatten()
     }
 }
 
-/// How many patterns a hint names.
+/// Maximum number of patterns in a hint.
 const SHOWN: usize = 20;
 
-/// Does a process keep to every policy above it?
+/// Checks a process against all policies that apply to it.
 pub fn check(
     at: usize,
     document: &Declaration,
@@ -81,9 +88,9 @@ pub fn check(
         let mut violated = |list: &'static str, path: FieldPath, what: String, allowed: &[String]| {
             let message = format!("policy {:?} at {OTHER_LOCATION} does not allow {what}", policy.name);
             let hint = match allowed {
-                [] => format!("it allows no {list}"),
+                [] => format!("allowed {list}: none"),
                 _ => format!(
-                    "it allows {}",
+                    "allowed {list}: {}",
                     allowed.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ")
                 ),
             };
@@ -100,8 +107,8 @@ pub fn check(
         if let Some(allowed) = &policy.allow.users {
             let user = spec.identity.user.as_deref();
             if !user.is_some_and(|user| allows(allowed, user)) {
-                let what =
-                    user.map_or("leaving out identity.user".to_owned(), |user| format!("user {user:?}"));
+                let what = user
+                    .map_or("a process without identity.user".to_owned(), |user| format!("user {user:?}"));
                 violated("users", FieldPath::of("spec.identity.user"), what, allowed);
             }
         }

@@ -1,7 +1,7 @@
-//! What may stand in a manifest: every field with its shape, default, meaning and source, as one table.
+//! Manifest grammar: one table of all fields with their shapes, defaults, meanings and origins.
 //!
-//! `structure` checks documents against it, `schema` prints it for editors, `explain` for people. The structs
-//! of `document` are the same thing for serde; a test holds the two together.
+//! `structure` checks documents against the table, `schema` exports it for editors, `explain` prints it. The serde
+//! structs of `document` have the same fields; a test compares the two.
 
 #[rustfmt::skip]
 mod table;
@@ -22,7 +22,7 @@ pub struct Section {
 #[derive(Debug)]
 pub struct Entry {
     pub name: &'static str,
-    /// Other spellings that real bodies use; the name is what we write.
+    /// Alternative spellings that request bodies use. Abide writes `name`.
     pub aliases: &'static [&'static str],
     pub shape: Shape,
     pub need: Requirement,
@@ -37,7 +37,7 @@ pub enum Shape {
     /// A namespace or a name.
     Name,
     Ip,
-    /// Text in which a whole number is taken too, with a warning.
+    /// Text; a whole number is accepted with a warning.
     LooseText,
     /// One of a few words.
     Word(&'static [&'static str]),
@@ -52,7 +52,7 @@ pub enum Shape {
     Duration,
     Section(&'static Section),
     List(&'static Shape),
-    /// Keys of the user's choosing.
+    /// A map with user-defined keys.
     Map(&'static Shape),
     OneOf(&'static [Shape]),
 }
@@ -61,16 +61,16 @@ pub enum Shape {
 pub enum Requirement {
     Required,
     Optional,
-    /// In a document without apiVersion and kind, as GSE's documents have it.
+    /// Required in a request body (no apiVersion or kind), as in GSE's documents.
     RequiredInBody,
-    /// Tolerated in such a document, ignored with a warning.
+    /// Accepted in a request body, and ignored with a warning.
     IgnoredInBody,
 }
 
-/// Which document a field comes from.
+/// API that defines a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldOrigin {
-    /// GSE register_proc_info and operate_proc; JOB too where it has the same thing under this or another name.
+    /// GSE register_proc_info and operate_proc.
     Gse,
     GseAndJob,
     GseRegister,
@@ -95,14 +95,14 @@ impl FieldOrigin {
 }
 
 impl Section {
-    /// The entry that is called so, by its name or another spelling.
+    /// The entry with this name or alias.
     pub fn entry(&self, name: &str) -> Option<&'static Entry> {
         self.entries.iter().find(|e| e.name == name || e.aliases.contains(&name))
     }
 }
 
 impl Shape {
-    /// In words, for people.
+    /// Human-readable type.
     pub fn describe(&self) -> String {
         match self {
             Shape::Text | Shape::Name | Shape::LooseText => "text".into(),
@@ -126,9 +126,9 @@ impl Shape {
     }
 }
 
-/// Longer than this nobody waits for a process on purpose.
+/// Upper bound of one day: a longer wait is a mistake.
 pub const SECONDS: RangeInclusive<i64> = 0..=86_400;
-/// A cycle may be long, but not longer than a year.
+/// Upper bound of one year.
 pub const CYCLE_SECONDS: RangeInclusive<i64> = 0..=366 * 86_400;
 pub const RETRIES: RangeInclusive<i64> = 0..=10_000;
 pub const AUTO_TYPE: RangeInclusive<i64> = 0..=2;
@@ -144,7 +144,7 @@ pub const DISRUPTIONS: &[&str] = &["start", "stop", "restart", "reload", "delete
 pub const KINDS: &[&str] = &["Process", "HostGroup", "Defaults", "Policy"];
 pub const API_VERSION: &str = "abide/v1";
 
-/// The section for a kind; an unknown kind is read as a Process, so that its other problems are found too.
+/// The section of a kind. An unknown kind is read as a Process, so that its other problems are reported too.
 pub fn section(kind: Option<&str>) -> &'static Section {
     match kind {
         Some("HostGroup") => &HOST_GROUP,
@@ -154,11 +154,11 @@ pub fn section(kind: Option<&str>) -> &'static Section {
     }
 }
 
-/// Is this a spelling of that field? Only parts of a spec have more than one.
+/// Whether `written` is the name or an alias of field `name`. Only spec sections have aliases.
 pub fn same_field(written: &str, name: &str) -> bool {
-    let spells = |section: &&Section| section.entry(written).is_some_and(|entry| entry.name == name);
-    written == name || table::WITH_ALIASES.iter().any(spells)
+    let has_spelling = |section: &&Section| section.entry(written).is_some_and(|entry| entry.name == name);
+    written == name || table::WITH_ALIASES.iter().any(has_spelling)
 }
 
-/// All kinds, in the order in which people are told of them.
+/// All kinds, in display order.
 pub static ALL_KINDS: [&Section; 4] = [&PROCESS, &HOST_GROUP, &DEFAULTS, &POLICY];

@@ -1,4 +1,4 @@
-//! The table itself, a line a field. Kept out of the formatter's hands: it is read down its columns.
+//! Field table of the grammar: one line per field, excluded from rustfmt so that its columns stay aligned.
 
 use super::{API_VERSION, ANY_COUNT, AUTO_TYPE, CYCLE_SECONDS, EFFECTS, PROTECTIONS, INSTANCES, KINDS, DISRUPTIONS, RETRIES, SECONDS, SMALL_COUNT, START_MODES, STATES};
 use super::{Entry, Requirement, Section, Shape, FieldOrigin};
@@ -21,284 +21,284 @@ impl Entry {
     }
 }
 
-const KIND: Entry = entry("kind", Word(KINDS), Optional, FieldOrigin::Abide, "What the document declares.").with_default("Process");
+const KIND: Entry = entry("kind", Word(KINDS), Optional, FieldOrigin::Abide, "Kind of object that the document declares.").with_default("Process");
 const VERSION: Entry =
-    entry("apiVersion", Word(&[API_VERSION]), Optional, FieldOrigin::Abide, "The version of this syntax.").with_default("abide/v1");
+    entry("apiVersion", Word(&[API_VERSION]), Optional, FieldOrigin::Abide, "Version of the manifest syntax.").with_default("abide/v1");
 
 pub static PROCESS: Section = Section {
     name: "Process",
-    about: "One process on one or many hosts. A request body {meta, hosts, spec} of GSE is one too.",
+    about: "A process on one or more hosts. A GSE request body {meta, hosts, spec} is also read as a Process.",
     entries: &[
         VERSION,
         KIND,
-        entry("meta", Shape::Section(&META), Required, FieldOrigin::Gse, "What the process is called."),
-        entry("hosts", List(&Shape::Section(&HOST)), Required, FieldOrigin::GseAndJob, "Where it runs: hosts and groups of hosts, in any mix."),
-        entry("state", Word(STATES), Optional, FieldOrigin::Abide, "What should be so: running (and guarded by the agent), stopped, unhosted (running, not guarded) or absent.").with_default("running"),
-        entry("instances", Int(INSTANCES), Optional, FieldOrigin::Abide, "How many of it on each host; they are called NAME_1 to NAME_N, and ${instance} is the number."),
-        entry("depends_on", List(&Text), Optional, FieldOrigin::Abide, "Processes that run before this one starts, as NAMESPACE/NAME, or NAME in the same namespace. Order only, never a restart."),
-        entry("protect", List(&Word(PROTECTIONS)), Optional, FieldOrigin::Abide, "What Abide never does to it, whatever a plan says."),
-        entry("adopt", Bool, Optional, FieldOrigin::Abide, "Take over a process that runs already and that nobody owns, without a restart.").with_default("false"),
-        entry("moved_from", Text, Optional, FieldOrigin::Abide, "The name it had before, as NAMESPACE/NAME or NAME: a rename without a restart."),
-        entry("on_change", Map(&Word(EFFECTS)), Optional, FieldOrigin::Abide, "What a change of a field does to this process, field path by field path, where it should not be what `explain FIELD` says."),
-        entry("rollout", Shape::Section(&ROLLOUT), Optional, FieldOrigin::Abide, "How a change spreads over the hosts. Unset: all at once, within the budgets."),
-        entry("spec", Shape::Section(&SPEC), Required, FieldOrigin::Gse, "What the process is and how it is kept."),
-        entry("op_type", Int(0..=9), IgnoredInBody, FieldOrigin::GseOperate, "Part of a pasted request. `state` says what should be so."),
-        entry("bk_app_code", Text, IgnoredInBody, FieldOrigin::GseAndJob, "Credential of a pasted request; it belongs in the target's configuration."),
-        entry("bk_app_secret", Text, IgnoredInBody, FieldOrigin::GseAndJob, "Credential of a pasted request; it belongs in the target's configuration."),
-        entry("bk_token", Text, IgnoredInBody, FieldOrigin::GseAndJob, "Credential of a pasted request; it belongs in the target's configuration."),
-        entry("bk_username", Text, IgnoredInBody, FieldOrigin::GseAndJob, "Credential of a pasted request; it belongs in the target's configuration."),
+        entry("meta", Shape::Section(&META), Required, FieldOrigin::Gse, "Name and labels of the process."),
+        entry("hosts", List(&Shape::Section(&HOST)), Required, FieldOrigin::GseAndJob, "Hosts and host groups that the process runs on, in any combination."),
+        entry("state", Word(STATES), Optional, FieldOrigin::Abide, "Desired state: running (supervised by the agent), stopped, unhosted (running, not supervised) or absent.").with_default("running"),
+        entry("instances", Int(INSTANCES), Optional, FieldOrigin::Abide, "Number of instances per host, named NAME_1 to NAME_N; ${instance} is the number. Unset: one instance, named NAME."),
+        entry("depends_on", List(&Text), Optional, FieldOrigin::Abide, "Processes that must run before this one starts, as NAMESPACE/NAME, or NAME in the same namespace. Affects order only, never causes a restart."),
+        entry("protect", List(&Word(PROTECTIONS)), Optional, FieldOrigin::Abide, "Operations that Abide never performs on the process, in any plan."),
+        entry("adopt", Bool, Optional, FieldOrigin::Abide, "Take ownership of a running process that has no owner, without a restart.").with_default("false"),
+        entry("moved_from", Text, Optional, FieldOrigin::Abide, "Previous name of the process, as NAMESPACE/NAME or NAME. Renames it without a restart."),
+        entry("on_change", Map(&Word(EFFECTS)), Optional, FieldOrigin::Abide, "Effect of a change on this process, per field path. Overrides the effect that `abide explain FIELD` shows."),
+        entry("rollout", Shape::Section(&ROLLOUT), Optional, FieldOrigin::Abide, "How a change rolls out across the instances. Unset: all instances at once, within the budgets."),
+        entry("spec", Shape::Section(&SPEC), Required, FieldOrigin::Gse, "Specification of the process: identity, commands, limits and supervision."),
+        entry("op_type", Int(0..=9), IgnoredInBody, FieldOrigin::GseOperate, "Operation code of a pasted request; ignored. Set `state` instead."),
+        entry("bk_app_code", Text, IgnoredInBody, FieldOrigin::GseAndJob, "Application code of a pasted request; ignored. Set it in the target's configuration."),
+        entry("bk_app_secret", Text, IgnoredInBody, FieldOrigin::GseAndJob, "Application secret of a pasted request; ignored. Set it in the target's configuration."),
+        entry("bk_token", Text, IgnoredInBody, FieldOrigin::GseAndJob, "User token of a pasted request; ignored. Set it in the target's configuration."),
+        entry("bk_username", Text, IgnoredInBody, FieldOrigin::GseAndJob, "User name of a pasted request; ignored. Set it in the target's configuration."),
     ],
 };
 
 static META: Section = Section {
     name: "meta",
-    about: "What the process is called.",
+    about: "Name and labels of the process.",
     entries: &[
-        entry("namespace", Name, Required, FieldOrigin::Gse, "A group of processes; with `name` it identifies the process. No `:`, `/` or space."),
-        entry("name", Name, Required, FieldOrigin::Gse, "The user's name for the process, not the program's. No `:`, `/` or space."),
-        entry("labels", Map(&LooseText), Optional, FieldOrigin::Gse, "Text by names of your choosing, to select by. Names that begin with abide_ are Abide's own."),
+        entry("namespace", Name, Required, FieldOrigin::Gse, "Namespace of the process; with `name` it identifies the process. No `:`, `/` or whitespace, at most 128 characters."),
+        entry("name", Name, Required, FieldOrigin::Gse, "Name of the process in its namespace, independent of its program. No `:`, `/` or whitespace, at most 128 characters."),
+        entry("labels", Map(&LooseText), Optional, FieldOrigin::Gse, "Labels to select the process by, as name: text. Names that begin with abide_ are reserved."),
     ],
 };
 
 static HOST: Section = Section {
     name: "hosts[]",
-    about: "A host by address or by agent, or a group of hosts.",
+    about: "A host by address or agent id, or a group of hosts.",
     entries: &[
-        entry("ip", Text, Optional, FieldOrigin::GseAndJob, "IPv4 or IPv6 address; with bk_cloud_id it identifies the host."),
-        entry("bk_cloud_id", Int(ANY_COUNT), Optional, FieldOrigin::GseAndJob, "The cloud area that the address is in. Required beside `ip`."),
-        entry("bk_supplier_id", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "The supplier's id, for GSE 1.0."),
-        entry("bk_agent_id", Text, Optional, FieldOrigin::Abide, "The id of the host's GSE 2.0 agent; instead of an address, or beside it."),
-        entry("group", Text, Optional, FieldOrigin::Abide, "All hosts of a HostGroup."),
-        entry("labels", Text, Optional, FieldOrigin::Abide, "With `group`: only its hosts with these labels, such as rack=a,tier in (x,y),!old."),
+        entry("ip", Text, Optional, FieldOrigin::GseAndJob, "IPv4 or IPv6 address of the host; with bk_cloud_id it identifies the host."),
+        entry("bk_cloud_id", Int(ANY_COUNT), Optional, FieldOrigin::GseAndJob, "Id of the cloud area of `ip`; 0 is the default area. Required with `ip`."),
+        entry("bk_supplier_id", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "Supplier id, for GSE 1.0."),
+        entry("bk_agent_id", Text, Optional, FieldOrigin::Abide, "Id of the host's GSE 2.0 agent, instead of `ip` or in addition to it."),
+        entry("group", Text, Optional, FieldOrigin::Abide, "Name of a HostGroup. Selects all of its hosts, or those that match `labels`."),
+        entry("labels", Text, Optional, FieldOrigin::Abide, "Label selector for the hosts of `group`, such as rack=a,tier in (x,y),!old."),
     ],
 };
 
 static GROUP_HOST: Section = Section {
     name: "hosts[]",
-    about: "A host of the group, by address or by agent.",
+    about: "A host of the group, by address or agent id.",
     entries: &[
-        entry("ip", Text, Optional, FieldOrigin::GseAndJob, "IPv4 or IPv6 address; with bk_cloud_id it identifies the host."),
-        entry("bk_cloud_id", Int(ANY_COUNT), Optional, FieldOrigin::GseAndJob, "The cloud area that the address is in. Required beside `ip`."),
-        entry("bk_supplier_id", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "The supplier's id, for GSE 1.0."),
-        entry("bk_agent_id", Text, Optional, FieldOrigin::Abide, "The id of the host's GSE 2.0 agent; instead of an address, or beside it."),
-        entry("labels", Map(&LooseText), Optional, FieldOrigin::Abide, "Labels of the host, to choose by in a Process."),
+        entry("ip", Text, Optional, FieldOrigin::GseAndJob, "IPv4 or IPv6 address of the host; with bk_cloud_id it identifies the host."),
+        entry("bk_cloud_id", Int(ANY_COUNT), Optional, FieldOrigin::GseAndJob, "Id of the cloud area of `ip`; 0 is the default area. Required with `ip`."),
+        entry("bk_supplier_id", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "Supplier id, for GSE 1.0."),
+        entry("bk_agent_id", Text, Optional, FieldOrigin::Abide, "Id of the host's GSE 2.0 agent, instead of `ip` or in addition to it."),
+        entry("labels", Map(&LooseText), Optional, FieldOrigin::Abide, "Labels of the host, for the selectors of a Process."),
     ],
 };
 
 static ROLLOUT: Section = Section {
     name: "rollout",
-    about: "How a change spreads over the hosts.",
+    about: "How a change rolls out across the instances of the process.",
     entries: &[
-        entry("batch", Amount, Optional, FieldOrigin::Abide, "How many instances change at a time."),
-        entry("canary", Amount, Optional, FieldOrigin::Abide, "How many change first, alone."),
-        entry("soak", Duration, Optional, FieldOrigin::Abide, "How long a batch must stay healthy before the next."),
-        entry("max_failures", Int(ANY_COUNT), Optional, FieldOrigin::Abide, "How many may fail before the rollout stops."),
-        entry("auto_rollback", Bool, Optional, FieldOrigin::Abide, "Go back to the last healthy spec when it stops.").with_default("false"),
+        entry("batch", Amount, Optional, FieldOrigin::Abide, "Maximum number or share of instances that change at a time. Unset: all instances after the canary."),
+        entry("canary", Amount, Optional, FieldOrigin::Abide, "Number or share of instances that change first. Unset or 0: no canary."),
+        entry("soak", Duration, Optional, FieldOrigin::Abide, "Time that a batch must stay healthy before the next batch starts. Unset: no soak time."),
+        entry("max_failures", Int(ANY_COUNT), Optional, FieldOrigin::Abide, "Number of failed instances that the rollout tolerates; one more stops it. Unset: 0."),
+        entry("auto_rollback", Bool, Optional, FieldOrigin::Abide, "Restore the last healthy spec when the rollout stops.").with_default("false"),
     ],
 };
 
 static SPEC: Section = Section {
     name: "spec",
-    about: "What the process is and how it is kept.",
+    about: "Specification of the process: identity, commands, limits and supervision.",
     entries: &[
-        entry("identity", Shape::Section(&IDENTITY), Required, FieldOrigin::Gse, "How the agent recognises the process."),
-        entry("control", Shape::Section(&CONTROL), Optional, FieldOrigin::Gse, "The commands that act on it."),
-        entry("resource", Shape::Section(&RESOURCE), Optional, FieldOrigin::GseRegister, "Limits. Unset is no limit: none is ever invented."),
-        entry("monitor_policy", Shape::Section(&MONITOR), Optional, FieldOrigin::Gse, "How the agent keeps it.").alias(&["alive_monitor_policy"]),
-        entry("warn_report_policy", Shape::Section(&WARN), Optional, FieldOrigin::Gse, "Where alarms go."),
-        entry("configmap", List(&Shape::Section(&CONFIG)), Optional, FieldOrigin::Gse, "Files that the process reads, and what they should contain. Abide copies no files."),
-        entry("env", Map(&OneOf(&[LooseText, Shape::Section(&ENV)])), Optional, FieldOrigin::Abide, "Environment of the process: text, {file: PATH} read by the agent at each start, or {value: TEXT, secret: true}. Variables such as ${host.ip} are replaced."),
-        entry("job", Shape::Section(&JOB), Optional, FieldOrigin::Job, "What only JOB's calls know."),
+        entry("identity", Shape::Section(&IDENTITY), Required, FieldOrigin::Gse, "How the agent identifies the process."),
+        entry("control", Shape::Section(&CONTROL), Optional, FieldOrigin::Gse, "Commands that operate on the process."),
+        entry("resource", Shape::Section(&RESOURCE), Optional, FieldOrigin::GseRegister, "Resource limits. Unset: no limit."),
+        entry("monitor_policy", Shape::Section(&MONITOR), Optional, FieldOrigin::Gse, "How the agent supervises the process: checks, retries, schedule and timeouts.").alias(&["alive_monitor_policy"]),
+        entry("warn_report_policy", Shape::Section(&WARN), Optional, FieldOrigin::Gse, "How alarms are reported."),
+        entry("configmap", List(&Shape::Section(&CONFIG)), Optional, FieldOrigin::Gse, "Files that the process reads, with the md5 digests that they should have. Abide does not copy files."),
+        entry("env", Map(&OneOf(&[LooseText, Shape::Section(&ENV)])), Optional, FieldOrigin::Abide, "Environment variables: text, {file: PATH} read by the agent at each start, or {value: TEXT, secret: true}. Variables such as ${host.ip} are replaced."),
+        entry("job", Shape::Section(&JOB), Optional, FieldOrigin::Job, "Fields that only requests of JOB have."),
     ],
 };
 
 static IDENTITY: Section = Section {
     name: "identity",
-    about: "How the agent recognises the process.",
+    about: "How the agent identifies the process.",
     entries: &[
-        entry("proc_name", Text, Required, FieldOrigin::GseAndJob, "The name of the executable, as /proc/PID/exe shows it."),
-        entry("setup_path", AbsolutePath, Required, FieldOrigin::GseAndJob, "Working directory of every command. Abide never creates it."),
-        entry("pid_path", AbsolutePath, Required, FieldOrigin::GseAndJob, "The file that holds the pid. The user needs write access to its directory."),
-        entry("config_path", AbsolutePath, Optional, FieldOrigin::GseAndJob, "The process's configuration file (JOB: cfg_path)."),
-        entry("log_path", AbsolutePath, Optional, FieldOrigin::GseAndJob, "Where its log is; in foreground mode its output goes there. The user needs write access to it."),
-        entry("user", Text, RequiredInBody, FieldOrigin::GseAndJob, "The account it runs as (JOB: account). Left out: the agent's own user, on the local target only."),
-        entry("value_key", Text, Optional, FieldOrigin::GseAndJob, "What tells this process from others of the host. Needed where two share setup_path and proc_name.").alias(&["index_key"]).with_default("setup_path + proc_name"),
+        entry("proc_name", Text, Required, FieldOrigin::GseAndJob, "Name of the executable, as /proc/PID/exe shows it."),
+        entry("setup_path", AbsolutePath, Required, FieldOrigin::GseAndJob, "Working directory of all commands. It must exist; Abide does not create it."),
+        entry("pid_path", AbsolutePath, Required, FieldOrigin::GseAndJob, "Pid file of the process. `user` needs write access to its directory."),
+        entry("config_path", AbsolutePath, Optional, FieldOrigin::GseAndJob, "Configuration file of the process (JOB: cfg_path)."),
+        entry("log_path", AbsolutePath, Optional, FieldOrigin::GseAndJob, "Log file of the process; in foreground mode, the agent writes the process's output to it. `user` needs write access."),
+        entry("user", Text, RequiredInBody, FieldOrigin::GseAndJob, "Account that the process runs as (JOB: account). Unset: the agent's own user, on the local target only."),
+        entry("value_key", Text, Optional, FieldOrigin::GseAndJob, "Key that distinguishes the processes of one host. Required if two of them share setup_path and proc_name.").alias(&["index_key"]).with_default("setup_path + proc_name"),
     ],
 };
 
 static CONTROL: Section = Section {
     name: "control",
-    about: "The commands that act on the process: run by the shell, in setup_path, as user.",
+    about: "Commands that operate on the process. The shell runs them in setup_path, as `user`.",
     entries: &[
-        entry("start_cmd", Text, Optional, FieldOrigin::GseAndJob, "Starts it. Required where the state needs a start."),
-        entry("stop_cmd", Text, Optional, FieldOrigin::GseAndJob, "Stops it. Unset, Abide's agent signals the process itself."),
-        entry("restart_cmd", Text, Optional, FieldOrigin::GseAndJob, "Restarts it. Unset: stop, then start."),
-        entry("reload_cmd", Text, Optional, FieldOrigin::GseAndJob, "Makes it read its configuration again, under the same pid. Unset: such changes restart it."),
-        entry("kill_cmd", Text, Optional, FieldOrigin::GseAndJob, "Ends it by force."),
-        entry("version_cmd", Text, Optional, FieldOrigin::Gse, "Prints its version."),
-        entry("health_cmd", Text, Optional, FieldOrigin::Gse, "Exits with 0 while it is healthy."),
-        entry("start_mode", Word(START_MODES), Optional, FieldOrigin::Abide, "daemon: start_cmd leaves a process behind that writes its pid file; foreground: start_cmd is the process.").with_default("daemon"),
+        entry("start_cmd", Text, Optional, FieldOrigin::GseAndJob, "Command that starts the process. Required if `state` needs a start."),
+        entry("stop_cmd", Text, Optional, FieldOrigin::GseAndJob, "Command that stops the process. Unset: Abide's agent sends TERM, then KILL after stop_check_secs."),
+        entry("restart_cmd", Text, Optional, FieldOrigin::GseAndJob, "Command that restarts the process. Unset: stop, then start."),
+        entry("reload_cmd", Text, Optional, FieldOrigin::GseAndJob, "Command that makes the process reread its configuration under the same pid. Unset: such changes restart it."),
+        entry("kill_cmd", Text, Optional, FieldOrigin::GseAndJob, "Command that kills the process. Unset: Abide's agent sends KILL."),
+        entry("version_cmd", Text, Optional, FieldOrigin::Gse, "Command that prints the version of the process."),
+        entry("health_cmd", Text, Optional, FieldOrigin::Gse, "Health check. Exits with 0 if the process is healthy."),
+        entry("start_mode", Word(START_MODES), Optional, FieldOrigin::Abide, "daemon: start_cmd leaves a background process that writes its pid file; foreground: start_cmd is the process.").with_default("daemon"),
     ],
 };
 
 static RESOURCE: Section = Section {
     name: "resource",
-    about: "Limits of the process. Over cpu or mem, the agent stops it.",
+    about: "Resource limits of the process. The agent stops a process that exceeds cpu or mem.",
     entries: &[
-        entry("cpu", Percent, Optional, FieldOrigin::GseAndJob, "Most cpu, in percent of the whole host (JOB: cpu_lmt)."),
-        entry("mem", Percent, Optional, FieldOrigin::GseAndJob, "Most memory, in percent of the whole host (JOB: mem_lmt)."),
-        entry("fd", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "Most open files. Reserved by GSE."),
-        entry("disk", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "Most disk space. Reserved by GSE."),
-        entry("net", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "Most network traffic. Reserved by GSE."),
+        entry("cpu", Percent, Optional, FieldOrigin::GseAndJob, "CPU limit, in percent of the whole host (JOB: cpu_lmt). Unset or 0: no limit."),
+        entry("mem", Percent, Optional, FieldOrigin::GseAndJob, "Memory limit, in percent of the whole host (JOB: mem_lmt). Unset or 0: no limit."),
+        entry("fd", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "Maximum number of open files. Reserved by GSE."),
+        entry("disk", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "Disk space limit. Reserved by GSE."),
+        entry("net", Int(ANY_COUNT), Optional, FieldOrigin::GseRegister, "Network traffic limit. Reserved by GSE."),
     ],
 };
 
 static MONITOR: Section = Section {
     name: "monitor_policy",
-    about: "How the agent keeps the process.",
+    about: "How the agent supervises the process: checks, retries, schedule and timeouts.",
     entries: &[
-        entry("auto_type", Int(AUTO_TYPE), RequiredInBody, FieldOrigin::GseAndJob, "0 periodic (runs by crontab_rule or job.cycle_time), 1 resident (kept running), 2 one-shot (runs once; JOB: type).").with_default("1"),
-        entry("start_check_secs", Int(SECONDS), Optional, FieldOrigin::Gse, "How long after the start the process is checked, in seconds.").with_default("5"),
-        entry("stop_check_secs", Int(SECONDS), Optional, FieldOrigin::Gse, "How long a stop may take, in seconds."),
-        entry("start_retries", Int(RETRIES), Optional, FieldOrigin::Gse, "How often a dead process is started again before it counts as failed.").with_default("4"),
-        entry("start_interval", Int(SECONDS), Optional, FieldOrigin::Gse, "Seconds between two such starts.").with_default("10"),
-        entry("crontab_rule", Text, Optional, FieldOrigin::Gse, "When a periodic process runs: minute hour day month weekday.").alias(&["crotab_rule"]),
-        entry("op_timeout", Int(SECONDS), Optional, FieldOrigin::GseOperate, "How long a command may run, in seconds.").with_default("60"),
+        entry("auto_type", Int(AUTO_TYPE), RequiredInBody, FieldOrigin::GseAndJob, "Process type: 0 periodic (runs by crontab_rule or job.cycle_time), 1 resident (restarted when it exits), 2 one-shot (runs once; JOB: type).").with_default("1"),
+        entry("start_check_secs", Int(SECONDS), Optional, FieldOrigin::Gse, "Time between a start and the check that the process still runs, in seconds.").with_default("5"),
+        entry("stop_check_secs", Int(SECONDS), Optional, FieldOrigin::Gse, "Time limit for a stop, in seconds. Unset: 10 with Abide's agent."),
+        entry("start_retries", Int(RETRIES), Optional, FieldOrigin::Gse, "Number of restart attempts for an exited process before it counts as failed.").with_default("4"),
+        entry("start_interval", Int(SECONDS), Optional, FieldOrigin::Gse, "Time between two restart attempts, in seconds.").with_default("10"),
+        entry("crontab_rule", Text, Optional, FieldOrigin::Gse, "Schedule of a periodic process: minute hour day-of-month month day-of-week.").alias(&["crotab_rule"]),
+        entry("op_timeout", Int(SECONDS), Optional, FieldOrigin::GseOperate, "Time limit for one command, in seconds.").with_default("60"),
     ],
 };
 
 static WARN: Section = Section {
     name: "warn_report_policy",
-    about: "Where alarms go.",
-    entries: &[entry("report_id", Int(i64::MIN..=i64::MAX), Optional, FieldOrigin::Gse, "The id alarms are reported under.")],
+    about: "How alarms are reported.",
+    entries: &[entry("report_id", Int(i64::MIN..=i64::MAX), Optional, FieldOrigin::Gse, "Id that alarms are reported under.")],
 };
 
 static CONFIG: Section = Section {
     name: "configmap[]",
     about: "A file that the process reads.",
     entries: &[
-        entry("path", AbsolutePath, Optional, FieldOrigin::Gse, "The file."),
-        entry("md5", Text, Optional, FieldOrigin::Gse, "The md5 of its content, 32 hex digits."),
+        entry("path", AbsolutePath, Optional, FieldOrigin::Gse, "Path of the file."),
+        entry("md5", Text, Optional, FieldOrigin::Gse, "Expected md5 digest of the file, 32 hex digits."),
     ],
 };
 
 static ENV: Section = Section {
     name: "env value",
-    about: "Where a value comes from, or that it is secret.",
+    about: "An environment variable that is read from a file, or is secret.",
     entries: &[
-        entry("file", AbsolutePath, Optional, FieldOrigin::Abide, "Read by the agent at each start; the value is in no plan, store or log."),
-        entry("value", LooseText, Optional, FieldOrigin::Abide, "The value itself."),
+        entry("file", AbsolutePath, Optional, FieldOrigin::Abide, "File that the agent reads at each start. The value appears in no plan, store or log."),
+        entry("value", LooseText, Optional, FieldOrigin::Abide, "Value of the variable."),
         entry("secret", Bool, Optional, FieldOrigin::Abide, "Show a digest instead of the value.").with_default("false"),
     ],
 };
 
 static JOB: Section = Section {
     name: "job",
-    about: "What only JOB's calls know.",
+    about: "Fields that only requests of JOB have.",
     entries: &[
-        entry("proc_owner", Text, Optional, FieldOrigin::Job, "The person responsible (operate_process: contact)."),
-        entry("func_id", Text, Optional, FieldOrigin::Job, "Function id, as CMDB defines it."),
-        entry("instance_id", Text, Optional, FieldOrigin::Job, "Instance id, as CMDB defines it."),
+        entry("proc_owner", Text, Optional, FieldOrigin::Job, "Person responsible for the process (operate_process: contact)."),
+        entry("func_id", Text, Optional, FieldOrigin::Job, "Function id in CMDB."),
+        entry("instance_id", Text, Optional, FieldOrigin::Job, "Instance id in CMDB."),
         entry("instance_num", Int(SMALL_COUNT), Optional, FieldOrigin::Job, "Number of instances."),
-        entry("cycle_time", Int(CYCLE_SECONDS), Optional, FieldOrigin::Job, "Seconds between two runs of a periodic process."),
-        entry("start_check_begin_time", Int(SECONDS), Optional, FieldOrigin::Job, "Seconds after a start at which checking begins."),
-        entry("start_check_end_time", Int(SECONDS), Optional, FieldOrigin::Job, "Seconds after a start at which checking ends."),
+        entry("cycle_time", Int(CYCLE_SECONDS), Optional, FieldOrigin::Job, "Time between two runs of a periodic process, in seconds."),
+        entry("start_check_begin_time", Int(SECONDS), Optional, FieldOrigin::Job, "Time between a start and the first check, in seconds."),
+        entry("start_check_end_time", Int(SECONDS), Optional, FieldOrigin::Job, "Time between a start and the last check, in seconds."),
     ],
 };
 
 pub static HOST_GROUP: Section = Section {
     name: "HostGroup",
-    about: "Hosts under one name, for `hosts: [{group: NAME}]`.",
+    about: "A named group of hosts, used as `hosts: [{group: NAME}]`.",
     entries: &[
         VERSION,
         KIND,
-        entry("meta", Shape::Section(&GROUP_META), Required, FieldOrigin::Abide, "What the group is called."),
-        entry("hosts", List(&Shape::Section(&GROUP_HOST)), Required, FieldOrigin::Abide, "The hosts."),
+        entry("meta", Shape::Section(&GROUP_META), Required, FieldOrigin::Abide, "Name of the group."),
+        entry("hosts", List(&Shape::Section(&GROUP_HOST)), Required, FieldOrigin::Abide, "Hosts of the group."),
     ],
 };
 
 static GROUP_META: Section = Section {
     name: "meta",
-    about: "What it is called.",
-    entries: &[entry("name", Name, Required, FieldOrigin::Abide, "Its name.")],
+    about: "Name of the group or policy.",
+    entries: &[entry("name", Name, Required, FieldOrigin::Abide, "Name of the group or policy.")],
 };
 
 pub static DEFAULTS: Section = Section {
     name: "Defaults",
-    about: "Fields for every Process of its directory and below; the nearest wins, field by field. Maps merge, lists are replaced.",
+    about: "Default fields for every Process in its directory and below. The nearest Defaults wins, field by field; maps merge, lists are replaced.",
     entries: &[
         VERSION,
         KIND,
-        entry("meta", Shape::Section(&OPTIONAL_META), Optional, FieldOrigin::Abide, "What it is called."),
-        entry("spec", Shape::Section(&SPEC), Required, FieldOrigin::Abide, "The fields, as in a Process."),
+        entry("meta", Shape::Section(&OPTIONAL_META), Optional, FieldOrigin::Abide, "Name of the Defaults."),
+        entry("spec", Shape::Section(&SPEC), Required, FieldOrigin::Abide, "Default fields, as in the spec of a Process."),
     ],
 };
 
 static OPTIONAL_META: Section = Section {
     name: "meta",
-    about: "What it is called.",
-    entries: &[entry("name", Text, Optional, FieldOrigin::Abide, "Its name.")],
+    about: "Name of the Defaults.",
+    entries: &[entry("name", Text, Optional, FieldOrigin::Abide, "Name of the Defaults.")],
 };
 
 pub static POLICY: Section = Section {
     name: "Policy",
-    about: "Rules for its directory and below. Every Policy above a file applies, the strictest wins.",
+    about: "Rules for its directory and below. Every Policy above a file applies; the strictest wins.",
     entries: &[
         VERSION,
         KIND,
-        entry("meta", Shape::Section(&GROUP_META), Required, FieldOrigin::Abide, "What the policy is called."),
-        entry("owner", Text, Optional, FieldOrigin::Abide, "The owner that these manifests are applied as."),
-        entry("allow", Shape::Section(&ALLOW), Optional, FieldOrigin::Abide, "What may be declared. Unset allows everything; `*` stands for any text."),
-        entry("budgets", Shape::Section(&BUDGETS), Optional, FieldOrigin::Abide, "How much one apply may disturb."),
-        entry("windows", List(&Shape::Section(&WINDOW)), Optional, FieldOrigin::Abide, "When some operations may happen."),
+        entry("meta", Shape::Section(&GROUP_META), Required, FieldOrigin::Abide, "Name of the policy."),
+        entry("owner", Text, Optional, FieldOrigin::Abide, "Owner that the manifests are applied as."),
+        entry("allow", Shape::Section(&ALLOW), Optional, FieldOrigin::Abide, "Patterns of allowed namespaces, users and hosts; `*` matches any text. Unset: everything is allowed."),
+        entry("budgets", Shape::Section(&BUDGETS), Optional, FieldOrigin::Abide, "Maximum number of instances that one apply may disrupt."),
+        entry("windows", List(&Shape::Section(&WINDOW)), Optional, FieldOrigin::Abide, "Time windows outside of which operations are held."),
     ],
 };
 
 static ALLOW: Section = Section {
     name: "allow",
-    about: "What may be declared.",
+    about: "Patterns of allowed namespaces, users and hosts.",
     entries: &[
-        entry("namespaces", List(&Text), Optional, FieldOrigin::Abide, "Namespaces, such as web or web-*."),
-        entry("users", List(&Text), Optional, FieldOrigin::Abide, "Accounts that processes may run as."),
-        entry("hosts", List(&Text), Optional, FieldOrigin::Abide, "Hosts, such as 0:10.0.*."),
+        entry("namespaces", List(&Text), Optional, FieldOrigin::Abide, "Allowed namespaces, such as web or web-*."),
+        entry("users", List(&Text), Optional, FieldOrigin::Abide, "Allowed accounts. Requires identity.user to be set."),
+        entry("hosts", List(&Text), Optional, FieldOrigin::Abide, "Allowed hosts, such as 0:10.0.*."),
     ],
 };
 
 static BUDGETS: Section = Section {
     name: "budgets",
-    about: "How much one apply may disturb.",
+    about: "Maximum number of instances that one apply may disrupt.",
     entries: &[
-        entry("delete", Amount, Optional, FieldOrigin::Abide, "Most instances deleted."),
-        entry("restart", Amount, Optional, FieldOrigin::Abide, "Most instances restarted."),
+        entry("delete", Amount, Optional, FieldOrigin::Abide, "Maximum number or share of instances to delete."),
+        entry("restart", Amount, Optional, FieldOrigin::Abide, "Maximum number or share of instances to restart."),
     ],
 };
 
 static WINDOW: Section = Section {
     name: "windows[]",
-    about: "A time of the week in which some operations may happen.",
+    about: "A weekly time window for operations.",
     entries: &[
-        entry("days", Text, Optional, FieldOrigin::Abide, "Days such as mon-fri, or sat,sun.").with_default("mon-sun"),
-        entry("from", Text, Required, FieldOrigin::Abide, "Beginning, as HH:MM."),
-        entry("to", Text, Required, FieldOrigin::Abide, "End, as HH:MM; before `from`: on the next day."),
+        entry("days", Text, Optional, FieldOrigin::Abide, "Days of the week, such as mon-fri or sat,sun.").with_default("mon-sun"),
+        entry("from", Text, Required, FieldOrigin::Abide, "Start time, as HH:MM."),
+        entry("to", Text, Required, FieldOrigin::Abide, "End time, as HH:MM. A time before `from` is on the next day."),
         entry("tz", Text, Optional, FieldOrigin::Abide, "Time zone, such as Asia/Shanghai.").with_default("UTC"),
-        entry("for", List(&Word(DISRUPTIONS)), Required, FieldOrigin::Abide, "The operations that are held outside of it."),
+        entry("for", List(&Word(DISRUPTIONS)), Required, FieldOrigin::Abide, "Operations that are held outside of the window."),
     ],
 };
 
-/// A request body of JOB, for `convert`.
+/// Request body of JOB, for `convert`.
 pub static JOB_BODY: Section = Section {
     name: "JOB request",
-    about: "A body of manage_proc or operate_process.",
+    about: "A request body of manage_proc or operate_process.",
     entries: &[
         entry("bk_biz_id", Int(i64::MIN..=i64::MAX), Optional, FieldOrigin::Job, "Business id."),
-        entry("bk_scope_type", Text, Optional, FieldOrigin::Job, "biz or biz_set."),
-        entry("bk_scope_id", LooseText, Optional, FieldOrigin::Job, "Id of the business or set."),
-        entry("op_type", Int(0..=9), Optional, FieldOrigin::Job, "The operation."),
-        entry("process_infos", List(&Shape::Section(&JOB_PROCESS)), Required, FieldOrigin::Job, "The processes."),
-        entry("bk_app_code", Text, Optional, FieldOrigin::Job, "Credential."),
-        entry("bk_app_secret", Text, Optional, FieldOrigin::Job, "Credential."),
-        entry("bk_token", Text, Optional, FieldOrigin::Job, "Credential."),
-        entry("bk_username", Text, Optional, FieldOrigin::Job, "Credential."),
+        entry("bk_scope_type", Text, Optional, FieldOrigin::Job, "Scope type: biz or biz_set."),
+        entry("bk_scope_id", LooseText, Optional, FieldOrigin::Job, "Id of the business or business set."),
+        entry("op_type", Int(0..=9), Optional, FieldOrigin::Job, "Operation code."),
+        entry("process_infos", List(&Shape::Section(&JOB_PROCESS)), Required, FieldOrigin::Job, "Processes of the request."),
+        entry("bk_app_code", Text, Optional, FieldOrigin::Job, "Application code."),
+        entry("bk_app_secret", Text, Optional, FieldOrigin::Job, "Application secret."),
+        entry("bk_token", Text, Optional, FieldOrigin::Job, "User token."),
+        entry("bk_username", Text, Optional, FieldOrigin::Job, "User name."),
     ],
 };
 
@@ -344,5 +344,5 @@ static JOB_HOST: Section = Section {
 };
 
 
-/// The sections in which a field has a second spelling.
+/// Sections with fields that have an alias.
 pub static WITH_ALIASES: [&Section; 3] = [&SPEC, &IDENTITY, &MONITOR];

@@ -1,6 +1,6 @@
-//! systemd's times: spans such as `1min 30s`, and calendar expressions such as `Mon..Fri *-*-* 09:00`.
+//! systemd time syntax: spans such as `1min 30s`, and calendar expressions such as `Mon..Fri *-*-* 09:00`.
 
-/// A span in milliseconds; `None`: it is none, or has no end.
+/// A span in milliseconds. `None` if it is invalid or infinite.
 pub fn span_ms(text: &str) -> Option<u64> {
     let mut rest = text.trim();
     let mut total: f64 = 0.0;
@@ -25,7 +25,7 @@ pub fn span_ms(text: &str) -> Option<u64> {
         rest = rest[letters..].trim_start();
         total += number * unit;
     }
-    // Far beyond what a manifest says, and within what a number holds.
+    // Far beyond a manifest's limits, and safe from overflow.
     (total.is_finite() && total < 1e15).then_some(total as u64)
 }
 
@@ -34,7 +34,7 @@ pub fn seconds(ms: u64) -> i64 {
     i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX)
 }
 
-/// A calendar expression as a crontab rule, where a crontab can say the same.
+/// A calendar expression as a crontab rule, if an equivalent one exists.
 pub fn crontab(text: &str) -> Option<String> {
     let rule = match text.trim().to_ascii_lowercase().as_str() {
         "minutely" => "* * * * *",
@@ -58,7 +58,7 @@ fn expression(text: &str) -> Option<String> {
     };
     let date = parts.next_if(|part| !part.contains(':'));
     let time = parts.next();
-    // A zone, or something that is no calendar expression.
+    // A time zone, or not a calendar expression.
     if parts.next().is_some() || (date.is_none() && time.is_none() && weekdays == "*") {
         return None;
     }
@@ -75,7 +75,7 @@ fn expression(text: &str) -> Option<String> {
             (month, field(day, 1, 31).filter(|_| year == "*")?)
         }
     };
-    // A crontab takes days that fit either; systemd wants both.
+    // crontab matches if either day field matches; systemd requires both.
     if weekdays != "*" && day != "*" {
         return None;
     }
@@ -100,7 +100,7 @@ fn weekdays(text: &str) -> Option<String> {
             None => all.push(day(part)?),
             Some((from, to)) => {
                 let (from, to) = (day(from)?, day(to)?);
-                // Monday is the first day there: a range may end on Sunday.
+                // systemd's week starts on Monday: a range may end on Sunday.
                 let to = if to < from { to + 7 } else { to };
                 all.extend((from..=to).map(|day| day % 7));
             }
@@ -112,7 +112,7 @@ fn weekdays(text: &str) -> Option<String> {
     Some(if list.len() == 7 { "*".to_owned() } else { list.join(",") })
 }
 
-/// `*`, `5`, `1,2`, `1..5`, `0/15`, `*/15`.
+/// Converts a component such as `*`, `5`, `1,2`, `1..5`, `0/15` or `*/15`.
 fn field(text: &str, least: u32, most: u32) -> Option<String> {
     let number = |text: &str| text.parse::<u32>().ok().filter(|n| (least..=most).contains(n));
     let one = |part: &str| {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crontab_says_what_it_can() {
+    fn calendar_expressions_become_crontab_rules() {
         for (text, rule) in [
             ("daily", Some("0 0 * * *")),
             ("*-*-* 04:30:00", Some("30 4 * * *")),

@@ -1,5 +1,4 @@
-//! A process on its way to a manifest: what its file says, before names are settled and what every process needs is
-//! filled in.
+//! Import drafts: processes as imported, before names are made unique and required fields are filled in.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,21 +12,21 @@ use crate::manifest::document::{
 use crate::manifest::grammar::{API_VERSION, RETRIES, SECONDS};
 use crate::model::{HostKey, State};
 
-/// Texts are as a manifest has them: a `${` of somebody else's is escaped.
+/// An imported process. Texts are in manifest syntax: a literal `${` is escaped.
 #[derive(Debug)]
 pub struct Draft {
     pub file: Arc<str>,
     pub line: u32,
-    /// As its file calls it; names of manifests are narrower.
+    /// Name in the source file; it may not be a valid manifest name.
     pub name: String,
-    /// What other files call it, such as `db.service`.
+    /// Name in references of other files, such as `db.service`.
     pub alias: String,
     pub labels: BTreeMap<String, String>,
     pub state: State,
     pub instances: Option<u32>,
-    /// Others that come first, by their aliases: the setting's line and name, and whose.
+    /// Aliases of processes that start before this one, each with line and name of the setting.
     pub after: Vec<(u32, String, String)>,
-    /// Others that come later.
+    /// Aliases of processes that start after this one.
     pub before: Vec<(u32, String, String)>,
     pub identity: IdentityEntry,
     pub control: ControlEntry,
@@ -38,10 +37,10 @@ pub struct Draft {
     pub log: Log,
 }
 
-/// Where its output goes.
+/// Destination of the output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Log {
-    /// Its file leaves it to its supervisor: here it gets a file of its own.
+    /// Not set in the source file: a path is generated.
     #[default]
     Unspecified,
     Discard,
@@ -70,23 +69,22 @@ impl Draft {
         }
     }
 
-    /// `start_cmd` is the process.
+    /// Sets foreground mode: `start_cmd` is the process.
     pub fn foreground(&mut self, command: String) {
         self.control.start_mode = Some("foreground".into());
         self.control.start_cmd = Some(Text(command));
     }
 
-    /// Ends it by another signal than TERM, which the agent sends by itself.
+    /// Sets a stop_cmd for a signal other than TERM, the agent's default.
     pub fn stop_by(&mut self, signal: &str) {
         self.control.stop_cmd = Some(Text(format!("kill -{signal} $ABIDE_PID")));
     }
 }
 
-/// What a stop by another signal loses, told wherever there is one.
-pub const NOT_KILLED: &str =
-    "it becomes a stop_cmd, and after a stop_cmd nothing is killed by force: a stop then fails";
+/// Note for a stop signal other than TERM.
+pub const NOT_KILLED: &str = "converted to a stop_cmd; no KILL follows a stop_cmd, so a stop may fail";
 
-/// A signal's name without `SIG`, if it is one: it becomes part of a command.
+/// A valid signal name without `SIG`. It becomes part of a command, so others are rejected.
 pub fn signal(text: &str) -> Option<String> {
     let upper = text.trim().to_ascii_uppercase();
     let bare = upper.strip_prefix("SIG").unwrap_or(&upper);
@@ -97,7 +95,7 @@ pub fn signal(text: &str) -> Option<String> {
     (fits && (number || name)).then(|| bare.to_owned())
 }
 
-/// Seconds that a manifest can say.
+/// Seconds within the range of a manifest.
 pub fn seconds(value: i64) -> Option<i64> {
     SECONDS.contains(&value).then_some(value)
 }
@@ -106,7 +104,7 @@ pub fn retries(value: i64) -> Option<i64> {
     RETRIES.contains(&value).then_some(value)
 }
 
-/// Drafts → documents, in their order, under names that are good and each used once.
+/// Converts drafts to documents in order, with valid and unique names.
 pub fn documents(drafts: Vec<Draft>, reader: &mut ImportContext<'_>) -> Vec<Document> {
     let names = names(&drafts, reader);
     let waits = dependency_order(&drafts, reader);
@@ -185,9 +183,9 @@ pub fn host(key: &HostKey) -> HostEntry {
     }
 }
 
-/// A text as a name: narrow enough for keys, for file names, and for `NS/NAME@HOST`.
+/// A text as a process name that is valid in keys, file names and `NS/NAME@HOST`.
 pub fn sanitize_name(text: &str) -> String {
-    // Room for a number behind it.
+    // Leaves room for an instance number.
     const MOST: usize = 100;
     let fits = |c: char| c.is_alphanumeric() || "-_.".contains(c);
     let name: String = text.chars().map(|c| if fits(c) { c } else { '-' }).take(MOST).collect();
@@ -197,7 +195,7 @@ pub fn sanitize_name(text: &str) -> String {
     }
 }
 
-/// A name for each draft.
+/// Assigns a unique name to each draft.
 fn names(drafts: &[Draft], reader: &mut ImportContext<'_>) -> Vec<String> {
     let mut taken = UsedNames::default();
     let mut names = Vec::new();
@@ -210,10 +208,10 @@ fn names(drafts: &[Draft], reader: &mut ImportContext<'_>) -> Vec<String> {
             nth += 1;
         }
         if wanted != draft.name {
-            let message = format!("a manifest cannot call it so; it is called {name}");
+            let message = format!("not a valid manifest name; renamed to {name}");
             reader.note(&draft.file, draft.line, &draft.name, message);
         } else if name != wanted {
-            let message = format!("another one has this name; it is called {name}");
+            let message = format!("the name is already used; renamed to {name}");
             reader.note(&draft.file, draft.line, &draft.name, message);
         }
         taken.0.insert(name.clone(), draft.instances);
@@ -222,7 +220,7 @@ fn names(drafts: &[Draft], reader: &mut ImportContext<'_>) -> Vec<String> {
     names
 }
 
-/// Names, and how many numbered ones each stands for.
+/// Names in use, with their instance counts.
 #[derive(Default)]
 struct UsedNames(BTreeMap<String, Option<u32>>);
 
@@ -241,7 +239,7 @@ impl UsedNames {
     }
 }
 
-/// For each draft the numbers of those that it waits for. What would wait for itself does not wait.
+/// For each draft, the indexes of its dependencies. A dependency of a draft on itself is dropped.
 fn dependency_order(drafts: &[Draft], reader: &mut ImportContext<'_>) -> Vec<Vec<usize>> {
     let by_alias: HashMap<&str, usize> =
         drafts.iter().enumerate().rev().map(|(at, draft)| (draft.alias.as_str(), at)).collect();
@@ -250,20 +248,21 @@ fn dependency_order(drafts: &[Draft], reader: &mut ImportContext<'_>) -> Vec<Vec
         let after = draft.after.iter().map(|wait| (wait, true));
         for ((line, setting, alias), waits_itself) in after.chain(draft.before.iter().map(|w| (w, false))) {
             let Some(other) = by_alias.get(alias.as_str()).copied() else {
-                let message = format!("{alias} is not imported with it; manifests wait only for processes");
+                let message =
+                    format!("{alias} is not imported in this run; manifests depend only on processes");
                 reader.note(&draft.file, *line, setting, message);
                 continue;
             };
-            let (who, whom) = if waits_itself { (at, other) } else { (other, at) };
-            if !waits[who].iter().any(|(already, ..)| *already == whom) {
-                waits[who].push((whom, at, *line, setting));
+            let (dependent, target) = if waits_itself { (at, other) } else { (other, at) };
+            if !waits[dependent].iter().any(|(already, ..)| *already == target) {
+                waits[dependent].push((target, at, *line, setting));
             }
         }
     }
     break_cycles(waits, drafts, reader)
 }
 
-/// Leaves out what closes a circle. Without recursion: a chain may be as long as a file.
+/// Drops dependencies that close a cycle. Iterative, because chains have no length limit.
 fn break_cycles(
     waits: Vec<Vec<(usize, usize, u32, &str)>>,
     drafts: &[Draft],
@@ -276,7 +275,7 @@ fn break_cycles(
         Done,
     }
     let mut marks = vec![VisitState::New; waits.len()];
-    let mut kept: Vec<Vec<usize>> = vec![Vec::new(); waits.len()];
+    let mut dependencies: Vec<Vec<usize>> = vec![Vec::new(); waits.len()];
     for begin in 0..waits.len() {
         if marks[begin] != VisitState::New {
             continue;
@@ -286,22 +285,22 @@ fn break_cycles(
         while let Some((at, next)) = path.last_mut() {
             let (at, nth) = (*at, *next);
             *next += 1;
-            let Some((whom, said_by, line, setting)) = waits[at].get(nth).copied() else {
+            let Some((target, set_by, line, setting)) = waits[at].get(nth).copied() else {
                 marks[at] = VisitState::Done;
                 path.pop();
                 continue;
             };
-            if marks[whom] == VisitState::Open {
-                let message = format!("{} is left out: they wait for each other", drafts[whom].alias);
-                reader.note(&drafts[said_by].file, line, setting, message);
+            if marks[target] == VisitState::Open {
+                let message = format!("dependency on {} dropped: it closes a cycle", drafts[target].alias);
+                reader.note(&drafts[set_by].file, line, setting, message);
                 continue;
             }
-            kept[at].push(whom);
-            if marks[whom] == VisitState::New {
-                marks[whom] = VisitState::Open;
-                path.push((whom, 0));
+            dependencies[at].push(target);
+            if marks[target] == VisitState::New {
+                marks[target] = VisitState::Open;
+                path.push((target, 0));
             }
         }
     }
-    kept
+    dependencies
 }

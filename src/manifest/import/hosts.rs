@@ -1,4 +1,4 @@
-//! A CSV of hosts → HostGroups: a header names the columns, a line is a host, other columns are its labels.
+//! CSV import of hosts: converts lines to HostGroups. The header names the columns; unknown columns become labels.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use crate::manifest::document::{Document, HostEntry, HostLabels, Map, Meta, Text
 use crate::manifest::grammar::API_VERSION;
 use crate::model::{AgentId, HostKey};
 
-/// A line: a host, and the group that it is in.
+/// A line: a host and its group.
 pub struct CsvHost {
     file: Arc<str>,
     line: u32,
@@ -19,7 +19,7 @@ pub struct CsvHost {
     entry: HostEntry,
 }
 
-/// What a column is.
+/// Meaning of a column.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Column {
     Ip,
@@ -27,7 +27,7 @@ enum Column {
     Supplier,
     Agent,
     Group,
-    /// `a=1;b=2`
+    /// Several labels, such as `a=1;b=2`.
     Labels,
     Label(String),
 }
@@ -46,7 +46,7 @@ impl Column {
     }
 }
 
-/// Does a line look like the header of such a file?
+/// Whether a line is the header of a hosts file.
 pub fn is_header(line: &str) -> bool {
     let mut titles = line.split(separator(line)).map(|title| title.trim().trim_matches('"'));
     titles.any(|title| matches!(Column::of(title), Column::Ip | Column::Agent))
@@ -72,30 +72,30 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<CsvHost> {
     if !columns.contains(&Column::Ip) && !columns.contains(&Column::Agent) {
         file.reject(
             line,
-            "no column names the hosts",
-            "the first line names the columns: ip,cloud,group,rack",
+            "the header has no column for hosts",
+            "the first line is the header, such as ip,cloud,group,rack",
         );
         return Vec::new();
     }
     if columns.contains(&Column::Ip) && !columns.contains(&Column::Cloud) {
-        file.note(line, "cloud", "there is no such column: all hosts are taken to be in cloud area 0");
+        file.note(line, "cloud", "the column is missing: all hosts are assumed to be in cloud area 0");
     }
     for (at, title) in titles.iter().enumerate() {
         if columns[..at].contains(&columns[at]) {
-            file.reject(line, format!("column {title:?} stands twice"), "keep one of them");
+            file.reject(line, format!("column {title:?} occurs twice"), "keep one of them");
             return Vec::new();
         }
         if matches!(&columns[at], Column::Label(name) if name.is_empty() || name.starts_with("abide_") || name.len() > 253)
         {
-            file.note(line, title, "no label can be called so; the column is left out");
+            file.note(line, title, "not a valid label name; the column is ignored");
         }
     }
     let own = file.base().map_or("hosts", |name| name.split('.').next().unwrap_or(name)).to_owned();
     let mut listed = Vec::new();
     for (line, cells) in records {
         if cells.len() > columns.len() {
-            let hint = "put what contains the separator into quotes";
-            file.reject(line, "this line has more columns than the first", hint);
+            let hint = "quote values that contain the separator";
+            file.reject(line, "the line has more columns than the header", hint);
             continue;
         }
         if let Some((group, key, entry)) = parse_host(&columns, &cells, line, file) {
@@ -104,12 +104,12 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<CsvHost> {
         }
     }
     if listed.is_empty() && file.reader.problems.is_empty() {
-        file.reject(line, "no host is in it", "a line a host below the names of the columns");
+        file.reject(line, "the file has no hosts", "add one line per host after the header");
     }
     listed
 }
 
-/// A line: its group, its key, and what a manifest says of it.
+/// Parses a line into group, host key and manifest entry.
 fn parse_host(
     columns: &[Column],
     cells: &[String],
@@ -124,7 +124,7 @@ fn parse_host(
         None => Some(None),
         Some(Ok(id)) => Some(Some(i64::from(id))),
         Some(Err(_)) => {
-            file.reject(line, format!("the {what} is no number"), "a whole number from 0");
+            file.reject(line, format!("the {what} is not a number"), "use a whole number from 0");
             None
         }
     };
@@ -133,19 +133,23 @@ fn parse_host(
         None => None,
         Some(Ok(agent)) => Some(agent),
         Some(Err(error)) => {
-            file.reject(line, format!("the agent id cannot be used: {error}"), "as the agent reports it");
+            file.reject(
+                line,
+                format!("the agent id cannot be used: {error}"),
+                "use the id that the agent reports",
+            );
             return None;
         }
     };
     let key = match (cell(&Column::Ip).map(str::parse::<IpAddr>), &agent) {
         (Some(Ok(ip)), _) => HostKey::Address { cloud: u64::try_from(cloud.unwrap_or(0)).unwrap_or(0), ip },
         (Some(Err(_)), _) => {
-            file.reject(line, "this is no IP address", "such as 10.0.0.1; host names are not looked up");
+            file.reject(line, "not an IP address", "such as 10.0.0.1; host names are not resolved");
             return None;
         }
         (None, Some(agent)) => HostKey::Agent(agent.clone()),
         (None, None) => {
-            file.reject(line, "this line names no host", "an address, or the id of an agent");
+            file.reject(line, "the line has no host", "add an address or an agent id");
             return None;
         }
     };
@@ -184,19 +188,19 @@ fn parse_host(
     Some((cell(&Column::Group).map(str::to_owned), key, entry))
 }
 
-/// Lines → groups, each host once; two files may speak of one group.
+/// Collects lines into groups, each host once. Two files may add to one group.
 pub fn documents(listed: Vec<CsvHost>, reader: &mut ImportContext<'_>) -> Vec<Document> {
     let mut groups: BTreeMap<String, (HashSet<HostKey>, Vec<HostEntry>)> = BTreeMap::new();
     for CsvHost { file, line, group, key, entry } in listed {
         let name = sanitize_name(&group);
         if name != group {
-            reader.note(&file, line, &group, format!("a manifest cannot call it so; it is called {name}"));
+            reader.note(&file, line, &group, format!("not a valid manifest name; renamed to {name}"));
         }
         let (known, hosts) = groups.entry(name.clone()).or_default();
         if known.insert(key.clone()) {
             hosts.push(entry);
         } else {
-            let message = format!("it stands in group {name} already; the first is taken");
+            let message = format!("the host is already in group {name}; the first entry is used");
             reader.note(&file, line, &key.to_string(), message);
         }
     }
@@ -210,7 +214,7 @@ pub fn documents(listed: Vec<CsvHost>, reader: &mut ImportContext<'_>) -> Vec<Do
     groups.into_iter().map(document).collect()
 }
 
-/// The cells of each line that has any, with its number; `Err`: the line of a quote that is not closed.
+/// Cells of each non-empty line, with its number. `Err` is the line of an unclosed quote.
 fn records(text: &str, separator: char) -> Result<Vec<(u32, Vec<String>)>, u32> {
     let (mut records, mut cells, mut cell) = (Vec::new(), Vec::new(), String::new());
     let (mut line, mut begun) = (1, 1);

@@ -1,4 +1,4 @@
-//! Sections of settings, each with its line: supervisord's ini and systemd's units, which look alike and are not.
+//! INI parsers with line numbers: supervisord's dialect and systemd's unit dialect.
 
 use super::FileReader;
 
@@ -17,14 +17,14 @@ pub struct IniEntry {
 }
 
 impl IniSection {
-    /// The last value of a setting: it wins over those before.
+    /// The last value of a setting, which overrides earlier ones.
     pub fn last(&self, key: &str) -> Option<&IniEntry> {
         self.entries.iter().rev().find(|entry| entry.key == key)
     }
 }
 
-/// As Python's configparser reads it for supervisord: `=` or `:`, keys in any case, lines that go on are indented,
-/// comments begin a line or follow a space.
+/// Parses supervisord's dialect (Python's configparser): `=` or `:`, case-insensitive keys, indented continuation lines,
+/// comments at the start of a line or after a space.
 pub fn supervisord(file: &mut FileReader<'_, '_>) -> Vec<IniSection> {
     let mut sections: Vec<IniSection> = Vec::new();
     for (line, raw) in numbered(&file.source.text.clone()) {
@@ -42,12 +42,12 @@ pub fn supervisord(file: &mut FileReader<'_, '_>) -> Vec<IniSection> {
             continue;
         }
         if let Some(name) = head(text) {
-            // A section that stands twice is one; what comes later wins.
+            // Duplicate sections are merged; later settings override earlier ones.
             match sections.iter().position(|section| section.name == name) {
                 Some(at) => {
-                    file.note(line, &format!("[{name}]"), "this section stands twice; they are taken as one");
-                    let again = sections.remove(at);
-                    sections.push(again);
+                    file.note(line, &format!("[{name}]"), "duplicate section; merged with the first");
+                    let existing = sections.remove(at);
+                    sections.push(existing);
                 }
                 None => sections.push(IniSection { name: name.to_owned(), line, entries: Vec::new() }),
             }
@@ -59,21 +59,19 @@ pub fn supervisord(file: &mut FileReader<'_, '_>) -> Vec<IniSection> {
                 value: text[at + 1..].trim().to_owned(),
                 line,
             }),
-            _ => {
-                file.reject(line, "this is neither a section nor a setting", "[program:NAME], or NAME=VALUE")
-            }
+            _ => file.reject(line, "neither a section nor a setting", "use [program:NAME] or NAME=VALUE"),
         }
     }
     sections
 }
 
-/// As systemd reads it: keys as they are, a backslash at a line's end goes on, comments only begin a line.
+/// Parses systemd's dialect: case-sensitive keys, continuation by a backslash, comments only at the start of a line.
 pub fn systemd(file: &mut FileReader<'_, '_>) -> Vec<IniSection> {
     let mut sections: Vec<IniSection> = Vec::new();
     let mut open: Option<(u32, String)> = None;
     for (line, raw) in numbered(&file.source.text.clone()) {
         let text = raw.trim();
-        // Also between the lines of one setting.
+        // systemd also skips comments between continuation lines.
         if text.starts_with(['#', ';']) || (text.is_empty() && open.is_none()) {
             continue;
         }
@@ -97,11 +95,11 @@ pub fn systemd(file: &mut FileReader<'_, '_>) -> Vec<IniSection> {
 
 fn setting(line: u32, text: &str, sections: &mut Vec<IniSection>, file: &mut FileReader<'_, '_>) {
     if let Some(name) = head(text.trim()) {
-        // A section that stands twice goes on.
+        // Duplicate sections are merged.
         match sections.iter().position(|section| section.name == name) {
             Some(at) => {
-                let again = sections.remove(at);
-                sections.push(again);
+                let existing = sections.remove(at);
+                sections.push(existing);
             }
             None => sections.push(IniSection { name: name.to_owned(), line, entries: Vec::new() }),
         }
@@ -113,7 +111,7 @@ fn setting(line: u32, text: &str, sections: &mut Vec<IniSection>, file: &mut Fil
             value: value.trim().to_owned(),
             line,
         }),
-        _ => file.reject(line, "this is neither a section nor a setting", "[Service], or Name=value"),
+        _ => file.reject(line, "neither a section nor a setting", "use [Service] or Name=value"),
     }
 }
 
@@ -125,7 +123,7 @@ fn head(text: &str) -> Option<&str> {
     text.strip_prefix('[')?.strip_suffix(']').filter(|name| !name.is_empty())
 }
 
-/// A comment in a line follows a space.
+/// Removes an inline comment, which follows a space.
 fn without_comment(line: &str) -> &str {
     let mut before = ' ';
     for (at, c) in line.char_indices() {

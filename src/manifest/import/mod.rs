@@ -1,9 +1,8 @@
-//! Other supervisors' files → manifests: supervisord's ini, systemd's units and timers, pm2's processes, and lists of
-//! hosts as CSV.
+//! Import of other supervisors' files: supervisord ini, systemd units and timers, pm2 processes, and CSV lists of hosts.
 //!
-//! Promises: the same files give the same bytes; every setting of a file becomes part of a manifest or is told in a
-//! [`Note`]; what cannot be read at all is a problem with its place, and then there is no manifest at all. Nothing is
-//! looked up on this machine: what a file leaves to its supervisor's surroundings is told, not guessed.
+//! Guarantees: output is deterministic. Every setting becomes part of a manifest or of a [`Note`]. An unreadable setting is
+//! a located problem, and then no manifest is written. The import does not inspect this machine: a value that depends on
+//! the supervisor's environment is noted, not guessed.
 
 mod calendar;
 mod draft;
@@ -26,7 +25,7 @@ use super::problem::{Code, Problem, Severity, Span, SpanProblem};
 use super::text::{self, SourceText};
 use crate::model::{HostKey, Name};
 
-/// Whose file it is.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Supervisord,
@@ -48,29 +47,29 @@ impl Kind {
     }
 }
 
-/// What no file says.
+/// Options of an import that no file contains.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// `None`: told by each file's name and content.
+    /// `None`: detected from each file's name and content.
     pub from: Option<Kind>,
     pub namespace: Name,
     pub hosts: Vec<HostKey>,
-    /// Where pid files go that no file names.
+    /// Directory for generated pid paths.
     pub run_dir: String,
-    /// Where output goes for which no file names a place.
+    /// Directory for generated log paths.
     pub log_dir: String,
 }
 
-/// A file's text, and where it stands.
+/// A file's text and directory.
 #[derive(Clone, Debug)]
 pub struct ImportFile {
     pub name: Arc<str>,
     pub text: String,
-    /// Its directory, from the root; standard input has none.
+    /// Absolute directory; `None` for standard input.
     pub here: Option<String>,
 }
 
-/// A setting that has no counterpart, or means something else in a manifest.
+/// A setting without an exact equivalent in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ImportNote {
     pub file: Arc<str>,
@@ -84,22 +83,22 @@ pub struct ImportResult {
     pub documents: Vec<Document>,
     /// Sorted by file and line.
     pub notes: Vec<ImportNote>,
-    /// Folders of generated pid and log paths, with the users other than root that write there.
+    /// Directories of generated pid and log paths, with the non-root users that write there.
     pub folders: BTreeMap<String, BTreeSet<String>>,
 }
 
-/// Reads the files (`-`: standard input). A byte order mark is no part of a text here: it was not written for us.
+/// Reads the files (`-`: standard input). A byte order mark is removed: other supervisors accept it.
 pub fn read(paths: &[PathBuf], limits: &Limits) -> Result<Vec<ImportFile>, Vec<Problem>> {
     let (folders, files): (Vec<&PathBuf>, Vec<&PathBuf>) = paths.iter().partition(|path| path.is_dir());
     let files: Vec<PathBuf> = files.into_iter().cloned().collect();
     let found = find::find(&files, limits);
     let mut problems = found.problems;
     problems.extend(folders.into_iter().map(|folder| {
-        let hint = Some("name the files in it".to_owned());
-        let message = "it is a directory, and files of many kinds stand in one".to_owned();
+        let hint = Some("pass the files in the directory".to_owned());
+        let message = "the path is a directory; import takes files".to_owned();
         Problem::of_file(folder.to_string_lossy().into(), Code::Unreadable, message, hint)
     }));
-    let mut given = Vec::new();
+    let mut texts = Vec::new();
     for file in &found.files {
         let text = find::bytes(file, limits).and_then(|bytes| {
             let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").map(<[u8]>::to_vec).unwrap_or(bytes);
@@ -109,16 +108,16 @@ pub fn read(paths: &[PathBuf], limits: &Limits) -> Result<Vec<ImportFile>, Vec<P
         match text {
             Ok(text) => {
                 let here = (&*file.name != STDIN).then(|| file.scope_dir.to_string_lossy().into_owned());
-                given.push(ImportFile { name: file.name.clone(), text, here });
+                texts.push(ImportFile { name: file.name.clone(), text, here });
             }
             Err(problem) => problems.push(problem),
         }
     }
     problems.sort();
-    if problems.is_empty() { Ok(given) } else { Err(problems) }
+    if problems.is_empty() { Ok(texts) } else { Err(problems) }
 }
 
-/// Everything that the files say, as manifests; or everything that is wrong with them.
+/// Converts the files to manifests, or returns all problems.
 pub fn import(
     files: &[ImportFile],
     terms: &ImportOptions,
@@ -127,27 +126,27 @@ pub fn import(
     let mut reader =
         ImportContext { terms, limits, notes: Vec::new(), folders: BTreeMap::new(), problems: Vec::new() };
     let (mut drafts, mut timers, mut listed) = (Vec::new(), Vec::new(), Vec::new());
-    for given in files {
-        let kind = match terms.from.or_else(|| kind_of(&given.name, &given.text)) {
+    for input in files {
+        let kind = match terms.from.or_else(|| kind_of(&input.name, &input.text)) {
             Some(kind) => kind,
             None => {
-                reader.problems.push(unknown_format(given));
+                reader.problems.push(unknown_format(input));
                 continue;
             }
         };
-        let json = kind == Kind::Pm2 && text::is_json(&given.text);
-        let source = SourceText::new(given.name.clone(), given.text.clone(), json, limits.documents);
-        let mut file = FileReader { source: &source, here: given.here.as_deref(), reader: &mut reader };
-        if let Some(at) = given.text.find(words::MARKS) {
-            let (line, _) = text::position(&given.text, at);
-            file.reject(line, "the file contains a character for private use", "remove it");
+        let json = kind == Kind::Pm2 && text::is_json(&input.text);
+        let source = SourceText::new(input.name.clone(), input.text.clone(), json, limits.documents);
+        let mut file = FileReader { source: &source, here: input.here.as_deref(), reader: &mut reader };
+        if let Some(at) = input.text.find(words::MARKS) {
+            let (line, _) = text::position(&input.text, at);
+            file.reject(line, "the file contains a private-use character", "remove it");
             continue;
         }
-        if given.text.trim().is_empty() {
+        if input.text.trim().is_empty() {
             file.reject(
                 1,
-                "there is nothing in it",
-                "a file of supervisord, systemd or pm2, or a CSV of hosts",
+                "the file is empty",
+                "pass a file of supervisord, systemd or pm2, or a CSV of hosts",
             );
             continue;
         }
@@ -167,8 +166,8 @@ pub fn import(
     documents.extend(draft::documents(drafts, &mut reader));
     let ImportContext { mut notes, folders, mut problems, .. } = reader;
     if documents.is_empty() && problems.is_empty() {
-        let file = files.first().map_or_else(|| STDIN.into(), |given| given.name.clone());
-        let message = "there is nothing to import".to_owned();
+        let file = files.first().map_or_else(|| STDIN.into(), |file| file.name.clone());
+        let message = "nothing to import".to_owned();
         problems.push(Problem::of_file(file, Code::MissingField, message, None));
     }
     problems.sort();
@@ -180,7 +179,7 @@ pub fn import(
     Ok(ImportResult { documents, notes, folders })
 }
 
-/// What all files have in common while they are read.
+/// State shared by all files of an import.
 pub(super) struct ImportContext<'a> {
     terms: &'a ImportOptions,
     limits: &'a Limits,
@@ -196,7 +195,7 @@ impl ImportContext<'_> {
     }
 }
 
-/// One file while it is read.
+/// Reader of one file.
 pub(super) struct FileReader<'r, 'a> {
     source: &'r SourceText,
     here: Option<&'r str>,
@@ -204,17 +203,17 @@ pub(super) struct FileReader<'r, 'a> {
 }
 
 impl FileReader<'_, '_> {
-    /// The manifest says less than this setting, or something else.
+    /// Notes a setting without an exact equivalent.
     fn note(&mut self, line: u32, setting: &str, message: impl Into<String>) {
         self.reader.note(&self.source.name, line, setting, message);
     }
 
-    /// There is no manifest for this.
+    /// Reports an error; no manifest is written.
     fn reject(&mut self, line: u32, message: impl Into<String>, hint: &str) {
         self.refuse(line, message.into(), hint, false);
     }
 
-    /// The same for a line that may hold a secret, and is not shown.
+    /// Like [`FileReader::reject`], for a line that may contain a secret and is not shown.
     fn reject_private(&mut self, line: u32, message: impl Into<String>, hint: &str) {
         self.refuse(line, message.into(), hint, true);
     }
@@ -228,25 +227,25 @@ impl FileReader<'_, '_> {
         Draft::new(self.source.name.clone(), line, name.into())
     }
 
-    /// The file's name without its folders; `None`: it has none.
+    /// File name without directories; `None` for standard input.
     fn base(&self) -> Option<&str> {
         let name = &*self.source.name;
         if name == STDIN { None } else { FilePath::new(name).file_name().and_then(|name| name.to_str()) }
     }
 }
 
-fn unknown_format(given: &ImportFile) -> Problem {
-    let (message, hint) = match given.name.rsplit('.').next() {
+fn unknown_format(input: &ImportFile) -> Problem {
+    let (message, hint) = match input.name.rsplit('.').next() {
         Some("js" | "cjs" | "mjs" | "ts") => (
-            "it is a program, which only pm2 can run",
-            "give its result: pm2 start it once, then `pm2 jlist | abide import -`",
+            "the file is a program that only pm2 can evaluate",
+            "start it with pm2, then run `pm2 jlist | abide import -`",
         ),
-        _ => ("it cannot be told whose file it is", "say so: --from supervisord|systemd|pm2|csv"),
+        _ => ("unknown file format", "pass --from supervisord|systemd|pm2|csv"),
     };
-    Problem::of_file(given.name.clone(), Code::UnknownKind, message.to_owned(), Some(hint.to_owned()))
+    Problem::of_file(input.name.clone(), Code::UnknownKind, message.to_owned(), Some(hint.to_owned()))
 }
 
-/// By the name, where it decides; else by what stands in it.
+/// Detects the format by the file name, or else by the content.
 fn kind_of(name: &str, text: &str) -> Option<Kind> {
     let extension = name.rsplit_once('.').map(|(_, end)| end.to_ascii_lowercase()).unwrap_or_default();
     match extension.as_str() {
@@ -279,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_known_by_its_name_and_by_what_stands_in_it() {
+    fn the_format_is_detected_by_name_and_by_content() {
         for (name, text, kind) in [
             ("a.service", "", Some(Kind::Systemd)),
             ("a.timer", "", Some(Kind::Systemd)),

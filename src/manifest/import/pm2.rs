@@ -1,4 +1,4 @@
-//! pm2's processes: `{apps: […]}` or a list of apps, as JSON or YAML, and what `pm2 jlist` prints.
+//! pm2 import: `{apps: […]}` or a list of apps, as JSON or YAML, and the output of `pm2 jlist`.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<Draft> {
             (Kind::Map(entries), Some(list)) => {
                 for (key, _) in entries.iter().filter(|(key, _)| key.text() != Some("apps")) {
                     let name = key.text().unwrap_or_default();
-                    file.note(key.span.line, name, "it is about pm2 itself");
+                    file.note(key.span.line, name, "configures pm2 itself; ignored");
                 }
                 match &list.kind {
                     Kind::List(items) => apps.extend(items),
@@ -30,17 +30,17 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<Draft> {
             }
             (Kind::List(items), _) => apps.extend(items),
             (Kind::Map(_), None) => apps.push(node),
-            _ => file.reject(node.span.line, "this is no list of apps", "{\"apps\": [{\"name\": …}]}"),
+            _ => file.reject(node.span.line, "not a list of apps", "{\"apps\": [{\"name\": …}]}"),
         }
     }
     let mut drafts: Vec<Draft> = Vec::new();
-    // `pm2 jlist` shows each of several alike.
+    // `pm2 jlist` lists each instance of an app separately.
     let mut listed: BTreeMap<String, usize> = BTreeMap::new();
     for node in apps {
         let Kind::Map(_) = node.kind else {
             file.reject(
                 node.span.line,
-                format!("an app is a map, not {}", node.kind.name()),
+                format!("an app must be a map, not {}", node.kind.name()),
                 "{\"name\": …}",
             );
             continue;
@@ -58,12 +58,12 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<Draft> {
         }
     }
     if drafts.is_empty() && file.reader.problems.is_empty() {
-        file.reject(1, "no app is in it", "{\"apps\": [{\"name\": …, \"script\": …}]}");
+        file.reject(1, "the file has no apps", "{\"apps\": [{\"name\": …, \"script\": …}]}");
     }
     drafts
 }
 
-/// The documents of the file, with places.
+/// The documents of the file, with positions.
 fn nodes(file: &mut FileReader<'_, '_>) -> Option<Vec<Node>> {
     let mut nodes = Vec::new();
     let source = file.source;
@@ -81,7 +81,7 @@ fn nodes(file: &mut FileReader<'_, '_>) -> Option<Vec<Node>> {
 
 struct App<'a> {
     node: &'a Node,
-    /// From `pm2 jlist`: with what happened beside what was said.
+    /// From `pm2 jlist`, which includes runtime state.
     shown: bool,
 }
 
@@ -116,7 +116,7 @@ impl<'a> App<'a> {
         file.note(
             self.node.span.line,
             "name",
-            format!("the app has none; it is called {stem:?} by its script"),
+            format!("the app has no name; named {stem:?} after its script"),
         );
         stem
     }
@@ -136,13 +136,13 @@ impl<'a> App<'a> {
         Some(draft)
     }
 
-    /// Where it runs: where its file stands, if nothing else is said.
+    /// Working directory; the file's own directory if unset.
     fn directory(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let here = file.here.map(words::escaped);
-        let said = self.text(&["cwd", "pm_cwd"]);
-        let line = said.as_ref().map_or(self.node.span.line, |(_, line)| *line);
-        let said = said.map(|(path, _)| words::escaped(&path));
-        let path = match (said, here) {
+        let cwd = self.text(&["cwd", "pm_cwd"]);
+        let line = cwd.as_ref().map_or(self.node.span.line, |(_, line)| *line);
+        let cwd = cwd.map(|(path, _)| words::escaped(&path));
+        let path = match (cwd, here) {
             (Some(path), _) if path.starts_with('/') => Some(path),
             (Some(path), Some(here)) => Some(words::absolute_path(&path, &here)),
             (None, Some(here)) => Some(here),
@@ -152,7 +152,7 @@ impl<'a> App<'a> {
             file.note(
                 line,
                 "cwd",
-                "it begins where pm2 was started, which is not known here: setup_path is /",
+                "relative to the directory where pm2 was started, which is unknown: setup_path is /",
             );
         }
         draft.identity.setup_path = path.map(Text);
@@ -175,7 +175,7 @@ impl<'a> App<'a> {
             words.extend(self.words(&["interpreter_args", "node_args", "interpreterArgs"], file)?);
         }
         let args = self.words(&["args"], file)?;
-        // A whole command line in `script` is what pm2 gives to a shell.
+        // pm2 passes a `script` with several words to a shell.
         if words.is_empty() && script.contains(char::is_whitespace) {
             let mut command = words::escaped(&script);
             if !args.is_empty() {
@@ -184,7 +184,7 @@ impl<'a> App<'a> {
             let first = script.split_whitespace().next().unwrap_or_default().to_owned();
             draft.identity.proc_name = Some(Text(words::program(&[first])));
             draft.foreground(command);
-            file.note(line, "script", "it is a command line, and is given to the shell as it is");
+            file.note(line, "script", "a command line; passed to the shell unchanged");
             return Some(());
         }
         words.push(script);
@@ -194,20 +194,22 @@ impl<'a> App<'a> {
         Some(())
     }
 
-    /// Arguments, as one text or as a list.
+    /// Arguments, as a text or as a list.
     fn words(&self, names: &[&str], file: &mut FileReader<'_, '_>) -> Option<Vec<String>> {
         let Some((node, line)) = self.get(names) else { return Some(Vec::new()) };
         let what = names.first().copied().unwrap_or_default();
         let words = match &node.kind {
             Kind::List(items) => {
-                items.iter().map(scalar).collect::<Option<Vec<_>>>().ok_or("a word is no text")
+                items.iter().map(scalar).collect::<Option<Vec<_>>>().ok_or("a word is not text")
             }
-            _ => scalar(node).ok_or("it is no text").and_then(|text| words::split(&text, QuoteStyle::Shlex)),
+            _ => scalar(node)
+                .ok_or("the value is not text")
+                .and_then(|text| words::split(&text, QuoteStyle::Shlex)),
         };
         match words {
             Ok(words) => Some(words),
             Err(why) => {
-                file.reject(line, format!("{what} cannot be read: {why}"), "text, or a list of texts");
+                file.reject(line, format!("{what} cannot be read: {why}"), "use text or a list of texts");
                 None
             }
         }
@@ -220,13 +222,17 @@ impl<'a> App<'a> {
             "instances" => instances(value, line, draft, file),
             "exec_mode" => {
                 if scalar(value).is_some_and(|mode| mode.starts_with("cluster")) {
-                    file.note(line, key, "cluster: instances do not share a port here; each needs its own, such as 80${instance}");
+                    file.note(
+                        line,
+                        key,
+                        "cluster: instances do not share a port; each needs its own, such as 80${instance}",
+                    );
                 }
             }
             "autorestart" if is(true) => {}
             "autorestart" => {
                 draft.state = State::Unhosted;
-                let message = "it runs and is not guarded (state: unhosted); the next apply starts it again if it ended";
+                let message = "imported as not supervised (state: unhosted); if it exits, the next apply starts it again";
                 file.note(line, key, message);
             }
             "max_restarts" => draft.monitor.start_retries = number(key, value, line, retries, file),
@@ -236,7 +242,7 @@ impl<'a> App<'a> {
             "user" | "uid" | "username" if !self.shown || key == "user" || key == "uid" => {
                 match scalar(value) {
                     Some(user) if user.parse::<u32>().is_ok() => {
-                        file.note(line, key, "a manifest knows users by name, not by number");
+                        file.note(line, key, "manifests have user names, not user ids");
                     }
                     Some(user) if !user.is_empty() && !user.contains("${") => {
                         draft.identity.user = Some(Text(user))
@@ -245,7 +251,7 @@ impl<'a> App<'a> {
                 }
             }
             "pid_file" | "pid" | "pm_pid_path" => {
-                // jlist shows pm2's own place for it.
+                // jlist prints pm2's generated path.
                 if let (Some(path), false) = (scalar(value), self.shown) {
                     let folder = draft.identity.setup_path.as_deref().unwrap_or("/").to_owned();
                     draft.identity.pid_path =
@@ -253,35 +259,30 @@ impl<'a> App<'a> {
                 }
             }
             "max_memory_restart" => {
-                file.note(line, key, "resource.mem is a percentage of the host's memory: choose one");
+                file.note(line, key, "resource.mem is a percentage of the host's memory: set it manually");
             }
             "cron_restart" => file.note(
                 line,
                 key,
-                "nothing is restarted by the clock: a periodic process is one that ends (auto_type: 0)",
+                "scheduled restarts are not supported; auto_type 0 runs a process that exits",
             ),
             "watch" | "watch_delay" | "ignore_watch" if is(false) => {}
             "watch" | "watch_delay" | "ignore_watch" => {
-                file.note(
-                    line,
-                    key,
-                    "files are not watched; configmap says which content a file should have",
-                );
+                file.note(line, key, "files are not watched; configmap sets the expected content of a file");
             }
-            // Read elsewhere.
+            // Converted elsewhere.
             "name" | "script" | "pm_exec_path" | "args" | "cwd" | "pm_cwd" | "interpreter"
             | "exec_interpreter" | "interpreter_args" | "interpreterArgs" | "node_args" => {}
             key if OUTPUT.contains(&key) => {}
-            // What happened, and what pm2 keeps for itself.
+            // Runtime state and internals of pm2.
             _ if self.shown => {}
             key if key.starts_with("env_") => {
-                let message =
-                    "only env is taken: what is special to an environment goes into a manifest of its own";
+                let message = "only env is imported; write a separate manifest for each other environment";
                 file.note(line, key, message);
             }
             "merge_logs" | "combine_logs" | "vizion" | "pmx" | "automation" | "treekill" | "time"
                 if is(false) => {}
-            _ => file.note(line, key, "manifests have nothing like it"),
+            _ => file.note(line, key, "no equivalent in manifests"),
         }
     }
 
@@ -289,12 +290,12 @@ impl<'a> App<'a> {
         let Kind::Map(entries) = &value.kind else {
             return file.reject(
                 line,
-                format!("env is a map, not {}", value.kind.name()),
+                format!("env must be a map, not {}", value.kind.name()),
                 "{\"PORT\": \"8080\"}",
             );
         };
         if self.shown {
-            let message = "it is everything that was set where pm2 was started: keep what the process needs";
+            let message = "contains the whole environment of pm2: keep only what the process needs";
             file.note(line, "env", message);
         }
         for (key, value) in entries {
@@ -305,33 +306,33 @@ impl<'a> App<'a> {
                     draft.env.insert(name.to_owned(), words::escaped(&text));
                 }
                 None if matches!(value.kind, Kind::Null) => {}
-                // jlist repeats the app's own settings there.
+                // jlist repeats the app's own settings in env.
                 None if self.shown => {}
                 None => {
-                    let message = format!("it is left out: a variable is text, not {}", value.kind.name());
+                    let message = format!("ignored: a variable must be text, not {}", value.kind.name());
                     file.note(key.span.line, &format!("env {}", shorten(name)), message);
                 }
             }
         }
     }
 
-    /// A manifest has one place for all output.
+    /// Sets log_path: manifests have one file for all output.
     fn output(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let all = self.text(&["log_file", "log"]);
         let out = self.text(&["out_file", "output", "out", "out_log", "pm_out_log_path"]);
         let err = self.text(&["error_file", "error", "err_file", "err_log", "pm_err_log_path"]);
-        let place = |path: &str| match path {
+        let log = |path: &str| match path {
             "/dev/null" | "NULL" | "false" => Log::Discard,
             path => Log::File(words::escaped(path)),
         };
         let main = all.as_ref().or(out.as_ref()).or(err.as_ref());
         let Some((path, line)) = main else { return };
-        draft.log = place(path);
+        draft.log = log(path);
         for (setting, other) in [("out_file", &out), ("error_file", &err)] {
             if let Some((other, at)) = other.as_ref().filter(|(other, at)| other != path || at < line)
                 && other != path
             {
-                file.note(*at, setting, format!("there is one file for all output: {path}"));
+                file.note(*at, setting, format!("manifests have one file for all output: {path}"));
             }
         }
     }
@@ -354,7 +355,7 @@ const OUTPUT: [&str; 12] = [
     "pm_err_log_path",
 ];
 
-/// What pm2 runs a script by.
+/// The interpreter that pm2 uses for a script.
 fn by_extension(script: &str) -> Option<&'static str> {
     let name = script.rsplit('/').next().unwrap_or_default();
     match name.rsplit_once('.')?.1 {
@@ -391,10 +392,10 @@ fn instances(value: &Node, line: u32, draft: &mut Draft, file: &mut FileReader<'
             file.note(
                 line,
                 "instances",
-                format!("{text}: how many processors a host has is not known here: one is taken"),
+                format!("{text}: the number of CPUs of a host is unknown; one instance is used"),
             );
         }
-        _ => file.reject(line, "instances is no number of processes", "such as 4"),
+        _ => file.reject(line, "instances is not a number of processes", "such as 4"),
     }
 }
 
@@ -406,17 +407,17 @@ fn number(
     file: &mut FileReader<'_, '_>,
 ) -> Option<i64> {
     let Some(n) = scalar(value).and_then(|text| text.parse::<i64>().ok()) else {
-        file.reject(line, format!("{key} is no whole number"), "such as 10");
+        file.reject(line, format!("{key} is not a whole number"), "such as 10");
         return None;
     };
     let fitting = fits(n);
     if fitting.is_none() {
-        file.note(line, key, "it is out of the range that a manifest has, and is left out");
+        file.note(line, key, "out of the range of manifests; ignored");
     }
     fitting
 }
 
-/// Milliseconds, or text such as `5s`, as whole seconds.
+/// Milliseconds, or a text such as `5s`, as whole seconds.
 fn milliseconds(key: &str, value: &Node, line: u32, file: &mut FileReader<'_, '_>) -> Option<i64> {
     let text = scalar(value).unwrap_or_default();
     let ms = match text.parse::<u64>() {
@@ -424,15 +425,15 @@ fn milliseconds(key: &str, value: &Node, line: u32, file: &mut FileReader<'_, '_
         Err(_) => super::calendar::span_ms(&text),
     };
     let Some(ms) = ms else {
-        file.reject(line, format!("{key} is no time"), "milliseconds, such as 5000");
+        file.reject(line, format!("{key} is not a duration"), "use milliseconds, such as 5000");
         return None;
     };
     if ms % 1000 != 0 {
-        file.note(line, key, format!("it is rounded up to {} s", ms.div_ceil(1000)));
+        file.note(line, key, format!("rounded up to {} s", ms.div_ceil(1000)));
     }
     let fitting = i64::try_from(ms.div_ceil(1000)).ok().and_then(seconds);
     if fitting.is_none() {
-        file.note(line, key, "it is longer than a manifest can say, and is left out");
+        file.note(line, key, "longer than manifests allow; ignored");
     }
     fitting
 }

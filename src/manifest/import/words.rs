@@ -1,29 +1,29 @@
-//! Command lines of others, word by word, and how a shell is to be told the same.
+//! Command lines of other supervisors: splits them into words, and quotes the words for the shell.
 //!
-//! None of these supervisors runs a shell: `$`, `*` and `;` mean themselves there. So a command is taken apart by its
-//! owner's rules, and put together again with quotes.
+//! These supervisors do not run a shell, so `$`, `*` and `;` are literal. A command is split by the rules of its supervisor
+//! and joined with shell quotes.
 
 use crate::manifest::variables;
 
-/// Stands for the number of an instance while a text is taken apart. No file may contain it.
+/// Placeholder for the instance number during conversion. Files that contain it are rejected.
 pub const INSTANCE: char = '\u{e000}';
-/// Stands before the name of a variable of the environment, [`END`] behind it.
+/// Start of an environment variable's name, terminated by [`END`].
 pub const VARIABLE: char = '\u{e001}';
-/// The same for one that becomes as many words as its value has.
+/// Like [`VARIABLE`], for a variable whose value is split into words.
 pub const SPLIT_VARIABLE: char = '\u{e003}';
 pub const END: char = '\u{e002}';
 pub const MARKS: [char; 4] = [INSTANCE, VARIABLE, END, SPLIT_VARIABLE];
 
-/// Whose rules.
+/// Quoting rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuoteStyle {
-    /// Python's shlex: as a shell, without variables.
+    /// Python's shlex: shell quotes without variables.
     Shlex,
-    /// systemd: escapes as in C, inside and outside of quotes.
+    /// systemd: C escapes inside and outside of quotes.
     Systemd,
 }
 
-/// The words of a command line; `Err`: why it has none.
+/// The words of a command line, or the syntax error.
 pub fn split(text: &str, style: QuoteStyle) -> Result<Vec<String>, &'static str> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -37,7 +37,7 @@ pub fn split(text: &str, style: QuoteStyle) -> Result<Vec<String>, &'static str>
                     match chars.next().ok_or("a quote is not closed")? {
                         end if end == c => break,
                         '\\' if style == QuoteStyle::Systemd => word.push(c_escape(&mut chars)?),
-                        '\\' if c == '"' => match chars.next().ok_or("it ends with a backslash")? {
+                        '\\' if c == '"' => match chars.next().ok_or("the text ends with a backslash")? {
                             plain @ ('"' | '\\') => word.push(plain),
                             other => word.extend(['\\', other]),
                         },
@@ -46,7 +46,7 @@ pub fn split(text: &str, style: QuoteStyle) -> Result<Vec<String>, &'static str>
                 }
             }
             '\\' if style == QuoteStyle::Systemd => word.get_or_insert_default().push(c_escape(&mut chars)?),
-            '\\' => word.get_or_insert_default().push(chars.next().ok_or("it ends with a backslash")?),
+            '\\' => word.get_or_insert_default().push(chars.next().ok_or("the text ends with a backslash")?),
             c => word.get_or_insert_default().push(c),
         }
     }
@@ -54,9 +54,9 @@ pub fn split(text: &str, style: QuoteStyle) -> Result<Vec<String>, &'static str>
     Ok(words)
 }
 
-/// What stands after a backslash of systemd's.
+/// The character of a systemd escape sequence.
 fn c_escape(chars: &mut std::str::Chars<'_>) -> Result<char, &'static str> {
-    let first = chars.next().ok_or("it ends with a backslash")?;
+    let first = chars.next().ok_or("the text ends with a backslash")?;
     let (radix, digits, begin) = match first {
         'x' => (16, 2, None),
         'u' => (16, 4, None),
@@ -74,10 +74,10 @@ fn c_escape(chars: &mut std::str::Chars<'_>) -> Result<char, &'static str> {
     };
     let text: String = begin.into_iter().chain(chars).take(digits).collect();
     let code = u32::from_str_radix(&text, radix).ok().filter(|_| text.len() == digits);
-    code.and_then(char::from_u32).filter(|c| *c != '\0').ok_or("an escape is no character")
+    code.and_then(char::from_u32).filter(|c| *c != '\0').ok_or("an escape is not a valid character")
 }
 
-/// Words as a command of a manifest: quoted for the shell, with Abide's own variables in it.
+/// Joins words to a manifest command, quoted for the shell, with Abide's variables.
 pub fn command(words: &[String]) -> String {
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
@@ -109,7 +109,7 @@ fn quoted(word: &str) -> String {
 }
 
 fn plain(text: &str) -> String {
-    // An option with a value reads better bare; any other `=` might be taken for an assignment.
+    // An option with a value needs no quotes; any other word with `=` might be an assignment.
     let option =
         text.starts_with('-') && text.chars().all(|c| c.is_ascii_alphanumeric() || "_./-=:,@".contains(c));
     match text {
@@ -119,13 +119,13 @@ fn plain(text: &str) -> String {
     }
 }
 
-/// A text that is no command, as a manifest has it. `None`: it has a variable that only a shell could replace.
+/// A text outside of commands, in manifest syntax. `None` if it has a variable that only a shell can replace.
 pub fn template(text: &str) -> Option<String> {
     let mut out = String::new();
     let mut rest = text;
     while let Some(at) = rest.find(MARKS) {
         out.push_str(&variables::escape(&rest[..at]));
-        // A `$` before a variable would make it no variable.
+        // A `$` directly before a variable would escape it.
         if !rest[at..].starts_with(INSTANCE) || out.ends_with('$') {
             return None;
         }
@@ -136,12 +136,12 @@ pub fn template(text: &str) -> Option<String> {
     Some(out)
 }
 
-/// A text in which nothing stands for anything.
+/// A literal text, escaped for a manifest.
 pub fn escaped(text: &str) -> String {
     variables::escape(text)
 }
 
-/// The name of the program that a command runs, as /proc/PID/exe or the first argument shows it.
+/// Name of the program that a command runs, as /proc/PID/exe or the first argument shows it.
 pub fn program(words: &[String]) -> String {
     let first = words.first().map(String::as_str).unwrap_or_default();
     let name = first.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
@@ -156,7 +156,7 @@ pub fn join_path(folder: &str, name: &str) -> String {
     format!("{}/{name}", folder.trim_end_matches('/'))
 }
 
-/// A path from the root: a relative one begins in a folder.
+/// Absolute path; a relative one is resolved against a directory.
 pub fn absolute_path(path: &str, folder: &str) -> String {
     if path.starts_with('/') {
         path.to_owned()
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_those_of_their_owner() {
+    fn words_follow_the_quoting_style() {
         for (text, style, words) in [
             ("a  b\tc", QuoteStyle::Shlex, vec!["a", "b", "c"]),
             (r#"sh -c "echo \"x\" '$Y' \n""#, QuoteStyle::Shlex, vec!["sh", "-c", r#"echo "x" '$Y' \n"#]),
@@ -190,17 +190,17 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_is_told_the_same_words() {
+    fn words_are_quoted_for_the_shell() {
         let words = ["./run", "a b", "$HOME", "it's", "${X}", ""].map(str::to_owned);
-        let told = command(&words);
-        assert_eq!(told, "./run 'a b' '$HOME' 'it'\\''s' '$${X}' ''");
-        assert_eq!(shell_words::split(&told.replace("$${", "${")).unwrap(), words);
+        let joined = command(&words);
+        assert_eq!(joined, "./run 'a b' '$HOME' 'it'\\''s' '$${X}' ''");
+        assert_eq!(shell_words::split(&joined.replace("$${", "${")).unwrap(), words);
         assert_eq!(command(&[format!("--port=80{INSTANCE}")]), "--port=80${instance}");
         assert_eq!(command(&[format!("{VARIABLE}X{END}/bin y")]), "\"$X\"'/bin y'");
     }
 
     #[test]
-    fn other_texts_keep_what_they_mean() {
+    fn literal_texts_are_escaped() {
         assert_eq!(template("a${b}"), Some("a$${b}".to_owned()));
         assert_eq!(template(&format!("/x/{INSTANCE}.log")), Some("/x/${instance}.log".to_owned()));
         assert_eq!(template(&format!("${INSTANCE}")), None);

@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(choice.lost, ["m/loops", "m/tmp"]);
         let (files, problems) = chosen(&all, "m");
         assert_eq!(files, ["m/again.yaml"], "the file behind three names is read once");
-        let out = "the link leads out of the tree, and is not followed";
+        let out = "the link points outside of the tree and is not followed";
         let nowhere = "the link leads nowhere";
         assert_eq!(
             problems,

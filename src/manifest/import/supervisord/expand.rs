@@ -1,10 +1,10 @@
-//! Texts of supervisord's: `%(name)s` expansions, and environments with their quotes.
+//! supervisord text syntax: `%(name)s` expansions and quoted environments.
 
 use crate::manifest::import::FileReader;
 use crate::manifest::import::ini::IniEntry;
 use crate::manifest::import::words::{self, END, INSTANCE, VARIABLE};
 
-/// What `%(process_num)d` is.
+/// Value of `%(process_num)d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessNumber {
     /// `${instance}`.
@@ -12,10 +12,10 @@ pub enum ProcessNumber {
     Fixed(u32),
 }
 
-/// One program, or one of its numbers.
+/// A program, or one of its numbered processes.
 pub struct SupervisordProgram<'a> {
     pub name: &'a str,
-    /// As its group calls it; only known once its own name is expanded.
+    /// Process name; known only after process_name is expanded.
     pub process_name: Option<String>,
     pub group: &'a str,
     pub number: ProcessNumber,
@@ -23,7 +23,7 @@ pub struct SupervisordProgram<'a> {
 }
 
 impl SupervisordProgram<'_> {
-    /// A path from the root. One from nowhere is told.
+    /// Absolute path. A relative path is noted.
     pub fn path(&self, entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<String> {
         let path = self.template(entry, file)?;
         if path.starts_with('/') {
@@ -32,23 +32,23 @@ impl SupervisordProgram<'_> {
         file.note(
             entry.line,
             &entry.key,
-            "it begins where supervisord was started, which the file does not say",
+            "relative to the directory where supervisord was started, which is unknown",
         );
         None
     }
 
-    /// A text that no shell sees.
+    /// A text outside of commands.
     pub fn template(&self, entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<String> {
         let expanded = self.expand(entry, file)?;
         let text = words::template(&expanded);
         if text.is_none() {
-            let message = "it is left out: %(ENV_…)s is known only where supervisord runs";
+            let message = "ignored: %(ENV_…)s is known only to a running supervisord";
             file.note(entry.line, &entry.key, message);
         }
         text
     }
 
-    /// `%(name)s` and the like. What only a running supervisord knows becomes a variable of the environment.
+    /// Expands `%(name)s`. A value that only a running supervisord knows becomes an environment variable.
     pub fn expand(&self, entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<String> {
         let (mut out, mut rest) = (String::new(), entry.value.as_str());
         while let Some(at) = rest.find('%') {
@@ -60,11 +60,7 @@ impl SupervisordProgram<'_> {
                 continue;
             }
             let Some((name, form, after)) = expansion(rest) else {
-                file.reject(
-                    entry.line,
-                    format!("{}: a % that is none of supervisord's", entry.key),
-                    "write %%",
-                );
+                file.reject(entry.line, format!("{}: invalid % expansion", entry.key), "write %%");
                 return None;
             };
             rest = after;
@@ -83,14 +79,13 @@ impl SupervisordProgram<'_> {
                 ("here", _) if let Some(here) = file.here => out.push_str(here),
                 (_, Some(variable)) if is_variable(variable) => {
                     let message = format!(
-                        "{variable} is set where supervisord runs; add it to env, or write its value"
+                        "{variable} comes from supervisord's environment; add it to env, or write its value"
                     );
                     file.note(entry.line, &entry.key, message);
                     out.extend([VARIABLE].into_iter().chain(variable.chars()).chain([END]));
                 }
                 _ => {
-                    let message =
-                        format!("%({name}) is known only where supervisord runs; it stays as it is");
+                    let message = format!("%({name}) is known only to a running supervisord; left unchanged");
                     file.note(entry.line, &entry.key, message);
                     out.push_str(&format!("%({name}){form}"));
                 }
@@ -107,12 +102,12 @@ fn is_variable(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// `(name)02d…` → name, form, what follows.
+/// Parses `(name)02d…` into name, format and rest.
 fn expansion(text: &str) -> Option<(&str, &str, &str)> {
     let (name, rest) = text.strip_prefix('(')?.split_once(')')?;
     let digits = rest.find(|c: char| !c.is_ascii_digit())?;
     let end = digits + rest[digits..].chars().next().filter(|c| matches!(c, 's' | 'd'))?.len_utf8();
-    // Wider than any number, and than any screen: nobody means it.
+    // A larger width is certainly a mistake.
     (digits <= 2).then_some((name, &rest[..end], &rest[end..]))
 }
 
@@ -125,7 +120,7 @@ fn padded(number: u32, form: &str) -> String {
     }
 }
 
-/// `KEY="a,b",K2='x',K3=y`. Quotes keep everything as it is.
+/// Parses `KEY="a,b",K2='x',K3=y`. Quoted text is literal.
 pub fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
     let mut pairs = Vec::new();
     let mut rest = text.trim_start_matches([',', ' ', '\t', '\n', '\r']);
@@ -150,7 +145,7 @@ pub fn pairs(text: &str) -> Result<Vec<(String, String)>, String> {
         pairs.push((name.to_owned(), value));
         let next = after.trim_start();
         if !next.is_empty() && !next.starts_with(',') && !after.starts_with(['\n', '\r']) {
-            return Err(format!("something stands behind the value of {name}"));
+            return Err(format!("unexpected text after the value of {name}"));
         }
         rest = next.trim_start_matches([',', ' ', '\t', '\n', '\r']);
     }

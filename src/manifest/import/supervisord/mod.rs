@@ -1,4 +1,4 @@
-//! supervisord's ini: each `[program:x]` is a process in foreground mode.
+//! supervisord import: each `[program:x]` becomes a process in foreground mode.
 
 mod expand;
 mod output_and_exit;
@@ -13,7 +13,7 @@ use super::words::{self, QuoteStyle};
 use crate::manifest::document::Text;
 use crate::model::State;
 
-/// How its sections begin, by which a file is known.
+/// Section prefixes that identify a supervisord file.
 pub const SECTIONS: [&str; 9] = [
     "program:",
     "supervisord]",
@@ -26,7 +26,7 @@ pub const SECTIONS: [&str; 9] = [
     "include]",
 ];
 
-/// Many more than anybody numbers by hand; as processes of their own they would be a file nobody reads.
+/// Maximum number of processes that are written out separately.
 const MAX_SEPARATE_PROCESSES: u32 = 1_000;
 
 pub fn read(file: &mut FileReader<'_, '_>) -> Vec<Draft> {
@@ -38,9 +38,9 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<Draft> {
             Some(("program", name)) => drafts.extend(program(name.trim(), section, &whole, file)),
             Some((kind @ ("eventlistener" | "fcgi-program"), _)) => {
                 let why = if kind == "eventlistener" {
-                    "it talks with supervisord itself, and is left out"
+                    "an event listener depends on supervisord; ignored"
                 } else {
-                    "it needs the socket that supervisord opens for it, and is left out"
+                    "a FastCGI program needs a socket of supervisord; ignored"
                 };
                 file.note(section.line, &format!("[{}]", section.name), why);
             }
@@ -49,22 +49,22 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Vec<Draft> {
             _ if section.name == "include" => {
                 let files = section.last("files");
                 let what = files.map_or("other files".to_owned(), |entry| entry.value.replace('\n', " "));
-                file.note(
-                    section.line,
-                    "[include]",
-                    format!("{what} is not read: name the files themselves"),
-                );
+                file.note(section.line, "[include]", format!("{what} is not read: pass the files to import"));
             }
-            _ => file.note(section.line, &format!("[{}]", section.name), "it is about supervisord itself"),
+            _ => file.note(
+                section.line,
+                &format!("[{}]", section.name),
+                "configures supervisord itself; ignored",
+            ),
         }
     }
     if drafts.is_empty() && file.reader.problems.is_empty() {
-        file.reject(1, "no program is in it", "[program:NAME] with command=…");
+        file.reject(1, "the file has no programs", "add [program:NAME] with command=…");
     }
     drafts
 }
 
-/// What holds for every program.
+/// Settings that apply to all programs.
 #[derive(Default)]
 struct SharedSettings {
     /// Program → group.
@@ -94,7 +94,7 @@ impl SharedSettings {
                 }
             }
             if !own.is_empty() {
-                let message = format!("{} are about supervisord itself", own.join(", "));
+                let message = format!("{} are settings of supervisord itself; ignored", own.join(", "));
                 file.note(section.line, "[supervisord]", message);
             }
         }
@@ -109,7 +109,7 @@ impl SharedSettings {
                     let named = programs.filter(|program| !program.is_empty());
                     self.groups.extend(named.map(|program| (program.to_owned(), group.to_owned())));
                 }
-                key => file.note(entry.line, key, "manifests have no order but depends_on"),
+                key => file.note(entry.line, key, "manifests have no start order except depends_on"),
             }
         }
     }
@@ -131,7 +131,7 @@ fn program(
         Some(Ok(n)) => n,
         Some(Err(_)) => {
             let line = section.last(key).map_or(section.line, |entry| entry.line);
-            file.reject(line, format!("{key} is no number"), "a whole number from 0");
+            file.reject(line, format!("{key} is not a number"), "use a whole number from 0");
             default
         }
     };
@@ -150,19 +150,17 @@ fn program(
     let uses: Vec<&IniEntry> = section.entries.iter().filter(|entry| matters(entry)).collect();
     if uses.is_empty() || (first == 1 && uses.iter().all(|entry| plain(entry))) {
         let line = section.last("process_name").map_or(section.line, |entry| entry.line);
-        let message = format!("the {numprocs} of them are called {name}_1 to {name}_{numprocs}");
+        let message = format!("the {numprocs} processes are named {name}_1 to {name}_{numprocs}");
         file.note(line, "process_name", message);
         let draft = draft(known(ProcessNumber::Variable), section, whole, file);
         return draft.map(|draft| Draft { instances: Some(numprocs), ..draft }).into_iter().collect();
     }
-    // `${instance}` counts from 1 and without zeros: each is a process of its own.
+    // `${instance}` counts from 1 without leading zeros; any other numbering needs separate processes.
     if numprocs > MAX_SEPARATE_PROCESSES {
-        let message = format!("program {name:?} has {numprocs} numbers that a manifest cannot count");
-        file.reject(
-            section.line,
-            message,
-            "count from 1 (numprocs_start=1), without zeros before the number",
+        let message = format!(
+            "program {name:?} has {numprocs} processes with a numbering that manifests do not support"
         );
+        file.reject(section.line, message, "count from 1 (numprocs_start=1), without leading zeros");
         return Vec::new();
     }
     let numbers = (0..numprocs).map(|nth| first.saturating_add(nth));
@@ -231,31 +229,25 @@ impl SupervisordProgram<'_> {
                     draft.stop_by(&signal);
                     file.note(line, key, NOT_KILLED);
                 }
-                None => {
-                    file.reject(line, format!("{key}: there is no such signal"), "such as TERM, INT, QUIT")
-                }
+                None => file.reject(line, format!("{key}: unknown signal"), "such as TERM, INT, QUIT"),
             },
             "exitcodes" => {
                 file.note(
                     line,
                     key,
-                    "every exit that nobody asked for is answered by a new start, whatever its code",
+                    "the agent restarts the process after every unexpected exit, with any exit code",
                 );
             }
-            "priority" => file.note(line, key, "manifests have no order but depends_on"),
-            // Together with others, below; or of no effect on one process.
+            "priority" => file.note(line, key, "manifests have no start order except depends_on"),
+            // Converted below, or without effect on a single process.
             "autostart" | "autorestart" | "numprocs" | "numprocs_start" | "process_name" => {}
             key if key.starts_with("stdout_") || key.starts_with("stderr_") || key == "redirect_stderr" => {}
             "stopasgroup" | "killasgroup" if parse_bool(&entry.value) == Some(false) => {}
             "killasgroup" => {
-                file.note(
-                    line,
-                    key,
-                    "where the host has control groups, what is killed by force goes with its tree",
-                );
+                file.note(line, key, "with cgroups, KILL applies to the whole process tree");
             }
             "umask" if matches!(entry.value.as_str(), "022" | "0022" | "22") => {}
-            _ => file.note(line, key, "manifests have nothing like it"),
+            _ => file.note(line, key, "no equivalent in manifests"),
         }
     }
 
@@ -271,14 +263,14 @@ impl SupervisordProgram<'_> {
             Ok(words) if !words.is_empty() => {
                 let relative = words[0].contains('/') && !words[0].starts_with('/');
                 if relative && section.last("directory").is_none() && draft.identity.setup_path.is_none() {
-                    let message = "it begins where supervisord was started, which the file does not say";
+                    let message = "relative to the directory where supervisord was started, which is unknown";
                     file.note(entry.line, &entry.key, message);
                 }
                 draft.identity.proc_name = Some(Text(words::program(&words)));
                 draft.foreground(format!("exec {}", words::command(&words)));
             }
             Ok(_) => file.reject(entry.line, "command is empty", "command=…"),
-            Err(why) => file.reject(entry.line, format!("command cannot be read: {why}"), "close it"),
+            Err(why) => file.reject(entry.line, format!("command cannot be read: {why}"), "close the quote"),
         }
     }
 
@@ -313,11 +305,11 @@ fn parse_bool(value: &str) -> Option<bool> {
 fn number(entry: &IniEntry, fits: fn(i64) -> Option<i64>, file: &mut FileReader<'_, '_>) -> Option<i64> {
     let value = entry.value.parse::<i64>().ok();
     if value.is_none() {
-        file.reject(entry.line, format!("{} is no whole number", entry.key), "such as 10");
+        file.reject(entry.line, format!("{} is not a whole number", entry.key), "such as 10");
     }
     let fitting = value.and_then(fits);
     if value.is_some() && fitting.is_none() {
-        file.note(entry.line, &entry.key, "it is out of the range that a manifest has, and is left out");
+        file.note(entry.line, &entry.key, "out of the range of manifests; ignored");
     }
     fitting
 }

@@ -1,4 +1,4 @@
-//! Command lines of a unit: prefixes, quotes, specifiers such as `%i`, and variables.
+//! systemd command lines: prefixes, quotes, specifiers such as `%i`, and variables.
 
 use super::service::Service;
 use crate::manifest::document::Text;
@@ -7,7 +7,7 @@ use crate::manifest::import::draft::Draft;
 use crate::manifest::import::ini::IniEntry;
 use crate::manifest::import::words::{self, END, MARKS, QuoteStyle, SPLIT_VARIABLE, VARIABLE};
 
-/// What stands before a program.
+/// Prefixes of a program.
 #[derive(Default)]
 pub struct ExecPrefix {
     /// `-`
@@ -41,7 +41,7 @@ impl Service<'_> {
                     file.note(
                         start.line,
                         "ExecStart",
-                        "`-` before the program: a bad exit code stays a bad one",
+                        "`-` before the program is ignored: a failing exit code stays a failure",
                     );
                 }
                 format!("exec {}", words::command(&words))
@@ -52,7 +52,7 @@ impl Service<'_> {
         Some(())
     }
 
-    /// Commands one after the other, as long as they go well.
+    /// Joins commands with `&&`.
     pub(super) fn sequence(&self, entries: &[&IniEntry], file: &mut FileReader<'_, '_>) -> Option<String> {
         let mut all = Vec::new();
         for entry in entries {
@@ -67,7 +67,7 @@ impl Service<'_> {
         Some(all.join(" && "))
     }
 
-    /// A command line of systemd's: its prefixes, and its words with their variables marked.
+    /// Parses a command line into prefixes and words, with variables marked.
     pub(super) fn words(
         &self,
         entry: &IniEntry,
@@ -76,7 +76,7 @@ impl Service<'_> {
         let words = match words::split(&entry.value, QuoteStyle::Systemd) {
             Ok(words) => words,
             Err(why) => {
-                file.reject(entry.line, format!("{} cannot be read: {why}", entry.key), "close it");
+                file.reject(entry.line, format!("{} cannot be read: {why}", entry.key), "close the quote");
                 return None;
             }
         };
@@ -94,23 +94,19 @@ impl Service<'_> {
             }
         }
         if program.is_empty() {
-            file.reject(entry.line, format!("{} names no program", entry.key), "the path of a program");
+            file.reject(entry.line, format!("{} has no program", entry.key), "add the path of a program");
             return None;
         }
         if prefix.privileged {
             file.note(
                 entry.line,
                 &entry.key,
-                "`+`, `!` or `|` before the program: it runs as user, like the others",
+                "`+`, `!` or `|` before the program is ignored: all commands run as user",
             );
         }
         words[0] = program;
         if prefix.first_argument && words.len() > 1 {
-            file.note(
-                entry.line,
-                &entry.key,
-                format!("`@`: it is not called {:?} in its first argument", words[1]),
-            );
+            file.note(entry.line, &entry.key, format!("`@` is ignored: argv[0] is not {:?}", words[1]));
             words.remove(1);
         }
         if !prefix.literal {
@@ -119,7 +115,7 @@ impl Service<'_> {
         Some((prefix, words))
     }
 
-    /// `%i` and the like, as far as the unit's name and the usual places of a system say what they are.
+    /// Expands specifiers such as `%i` that follow from the unit's name or from standard paths.
     pub(super) fn expand_specifiers(
         &self,
         text: &str,
@@ -154,7 +150,7 @@ impl Service<'_> {
                 Some('V') => out.push_str("/var/tmp"),
                 other => {
                     let shown: String = other.into_iter().collect();
-                    let message = format!("%{shown} is known only to a running systemd; it stays as it is");
+                    let message = format!("%{shown} is known only to a running systemd; left unchanged");
                     file.note(entry.line, &entry.key, message);
                     out.push('%');
                     out.push_str(&shown);
@@ -164,23 +160,23 @@ impl Service<'_> {
         out
     }
 
-    /// A text that no shell sees.
+    /// A text outside of commands.
     pub(super) fn text(&self, entry: &IniEntry, file: &mut FileReader<'_, '_>) -> String {
         words::escaped(&self.expand_specifiers(&entry.value, entry, file))
     }
 }
 
-/// `$NAME` as a word is as many words as its value has; `${NAME}` is one; `$$` is `$`.
+/// Marks variables: a word `$NAME` is split into words, `${NAME}` is one word, `$$` is `$`.
 fn variables(word: &str) -> String {
     let name_of = |text: &str| {
         let end = text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
         (end > 0 && !text.starts_with(|c: char| c.is_ascii_digit())).then(|| text[..end].to_owned())
     };
-    let told = |name: String| if name == "MAINPID" { "ABIDE_PID".to_owned() } else { name };
+    let renamed = |name: String| if name == "MAINPID" { "ABIDE_PID".to_owned() } else { name };
     if let Some(name) = word.strip_prefix('$').and_then(name_of)
         && name.len() + 1 == word.len()
     {
-        return format!("{SPLIT_VARIABLE}{}{END}", told(name));
+        return format!("{SPLIT_VARIABLE}{}{END}", renamed(name));
     }
     let (mut out, mut rest) = (String::new(), word);
     while let Some(at) = rest.find('$') {
@@ -193,13 +189,13 @@ fn variables(word: &str) -> String {
         } else if let Some((name, after)) =
             braced.and_then(|(name, inner)| Some((name.clone(), inner[name.len()..].strip_prefix('}')?)))
         {
-            out.push_str(&format!("{VARIABLE}{}{END}", told(name)));
+            out.push_str(&format!("{VARIABLE}{}{END}", renamed(name)));
             rest = after;
         } else {
             out.push('$');
         }
     }
     out.push_str(rest);
-    debug_assert!(!word.contains(MARKS), "whoever reads a file has looked");
+    debug_assert!(!word.contains(MARKS), "files with mark characters are rejected");
     out
 }

@@ -1,4 +1,4 @@
-//! systemd's units: a `.service` is a process, and a `.timer` makes the service beside it periodic.
+//! systemd import: a `.service` becomes a process, and a `.timer` makes its service periodic.
 
 mod exec;
 mod service;
@@ -21,7 +21,7 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Option<UnitFile> {
     for section in &sections {
         let known = ["Unit", "Service", "Timer", "Install"].contains(&section.name.as_str());
         if !known && !section.name.starts_with("X-") {
-            file.note(section.line, &format!("[{}]", section.name), "manifests have nothing like it");
+            file.note(section.line, &format!("[{}]", section.name), "no equivalent in manifests");
         }
     }
     let section = |name: &str| sections.iter().find(|section| section.name == name);
@@ -33,8 +33,8 @@ pub fn read(file: &mut FileReader<'_, '_>) -> Option<UnitFile> {
         (None, None) => {
             file.reject(
                 1,
-                "it has neither [Service] nor [Timer]",
-                "only services and timers become manifests",
+                "the unit has neither [Service] nor [Timer]",
+                "only services and timers can be imported",
             );
             None
         }

@@ -1,4 +1,4 @@
-//! A service: its settings one by one, then those that only together say something.
+//! systemd services: single settings, then settings that depend on each other.
 
 use crate::manifest::document::{Real, Text};
 use crate::manifest::import::FileReader;
@@ -9,7 +9,7 @@ use crate::manifest::import::words::{self, QuoteStyle};
 use crate::model::{Percent, State};
 
 pub struct Service<'a> {
-    /// Such as `web@1.service`; standard input has no name.
+    /// Unit name such as `web@1.service`; `None` for standard input.
     pub unit: Option<String>,
     section: &'a IniSection,
     about: Option<&'a IniSection>,
@@ -25,7 +25,7 @@ impl<'a> Service<'a> {
         let oneshot = kind == "oneshot";
         let starts = self.all("ExecStart");
         if starts.is_empty() {
-            let hint = "a drop-in is no whole unit: `systemctl cat NAME` prints it with its drop-ins";
+            let hint = "a drop-in is not a whole unit: `systemctl cat NAME` prints a unit with its drop-ins";
             file.reject(self.section.line, "the service has no ExecStart", hint);
             return None;
         }
@@ -34,11 +34,7 @@ impl<'a> Service<'a> {
             None => {
                 let (_, words) = self.words(starts[0], file)?;
                 let name = words::program(&words);
-                file.note(
-                    starts[0].line,
-                    "ExecStart",
-                    format!("the unit's name is not known: it is called {name}"),
-                );
+                file.note(starts[0].line, "ExecStart", format!("the unit's name is unknown; named {name}"));
                 name
             }
         };
@@ -59,7 +55,7 @@ impl<'a> Service<'a> {
         self.section.last(key).filter(|entry| !entry.value.is_empty())
     }
 
-    /// Values that add up; an empty one begins anew.
+    /// Values of a cumulative setting; an empty value resets it.
     fn all(&self, key: &str) -> Vec<&'a IniEntry> {
         let mut all = Vec::new();
         for entry in self.section.entries.iter().filter(|entry| entry.key == key) {
@@ -98,24 +94,26 @@ impl<'a> Service<'a> {
                 draft.monitor.stop_check_secs = span(entry, file);
                 match kind {
                     "forking" => draft.monitor.op_timeout = draft.monitor.stop_check_secs,
-                    _ => file.note(line, key, "only a stop has a time limit here"),
+                    _ => file.note(line, key, "only a stop has a time limit in manifests"),
                 }
             }
             "MemoryMax" | "MemoryLimit" => match percent(value) {
                 Some(share) => draft.resource.mem = Some(Real(share)),
                 None if value == "infinity" => {}
-                None => file.note(line, key, "resource.mem is a percentage of the host's memory: choose one"),
+                None => {
+                    file.note(line, key, "resource.mem is a percentage of the host's memory: set it manually")
+                }
             },
             "CPUQuota" => {
                 let message =
-                    "it is a share of one processor; resource.cpu is one of the whole host: choose one";
+                    "a share of one CPU; resource.cpu is a percentage of the whole host: set it manually";
                 file.note(line, key, message);
             }
             "StandardOutput" => output(entry, draft, file),
             "StandardError" => match value.as_str() {
                 "inherit" => {}
                 same if self.last("StandardOutput").is_some_and(|out| out.value == same) => {}
-                _ => file.note(line, key, "there is one file for all output: that of StandardOutput"),
+                _ => file.note(line, key, "manifests have one file for all output: that of StandardOutput"),
             },
             "UMask" if matches!(value.as_str(), "022" | "0022") => {}
             "KillSignal" if signal(value).as_deref() == Some("TERM") => {}
@@ -123,31 +121,27 @@ impl<'a> Service<'a> {
             "SendSIGKILL" if is_true(value) => {}
             "RemainAfterExit" if !is_true(value) => {}
             "RemainAfterExit" if kind == "oneshot" => {
-                file.note(
-                    line,
-                    key,
-                    "a one-shot that has run counts as done; its ExecStop is for a stop alone",
-                );
+                file.note(line, key, "a one-shot counts as done after its run; ExecStop runs only on a stop");
             }
-            // Read elsewhere.
+            // Converted elsewhere.
             "Type" | "ExecStart" | "ExecReload" | "ExecStop" | "Restart" | "KillSignal" => {}
             "ExecStartPre" | "ExecStartPost" | "ExecStopPost" | "ExecCondition" => {
-                file.note(line, key, "a manifest has one start_cmd and one stop_cmd: put it into them");
+                file.note(line, key, "manifests have one start_cmd and one stop_cmd: add the command there");
             }
             "EnvironmentFile" => {
                 file.note(
                     line,
                     key,
-                    "the agent reads no such file: write its variables as env, or {file: PATH} for one",
+                    "the agent does not read environment files: write the variables to env, or use {file: PATH} for one",
                 );
             }
             "Group" | "SupplementaryGroups" => {
-                file.note(line, key, "a process has the groups of its user");
+                file.note(line, key, "a process has the groups of its user in manifests");
             }
             "TimeoutStartSec" => {
-                file.note(line, key, "a process in the foreground has no time limit; start_check_secs is when it counts as started");
+                file.note(line, key, "foreground mode has no start timeout; a process counts as started after start_check_secs");
             }
-            _ => file.note(line, key, "manifests have nothing like it"),
+            _ => file.note(line, key, "no equivalent in manifests"),
         }
     }
 
@@ -155,8 +149,8 @@ impl<'a> Service<'a> {
         let user = self.expand_specifiers(&entry.value, entry, file);
         match user.parse::<u32>() {
             Ok(0) => draft.identity.user = Some("root".into()),
-            Ok(_) => file.note(entry.line, &entry.key, "a manifest knows users by name, not by number"),
-            Err(_) if user.contains("${") => file.note(entry.line, &entry.key, "it is no user's name"),
+            Ok(_) => file.note(entry.line, &entry.key, "manifests have user names, not user ids"),
+            Err(_) if user.contains("${") => file.note(entry.line, &entry.key, "not a valid user name"),
             Err(_) => draft.identity.user = Some(Text(user)),
         }
     }
@@ -175,17 +169,21 @@ impl<'a> Service<'a> {
                 } else {
                     format!("/home/{}", words::escaped(user))
                 };
-                file.note(entry.line, &entry.key, format!("the home of {user} is taken to be {home}"));
+                file.note(
+                    entry.line,
+                    &entry.key,
+                    format!("the home directory of {user} is assumed to be {home}"),
+                );
                 home
             }
             _ => path,
         };
         if optional {
-            file.note(entry.line, &entry.key, "`-`: here it must be there");
+            file.note(entry.line, &entry.key, "`-` is ignored: the directory must exist");
         }
         match path.starts_with('/') {
             true => draft.identity.setup_path = Some(Text(path)),
-            false => file.note(entry.line, &entry.key, "it is no path from the root, and is left out"),
+            false => file.note(entry.line, &entry.key, "not an absolute path; ignored"),
         }
     }
 
@@ -196,7 +194,7 @@ impl<'a> Service<'a> {
                 return file.reject_private(
                     entry.line,
                     format!("Environment cannot be read: {why}"),
-                    "close it",
+                    "close the quote",
                 );
             }
         };
@@ -206,9 +204,7 @@ impl<'a> Service<'a> {
                 Some((name, value)) if !name.is_empty() && !name.contains('\0') => {
                     draft.env.insert(name.to_owned(), words::escaped(value));
                 }
-                _ => {
-                    file.note(entry.line, "Environment", "a word without `=` is no variable, and is left out")
-                }
+                _ => file.note(entry.line, "Environment", "a word without `=` is not a variable; ignored"),
             }
         }
     }
@@ -220,7 +216,7 @@ impl<'a> Service<'a> {
             "oneshot" => draft.monitor.auto_type = Some(2),
             "forking" => {
                 draft.control.start_mode = Some("daemon".into());
-                // The shell that runs it waits for it; there is nothing to become.
+                // The shell waits for a forking command, so `exec` is not needed.
                 if let Some(Text(command)) = &mut draft.control.start_cmd
                     && let Some(rest) = command.strip_prefix("exec ")
                 {
@@ -230,26 +226,26 @@ impl<'a> Service<'a> {
                     file.note(
                         line,
                         "Type",
-                        "a daemon is found by its pid file, and PIDFile is not there: see to pid_path",
+                        "PIDFile is not set, but a daemon is identified by its pid file: check pid_path",
                     );
                 }
-                // What it says to its own log is its own matter.
+                // A daemon writes its own log.
                 draft.log = match std::mem::take(&mut draft.log) {
                     Log::Unspecified => Log::Discard,
-                    said => said,
+                    log => log,
                 };
             }
             "notify" | "notify-reload" | "dbus" | "idle" => {
                 file.note(
                     line,
                     "Type",
-                    format!("{kind}: it counts as started when start_check_secs are over"),
+                    format!("{kind}: the process counts as started after start_check_secs"),
                 );
             }
             other => file.reject(
                 line,
-                format!("there is no Type {other:?}"),
-                "simple, exec, forking, oneshot, notify",
+                format!("unknown Type {other:?}"),
+                "use simple, exec, forking, oneshot or notify",
             ),
         }
         if kind != "forking" && draft.identity.pid_path.take().is_some() {
@@ -257,7 +253,7 @@ impl<'a> Service<'a> {
             file.note(
                 line,
                 "PIDFile",
-                "the agent writes the pid file of what is its child, at a place of its own",
+                "the agent writes the pid file of a foreground process, at a generated path",
             );
         }
     }
@@ -266,29 +262,28 @@ impl<'a> Service<'a> {
         let restart = self.last("Restart");
         match (restart.map_or("no", |entry| entry.value.as_str()), restart) {
             ("no", None) | ("no", Some(_)) if oneshot => {}
-            // Nobody brings it back: neither do we.
+            // systemd does not restart the service, so the agent does not either.
             ("no", _) => draft.state = State::Unhosted,
             (_, Some(IniEntry { line, key, .. })) if oneshot => {
-                file.note(*line, key, "a one-shot (auto_type: 2) is not run again when it fails");
+                file.note(*line, key, "a one-shot (auto_type: 2) is not retried after a failure");
             }
             ("always", _) => {}
             (
                 word @ ("on-failure" | "on-abnormal" | "on-abort" | "on-watchdog" | "on-success"),
                 Some(entry),
             ) => {
-                let message = format!(
-                    "{word}: it is guarded, and any end that nobody asked for is answered by a new start"
-                );
+                let message =
+                    format!("{word}: supervised; the agent restarts the process after any unexpected exit");
                 file.note(entry.line, &entry.key, message);
             }
             (_, Some(entry)) => {
-                file.reject(entry.line, "Restart is none of its words", "no, always or on-failure")
+                file.reject(entry.line, "Restart is not a known value", "use no, always or on-failure")
             }
             (_, None) => {}
         }
     }
 
-    /// What is not its start.
+    /// Reload and stop commands.
     fn commands(&self, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         let reloads = self.all("ExecReload");
         if !reloads.is_empty() {
@@ -303,13 +298,17 @@ impl<'a> Service<'a> {
         match signal(&entry.value) {
             Some(signal) if signal == "TERM" || signal == "15" => {}
             Some(_) if !stops.is_empty() => {
-                file.note(entry.line, &entry.key, "ExecStop becomes the stop_cmd, and no signal follows it");
+                file.note(
+                    entry.line,
+                    &entry.key,
+                    "ignored: ExecStop becomes the stop_cmd, and no signal follows it",
+                );
             }
             Some(signal) => {
                 draft.stop_by(&signal);
                 file.note(entry.line, &entry.key, NOT_KILLED);
             }
-            None => file.reject(entry.line, "KillSignal is no signal", "such as SIGTERM or SIGINT"),
+            None => file.reject(entry.line, "KillSignal is not a signal", "such as SIGTERM or SIGINT"),
         }
     }
 
@@ -318,7 +317,7 @@ impl<'a> Service<'a> {
             let IniEntry { key, value, line } = entry;
             let units = || value.split_whitespace().map(|unit| (*line, key.clone(), unit.to_owned()));
             match key.as_str() {
-                // What it is, in words: a comment.
+                // Documentation only.
                 "Description" | "Documentation" => {}
                 "After" => draft.after.extend(units()),
                 "Before" => draft.before.extend(units()),
@@ -327,11 +326,11 @@ impl<'a> Service<'a> {
                     file.note(
                         *line,
                         key,
-                        "it becomes an order (depends_on): a stop of the other stops nothing here",
+                        "converted to start order (depends_on): a stop of the dependency does not stop this process",
                     );
                 }
                 "StartLimitBurst" => draft.monitor.start_retries = count(entry, file),
-                _ => file.note(*line, key, "manifests have nothing like it"),
+                _ => file.note(*line, key, "no equivalent in manifests"),
             }
         }
     }
@@ -343,11 +342,11 @@ fn output(entry: &IniEntry, draft: &mut Draft, file: &mut FileReader<'_, '_>) {
         (_, Some(path)) => {
             draft.log = Log::File(words::escaped(path));
             if !entry.value.starts_with("append:") {
-                file.note(entry.line, &entry.key, "the agent appends to it");
+                file.note(entry.line, &entry.key, "the agent appends to the file");
             }
         }
         ("null", None) => draft.log = Log::Discard,
-        _ => file.note(entry.line, &entry.key, "output goes to a file here (log_path)"),
+        _ => file.note(entry.line, &entry.key, "output is written to a file (log_path)"),
     }
 }
 
@@ -363,18 +362,18 @@ fn percent(value: &str) -> Option<f64> {
 fn span(entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<i64> {
     let Some(ms) = span_ms(&entry.value) else {
         if entry.value == "infinity" {
-            file.note(entry.line, &entry.key, "manifests have no time without end; it is left out");
+            file.note(entry.line, &entry.key, "manifests have no infinite duration; ignored");
         } else {
-            file.reject(entry.line, format!("{} is no time", entry.key), "such as 30s or 1min 30s");
+            file.reject(entry.line, format!("{} is not a duration", entry.key), "such as 30s or 1min 30s");
         }
         return None;
     };
     if ms % 1000 != 0 {
-        file.note(entry.line, &entry.key, format!("it is rounded up to {} s", whole_seconds(ms)));
+        file.note(entry.line, &entry.key, format!("rounded up to {} s", whole_seconds(ms)));
     }
     let fitting = seconds(whole_seconds(ms));
     if fitting.is_none() {
-        file.note(entry.line, &entry.key, "it is longer than a manifest can say, and is left out");
+        file.note(entry.line, &entry.key, "longer than manifests allow; ignored");
     }
     fitting
 }
@@ -382,11 +381,11 @@ fn span(entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<i64> {
 fn count(entry: &IniEntry, file: &mut FileReader<'_, '_>) -> Option<i64> {
     let value = entry.value.parse::<i64>().ok();
     if value.is_none() {
-        file.reject(entry.line, format!("{} is no whole number", entry.key), "such as 5");
+        file.reject(entry.line, format!("{} is not a whole number", entry.key), "such as 5");
     }
     let fitting = value.and_then(retries);
     if value.is_some() && fitting.is_none() {
-        file.note(entry.line, &entry.key, "it is out of the range that a manifest has, and is left out");
+        file.note(entry.line, &entry.key, "out of the range of manifests; ignored");
     }
     fitting
 }

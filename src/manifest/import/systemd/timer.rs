@@ -1,4 +1,4 @@
-//! A timer: when a service runs.
+//! systemd timers: schedules of services.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::manifest::import::ini::{IniEntry, IniSection};
 use crate::manifest::import::{FileReader, ImportContext};
 use crate::model::State;
 
-/// When a service runs.
+/// Schedule of a service.
 pub struct Timer {
     file: Arc<str>,
     line: u32,
-    /// The service.
+    /// Unit name of the service.
     unit: String,
     rule: Option<String>,
     cycle_time: Option<i64>,
 }
 
-/// Timers of services that were imported with them.
+/// Applies timers to the services of the same import.
 pub fn schedule(drafts: &mut [Draft], timers: Vec<Timer>, reader: &mut ImportContext<'_>) {
     for Timer { file, line, unit, rule, cycle_time } in timers {
         let Some(draft) = drafts.iter_mut().find(|draft| draft.alias == unit) else {
-            let message = format!("{unit} is not imported with it, so there is nothing to run");
+            let message = format!("{unit} is not imported in this run, so the timer is ignored");
             reader.note(&file, line, "[Timer]", message);
             continue;
         };
@@ -52,24 +52,28 @@ pub fn read(name: String, section: &IniSection, file: &mut FileReader<'_, '_>) -
             "Unit" => timer.unit.clone_from(value),
             "OnCalendar" if value.is_empty() => timer.rule = None,
             "OnCalendar" if timer.rule.is_some() => {
-                file.note(*line, key, "a manifest has one crontab_rule: the first");
+                file.note(*line, key, "manifests have one crontab_rule; the first is used");
             }
             "OnCalendar" => {
                 timer.rule = crontab(value);
                 if timer.rule.is_none() {
-                    file.note(*line, key, format!("no crontab says {value:?}: choose a crontab_rule"));
+                    file.note(
+                        *line,
+                        key,
+                        format!("{value:?} has no equivalent crontab rule: set crontab_rule manually"),
+                    );
                 }
             }
             "OnUnitActiveSec" if let Some(ms) = span_ms(value).filter(|ms| *ms > 0) => {
                 timer.cycle_time = Some(seconds(ms).min(366 * 86_400));
             }
-            // A run whose time passed while nobody could run it takes place once.
+            // The agent makes up for missed runs once.
             "Persistent" if is_true(value) => {}
-            _ => file.note(*line, key, "manifests have nothing like it"),
+            _ => file.note(*line, key, "no equivalent in manifests"),
         }
     }
     if timer.rule.is_some() && timer.cycle_time.take().is_some() {
-        file.note(section.line, "OnUnitActiveSec", "the crontab_rule of OnCalendar stands alone");
+        file.note(section.line, "OnUnitActiveSec", "ignored: the crontab_rule of OnCalendar is used");
     }
     Some(timer)
 }
