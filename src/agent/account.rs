@@ -1,4 +1,4 @@
-//! Accounts: the user, groups, home and shell that the commands of a spec run with.
+//! Accounts: user, groups, home and shell for the processes and commands of a spec.
 
 use std::path::PathBuf;
 
@@ -24,27 +24,28 @@ pub struct FileCredentials {
 }
 
 impl Account {
-    /// Whom a spec's commands run as.
+    /// The account of a spec; without `user`, the agent's own.
     pub fn of(spec: &Spec) -> Result<Account, String> {
         match &spec.identity.user {
             Some(name) => Account::named(name),
             None => {
                 let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
-                Account::named(&me.ok_or("this agent's own user has no name")?.name)
+                Account::named(&me.ok_or("the agent's own uid has no user name")?.name)
             }
         }
     }
 
     pub fn named(name: &str) -> Result<Account, String> {
         use nix::unistd::{User, getgrouplist};
-        let user = User::from_name(name).map_err(|error| format!("cannot look user {name:?} up: {error}"))?;
-        let user = user.ok_or_else(|| format!("there is no user {name:?} on this host"))?;
-        let c_name = std::ffi::CString::new(name).map_err(|_| format!("{name:?} is no user's name"))?;
+        let user = User::from_name(name).map_err(|error| format!("cannot look up user {name:?}: {error}"))?;
+        let user = user.ok_or_else(|| format!("user {name:?} does not exist on this host"))?;
+        let c_name =
+            std::ffi::CString::new(name).map_err(|_| format!("{name:?} is not a valid user name"))?;
         let groups = getgrouplist(&c_name, user.gid)
-            .map_err(|error| format!("cannot look the groups of {name:?} up: {error}"))?;
+            .map_err(|error| format!("cannot look up the groups of user {name:?}: {error}"))?;
         let me = nix::unistd::geteuid();
         if !me.is_root() && user.uid != me {
-            return Err(format!("only root can run a process as {name:?}, and this agent is not root"));
+            return Err(format!("cannot run a process as user {name:?}: the agent does not run as root"));
         }
         Ok(Account {
             uid: user.uid.as_raw(),

@@ -1,9 +1,8 @@
-//! Control groups, version 2: a process and everything that it forks, under one name.
+//! Control groups (version 2): one group per launch, for accounting, limits and kill of a whole process tree.
 //!
-//! Each launch gets a group of its own below the agent's, where the kernel and our rights allow it. Then its whole tree is
-//! known, whatever forks and daemonizes there, is counted, and can be ended at once. Limits are handed to the kernel where
-//! their controller is there, file by file; where it is not, they are looked after by sampling. Without any of this the
-//! agent works too.
+//! Each launch gets its own group below the agent's, where the kernel and the agent's rights allow it. The group contains
+//! every descendant, also one that daemonizes. Limits are set in the kernel for each controller that is enabled; other
+//! limits are enforced by sampling. The agent also works without control groups.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -11,16 +10,16 @@ use std::path::{Path, PathBuf};
 use super::meter::limit;
 use crate::model::Resource;
 
-/// Tries of an agent that ends to remove its groups, and the wait between them.
-const LAST_TRIES: u32 = 10;
-const LAST_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
+/// Attempts of an ending agent to remove its groups, and the wait between two attempts.
+const REMOVE_ATTEMPTS: u32 = 10;
+const REMOVE_RETRY_INTERVAL: std::time::Duration = std::time::Duration::from_millis(10);
 
-/// Where groups are made; `None`: nowhere.
+/// Parent directory of the agent's groups; `None`: control groups are not available.
 #[derive(Debug)]
 pub struct Cgroups(Option<PathBuf>);
 
 impl Cgroups {
-    /// Below the agent's own group, under a name that is the same for the same folder.
+    /// A directory below the agent's own group, whose name depends on the agent's folder only.
     pub fn under_own_cgroup(folder: &Path) -> Cgroups {
         Cgroups(Cgroups::find(folder))
     }
@@ -29,34 +28,34 @@ impl Cgroups {
         let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
         let mount = mounts.lines().find_map(|line| {
             let mut words = line.split(' ').skip(1);
-            let (place, kind) = (words.next()?, words.next()?);
-            (kind == "cgroup2").then(|| PathBuf::from(place))
+            let (path, kind) = (words.next()?, words.next()?);
+            (kind == "cgroup2").then(|| PathBuf::from(path))
         })?;
-        let ours = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-        let ours = ours.lines().find_map(|line| line.strip_prefix("0::"))?;
-        // One that we were launched in by another agent is its, not ours to build in.
-        let ours = ours.split("/abide-").next().unwrap_or_default();
+        let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
+        // An agent that another agent launched does not create groups inside the group of that launch.
+        let own = own.split("/abide-").next().unwrap_or_default();
         let folder = folder.canonicalize().ok()?;
         let name = blake3::hash(folder.as_os_str().as_encoded_bytes()).to_hex();
-        let base = mount.join(ours.trim_start_matches('/')).join(format!("abide-{}", &name[..12]));
+        let base = mount.join(own.trim_start_matches('/')).join(format!("abide-{}", &name[..12]));
         std::fs::create_dir_all(&base).ok()?;
-        // What a former agent left empty goes; what is in use cannot be removed.
-        for left in std::fs::read_dir(&base).ok()?.flatten() {
-            let _ = std::fs::remove_dir(left.path());
+        // Removes empty groups of an earlier agent. The kernel refuses to remove one that is in use.
+        for entry in std::fs::read_dir(&base).ok()?.flatten() {
+            let _ = std::fs::remove_dir(entry.path());
         }
         base.join("cgroup.procs").is_file().then_some(base)
     }
 
-    /// The group of a launch, if it was made.
-    pub fn of(&self, incarnation: &str) -> Option<Cgroup> {
-        let path = self.0.as_ref()?.join(incarnation);
+    /// The group of a launch, if it exists.
+    pub fn of(&self, launch_id: &str) -> Option<Cgroup> {
+        let path = self.0.as_ref()?.join(launch_id);
         path.is_dir().then_some(Cgroup(path))
     }
 
-    /// A new group for a launch, with its limits where they can be set.
-    pub fn make(&self, incarnation: &str, limits: &Resource) -> Option<Cgroup> {
-        let path = self.0.as_ref()?.join(incarnation);
-        // A former agent of this folder removes the directory above at its end.
+    /// Creates the group of a launch, and sets its limits where controllers are enabled.
+    pub fn make(&self, launch_id: &str, limits: &Resource) -> Option<Cgroup> {
+        let path = self.0.as_ref()?.join(launch_id);
+        // An earlier agent of this folder may have removed the parent directory when it ended.
         std::fs::create_dir(&path).or_else(|_| std::fs::create_dir_all(&path)).ok()?;
         let group = Cgroup(path);
         group.limit(limits);
@@ -64,11 +63,11 @@ impl Cgroups {
     }
 }
 
-/// An agent that ends with nothing running leaves no group behind. What is in use cannot be removed.
+/// Removes empty groups when the agent ends. The kernel refuses to remove one that is in use.
 impl Drop for Cgroups {
     fn drop(&mut self) {
         let Some(base) = &self.0 else { return };
-        for _ in 0..LAST_TRIES {
+        for _ in 0..REMOVE_ATTEMPTS {
             let children: Vec<PathBuf> =
                 std::fs::read_dir(base).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
             let children: Vec<PathBuf> = children.into_iter().filter(|path| path.is_dir()).collect();
@@ -76,16 +75,16 @@ impl Drop for Cgroups {
             if std::fs::remove_dir(base).is_ok() || !base.exists() {
                 return;
             }
-            // One whose last process is on its way out goes a moment later; one with a process stays.
+            // A group with a process stays. A group whose last process is exiting can be removed a moment later.
             if children.iter().any(|path| !Cgroup(path.clone()).processes().is_empty()) {
                 return;
             }
-            std::thread::sleep(LAST_WAIT);
+            std::thread::sleep(REMOVE_RETRY_INTERVAL);
         }
     }
 }
 
-/// One group.
+/// The control group of one launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup(PathBuf);
 
@@ -98,12 +97,12 @@ impl Cgroup {
         self.0.display().to_string()
     }
 
-    /// A process can be born into it by this.
+    /// The directory, for creating a process in the group.
     pub fn open_dir(&self) -> Option<File> {
         File::open(&self.0).ok()
     }
 
-    /// Shares of the host become absolute, where a controller takes them.
+    /// Sets limits as absolute values, for each controller that is enabled.
     fn limit(&self, limits: &Resource) {
         let set = |file: &str, value: String| {
             let path = self.0.join(file);
@@ -125,19 +124,19 @@ impl Cgroup {
         text.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// Processor time of all that are or were in it: seconds.
+    /// CPU time of all current and former members, in seconds.
     pub fn cpu_secs(&self) -> Option<f64> {
         let text = std::fs::read_to_string(self.0.join("cpu.stat")).ok()?;
         let micros = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
         micros.trim().parse::<f64>().ok().map(|micros| micros / 1e6)
     }
 
-    /// Ends everything in it at once.
+    /// Kills all members at once.
     pub fn kill(&self) -> bool {
         std::fs::write(self.0.join("cgroup.kill"), "1").is_ok()
     }
 
-    /// Ends what is left in it, and the group. A group whose last process is still on its way out goes a moment later.
+    /// Kills the remaining members and removes the group, retrying while its last process exits.
     pub fn clear(self) {
         if std::fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
             return;
@@ -160,13 +159,13 @@ mod tests {
     use crate::model::Percent;
 
     #[test]
-    fn limits_are_set_where_their_controller_is_there_and_only_there() {
+    fn limits_are_set_only_for_enabled_controllers() {
         let folder = tempfile::tempdir().expect("a folder");
         let file = |name: &str| folder.path().join(name);
         std::fs::write(file("memory.max"), "max").expect("a file");
         let limits = Resource { cpu: Percent::new(50.0), mem: Percent::new(10.0), ..Resource::default() };
         Cgroup(folder.path().to_owned()).limit(&limits);
-        assert!(!file("cpu.max").exists(), "there is no such controller");
+        assert!(!file("cpu.max").exists(), "the controller is not enabled");
         let bytes: u64 = std::fs::read_to_string(file("memory.max")).expect("a file").parse().expect("bytes");
         assert_eq!(bytes / 1024, super::super::meter::memory() / 10 / 1024);
         std::fs::write(file("cpu.max"), "max 100000").expect("a file");
@@ -175,6 +174,6 @@ mod tests {
         assert_eq!(std::fs::read_to_string(file("cpu.max")).expect("a file"), format!("{half} 100000"));
         std::fs::write(file("memory.max"), "max").expect("a file");
         Cgroup(folder.path().to_owned()).limit(&Resource { mem: Percent::new(0.0), ..Resource::default() });
-        assert_eq!(std::fs::read_to_string(file("memory.max")).expect("a file"), "max", "0 is no limit");
+        assert_eq!(std::fs::read_to_string(file("memory.max")).expect("a file"), "max", "0 means unlimited");
     }
 }

@@ -1,7 +1,8 @@
-//! The agent's side of the channel: it connects out, comes back when the connection breaks, and tells until it is heard.
+//! Agent channel: the connection from the agent to the gateway, with reconnection and acknowledged delivery.
 //!
-//! Results are in the agent's store until the gateway has taken them; reports are not, since after a break everything is
-//! told of anew. So nothing is lost, and what is told twice is taken once: a row that is final stays so.
+//! Results are in the agent's store until the gateway acknowledges them. Reports are not stored: after a reconnect the agent
+//! reports all instances again. So no result is lost. The gateway may receive a result twice, and ignores the second one: a
+//! final row does not change.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -24,49 +25,49 @@ use crate::gse::response::Envelope;
 use crate::http::{ClientConfig, describe, redirect};
 use crate::model::HostKey;
 
-/// Whom an agent joins, and as what.
+/// The gateway that an agent joins, and the identity that it joins with.
 #[derive(Clone, Debug)]
 pub struct JoinConfig {
     pub url: String,
-    /// Read anew for every session: a token may be replaced.
+    /// Read for every session: a token may be replaced.
     pub token_file: PathBuf,
-    /// The same as long as the agent keeps its folder.
+    /// The agent's name, stored in its folder.
     pub agent: String,
     pub hosts: Vec<HostKey>,
     pub calling: ClientConfig,
 }
 
-/// The most that is told at once.
+/// Maximum messages per call.
 const BATCH: usize = 1000;
-/// Silence for this long means that nobody is there.
+/// A gateway that is silent for this long counts as gone.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(3 * HEARTBEAT_SECS + 1);
-/// A stream whose heartbeats are later than this is opened again: the gateway then stamps open operations again.
+/// A stream whose heartbeats are older than this is reopened: the gateway then stamps open operations again.
 const LAG_MS: u64 = 5_000;
-/// Between two tries to join: from, to.
+/// Minimum and maximum wait between two attempts to join.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// Serves a gateway until told to stop. `ready` is called when the first session stands.
+/// Serves a gateway until `stop` is set. `ready` is called at the start of each session.
 pub async fn run(
-    joining: JoinConfig,
-    mut table: Supervisor,
-    mut told: mpsc::UnboundedReceiver<AgentMessage>,
+    config: JoinConfig,
+    mut supervisor: Supervisor,
+    mut messages: mpsc::UnboundedReceiver<AgentMessage>,
     mut ready: impl FnMut(),
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), String> {
-    let client = joining.calling.client(&joining.url)?;
+    let client = config.calling.client(&config.url)?;
     let mut wait = BACKOFF.0;
     loop {
         let begun = Instant::now();
         let why = tokio::select! {
-            why = session(&joining, &client, &mut table, &mut told, &mut ready) => why,
+            why = session(&config, &client, &mut supervisor, &mut messages, &mut ready) => why,
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return Ok(()),
         };
-        // One that stood for a while was a good one.
+        // A session that lasted resets the backoff.
         if begun.elapsed() > BACKOFF.1 {
             wait = BACKOFF.0;
         }
         let jitter = Duration::from_millis(now_ms().unsigned_abs() % 50);
-        warn!(%why, again_in = ?wait, "no session with the gateway");
+        warn!(%why, retry_in = ?wait, "session with the gateway ended");
         tokio::select! {
             () = tokio::time::sleep(wait + jitter) => {}
             _ = async { let _ = stop.wait_for(|stop| *stop).await; } => return Ok(()),
@@ -75,117 +76,139 @@ pub async fn run(
     }
 }
 
-/// One session, from joining until it breaks. Why it did.
+/// Runs one session until it ends. Returns the reason.
 async fn session(
-    joining: &JoinConfig,
+    config: &JoinConfig,
     client: &Client,
-    table: &mut Supervisor,
-    told: &mut mpsc::UnboundedReceiver<AgentMessage>,
+    supervisor: &mut Supervisor,
+    messages: &mut mpsc::UnboundedReceiver<AgentMessage>,
     ready: &mut impl FnMut(),
 ) -> String {
-    match try_session(joining, client, table, told, ready).await {
+    match try_session(config, client, supervisor, messages, ready).await {
         Ok(()) => "the gateway ended the stream".to_owned(),
         Err(why) => why,
     }
 }
 
 async fn try_session(
-    joining: &JoinConfig,
+    config: &JoinConfig,
     client: &Client,
-    table: &mut Supervisor,
-    told: &mut mpsc::UnboundedReceiver<AgentMessage>,
+    supervisor: &mut Supervisor,
+    messages: &mut mpsc::UnboundedReceiver<AgentMessage>,
     ready: &mut impl FnMut(),
 ) -> Result<(), String> {
-    let gateway = GatewayClient::new(joining, client)?;
-    let ask = Join {
-        agent: joining.agent.clone(),
-        hosts: joining.hosts.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        clock: Some(now_ms()),
-        floors: true,
-        last_seq: table.last_seq(),
-    };
-    let Joined { session, acked, store } = gateway.call("join", &[], &ask).await?;
-    table.session_started(&store).await.map_err(|error| error.to_string())?;
-    let mut outbox =
-        Outbox { gateway: gateway.clone(), session: session.clone(), seq: acked, waiting: Vec::new() };
-    // What was under way when the last session broke: results are in the store, and everything else is told anew.
-    let untaken = table.unacknowledged_results().await.map_err(|error| error.to_string())?;
-    let known: HashSet<String> = untaken.iter().map(|result| result.op_id.clone()).collect();
-    while let Ok(old) = told.try_recv() {
-        if matches!(&old, AgentMessage::Result(result) if !known.contains(&result.op_id)) {
-            outbox.waiting.push(old);
-        }
-    }
-    outbox.waiting.extend(untaken.into_iter().map(AgentMessage::Result));
-    table.report_all();
+    let gateway = GatewayClient::new(config, client)?;
+    let mut outbox = join(config, gateway.clone(), supervisor, messages).await?;
+    supervisor.report_all();
     let mut clock = StreamClock::start();
+    let session = outbox.session.clone();
     let mut stream = gateway.stream(&session).await?;
-    info!(url = %joining.url, hosts = joining.hosts.len(), "joined");
+    info!(url = %config.url, hosts = config.hosts.len(), "joined");
     ready();
-    let mut lines = Vec::new();
-    let mut heard = Instant::now();
-    let mut beat = tokio::time::interval(Duration::from_secs(HEARTBEAT_SECS));
+    let mut buffer = Vec::new();
+    let mut last_received = Instant::now();
+    let mut heartbeat = tokio::time::interval(Duration::from_secs(HEARTBEAT_SECS));
     let mut busy = true;
-    let mut telling: Option<tokio::task::JoinHandle<Result<Vec<OpResult>, String>>> = None;
+    let mut send_task: Option<tokio::task::JoinHandle<Result<Vec<OpResult>, String>>> = None;
     loop {
-        if telling.is_none() && !outbox.waiting.is_empty() {
-            telling = Some(tokio::spawn(outbox.batch()));
+        if send_task.is_none() && !outbox.waiting.is_empty() {
+            send_task = Some(tokio::spawn(outbox.batch()));
         }
         tokio::select! {
-            piece = stream.next() => match piece {
+            chunk = stream.next() => match chunk {
                 None => return Ok(()),
                 Some(Err(error)) => return Err(format!("the stream broke: {error}")),
                 Some(Ok(bytes)) => {
-                    heard = Instant::now();
-                    lines.extend_from_slice(&bytes);
-                    while let Some(end) = lines.iter().position(|byte| *byte == b'\n') {
-                        let line: Vec<u8> = lines.drain(..=end).collect();
-                        if line.len() > 1 {
-                            // What a newer gateway says and we do not understand is none of our business.
-                            match serde_json::from_slice::<ToAgent>(&line) {
-                                Ok(down) => {
-                                    let age_ms = clock.age_ms_of(&down)?;
-                                    table.handle_message(down, age_ms).await;
-                                }
-                                Err(error) => warn!(%error, "the gateway said something unknown"),
-                            }
-                        }
-                    }
+                    last_received = Instant::now();
+                    buffer.extend_from_slice(&bytes);
+                    handle_lines(&mut buffer, &mut clock, supervisor).await?;
                 }
             },
-            Some(one) = told.recv() => {
+            Some(message) = messages.recv() => {
                 busy = true;
-                outbox.waiting.push(one);
-                while outbox.waiting.len() < BATCH && let Ok(more) = told.try_recv() {
+                outbox.waiting.push(message);
+                while outbox.waiting.len() < BATCH && let Ok(more) = messages.try_recv() {
                     outbox.waiting.push(more);
                 }
             }
-            ended = async { match &mut telling { Some(telling) => telling.await, None => std::future::pending().await } } => {
-                telling = None;
-                let taken = ended.map_err(|error| error.to_string())??;
-                table.acknowledged(taken).await.map_err(|error| error.to_string())?;
+            sent = async { match &mut send_task { Some(send_task) => send_task.await, None => std::future::pending().await } } => {
+                send_task = None;
+                let acknowledged = sent.map_err(|error| error.to_string())??;
+                supervisor.acknowledged(acknowledged).await.map_err(|error| error.to_string())?;
             }
-            _ = beat.tick() => {
+            _ = heartbeat.tick() => {
                 // A burst of work is over.
                 if std::mem::take(&mut busy) {
                     super::process::release_memory();
                 }
-                if heard.elapsed() > STREAM_TIMEOUT {
+                if last_received.elapsed() > STREAM_TIMEOUT {
                     return Err("the gateway has been silent for too long".to_owned());
                 }
-                if telling.is_none() && outbox.waiting.is_empty() {
-                    telling = Some(tokio::spawn(outbox.batch()));
+                if send_task.is_none() && outbox.waiting.is_empty() {
+                    send_task = Some(tokio::spawn(outbox.batch()));
                 }
             }
         }
     }
 }
 
+/// Joins the gateway. The outbox contains the results that it has not acknowledged, and no report of an earlier session.
+async fn join(
+    config: &JoinConfig,
+    gateway: GatewayClient,
+    supervisor: &mut Supervisor,
+    messages: &mut mpsc::UnboundedReceiver<AgentMessage>,
+) -> Result<Outbox, String> {
+    let request = Join {
+        agent: config.agent.clone(),
+        hosts: config.hosts.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        clock: Some(now_ms()),
+        floors: true,
+        last_seq: supervisor.last_seq(),
+    };
+    let Joined { session, acked, store } = gateway.call("join", &[], &request).await?;
+    supervisor.session_started(&store).await.map_err(|error| error.to_string())?;
+    let mut outbox = Outbox { gateway, session, seq: acked, waiting: Vec::new() };
+    // Messages of the broken session: results are in the store, and reports are sent again. Only a result that is not
+    // in the store (a live status check, a refusal) is taken from the queue.
+    let unacknowledged = supervisor.unacknowledged_results().await.map_err(|error| error.to_string())?;
+    let known: HashSet<String> = unacknowledged.iter().map(|result| result.op_id.clone()).collect();
+    while let Ok(old) = messages.try_recv() {
+        if matches!(&old, AgentMessage::Result(result) if !known.contains(&result.op_id)) {
+            outbox.waiting.push(old);
+        }
+    }
+    outbox.waiting.extend(unacknowledged.into_iter().map(AgentMessage::Result));
+    Ok(outbox)
+}
+
+/// Handles the complete lines of the stream, and leaves an incomplete one in the buffer.
+async fn handle_lines(
+    buffer: &mut Vec<u8>,
+    clock: &mut StreamClock,
+    supervisor: &mut Supervisor,
+) -> Result<(), String> {
+    while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
+        let line: Vec<u8> = buffer.drain(..=end).collect();
+        if line.len() > 1 {
+            // A newer gateway may send messages that this agent does not know.
+            match serde_json::from_slice::<ToAgent>(&line) {
+                Ok(message) => {
+                    let age_ms = clock.age_ms_of(&message)?;
+                    supervisor.handle_message(message, age_ms).await;
+                }
+                Err(error) => warn!(%error, "message of the gateway ignored: unknown kind"),
+            }
+        }
+    }
+    Ok(())
+}
+
 impl StreamClock {
-    /// How long a message was on its way. An error: this stream lags, or one of the two clocks stood still.
-    fn age_ms_of(&mut self, down: &ToAgent) -> Result<u64, String> {
-        match down {
+    /// The age of a message. An error: the stream lags, or one of the two clocks stood still.
+    fn age_ms_of(&mut self, message: &ToAgent) -> Result<u64, String> {
+        match message {
             // An older gateway does not stamp its messages.
             ToAgent::Op(request) => Ok(request.ttl_ms.map_or(0, |_| self.age_ms(request.sent_ms))),
             ToAgent::Heartbeat { sent_ms, .. } => {
@@ -200,7 +223,7 @@ impl StreamClock {
     }
 }
 
-/// What is to be told, and from which number on.
+/// Messages that wait to be sent, and the sequence number of the last one sent.
 struct Outbox {
     gateway: GatewayClient,
     session: String,
@@ -209,23 +232,23 @@ struct Outbox {
 }
 
 impl Outbox {
-    /// Tells what waits, or, if nothing does, that we are here. The results that the gateway has now.
+    /// Sends the waiting messages, or none as a heartbeat. Returns the acknowledged results.
     fn batch(&mut self) -> impl Future<Output = Result<Vec<OpResult>, String>> + Send + 'static {
-        let many = self.waiting.len().min(BATCH);
-        let mut ups = Vec::with_capacity(many);
-        for what in self.waiting.drain(..many) {
+        let count = self.waiting.len().min(BATCH);
+        let mut batch = Vec::with_capacity(count);
+        for what in self.waiting.drain(..count) {
             self.seq += 1;
-            ups.push(FromAgent { seq: self.seq, what });
+            batch.push(FromAgent { seq: self.seq, what });
         }
         let (gateway, session) = (self.gateway.clone(), self.session.clone());
         async move {
             let clock = now_ms().to_string();
             let query = [("session", session.as_str()), ("clock", clock.as_str())];
-            let acked: Acked = gateway.call("tell", &query, &ups).await?;
-            debug!(told = ups.len(), acked = acked.acked, "told");
-            let results = ups.into_iter().filter(|up| up.seq <= acked.acked);
+            let acked: Acked = gateway.call("tell", &query, &batch).await?;
+            debug!(messages = batch.len(), acked = acked.acked, "messages sent");
+            let results = batch.into_iter().filter(|message| message.seq <= acked.acked);
             Ok(results
-                .filter_map(|up| match up.what {
+                .filter_map(|message| match message.what {
                     AgentMessage::Result(result) => Some(result),
                     AgentMessage::Report(_) => None,
                 })
@@ -234,7 +257,7 @@ impl Outbox {
     }
 }
 
-/// The gateway's agent calls.
+/// Client for the agent API of the gateway.
 #[derive(Clone)]
 struct GatewayClient {
     client: Client,
@@ -243,13 +266,13 @@ struct GatewayClient {
 }
 
 impl GatewayClient {
-    fn new(joining: &JoinConfig, client: &Client) -> Result<GatewayClient, String> {
-        let file = joining.token_file.display();
-        let token = std::fs::read_to_string(&joining.token_file)
-            .map_err(|error| format!("cannot read the token in {file}: {error}"))?;
-        crate::permissions::check_private(&joining.token_file)?;
+    fn new(config: &JoinConfig, client: &Client) -> Result<GatewayClient, String> {
+        let file = config.token_file.display();
+        let token = std::fs::read_to_string(&config.token_file)
+            .map_err(|error| format!("cannot read token file {file}: {error}"))?;
+        crate::permissions::check_private(&config.token_file)?;
         let token = token.trim().to_owned();
-        let base = format!("{}/api/abide/v1/agent", joining.url.trim_end_matches('/'));
+        let base = format!("{}/api/abide/v1/agent", config.url.trim_end_matches('/'));
         Ok(GatewayClient { client: client.clone(), base, token })
     }
 

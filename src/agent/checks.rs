@@ -1,6 +1,7 @@
-//! What is looked at while a process runs: its health, its version, its configuration files, and how much it uses.
+//! Checks of a running process: health_cmd, version_cmd and the sums of configuration files.
 //!
-//! Commands run beside the keeper, which goes on taking operations; what they found comes back as a note.
+//! Checks run in their own task, so that the instance task keeps accepting operations; the result comes back as a
+//! [`CheckResult`].
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -11,50 +12,50 @@ use super::user_files::{FileSum, FileWork, Rights, own_sum};
 use crate::gse::agent_protocol::{ConfigState, OwnedSpec};
 use crate::model::{ConfigFile, InstanceKey, Monitor, Spec};
 
-/// The first look comes this soon after a start.
+/// Delay of the first check after a start.
 pub const FIRST_CHECK_DELAY: Duration = Duration::from_millis(500);
-/// The version is asked for with every so manieth look.
+/// Number of checks per run of version_cmd.
 pub const CHECKS_PER_VERSION: u32 = 30;
-/// How long a look may take.
+/// Maximum duration of a check command.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
-/// As much of a version as anybody wants to read.
+/// Maximum characters of a reported version.
 const VERSION_CHARS: usize = 100;
 
-/// Is there anything to look at?
+/// Whether the spec has anything to check.
 pub fn has_any(spec: &Spec) -> bool {
     spec.control.health_cmd.is_some() || spec.control.version_cmd.is_some() || !spec.configmap.is_empty()
 }
 
-/// What a look found.
+/// The result of one check.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CheckResult {
-    /// Why it is not well; an empty text: it is. `None`: nobody asked.
+    /// The error of health_cmd; `None`: the spec has no health_cmd.
     pub health: Option<Result<(), String>>,
     pub version: Option<String>,
     pub config: Vec<(String, ConfigState)>,
-    /// What is known of files, so that they are not read again for nothing.
+    /// Sums of the files, so that an unchanged file is not read again.
     pub files: FileSums,
 }
 
-/// Of each file: how it was, and the sum that it had then.
+/// The last known sum of each file.
 pub type FileSums = HashMap<PathBuf, FileSum>;
 
-/// One look.
+/// Runs one check.
 pub async fn run_checks(
     key: InstanceKey,
-    held: OwnedSpec,
+    owned: OwnedSpec,
     rights: Rights,
     pid: u32,
     with_version: bool,
     files: FileSums,
 ) -> CheckResult {
-    let spec = &held.spec;
+    let spec = &owned.spec;
     let health = match &spec.control.health_cmd {
         Some(command) => Some(run_check_command(&key, spec, &rights, pid, command).await.map(|_| ())),
         None => None,
     };
     let version = match spec.control.version_cmd.as_ref().filter(|_| with_version) {
-        // A version that cannot be told is none.
+        // If version_cmd fails, the last known version stays.
         Some(command) => run_check_command(&key, spec, &rights, pid, command).await.ok().map(|text| {
             text.lines().next().unwrap_or_default().chars().take(VERSION_CHARS).collect::<String>()
         }),
@@ -65,7 +66,7 @@ pub async fn run_checks(
     CheckResult { health, version, config, files }
 }
 
-/// Runs a command that only looks: what it says, or why it failed.
+/// Runs a check command. Returns its output, or the reason of its failure.
 async fn run_check_command(
     key: &InstanceKey,
     spec: &Spec,
@@ -73,8 +74,8 @@ async fn run_check_command(
     pid: u32,
     command: &str,
 ) -> Result<String, String> {
-    let marks = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", pid.to_string())];
-    let env = environment(spec, rights, &marks).await?;
+    let variables = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", pid.to_string())];
+    let env = environment(spec, rights, &variables).await?;
     let limit = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
     let time = limit.min(CHECK_TIMEOUT);
     let folder = Path::new(&spec.identity.setup_path);
@@ -82,18 +83,18 @@ async fn run_check_command(
     let (ended, output) = run(SpecCommand { command, folder, rights, env, time }, None, None).await?;
     match ended {
         CommandExit::Success => Ok(output.tail(&secrets)),
-        CommandExit::Failure(code, said) if said.is_empty() => Err(format!("it ended with {code}")),
-        CommandExit::Failure(code, said) => Err(format!("it ended with {code}: {said}")),
-        CommandExit::TimedOut(_) => Err(format!("it took longer than {} s", time.as_secs())),
+        CommandExit::Failure(code, text) if text.is_empty() => Err(format!("ended with {code}")),
+        CommandExit::Failure(code, text) => Err(format!("ended with {code}: {text}")),
+        CommandExit::TimedOut(_) => Err(format!("timed out after {} s", time.as_secs())),
     }
 }
 
-/// The first of these files that is not what it is said to be, in words. With the caller's own rights.
+/// The first file whose md5 differs from the manifest, as a message. Reads with the caller's own rights.
 pub fn first_mismatch(entries: &[ConfigFile]) -> Option<String> {
     compare(entries, own_sum).into_iter().find_map(|(path, state)| match state {
         ConfigState::AsStated => None,
-        ConfigState::Differs => Some(format!("{path} has another md5 than the manifest states")),
-        ConfigState::Missing => Some(format!("{path} is not there, or cannot be read")),
+        ConfigState::Differs => Some(format!("{path}: md5 differs from the manifest")),
+        ConfigState::Missing => Some(format!("{path} does not exist or cannot be read")),
     })
 }
 
@@ -111,7 +112,7 @@ async fn sums(entries: &[ConfigFile], rights: &Rights, mut known: FileSums) -> F
     summed.unwrap_or_default().into_iter().filter_map(|(path, sum)| Some((path, sum?))).collect()
 }
 
-/// Is each file what it is said to be?
+/// Compares the sum of each file with the stated md5.
 fn compare(entries: &[ConfigFile], sum: impl Fn(&Path) -> Option<String>) -> Vec<(String, ConfigState)> {
     let mut states = Vec::new();
     for ConfigFile { path, md5 } in entries {

@@ -1,9 +1,8 @@
-//! Exit records: the end of a command or run, written by its own shell, so that it is known after a kill of the agent.
+//! Exit records: the exit code of a command or run, written by its own shell, so that it survives a kill of the agent.
 //!
-//! A record is a file in the agent's folder. The shell that runs the command writes its own pid before the command begins
-//! and the exit code after it ended; the command itself has no descriptor of the file. The next agent reads from it
-//! whether the command began, whether it goes on, and how it ended. Records are not synced to disk: they are proof within
-//! one boot only.
+//! A record is a file in the agent's folder. The recording shell writes its own pid before the command starts, and the exit
+//! code after the command ended; the command itself has no descriptor of the file. The next agent reads whether the
+//! command began, still runs, or ended, and its code. Records are not synced to disk: they are proof within one boot only.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -16,10 +15,10 @@ use super::process::{ProcessHandle, ProcessIdentity, boot_id};
 /// The descriptor of the record in the recording shell.
 const DESCRIPTOR: i32 = super::clone_exec::EXIT_RECORD_FD;
 
-/// The words of a shell that runs a command and records its own pid and the command's end.
+/// Arguments of the recording shell, which writes its own pid, runs the command and writes the exit code.
 pub fn recording_shell_args(command: &str) -> Vec<String> {
-    // A shell of its own, without the record: no text of the command can reach the recording shell, which keeps the
-    // descriptor while it waits.
+    // The command runs in a second shell without the record: no text of the command is parsed by the recording shell, which
+    // keeps the descriptor while it waits.
     let script = r#"echo pid $$ >&3; (exec /bin/sh -c "$1") 3>&-; code=$?; echo $code >&3; exit $code"#;
     ["sh", "-c", script, "sh", command].map(str::to_owned).to_vec()
 }
@@ -31,19 +30,19 @@ pub struct ExitRecords(PathBuf);
 /// The content of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitRecord {
-    /// No launch got as far as making the record.
+    /// No launch created the record.
     Missing,
-    /// The record was made, and its shell has not begun the command.
+    /// The record exists, and its shell has not started the command.
     Empty,
-    /// The command began; its shell has this pid.
+    /// The command began. The recording shell has this pid.
     Begun(u32),
     Ended(i32),
-    /// The record is there and cannot be read: the command may have begun.
+    /// The record exists but cannot be read: the command may have begun.
     Unreadable,
 }
 
-/// Maximum bytes of a record that are read. The shell's user has its descriptor, and may write what it wants.
-const LONGEST: u64 = 256;
+/// Maximum bytes of a record that are read. The user of the shell can write anything to its descriptor.
+const MAX_RECORD_BYTES: u64 = 256;
 
 impl ExitRecords {
     pub fn in_folder(folder: &Path) -> io::Result<ExitRecords> {
@@ -56,7 +55,7 @@ impl ExitRecords {
         self.0.join(id)
     }
 
-    /// A new, empty record.
+    /// Creates an empty record.
     pub fn create(&self, id: &str) -> Result<File, String> {
         let path = self.path(id);
         let _ = std::fs::remove_file(&path);
@@ -66,7 +65,8 @@ impl ExitRecords {
 
     pub fn read(&self, id: &str) -> ExitRecord {
         let mut bytes = Vec::new();
-        let read = File::open(self.path(id)).and_then(|file| file.take(LONGEST).read_to_end(&mut bytes));
+        let read =
+            File::open(self.path(id)).and_then(|file| file.take(MAX_RECORD_BYTES).read_to_end(&mut bytes));
         match read {
             Ok(_) => parse(&String::from_utf8_lossy(&bytes)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => ExitRecord::Missing,
@@ -81,17 +81,17 @@ impl ExitRecords {
         }
     }
 
-    /// The recording shell, if it still runs. Proved by its descriptor: only that shell has this very file open there.
+    /// The recording shell, if it still runs. Its descriptor is the proof: only that shell has this file open there.
     pub fn shell(&self, id: &str) -> Option<ProcessHandle> {
         let ExitRecord::Begun(pid) = self.read(id) else { return None };
-        let hold = ProcessHandle::open(&ProcessIdentity::of(pid)?)?;
-        let its = std::fs::metadata(format!("/proc/{pid}/fd/{DESCRIPTOR}")).ok()?;
+        let handle = ProcessHandle::open(&ProcessIdentity::of(pid)?)?;
+        let descriptor = std::fs::metadata(format!("/proc/{pid}/fd/{DESCRIPTOR}")).ok()?;
         let record = std::fs::metadata(self.path(id)).ok()?;
-        ((its.dev(), its.ino()) == (record.dev(), record.ino())).then_some(hold)
+        ((descriptor.dev(), descriptor.ino()) == (record.dev(), record.ino())).then_some(handle)
     }
 
-    /// Does some process have the record open? The command may still begin: a child of a killed agent has it open before
-    /// it is the recording shell, and a slow file system can hold it there. Nothing of another process is opened.
+    /// Whether a process has the record open, so that the command may still begin: a child of a killed agent has it open
+    /// before it executes the recording shell, and a slow file system can delay that. Opens no file of another process.
     pub fn is_open(&self, id: &str) -> bool {
         let (Ok(record), Ok(processes)) = (self.path(id).canonicalize(), std::fs::read_dir("/proc")) else {
             return false;
@@ -118,7 +118,7 @@ impl ExitRecords {
     }
 }
 
-/// A record of the version before has no pid, only the code.
+/// Parses a record. One of an earlier version has only the code and no pid.
 fn parse(text: &str) -> ExitRecord {
     let complete = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
     complete.fold(ExitRecord::Empty, |record, line| match line.strip_prefix("pid ") {
@@ -127,7 +127,7 @@ fn parse(text: &str) -> ExitRecord {
     })
 }
 
-/// The record of one command of an operation: the same after a restart of the agent, another one after a boot.
+/// The record id of one command of an operation: stable over restarts of the agent, different after a boot.
 pub fn command_id(op_id: &str, command: &str) -> String {
     format!("command-{}-{command}", boot_scoped_id(op_id))
 }
@@ -136,36 +136,36 @@ fn boot_scoped_id(name: &str) -> String {
     blake3::hash(format!("{} {name}", boot_id()).as_bytes()).to_hex()[..32].to_owned()
 }
 
-/// The record of a daemon's start command. Apart from the record of a run, which tells how the process itself ended.
+/// The record id of a daemon's start_cmd. The record of a run is a different one, and has the exit code of the process.
 pub fn start_id(launch_id: &str) -> String {
     format!("start-{}", boot_scoped_id(launch_id))
 }
 
-/// Waits until a shell that was launched has recorded that it began. `Empty`: none was.
+/// Waits until a launched shell has written its pid. `Empty`: no shell was launched.
 ///
-/// A shell that was launched right before the agent was killed may not have written its first line yet; it is known by
-/// its environment. Before it is a shell it is known by the record, which it has open.
+/// A shell that was launched right before the agent was killed may not have written its first line yet; its environment
+/// identifies it. Before `execve` the open record identifies it.
 pub async fn wait_for_record(records: &ExitRecords, id: &str) -> Result<ExitRecord, String> {
-    const LONGEST: Duration = Duration::from_secs(5);
+    const MAX_WAIT: Duration = Duration::from_secs(5);
     let begun = tokio::time::Instant::now();
-    let mut was_carried = true;
+    let mut may_begin = true;
     loop {
         let record = records.read(id);
-        if record != ExitRecord::Empty || !was_carried {
+        if record != ExitRecord::Empty || !may_begin {
             return Ok(record);
         }
-        if begun.elapsed() > LONGEST {
+        if begun.elapsed() > MAX_WAIT {
             return Err("an earlier launch of this command neither began nor ended".to_owned());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
-        was_carried = is_in_any_environment(id) || records.is_open(id);
+        may_begin = is_in_any_environment(id) || records.is_open(id);
     }
 }
 
-/// The variable that names the record to a command that is recorded.
+/// The environment variable with the record id of a recorded command.
 pub const RECORD_VARIABLE: &str = "ABIDE_RECORD";
 
-/// Does some process carry the name of a record in its environment?
+/// Whether the environment of any process contains the record id.
 fn is_in_any_environment(id: &str) -> bool {
     let entry = format!("{RECORD_VARIABLE}={id}");
     let Ok(folder) = std::fs::read_dir("/proc") else { return false };
@@ -179,7 +179,7 @@ fn is_in_any_environment(id: &str) -> bool {
     pids.into_iter().any(|pid| carries(pid.path().join("environ")))
 }
 
-/// Ends a recording shell and everything in its process group.
+/// Kills a recording shell and its process group.
 pub fn kill_group(shell: &ProcessHandle) {
     if let Some(pid) = i32::try_from(shell.identity.pid).ok().and_then(rustix::process::Pid::from_raw) {
         let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);

@@ -1,4 +1,4 @@
-//! Masking of secret values in command output: a command that prints its environment tells no reader a secret.
+//! Masking of secret values in command output: a command that prints its environment discloses no secret.
 //!
 //! Masked are the values of `secret` variables and of `env.file` entries, as the command received them, and each line of a
 //! value with several lines. A value that the command encodes, splits or shortens is not recognized.
@@ -20,12 +20,12 @@ impl SecretTexts {
         self.0.extend(long.map(str::to_owned));
     }
 
-    /// Bytes of the longest text: output that is cut at a length has to be read from this many bytes before the cut.
+    /// Length of the longest text in bytes. Output that is cut has to be read from this many bytes before the cut.
     pub fn longest(&self) -> usize {
         self.0.iter().map(String::len).max().unwrap_or(0)
     }
 
-    /// The output from `start` on, with each secret text replaced, also one that begins before `start`.
+    /// The output from `start` on, with secret texts replaced, including one that begins before `start`.
     pub fn mask(&self, output: &[u8], start: usize) -> String {
         let mut is_secret = vec![false; output.len()];
         for text in self.0.iter().map(String::as_bytes).filter(|text| text.len() <= output.len()) {
@@ -61,7 +61,7 @@ mod tests {
     fn every_occurrence_is_masked_and_short_values_are_not() {
         let secrets = texts(&["hunter2", "short", "", "key one\nkey two\nend\n"]);
         assert_eq!(secrets.mask(b"a=hunter2,hunter22 short\n", 0), "a=(secret),(secret)2 short");
-        assert_eq!(secrets.mask(b"x key two y", 0), "x (secret) y", "a line of several");
+        assert_eq!(secrets.mask(b"x key two y", 0), "x (secret) y", "one line of a multi-line value");
         assert_eq!(secrets.mask(b"key one\nkey two\nend\n", 0), "(secret)");
         assert_eq!(texts(&["abcdefgh", "efghijkl"]).mask(b"-abcdefghijkl-", 0), "-(secret)-", "overlapping");
         assert_eq!(texts(&["aaaaaa"]).mask(b"aaaaaaaaaaab", 0), "(secret)b", "no rest is left");

@@ -1,8 +1,7 @@
-//! How much a process tree uses, as shares of the whole host, and when that is too much.
+//! Resource metering: CPU and memory of a process tree as shares of the host, and detection of exceeded limits.
 //!
-//! Samples are taken only where somebody set a limit. One sample proves nothing: a limit is exceeded when it was in
-//! several, one after the other. What is sampled is what is held: the tree of that very process, never of its pid's next
-//! owner.
+//! Only processes with a limit are sampled. A limit counts as exceeded after several consecutive samples above it. The meter
+//! samples the tree of a process that the agent holds by a pidfd, never of a process that reuses its pid.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -11,9 +10,9 @@ use std::time::{Duration, Instant};
 use super::cgroup::Cgroup;
 use crate::model::{Percent, Resource};
 
-/// Between two samples.
+/// Interval between two samples.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
-/// So many samples in a row prove it.
+/// Consecutive samples above a limit that count as exceeded.
 pub const EXCEEDED_SAMPLES: u32 = 3;
 
 /// Percent of the whole host.
@@ -23,7 +22,7 @@ pub struct HostShare {
     pub mem: f64,
 }
 
-/// What exceeds its limit.
+/// A limit that is exceeded, and the usage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Excess {
     Cpu { used: f64, limit: f64 },
@@ -36,18 +35,18 @@ impl std::fmt::Display for Excess {
             Excess::Cpu { used, limit } => ("cpu", used, limit),
             Excess::Mem { used, limit } => ("memory", used, limit),
         };
-        write!(f, "over its {what} limit: {used:.1} % of the host, and {limit} % are allowed")
+        write!(f, "over its {what} limit: {used:.1} % of the host used, {limit} % allowed")
     }
 }
 
-/// How often in a row each limit was exceeded.
+/// Consecutive samples above each limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExceededCounts {
     cpu: u32,
     mem: u32,
 }
 
-/// One more sample: the counts after it, and what is proven by it.
+/// Adds a sample. Returns the new counts, and the limit that is now exceeded.
 pub fn check_limits(
     counts: ExceededCounts,
     share: HostShare,
@@ -68,17 +67,17 @@ pub fn check_limits(
     (counts, excess)
 }
 
-/// What is allowed; 0 is no limit: nothing could run within it.
+/// The limit in percent. 0 means unlimited: no process could run within it.
 pub fn limit(share: Option<Percent>) -> Option<f64> {
     share.map(Percent::get).filter(|limit| *limit > 0.0)
 }
 
-/// Does a spec ask for samples?
+/// Whether the spec has a limit that needs samples.
 pub fn is_limited(resource: &Resource) -> bool {
     limit(resource.cpu).is_some() || limit(resource.mem).is_some()
 }
 
-/// One process's meter: processor time is a difference between two looks.
+/// The meter of one process. CPU usage is the difference between two samples.
 #[derive(Debug, Default)]
 pub struct Meter {
     last: Option<(Instant, f64)>,
@@ -86,14 +85,14 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// The share of the processors since it was started, and of the memory now.
+    /// Average CPU share since the start, and the current memory share.
     pub fn average_since_start(pid: u32, group: Option<&Cgroup>, started_ms: i64) -> HostShare {
         let (secs, mem) = used(pid, group);
         let up = (super::now_ms().saturating_sub(started_ms).max(1000)) as f64 / 1000.0;
         HostShare { cpu: secs / up / processors() * 100.0, mem }
     }
 
-    /// The share since the last look; the first look has none of the processor's.
+    /// Takes a sample: CPU share since the last sample (0 for the first one), and the current memory share.
     pub fn sample(&mut self, pid: u32, group: Option<&Cgroup>) -> HostShare {
         let (secs, mem) = used(pid, group);
         let now = Instant::now();
@@ -107,7 +106,7 @@ impl Meter {
     }
 }
 
-/// Seconds of processor time, and percent of the host's memory, of a whole tree.
+/// CPU seconds, and percent of the host's memory, of a process tree.
 fn used(pid: u32, group: Option<&Cgroup>) -> (f64, f64) {
     let members = match group.map(Cgroup::processes).filter(|pids| !pids.is_empty()) {
         Some(pids) => pids,
@@ -120,7 +119,7 @@ fn used(pid: u32, group: Option<&Cgroup>) -> (f64, f64) {
     (secs, bytes as f64 / memory() as f64 * 100.0)
 }
 
-/// A process and all that descend from it.
+/// A process and all its descendants.
 fn tree(root: u32) -> Vec<u32> {
     let Ok(folder) = std::fs::read_dir("/proc") else { return vec![root] };
     let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -139,14 +138,14 @@ fn tree(root: u32) -> Vec<u32> {
     all
 }
 
-/// How many processors this host has.
+/// Number of processors of this host.
 pub fn processors() -> f64 {
     static COUNT: LazyLock<f64> =
         LazyLock::new(|| std::thread::available_parallelism().map_or(1.0, |count| count.get() as f64));
     *COUNT
 }
 
-/// This host's memory in bytes.
+/// Memory of this host in bytes.
 pub fn memory() -> u64 {
     static BYTES: LazyLock<u64> = LazyLock::new(|| {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -162,7 +161,7 @@ fn ticks_per_second() -> f64 {
     rustix::param::clock_ticks_per_second() as f64
 }
 
-/// Of a pool's members, which one goes: the biggest user (weight 0), or the one most over its own share (weight 1).
+/// The member of a pool to stop: the largest user (weight 0), or the one most over its own share (weight 1).
 pub fn victim<T: Copy>(members: &[(T, f64, Option<f64>)], by_own_share: bool) -> Option<T> {
     let even = 100.0 / members.len().max(1) as f64;
     let score = |(_, used, limit): &(T, f64, Option<f64>)| match by_own_share {
@@ -177,18 +176,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_peak_proves_nothing_and_a_row_of_them_does() {
+    fn a_limit_is_exceeded_after_consecutive_samples() {
         let (high, low) = (HostShare { cpu: 90.0, mem: 1.0 }, HostShare { cpu: 10.0, mem: 1.0 });
         let mut counts = ExceededCounts::default();
-        let mut said = Vec::new();
+        let mut exceeded = Vec::new();
         for share in [high, high, low, high, high, high, high] {
             let excess;
             (counts, excess) = check_limits(counts, share, Some(50.0), Some(20.0));
-            said.push(excess.is_some());
+            exceeded.push(excess.is_some());
         }
-        assert_eq!(said, [false, false, false, false, false, true, true]);
+        assert_eq!(exceeded, [false, false, false, false, false, true, true]);
         let (_, nothing) = check_limits(ExceededCounts { cpu: 9, mem: 9 }, high, None, None);
-        assert_eq!(nothing, None, "what has no limit exceeds none");
+        assert_eq!(nothing, None, "without a limit nothing is exceeded");
         let (_, both) = check_limits(
             ExceededCounts { cpu: 9, mem: 9 },
             HostShare { cpu: 90.0, mem: 30.0 },

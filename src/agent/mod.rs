@@ -1,49 +1,47 @@
-//! The agent: one host's processes, or several hosts', started, stopped and guarded as they were told.
+//! Agent: starts, stops and supervises the processes of one or more hosts.
 //!
 //! # Theory of operation
-//! An agent connects out to a gateway ([`channel`]) and is asked for operations. Each instance has a [`instance`], a task that
-//! owns it: [`operations`] on one instance come one after the other, those on different ones run side by side. A keeper holds
-//! its process by a pidfd ([`process`]): it is told at once when the process ends, and no signal can reach another process
-//! that was given the same pid. Whether and when a process that ended is launched again is decided by a pure function
-//! ([`restart_policy`]). How it stands is written to the agent's own store ([`state`]): before a launch the intent, then the process.
+//! An agent connects out to a gateway ([`channel`]) and performs the operations that the gateway sends. Each instance has a
+//! task that owns it ([`instance`]): operations on one instance run one after the other, operations on different instances
+//! run concurrently. The task holds its process by a pidfd ([`process`]): the kernel notifies it when the process ends, and
+//! no signal can reach another process that reuses the pid. A pure function ([`restart_policy`]) decides whether and when a
+//! process that ended is relaunched. The state of each instance is in the agent's own store ([`state`]): the intent before
+//! a launch, the process after it.
 //!
-//! When the agent dies, its processes live on. The next agent finds them in its store, proves by boot, pid and start time
-//! that they are the ones, and holds them again; what ended meanwhile has ended now. An operation that has begun is in the
-//! store until its result is: the next agent resumes it, before it supervises the instance, from what it finds
-//! ([`recovery`]). A launch whose outcome was not written is settled by looking for a process with its mark
-//! (`ABIDE_INCARNATION`): nothing is started a second time.
+//! Processes outlive the agent. The next agent finds them in its store, proves their identity by boot, pid and start time,
+//! and takes them over; a process that ended in between is handled as if it ended now. A pending operation is in the store
+//! until its result is. The next agent resumes it before it supervises the instance ([`recovery`]). A launch whose outcome
+//! was not written is resolved by searching for a process with its launch id (`ABIDE_INCARNATION`), so nothing is started
+//! twice.
 //!
-//! Processes that end (auto_type 0 and 2) and every command of an operation run below a shell that records
-//! their end in a file ([`exit_record`]), so that it is known even if no agent waited. A schedule is kept while a process is
-//! hosted.
+//! One-shots, scheduled runs (auto_type 2 and 0) and all commands of operations run below a shell that writes their exit
+//! code to a file ([`exit_record`]), so that the code is known even if no agent waited. A schedule is active while its
+//! process is supervised.
 //!
-//! Files that a spec names are opened with the rights of its user ([`user_files`]). A launch ([`spawn`]) has a thread to
-//! itself ([`worker_threads`]) and a permit of its user ([`permits`]): neither a file nor a process that a user stopped holds
-//! up anyone else.
+//! Files that a spec names are opened with the rights of its user ([`user_files`]). Each launch ([`spawn`]) runs on its own
+//! thread ([`worker_threads`]) with a permit of its user ([`permits`]): a file or a process that one user blocks does not
+//! delay other users.
 //!
 //! Output of commands is captured in memory ([`output`]), within a bound ([`output_bound`]).
 //!
-//! Each launch has a control group of its own where that is possible ([`cgroup`]), so that its whole tree is counted and
-//! can be ended. Limits are looked after by samples ([`meter`], [`pools`]), health, version and configuration files by
-//! looks now and then ([`checks`]); who sets none of these costs nothing while nothing happens. Orphans of our processes
-//! are waited for ([`reaper`]).
+//! Each launch has its own control group where possible ([`cgroup`]), so that its whole process tree is counted and can be
+//! killed. Resource limits are enforced by sampling ([`meter`], [`pools`]); health, version and configuration files are
+//! checked periodically ([`checks`]). An instance without limits and checks causes no periodic work. Orphaned descendants
+//! are reaped ([`reaper`]).
 //!
-//! Process [`ownership`] needs proof: a pid file or an environment is only a claim. The host's own [`policy`] bounds what a
-//! gateway may launch or adopt; [`precheck`] lists what it would refuse.
+//! Process [`ownership`] needs proof: a pid file or an environment is only a claim. The host [`policy`] bounds what a
+//! gateway may launch or adopt; [`precheck`] lists the instances that it would refuse.
 
 mod account;
-mod adoption;
 mod cgroup;
 mod channel;
 mod checks;
 mod clone_exec;
-mod commands;
+mod context;
 mod exit_record;
 mod instance;
-mod launch;
 mod masking;
 mod meter;
-mod operations;
 mod oplog;
 mod output;
 mod output_bound;
@@ -55,7 +53,6 @@ mod precheck;
 mod process;
 mod reaper;
 mod recovery;
-mod report;
 mod restart_policy;
 mod schedule;
 mod spawn;
@@ -78,8 +75,9 @@ pub use policy::HostPolicy;
 pub use precheck::{RefusedInstance, refused_instances};
 
 use self::cgroup::Cgroups;
+use self::context::AgentContext;
 use self::exit_record::ExitRecords;
-use self::instance::{AgentContext, InstanceCommand, InstanceTask};
+use self::instance::{InstanceCommand, InstanceTask};
 use self::oplog::{LogLookup, OpLog};
 use self::permits::Permits;
 use self::pools::Pools;
@@ -93,27 +91,29 @@ use crate::permissions::close_to_others;
 use crate::store::lease::MAX_GENERATION;
 use crate::store::{Embedded, Error, Store, Txn};
 
-/// Commands of one user's specs that run at once: they may wait for something.
+/// Maximum concurrent commands of one user's specs.
 const MAX_COMMANDS_PER_USER: usize = 64;
-/// Checks of health, version and files of one user's processes at once.
+/// Maximum concurrent checks of health, version and files of one user's processes.
 const MAX_CHECKS_PER_USER: usize = 32;
 
-/// All keepers of this agent.
+/// The instance tasks of an agent, and the operations that it has received.
 pub struct Supervisor {
     instances: HashMap<InstanceKey, mpsc::UnboundedSender<InstanceCommand>>,
-    /// Operations that are in flight or ran: the gateway may send them again.
+    /// Operations that are in flight or ran. The gateway may send them again.
     oplog: OpLog,
+    /// Newest lease generation per owner.
     fences: HashMap<String, u64>,
-    /// Processes that named a launch when an empty folder was opened: an earlier agent's, whose folder is lost.
+    /// Processes with a launch id that ran when an empty folder was opened: an earlier agent launched them, and its folder
+    /// was lost.
     unclaimed: Option<Arc<Vec<LaunchedProcess>>>,
     shared: Arc<AgentContext>,
 }
 
 impl Supervisor {
-    /// Opens an agent's folder and takes hold again of everything that was left running.
+    /// Opens an agent's folder and takes over the processes that an earlier agent left running.
     pub async fn open(
         folder: &Path,
-        look_every: Duration,
+        check_interval: Duration,
         policy: HostPolicy,
         up: mpsc::UnboundedSender<AgentMessage>,
     ) -> Result<Supervisor, Error> {
@@ -138,92 +138,95 @@ impl Supervisor {
             groups,
             pools: Pools::default(),
             policy,
-            check_interval: look_every,
+            check_interval,
         });
         tokio::spawn(reaper::reap());
         let mut fences: HashMap<String, u64> =
             load_all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
         fences.retain(|owner, generation| {
-            let given = *generation <= MAX_GENERATION;
-            if !given {
-                warn!(?owner, generation, "forgotten: no lease has this generation");
+            let is_valid = *generation <= MAX_GENERATION;
+            if !is_valid {
+                warn!(?owner, generation, "stored generation dropped: no lease can have it");
             }
-            given
+            is_valid
         });
-        let RecoveredState { rows, mut pending } = recovery::recover(&shared).await?;
-        // An operation that ran before we died is reported, and not run again. One that was begun is resumed here, though
-        // the gateway sends it again.
+        let RecoveredState { states, mut pending } = recovery::recover(&shared).await?;
+        // The gateway may send operations of an earlier agent again. One that ran is reported and not repeated; one that
+        // had begun is resumed here.
         let mut oplog = OpLog::open(&shared.store).await?;
         pending.values().for_each(|resumption| oplog.begin(&resumption.pending.request));
-        let mut table = Supervisor { instances: HashMap::new(), oplog, fences, unclaimed: None, shared };
-        let held = rows.len();
-        if rows.is_empty() && table.fences.is_empty() {
+        let mut supervisor = Supervisor { instances: HashMap::new(), oplog, fences, unclaimed: None, shared };
+        let count = states.len();
+        if states.is_empty() && supervisor.fences.is_empty() {
             let found = launched_processes();
             if !found.is_empty() {
-                info!(processes = found.len(), "running with marks, and not in this folder");
+                info!(
+                    processes = found.len(),
+                    "found processes of an earlier agent that are not in this folder"
+                );
             }
-            table.unclaimed = Some(Arc::new(found));
+            supervisor.unclaimed = Some(Arc::new(found));
         }
-        // Where two rows name one process, the one that launched it holds it.
-        let mut rows: Vec<(InstanceKey, InstanceState)> = rows.into_iter().collect();
-        rows.sort_by_key(|(_, row)| row.run.as_ref().is_none_or(|run| run.incarnation.is_empty()));
-        for (instance, mut row) in rows {
-            let hold = row.run.as_ref().and_then(|run| ProcessHandle::open(&run.identity));
-            if hold.is_none()
-                && let Some(run) = row.run.take_if(|run| run.identity.is_claimed())
+        // If two states name the same process, the instance that launched it gets it.
+        let mut states: Vec<(InstanceKey, InstanceState)> = states.into_iter().collect();
+        states.sort_by_key(|(_, state)| state.run.as_ref().is_none_or(|run| run.incarnation.is_empty()));
+        for (instance, mut state) in states {
+            let handle = state.run.as_ref().and_then(|run| ProcessHandle::open(&run.identity));
+            if handle.is_none()
+                && let Some(run) = state.run.take_if(|run| run.identity.is_claimed())
             {
                 let pid = run.identity.pid;
-                warn!(%instance, pid, "another instance holds this process: this one is not supervised any more");
-                row.message = format!("process {pid} is held by another instance of this agent");
-                (row.hosted, row.next) = (false, None);
+                warn!(%instance, pid, "supervision stopped: another instance holds this process");
+                state.message = format!("process {pid} is held by another instance of this agent");
+                (state.hosted, state.next) = (false, None);
             }
             let resumption = pending.remove(&instance);
-            table.spawn_instance(instance, row, hold, resumption);
+            supervisor.spawn_instance(instance, state, handle, resumption);
         }
         for (instance, resumption) in pending {
-            table.spawn_instance(instance, InstanceState::default(), None, Some(resumption));
+            supervisor.spawn_instance(instance, InstanceState::default(), None, Some(resumption));
         }
-        info!(instances = held, "taken up");
-        Ok(table)
+        info!(instances = count, "instances recovered");
+        Ok(supervisor)
     }
 
     fn spawn_instance(
         &mut self,
         instance: InstanceKey,
-        row: InstanceState,
-        hold: Option<ProcessHandle>,
+        state: InstanceState,
+        handle: Option<ProcessHandle>,
         resumption: Option<Resumption>,
     ) -> &mpsc::UnboundedSender<InstanceCommand> {
-        let (send, asks) = mpsc::unbounded_channel();
-        let mut keeper = InstanceTask::new(instance.clone(), row, hold, Arc::clone(&self.shared));
-        keeper.resumption = resumption.map(Box::new);
-        tokio::spawn(keeper.run(asks));
+        let (send, commands) = mpsc::unbounded_channel();
+        let mut task = InstanceTask::new(instance.clone(), state, handle, Arc::clone(&self.shared));
+        task.resumption = resumption.map(Box::new);
+        tokio::spawn(task.run(commands));
         self.instances.entry(instance).insert_entry(send).into_mut()
     }
 
-    fn send_command(&mut self, instance: &InstanceKey, ask: InstanceCommand) {
-        let keeper = match self.instances.get(instance) {
-            Some(keeper) => keeper,
+    fn send_command(&mut self, instance: &InstanceKey, command: InstanceCommand) {
+        let sender = match self.instances.get(instance) {
+            Some(sender) => sender,
             None => self.spawn_instance(instance.clone(), InstanceState::default(), None, None),
         };
-        let _ = keeper.send(ask);
+        let _ = sender.send(command);
     }
 
-    /// Everything is told of anew: a gateway that we were away from may have missed something.
+    /// Reports all instances: the gateway may have missed reports while the agent was disconnected.
     pub fn report_all(&self) {
-        for keeper in self.instances.values() {
-            let _ = keeper.send(InstanceCommand::Report);
+        for sender in self.instances.values() {
+            let _ = sender.send(InstanceCommand::Report);
         }
     }
 
-    /// Something changed that concerns whoever it concerns.
+    /// Lets all instances recompute their timers.
     fn wake_all(&self) {
-        for keeper in self.instances.values() {
-            let _ = keeper.send(InstanceCommand::Wake);
+        for sender in self.instances.values() {
+            let _ = sender.send(InstanceCommand::Wake);
         }
     }
 
-    /// Results that no gateway has taken yet.
+    /// Results that no gateway has acknowledged.
     pub async fn unacknowledged_results(&self) -> Result<Vec<OpResult>, Error> {
         Ok(load_all::<OpResult>(&self.shared.store, "up/")
             .await?
@@ -242,28 +245,28 @@ impl Supervisor {
         self.oplog.last_seq()
     }
 
-    /// A session with a gateway begins, whose store has this identity.
+    /// Starts a session with a gateway whose store has this identity.
     pub async fn session_started(&mut self, gateway_store: &str) -> Result<(), Error> {
         self.oplog.session_started(&self.shared.store, gateway_store, now_ms()).await
     }
 
-    /// What the gateway says. `age_ms`: how long it was on its way.
-    pub async fn handle_message(&mut self, down: ToAgent, age_ms: u64) {
-        match down {
+    /// Handles a message of the gateway. `age_ms`: time since the gateway sent it.
+    pub async fn handle_message(&mut self, message: ToAgent, age_ms: u64) {
+        match message {
             ToAgent::SetSpec { instance, given, changed } => {
-                self.send_command(&instance, InstanceCommand::Give(Box::new((given, changed))));
-                // The gateway may know a state of it from before this folder.
+                self.send_command(&instance, InstanceCommand::SetSpec(Box::new((given, changed))));
+                // The gateway may have a state of the instance that is older than this folder.
                 if let Some(unclaimed) = self.unclaimed.clone() {
-                    self.send_command(&instance, InstanceCommand::Found { unclaimed, renamed: false });
+                    self.send_command(&instance, InstanceCommand::Reclaim { unclaimed, renamed: false });
                     self.send_command(&instance, InstanceCommand::Report);
                 }
             }
-            // Each instance has claimed what carries its name: what is left may have been renamed since its launch.
+            // Each instance has claimed the processes that carry its name. The rest may have been renamed since the launch.
             ToAgent::Synced { .. } => {
                 let Some(unclaimed) = &self.unclaimed else { return };
-                for keeper in self.instances.values() {
-                    let _ = keeper
-                        .send(InstanceCommand::Found { unclaimed: Arc::clone(unclaimed), renamed: true });
+                for sender in self.instances.values() {
+                    let _ = sender
+                        .send(InstanceCommand::Reclaim { unclaimed: Arc::clone(unclaimed), renamed: true });
                 }
             }
             ToAgent::Groups { host, namespace, groups } => match namespace.parse() {
@@ -271,12 +274,12 @@ impl Supervisor {
                     self.shared.pools.set(host, namespace, &groups);
                     self.wake_all();
                 }
-                Err(_) => warn!(%namespace, "a pool of no namespace"),
+                Err(_) => warn!(%namespace, "pool ignored: invalid namespace"),
             },
             ToAgent::Heartbeat { floor, .. } => {
-                // A floor that cannot be written is confirmed again later; the records stay until then.
+                // The gateway confirms the floor again later; the records stay until then.
                 if let Err(error) = self.oplog.raise_floor(&self.shared.store, floor).await {
-                    warn!(%error, floor, "the floor of operations cannot be written");
+                    warn!(%error, floor, "cannot write the operation floor");
                 }
             }
             ToAgent::Op(request) => self.operation(*request, age_ms).await,
@@ -284,7 +287,7 @@ impl Supervisor {
     }
 
     async fn operation(&mut self, request: OpRequest, age_ms: u64) {
-        // A live status check changes nothing. It runs again whenever the gateway asks again: its result may be lost.
+        // A live status check changes nothing. A repeated request runs again: the earlier result may be lost.
         if !request.op.is_read_only() && !self.is_new(&request, age_ms).await {
             return;
         }
@@ -304,7 +307,7 @@ impl Supervisor {
                     seq: request.seq,
                     code: RowCode::OLD_GENERATION.0,
                     message,
-                    // A gateway that lost its store counts on from here.
+                    // A gateway that lost its store continues from this generation.
                     content: Some(serde_json::json!({"generation": last})),
                 };
                 let _ = self.shared.up.send(AgentMessage::Result(result));
@@ -313,7 +316,7 @@ impl Supervisor {
             if generation > last {
                 let txn = Txn::put(format!("fence/{owner}"), generation.to_string());
                 if let Err(error) = self.shared.store.txn(txn).await {
-                    warn!(%error, "a generation cannot be written down");
+                    warn!(%error, "cannot write the owner's generation");
                 }
                 self.fences.insert(owner.clone(), generation);
             }
@@ -326,15 +329,17 @@ impl Supervisor {
             return self.send_command(&instance, InstanceCommand::Op(Box::new(request)));
         };
         match self.instances.remove(from) {
-            Some(keeper) => {
-                let _ = keeper.send(InstanceCommand::Rename(Box::new((instance.clone(), request))));
-                self.instances.insert(instance, keeper);
+            Some(sender) => {
+                let _ = sender.send(InstanceCommand::Rename(Box::new((instance.clone(), request))));
+                self.instances.insert(instance, sender);
             }
-            // Renamed already, or never known here: then only its name changes.
+            // Already renamed, or unknown to this agent: only the registered spec changes.
             None => self.send_command(&instance, InstanceCommand::Op(Box::new(request))),
         }
     }
-    /// Is this operation to be run now? If not, the gateway has its result, gets it again, or gets the reason.
+
+    /// Whether the operation is new. If not, its result is known to the gateway or sent again; a refusal is sent as its
+    /// result.
     async fn is_new(&mut self, request: &OpRequest, age_ms: u64) -> bool {
         let (instance, op_id) = (&request.instance, &request.op_id);
         match self.oplog.lookup(request) {
@@ -342,9 +347,11 @@ impl Supervisor {
             LogLookup::Ran => {
                 match self.oplog.result(&self.shared.store, op_id).await {
                     Ok(Some(result)) => drop(self.shared.up.send(AgentMessage::Result(result))),
-                    Ok(None) => warn!(%instance, op_id, "operation ran before, and its result is unreadable"),
+                    Ok(None) => {
+                        warn!(%instance, op_id, "operation already ran, but its result cannot be read")
+                    }
                     Err(error) => {
-                        warn!(%instance, op_id, %error, "operation ran before, and its result is unreadable")
+                        warn!(%instance, op_id, %error, "operation already ran, but its result cannot be read")
                     }
                 }
                 return false;
@@ -355,7 +362,7 @@ impl Supervisor {
                      an older copy",
                     request.seq
                 );
-                warn!(%instance, op_id, seq = request.seq, floor, "operation refused: it is final already");
+                warn!(%instance, op_id, seq = request.seq, floor, "operation refused: already final");
                 let _ = self.shared.up.send(AgentMessage::Result(not_begun(request, message)));
                 return false;
             }
@@ -367,11 +374,11 @@ impl Supervisor {
              {ttl_ms} ms"
         );
         warn!(%instance, op_id, age_ms, ttl_ms, "operation refused: it arrived too late");
-        // It stays refused: the gateway may send it again before it reads this result.
+        // Written, so that it stays refused: the gateway may send it again before it reads this result.
         let result = not_begun(request, message);
         let value = serde_json::to_vec(&result).unwrap_or_default();
         if let Err(error) = self.shared.store.txn(Txn::put(result_key(op_id), value)).await {
-            warn!(%instance, op_id, %error, "a refused operation cannot be written");
+            warn!(%instance, op_id, %error, "cannot write the result of a refused operation");
         }
         self.oplog.begin(request);
         let _ = self.shared.up.send(AgentMessage::Result(result));
@@ -384,12 +391,12 @@ fn not_begun(request: &OpRequest, message: String) -> OpResult {
     OpResult { op_id, seq, code: RowCode::NOT_BEGUN.0, message, content: None }
 }
 
-/// Which host an agent answers for unless it is told.
+/// The host that an agent serves by default.
 pub fn this_host() -> HostKey {
     HostKey::Address { cloud: 0, ip: std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST) }
 }
 
-/// The agent's name: made once, kept in its folder.
+/// The agent's name: generated once and stored in its folder.
 pub fn agent_name(folder: &Path) -> Result<String, String> {
     let file = folder.join("agent-id");
     let shown = file.display();
@@ -397,7 +404,8 @@ pub fn agent_name(folder: &Path) -> Result<String, String> {
         Ok(name) if !name.trim().is_empty() => Ok(name.trim().to_owned()),
         _ => {
             let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid");
-            let name = random.map_err(|error| format!("cannot make a name: {error}"))?.trim().to_owned();
+            let name =
+                random.map_err(|error| format!("cannot generate an agent id: {error}"))?.trim().to_owned();
             std::fs::write(&file, &name).map_err(|error| format!("cannot write {shown}: {error}"))?;
             Ok(name)
         }
@@ -409,13 +417,13 @@ fn now_ms() -> i64 {
     crate::clock::now().0
 }
 
-/// A random name that no other user can guess: 128 bits from the kernel.
+/// An id that no other user can guess: 128 random bits from the kernel.
 fn fresh_id() -> String {
     use ring::rand::SecureRandom;
     let mut bytes = [0; 16];
     if ring::rand::SystemRandom::new().fill(&mut bytes).is_err() {
-        // A launch id that can be guessed would prove nothing.
-        tracing::error!("the kernel has no random numbers: the agent cannot continue");
+        // A launch id that can be guessed proves nothing.
+        tracing::error!("cannot read random bytes from the kernel: the agent cannot continue");
         std::process::abort();
     }
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()

@@ -1,4 +1,4 @@
-//! Operation log: which operations this agent has taken, so that each of them runs once.
+//! Operation log: the operations that this agent has received, so that each of them runs once.
 //!
 //! An operation is in flight from its arrival until the gateway acknowledges its result. Then a `ran/OP` record replaces
 //! `up/OP` in one transaction, because a stream that was opened before the acknowledgement may still contain the operation.
@@ -25,7 +25,7 @@ const TWO_DAYS_MS: i64 = 2 * 86_400_000;
 /// A floor that deletes no record is written this often.
 const FLOOR_WRITE_MS: u64 = 600_000;
 
-/// The operations that an agent knows.
+/// The operations that an agent has received.
 pub struct OpLog {
     in_flight: HashMap<String, StoreSeq>,
     ran: HashMap<String, (StoreSeq, i64)>,
@@ -55,11 +55,11 @@ struct AcknowledgedOp {
     result: OpResult,
 }
 
-/// What the log says of an operation that arrives.
+/// The entry of the log for an operation that arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogLookup {
     New,
-    /// Its result follows.
+    /// The operation has no acknowledged result yet.
     InFlight,
     Ran,
     /// The gateway confirmed this floor: the operation is final.
@@ -88,7 +88,7 @@ impl OpLog {
         known.fold(self.floor.seq, u64::max)
     }
 
-    /// A session with a gateway begins. Deletes records that no floor of this gateway will delete.
+    /// Starts a session with a gateway. Deletes old records that no floor of this gateway will delete.
     pub async fn session_started(
         &mut self,
         store: &Embedded,
@@ -96,10 +96,7 @@ impl OpLog {
         now: i64,
     ) -> Result<(), Error> {
         if !gateway_store.is_empty() && !self.floor.store.is_empty() && gateway_store != self.floor.store {
-            info!(
-                floor = self.floor.seq,
-                "the gateway has another store: the floor of the former one is void"
-            );
+            info!(floor = self.floor.seq, "the gateway has another store: the stored floor is ignored");
         }
         gateway_store.clone_into(&mut self.store);
         let counted =
@@ -137,8 +134,8 @@ impl OpLog {
             .map(|ran| ran.result))
     }
 
-    /// The gateway has these results. Results of operations that are not in flight (looks, refusals, repetitions) leave no
-    /// record.
+    /// Records acknowledged results. Results of operations that are not in flight (live checks, refusals, repetitions)
+    /// leave no record.
     pub async fn acknowledged(
         &mut self,
         store: &Embedded,
@@ -171,7 +168,7 @@ impl OpLog {
         Ok(())
     }
 
-    /// The gateway never again sends an operation up to this sequence number.
+    /// Raises the floor: the gateway never sends an operation up to this sequence number again.
     pub async fn raise_floor(&mut self, store: &Embedded, seq: u64) -> Result<(), Error> {
         if self.store.is_empty() || (self.floor.store == self.store && seq <= self.floor.seq) {
             return Ok(());
@@ -182,8 +179,8 @@ impl OpLog {
         };
         let over: Vec<String> =
             self.ran.iter().filter(|(_, entry)| is_final(entry)).map(|(op, _)| op.clone()).collect();
-        // The records may only go together with the floor that takes their place. Without records a write can wait: the
-        // floor rises with every operation of the whole fleet.
+        // Records may only be deleted in the commit that writes the floor which replaces them. Without records the write can
+        // wait: the floor rises with every operation of the whole fleet.
         let due = self.written.is_none_or(|written| written.elapsed_ms() > FLOOR_WRITE_MS);
         if !over.is_empty() || due {
             let txn = Txn::put(FLOOR_KEY, serde_json::to_vec(&floor).unwrap_or_default());
@@ -278,7 +275,7 @@ mod tests {
         log.session_started(&store, "two", 0).await.expect("it is written");
         assert_eq!(log.lookup(&request("low/0", 5)), LogLookup::New);
         log.raise_floor(&store, 1000).await.expect("it is written");
-        assert_eq!(log.lookup(&later), LogLookup::Ran, "a floor of another store says nothing of it");
+        assert_eq!(log.lookup(&later), LogLookup::Ran, "a floor of another store does not apply");
         // Neither does an older gateway, which has no floors: two days are enough.
         log.session_started(&store, "", TWO_DAYS_MS + 1).await.expect("it is written");
         assert_eq!((log.lookup(&later), records(&store).await), (LogLookup::New, 0));

@@ -1,9 +1,8 @@
-//! Captured output of a command: memory without a name, kept by its descriptor.
+//! Captured output of a command: an anonymous memory file (memfd).
 //!
-//! A daemon that a command leaves behind may write there for as long as it lives; its pages are given back from time to
-//! time, and at once above a bound ([`output_bound`]). After a restart of the agent the descriptor is duplicated from the
-//! process itself, never opened by a path of the user, and proved by what it is: a user decides what descriptor 1 of a
-//! process is, and what it is called.
+//! A daemon that a command leaves behind may write to it as long as it lives. The pages are freed periodically, and at once
+//! above a bound ([`output_bound`]). After a restart the agent duplicates the descriptor from the process and never opens a
+//! path of the user. It verifies the file itself (memfd, inode): the user controls descriptor 1 of a process and its name.
 
 use std::fs::{File, Permissions};
 use std::os::fd::AsRawFd;
@@ -14,12 +13,13 @@ use super::masking::SecretTexts;
 use super::output_bound::{self, Bounded};
 use super::process::ProcessHandle;
 
-/// How much of a command's output is kept.
+/// Bytes of output that a message shows.
 const TAIL: u64 = 4096;
 
+/// The captured output of one command.
 pub struct Output {
     file: Arc<File>,
-    /// Keeps it trimmed.
+    /// Keeps the output trimmed.
     _bounded: Option<Bounded>,
 }
 
@@ -29,11 +29,12 @@ impl Output {
             let fd = rustix::fs::memfd_create("abide-output", rustix::fs::MemfdFlags::CLOEXEC)?;
             let made = File::from(fd);
             let own = opened_again(&made, File::options().read(true).write(true))?;
-            // It can be opened again to write (/dev/stdout), but not to be mapped: that memory would not be noticed.
+            // The command can open it again for writing (/dev/stdout) but not map it: inotify does not see writes to a
+            // mapping.
             made.set_permissions(Permissions::from_mode(0o222))?;
             Ok(Output::bounded(own))
         };
-        made().map_err(|error| format!("cannot keep the command's output: {error}"))
+        made().map_err(|error| format!("cannot capture the command's output: {error}"))
     }
 
     fn bounded(file: File) -> Output {
@@ -42,25 +43,25 @@ impl Output {
         Output { file, _bounded }
     }
 
-    /// The same memory, for the command to write to: with a file description of its own, whose end is noticed.
+    /// A descriptor for the command. It has its own file description, so that its close is detected.
     pub fn descriptor(&self) -> Result<File, String> {
         opened_again(&self.file, File::options().append(true))
-            .map_err(|error| format!("cannot keep the command's output: {error}"))
+            .map_err(|error| format!("cannot capture the command's output: {error}"))
     }
 
-    /// The inode, which proves it later.
+    /// The inode, by which a later agent verifies the output.
     pub fn inode(&self) -> Option<u64> {
         self.file.metadata().ok().map(|meta| meta.ino())
     }
 
-    /// Descriptor 1 of a process, if it is such memory. `inode`: as recorded at launch; an earlier version recorded none.
-    pub fn of(hold: &ProcessHandle, inode: Option<u64>) -> Option<Output> {
-        let file = File::from(hold.descriptor(1)?);
+    /// Descriptor 1 of a process, if it is a captured output. `inode`: recorded at launch; `None` for an earlier version.
+    pub fn of(handle: &ProcessHandle, inode: Option<u64>) -> Option<Output> {
+        let file = File::from(handle.descriptor(1)?);
         if !is_memory(&file, inode) {
             return None;
         }
         let output = Output::bounded(opened_again(&file, File::options().write(true)).ok()?);
-        // What was printed while no agent ran.
+        // Frees the output that was written while no agent ran.
         output.forget();
         Some(output)
     }
@@ -69,26 +70,27 @@ impl Output {
     pub fn tail(&self, secrets: &SecretTexts) -> String {
         let length = self.file.metadata().map_or(0, |meta| meta.len());
         let start = length.saturating_sub(TAIL);
-        // A secret that begins before the cut would not be recognized by its rest.
+        // A secret that begins before the cut is only recognized as a whole.
         let before = start.saturating_sub(secrets.longest() as u64);
         let mut bytes = vec![0; (length - before) as usize];
         let _ = self.file.read_exact_at(&mut bytes, before);
-        // What was given back reads as zeros.
+        // Freed pages read as zeros.
         secrets.mask(&bytes, (start - before) as usize).trim_start_matches('\0').to_owned()
     }
 
-    /// Gives all of it back: it is not needed any more.
+    /// Frees the whole output.
     pub fn forget(&self) {
         output_bound::trim(&self.file, 0);
     }
 }
 
-/// A new file description of an open file.
+/// Opens a new file description of an open file.
 fn opened_again(file: &File, options: &mut std::fs::OpenOptions) -> std::io::Result<File> {
     options.open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// A regular file without a name, in the kernel's own memory file system, where no path leads, and of that inode.
+/// Whether the file is a memfd: an unlinked regular file in the kernel's internal tmpfs, which no path reaches, with this
+/// inode.
 fn is_memory(file: &File, inode: Option<u64>) -> bool {
     let probe = rustix::fs::memfd_create("probe", rustix::fs::MemfdFlags::CLOEXEC);
     let (Ok(probe), Ok(meta)) = (probe, file.metadata()) else { return false };
@@ -105,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_memory_that_was_recorded_is_taken_for_it() {
+    fn only_the_recorded_memfd_is_accepted() {
         let output = Output::new().expect("memory");
         let other = Output::new().expect("memory");
         let inode = output.inode();

@@ -1,12 +1,12 @@
-//! Bound on captured output: all but its last part is given back to the kernel while it is written.
+//! Bound on captured output: all but the last part is freed while the output is written.
 //!
-//! One thread waits for writes to all captured outputs (inotify): a silent daemon costs nothing, and a command that prints
-//! without end takes [`BOUND`] and what it prints in [`PAUSE`]. A single write of a hostile process is bounded by the kernel,
-//! at 2 GiB, until it returns.
+//! One thread waits for writes to all captured outputs (inotify). A silent daemon costs nothing. A command that prints
+//! endlessly uses at most [`BOUND`] plus the output of one [`PAUSE`]. The kernel bounds a single write of a hostile process
+//! at 2 GiB until it returns.
 //!
-//! The output stays memory, and writes to it always succeed, also while no agent runs: a pipe blocks or kills a daemon
-//! whose agent is gone, and a fixed size gives it write errors. An output is trimmed for as long as a process can write to
-//! it, also after its command ended.
+//! The output is memory, and writes to it always succeed, also while no agent runs: a pipe would block or kill a daemon
+//! whose agent is gone, and a fixed size would cause write errors. An output is trimmed while any process can write to it,
+//! also after its command ended.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,21 +22,21 @@ use tracing::warn;
 
 /// Memory of one output above which it is trimmed.
 const BOUND: u64 = 1 << 20;
-/// No page is larger on machines that we know.
+/// Largest page size of the supported machines.
 const PAGE: u64 = 65_536;
-/// How much of a trimmed output stays: more than a message shows, and than the longest value of an environment.
-const KEPT: u64 = 8 * PAGE;
+/// Bytes that a trim leaves: more than a message shows, and more than the longest value of an environment.
+const TRIMMED_BYTES: u64 = 8 * PAGE;
 /// Pause between two passes: a busy writer does not wake the thread for each write.
 const PAUSE: Duration = Duration::from_millis(2);
-/// Maximum outputs of commands that ended and left a writer behind. The oldest is not trimmed any more.
+/// Maximum watched outputs of ended commands that left a writer behind. Above it, the oldest is no longer trimmed.
 const MAX_LEFT: usize = 1024;
 
-/// Trims an output until it is dropped, and after that for as long as a process can write to it.
+/// Guard that keeps an output trimmed. After its drop the output is trimmed while a process can write to it.
 pub struct Bounded(i32);
 
 struct Watched {
     file: Arc<File>,
-    /// How many [`Bounded`] refer to it.
+    /// Number of [`Bounded`] guards.
     uses: usize,
 }
 
@@ -48,12 +48,12 @@ struct Trimmer {
 static TRIMMER: LazyLock<Option<Arc<Trimmer>>> = LazyLock::new(|| match Trimmer::start() {
     Ok(trimmer) => Some(trimmer),
     Err(error) => {
-        warn!(%error, "captured output is not bounded: inotify cannot be used");
+        warn!(%error, "captured output is not bounded: cannot use inotify");
         None
     }
 });
 
-/// Trims this output from now on. `None`: that is not possible, and a warning is logged.
+/// Starts to trim an output. `None`: inotify failed, and a warning is logged.
 pub fn bound(file: &Arc<File>) -> Option<Bounded> {
     let trimmer = TRIMMER.as_ref()?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -65,7 +65,7 @@ pub fn bound(file: &Arc<File>) -> Option<Bounded> {
             Some(Bounded(id))
         }
         Err(error) => {
-            warn!(error = %std::io::Error::from(error), "the output of a command is not bounded: it cannot be watched");
+            warn!(error = %std::io::Error::from(error), "output of a command is not bounded: cannot watch it");
             None
         }
     }
@@ -90,8 +90,8 @@ impl Trimmer {
     fn start() -> std::io::Result<Arc<Trimmer>> {
         let inotify = inotify::init(inotify::CreateFlags::CLOEXEC)?;
         let trimmer = Arc::new(Trimmer { inotify, outputs: Mutex::default() });
-        let ours = Arc::clone(&trimmer);
-        std::thread::Builder::new().name("output".to_owned()).spawn(move || ours.run())?;
+        let shared = Arc::clone(&trimmer);
+        std::thread::Builder::new().name("output".to_owned()).spawn(move || shared.run())?;
         Ok(trimmer)
     }
 
@@ -111,7 +111,7 @@ impl Trimmer {
                     return warn!(%error, "captured output is not bounded any more: inotify failed");
                 }
             };
-            // Events that were dropped may concern any output.
+            // Dropped events may concern any output.
             let ids: Vec<i32> = match what.contains(inotify::ReadFlags::QUEUE_OVERFLOW) {
                 true => self.outputs().keys().copied().collect(),
                 false => vec![id],
@@ -123,17 +123,17 @@ impl Trimmer {
         }
     }
 
-    /// An output was written to, or closed by a writer.
+    /// Handles a write to an output, or a close by a writer.
     fn written(&self, id: i32) {
         let Some(file) = self.outputs().get(&id).map(|watched| Arc::clone(&watched.file)) else { return };
-        // Without the lock: giving memory back takes its time.
+        // Without the lock: freeing memory may take long.
         if file.metadata().is_ok_and(|meta| meta.blocks().saturating_mul(512) > BOUND) {
-            trim(&file, KEPT);
+            trim(&file, TRIMMED_BYTES);
         }
         self.remove_unused(&mut self.outputs(), id);
     }
 
-    /// Lets go of an output that no command uses and no process can write to.
+    /// Stops watching an output that no command uses and no process can write to.
     fn remove_unused(&self, outputs: &mut BTreeMap<i32, Watched>, id: i32) {
         if outputs.get(&id).is_some_and(|watched| watched.uses == 0 && !has_writers(&watched.file)) {
             self.remove(outputs, id);
@@ -146,7 +146,7 @@ impl Trimmer {
     }
 }
 
-/// Gives back everything but the last bytes (`keep`: whole pages), also what was reserved behind the end.
+/// Frees all pages except the last `keep` bytes (whole pages), including pages reserved behind the end.
 pub fn trim(file: &File, keep: u64) {
     const END: u64 = i64::MAX as u64;
     let Ok(meta) = file.metadata() else { return };
@@ -155,20 +155,20 @@ pub fn trim(file: &File, keep: u64) {
             let _ = fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, to - from);
         }
     };
-    // A page is only given back whole.
+    // The kernel frees whole pages only.
     let end = meta.len().checked_next_multiple_of(PAGE).map_or(END, |end| end.min(END));
     punch(0, end.saturating_sub(keep));
     punch(end, END);
 }
 
-/// Can another open file description write to it? The kernel grants a write lease only to the last one.
+/// Whether another open file description can write to the file. The kernel grants a write lease only if there is none.
 fn has_writers(file: &File) -> bool {
-    // As in the kernel's uapi/asm-generic/fcntl.h; libc has no name for it.
+    // From the kernel's uapi/asm-generic/fcntl.h; the libc crate does not define it.
     const F_SETSIG: libc::c_int = 10;
     let fd = file.as_raw_fd();
     // SAFETY: fcntl with integer arguments on a descriptor that is open for this call.
     unsafe {
-        // A lease that is broken signals its holder: by a signal that is ignored, and not by one that ends the agent.
+        // A broken lease signals its holder. SIGURG is ignored by default; the default SIGIO would end the agent.
         libc::fcntl(fd, F_SETSIG, libc::SIGURG);
         let is_last = libc::fcntl(fd, libc::F_SETLEASE, libc::F_WRLCK) == 0;
         if is_last {

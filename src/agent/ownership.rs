@@ -1,18 +1,18 @@
 //! Process ownership: the proof that a pid belongs to a launch of this agent, or may be adopted.
 //!
-//! A pid file is a hint that its writer controls, and an environment is what a process says of itself. Neither proves
-//! anything alone. After a launch the main process must be in the launch's control group, descend from the launch (the
-//! agent is the subreaper of all it launches), or carry the launch id; in each case with a real user that fits the account.
-//! A root account may drop privileges, so any user fits it. Adoption of a process that the agent did not launch needs the
-//! account's own user, the named executable, and a pid file that no other user can write. A process that another instance
-//! holds is refused everywhere ([`Hold::take`]).
+//! A pid file is controlled by its writer, and an environment by the process itself. Neither is proof alone. After a launch
+//! the main process must be in the launch's control group, descend from the launch (the agent is the subreaper of all its
+//! launches), or carry the launch id; in each case its real user must match the account. A process of a root account may
+//! drop privileges, so every user matches it. Adoption of a process that the agent did not launch needs the account's own
+//! user, the named executable, and a pid file that no other user can write. A process that another instance holds is
+//! always refused ([`ProcessHandle::open`]).
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use super::account::Account;
 use super::cgroup::Cgroup;
-use super::instance::AgentContext;
+use super::context::AgentContext;
 use super::process::{
     LaunchedProcess, ProcessHandle, ProcessIdentity, launched_processes, parent, runs_program, uids,
 };
@@ -21,14 +21,14 @@ use super::user_files::{FileWork, PidEntry, Rights};
 use crate::model::{InstanceKey, Spec};
 use crate::permissions::{Above, refuse_changeable, user_name};
 
-/// The longest chain of parents that is followed.
+/// Maximum length of a chain of parents.
 const MAX_ANCESTORS: usize = 64;
 
-/// A launch whose main process is looked for.
+/// A launch whose main process is searched.
 pub struct LaunchEvidence<'a> {
     pub launch_id: &'a str,
     pub group: Option<&'a Cgroup>,
-    /// [`super::kernel::ticks_since_boot`] before the launch.
+    /// [`super::process::ticks_since_boot`] before the launch.
     pub since: u64,
     /// The run that a restart_cmd replaces: a daemon may fork its successor itself.
     pub replaces: Option<&'a ProcessRun>,
@@ -37,13 +37,13 @@ pub struct LaunchEvidence<'a> {
 /// How a process was proven to belong to a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnershipProof {
-    /// By the launch's own group, descent or id.
+    /// By the launch's own control group, descent or id.
     Launch,
-    /// By those of the run that it replaces.
+    /// By the control group, descent or id of the run that it replaces.
     Replaced,
 }
 
-/// A pid file and the process that it names. Not a proof of anything.
+/// The process that a pid file names. This is a claim, not a proof.
 enum PidFileProcess {
     Found(ProcessIdentity),
     /// No process: the file is missing, or its process is gone or runs another executable.
@@ -60,7 +60,7 @@ impl PidFileProcess {
         }
     }
 
-    /// `None`: no process. An error: it is not known whether one runs.
+    /// `None`: no process. An error: it is unknown whether one runs.
     fn if_running(self) -> Result<Option<ProcessIdentity>, String> {
         match self {
             PidFileProcess::Found(identity) => Ok(Some(identity)),
@@ -86,16 +86,17 @@ async fn pid_file_process(spec: &Spec, rights: &Rights) -> PidFileProcess {
     }
 }
 
-/// Takes hold of a process that passed a check, unless it became another one or another instance holds it.
+/// Opens a handle on a process that passed a check, unless the pid was reused or another instance holds the process.
 fn claim_process(identity: &ProcessIdentity) -> Result<ProcessHandle, String> {
     let pid = identity.pid;
     if identity.is_claimed() {
         return Err(format!("process {pid} is held by another instance of this agent"));
     }
-    ProcessHandle::open(identity).ok_or_else(|| format!("process {pid} is gone, or cannot be held"))
+    ProcessHandle::open(identity)
+        .ok_or_else(|| format!("process {pid} is gone, or no handle on it can be opened"))
 }
 
-/// Takes hold of the main process of a launch, as its pid file names it, if it belongs to the launch.
+/// Claims the main process of a launch, which its pid file names, if it belongs to the launch.
 pub async fn claim_launched(
     spec: &Spec,
     rights: &Rights,
@@ -103,9 +104,9 @@ pub async fn claim_launched(
 ) -> Result<(ProcessHandle, OwnershipProof), String> {
     let identity = pid_file_process(spec, rights).await.required()?;
     if evidence.replaces.is_some_and(|run| run.identity == identity) {
-        return Err(format!("process {} is the one from before", identity.pid));
+        return Err(format!("process {} is still the process before the restart", identity.pid));
     }
-    let hold = claim_process(&identity)?;
+    let handle = claim_process(&identity)?;
     let proof = match prove_launch(&identity, rights.account(), evidence)? {
         ProofStrength::Proven(proof) => proof,
         ProofStrength::Descends(proof) => {
@@ -113,22 +114,22 @@ pub async fn claim_launched(
             proof
         }
     };
-    // What was read belongs to this process only if the pid did not change hands meanwhile.
+    // The evidence was read by pid. It belongs to this process only if the pid was not reused in the meantime.
     match identity.is_current() {
-        true => Ok((hold, proof)),
+        true => Ok((handle, proof)),
         false => Err(format!("process {} is gone", identity.pid)),
     }
 }
 
-/// How strong a proof is.
+/// The strength of a proof.
 enum ProofStrength {
     Proven(OwnershipProof),
-    /// By descent alone, which an orphan of another launch shows too.
+    /// By descent alone, which an orphan of another launch has too.
     Descends(OwnershipProof),
 }
 
-/// Of a root account's processes any user's may be the main one. By descent alone a process of another user is taken only
-/// if that user could not have named it.
+/// The main process of a root account may run as any user. By descent alone, a process of another user is accepted only if
+/// that user could not have written the pid file.
 async fn refuse_foreign_claim(
     identity: &ProcessIdentity,
     spec: &Spec,
@@ -141,7 +142,7 @@ async fn refuse_foreign_claim(
     refuse_pid_file(spec, rights)
         .await
         .map_err(|why| format!("process {pid} does not run as root, and {why}"))?;
-    // The file is read again: before its permissions were checked another user may have written it.
+    // Read again after the check of its permissions: another user may have written the file before.
     match pid_file_process(spec, rights).await {
         PidFileProcess::Found(again) if again == *identity => Ok(()),
         PidFileProcess::Found(_) | PidFileProcess::Missing(_) => {
@@ -166,9 +167,10 @@ fn prove_launch(
     if in_group(replaced.and_then(ProcessRun::group).as_ref()) && identity.started >= evidence.since {
         return Ok(ProofStrength::Proven(OwnershipProof::Replaced));
     }
-    // Only the account's own processes and root can read the launch id; one that dropped privileges needs more.
+    // Only root and the account's own processes can read the launch id. A process that dropped privileges needs another
+    // proof.
     let own = uids(pid).is_some_and(|ids| ids[0] == account.uid());
-    let launch_id = LaunchedProcess::of(pid).map(|marked| marked.launch_id);
+    let launch_id = LaunchedProcess::of(pid).map(|launched| launched.launch_id);
     let replaced_id = replaced.map(|run| run.incarnation.as_str()).filter(|id| !id.is_empty());
     match launch_id.as_deref() {
         Some(id) if id == evidence.launch_id && own => {
@@ -191,7 +193,7 @@ fn prove_launch(
     })
 }
 
-/// A user that fits an account: its own, or any for root, whose processes may drop privileges.
+/// Refuses a process whose real user is not the account. A root account matches every user: it may drop privileges.
 fn refuse_user(pid: u32, account: &Account) -> Result<(), String> {
     let ids = uids(pid).ok_or_else(|| format!("process {pid} is gone"))?;
     match account.uid() == 0 || ids[0] == account.uid() {
@@ -204,8 +206,8 @@ fn wrong_user(pid: u32, uid: u32, account: &Account) -> String {
     format!("process {pid} runs as user {}, not as {}", user_name(uid), account.name())
 }
 
-/// Does the chain of parents lead to the agent, with nothing in it older than the launch or held by another instance? Or
-/// to the process that is replaced?
+/// Whether the chain of parents leads to the agent or to the replaced process. No process of the chain may be older than
+/// the launch or held by another instance.
 fn descends(
     identity: &ProcessIdentity,
     since: u64,
@@ -231,68 +233,68 @@ fn descends(
     None
 }
 
-/// A process that runs under a daemon's identity, which this agent neither launched nor adopted. It is reported, never
-/// held: only adoption makes it ours.
+/// The pid of a process under a daemon's identity that this agent neither launched nor adopted. The agent reports it and
+/// opens no handle on it: only adoption does.
 ///
-/// An error: it is not known whether one runs.
+/// An error: it is unknown whether one runs.
 pub async fn foreign_pid(spec: &Spec, rights: &Rights) -> Result<Option<u32>, String> {
-    let is_stranger = |identity: &ProcessIdentity| {
+    let is_foreign = |identity: &ProcessIdentity| {
         !identity.is_claimed() && refuse_user(identity.pid, rights.account()).is_ok()
     };
-    Ok(pid_file_process(spec, rights).await.if_running()?.filter(is_stranger).map(|identity| identity.pid))
+    Ok(pid_file_process(spec, rights).await.if_running()?.filter(is_foreign).map(|identity| identity.pid))
 }
 
-/// A daemon that an earlier launch of this agent left behind for an instance: its pid file came too late. It is the
-/// agent's own descendant, and its environment names the instance.
+/// A daemon of an earlier launch whose pid file appeared after that launch timed out. It is a descendant of the agent, and
+/// its environment names the instance.
 ///
-/// An error: it is not known whether one runs.
+/// An error: it is unknown whether one runs.
 pub async fn find_orphan(
     key: &InstanceKey,
     spec: &Spec,
     rights: &Rights,
 ) -> Result<Option<(ProcessHandle, String)>, String> {
     let Some(identity) = pid_file_process(spec, rights).await.if_running()? else { return Ok(None) };
-    let marked = LaunchedProcess::of(identity.pid).filter(|marked| marked.instance == key.to_string());
+    let launched = LaunchedProcess::of(identity.pid).filter(|launched| launched.instance == key.to_string());
     let is_own =
         refuse_user(identity.pid, rights.account()).is_ok() && descends(&identity, 0, None).is_some();
-    let Some(marked) = marked.filter(|_| is_own) else { return Ok(None) };
+    let Some(launched) = launched.filter(|_| is_own) else { return Ok(None) };
     if refuse_foreign_claim(&identity, spec, rights).await.is_err() {
         return Ok(None);
     }
-    let Ok(hold) = claim_process(&identity) else { return Ok(None) };
-    Ok(identity.is_current().then_some((hold, marked.launch_id)))
+    let Ok(handle) = claim_process(&identity) else { return Ok(None) };
+    Ok(identity.is_current().then_some((handle, launched.launch_id)))
 }
 
-/// Takes hold of a daemon that the agent did not launch, because it was told to host it. `None`: no process runs there.
+/// Adopts a daemon that the agent did not launch, on an explicit operation. `None`: no process runs.
 pub async fn adopt(spec: &Spec, rights: &Rights) -> Result<Option<ProcessHandle>, String> {
     let Some(identity) = pid_file_process(spec, rights).await.if_running()? else { return Ok(None) };
     let (pid, account) = (identity.pid, rights.account());
-    let hold = claim_process(&identity).map_err(|why| format!("cannot adopt: {why}"))?;
+    let handle = claim_process(&identity).map_err(|why| format!("cannot adopt: {why}"))?;
     let real = uids(pid).map(|ids| ids[0]);
     if real != Some(account.uid()) {
         let why = real.map_or(format!("process {pid} is gone"), |real| wrong_user(pid, real, account));
         return Err(format!("cannot adopt: {why}"));
     }
     refuse_pid_file(spec, rights).await.map_err(|why| format!("cannot adopt process {pid}: {why}"))?;
-    // The file is read again: what it said before its permissions were checked may have been another user's word.
+    // Read again after the check of its permissions: another user may have written the file before.
     match pid_file_process(spec, rights).await.required() {
-        Ok(again) if again == identity => Ok(Some(hold)),
-        Ok(_) | Err(_) => Err(format!("cannot adopt process {pid}: its pid file changed meanwhile")),
+        Ok(again) if again == identity => Ok(Some(handle)),
+        Ok(_) | Err(_) => Err(format!("cannot adopt process {pid}: its pid file changed during the check")),
     }
 }
 
-/// A pid file that another user can write names whatever that user wants.
+/// Refuses a pid file that another user can write: that user could name any process.
 async fn refuse_pid_file(spec: &Spec, rights: &Rights) -> Result<(), String> {
     let path = PathBuf::from(&spec.identity.pid_path);
     let check = move |rights: &Rights| refuse_changeable_pid_file(&path, rights.account());
     rights.run(FileWork::Paths, "check the permissions of pid_path", check).await
 }
 
-/// Blocks.
+/// Checks the permissions of a pid file. Blocks.
 fn refuse_changeable_pid_file(path: &Path, account: &Account) -> Result<(), String> {
     let refused = |why: String| format!("its pid file cannot be trusted: {why}");
     refuse_changeable(path, account.uid(), Above::Owned).map_err(refused)?;
-    // New entries in a sticky folder of all users are other users' too.
+    // In a sticky directory that all users can write, another user can create the file.
     match path.parent() {
         Some(folder) => refuse_changeable(folder, account.uid(), Above::Owned).map(drop).map_err(refused),
         None => Ok(()),
@@ -306,8 +308,8 @@ pub struct InterruptedLaunch<'a> {
     pub group: Option<Cgroup>,
 }
 
-/// The main processes of interrupted launches, by launch id: in the launch's control group or with its id, which only
-/// this agent's store knows, and with a user that fits.
+/// The main processes of interrupted launches, by launch id. The proof is the launch's control group or its id, which only
+/// this agent's store has, and a user that matches.
 pub async fn find_interrupted(
     shared: &AgentContext,
     launches: &[InterruptedLaunch<'_>],
@@ -324,11 +326,11 @@ pub async fn find_interrupted(
         pids.retain(|pid| refuse_user(*pid, rights.account()).is_ok());
         Some((launch.launch_id.to_owned(), main_process(&pids, launch.spec, &rights).await?))
     };
-    // At once: pid files that cannot be read cost one time limit in all.
+    // Concurrently: pid files that hang cost one timeout in total.
     futures_util::future::join_all(launches.iter().map(find)).await.into_iter().flatten().collect()
 }
 
-/// Of the processes of one launch the main one: as the pid file names it, else the oldest whose parent is not one of them.
+/// The main process of a launch: the one that the pid file names, or the oldest whose parent is not in the launch.
 async fn main_process(pids: &[u32], spec: &Spec, rights: &Rights) -> Option<ProcessIdentity> {
     let free = |identity: &ProcessIdentity| identity.is_current() && !identity.is_claimed();
     if pids.len() > 1
@@ -342,9 +344,9 @@ async fn main_process(pids: &[u32], spec: &Spec, rights: &Rights) -> Option<Proc
     roots.filter_map(|pid| ProcessIdentity::of(*pid)).filter(free).min_by_key(|one| (one.started, one.pid))
 }
 
-/// Finds the process of an instance again whose launch is not recorded: the agent's folder was lost. Its launch id is
-/// unknown, so its environment counts only together with its user, its folder and, under another name (`renamed`), the
-/// pid file that names it.
+/// Finds the process of an instance whose launch is not recorded, because the agent's folder was lost. The launch id is
+/// unknown, so the environment counts only together with the user, the folder and, under another name (`renamed`), the
+/// pid file.
 pub async fn find_unrecorded(
     key: &InstanceKey,
     spec: &Spec,
@@ -355,13 +357,13 @@ pub async fn find_unrecorded(
     let named_pid = pid_file_process(spec, rights).await.required().ok().map(|identity| identity.pid);
     let candidates = unclaimed.iter().filter(|one| match renamed {
         false => one.instance == key.to_string(),
-        // Under a name of another host or none it is not a renamed instance of this one.
+        // A process with the name of another host, or without a name, is not a renamed process of this instance.
         true => {
             let was: Option<InstanceKey> = one.instance.parse().ok();
             was.is_some_and(|was| was != *key && was.host == key.host) && Some(one.identity.pid) == named_pid
         }
     });
-    let mut why = "no process carries its launch".to_owned();
+    let mut why = "no process carries a launch id of this instance".to_owned();
     let mut fitting: Vec<&LaunchedProcess> = Vec::new();
     for one in candidates {
         match check_candidate(one, spec, rights, renamed).await {
@@ -394,7 +396,7 @@ async fn check_candidate(
     }
 }
 
-/// Blocks.
+/// Checks the user, the environment and the working directory of a process. Blocks.
 fn check_folder(identity: &ProcessIdentity, setup_path: &str, account: &Account) -> Result<(), String> {
     let pid = identity.pid;
     let ids = uids(pid).ok_or_else(|| format!("process {pid} is gone"))?;
@@ -404,16 +406,16 @@ fn check_folder(identity: &ProcessIdentity, setup_path: &str, account: &Account)
     if account.uid() == 0 {
         refuse_foreign_environment(pid, ids)?;
     }
-    // Another system on this machine may have an instance of the same name, in another folder.
-    let here = std::fs::read_link(format!("/proc/{pid}/cwd")).ok();
-    let there = std::fs::canonicalize(setup_path).ok();
-    match here.is_some() && here == there {
+    // Another agent on this machine may have an instance of the same name in another folder.
+    let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).ok();
+    let expected = std::fs::canonicalize(setup_path).ok();
+    match cwd.is_some() && cwd == expected {
         true => Ok(()),
         false => Err(format!("process {pid} does not run in {setup_path}")),
     }
 }
 
-/// The environment of a root process is root's word only if no user started it by a set-user-ID program.
+/// Refuses a root process that another user may have started by a set-user-ID program: that user set its environment.
 fn refuse_foreign_environment(pid: u32, ids: [u32; 4]) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     let set_uid = std::fs::metadata(format!("/proc/{pid}/exe")).map(|meta| meta.mode() & 0o4000 != 0);

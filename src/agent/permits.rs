@@ -1,4 +1,4 @@
-//! Permits per user: stuck work of one user does not hold up the work of another.
+//! Permits per user: stuck work of one user does not block the work of another.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};

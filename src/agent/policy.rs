@@ -1,8 +1,8 @@
-//! Host policy: which users, namespaces and paths a gateway may order on this host.
+//! Host policy: the users, namespaces and paths that a gateway may use on this host.
 //!
-//! `/etc/abide/agent.yaml` belongs to the host's administrator. It bounds every launch and adoption, whatever a gateway
-//! orders; stopping, unhosting and observing are always allowed. The file is read when the agent starts. A file that
-//! another user could have written, or that does not parse, keeps the agent from starting.
+//! `/etc/abide/agent.yaml` belongs to the host's administrator. It bounds every launch and adoption that a gateway requests;
+//! stopping, ending supervision and observing are always allowed. The agent reads the file when it starts, and refuses to
+//! start if the file does not parse or another user could have written it.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ use super::account::Account;
 use crate::model::{EnvValue, InstanceKey, Spec, glob};
 use crate::permissions::{Above, own_uid, refuse_changeable, resolved};
 
-/// The file that is read unless another is named.
+/// The default policy file.
 pub const DEFAULT_FILE: &str = "/etc/abide/agent.yaml";
 
-/// The rules of a host. A rule that is not set allows everything, except that root opens no file for another user.
+/// The rules of a host. An unset rule allows everything, except that root opens no file for another user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPolicy {
     file: PathBuf,
@@ -32,7 +32,7 @@ struct PolicyFile {
     root: Option<bool>,
     /// Names or patterns of namespaces.
     namespaces: Option<Vec<String>>,
-    /// Folders that everything a spec names must be below.
+    /// Folders that contain every path of a spec.
     paths: Option<Vec<PathBuf>>,
     /// Folders or files that the agent may open as root for another user, where that user cannot.
     #[serde(default)]
@@ -43,13 +43,13 @@ impl HostPolicy {
     /// Reads the named file, or the default one, which may be missing.
     pub fn read(named: Option<&Path>) -> Result<HostPolicy, String> {
         let file = named.unwrap_or(Path::new(DEFAULT_FILE));
-        // A dangling link is not a missing file.
+        // A dangling link does not count as a missing file.
         if named.is_none() && std::fs::symlink_metadata(file).is_err_and(is_missing) {
             return Ok(HostPolicy::default());
         }
         let failed = |why: String| format!("host policy {}: {why}", file.display());
-        let text =
-            std::fs::read_to_string(file).map_err(|error| failed(format!("cannot read it: {error}")))?;
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| failed(format!("cannot read the file: {error}")))?;
         let meta = refuse_changeable(file, own_uid(), Above::Owned).map_err(failed)?;
         if !meta.is_file() {
             return Err(failed("not a regular file".to_owned()));
@@ -69,7 +69,7 @@ impl HostPolicy {
         Ok(HostPolicy { file: file.to_owned(), rules })
     }
 
-    /// Logs which file is in force.
+    /// Logs the policy file in force.
     pub fn log(&self) {
         match self.file.as_os_str().is_empty() {
             true => {
@@ -79,7 +79,7 @@ impl HostPolicy {
         }
     }
 
-    /// May this instance be launched or adopted with this spec? The refusal names the first rule, and is logged.
+    /// Checks whether the instance may be launched or adopted with this spec. A refusal names the first rule, and is logged.
     pub fn check(&self, key: &InstanceKey, spec: &Spec) -> Result<(), String> {
         match self.refusals(key, spec).into_iter().next() {
             Some(refused) => {
@@ -105,7 +105,7 @@ impl HostPolicy {
         refused.map(|why| format!("host policy {}: {why}", self.file.display())).collect()
     }
 
-    /// Does a check resolve paths, which may wait for a file system?
+    /// Whether a check resolves paths, which may block on a file system.
     pub fn resolves_paths(&self) -> bool {
         self.rules.paths.is_some()
     }
@@ -152,7 +152,7 @@ impl HostPolicy {
             .collect()
     }
 
-    /// May the agent open a file as root, for another user that cannot open it?
+    /// Whether the agent may open a file as root for another user who cannot open it.
     pub fn may_root_open(&self, path: &Path) -> bool {
         is_below(path, &self.rules.root_opens)
     }
@@ -162,7 +162,7 @@ fn is_missing(error: std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NotFound
 }
 
-/// Below one of these, with all links followed: a link must not lead out.
+/// Whether a path is below an allowed one after resolution of all links: a link must not lead out.
 fn is_below(path: &Path, allowed: &[PathBuf]) -> bool {
     let Some(real) = resolved(path) else { return false };
     allowed.iter().any(|one| resolved(one).is_some_and(|one| real.starts_with(one)))
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn each_rule_names_itself() {
         if !nix::unistd::geteuid().is_root() {
-            return; // Only root can look at two accounts.
+            return; // Only root can use two accounts.
         }
         let at = |why: &str| format!("host policy /etc/abide/agent.yaml: {why}");
         let nobody = |spec: &mut Spec| spec.identity.user = Some("nobody".to_owned());
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn an_invalid_policy_is_refused() {
         for text in
             ["user: [app]", "users: app", "root: maybe", "paths: [opt]", "root_opens: [/a/../b]", "- x"]
         {

@@ -1,8 +1,8 @@
-//! Pools: limits that all guarded processes of a namespace on a host share.
+//! Pools: limits that all supervised processes of a namespace on a host share.
 //!
-//! Keepers of such namespaces tell their shares; when a pool was exceeded often enough in a row, one of its processes has
-//! to go, which its keeper learns when it tells the next time: the biggest user, or the one most over its own share, as
-//! the pool says.
+//! Instance tasks of such a namespace report their usage. When a pool is exceeded in enough consecutive samples, it selects
+//! a victim: the largest user, or the process most over its own share, by the weight of the pool. The victim's task learns
+//! this from its next report.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::meter::{ExceededCounts, Excess, HostShare, SAMPLE_INTERVAL, check_limits, victim};
 use crate::model::{HostKey, InstanceKey, Name};
 
-/// Of one pool: its limits, and whether a victim is chosen by its own share.
+/// The limits of one pool, and whether the victim is selected by its own share.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Limits {
     cpu: Option<f64>,
@@ -25,10 +25,10 @@ struct Limits {
 #[derive(Debug, Default)]
 struct Pool {
     limits: Vec<(Limits, ExceededCounts)>,
-    /// What its processes used last, and what each may use.
+    /// Last usage and own limits of each process.
     members: HashMap<InstanceKey, Member>,
-    judged: Option<Instant>,
-    doomed: HashMap<InstanceKey, String>,
+    checked_at: Option<Instant>,
+    victims: HashMap<InstanceKey, String>,
 }
 
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ impl Pools {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// The pools of a namespace on a host, as they were sent.
+    /// Sets the pools of a namespace on a host, in the format of the gateway.
     pub fn set(&self, host: HostKey, namespace: Name, groups: &Value) {
         let limits: Vec<(Limits, ExceededCounts)> =
             groups.as_array().into_iter().flatten().filter_map(parse_limits).collect();
@@ -54,30 +54,30 @@ impl Pools {
         self.pools().contains_key(&(key.host.clone(), key.namespace.clone()))
     }
 
-    /// What a process uses, and what it may use. Why it has to go, if it has.
+    /// Reports the usage of a process. Returns the reason if the process has to be stopped.
     pub fn report_usage(&self, key: &InstanceKey, used: Member, now: Instant) -> Option<String> {
         let mut pools = self.pools();
         let pool = pools.get_mut(&(key.host.clone(), key.namespace.clone()))?;
         pool.members.insert(key.clone(), used);
-        // Once a round, however many tell.
-        if pool.judged.is_none_or(|last| now.saturating_duration_since(last) >= SAMPLE_INTERVAL) {
-            pool.judged = Some(now);
+        // Once per interval, for any number of reports.
+        if pool.checked_at.is_none_or(|last| now.saturating_duration_since(last) >= SAMPLE_INTERVAL) {
+            pool.checked_at = Some(now);
             pool.check_limits(&key.namespace);
         }
-        pool.doomed.remove(key)
+        pool.victims.remove(key)
     }
 
     pub fn forget(&self, key: &InstanceKey) {
         if let Some(pool) = self.pools().get_mut(&(key.host.clone(), key.namespace.clone())) {
             pool.members.remove(key);
-            pool.doomed.remove(key);
+            pool.victims.remove(key);
         }
     }
 }
 
 impl Pool {
     fn check_limits(&mut self, namespace: &Name) {
-        let Pool { limits, members, doomed, .. } = self;
+        let Pool { limits, members, victims, .. } = self;
         let sum = members.values().fold(HostShare::default(), |sum, (share, _, _)| HostShare {
             cpu: sum.cpu + share.cpu,
             mem: sum.mem + share.mem,
@@ -97,13 +97,13 @@ impl Pool {
             if let (Some(key), Some(excess)) = (chosen, excess) {
                 *counts = ExceededCounts::default();
                 members.remove(&key);
-                doomed.insert(key, format!("the pool of namespace {namespace} is {excess}"));
+                victims.insert(key, format!("the pool of namespace {namespace} is {excess}"));
             }
         }
     }
 }
 
-/// What a process uses, and its own limits.
+/// Usage of a process, and its own CPU and memory limits.
 pub type Member = (HostShare, Option<f64>, Option<f64>);
 
 fn choose_victim(
@@ -124,7 +124,7 @@ fn choose_victim(
 fn parse_limits(group: &Value) -> Option<(Limits, ExceededCounts)> {
     let resource = group.get("resource")?;
     let number = |name: &str| resource.get(name).and_then(Value::as_f64);
-    // 0 is no limit: a pool in which nothing may run is nobody's wish.
+    // 0 means unlimited: no process could run in such a pool.
     let limit = |name: &str| number(name).filter(|limit| *limit > 0.0);
     let limits = Limits {
         cpu: limit("cpu_pool_limit"),
@@ -149,7 +149,7 @@ mod tests {
             let pools = Pools::default();
             pools.set(host.clone(), namespace.clone(), &group(weight));
             let begin = Instant::now();
-            let tell = |round: u32| {
+            let report = |round: u32| {
                 let now = begin + SAMPLE_INTERVAL * round;
                 let big = pools.report_usage(
                     &key("big"),
@@ -163,15 +163,15 @@ mod tests {
                 );
                 [("big", big), ("greedy", greedy)].into_iter().filter_map(|(name, why)| Some((name, why?)))
             };
-            let mut gone = Vec::new();
-            // The first round knows only who told first.
+            let mut stopped = Vec::new();
+            // The first round has only the first report.
             for round in 0..4 {
-                assert!(gone.is_empty(), "one peak proves nothing: {gone:?}");
-                gone.extend(tell(round));
+                assert!(stopped.is_empty(), "a single peak is not enough: {stopped:?}");
+                stopped.extend(report(round));
             }
-            gone.extend(tell(4));
-            assert_eq!(gone.len(), 1, "{gone:?}");
-            assert!(gone[0].0 == expected && gone[0].1.contains("50.0 %"), "{gone:?}");
+            stopped.extend(report(4));
+            assert_eq!(stopped.len(), 1, "{stopped:?}");
+            assert!(stopped[0].0 == expected && stopped[0].1.contains("50.0 %"), "{stopped:?}");
             assert!(pools.has(&key("x")));
             pools.set(host.clone(), namespace.clone(), &json!([]));
             assert!(!pools.has(&key("x")));

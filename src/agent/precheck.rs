@@ -1,7 +1,7 @@
-//! Offline check of an agent's folder: instances that the host policy or the rules for files would refuse to launch.
+//! Offline check of an agent's folder: lists instances whose next launch the host policy or the file rules would refuse.
 //!
-//! An upgrade, or a new policy, restarts nothing; an instance that it refuses fails at its next launch. This check lists
-//! such instances before that. Access is judged by owners and mode bits, without access control lists.
+//! An upgrade or a new policy restarts nothing; an instance that it refuses fails at its next launch. This check finds such
+//! instances before that. It evaluates owners and mode bits, not access control lists.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::state::{InstanceState, load_all};
 use crate::model::{ConfigFile, EnvValue, InstanceKey, Spec};
 use crate::store::{Embedded, Error};
 
-/// An instance that would not be launched again, and why.
+/// An instance whose next launch would be refused, and the reasons.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RefusedInstance {
     pub instance: InstanceKey,
@@ -29,8 +29,8 @@ pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec
     }
     let store = Embedded::open(&file)?;
     let mut refused = Vec::new();
-    for (name, row) in load_all::<InstanceState>(&store, "proc/").await? {
-        let (Ok(instance), Some(given)) = (name.parse::<InstanceKey>(), &row.given) else { continue };
+    for (name, state) in load_all::<InstanceState>(&store, "proc/").await? {
+        let (Ok(instance), Some(given)) = (name.parse::<InstanceKey>(), &state.given) else { continue };
         let reasons = reasons(&instance, &given.spec, policy);
         if !reasons.is_empty() {
             refused.push(RefusedInstance { instance, reasons });
@@ -57,14 +57,14 @@ fn reasons(key: &InstanceKey, spec: &Spec, policy: &HostPolicy) -> Vec<String> {
         }
     };
     check("setup_path", &spec.identity.setup_path, PathAccess::Enter);
-    // A pid file is replaced, so its folder counts.
+    // A pid file is replaced by a rename, so the folder must be writable.
     if let Some(folder) = Path::new(&spec.identity.pid_path).parent() {
         check("pid_path", &folder.display().to_string(), PathAccess::Write);
     }
     if let Some(path) = &spec.identity.log_path {
         check("log_path", path, PathAccess::Write);
     }
-    // Launched all the same, and reported as missing from then on.
+    // An unreadable configmap file does not prevent the launch; it is reported as missing.
     let stated = |entry: &&ConfigFile| entry.md5.is_some();
     for path in spec.configmap.iter().filter(stated).filter_map(|entry| entry.path.as_deref()) {
         if Path::new(path).exists() && !policy.may_root_open(Path::new(path)) {
@@ -92,7 +92,7 @@ const READ: u32 = 4;
 const WRITE: u32 = 2;
 const ENTER: u32 = 1;
 
-/// May an account open this path, made if it is written to and does not exist?
+/// Whether an account may access the path. For a write, a missing path may be created.
 fn allows(account: &Account, path: &Path, access: PathAccess) -> bool {
     if account.uid() == 0 {
         return true;

@@ -1,7 +1,7 @@
-//! What the kernel knows of processes: which one a pid is, whether it lives, when it ends.
+//! Processes of the kernel: identity, liveness, exit and signals.
 //!
-//! A pid alone proves nothing: it may be somebody else's by now. A process is known by boot, pid and start time together,
-//! and held by a pidfd, which never becomes another process.
+//! A pid alone does not identify a process, because the kernel reuses it. Boot, pid and start time together do. A pidfd
+//! holds a process, and never refers to another one.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -17,12 +17,12 @@ use tokio::io::unix::AsyncFd;
 
 use super::reaper;
 
-/// Which process, of all that ever were.
+/// Identity of a process, unique over pid reuse and reboots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessIdentity {
     pub boot: String,
     pub pid: u32,
-    /// Ticks since that boot.
+    /// Start time in ticks since that boot.
     pub started: u64,
 }
 
@@ -34,7 +34,7 @@ pub fn boot_id() -> &'static str {
     &ID
 }
 
-/// One line of /proc/PID/stat. The name in parentheses may contain anything.
+/// Fields of /proc/PID/stat. The name in parentheses may contain any bytes.
 struct Stat {
     state: char,
     parent: u32,
@@ -42,7 +42,7 @@ struct Stat {
 }
 
 fn stat(pid: u32) -> Option<Stat> {
-    // Whole by one read: the kernel's line is shorter, and a file of unknown length would take several.
+    // One read: the line is shorter than the buffer, and `read_to_string` would need several reads.
     let mut line = [0; 1024];
     let length = File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut line)).ok()?;
     // The name is bytes; the numbers after it are text.
@@ -58,7 +58,7 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat(pid).map(|stat| stat.parent)
 }
 
-/// The users of a process: real, effective, saved, of the filesystem.
+/// User ids of a process: real, effective, saved, file system.
 pub fn uids(pid: u32) -> Option<[u32; 4]> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("Uid:"))?;
@@ -66,7 +66,7 @@ pub fn uids(pid: u32) -> Option<[u32; 4]> {
     ids.try_into().ok()
 }
 
-/// The clock that [`Identity::started`] is read from, now.
+/// Current time of the clock of [`ProcessIdentity::started`].
 pub fn ticks_since_boot() -> u64 {
     use rustix::time::{ClockId, clock_gettime};
     let now = clock_gettime(ClockId::Boottime);
@@ -76,40 +76,40 @@ pub fn ticks_since_boot() -> u64 {
 }
 
 impl ProcessIdentity {
-    /// The process that has this pid now.
+    /// The process that currently has this pid.
     pub fn of(pid: u32) -> Option<ProcessIdentity> {
         let stat = stat(pid)?;
         Some(ProcessIdentity { boot: boot_id().to_owned(), pid, started: stat.started })
     }
 
-    /// Does the pid still name this process, alive?
+    /// Whether the pid still names this process, and the process is alive.
     pub fn is_current(&self) -> bool {
         let same = |stat: Stat| stat.started == self.started && !matches!(stat.state, 'Z' | 'X');
         self.boot == boot_id() && stat(self.pid).is_some_and(same)
     }
 
-    /// Does an instance, or a command of one, hold this process?
+    /// Whether an instance, or a command of one, holds this process.
     pub fn is_claimed(&self) -> bool {
         reaper::is_claimed(self.pid, self.started)
     }
 }
 
-/// A process that is held: it is the one that it was when it was taken hold of, until it is reaped.
+/// A claimed process, held by a pidfd. Its pid is not reused until it is reaped.
 pub struct ProcessHandle {
     fd: AsyncFd<OwnedFd>,
     pub identity: ProcessIdentity,
 }
 
 impl ProcessHandle {
-    /// Takes hold of a process, if it is still the one that is meant, alive, and not held already: two holders would
-    /// each supervise and stop it.
+    /// Opens a handle, if the process is still this one, alive and not claimed: two holders would each supervise and stop
+    /// it.
     pub fn open(identity: &ProcessIdentity) -> Option<ProcessHandle> {
         if identity.boot != boot_id() {
             return None;
         }
         let pid = Pid::from_raw(i32::try_from(identity.pid).ok()?)?;
         let fd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok()?;
-        // Only now is it certain that what is looked at is what is held.
+        // Checked after the open: only then does the pidfd pin the process whose start time is read.
         let stat = stat(identity.pid)?;
         if stat.started != identity.started || matches!(stat.state, 'Z' | 'X') {
             return None;
@@ -119,7 +119,7 @@ impl ProcessHandle {
             .then(|| ProcessHandle { fd, identity: identity.clone() })
     }
 
-    /// Takes hold of a child of ours that has not been waited for: its pid is its own.
+    /// Claims a child of the agent that has not been reaped, so that its pid is not reused.
     /// On failure the child is killed: no instance could stop it later.
     pub fn from_child(pid: u32, fd: OwnedFd) -> Option<ProcessHandle> {
         let Some(identity) = ProcessIdentity::of(pid) else {
@@ -128,7 +128,7 @@ impl ProcessHandle {
         };
         reaper::claim(identity.pid, identity.started);
         let Some(fd) = register_fd(fd) else {
-            // A held child is not reaped, so the pid is still its own.
+            // The child is claimed and therefore not reaped: the pid is still its own.
             let _ =
                 Pid::from_raw(pid.cast_signed()).map(|pid| rustix::process::kill_process(pid, Signal::KILL));
             reaper::release_pid(pid);
@@ -137,9 +137,9 @@ impl ProcessHandle {
         Some(ProcessHandle { fd, identity })
     }
 
-    /// Waits until it has ended. The exit code, where it was our child; a signal n is 128 + n.
+    /// Waits for the end of the process. Returns the exit code of a child of the agent; signal n is 128 + n.
     pub async fn wait_exit(&self) -> Option<i32> {
-        // An error would mean that nobody tells us of its end: then it is asked about.
+        // Without readiness events from the pidfd, poll for the end.
         if self.fd.readable().await.is_err() {
             while stat(self.identity.pid)
                 .is_some_and(|stat| stat.started == self.identity.started && stat.state != 'Z')
@@ -153,7 +153,7 @@ impl ProcessHandle {
         status.exit_status().or_else(|| status.terminating_signal().map(|signal| 128 + signal))
     }
 
-    /// A duplicate of one of its descriptors. Nothing is opened, and no path is followed.
+    /// Duplicates a descriptor of the process. Opens no file and follows no path.
     pub fn descriptor(&self, number: i32) -> Option<OwnedFd> {
         use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
         pidfd_getfd(self.fd.get_ref(), number, PidfdGetfdFlags::empty()).ok()
@@ -170,30 +170,31 @@ impl Drop for ProcessHandle {
     }
 }
 
-/// Kills a child that no instance holds. The reaper waits for it.
+/// Kills a child that no instance holds. The reaper reaps it.
 pub fn kill_unclaimed(pid: u32, fd: &OwnedFd) {
     reaper::release_pid(pid);
     let _ = pidfd_send_signal(fd, Signal::KILL);
 }
 
-/// Whatever we were given beside the three usual descriptors is not passed on to what we launch.
+/// Sets close-on-exec on all inherited descriptors above 2: launched processes must not inherit them.
 pub fn set_cloexec() {
     use rustix::io::{FdFlags, fcntl_setfd};
     let Ok(folder) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     for number in numbers.filter(|number| *number > 2) {
-        // SAFETY: only a flag is set; one that is closed by now gives an error, which says the same.
+        // SAFETY: the borrow is used for one fcntl that sets a flag. A descriptor that was closed since gives EBADF, which
+        // is ignored.
         let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
         let _ = fcntl_setfd(fd, FdFlags::CLOEXEC);
     }
 }
 
 fn register_fd(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
-    // SAFETY: an `OwnedFd` is the same descriptor, and open, for as long as it lives.
+    // SAFETY: an `OwnedFd` is open and keeps its number as long as it lives.
     unsafe { AsyncFd::register(fd) }.ok()
 }
 
-/// Does a process run this program? By its executable, its first argument, or, under an interpreter, its script.
+/// Whether a process runs this program: by its executable, its first argument or, under an interpreter, its script.
 pub fn runs_program(pid: u32, name: &str) -> bool {
     let base = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe"))
@@ -204,7 +205,7 @@ pub fn runs_program(pid: u32, name: &str) -> bool {
         return true;
     }
     let args = cmdline(pid);
-    // Some replace their arguments by a title, whose first word is their name: `redis-server 127.0.0.1:6379`.
+    // Some programs replace their arguments by a title that begins with their name: `redis-server 127.0.0.1:6379`.
     let title = args.first().and_then(|first| first.split_whitespace().next()).unwrap_or_default();
     let first = args.first().map_or("", String::as_str);
     if [first, title].iter().any(|word| base(word.trim_start_matches('-').trim_end_matches(':')) == name) {
@@ -216,8 +217,8 @@ pub fn runs_program(pid: u32, name: &str) -> bool {
     interpreted && script.is_some_and(|script| base(script) == name)
 }
 
-/// Is there a process of this program that has closed nearly all of its descriptors, as a child does before it becomes
-/// another program?
+/// Whether a process of this executable has closed nearly all of its descriptors, as a launched child does before
+/// `execve`.
 pub fn has_unexecuted_child() -> bool {
     const DESCRIPTORS: usize = 6;
     let program = |pid: &str| {
@@ -243,13 +244,13 @@ pub fn cmdline(pid: u32) -> Vec<String> {
     args
 }
 
-/// A process whose environment names a launch. Its environment is what it says of itself, and proves nothing alone.
+/// A process whose environment names a launch. The process controls its environment, so this alone proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchedProcess {
     pub identity: ProcessIdentity,
     pub parent: u32,
     pub launch_id: String,
-    /// The instance that it was launched as; empty, where it does not say.
+    /// The instance in its environment; empty: none.
     pub instance: String,
 }
 
@@ -268,14 +269,14 @@ impl LaunchedProcess {
     }
 }
 
-/// Every process of this host whose environment names a launch.
+/// All processes of this host whose environment names a launch.
 pub fn launched_processes() -> Vec<LaunchedProcess> {
     let Ok(folder) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = folder.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter_map(LaunchedProcess::of).collect()
 }
 
-/// Resident memory and processor time of one process: bytes, and ticks since it began.
+/// Resident memory in bytes, and CPU time in ticks, of one process.
 pub fn usage(pid: u32) -> Option<(u64, u64)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (_, rest) = text.rsplit_once(") ")?;
@@ -287,27 +288,27 @@ pub fn usage(pid: u32) -> Option<(u64, u64)> {
     ))
 }
 
-/// Gives memory back that is not needed any more: what was freed, and the program's own code, most of which is for other
-/// verbs or for a start. What is needed again comes from the page cache.
+/// Returns memory to the kernel: freed heap, and the pages of the program's own code, most of which an idle agent does not
+/// use. Pages that are needed again come from the page cache.
 pub fn release_memory() {
     crate::malloc::give_freed_back();
     for (from, to) in code_mappings() {
-        // SAFETY: these pages are a file's, mapped to be read or run, and nobody can have written to them: dropped,
-        // they are read from the file again.
+        // SAFETY: these are private mappings of a file without write access and without modified pages. Dropped pages
+        // are read from the file again, with the same content.
         unsafe {
             libc::madvise(from as *mut libc::c_void, to - from, libc::MADV_DONTNEED);
         }
     }
 }
 
-/// Where this program's code is.
+/// Address ranges of the executable's unmodified mappings.
 fn code_mappings() -> Vec<(usize, usize)> {
     let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let of_ours = maps.lines().filter(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
         let (kind, offset) = (words.get(1).copied(), words.get(2).copied());
-        // What is only read and begins the file was never written to; other such parts hold addresses that were.
+        // Code and the read-only start of the file were never written. Other read-only parts contain relocated addresses.
         let never_written = kind == Some("r-xp") || (kind == Some("r--p") && offset == Some("00000000"));
         never_written && words.get(5).is_some_and(|path| Path::new(path) == own)
     });

@@ -1,8 +1,8 @@
-//! Whose parent died becomes ours, and is waited for when it ends.
+//! Subreaper: orphaned descendants are re-parented to the agent and reaped.
 //!
-//! A daemon's starter ends and leaves the daemon behind: since the agent is its subreaper, the daemon's exit code is the
-//! agent's to know, and no zombie is left. What a keeper holds is its own to wait for; what is just being born is nobody's
-//! yet; the rest is ended here.
+//! The starter of a daemon ends and leaves the daemon behind. The agent is its subreaper, so it gets the daemon's exit code,
+//! and no zombie remains. An instance task waits for a claimed process itself, and a process that is being launched is not
+//! claimed yet; the reaper skips both and reaps the others.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard};
@@ -13,13 +13,14 @@ use tracing::warn;
 
 /// Processes that an instance or a command of one holds, by pid and start time.
 static CLAIMED: Mutex<BTreeSet<(u32, u64)>> = Mutex::new(BTreeSet::new());
+/// Read-locked by each launch until its process is claimed; write-locked by the reaper.
 static SPAWN_LOCK: RwLock<()> = RwLock::new(());
 
 fn claimed() -> MutexGuard<'static, BTreeSet<(u32, u64)>> {
     CLAIMED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Enters a holder of a process. False: it has one already.
+/// Claims a process. False: it is claimed already.
 pub fn claim(pid: u32, started: u64) -> bool {
     claimed().insert((pid, started))
 }
@@ -28,7 +29,7 @@ pub fn release(pid: u32, started: u64) {
     claimed().remove(&(pid, started));
 }
 
-/// Removes the holder of a child that was not waited for: its pid is its own.
+/// Releases a child that was not reaped, so that its pid is not reused.
 pub fn release_pid(pid: u32) {
     claimed().retain(|(one, _)| *one != pid);
 }
@@ -37,18 +38,18 @@ pub fn is_claimed(pid: u32, started: u64) -> bool {
     claimed().contains(&(pid, started))
 }
 
-/// As long as this lives, what is born and not held yet is not taken for an orphan.
+/// Keeps the reaper from taking a new, unclaimed process for an orphan while the guard lives.
 pub fn spawn_guard() -> RwLockReadGuard<'static, ()> {
     SPAWN_LOCK.read().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// What a keeper has not waited for yet is looked at again after this.
+/// Wait before the next pass while an ended process is left to its holder.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// For ever.
+/// Reaps orphans until the runtime ends.
 pub async fn reap() {
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
-        warn!(%error, "orphans go to the first process, not to us");
+        warn!(%error, "cannot become subreaper: orphaned descendants go to pid 1");
     }
     let Ok(mut ended) = signal(SignalKind::child()) else { return };
     loop {
@@ -63,10 +64,10 @@ pub async fn reap() {
     }
 }
 
-/// Reaps ended orphans. True: an ended process is left, which its holder waits for. The kernel returns the same ended child
-/// until it is waited for; with `skip_held` every child is tried, since a holder may be busy for minutes.
+/// Reaps ended orphans. True: an ended process remains for its holder. The kernel returns the same ended child until it is
+/// reaped; with `skip_held` every child is tried, since a holder may be busy for minutes.
 fn reap_orphans(skip_held: bool) -> bool {
-    let Ok(_no_birth) = SPAWN_LOCK.try_write() else { return true };
+    let Ok(_no_spawn) = SPAWN_LOCK.try_write() else { return true };
     while let Some(pid) = first_zombie() {
         if is_pid_claimed(pid) {
             if skip_held {
@@ -83,7 +84,7 @@ fn is_pid_claimed(pid: u32) -> bool {
     claimed().range((pid, 0)..=(pid, u64::MAX)).next().is_some()
 }
 
-/// All children of this process, ended ones too. The kernel lists them per thread.
+/// All children of this process, including ended ones. The kernel lists them per thread.
 fn children() -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
     let lists = threads.flatten().filter_map(|one| std::fs::read_to_string(one.path().join("children")).ok());
@@ -92,10 +93,10 @@ fn children() -> Vec<u32> {
         .collect()
 }
 
-/// Some child that has ended and was not waited for; it still is not.
+/// A child that has ended, without reaping it.
 fn first_zombie() -> Option<u32> {
     let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: the kernel fills in what is ours; without an ended child its pid stays 0.
+    // SAFETY: the kernel fills in a local siginfo; without an ended child its pid stays 0.
     let (result, pid) = unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let result = libc::waitid(libc::P_ALL, 0, &mut info, flags);
@@ -105,7 +106,7 @@ fn first_zombie() -> Option<u32> {
 }
 
 fn wait_for(pid: u32) {
-    // SAFETY: as above; nobody asks for what it ended with.
+    // SAFETY: the kernel fills in a local siginfo, which is not used.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         libc::waitid(libc::P_PID, pid, &mut info, libc::WEXITED | libc::WNOHANG);
@@ -119,13 +120,14 @@ mod tests {
 
     #[test]
     fn a_held_process_that_ended_does_not_stop_the_reaping_of_others() {
-        // A process of its own: the reaper takes every child of the test program.
+        // In its own process, because the reaper takes every child of the test program.
         if std::env::var_os("ABIDE_TEST_REAPER").is_none() {
             let test = "agent::reaper::tests::a_held_process_that_ended_does_not_stop_the_reaping_of_others";
             let program = std::env::current_exe().expect("a path");
             let mut again = std::process::Command::new(program);
             let out = again.args(["--exact", test]).env("ABIDE_TEST_REAPER", "1").output().expect("it runs");
-            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+            let stdout = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success() && stdout.contains("1 passed"), "{stdout}");
             return;
         }
         let child = || std::process::Command::new("sleep").arg("1000").spawn().expect("it starts");
@@ -134,7 +136,7 @@ mod tests {
         assert!(claim(identity.pid, identity.started));
         let ended = |pid: u32| ProcessIdentity::of(pid).is_some_and(|one| !one.is_current());
         for one in [&mut first, &mut second] {
-            one.kill().expect("it is ours");
+            one.kill().expect("a child");
         }
         let [first, second] = [first.id(), second.id()];
         while !(ended(first) && ended(second)) {

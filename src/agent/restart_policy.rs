@@ -1,45 +1,45 @@
-//! When a guarded process that ended is launched again: pure, with time as a value.
+//! Restart policy of supervised processes: pure functions with time as a value.
 //!
-//! At once the first time, then `start_interval` apart up to `start_retries` times; then it has failed, which is told, and
-//! is tried at intervals that double, up to five minutes. One that stayed up long enough begins anew. So a program that is
-//! missing cannot spin, and one that crashes now and then is back at once.
+//! A process that ends is relaunched at once, then `start_interval` apart, up to `start_retries` times. Then it has failed:
+//! that is reported, and relaunches back off exponentially, up to five minutes. A process that stays up long enough starts a
+//! new series. So a missing program cannot cause a busy loop, and a process that crashes rarely is relaunched at once.
 
-/// How patient a process is treated, from its spec.
+/// The parameters of the policy, from the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RestartPolicy {
     pub retries: u32,
     pub interval_ms: i64,
-    /// Having stayed up for this long, it is taken to be well.
+    /// A process that stays up this long ends the series of relaunches.
     pub settled_ms: i64,
 }
 
-/// The longest wait between two tries.
+/// Maximum wait between two launches.
 pub const MAX_BACKOFF_MS: i64 = 300_000;
 
-/// Where a guarded process stands in its series of tries. When somebody starts or stops it, a new one begins.
+/// A series of relaunches. An explicit start or stop begins a new one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RestartSeries {
-    /// Launches since it was last well, the first one not counted.
+    /// Relaunches in this series.
     pub tries: u32,
     pub phase: Phase,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
-    /// Nothing is to be done about it.
+    /// No relaunch is scheduled.
     #[default]
     Idle,
-    /// It is launched again then.
+    /// The next relaunch is at this time.
     Waiting { until: i64 },
-    /// The same, after its tries were used up.
+    /// All retries are used up. The next relaunch is at this time.
     Failed { until: i64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestartEvent {
-    /// It ended, or could not be launched; `up_ms`: after so long.
+    /// The process ended after `up_ms`, or could not be launched (0).
     Ended { up_ms: i64 },
-    /// Its time may have come.
+    /// The timer of a wait fired.
     TimerFired,
 }
 
@@ -48,10 +48,11 @@ pub enum RestartAction {
     Nothing,
     Launch,
     WakeAt(i64),
-    /// And tell that it failed.
+    /// Report the failure, and wait until this time.
     GiveUpUntil(i64),
 }
 
+/// The next state and action after an event.
 pub fn step(
     series: RestartSeries,
     event: RestartEvent,
@@ -74,7 +75,7 @@ pub fn step(
             if tries == 0 && policy.retries > 0 {
                 return (RestartSeries { tries: next, phase: Phase::Idle }, RestartAction::Launch);
             }
-            // At least a second: an interval of 0 is no leave to spin.
+            // At least one second: an interval of 0 must not cause a busy loop.
             let base = policy.interval_ms.max(1000);
             if tries < policy.retries {
                 let until = now.saturating_add(base);
@@ -97,7 +98,7 @@ mod tests {
 
     const POLICY: RestartPolicy = RestartPolicy { retries: 3, interval_ms: 10_000, settled_ms: 10_000 };
 
-    /// A process that always ends after `up_ms`: when it is launched.
+    /// Launch times of a process that always ends after `up_ms`.
     fn launches(policy: &RestartPolicy, up_ms: i64, until: i64) -> Vec<i64> {
         let (mut now, mut series, mut all) = (0, RestartSeries::default(), Vec::new());
         while now < until {
@@ -108,7 +109,7 @@ mod tests {
                 assert_eq!(
                     step(series, RestartEvent::TimerFired, at - 1, policy).1,
                     RestartAction::WakeAt(at),
-                    "not before its time"
+                    "not before the timer"
                 );
                 now = at;
                 let woken;
@@ -122,13 +123,13 @@ mod tests {
     }
 
     #[test]
-    fn at_once_then_at_intervals_then_at_doubling_ones() {
+    fn relaunches_are_immediate_then_spaced_then_backed_off() {
         let seconds: Vec<i64> = launches(&POLICY, 0, 1_000_000).iter().map(|ms| ms / 1000).collect();
         assert_eq!(seconds[..9], [0, 10, 20, 40, 80, 160, 320, 620, 920]);
     }
 
     #[test]
-    fn one_that_stayed_up_begins_anew() {
+    fn a_process_that_stays_up_starts_a_new_series() {
         let every = launches(&POLICY, 60_000, 600_000);
         assert!(every.windows(2).all(|pair| pair[1] - pair[0] == 60_000), "{every:?}");
         let failed = RestartSeries { tries: 9, phase: Phase::Idle };
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn no_policy_lets_it_spin() {
+    fn no_policy_causes_a_busy_loop() {
         for policy in [
             RestartPolicy { retries: 0, interval_ms: 0, settled_ms: 10_000 },
             RestartPolicy { retries: 4, interval_ms: 0, settled_ms: 10_000 },

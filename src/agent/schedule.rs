@@ -1,37 +1,37 @@
-//! When a process with a schedule runs next: pure, with time as a value.
+//! Schedule of periodic processes: computes the next run; pure functions with time as a value.
 //!
-//! `crontab_rule` goes by the clocks of this host's zone, `cycle_time` by seconds that pass, whatever the clocks do. A run
-//! whose time passed while nobody could run it (the clocks jumped ahead, the host slept) takes place once, at once, and
-//! the next one counts from then; clocks that jump back make the next run come when they show its time, so the same time
-//! may be run twice. A run that would begin while the last one is under way is left out.
+//! `crontab_rule` uses the wall clock in this host's time zone, `cycle_time` a monotonic clock. If the time of a run passed
+//! while it could not start (the clock jumped ahead, the host was suspended), one run starts at once, and the next run is
+//! computed from then. After a jump back the next run starts when the clock shows its time, so the same time may run twice.
+//! A run that is due while the previous one is in progress is skipped.
 
 use crate::clock::next_run;
 use crate::model::{Spec, Time};
 
-/// The two clocks, in milliseconds: what they show, and what passed since some beginning.
+/// A reading of the wall clock and of a monotonic clock, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockReading {
     pub wall: i64,
     pub passed: i64,
 }
 
-/// Jumps smaller than this are no jumps.
+/// Smaller differences between the clocks count as drift, not as a jump.
 const JUMP_MS: i64 = 2_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// By what the clocks show: at that time, as of that look at both.
-    Cron { at: i64, looked: ClockReading },
-    /// By what passed.
+    /// By the wall clock, at `at`; computed at `planned_at`.
+    Cron { at: i64, planned_at: ClockReading },
+    /// By the monotonic clock.
     Cycle { at: i64 },
 }
 
 impl Schedule {
-    /// The next run after a moment; `began_ago`: how long ago the last one began, if there was one.
+    /// The next run after `now`. `began_ago`: time since the start of the last run.
     pub fn of(spec: &Spec, now: ClockReading, began_ago: Option<i64>) -> Option<Schedule> {
         if let Some(rule) = &spec.monitor.crontab_rule {
             let at = next_run(rule, Time(now.wall))?.0;
-            return Some(Schedule::Cron { at, looked: now });
+            return Some(Schedule::Cron { at, planned_at: now });
         }
         let cycle = i64::from(spec.job.cycle_time.filter(|secs| *secs > 0)?) * 1000;
         let left = began_ago.map_or(0, |ago| cycle.saturating_sub(ago).clamp(0, cycle));
@@ -45,17 +45,17 @@ impl Schedule {
         }
     }
 
-    /// Did the clocks jump back since it was made? Then it is to be made anew.
+    /// Whether the wall clock jumped back since the schedule was computed, so that it must be recomputed.
     pub fn is_stale(&self, now: ClockReading) -> bool {
         match self {
-            Schedule::Cron { looked, .. } => {
-                (now.passed - looked.passed) - (now.wall - looked.wall) > JUMP_MS
+            Schedule::Cron { planned_at, .. } => {
+                (now.passed - planned_at.passed) - (now.wall - planned_at.wall) > JUMP_MS
             }
             Schedule::Cycle { .. } => false,
         }
     }
 
-    /// What the clocks show when it runs, if they do not jump.
+    /// Wall-clock time of the run, unless the clock jumps.
     pub fn wall_time(&self, now: ClockReading) -> i64 {
         match self {
             Schedule::Cron { at, .. } => *at,
@@ -63,7 +63,7 @@ impl Schedule {
         }
     }
 
-    /// How long to wait before looking again: jumps are noticed within this.
+    /// Wait before the next check of the clock. Bounded, so that jumps are noticed.
     pub fn wait_ms(&self, now: ClockReading) -> i64 {
         const MAX_WAIT_MS: i64 = 15_000;
         match self {
@@ -89,7 +89,7 @@ mod tests {
         spec
     }
 
-    /// Whoever keeps a schedule does this after every wait; the runs that take place, as the clocks show them.
+    /// Wall-clock times of the runs, if the schedule is checked at these moments.
     fn runs(spec: &Spec, moments: &[ClockReading]) -> Vec<i64> {
         let mut next = Schedule::of(spec, moments[0], None);
         let mut runs = Vec::new();
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(runs(&hourly(), &[before, back, due]), [due.wall], "at 02:00, not at 05:00");
         let slow = ClockReading { wall: before.wall + HOUR / 2 - 1500, passed: HOUR / 2 };
         let next = Schedule::of(&hourly(), before, None).expect("a next run");
-        assert!(!next.is_stale(slow), "clocks that drift are no clocks that jump");
+        assert!(!next.is_stale(slow), "drift does not count as a jump");
         assert!(!next.is_due(slow) && next.wait_ms(slow) == 1500);
     }
 
@@ -141,7 +141,7 @@ mod tests {
             assert!(!next.is_stale(ClockReading { wall, passed: 8_000 }));
         }
         assert_eq!(next.wall_time(now), now.wall + 50_000);
-        // What never ran, runs now; what began in the future (the clocks jumped) waits a cycle at most.
+        // A process that never ran runs now. A start in the future (the clock jumped) waits at most one cycle.
         assert_eq!(Schedule::of(&spec, now, None), Some(Schedule::Cycle { at: 7_000 }));
         assert_eq!(Schedule::of(&spec, now, Some(-HOUR)), Some(Schedule::Cycle { at: 67_000 }));
         assert_eq!(Schedule::of(&Spec::default(), now, None), None);

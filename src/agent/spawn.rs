@@ -1,4 +1,4 @@
-//! Launching: a process of its own session, as its user, in its folder, with its environment and none of ours.
+//! Spawning: starts a process in a new session, as its user, in its folder, with no variable of the agent's environment.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
@@ -21,27 +21,27 @@ use super::process::{ProcessHandle, kill_unclaimed};
 use super::user_files::{self, MAX_PER_USER, PidFile, Rights};
 use crate::model::{EnvValue, Spec};
 
-/// Variables by which the agent finds its processes again: a spec cannot set them.
+/// Variables that identify launched processes to the agent. A spec cannot set them.
 const LAUNCH_VARIABLES: [&str; 4] =
     ["ABIDE_INSTANCE", "ABIDE_INCARNATION", "ABIDE_PID", exit_record::RECORD_VARIABLE];
 
-/// The variables of a spec that [`environment`] leaves out.
+/// The variables of a spec that [`environment`] ignores.
 pub fn ignored_variables(spec: &Spec) -> impl Iterator<Item = &String> {
     spec.env.keys().filter(|name| LAUNCH_VARIABLES.contains(&name.as_str()))
 }
 
-/// Variables of a process, and the values among them that no message shows.
+/// Variables of a process, and their secret values, which messages mask.
 pub struct Environment {
     pub variables: Vec<(String, String)>,
     pub secrets: SecretTexts,
 }
 
-/// The environment of a process: a plain one, what its spec says, and who it is. Each name occurs once: of two, some
-/// programs and the agent would read the first, others the last.
+/// The environment of a process: defaults, the variables of its spec, and the launch variables. Each name occurs once: of
+/// two equal names, some programs and the agent read the first, others the last.
 pub async fn environment(
     spec: &Spec,
     rights: &Rights,
-    marks: &[(&str, String)],
+    launch_variables: &[(&str, String)],
 ) -> Result<Environment, String> {
     let account = rights.account();
     let mut secrets = SecretTexts::default();
@@ -67,7 +67,9 @@ pub async fn environment(
         let value = match value {
             EnvValue::Text(text) => text.clone(),
             EnvValue::Secret(secret) => secret.expose().to_owned(),
-            EnvValue::Digest(_) => return Err(format!("env {name}: the secret's value is not known here")),
+            EnvValue::Digest(_) => {
+                return Err(format!("env {name}: the value of the secret is not available"));
+            }
             EnvValue::File(_) => values.remove(name).unwrap_or_default(),
         };
         if name.contains('\0') || value.contains('\0') {
@@ -80,31 +82,32 @@ pub async fn environment(
             env.insert(name.clone(), value);
         }
     }
-    env.extend(marks.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+    env.extend(launch_variables.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
     Ok(Environment { variables: env.into_iter().collect(), secrets })
 }
 
-/// Where the output of a launch goes.
+/// Destination of the output of a launch.
 pub enum Sink {
     Nowhere,
     Memory(File),
-    /// To the log at this path; in a directory, to NAME.log.
+    /// The log at this path; for a directory, NAME.log in it.
     Log(PathBuf, String),
 }
 
-/// How long a launch may take in all: its files, and its way to the program.
+/// Maximum duration of a launch: opening its files, clone and `execve`.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
-/// Maximum wait for the user's permit: longer than [`LIMIT`], since a long queue of launches that succeed is not an error.
+/// Maximum wait for the user's permit: longer than [`LAUNCH_TIMEOUT`], since a long queue of successful launches is not an
+/// error.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One launch. Its files are opened once it has its user's permit, and not before: any number of launches may wait.
+/// One launch. Its files are opened after it has its user's permit: any number of launches may wait for one.
 pub struct Launch {
     pub command: String,
     pub folder: PathBuf,
     pub rights: Rights,
     pub env: Vec<(String, String)>,
     pub output: Sink,
-    /// The exit record that its end is written to.
+    /// The exit record of the process.
     pub record: Option<(ExitRecords, String)>,
     pub pid_file: Option<PathBuf>,
     pub group: Option<Cgroup>,
@@ -118,8 +121,9 @@ struct LaunchFiles {
     group: Option<File>,
 }
 
-/// A launched process that is not held yet. Dropped after the wait for it timed out, it is killed: the launch has failed.
-/// Dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch.
+/// A launched process without a handle. If it is dropped after the launch timed out, it is killed: the launch has failed.
+/// If it is dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch
+/// id.
 struct UnclaimedProcess {
     pid: u32,
     fd: Option<OwnedFd>,
@@ -141,7 +145,7 @@ impl Drop for UnclaimedProcess {
 }
 
 impl Launch {
-    /// Launches it on a thread of its own, and holds it from its first moment on.
+    /// Launches the process on a worker thread. It is claimed from its creation on.
     pub async fn spawn(self) -> Result<ProcessHandle, String> {
         let (command, user) = (self.command.clone(), self.rights.account().name().to_owned());
         let permit = tokio::time::timeout(QUEUE_TIMEOUT, self.rights.launch_permit()).await.map_err(|_| {
@@ -151,23 +155,23 @@ impl Launch {
                 QUEUE_TIMEOUT.as_secs()
             )
         })?;
-        let borrowing = Arc::new(VforkGuard::default());
+        let vfork = Arc::new(VforkGuard::default());
         let timed_out = Arc::new(AtomicBool::new(false));
         let (send, mut receive) = tokio::sync::oneshot::channel();
-        let (watched, gave_up) = (Arc::clone(&borrowing), Arc::clone(&timed_out));
+        let (watched, gave_up) = (Arc::clone(&vfork), Arc::clone(&timed_out));
         let work = move || {
             let launched = self.launch(&watched, || send.is_closed());
-            // The thread gives the permit back, so that stuck launches of a user are counted.
+            // Released by the thread, so that stuck launches count against their user.
             drop(permit);
-            let unheld = |(pid, fd)| UnclaimedProcess { pid, fd: Some(fd), timed_out: gave_up };
-            drop(send.send(launched.map(unheld)));
+            let unclaimed = |(pid, fd)| UnclaimedProcess { pid, fd: Some(fd), timed_out: gave_up };
+            drop(send.send(launched.map(unclaimed)));
         };
         user_files::spawn_thread(work)?;
-        // By reference: a result that arrives at the last moment is dropped after `timed_out` is set.
+        // By reference: a result that arrives at the last moment is dropped after `timed_out` is set, and so killed.
         match tokio::time::timeout(LAUNCH_TIMEOUT, &mut receive).await {
             Ok(Ok(launched)) => launched?.into_handle().ok_or_else(|| {
                 format!(
-                    "cannot run {command:?} as user {user:?}: its process could not be held, and was killed"
+                    "cannot run {command:?} as user {user:?}: cannot open a handle on the process; it was killed"
                 )
             }),
             Ok(Err(_)) => {
@@ -175,7 +179,7 @@ impl Launch {
             }
             Err(_) => {
                 timed_out.store(true, Ordering::Release);
-                borrowing.end();
+                vfork.end();
                 Err(format!(
                     "cannot run {command:?} as user {user:?}: no answer within {} s",
                     LAUNCH_TIMEOUT.as_secs()
@@ -184,25 +188,25 @@ impl Launch {
         }
     }
 
-    fn launch(&self, borrowing: &VforkGuard, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), String> {
+    fn launch(&self, vfork: &VforkGuard, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), String> {
         let opened = self.open()?;
         let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
         if given_up() {
             pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
-            return Err("the launch was given up".to_owned());
+            return Err("the launch timed out".to_owned());
         }
-        let born = self.exec_or_shell(&opened, borrowing);
-        let named = born.and_then(|(pid, fd)| match self.name(pid_file.as_ref(), pid) {
+        let spawned = self.exec_or_shell(&opened, vfork);
+        let written = spawned.and_then(|(pid, fd)| match self.name(pid_file.as_ref(), pid) {
             Ok(()) => Ok((pid, fd)),
             Err(why) => {
                 kill_and_reap(pid, &fd);
                 Err(why)
             }
         });
-        if named.is_err() {
+        if written.is_err() {
             pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
         }
-        named
+        written
     }
 
     fn name(&self, pid_file: Option<&Arc<PidFile>>, pid: u32) -> Result<(), String> {
@@ -214,17 +218,17 @@ impl Launch {
         let null = null.map_err(|error| format!("cannot open /dev/null: {error}"))?;
         let output = match &self.output {
             Sink::Nowhere => None,
-            Sink::Memory(file) => {
-                Some(file.try_clone().map_err(|error| format!("cannot keep the command's output: {error}"))?)
-            }
+            Sink::Memory(file) => Some(
+                file.try_clone().map_err(|error| format!("cannot capture the command's output: {error}"))?,
+            ),
             Sink::Log(path, name) => Some(self.rights.open_log(path, name)?),
         };
         let code = self.record.as_ref().map(|(records, id)| records.create(id)).transpose()?;
         Ok(LaunchFiles { null, output, code, group: self.group.as_ref().and_then(Cgroup::open_dir) })
     }
 
-    /// Directly where it can be, by a shell where it must be.
-    fn exec_or_shell(&self, opened: &LaunchFiles, borrowing: &VforkGuard) -> Result<(u32, OwnedFd), String> {
+    /// Executes the command directly if possible, by a shell if necessary.
+    fn exec_or_shell(&self, opened: &LaunchFiles, vfork: &VforkGuard) -> Result<(u32, OwnedFd), String> {
         let shell =
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
         let by_shell = match &self.record {
@@ -235,17 +239,17 @@ impl Launch {
             Some(words) => (self.search_path(&words[0])?, words),
             None => by_shell.clone(),
         };
-        match self.begin(opened, borrowing, programs, &words) {
-            // A script that does not say what runs it: a shell does.
+        match self.begin(opened, vfork, programs, &words) {
+            // A script without an interpreter line runs in a shell.
             Err((ExecStage::Program, error)) if error.raw_os_error() == Some(libc::ENOEXEC) => {
-                self.begin(opened, borrowing, by_shell.0, &by_shell.1)
+                self.begin(opened, vfork, by_shell.0, &by_shell.1)
             }
             begun => begun,
         }
         .map_err(|(stage, error)| self.explain(stage, &error))
     }
 
-    /// Where a shell would look for a program.
+    /// The candidate paths of a program, like the search of PATH by a shell.
     fn search_path(&self, program: &str) -> Result<Vec<CString>, String> {
         if program.contains('/') {
             return Ok(vec![c_string(program)?]);
@@ -258,7 +262,7 @@ impl Launch {
     fn begin(
         &self,
         opened: &LaunchFiles,
-        borrowing: &VforkGuard,
+        vfork: &VforkGuard,
         programs: Vec<CString>,
         words: &[String],
     ) -> Result<(u32, OwnedFd), (ExecStage, std::io::Error)> {
@@ -269,7 +273,7 @@ impl Launch {
         let env: Vec<String> = self.env.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let account = self.rights.account();
         let Account { uid, gid, groups, .. } = account;
-        let birth = ExecRequest {
+        let request = ExecRequest {
             programs,
             args: texts(words)?,
             env: texts(&env)?,
@@ -281,19 +285,19 @@ impl Launch {
             ids: nix::unistd::geteuid().is_root().then(|| (*uid, *gid, groups.clone())),
             is_own: account.is_own(),
         };
-        birth.spawn(borrowing)
+        request.spawn(vfork)
     }
 
     fn explain(&self, stage: ExecStage, error: &std::io::Error) -> String {
         let (command, folder, name) = (&self.command, self.folder.display(), self.rights.account().name());
         match stage {
             ExecStage::Folder if error.raw_os_error() == Some(libc::ENOENT) => {
-                format!("setup_path {folder} is not there")
+                format!("setup_path {folder} does not exist")
             }
             ExecStage::Folder => format!("cannot enter setup_path {folder} as user {name:?}: {error}"),
             ExecStage::User => format!("cannot become user {name:?}: {error}"),
             ExecStage::TimedOut => format!(
-                "cannot run {command:?} as user {name:?}: the new process did not reach its program within {} s, and was killed",
+                "cannot run {command:?} as user {name:?}: the new process did not reach its program within {} s and was killed",
                 clone_exec::EXEC_TIMEOUT.as_secs()
             ),
             ExecStage::Clone | ExecStage::Session | ExecStage::Descriptors | ExecStage::Program => {
@@ -303,23 +307,23 @@ impl Launch {
     }
 }
 
-/// Ends a process that was launched for nothing.
+/// Kills and reaps a process whose launch failed after its creation.
 fn kill_and_reap(pid: u32, fd: &OwnedFd) {
     let _ = rustix::process::pidfd_send_signal(fd, Signal::KILL);
     clone_exec::reap_failed(pid, fd);
 }
 
 fn c_string(text: &str) -> Result<CString, String> {
-    // The text may be a secret.
+    // The message does not contain the text, which may be a secret.
     CString::new(text)
         .map_err(|_| "the command, its environment or its folder contains a NUL byte".to_owned())
 }
 
-/// The words of a command that needs no shell; `None`: it does.
+/// The words of a command that needs no shell; `None`: the command needs one.
 pub fn split_simple_command(command: &str) -> Option<Vec<String>> {
     const SYNTAX: &str = "|&;<>()$`\\\"'*?[]#~{}!\n\r";
     #[rustfmt::skip]
-    const SHELLS: [&str; 52] = [
+    const BUILTINS: [&str; 52] = [
         ".", ":", "[", "alias", "bg", "break", "case", "cd", "command", "continue", "do", "done", "echo", "elif",
         "else", "esac", "eval", "exec", "exit", "export", "fg", "fi", "for", "function", "getopts", "hash", "if",
         "in", "jobs", "kill", "local", "printf", "pwd", "read", "readonly", "return", "select", "set", "shift",
@@ -331,21 +335,21 @@ pub fn split_simple_command(command: &str) -> Option<Vec<String>> {
     }
     let words: Vec<String> = command.split_whitespace().map(str::to_owned).collect();
     let first = words.first()?;
-    let sets = first.contains('=');
-    (!sets && !SHELLS.contains(&first.as_str())).then_some(words)
+    let is_assignment = first.contains('=');
+    (!is_assignment && !BUILTINS.contains(&first.as_str())).then_some(words)
 }
 
-/// How a command of a spec ended.
+/// The end of a command of a spec.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CommandExit {
     Success,
-    /// With this code, and this at the end of its output.
+    /// Exit code, and the end of the output.
     Failure(i32, String),
-    /// It took too long and was killed.
+    /// The command timed out and was killed. The end of the output.
     TimedOut(String),
 }
 
-/// A command of a spec, and the time that it may take.
+/// A command of a spec, and its maximum duration.
 pub struct SpecCommand<'a> {
     pub command: &'a str,
     pub folder: &'a Path,
@@ -354,41 +358,42 @@ pub struct SpecCommand<'a> {
     pub time: Duration,
 }
 
-/// Runs a command to its end, within a time. Secrets are masked in the output that it returns. Its output goes to memory, not through a pipe: a daemon that it leaves behind
-/// may hold that open as long as it lives, and no one waits for it. `record`: where its end is recorded.
+/// Runs a command to its end, within its maximum duration. Secrets are masked in the returned output. The output goes to
+/// memory, not to a pipe: a daemon that the command leaves behind may keep a pipe open, and nothing must wait for it.
+/// `record`: the exit record.
 pub async fn run(
     program: SpecCommand<'_>,
     record: Option<(ExitRecords, String)>,
     group: Option<Cgroup>,
 ) -> Result<(CommandExit, Output), String> {
     let SpecCommand { command, folder, rights, env: Environment { variables, secrets }, time } = program;
-    let kept = Output::new()?;
+    let output = Output::new()?;
     let recorded = record.is_some();
     let launch = Launch {
         command: command.to_owned(),
         folder: folder.to_owned(),
         rights: rights.clone(),
         env: variables,
-        output: Sink::Memory(kept.descriptor()?),
+        output: Sink::Memory(output.descriptor()?),
         record,
         pid_file: None,
         group,
     };
-    let hold = launch.spawn().await?;
+    let handle = launch.spawn().await?;
     if recorded {
         crate::failpoint::point("command-begun");
     }
-    let code = match tokio::time::timeout(time, hold.wait_exit()).await {
+    let code = match tokio::time::timeout(time, handle.wait_exit()).await {
         Ok(code) => code,
         Err(_) => {
-            kill_group(&hold);
-            hold.wait_exit().await;
-            return Ok((CommandExit::TimedOut(kept.tail(&secrets)), kept));
+            kill_group(&handle);
+            handle.wait_exit().await;
+            return Ok((CommandExit::TimedOut(output.tail(&secrets)), output));
         }
     };
     match code {
-        Some(0) => Ok((CommandExit::Success, kept)),
-        code => Ok((CommandExit::Failure(code.unwrap_or(-1), kept.tail(&secrets)), kept)),
+        Some(0) => Ok((CommandExit::Success, output)),
+        code => Ok((CommandExit::Failure(code.unwrap_or(-1), output.tail(&secrets)), output)),
     }
 }
 
@@ -399,7 +404,7 @@ mod tests {
 
     use crate::agent::user_files::UserPermits;
 
-    /// Launches that hang take their user's permits, and the next launch of that user fails with the reason.
+    /// Launches that hang use up the permits of their user. The next launch of that user fails with the reason.
     #[tokio::test]
     async fn a_launch_that_waits_for_a_permit_in_vain_says_so_and_delays_no_other_user() {
         let permits = Arc::new(UserPermits::default());
@@ -460,9 +465,9 @@ mod tests {
             tokio::time::timeout(Duration::from_secs(10), appears).await.is_ok()
         };
         {
-            let mut going = Box::pin(launch.spawn());
-            // Polled until its thread launches, and not again: its runtime shuts down.
-            let polled = std::future::poll_fn(|context| Poll::Ready(going.as_mut().poll(context))).await;
+            let mut launching = Box::pin(launch.spawn());
+            // Polled once and dropped, as when the runtime shuts down during a launch.
+            let polled = std::future::poll_fn(|context| Poll::Ready(launching.as_mut().poll(context))).await;
             assert!(polled.is_pending());
             assert!(until("begun").await);
         }

@@ -1,8 +1,11 @@
-//! What an agent keeps of an instance, in a file of its own: enough to go on after any death.
+//! Persistent state of instances: the entries of the agent's store, sufficient to continue after a kill at any point.
 //!
-//! `proc/INSTANCE` is how it stands, `intent/INSTANCE` a launch whose outcome is not written yet, `pending/INSTANCE` an
-//! operation that has begun and has no result yet, `up/OP` a result that the gateway has not taken, `ran/OP` one that it
-//! has taken and `floor` ([`oplog`](super::oplog)), `fence/OWNER` the newest generation seen.
+//! - `proc/INSTANCE`: the state of an instance ([`InstanceState`]).
+//! - `intent/INSTANCE`: a launch whose outcome is not written yet ([`LaunchIntent`]).
+//! - `pending/INSTANCE`: an operation that has begun and has no result yet ([`PendingOperation`]).
+//! - `up/OP`: a result that the gateway has not acknowledged.
+//! - `ran/OP`, `floor`: acknowledged results ([`oplog`](super::oplog)).
+//! - `fence/OWNER`: the newest lease generation of an owner.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,55 +16,57 @@ use crate::gse::agent_protocol::{OpRequest, OpResult, OwnedSpec};
 use crate::model::InstanceKey;
 use crate::store::{Embedded, Error, Store, Txn};
 
-/// How an instance stands.
+/// The state of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct InstanceState {
-    /// What is registered: a relaunch uses it. As of that change of the gateway's store.
+    /// The registered spec, which a relaunch uses.
     pub given: Option<OwnedSpec>,
+    /// Sequence number of the registration in the gateway's store.
     pub changed: u64,
+    /// Whether the process is supervised.
     pub hosted: bool,
     pub run: Option<ProcessRun>,
-    /// What the last run of a process that runs once began with.
+    /// The spec of the last run of a one-shot.
     pub ran: Option<OwnedSpec>,
     pub exit: Option<i32>,
     /// Milliseconds since 1970.
     pub since: i64,
     pub started: i64,
     pub message: String,
-    /// The mark of the next launch by its guard: written down beforehand, so that a process that died is back without a
-    /// wait for the disk, and is found all the same should we die in between.
+    /// The launch id of the next relaunch by supervision. It is written in advance: the relaunch need not wait for the disk,
+    /// and the next agent finds the process if this one is killed in between.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
-    /// The operation that is bringing it down: should we die on the way and it be asked for again, it goes on.
+    /// The operation that is stopping the process: the next agent continues it if this one is killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ending: Option<String>,
-    /// Where its supervision stands in a series of launches; `None`: at the beginning.
+    /// The series of relaunches by supervision; `None`: no relaunch since the last start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
-    /// Supervised since it was last down: its supervision begins with its next start.
+    /// Supervision was requested while the process was stopped: it begins with the next start.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dormant: bool,
-    /// The operation whose run of a one-shot began, and whose outcome was not recorded. Only an explicit start runs it again.
+    /// The operation of a one-shot run that began and whose outcome was not recorded. Only an explicit start repeats it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unknown_run: Option<String>,
 }
 
-/// A series of launches, as it continues after a restart of the agent.
+/// A series of relaunches that continues after a restart of the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Retry {
-    /// Launches so far.
+    /// Relaunches so far.
     pub tries: u32,
-    /// The time of the next launch, in milliseconds since 1970; `None`: it is running, or is launched at once.
+    /// Time of the next launch, in milliseconds since 1970; `None`: the process runs, or is launched at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<i64>,
-    /// All of its retries were used up.
+    /// All retries are used up.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
 }
 
 impl Retry {
-    /// `wall` and `passed` are one moment by two clocks; the wait itself goes by the second.
+    /// `wall` and `passed`: one moment by the wall clock and by the monotonic clock, which the series uses.
     pub fn of(series: RestartSeries, wall: i64, passed: i64) -> Option<Retry> {
         let at = |until: i64| Some(wall.saturating_add(until.saturating_sub(passed)));
         let (at, failed) = match series.phase {
@@ -73,7 +78,7 @@ impl Retry {
         Some(Retry { tries: series.tries, at, failed })
     }
 
-    /// A clock that was set back must not make the wait longer than any wait is.
+    /// Restores the series. A wall clock that was set back must not make the wait longer than the maximum.
     pub fn series(&self, wall: i64, passed: i64) -> RestartSeries {
         let until = |at: i64| {
             passed.saturating_add(at.saturating_sub(wall).clamp(0, super::restart_policy::MAX_BACKOFF_MS))
@@ -87,43 +92,43 @@ impl Retry {
     }
 }
 
-/// An operation that has begun: on disk before its first effect, gone with its result. After a kill of the agent the
-/// next one resumes it before it supervises the instance.
+/// An operation that has begun: on disk from before its first effect until its result is written. After a kill of the agent
+/// the next one resumes it before it supervises the instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PendingOperation {
     pub request: OpRequest,
-    /// The boot in which it began, and the ticks of that boot then.
+    /// Boot id and ticks since boot when the operation began.
     pub boot: String,
     pub since: u64,
-    /// The launch id of what its own command brings up.
+    /// Launch id for processes that its command starts.
     pub launch_id: String,
-    /// Was the process supervised when it began? A stop that fails restores that.
+    /// Whether the process was supervised when the operation began. A failed stop restores that.
     pub hosted: bool,
 }
 
-/// A process that was started, and the spec in effect in it.
+/// A running process, and the spec in effect in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProcessRun {
     pub identity: ProcessIdentity,
     pub live: OwnedSpec,
-    /// The operation that launched it: should that be asked for again, it is done.
+    /// The operation that launched the process: it is done if it is requested again.
     #[serde(default)]
     pub by: Option<String>,
-    /// Its mark; empty, where it was not launched here.
+    /// The launch id; empty: the agent did not launch the process.
     #[serde(default)]
     pub incarnation: String,
-    /// Its control group, if it has one.
+    /// The control group of the launch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// The inode of its captured output, if it kept that.
+    /// Inode of the captured output that the process still has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<u64>,
 }
 
 impl ProcessRun {
-    /// One that was not launched here, or by its own command.
-    pub fn adopted(hold: &ProcessHandle, held: &OwnedSpec) -> ProcessRun {
-        let (identity, live) = (hold.identity.clone(), held.clone());
+    /// A run of a process that the agent did not launch itself.
+    pub fn adopted(handle: &ProcessHandle, owned: &OwnedSpec) -> ProcessRun {
+        let (identity, live) = (handle.identity.clone(), owned.clone());
         ProcessRun { identity, live, by: None, incarnation: String::new(), group: None, output: None }
     }
 
@@ -132,7 +137,7 @@ impl ProcessRun {
     }
 }
 
-/// A launch that was begun. What carries its mark was launched by it.
+/// A launch that has begun. A process that carries its launch id belongs to it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LaunchIntent {
     pub incarnation: String,
@@ -141,7 +146,7 @@ pub struct LaunchIntent {
     pub at: i64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// The boot in which it began; empty: an agent of an earlier version began it.
+    /// Boot id when the launch began; empty: an agent of an earlier version began it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot: String,
 }
@@ -162,16 +167,16 @@ pub fn result_key(op_id: &str) -> String {
     format!("up/{op_id}")
 }
 
-/// Writes how an instance stands now.
-pub fn state_txn(instance: &InstanceKey, row: &InstanceState) -> Txn {
-    let is_nothing = row.given.is_none()
-        && !row.hosted
-        && row.run.is_none()
-        && row.ran.is_none()
-        && row.unknown_run.is_none();
-    match is_nothing {
+/// Writes the state of an instance, or deletes an empty one.
+pub fn state_txn(instance: &InstanceKey, state: &InstanceState) -> Txn {
+    let is_empty = state.given.is_none()
+        && !state.hosted
+        && state.run.is_none()
+        && state.ran.is_none()
+        && state.unknown_run.is_none();
+    match is_empty {
         true => Txn::delete(state_key(instance)),
-        false => Txn::put(state_key(instance), serde_json::to_vec(row).unwrap_or_default()),
+        false => Txn::put(state_key(instance), serde_json::to_vec(state).unwrap_or_default()),
     }
 }
 
@@ -182,7 +187,7 @@ pub fn results_txn(results: &[OpResult]) -> Txn {
     })
 }
 
-/// Everything of a kind.
+/// All entries with a key prefix, by the rest of the key. Entries that do not parse are skipped.
 pub async fn load_all<T: serde::de::DeserializeOwned>(
     store: &Embedded,
     kind: &str,

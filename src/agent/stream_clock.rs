@@ -1,28 +1,28 @@
-//! Age of messages on a stream: how long each was on its way, without a wall clock.
+//! Age of stream messages: the delay between gateway and agent, without a wall clock.
 //!
 //! The gateway stamps a message with the time since it opened the stream, and the agent compares with the time since it
-//! asked for the stream. Both clocks are monotonic and count suspend. They drift apart on a stream that stays open for
+//! requested the stream. Both clocks are monotonic and count suspend. They drift apart on a stream that stays open for
 //! days, so the message with the smallest delay so far sets the base, and the base follows drift up to 500 ppm.
 
 use crate::clock::BootInstant;
 
-/// A clock that drifts faster than 1 ms in this many is broken.
+/// Maximum drift that is followed: 1 ms per this many ms.
 const DRIFT: u64 = 2_000;
 
 pub struct StreamClock {
     opened: BootInstant,
-    /// Smallest difference of the two clocks, and when: below zero where the gateway's is faster.
+    /// Smallest difference of the two clocks, and its time. Negative if the gateway's clock is faster.
     base_ms: i64,
     base_at: u64,
 }
 
 impl StreamClock {
-    /// To be called before the stream is asked for: then no delay is taken for a shorter one.
+    /// Must be called before the stream is requested, so that no delay is underestimated.
     pub fn start() -> StreamClock {
         StreamClock { opened: BootInstant::now(), base_ms: 0, base_at: 0 }
     }
 
-    /// How long a message that the gateway stamped with `sent_ms` was on its way.
+    /// The age of a message that the gateway stamped with `sent_ms`.
     pub fn age_ms(&mut self, sent_ms: u64) -> u64 {
         self.age_at(self.opened.elapsed_ms(), sent_ms)
     }
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_is_no_delay_and_a_delay_is_seen_through_drift() {
+    fn drift_does_not_count_as_delay_and_does_not_hide_one() {
         for ppm in [-400, -100, 0, 100, 400] {
             let (mut clock, now) = after_a_week(ppm);
             let age = clock.age_at(now + 12_000, 7 * DAY);

@@ -329,7 +329,7 @@ fn a_schedule_runs_while_it_is_supervised() {
     assert_eq!(system.operate("long", 3, &long).0, 0);
     until("it runs", || system.facts("long").2);
     let first = system.pid("long");
-    until("its time came again", || system.log().contains("still under way"));
+    until("its time came again", || system.log().contains("the previous run is still in progress"));
     assert_eq!((lines(&system.path("longs")), system.pid("long")), (1, first));
     assert_eq!(lines(&system.path("ticks")), ticks, "what is not hosted does not run");
 }

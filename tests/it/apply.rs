@@ -317,7 +317,7 @@ fn ten_concurrent_applies_start_one_system_and_each_process_once() {
     assert!(codes.iter().all(|code| *code == Some(0)), "{codes:?}");
     assert_eq!(lines(&machine.path("effects")), 5, "{:?}", machine.effects());
     let log = std::fs::read_to_string(machine.path(".abide-home/system.log")).expect("a log");
-    assert_eq!(log.matches("taken up").count(), 1, "{log}");
+    assert_eq!(log.matches("instances recovered").count(), 1, "{log}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
-//! Launch image: the stack of a new process and everything that it reads, in one mapping.
+//! Launch image: the stack of a new process and all data that it reads, in one mapping.
 //!
-//! A forked process gets a copy of this mapping. It needs nothing of the heap, which may therefore stay out of the copy
-//! ([`crate::memory::exclude_heap_from_forks`]).
+//! A forked process gets a copy of this mapping. It reads no heap memory, so the heap can be excluded from the copy
+//! ([`crate::malloc::exclude_heap_from_forks`]).
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::io;
@@ -11,21 +11,22 @@ use std::ptr;
 use super::ExecRequest;
 use super::child::ChildContext;
 
-/// Much more than the few system calls need. Below everything else, so that an overflow faults.
+/// Stack size: far more than the few system calls need. The stack is at the lowest address, so that an overflow faults.
 const STACK: usize = 64 << 10;
 
+/// The mapping of one launch.
 pub struct Image {
     start: *mut u8,
     length: usize,
 }
 
 impl Image {
-    /// `status`: where a forked process reports; -1: in this memory.
-    pub fn of(birth: &ExecRequest<'_>, status: RawFd) -> io::Result<Image> {
-        let groups = birth.ids.as_ref().map_or(&[][..], |(_, _, groups)| groups);
-        let lists = [&birth.programs, &birth.args, &birth.env];
+    /// `status`: pipe for the report of a forked process; -1: the process reports in this memory.
+    pub fn of(request: &ExecRequest<'_>, status: RawFd) -> io::Result<Image> {
+        let groups = request.ids.as_ref().map_or(&[][..], |(_, _, groups)| groups);
+        let lists = [&request.programs, &request.args, &request.env];
         let pointers: usize = lists.iter().map(|list| list.len() + 1).sum();
-        let texts = lists.into_iter().flatten().chain([&birth.folder]);
+        let texts = lists.into_iter().flatten().chain([&request.folder]);
         let bytes: usize = texts.map(|text| text.as_bytes_with_nul().len()).sum();
         let groups_at = STACK + size_of::<ChildContext>();
         let pointers_at = (groups_at + size_of_val(groups)).next_multiple_of(align_of::<*const c_char>());
@@ -33,32 +34,32 @@ impl Image {
         let image = Image::map(texts_at + bytes)?;
         let mut writer = Writer { image: &image, pointers_at, texts_at };
         let (programs, args, env) =
-            (writer.list(&birth.programs), writer.list(&birth.args), writer.list(&birth.env));
-        let inside = ChildContext {
+            (writer.list(&request.programs), writer.list(&request.args), writer.list(&request.env));
+        let context = ChildContext {
             programs,
             args,
             env,
-            folder: writer.text(&birth.folder),
-            input: birth.input.as_raw_fd(),
-            output: birth.output.as_raw_fd(),
-            code: birth.code.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+            folder: writer.text(&request.folder),
+            input: request.input.as_raw_fd(),
+            output: request.output.as_raw_fd(),
+            code: request.code.as_ref().map_or(-1, AsRawFd::as_raw_fd),
             status,
-            ids: birth.ids.as_ref().map(|(user, group, groups)| {
+            ids: request.ids.as_ref().map(|(user, group, groups)| {
                 (*user, *group, image.at(groups_at).cast_const().cast(), groups.len())
             }),
             failed: None,
         };
-        // SAFETY: both ranges are inside the mapping, aligned, and nothing else uses it yet.
+        // SAFETY: both ranges are inside the mapping and aligned, and no other code uses the mapping yet.
         unsafe {
             ptr::copy_nonoverlapping(groups.as_ptr(), image.at(groups_at).cast(), groups.len());
-            image.inside().write(inside);
+            image.context().write(context);
         }
         Ok(image)
     }
 
     fn map(length: usize) -> io::Result<Image> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new mapping, which replaces none.
+        // SAFETY: an anonymous mapping at an address of the kernel's choice replaces no other mapping.
         let start = unsafe { libc::mmap(ptr::null_mut(), length, access, kind, -1, 0) };
         match start == libc::MAP_FAILED {
             true => Err(io::Error::last_os_error()),
@@ -70,33 +71,33 @@ impl Image {
         self.start.wrapping_add(offset)
     }
 
-    /// Right above the stack, which is a multiple of every alignment.
-    pub fn inside(&self) -> *mut ChildContext {
+    /// The context, right above the stack. The stack size is a multiple of every alignment.
+    pub fn context(&self) -> *mut ChildContext {
         self.at(STACK).cast()
     }
 
-    /// Its lowest address and its size.
+    /// Lowest address and size of the stack.
     pub fn stack(&self) -> (*mut c_void, usize) {
         (self.start.cast(), STACK)
     }
 
     /// The failed step that a process reported in this memory.
     pub fn failed(&self) -> Option<(super::ExecStage, i32)> {
-        // SAFETY: written in `of`; the process that may have changed it is its program or gone.
-        unsafe { (*self.inside()).failed }
+        // SAFETY: initialized in `of`. The process that may have changed it has called `execve` or is gone.
+        unsafe { (*self.context()).failed }
     }
 }
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // SAFETY: this mapping is ours. A forked process has a copy; one that borrows this memory was waited for.
+        // SAFETY: this value owns the mapping. A forked process has a copy; a vfork child was waited for.
         unsafe {
             libc::munmap(self.start.cast(), self.length);
         }
     }
 }
 
-/// Writes lists of texts. `Image::of` has counted them.
+/// Writes strings and lists into the image. `Image::of` has computed the space.
 struct Writer<'a> {
     image: &'a Image,
     pointers_at: usize,
@@ -109,7 +110,7 @@ impl Writer<'_> {
         let list = self.image.at(self.pointers_at).cast::<*const c_char>();
         let pointers: Vec<*const c_char> =
             texts.iter().map(|text| self.text(text)).chain([ptr::null()]).collect();
-        // SAFETY: the range is inside the mapping, and aligned.
+        // SAFETY: the range is inside the mapping and aligned.
         unsafe { ptr::copy_nonoverlapping(pointers.as_ptr(), list, pointers.len()) };
         self.pointers_at += size_of_val(pointers.as_slice());
         list.cast_const()

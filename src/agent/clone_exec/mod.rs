@@ -1,12 +1,12 @@
-//! A new process, made the way posix_spawn makes one, with what that cannot do: a user, a session, a control group.
+//! Process creation: clone and execve, with a user, a session and a control group, which posix_spawn cannot set.
 //!
-//! Two ways. A process of the agent's own user borrows the agent's memory until it has become the program
+//! There are two modes. A process of the agent's own user shares the agent's memory until `execve`
 //! (`CLONE_VM | CLONE_VFORK`): nothing is copied, and the calling thread sleeps until then. A process of another user is
-//! forked: that user can stop it before it has become the program, so it shares nothing that the agent waits for. It
-//! reports a failed step by a pipe that closes with `execve`, and is killed after [`LIMIT`].
+//! forked: that user can stop the process before `execve`, so the agent must not wait for shared memory. A forked process
+//! reports a failed step by a pipe that closes on `execve`, and is killed after [`EXEC_TIMEOUT`].
 //!
-//! In both ways everything that the process needs is made before; until `execve` it makes system calls and nothing else.
-//! It closes every other descriptor first: a stopped process holds no pipe of another launch.
+//! In both modes all data is prepared before the clone; until `execve` the child makes system calls and nothing else. It
+//! first closes every other descriptor, so that a stopped child holds no pipe of another launch.
 
 mod child;
 mod image;
@@ -26,15 +26,15 @@ use self::image::Image;
 use super::process::ProcessIdentity;
 use super::reaper;
 
-/// How long a new process may take until it has become its program.
+/// Maximum time between clone and `execve`.
 pub const EXEC_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The descriptor that a shell writes an exit code to; the command itself does not have it.
+/// The descriptor that the recording shell writes the exit code to. The command itself does not have it.
 pub const EXIT_RECORD_FD: RawFd = 3;
 
-/// What a process is to be.
+/// The program, environment and identity of a new process.
 pub struct ExecRequest<'a> {
-    /// Tried in turn, as a shell looks for a program.
+    /// Candidate paths, tried in order like the search of PATH by a shell.
     pub programs: Vec<CString>,
     pub args: Vec<CString>,
     pub env: Vec<CString>,
@@ -42,15 +42,15 @@ pub struct ExecRequest<'a> {
     pub input: BorrowedFd<'a>,
     pub output: BorrowedFd<'a>,
     pub code: Option<BorrowedFd<'a>>,
-    /// The folder of a control group: it is born there, since moving it later would make it wait.
+    /// Directory of the control group. The process is created in it, because moving it later waits for a kernel lock.
     pub group: Option<BorrowedFd<'a>>,
-    /// User, group and groups; `None`: as we are.
+    /// User, group and supplementary groups; `None`: those of the agent.
     pub ids: Option<(u32, u32, Vec<u32>)>,
-    /// The user is the agent's own: no other user can stop the process on its way.
+    /// The user is the agent's own: no other user can stop the process before `execve`.
     pub is_own: bool,
 }
 
-/// What could not be done.
+/// The step of a launch that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecStage {
     Clone,
@@ -59,7 +59,7 @@ pub enum ExecStage {
     Folder,
     User,
     Program,
-    /// It did not become its program in time, and was killed.
+    /// The process did not reach `execve` in time, and was killed.
     TimedOut,
 }
 
@@ -68,12 +68,12 @@ impl ExecStage {
         [ExecStage::Session, ExecStage::Descriptors, ExecStage::Folder, ExecStage::User, ExecStage::Program];
 }
 
-/// A launch that borrows the agent's memory, for the task that waits for it: the launching thread sleeps until then.
+/// Handle on a vfork launch, for the task that waits for it. The launching thread sleeps until `execve`.
 #[derive(Default)]
 pub struct VforkGuard {
-    /// Written by the kernel when the process is made; 0 before.
+    /// Written by the kernel when the process is created; 0 before.
     pidfd: AtomicI32,
-    /// The thread woke up, and the descriptor may be closed.
+    /// The launching thread woke up, and the descriptor may be closed.
     over: Mutex<bool>,
 }
 
@@ -83,7 +83,7 @@ impl VforkGuard {
         (*over, _) = (false, self.pidfd.store(0, Ordering::Release));
     }
 
-    /// Kills a process that has not become its program yet, so that the launching thread wakes up.
+    /// Kills a process that has not reached `execve`, so that the launching thread wakes up.
     pub fn end(&self) {
         let over = self.over.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let pidfd = self.pidfd.load(Ordering::Acquire);
@@ -96,20 +96,20 @@ impl VforkGuard {
 }
 
 impl ExecRequest<'_> {
-    /// The process and a descriptor that is it, once it has become its program. The reaper leaves it alone.
-    pub fn spawn(&self, borrowing: &VforkGuard) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
+    /// Creates the process, and returns its pid and pidfd after `execve`. The process is claimed, so the reaper skips it.
+    pub fn spawn(&self, vfork: &VforkGuard) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
         match self.is_own {
-            true => self.borrow(borrowing),
+            true => self.vfork(vfork),
             false => self.fork(),
         }
     }
 
-    /// Sleeps until the process is its program or gone.
-    fn borrow(&self, borrowing: &VforkGuard) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
+    /// Sleeps until the process has called `execve` or is gone.
+    fn vfork(&self, vfork: &VforkGuard) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
         let image = self.image(-1)?;
-        borrowing.begin();
-        let made = self.make(&image, libc::CLONE_VM | libc::CLONE_VFORK, borrowing.pidfd.as_ptr());
-        *borrowing.over.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
+        vfork.begin();
+        let made = self.make(&image, libc::CLONE_VM | libc::CLONE_VFORK, vfork.pidfd.as_ptr());
+        *vfork.over.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = true;
         let (pid, fd) = made?;
         match image.failed() {
             None => Ok((pid, fd)),
@@ -120,7 +120,7 @@ impl ExecRequest<'_> {
         }
     }
 
-    /// Waits for the end of its preparations, but not longer than [`LIMIT`].
+    /// Waits until the process has called `execve` or failed, at most [`EXEC_TIMEOUT`].
     fn fork(&self) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
         let (report, status) = io::pipe().map_err(|error| (ExecStage::Descriptors, error))?;
         let image = self.image(status.as_raw_fd())?;
@@ -150,28 +150,27 @@ impl ExecRequest<'_> {
         sharing: c_int,
         pidfd: *mut c_int,
     ) -> Result<(u32, OwnedFd), (ExecStage, io::Error)> {
-        // Until it is held, it would be taken for an orphan when it ends.
-        let _born = reaper::spawn_guard();
+        // Until the process is claimed, the reaper would take it for an orphan.
+        let _guard = reaper::spawn_guard();
         let group = self.group.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-        let mut born = clone(image, sharing, pidfd, group);
-        if born.is_err() && self.group.is_some() {
-            // A group that cannot take it in is no reason not to be born.
-            born = clone(image, sharing, pidfd, -1);
+        let mut cloned = clone(image, sharing, pidfd, group);
+        if cloned.is_err() && self.group.is_some() {
+            // A control group that refuses the process does not prevent the launch.
+            cloned = clone(image, sharing, pidfd, -1);
         }
-        if born.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOSYS)) {
-            born = clone_without_clone3(image, sharing, pidfd);
+        if cloned.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::ENOSYS)) {
+            cloned = clone_without_clone3(image, sharing, pidfd);
         }
-        let pid = born.map_err(|error| (ExecStage::Clone, error))?;
+        let pid = cloned.map_err(|error| (ExecStage::Clone, error))?;
         if let Some(identity) = ProcessIdentity::of(pid) {
             reaper::claim(pid, identity.started);
         }
-        // SAFETY: the kernel wrote this descriptor there, and no other code has it.
+        // SAFETY: the kernel wrote this descriptor, and no other code owns it.
         Ok((pid, unsafe { OwnedFd::from_raw_fd(*pidfd) }))
     }
 }
 
-/// Waits for a process that failed or was killed: the reaper leaves it to us. One that the kernel cannot end yet is left to the
-/// reaper.
+/// Reaps a claimed process that failed or was killed. A process that does not end within 2 s is left to the reaper.
 pub fn reap_failed(pid: u32, fd: &OwnedFd) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let identity = ProcessIdentity::of(pid);
@@ -184,7 +183,7 @@ pub fn reap_failed(pid: u32, fd: &OwnedFd) {
     }
 }
 
-/// The failed step of a forked process; `None`: it became its program. An error: neither within the limit.
+/// The failed step of a forked process; `None`: it called `execve`. An error: neither happened within [`EXEC_TIMEOUT`].
 fn wait_for_report(report: &io::PipeReader) -> io::Result<Option<(ExecStage, io::Error)>> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let until = std::time::Instant::now() + EXEC_TIMEOUT;
@@ -209,7 +208,7 @@ fn wait_for_report(report: &io::PipeReader) -> io::Result<Option<(ExecStage, io:
     }
 }
 
-/// What the kernel wants to know, in its order.
+/// `struct clone_args` of the kernel.
 #[repr(C)]
 struct CloneArgs {
     flags: u64,
@@ -227,7 +226,7 @@ struct CloneArgs {
 
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Makes the process; with borrowed memory, waits until it is its program or gone.
+/// Creates the process. With shared memory, waits until it has called `execve` or is gone.
 fn clone(image: &Image, sharing: c_int, fd: *mut c_int, group: RawFd) -> io::Result<u32> {
     let (stack, stack_size) = image.stack();
     let flags = (sharing | libc::CLONE_PIDFD) as u64;
@@ -245,30 +244,30 @@ fn clone(image: &Image, sharing: c_int, fd: *mut c_int, group: RawFd) -> io::Res
         set_tid_size: 0,
         cgroup: into.unwrap_or(0),
     };
-    // SAFETY: with borrowed memory we wait (CLONE_VFORK), so that the image outlives the process's use of it; a forked
-    // process has a copy. The new process begins on its own stack and calls `become_program`, which does
-    // not return; it never comes back to this function.
-    let result = with_signals_blocked(|| unsafe { clone3(&args, exec_child, image.inside().cast()) });
+    // SAFETY: with shared memory this thread waits (CLONE_VFORK), so the image outlives its use by the child; a forked
+    // child has a copy. The child starts on its own stack and calls `exec_child`, which does not return, so it never
+    // returns into this function.
+    let result = with_signals_blocked(|| unsafe { clone3(&args, exec_child, image.context().cast()) });
     match u32::try_from(result) {
         Ok(pid) => Ok(pid),
         Err(_) => Err(io::Error::from_raw_os_error(i32::try_from(-result).unwrap_or(libc::EINVAL))),
     }
 }
 
-/// The same by the older call, for containers that do not know the new one. It knows no control groups.
+/// `clone` for containers whose seccomp filter has no clone3. It cannot set a control group.
 fn clone_without_clone3(image: &Image, sharing: c_int, fd: *mut c_int) -> io::Result<u32> {
     let (stack, stack_size) = image.stack();
     let flags = sharing | libc::CLONE_PIDFD | libc::SIGCHLD;
-    // SAFETY: as above; the stack is passed by its end, which is aligned.
+    // SAFETY: as for `clone`. The stack is passed by its upper end, which is aligned.
     let result = with_signals_blocked(|| unsafe {
-        libc::clone(exec_child, stack.byte_add(stack_size), flags, image.inside().cast(), fd)
+        libc::clone(exec_child, stack.byte_add(stack_size), flags, image.context().cast(), fd)
     });
     u32::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// While a new process runs on our memory no handler of ours may run in it: every signal waits.
+/// Blocks all signals: no signal handler of the agent may run in a child that shares its memory.
 fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: the signal sets are ours.
+    // SAFETY: the signal sets are local variables.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
@@ -279,14 +278,14 @@ fn with_signals_blocked<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The system call: the pid for us, a call of `entry(arg)` for the new process.
+/// The clone3 system call. Returns the pid in the parent; the child calls `entry(arg)`.
 ///
-/// SAFETY: `entry` must not return, and what `args` and `arg` point to must be there until the new process is another
-/// program or gone.
+/// SAFETY: `entry` must not return. The targets of `args` and `arg` must be valid until the child has called `execve` or is
+/// gone.
 #[cfg(target_arch = "x86_64")]
 unsafe fn clone3(args: &CloneArgs, entry: extern "C" fn(*mut c_void) -> c_int, arg: *mut c_void) -> i64 {
     let result: i64;
-    // SAFETY: the kernel changes rax, rcx and r11. The new process has our registers and an aligned stack of its own.
+    // SAFETY: the kernel clobbers rax, rcx and r11. The child has the parent's registers and its own aligned stack.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -309,11 +308,13 @@ unsafe fn clone3(args: &CloneArgs, entry: extern "C" fn(*mut c_void) -> c_int, a
     result
 }
 
-/// The same.
+/// The clone3 system call, as above.
+///
+/// SAFETY: as above.
 #[cfg(target_arch = "aarch64")]
 unsafe fn clone3(args: &CloneArgs, entry: extern "C" fn(*mut c_void) -> c_int, arg: *mut c_void) -> i64 {
     let result: i64;
-    // SAFETY: the kernel changes x0. The new process has our registers and an aligned stack of its own.
+    // SAFETY: the kernel changes x0. The child has the parent's registers and its own aligned stack.
     unsafe {
         std::arch::asm!(
             "svc #0",
@@ -340,9 +341,9 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn both_ways_of_being_born_end_in_the_program() {
+    fn both_modes_reach_execve() {
         let null = std::fs::File::options().read(true).write(true).open("/dev/null").expect("a file");
-        let birth = ExecRequest {
+        let request = ExecRequest {
             programs: vec![c"/no/such/sh".to_owned(), c"/bin/sh".to_owned()],
             args: vec![c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()],
             env: vec![c"WITH=7".to_owned()],
@@ -354,14 +355,14 @@ mod tests {
             ids: None,
             is_own: true,
         };
-        type Way = fn(&Image, c_int, *mut c_int) -> io::Result<u32>;
-        let ways: [Way; 2] = [|image, sharing, fd| clone(image, sharing, fd, -1), clone_without_clone3];
+        type Mode = fn(&Image, c_int, *mut c_int) -> io::Result<u32>;
+        let modes: [Mode; 2] = [|image, sharing, fd| clone(image, sharing, fd, -1), clone_without_clone3];
         let shared = libc::CLONE_VM | libc::CLONE_VFORK;
-        for (way, sharing) in ways.into_iter().flat_map(|way| [(way, shared), (way, 0)]) {
-            let (image, mut fd) = (Image::of(&birth, -1).expect("memory"), -1);
-            way(&image, sharing, &mut fd).expect("it is born");
+        for (mode, sharing) in modes.into_iter().flat_map(|mode| [(mode, shared), (mode, 0)]) {
+            let (image, mut fd) = (Image::of(&request, -1).expect("memory"), -1);
+            mode(&image, sharing, &mut fd).expect("a process");
             assert_eq!(image.failed(), None);
-            // SAFETY: the kernel gave it to us.
+            // SAFETY: the kernel wrote this descriptor, and no other code owns it.
             let fd = unsafe { OwnedFd::from_raw_fd(fd) };
             let status =
                 waitid(WaitId::PidFd(fd.as_fd()), WaitIdOptions::EXITED).expect("a child").expect("its end");
@@ -371,19 +372,20 @@ mod tests {
 
     #[test]
     fn a_forked_process_needs_nothing_of_the_heap() {
-        // A process of its own: the heap stays excluded.
+        // In its own process, because the heap stays excluded.
         if std::env::var_os("ABIDE_TEST_FORK").is_none() {
-            let test = "agent::birth::tests::a_forked_process_needs_nothing_of_the_heap";
+            let test = "agent::clone_exec::tests::a_forked_process_needs_nothing_of_the_heap";
             let program = std::env::current_exe().expect("a path");
             let mut again = std::process::Command::new(program);
             let out = again.args(["--exact", test]).env("ABIDE_TEST_FORK", "1").output().expect("it runs");
-            assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+            let stdout = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success() && stdout.contains("1 passed"), "{stdout}");
             return;
         }
         crate::malloc::allocate_tightly();
         crate::malloc::fork_without_heap();
         let null = std::fs::File::options().read(true).write(true).open("/dev/null").expect("a file");
-        let birth = |folder: &std::ffi::CStr| ExecRequest {
+        let request = |folder: &std::ffi::CStr| ExecRequest {
             programs: vec![c"/no/such/sh".to_owned(), c"/bin/sh".to_owned()],
             args: vec![c"sh".to_owned(), c"-c".to_owned(), c"exit $WITH".to_owned()],
             env: vec![c"WITH=7".to_owned()],
@@ -395,11 +397,11 @@ mod tests {
             ids: None,
             is_own: false,
         };
-        let (_, fd) = birth(c"/").spawn(&VforkGuard::default()).expect("it is born");
+        let (_, fd) = request(c"/").spawn(&VforkGuard::default()).expect("a process");
         let status =
             waitid(WaitId::PidFd(fd.as_fd()), WaitIdOptions::EXITED).expect("a child").expect("its end");
         assert_eq!(status.exit_status(), Some(7));
-        let failed = birth(c"/no/such/folder").spawn(&VforkGuard::default()).expect_err("no such folder");
+        let failed = request(c"/no/such/folder").spawn(&VforkGuard::default()).expect_err("no such folder");
         assert_eq!((failed.0, failed.1.raw_os_error()), (ExecStage::Folder, Some(libc::ENOENT)));
         let maps = std::fs::read_to_string("/proc/self/smaps").expect("maps");
         let heap = maps.lines().skip_while(|line| !line.ends_with("[heap]"));

@@ -1,12 +1,21 @@
-//! One instance's keeper: a task that owns it. Operations come to it one after the other, so they never overlap; between
-//! them it waits for its process to end, or for the time to launch it again.
+//! Instance task: the task that owns one instance and its process.
 //!
-//! What it is about to do is in the store before it is done, and what became of it is written before it is told.
+//! Operations on an instance run one after the other and never overlap. Between them the task waits for the process to
+//! end, or for a timer. An intent is in the store before its effect; a result is in the store before it is reported.
 //!
-//! [`monitor`] is what is looked at while a process runs, [`restart`] what brings it back and keeps its schedule,
-//! [`resumption`] what continues an operation after a restart of the agent.
+//! - [`operations`]: the operations of GSE. [`launch`] starts processes, [`commands`] runs the commands of a spec.
+//! - [`adoption`]: daemons that the agent did not launch or has to reclaim.
+//! - [`monitor`]: resource usage, health, version and files of a running process.
+//! - [`restart`]: relaunches and scheduled runs.
+//! - [`resumption`]: operations that an earlier agent began.
+//! - [`report`]: reports to the gateway, and the live status check.
 
+mod adoption;
+mod commands;
+mod launch;
 mod monitor;
+mod operations;
+mod report;
 mod restart;
 mod resumption;
 
@@ -16,163 +25,105 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 use tokio::time::sleep_until;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-use super::account::Account;
-use super::cgroup::Cgroups;
-use super::checks::{CheckResult, FileSums};
-use super::exit_record::ExitRecords;
-use super::meter::{HostShare, Meter};
+use self::monitor::Monitors;
+use super::checks::CheckResult;
+use super::context::AgentContext;
 use super::output::Output;
-use super::ownership;
-use super::permits::Permits;
-use super::policy::HostPolicy;
-use super::pools::Pools;
 use super::process::{LaunchedProcess, ProcessHandle};
 use super::recovery::Resumption;
 use super::restart_policy::{Phase, RestartEvent, RestartSeries};
 use super::schedule::{ClockReading, Schedule};
 use super::state::{
-    InstanceState, LaunchIntent, PendingOperation, ProcessRun, Retry, intent_key, pending_key, results_txn,
-    state_key, state_txn,
+    InstanceState, LaunchIntent, PendingOperation, Retry, intent_key, pending_key, results_txn, state_key,
+    state_txn,
 };
-use super::user_files::{FileWork, Rights, RootOpenPolicy, UserPermits};
 use super::{fresh_id, now_ms};
 use crate::failpoint;
-use crate::gse::agent_protocol::{AgentMessage, AgentOp, ConfigState, OpRequest, OpResult, OwnedSpec};
+use crate::gse::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, OwnedSpec};
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, InstanceKey, Spec};
-use crate::store::{Embedded, Error, Store, Txn};
+use crate::store::{Error, Store, Txn};
 
-/// What all keepers share.
-pub struct AgentContext {
-    pub store: Embedded,
-    /// What is to be told to the gateway.
-    pub up: mpsc::UnboundedSender<AgentMessage>,
-    /// Where commands, and runs that come to an end, leave their exit codes.
-    pub exits: ExitRecords,
-    /// Files and launches, per user.
-    pub user_permits: Arc<UserPermits>,
-    /// Where the host's policy lets root open files for other users.
-    pub root_open_policy: RootOpenPolicy,
-    /// Commands of specs that run at once, per user.
-    pub commands: Permits,
-    /// Checks of health and files at once, per user: those that hang must not hold operations up.
-    pub check_permits: Permits,
-    pub groups: Cgroups,
-    pub pools: Pools,
-    /// What may be launched and adopted here.
-    pub policy: HostPolicy,
-    /// Between two looks at health and files.
-    pub check_interval: Duration,
-}
-
-impl AgentContext {
-    /// The rights that a spec's files are opened with, and its commands run with.
-    pub fn rights_of(&self, spec: &Spec) -> Result<Rights, String> {
-        let account = Account::of(spec)?;
-        Ok(Rights::new(account, Arc::clone(&self.user_permits), Arc::clone(&self.root_open_policy)))
-    }
-
-    /// [`HostPolicy::check`], away from the async threads where it resolves paths.
-    pub async fn check_policy(&self, key: &InstanceKey, spec: &Arc<Spec>) -> Result<(), String> {
-        if !self.policy.resolves_paths() {
-            return self.policy.check(key, spec);
-        }
-        let rights = self.rights_of(spec)?;
-        let (policy, key, spec) = (self.policy.clone(), key.clone(), Arc::clone(spec));
-        rights.run(FileWork::Paths, "check the paths of the spec", move |_| policy.check(&key, &spec)).await
-    }
-}
-
-/// What a keeper is asked.
+/// A command for an instance task.
 pub enum InstanceCommand {
     Op(Box<OpRequest>),
-    /// What is registered now.
-    Give(Box<(Option<OwnedSpec>, u64)>),
-    /// It is known by another name now; its old name is forgotten.
+    /// The registered spec, and the sequence number of that change in the gateway's store.
+    SetSpec(Box<(Option<OwnedSpec>, u64)>),
+    /// Renames the instance, and deletes the entries of the old name.
     Rename(Box<(InstanceKey, OpRequest)>),
     Report,
-    /// Processes of an earlier agent whose folder is lost: one of them may be this instance's, under this name or, if
-    /// it was renamed since, under another.
-    Found {
+    /// Reclaims a process of an earlier agent whose folder was lost. `renamed`: the process may carry another name of this
+    /// instance.
+    Reclaim {
         unclaimed: Arc<Vec<LaunchedProcess>>,
         renamed: bool,
     },
-    /// Something that concerns it may have changed.
+    /// Recomputes the timers: shared state such as a pool has changed.
     Wake,
 }
 
+/// The owner of one instance.
 pub struct InstanceTask {
-    pub(super) key: InstanceKey,
-    pub(super) state: InstanceState,
-    pub(super) hold: Option<ProcessHandle>,
-    pub(super) series: RestartSeries,
-    /// When its schedule runs it next.
-    pub(super) next: Option<Schedule>,
-    /// When it was launched, if we did that.
-    pub(super) launched: Option<Instant>,
-    /// What is looked at while it runs.
-    pub(super) monitors: Box<Monitors>,
-    /// Where a daemon writes that kept its starter's output.
-    pub(super) output: Option<Output>,
+    key: InstanceKey,
+    state: InstanceState,
+    handle: Option<ProcessHandle>,
+    series: RestartSeries,
+    /// The next scheduled run.
+    next: Option<Schedule>,
+    /// Time of the last launch by this agent.
+    launched: Option<Instant>,
+    monitors: Box<Monitors>,
+    /// Captured output of start_cmd, which a daemon may still write to.
+    output: Option<Output>,
     /// The operation in progress, and whether it is in the store.
-    pub(super) operation: Option<Box<(PendingOperation, bool)>>,
+    operation: Option<Box<(PendingOperation, bool)>>,
     /// An operation that an earlier agent began.
     pub(super) resumption: Option<Box<Resumption>>,
-    /// The launch of a daemon that an earlier agent began, and the operation in progress continues.
-    pub(super) interrupted: Option<Box<LaunchIntent>>,
-    /// The spec and pid of a foreground process that is gone and whose pid file is not removed yet.
-    pub(super) old_pid_file: Option<(Arc<Spec>, u32)>,
-    /// The row could not be written: it is tried again then.
-    pub(super) write_at: Option<Instant>,
-    /// A start or restart failed: what is supervised comes back once the result is written.
-    pub(super) launch_failed: bool,
-    /// Results that could not be written. They go with the next write.
-    pub(super) unwritten: Vec<OpResult>,
-    /// Exit records that are of no use once the instance is written next.
-    pub(super) records: Vec<String>,
-    /// The pid of a daemon that runs under this identity and is not the agent's, when it was last observed.
-    pub(super) stranger_pid: Option<u32>,
-    pub(super) shared: Arc<AgentContext>,
+    /// A daemon launch that an earlier agent began and the operation in progress continues.
+    interrupted: Option<Box<LaunchIntent>>,
+    /// Spec and pid of an ended foreground process whose pid file still has to be removed.
+    old_pid_file: Option<(Arc<Spec>, u32)>,
+    /// Time of the next attempt to write the state, after a failed write.
+    write_at: Option<Instant>,
+    /// A start or restart failed: a supervised process is relaunched once the result is written.
+    launch_failed: bool,
+    /// Results that could not be written. The next write includes them.
+    unwritten: Vec<OpResult>,
+    /// Exit records that are deleted after the next write of the state.
+    records: Vec<String>,
+    /// Pid of a foreign daemon under this identity, when last observed.
+    observed_foreign_pid: Option<u32>,
+    shared: Arc<AgentContext>,
 }
 
-/// What was found of a running process, and what is looked at next.
-#[derive(Default)]
-pub(super) struct Monitors {
-    pub(super) meter: Meter,
-    pub(super) share: Option<HostShare>,
-    /// Why it is not well, by its own command; `None`: not asked yet.
-    pub(super) health: Option<Result<(), String>>,
-    pub(super) version: String,
-    pub(super) config: Vec<(String, ConfigState)>,
-    files: FileSums,
-    check_count: u32,
-    check_task: Option<JoinHandle<CheckResult>>,
-    sample_at: Option<Instant>,
-    check_at: Option<Instant>,
-    trim_at: Option<Instant>,
-}
-
-/// What is due.
+/// The work of a timer that fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TimerEvent {
-    /// A try to bring it back.
-    Try,
-    Run,
+    Relaunch,
+    ScheduledRun,
     Sample,
     Check,
     TrimOutput,
-    /// The row, which could not be written before.
+    /// Retries a failed write of the state.
     Write,
 }
 
-/// Between two tries to write a row that could not be written.
+/// An event that the task waits for.
+enum TaskEvent {
+    /// `None`: all senders are gone.
+    Command(Option<InstanceCommand>),
+    Exited(Option<i32>),
+    Checked(CheckResult),
+    Timer(TimerEvent),
+}
+
+/// Interval between two attempts to write the state.
 const WRITE_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How an operation ended.
+/// The code and message of an operation that ended.
 pub(super) type OpReply = (RowCode, String);
 
 pub(super) fn done() -> OpReply {
@@ -186,29 +137,29 @@ pub(super) fn failed(message: impl Into<String>) -> OpReply {
 impl InstanceTask {
     pub fn new(
         key: InstanceKey,
-        mut row: InstanceState,
-        hold: Option<ProcessHandle>,
+        mut state: InstanceState,
+        handle: Option<ProcessHandle>,
         shared: Arc<AgentContext>,
     ) -> InstanceTask {
-        // Read from a file, two specs that are one take twice the room.
-        if let (Some(given), Some(run)) = (&row.given, &mut row.run)
+        // Deserialized, two equal specs are two allocations: share one.
+        if let (Some(given), Some(run)) = (&state.given, &mut state.run)
             && given == &run.live
         {
             run.live = given.clone();
         }
-        let recorded = row.run.as_ref().and_then(|run| run.output);
-        let output = hold.as_ref().and_then(|hold| Output::of(hold, recorded));
-        let tended = Box::default();
+        let recorded = state.run.as_ref().and_then(|run| run.output);
+        let output = handle.as_ref().and_then(|handle| Output::of(handle, recorded));
+        let monitors = Box::default();
         let ClockReading { wall, passed } = read_clocks();
-        let series = row.retry.as_ref().map(|retry| retry.series(wall, passed)).unwrap_or_default();
+        let series = state.retry.as_ref().map(|retry| retry.series(wall, passed)).unwrap_or_default();
         InstanceTask {
             key,
-            state: row,
-            hold,
+            state,
+            handle,
             series,
             next: None,
             launched: None,
-            monitors: tended,
+            monitors,
             output,
             operation: None,
             resumption: None,
@@ -218,58 +169,53 @@ impl InstanceTask {
             launch_failed: false,
             unwritten: Vec::new(),
             records: Vec::new(),
-            stranger_pid: None,
+            observed_foreign_pid: None,
             shared,
         }
     }
 
-    /// Until nobody can ask any more.
-    pub async fn run(mut self, mut asks: mpsc::UnboundedReceiver<InstanceCommand>) {
-        // An operation that has begun comes before supervision; a process that ended while no agent ran has ended now.
+    /// Runs until all command senders are dropped.
+    pub async fn run(mut self, mut commands: mpsc::UnboundedReceiver<InstanceCommand>) {
+        // An operation that has begun is resumed before supervision. A process that ended while no agent ran is handled as
+        // if it ended now.
         if let Some(resumption) = self.resumption.take() {
-            // What runs is visible, however long the operation takes.
+            // Report first: the operation may take long.
             self.report();
             Box::pin(self.resume(*resumption)).await;
-        } else if self.hold.is_none() && self.state.run.is_some() {
+        } else if self.handle.is_none() && self.state.run.is_some() {
             Box::pin(self.handle_exit(None)).await;
         }
         Box::pin(self.relaunch_if_due()).await;
         loop {
-            enum Next {
-                Ask(Option<InstanceCommand>),
-                Ended(Option<i32>),
-                Found(CheckResult),
-                Due(TimerEvent),
-            }
             self.plan_next_run();
             self.schedule_checks();
             let due = self.next_timer();
-            let (hold, looking) = (self.hold.as_ref(), self.monitors.check_task.as_mut());
+            let (handle, check_task) = (self.handle.as_ref(), self.monitors.check_task.as_mut());
             let next = tokio::select! {
                 biased;
-                code = async { match hold { Some(hold) => hold.wait_exit().await, None => pending().await } } => Next::Ended(code),
-                ask = asks.recv() => Next::Ask(ask),
-                note = async { match looking { Some(looking) => looking.await, None => pending().await } } => {
-                    Next::Found(note.unwrap_or_default())
+                code = async { match handle { Some(handle) => handle.wait_exit().await, None => pending().await } } => TaskEvent::Exited(code),
+                command = commands.recv() => TaskEvent::Command(command),
+                result = async { match check_task { Some(check_task) => check_task.await, None => pending().await } } => {
+                    TaskEvent::Checked(result.unwrap_or_default())
                 }
                 due = async { match due { Some((at, due)) => { sleep_until(at.into()).await; due } None => pending().await } } => {
-                    Next::Due(due)
+                    TaskEvent::Timer(due)
                 }
             };
-            // Boxed: a keeper waits nearly always, and there are thousands of them.
+            // Boxed: thousands of tasks are idle nearly all the time, and their futures should be small.
             match next {
-                Next::Ask(None) => return,
-                Next::Ask(Some(ask)) => Box::pin(self.handle_command(ask)).await,
-                Next::Ended(code) => Box::pin(self.handle_exit(code)).await,
-                Next::Found(note) => self.apply_check_result(note),
-                Next::Due(TimerEvent::Try) => {
+                TaskEvent::Command(None) => return,
+                TaskEvent::Command(Some(command)) => Box::pin(self.handle_command(command)).await,
+                TaskEvent::Exited(code) => Box::pin(self.handle_exit(code)).await,
+                TaskEvent::Checked(result) => self.apply_check_result(result),
+                TaskEvent::Timer(TimerEvent::Relaunch) => {
                     Box::pin(self.apply_restart_policy(RestartEvent::TimerFired)).await
                 }
-                Next::Due(TimerEvent::Run) => Box::pin(self.run_scheduled()).await,
-                Next::Due(TimerEvent::Sample) => Box::pin(self.sample()).await,
-                Next::Due(TimerEvent::Write) => self.write(None).await,
-                Next::Due(TimerEvent::Check) => self.start_checks(),
-                Next::Due(TimerEvent::TrimOutput) => {
+                TaskEvent::Timer(TimerEvent::ScheduledRun) => Box::pin(self.run_scheduled()).await,
+                TaskEvent::Timer(TimerEvent::Sample) => Box::pin(self.sample()).await,
+                TaskEvent::Timer(TimerEvent::Write) => self.write(None).await,
+                TaskEvent::Timer(TimerEvent::Check) => self.start_checks(),
+                TaskEvent::Timer(TimerEvent::TrimOutput) => {
                     self.monitors.trim_at = None;
                     self.output.iter().for_each(Output::forget);
                 }
@@ -277,37 +223,37 @@ impl InstanceTask {
         }
     }
 
-    /// What comes first, and when.
+    /// The timer that fires first, and its time.
     fn next_timer(&self) -> Option<(Instant, TimerEvent)> {
-        let (now, moment) = (Instant::now(), read_clocks());
+        let (now, clocks) = (Instant::now(), read_clocks());
         let after = |ms: i64| now + Duration::from_millis(u64::try_from(ms).unwrap_or(0));
-        let again = match self.series.phase {
-            Phase::Idle => self.next.map(|next| (after(next.wait_ms(moment)), TimerEvent::Run)),
+        let launch = match self.series.phase {
+            Phase::Idle => self.next.map(|next| (after(next.wait_ms(clocks)), TimerEvent::ScheduledRun)),
             Phase::Waiting { until } | Phase::Failed { until } => {
-                Some((after(until.saturating_sub(moment.passed)), TimerEvent::Try))
+                Some((after(until.saturating_sub(clocks.passed)), TimerEvent::Relaunch))
             }
         };
-        let Monitors { sample_at, check_at: look_at, trim_at: forget_at, .. } = &*self.monitors;
+        let Monitors { sample_at, check_at, trim_at, .. } = &*self.monitors;
         let others = [
             (sample_at, TimerEvent::Sample),
-            (look_at, TimerEvent::Check),
-            (forget_at, TimerEvent::TrimOutput),
+            (check_at, TimerEvent::Check),
+            (trim_at, TimerEvent::TrimOutput),
             (&self.write_at, TimerEvent::Write),
         ];
         let others = others.into_iter().filter_map(|(at, due)| Some(((*at)?, due)));
-        again.into_iter().chain(others).min_by_key(|(at, _)| *at)
+        launch.into_iter().chain(others).min_by_key(|(at, _)| *at)
     }
 
-    async fn handle_command(&mut self, ask: InstanceCommand) {
-        match ask {
+    async fn handle_command(&mut self, command: InstanceCommand) {
+        match command {
             InstanceCommand::Report => {
                 self.observe_foreign_process().await;
                 self.report();
             }
-            InstanceCommand::Found { unclaimed, renamed } => self.reclaim(&unclaimed, renamed).await,
+            InstanceCommand::Reclaim { unclaimed, renamed } => self.reclaim(&unclaimed, renamed).await,
             InstanceCommand::Wake => {}
-            InstanceCommand::Give(given) => {
-                let (given, changed) = *given;
+            InstanceCommand::SetSpec(spec) => {
+                let (given, changed) = *spec;
                 if changed > self.state.changed {
                     (self.state.given, self.state.changed) = (given, changed);
                     self.next = None;
@@ -322,11 +268,11 @@ impl InstanceTask {
             InstanceCommand::Rename(rename) => {
                 let (to, request) = *rename;
                 let from = std::mem::replace(&mut self.key, to);
-                if let Some(held) = request.spec.clone() {
-                    self.state.given = Some(held);
+                if let Some(owned) = request.spec.clone() {
+                    self.state.given = Some(owned);
                 }
                 let (code, message) = done();
-                // With the new row in one commit: an agent that is killed here loses neither.
+                // Deletes the old entries in the commit that writes the new state: a killed agent loses neither.
                 let entries = [state_key(&from), intent_key(&from), pending_key(&from)];
                 let forget = entries.into_iter().fold(Txn::default(), |txn, key| txn.and(Txn::delete(key)));
                 self.finish(&request, code, message, None, forget).await;
@@ -334,99 +280,63 @@ impl InstanceTask {
         }
     }
 
-    /// Holds the process of an earlier agent's launch again: it counts as running with what is registered, and is not
-    /// supervised until an operation says so.
-    async fn reclaim(&mut self, unclaimed: &[LaunchedProcess], renamed: bool) {
-        let Some(live) = self.state.given.clone().filter(|_| self.hold.is_none()) else { return };
-        let found = match self.shared.rights_of(&live.spec) {
-            Ok(rights) => {
-                ownership::find_unrecorded(&self.key, &live.spec, &rights, unclaimed, renamed).await
-            }
-            Err(why) => Err(why),
-        };
-        let (hold, incarnation) = match found {
-            Ok(found) => found,
-            Err(why) => {
-                debug!(instance = %self.key, %why, renamed, "no process was found again");
-                return;
-            }
-        };
-        info!(instance = %self.key, pid = hold.identity.pid, renamed, "process found again by its launch");
-        let group = self.shared.groups.of(&incarnation).map(|group| group.path());
-        self.state.run = Some(ProcessRun {
-            identity: hold.identity.clone(),
-            live,
-            by: None,
-            incarnation,
-            group,
-            output: None,
-        });
-        (self.state.since, self.state.started, self.state.exit) = (now_ms(), now_ms(), None);
-        self.state.message.clear();
-        self.hold = Some(hold);
-        self.write(None).await;
-        if renamed {
-            self.report();
-        }
-    }
-
     async fn operate(&mut self, request: &OpRequest) -> (RowCode, String, Option<Value>) {
-        let held = request.spec.clone();
-        let held = held
+        let owned = request.spec.clone();
+        let owned = owned
             .or_else(|| self.state.run.as_ref().map(|run| run.live.clone()))
             .or_else(|| self.state.given.clone());
-        let Some(held) = held else {
+        let Some(owned) = owned else {
             return (
                 RowCode::COMMAND_FAILED,
-                "nothing is known of it, and no spec was sent".to_owned(),
+                "the instance has no registered spec, and the request has none".to_owned(),
                 None,
             );
         };
         let op_id = Some(request.op_id.clone());
-        // Before anything is stopped: a restart that may not launch must leave the process as it is.
+        // Checked before the stop: a restart whose launch is refused must not stop the process.
         if request.op.registers_spec()
-            && let Err(refused) = self.shared.check_policy(&self.key, &held.spec).await
+            && let Err(refused) = self.shared.check_policy(&self.key, &owned.spec).await
         {
             return (RowCode::COMMAND_FAILED, refused, None);
         }
         self.begin_operation(request);
-        self.perform(request, held, op_id).await
+        self.perform(request, owned, op_id).await
     }
 
-    /// Performs an operation, from the beginning or from where an earlier agent left it.
+    /// Performs an operation. A resumed operation continues after its finished effects.
     pub(super) async fn perform(
         &mut self,
         request: &OpRequest,
-        held: OwnedSpec,
+        owned: OwnedSpec,
         op_id: Option<String>,
     ) -> (RowCode, String, Option<Value>) {
         let (code, message) = match &request.op {
             AgentOp::Status => {
-                return match self.live_status(&held).await {
+                return match self.live_status(&owned).await {
                     Ok(content) => (RowCode::DONE, "success".to_owned(), Some(content)),
                     Err(why) => (RowCode::COMMAND_FAILED, why, None),
                 };
             }
-            AgentOp::Start => self.start(&held, op_id).await,
-            AgentOp::Stop => self.stop(&held, &request.op_id).await,
-            AgentOp::Kill => self.kill(&held, &request.op_id).await,
-            AgentOp::Restart => self.restart(&held, op_id).await,
-            AgentOp::Reload => self.reload(&held, request.takes.as_deref(), &request.op_id).await,
-            AgentOp::Host => self.supervise(held).await,
+            AgentOp::Start => self.start(&owned, op_id).await,
+            AgentOp::Stop => self.stop(&owned, &request.op_id).await,
+            AgentOp::Kill => self.kill(&owned, &request.op_id).await,
+            AgentOp::Restart => self.restart(&owned, op_id).await,
+            AgentOp::Reload => self.reload(&owned, request.takes.as_deref(), &request.op_id).await,
+            AgentOp::Host => self.supervise(owned).await,
             AgentOp::Unhost => {
                 (self.state.hosted, self.state.dormant) = (false, false);
                 self.series = RestartSeries::default();
                 done()
             }
             AgentOp::Rename { .. } => {
-                self.state.given = Some(held);
+                self.state.given = Some(owned);
                 done()
             }
         };
         (code, message, None)
     }
 
-    /// Writes and reports the result. `with`: what is written in the same commit.
+    /// Writes and reports the result. `with`: further writes of the same commit.
     pub(super) async fn finish(
         &mut self,
         request: &OpRequest,
@@ -438,7 +348,7 @@ impl InstanceTask {
         let (op_id, seq) = (request.op_id.clone(), request.seq);
         let result = OpResult { op_id, seq, code: code.0, message, content };
         if !request.op.is_read_only() {
-            info!(instance = %self.key, op = ?request.op, code = code.0, message = %result.message, "operation");
+            info!(instance = %self.key, op = ?request.op, code = code.0, message = %result.message, "operation finished");
             self.state.ending = None;
             failpoint::point("done");
             self.operation = None;
@@ -450,21 +360,21 @@ impl InstanceTask {
         let _ = self.shared.up.send(AgentMessage::Result(result));
     }
 
-    /// Writes how it stands. What cannot be written is still so; the next write says it.
+    /// Writes the state. A failed write is retried by a timer, with the state of that time.
     pub(super) async fn write(&mut self, result: Option<&OpResult>) {
         let _ = self.write_with(result, Txn::default()).await;
     }
 
-    /// The same, with more in the same commit.
+    /// Writes the state and a result, with further writes in the same commit.
     pub(super) async fn write_with(&mut self, result: Option<&OpResult>, with: Txn) -> Result<(), Error> {
-        let resident = |held: &OwnedSpec| held.spec.monitor.auto_type == AutoType::Resident;
+        let resident = |owned: &OwnedSpec| owned.spec.monitor.auto_type == AutoType::Resident;
         match self.state.hosted && self.state.given.as_ref().is_some_and(resident) {
             true => drop(self.state.next.get_or_insert_with(fresh_id)),
             false => self.state.next = None,
         }
         let ClockReading { wall, passed } = read_clocks();
         self.state.retry = Retry::of(self.series, wall, passed);
-        self.state.dormant &= self.hold.is_none();
+        self.state.dormant &= self.handle.is_none();
         self.unwritten.extend(result.cloned());
         let mut txn = state_txn(&self.key, &self.state).and(results_txn(&self.unwritten));
         // The entry of an operation in progress stays until its own result is written.
@@ -475,7 +385,7 @@ impl InstanceTask {
         let txn = txn.and(Txn::delete(intent_key(&self.key))).and(with);
         self.write_at = None;
         match self.shared.store.txn(txn).await {
-            // A command of an operation in progress is remembered until its result is written.
+            // Exit records of an operation in progress stay until its result is written: a resumed operation needs them.
             Ok(_) if self.operation.is_none() => {
                 self.records.drain(..).for_each(|id| self.shared.exits.remove(&id));
                 self.unwritten.clear();
@@ -488,14 +398,14 @@ impl InstanceTask {
             Err(error) => {
                 self.state.next = None;
                 self.write_at = Some(Instant::now() + WRITE_RETRY_INTERVAL);
-                warn!(instance = %self.key, %error, "the agent's store cannot be written");
+                warn!(instance = %self.key, %error, "cannot write the agent's store");
                 Err(error)
             }
         }
     }
 }
 
-/// What both clocks say: tries and cycles go by what passes, whatever the other one shows.
+/// Reads both clocks. Retries and cycles use the monotonic one, so that a wall-clock jump does not move them.
 pub(super) fn read_clocks() -> ClockReading {
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
     ClockReading { wall: now_ms(), passed: i64::try_from(BEGIN.elapsed().as_millis()).unwrap_or(i64::MAX) }

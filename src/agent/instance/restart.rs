@@ -1,6 +1,6 @@
-//! What happens to a process that ended, or whose time has come: it is brought back, given up for a while, or run again.
+//! Relaunches and scheduled runs of an instance: applies the restart policy and the schedule.
 //!
-//! Whether and when is decided by pure functions ([`step`], [`Schedule`]); here it is done.
+//! Pure functions decide whether and when ([`step`], [`Schedule`]). This module performs their decisions.
 
 use std::time::Instant;
 
@@ -15,9 +15,9 @@ use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Monitor, Time};
 
 impl InstanceTask {
-    /// A schedule is kept while it is hosted.
+    /// Computes the next scheduled run of a supervised periodic process.
     pub(super) fn plan_next_run(&mut self) {
-        let periodic = |held: &&OwnedSpec| held.spec.monitor.auto_type == AutoType::Periodic;
+        let periodic = |owned: &&OwnedSpec| owned.spec.monitor.auto_type == AutoType::Periodic;
         let Some(given) = self.state.given.as_ref().filter(periodic).filter(|_| self.state.hosted) else {
             self.next = None;
             return;
@@ -32,7 +32,7 @@ impl InstanceTask {
         self.report();
     }
 
-    /// Its time may have come. A run that is still under way is left alone, and this one does not take place.
+    /// Starts a scheduled run that is due. The run is skipped while the previous one is still in progress.
     pub(super) async fn run_scheduled(&mut self) {
         if !self.next.is_some_and(|next| next.is_due(read_clocks())) {
             return;
@@ -40,14 +40,14 @@ impl InstanceTask {
         self.next = None;
         let Some(given) = self.state.given.clone() else { return };
         if self.is_running() {
-            info!(instance = %self.key, "its last run is still under way: this one is left out");
-            // By a cycle the next one is a whole cycle away.
+            info!(instance = %self.key, "scheduled run skipped: the previous run is still in progress");
+            // With cycle_time the next run is due one cycle from now.
             (self.state.started, self.launched) = (now_ms(), Some(Instant::now()));
             return;
         }
         let (code, message) = self.launch(&given, None, false).await;
         if code != RowCode::DONE {
-            warn!(instance = %self.key, code = code.0, %message, "a run by schedule failed");
+            warn!(instance = %self.key, code = code.0, %message, "scheduled run failed");
             (self.state.message, self.state.started, self.launched) =
                 (message, now_ms(), Some(Instant::now()));
             self.write(None).await;
@@ -55,7 +55,7 @@ impl InstanceTask {
         }
     }
 
-    /// It ended, and nobody asked for that.
+    /// Handles the end of a process that no operation stopped.
     pub(super) async fn handle_exit(&mut self, code: Option<i32>) {
         let up_ms = match self.launched {
             Some(at) => i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX),
@@ -66,7 +66,7 @@ impl InstanceTask {
         self.clear_process(code);
         let code = self.state.exit;
         let how = code.map_or("ended".to_owned(), |code| format!("ended with code {code}"));
-        info!(instance = %self.key, ?code, up_ms, "ended");
+        info!(instance = %self.key, ?code, up_ms, "process ended");
         self.state.message = how;
         if let Some((live, by)) = run {
             self.record_unknown_run(&live, by);
@@ -81,8 +81,8 @@ impl InstanceTask {
         self.report();
     }
 
-    /// Decides what the guard does, and does it.
-    pub(in crate::agent) async fn apply_restart_policy(&mut self, event: RestartEvent) {
+    /// Steps the restart policy with an event, and performs its actions.
+    pub(super) async fn apply_restart_policy(&mut self, event: RestartEvent) {
         let Some(given) = self.state.given.clone().filter(|_| self.state.hosted) else {
             self.series = RestartSeries::default();
             self.write(None).await;
@@ -109,7 +109,7 @@ impl InstanceTask {
                 RestartAction::Nothing | RestartAction::WakeAt(_) => break,
                 RestartAction::GiveUpUntil(until) => {
                     let next = Time(now.wall.saturating_add(until - now.passed));
-                    warn!(instance = %self.key, %next, message = %self.state.message, "failed");
+                    warn!(instance = %self.key, %next, message = %self.state.message, "process failed: relaunching with backoff");
                     break;
                 }
                 RestartAction::Launch => {

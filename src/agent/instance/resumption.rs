@@ -1,7 +1,7 @@
-//! Resumption: an operation that an earlier agent began is continued from what it left behind.
+//! Resumption: continues an operation that an earlier agent began.
 //!
-//! An operation is in the store before its first effect ([`InstanceTask::pending`]) and until its result is. A resumed
-//! operation skips its finished effects: a process that it launched, a command whose end is recorded.
+//! An operation is in the store from before its first effect ([`InstanceTask::pending`]) until its result is written. A
+//! resumed operation skips its finished effects: a launched process, a command with a complete exit record.
 
 use tracing::info;
 
@@ -18,7 +18,7 @@ use crate::model::AutoType;
 use crate::store::Txn;
 
 impl InstanceTask {
-    /// From now on this operation is in progress. It is written with its first effect.
+    /// Marks the operation as in progress. It is written to the store before its first effect.
     pub(super) fn begin_operation(&mut self, request: &OpRequest) {
         if !request.op.is_read_only() {
             let (boot, since) = (boot_id().to_owned(), ticks_since_boot());
@@ -28,9 +28,9 @@ impl InstanceTask {
         }
     }
 
-    /// The launch id of what the operation's own command brings up, and the ticks since boot when the operation began: the
-    /// same when it is resumed.
-    pub(in crate::agent) fn launch_of_operation(&self) -> (String, u64) {
+    /// The launch id for processes that the operation's command starts, and the ticks since boot when the operation began.
+    /// A resumed operation gets the same values.
+    pub(super) fn launch_of_operation(&self) -> (String, u64) {
         match &self.operation {
             Some(operation) if operation.0.boot == boot_id() => {
                 (operation.0.launch_id.clone(), operation.0.since)
@@ -39,9 +39,9 @@ impl InstanceTask {
         }
     }
 
-    /// Puts the operation in progress into the store, with whatever else is written before its first effect. It replaces the
-    /// entry of an operation whose result could not be written: that result goes with it.
-    pub(in crate::agent) fn pending(&mut self) -> Txn {
+    /// The write of the operation in progress, to be committed before its first effect. It replaces the entry of an
+    /// operation whose result could not be written, so the same commit contains that result.
+    pub(super) fn pending(&mut self) -> Txn {
         match &mut self.operation {
             Some(operation) if !operation.1 => {
                 operation.1 = true;
@@ -56,21 +56,21 @@ impl InstanceTask {
     pub(super) async fn resume(&mut self, resumption: Resumption) {
         let Resumption { pending, launch } = resumption;
         let request = pending.request.clone();
-        info!(instance = %self.key, op = ?request.op, "an operation is resumed");
+        info!(instance = %self.key, op = ?request.op, "resuming an operation of an earlier agent");
         self.operation = Some(Box::new((pending, true)));
         self.interrupted = launch.map(Box::new);
         let (code, message) = match self.ended_launch_result(&request).await {
-            Some(said) => said,
+            Some(reply) => reply,
             None => {
                 let known =
                     self.state.run.as_ref().map(|run| run.live.clone()).or_else(|| self.state.given.clone());
                 match request.spec.clone().or(known) {
-                    Some(held) => {
+                    Some(owned) => {
                         let op_id = Some(request.op_id.clone());
-                        let (code, message, _) = self.perform(&request, held, op_id).await;
+                        let (code, message, _) = self.perform(&request, owned, op_id).await;
                         (code, message)
                     }
-                    None => super::failed("nothing is known of the instance, and no spec was sent"),
+                    None => super::failed("the instance has no registered spec, and the request has none"),
                 }
             }
         };
@@ -79,7 +79,7 @@ impl InstanceTask {
         self.supervise_after_failure().await;
     }
 
-    /// A run of a one-shot that ended without an exit code: neither the agent nor the run's own shell saw its end.
+    /// Marks a one-shot run that ended without an exit code: neither the agent nor the recording shell saw its end.
     pub(super) fn record_unknown_run(&mut self, live: &OwnedSpec, by: Option<String>) {
         if live.spec.monitor.auto_type == AutoType::OneShot && self.state.exit.is_none() {
             self.state.message = UNKNOWN_OUTCOME.to_owned();
@@ -87,9 +87,9 @@ impl InstanceTask {
         }
     }
 
-    /// The process that runs no more ended while no agent looked. The result of the operation, if it had launched it.
+    /// Records the end of a process that ended while no agent ran. The result of the operation, if it launched that process.
     async fn ended_launch_result(&mut self, request: &OpRequest) -> Option<OpReply> {
-        let run = self.state.run.as_ref().filter(|_| self.hold.is_none())?;
+        let run = self.state.run.as_ref().filter(|_| self.handle.is_none())?;
         let (by, live) = (run.by.clone(), run.live.clone());
         let resident = live.spec.monitor.auto_type == AutoType::Resident;
         self.record_exit(None).await;
@@ -115,15 +115,15 @@ impl InstanceTask {
         }
     }
 
-    /// A supervised process that does not run is due, whatever its last run was; a recorded wait goes on.
+    /// Relaunches a supervised process that is stopped. A recorded backoff continues instead.
     pub(super) async fn relaunch_if_due(&mut self) {
         let resident =
             self.state.given.as_ref().is_some_and(|given| given.spec.monitor.auto_type == AutoType::Resident);
-        // One that was never started begins with its first start. A row of an earlier version does not record a wait: one
-        // that was stopped on purpose has no message about its end.
+        // Supervision of a process that was never started begins with its first start. A state of an earlier version has no
+        // backoff; there, a process that was stopped on purpose has no message about its end.
         let ended = self.state.retry.is_some() || !self.state.message.is_empty();
         let is_due = self.state.hosted && resident && !self.state.dormant && self.state.started > 0 && ended;
-        if is_due && self.hold.is_none() && self.series.phase == Phase::Idle {
+        if is_due && self.handle.is_none() && self.series.phase == Phase::Idle {
             self.series.phase = Phase::Waiting { until: read_clocks().passed };
             self.apply_restart_policy(RestartEvent::TimerFired).await;
         }
@@ -139,8 +139,8 @@ mod tests {
 
     use super::*;
     use crate::agent::cgroup::Cgroups;
+    use crate::agent::context::AgentContext;
     use crate::agent::exit_record::ExitRecords;
-    use crate::agent::instance::AgentContext;
     use crate::agent::permits::Permits;
     use crate::agent::policy::HostPolicy;
     use crate::agent::pools::Pools;
@@ -148,7 +148,7 @@ mod tests {
     use crate::gse::agent_protocol::OpResult;
     use crate::store::{Embedded, Store};
 
-    fn keeper(folder: &std::path::Path) -> InstanceTask {
+    fn task(folder: &std::path::Path) -> InstanceTask {
         let shared = AgentContext {
             store: Embedded::open(&folder.join("agent.db")).expect("it opens"),
             up: tokio::sync::mpsc::unbounded_channel().0,
@@ -177,14 +177,14 @@ mod tests {
     #[tokio::test]
     async fn a_result_that_could_not_be_written_survives_the_next_operation() {
         let folder = tempfile::tempdir().expect("a folder");
-        let mut keeper = keeper(folder.path());
-        let store = keeper.shared.store.clone();
+        let mut task = task(folder.path());
+        let store = task.shared.store.clone();
         let results = async || {
             let all: Vec<(String, OpResult)> = load_all(&store, "up/").await.expect("it is read");
             all.into_iter().map(|(op, _)| op).collect::<Vec<_>>()
         };
         let pending = async || -> Option<String> {
-            let entry = store.get(&pending_key(&keeper_key())).await.expect("it is read")?;
+            let entry = store.get(&pending_key(&instance_key())).await.expect("it is read")?;
             Some(
                 serde_json::from_slice::<PendingOperation>(&entry.value).expect("an operation").request.op_id,
             )
@@ -194,24 +194,24 @@ mod tests {
         let (code, message) = super::super::done();
 
         let first = request("first");
-        keeper.begin_operation(&first);
-        keeper.write_pending().await.expect("it is written");
+        task.begin_operation(&first);
+        task.write_pending().await.expect("it is written");
         disk.execute_batch(refuse).expect("a trigger");
-        keeper.finish(&first, code, message.clone(), None, Txn::default()).await;
+        task.finish(&first, code, message.clone(), None, Txn::default()).await;
         assert_eq!((results().await.len(), pending().await.as_deref()), (0, Some("first")));
 
         disk.execute_batch("DROP TRIGGER full").expect("no trigger");
         let second = request("second");
-        keeper.begin_operation(&second);
-        keeper.write_pending().await.expect("it is written");
+        task.begin_operation(&second);
+        task.write_pending().await.expect("it is written");
         assert_eq!((results().await, pending().await.as_deref()), (vec!["first".to_owned()], Some("second")));
-        keeper.write(None).await;
+        task.write(None).await;
         assert_eq!(pending().await.as_deref(), Some("second"), "in progress");
-        keeper.finish(&second, code, message, None, Txn::default()).await;
+        task.finish(&second, code, message, None, Txn::default()).await;
         assert_eq!((results().await, pending().await), (vec!["first".to_owned(), "second".to_owned()], None));
     }
 
-    fn keeper_key() -> crate::model::InstanceKey {
+    fn instance_key() -> crate::model::InstanceKey {
         "0:127.0.0.1:web:api".parse().expect("a key")
     }
 }

@@ -1,13 +1,13 @@
-//! Files that a spec names (`log_path`, `pid_path`, `env.file`, `configmap`): opened with the rights of the spec's user.
+//! User files: the paths of a spec (`log_path`, `pid_path`, `env.file`, `configmap`), opened with its user's rights.
 //!
-//! The agent is root, and a manifest author is not. A file is therefore opened by a helper thread that has the user's
-//! groups and file-system ids and no capability, for good: it works for this account and no other. The user cannot signal
-//! or trace it, since its real ids stay root's. Files of the agent's own user are opened directly, by a walk ([`walk`]) that no other
-//! user's link can redirect. Root opens a file for another user only where the host's policy lists its path
-//! ([`RootOpenPolicy`]), the user's own rights do not suffice, and every component belongs to root alone.
+//! The agent runs as root, and a manifest author does not. A file is therefore opened by a helper thread with the user's
+//! groups and file-system ids and without capabilities. Such a thread serves one account and never another. The user cannot
+//! signal or trace it, since its real ids stay root's. Files of the agent's own user are opened directly, by a walk
+//! ([`walk`]) that no link of another user can redirect. Root opens a file for another user only if the host policy lists
+//! its path ([`RootOpenPolicy`]), the user's own rights do not suffice, and every component belongs to root alone.
 //!
-//! Nothing here runs on an async thread: [`Rights::run`] has a thread, a time limit, and permits per user. A file system
-//! that does not answer costs its own user permits, and other users nothing.
+//! Nothing here runs on an async thread: [`Rights::run`] uses a worker thread, a timeout, and permits per user. A file
+//! system that hangs uses up the permits of its own user, and does not affect other users.
 
 mod pid_file;
 mod walk;
@@ -26,19 +26,19 @@ use super::account::{Account, FileCredentials};
 use super::permits::Permits;
 use super::worker_threads;
 
-/// Whether the host's policy lets root open this path for another user.
+/// Whether the host policy lets root open this path for another user.
 pub type RootOpenPolicy = Arc<dyn Fn(&Path) -> bool + Send + Sync>;
 
-/// How long the work on a spec's files may take.
+/// Maximum duration of work on a spec's files.
 const FILE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Threads that work on files, and launches, of one user at once: more would only wait for the processors.
+/// Maximum concurrent file threads, and launches, of one user: more would only wait for CPU time.
 pub const MAX_PER_USER: usize = 8;
-/// The largest value that an `env.file` gives.
+/// Maximum size of an `env.file`.
 const MAX_ENV_FILE_BYTES: u64 = 64 << 10;
-/// A file that is larger has no sum.
+/// Maximum size of a file that is summed.
 const MAX_SUMMED_FILE_BYTES: u64 = 64 << 20;
 
-/// What one user may do at once.
+/// Permits per user and kind of work.
 pub struct UserPermits {
     files: Permits,
     sums: Permits,
@@ -47,7 +47,7 @@ pub struct UserPermits {
     launches: Permits,
 }
 
-/// Kinds of work on files. Each has its own permits: a configmap file that hangs does not keep pid files from being read.
+/// Kinds of work on files. Each has its own permits: a configmap file that hangs does not block reads of pid files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileWork {
     /// Files that a launch needs.
@@ -72,7 +72,7 @@ impl Default for UserPermits {
     }
 }
 
-/// The right to open files as one account.
+/// The rights of one account: opens files and runs work as that account.
 #[derive(Clone)]
 pub struct Rights {
     account: Account,
@@ -84,20 +84,20 @@ pub struct Rights {
 pub type FileSum = (u64, SystemTime, String);
 
 impl Rights {
-    pub fn new(account: Account, permits: Arc<UserPermits>, root_may: RootOpenPolicy) -> Rights {
-        Rights { account, permits, root_open_policy: root_may }
+    pub fn new(account: Account, permits: Arc<UserPermits>, root_open_policy: RootOpenPolicy) -> Rights {
+        Rights { account, permits, root_open_policy }
     }
 
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Waits for its turn to launch a process.
+    /// Waits for a permit to launch a process.
     pub async fn launch_permit(&self) -> Option<OwnedSemaphorePermit> {
         self.permits.launches.acquire(self.account.uid()).await
     }
 
-    /// Does work on files on a thread of its own, within [`LIMIT`].
+    /// Runs work on files on a worker thread, within [`FILE_TIMEOUT`].
     pub async fn run<T: Send + 'static>(
         &self,
         kind: FileWork,
@@ -112,7 +112,7 @@ impl Rights {
             FileWork::Paths => &self.permits.paths,
         };
         let job = async {
-            // The thread gives the permit back, so that stuck threads of a user are counted.
+            // Released by the thread, so that stuck threads count against their user.
             let permit = permits.acquire(self.account.uid()).await;
             let rights = self.clone();
             let done = spawn_thread(move || {
@@ -120,7 +120,9 @@ impl Rights {
                 drop(permit);
                 done
             });
-            done?.await.unwrap_or_else(|_| Err(format!("cannot {what} as user {user:?}: the helper failed")))
+            done?
+                .await
+                .unwrap_or_else(|_| Err(format!("cannot {what} as user {user:?}: the helper thread failed")))
         };
         tokio::time::timeout(FILE_TIMEOUT, job).await.unwrap_or_else(|_| {
             Err(format!("cannot {what} as user {user:?}: no answer within {} s", FILE_TIMEOUT.as_secs()))
@@ -141,7 +143,7 @@ impl Rights {
         .await
     }
 
-    /// Opens a log for appending; its missing directories are created. In a directory it is NAME.log. Blocks.
+    /// Opens a log for appending, and creates missing directories. For a directory, opens NAME.log in it. Blocks.
     pub fn open_log(&self, path: &Path, name: &str) -> Result<File, String> {
         let name = name.to_owned();
         let opened = self.with(path, move |path, rule| open_log(path, &name, rule));
@@ -159,13 +161,14 @@ impl Rights {
         })
     }
 
-    /// Creates the missing directories on the way to a file. Blocks.
+    /// Creates the missing parent directories of a file. Blocks.
     pub fn make_parents(&self, field: &str, path: &Path) -> Result<(), String> {
         self.with(path, |path, rule| parent(path, rule, true).map(|_| ()))
             .map_err(|error| self.explain(&format!("cannot create the directory of {field}"), path, error))
     }
 
-    /// The md5 of each file; `None`: it is missing or cannot be read. `known` sums of unchanged files are used again. Blocks.
+    /// The md5 of each file; `None`: the file is missing or cannot be read. Known sums of unchanged files are reused.
+    /// Blocks.
     pub fn sums(&self, files: Vec<(PathBuf, Option<FileSum>)>) -> Vec<(PathBuf, Option<FileSum>)> {
         let sum = |(path, known): (PathBuf, Option<FileSum>)| {
             let summed = self.with(&path, move |path, rule| sum(path, rule, known.as_ref())).ok();
@@ -174,7 +177,7 @@ impl Rights {
         files.into_iter().map(sum).collect()
     }
 
-    /// Does work with the rights of the account: here, if they are the agent's own.
+    /// Runs work with the rights of the account: on this thread for the agent's own account, else on a helper thread.
     fn with<T: Send + 'static>(
         &self,
         path: &Path,
@@ -184,8 +187,8 @@ impl Rights {
             return work(path, WalkRule::Trusting(self.account.uid()));
         }
         let (work, owned) = (Arc::new(work), path.to_owned());
-        let with_their_rights = Arc::clone(&work);
-        match run_as_user(&self.account, move || with_their_rights(&owned, WalkRule::Any))? {
+        let as_user = Arc::clone(&work);
+        match run_as_user(&self.account, move || as_user(&owned, WalkRule::Any))? {
             Err(FileError::Io(error))
                 if error.kind() == io::ErrorKind::PermissionDenied && (self.root_open_policy)(path) =>
             {
@@ -215,14 +218,14 @@ impl Rights {
                 format!("{attempt}: the file has several hard links and others can write its directory")
             }
             FileError::Exposed(part) => format!(
-                "{attempt}: the host's policy lists the path, but {} can be written by others than root",
+                "{attempt}: the host policy lists the path, but {} can be written by others than root",
                 part.display()
             ),
             FileError::Content(why) => format!("{attempt}: the file {why}"),
         }
     }
 
-    /// What to do about a log that the user may not write, as far as the user can see it.
+    /// A hint for a log that the user cannot write. It discloses only facts that the user can see.
     fn hint(&self, path: &Path) -> String {
         let user = self.account.name();
         let seen = self.with(path, |path, rule| {
@@ -247,7 +250,7 @@ impl Rights {
     }
 }
 
-/// Directories of the operating system: an agent that opened logs as root may have created files elsewhere, not there.
+/// Directories of the operating system, in which no earlier agent created logs.
 const SYSTEM: [&str; 15] = [
     "/bin",
     "/boot",
@@ -266,8 +269,8 @@ const SYSTEM: [&str; 15] = [
     "/usr/share",
 ];
 
-/// Could an earlier version, which opened logs as root, have created this file? An author without root names `log_path`:
-/// the hint to hand a file over must not be printed for a file of the system.
+/// Whether an earlier version, which opened logs as root, can have created this file. An author without root rights sets
+/// `log_path`: the hint with `chown` must not be printed for a system file.
 fn may_be_our_log(path: &Path, stat: &rustix::fs::Stat) -> bool {
     use rustix::fs::{FileType, Mode};
     let unusual = Mode::XUSR | Mode::XGRP | Mode::XOTH | Mode::SUID | Mode::SGID | Mode::WOTH;
@@ -281,7 +284,7 @@ fn may_be_our_log(path: &Path, stat: &rustix::fs::Stat) -> bool {
         && !SYSTEM.iter().any(|folder| path.starts_with(folder))
 }
 
-/// Starts work on a thread that no runtime waits for: the agent ends even if the work never does.
+/// Runs work on a thread that the runtime does not wait for: the agent can end while the work hangs.
 pub fn spawn_thread<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<oneshot::Receiver<T>, String> {
@@ -292,7 +295,7 @@ pub fn spawn_thread<T: Send + 'static>(
     started.map(|()| receive).map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// Does work on a thread that has this account's rights to files, and no others.
+/// Runs work on a thread that has only this account's file rights.
 fn run_as_user<T: Send + 'static>(
     account: &Account,
     work: impl FnOnce() -> T + Send + 'static,
@@ -300,16 +303,16 @@ fn run_as_user<T: Send + 'static>(
     worker_threads::run_as(account.file_credentials(), assume_user, work)
 }
 
-/// Gives this thread, and only this one, an account's groups and file-system ids, and takes every capability from it.
+/// Sets the groups and file-system ids of an account on the calling thread alone, and drops all its capabilities.
 ///
-/// Only the file-system ids: with the user's real ids the thread, and so the whole agent, could be signalled by the user.
+/// The real ids stay root's: with the user's real ids, the user could signal the thread and so the whole agent.
 fn assume_user(credentials: &FileCredentials) -> io::Result<()> {
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_thread_groups};
     let FileCredentials { uid, gid, groups } = credentials;
     let groups: Vec<_> = groups.iter().map(|group| rustix::process::Gid::from_raw(*group)).collect();
     set_thread_groups(&groups)?;
-    // The calls return the former id, also where they fail: only a second call shows the outcome.
-    // SAFETY: both are system calls without pointers that change the calling thread alone.
+    // The calls return the former id even if they fail. Only a second call, with an invalid id, shows the outcome.
+    // SAFETY: both calls take no pointers and change the calling thread alone.
     let (fs_gid, fs_uid) = unsafe {
         libc::setfsgid(*gid);
         libc::setfsuid(*uid);
@@ -330,7 +333,7 @@ fn name_of(uid: u32) -> String {
 fn open_log(path: &Path, name: &str, rule: WalkRule) -> Result<File, FileError> {
     let below = |folder: Folder| {
         let name = format!("{name}.log");
-        // A name of several components would leave the directory.
+        // A name with a slash could leave the directory.
         match name.contains('/') {
             true => Err(FileError::Content("name contains a slash")),
             false => folder.open(name.as_ref(), FileAccess::Append),
@@ -339,7 +342,7 @@ fn open_log(path: &Path, name: &str, rule: WalkRule) -> Result<File, FileError> 
     let (folder, last) = parent(path, rule, true)?;
     match folder.open(&last, FileAccess::Append) {
         Err(FileError::Kind("a directory")) => below(Folder::walk(path, rule, false)?),
-        // A link to a directory is a link on the way.
+        // A link to a directory is treated as a link inside the path.
         Err(FileError::Link) => match Folder::walk(path, rule, false) {
             Ok(folder) => below(folder),
             Err(foreign @ FileError::ForeignLink(..)) => Err(foreign),
@@ -380,7 +383,7 @@ fn sum(path: &Path, rule: WalkRule, known: Option<&FileSum>) -> Result<FileSum, 
         return Ok(known.clone());
     }
     let (mut digest, mut piece) = (Md5::new(), vec![0; 64 << 10]);
-    // As long as it was when it was opened: a file that grows has another sum next time.
+    // Reads the length at open time: a file that grows gets another sum next time.
     let mut file = file.take(length);
     loop {
         match file.read(&mut piece)? {
@@ -392,7 +395,7 @@ fn sum(path: &Path, rule: WalkRule, known: Option<&FileSum>) -> Result<FileSum, 
     Ok((length, modified, sum))
 }
 
-/// The md5 of a file that the calling process may read, wherever links lead on the way.
+/// The md5 of a file that the calling process can read. Follows all links.
 pub fn own_sum(path: &Path) -> Option<String> {
     sum(path, WalkRule::Any, None).ok().map(|(_, _, sum)| sum)
 }

@@ -1,4 +1,4 @@
-//! Pid files: read as a hint, written whole by a rename, removed only while they name the process that ended.
+//! Pid files: read as a hint, written atomically by a rename, removed only while they name the ended process.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, renameat, unlink
 use super::walk::{FileAccess, FileError, Folder, WalkRule, parent};
 use super::{FileWork, Rights, run_as_user};
 
-/// The largest pid file: a number and a line's end fit many times.
+/// Maximum size of a pid file.
 const MAX_PID_FILE_BYTES: u64 = 64;
 
 /// The content of a pid file.
@@ -22,7 +22,7 @@ pub enum PidEntry {
     None(String),
 }
 
-/// A pid file that is about to be written: its directory is open, and a temporary file is there.
+/// A prepared pid file: its directory is open, and a temporary file exists.
 pub struct PidFile {
     path: PathBuf,
     folder: Folder,
@@ -33,7 +33,7 @@ pub struct PidFile {
 }
 
 impl Rights {
-    /// Does everything that can fail for want of rights, before there is a process. Blocks.
+    /// Performs all steps that can fail for missing rights, before the process is created. Blocks.
     pub fn prepare_pid_file(&self, path: &Path) -> Result<Arc<PidFile>, String> {
         self.with(path, PidFile::prepare).map(Arc::new).map_err(|error| {
             let denied =
@@ -43,7 +43,7 @@ impl Rights {
         })
     }
 
-    /// The next step after a pid file was refused. A file name that a shell would interpret is not made part of a command.
+    /// A hint for a refused pid file. A file name that a shell would interpret does not become part of a command.
     fn pid_path_hint(&self, path: &Path) -> String {
         let user = self.account().name();
         let plain = |text: &&str| {
@@ -57,27 +57,27 @@ impl Rights {
         }
     }
 
-    /// Writes the pid, and gives the file its name. Blocks.
+    /// Writes the pid, and renames the file to its path. Blocks.
     pub fn write_pid_file(&self, prepared: &Arc<PidFile>, pid: u32) -> Result<(), String> {
-        self.with_retry(prepared, move |prepared| prepared.write(pid))
+        self.with_prepared_rights(prepared, move |prepared| prepared.write(pid))
             .map_err(|error| self.explain("cannot write pid_path", &prepared.path, error))
     }
 
-    /// Removes what was prepared for a process that never came to be. Blocks.
+    /// Removes the temporary file after a failed launch. Blocks.
     pub fn discard_pid_file(&self, prepared: &Arc<PidFile>) {
-        let _ = self.with_retry(prepared, |prepared| {
+        let _ = self.with_prepared_rights(prepared, |prepared| {
             Ok(unlinkat(&prepared.folder.fd, &prepared.temporary, AtFlags::empty())?)
         });
     }
 
-    /// The pid that a pid file names. A hint: only a plain file, only a number, never the first process or ourselves. An
-    /// error: the file may name a process, and cannot be read.
+    /// The pid in a pid file, as a hint. Accepts only a regular file with a number that is neither pid 1 nor the agent. An
+    /// error: the file cannot be read, and may name a process.
     pub async fn read_pid_file(&self, path: &str) -> Result<PidEntry, String> {
         let path = PathBuf::from(path);
         self.run(FileWork::PidFile, "read pid_path", move |rights| rights.pid_in(&path)).await
     }
 
-    /// Removes a pid file as long as it names this process.
+    /// Removes a pid file if it names this process.
     pub async fn remove_pid_file(&self, path: &str, pid: u32) {
         let path = PathBuf::from(path);
         let removed = self.run(FileWork::PidFile, "remove pid_path", move |rights| {
@@ -90,7 +90,7 @@ impl Rights {
             });
             removed.map_err(|error| rights.explain("cannot remove pid_path", &path, error))
         });
-        // A file that is gone, or names another process, is not ours to remove.
+        // An error leaves the file: the next launch replaces it.
         let _ = removed.await;
     }
 
@@ -137,8 +137,8 @@ impl Rights {
         Ok(PidEntry::Pid(pid))
     }
 
-    /// With the same rights as before.
-    fn with_retry<T: Send + 'static>(
+    /// Runs work with the rights that prepared the file.
+    fn with_prepared_rights<T: Send + 'static>(
         &self,
         prepared: &Arc<PidFile>,
         work: impl FnOnce(&PidFile) -> Result<T, FileError> + Send + 'static,
@@ -153,9 +153,9 @@ impl Rights {
     }
 }
 
-/// Is it a regular file that is empty or begins with a pid, as a line of its own? Programs add more lines to theirs.
+/// Checks that the file is regular, and empty or with a pid as its first line. Some programs add further lines.
 fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Result<(), FileError> {
-    // Also /dev/null, which other files may be.
+    // Includes /dev/null, which is accepted for other files.
     if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice {
         return Err(FileError::Kind("a device"));
     }
@@ -174,11 +174,11 @@ fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Result<(), File
 impl PidFile {
     fn prepare(path: &Path, rule: WalkRule) -> Result<PidFile, FileError> {
         let (folder, name) = parent(path, rule, true)?;
-        // An error now, not after the launch. Only a pid file is replaced: a wrong path must not cost a file.
+        // Fails before the launch, not after it. Only a pid file is replaced: a wrong path must not destroy another file.
         if let Some(stat) = folder.kind(&name)? {
             is_replaceable(&folder, &name, &stat)?;
         }
-        // Neither guessed nor shared: the name is random, and nothing has it yet.
+        // A random name with O_EXCL: no other user can guess it or have created it.
         let temporary = OsString::from(format!(".abide-{}", crate::agent::fresh_id()));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(&folder.fd, &temporary, flags, Mode::from_raw_mode(0o644))?;

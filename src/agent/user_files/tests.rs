@@ -1,4 +1,4 @@
-//! The rules of the walk, and files that root opens for another user. As root where that is needed.
+//! Tests of the walk rules and of files that root opens for another user. Some need root and are skipped without it.
 
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -9,15 +9,15 @@ fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
-fn rights(name: &str, root_may: RootOpenPolicy) -> Rights {
-    Rights::new(Account::named(name).expect("an account"), Arc::default(), root_may)
+fn rights(name: &str, root_open_policy: RootOpenPolicy) -> Rights {
+    Rights::new(Account::named(name).expect("an account"), Arc::default(), root_open_policy)
 }
 
 fn never() -> RootOpenPolicy {
     Arc::new(|_| false)
 }
 
-/// Below a directory that only root can write, up to the top.
+/// A folder whose ancestors only root can write.
 fn root_only_folder() -> tempfile::TempDir {
     let folder = tempfile::Builder::new().prefix("abide-test-").tempdir_in("/run").expect("a folder");
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).expect("a mode");
@@ -48,7 +48,7 @@ fn root_opens_a_listed_path_for_another_user_and_no_other() {
     let pid_file = listed.prepare_pid_file(&folder.path().join("app.pid")).expect("listed");
     listed.write_pid_file(&pid_file, 4242).expect("listed");
     assert_eq!(std::fs::read_to_string(folder.path().join("app.pid")).expect("a file"), "4242\n");
-    // A component that another user can write, a second name, a way back up.
+    // A component that another user can write, a second hard link, a path with `..`.
     let own = folder.path().join("own");
     std::fs::create_dir(&own).expect("a folder");
     std::fs::set_permissions(&own, std::fs::Permissions::from_mode(0o770)).expect("a mode");
@@ -57,7 +57,7 @@ fn root_opens_a_listed_path_for_another_user_and_no_other() {
     std::fs::hard_link(&log, folder.path().join("second")).expect("a link");
     assert!(listed.open_log(&log, "app").expect_err("two names").contains("hard links"));
     let up = folder.path().join("../").join(folder.path().file_name().expect("a name")).join("up.log");
-    assert!(listed.open_log(&up, "app").is_err(), "a way that leaves the listed folder");
+    assert!(listed.open_log(&up, "app").is_err(), "a path that leaves the listed folder");
     let outside = root_only_folder();
     symlink(outside.path(), folder.path().join("link")).expect("a link");
     chown_link(&folder.path().join("link"), 65534);
@@ -104,7 +104,7 @@ fn a_walk_follows_own_links_and_checks_what_others_could_exchange() {
     symlink(path("loop"), path("loop")).expect("a link");
     assert!(rights.open_log(&path("loop/x.log"), "x").is_err());
     assert!(rights.open_log(Path::new("x.log"), "x").expect_err("relative").contains("not absolute"));
-    assert!(rights.open_log(&path("real/a/b/x.log/y"), "x").is_err(), "a file is no directory");
+    assert!(rights.open_log(&path("real/a/b/x.log/y"), "x").is_err(), "a file is not a directory");
     // /tmp can be written by all: a file of another user there is not written to.
     std::fs::write(path("theirs"), "").expect("a file");
     if is_root() {
@@ -115,7 +115,7 @@ fn a_walk_follows_own_links_and_checks_what_others_could_exchange() {
 }
 
 #[tokio::test]
-async fn work_that_does_not_answer_costs_its_user_and_nobody_else() {
+async fn work_that_hangs_uses_up_the_permits_of_its_user_only() {
     let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).expect("users").expect("a name").name;
     let rights = rights(&me, never());
     let (release, wait) = std::sync::mpsc::channel::<()>();

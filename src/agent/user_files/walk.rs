@@ -1,7 +1,7 @@
-//! Path walk: resolves a path one component at a time, and decides which links and which files may be used.
+//! Path walk: resolves a path component by component, and checks each link and file.
 //!
-//! The kernel's own resolution follows every link with the caller's rights. Here each directory is opened relative to the
-//! one before it, never through a link; a link is read and checked first. Magic links of /proc become plain text that way.
+//! The kernel's own resolution follows every link with the caller's rights. The walk opens each directory relative to its
+//! parent and never through a link; it reads and checks a link first. So magic links of /proc become plain text.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -18,12 +18,12 @@ use rustix::fs::{
 /// Which components a walk accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkRule {
-    /// Everything that the kernel permits: the thread has exactly the rights that it needs.
+    /// All components that the kernel permits: the thread has exactly the user's rights.
     Any,
-    /// No link that belongs to anyone but this user and root, unless only they can write its directory. What is opened below
-    /// a directory that others can write is checked.
+    /// Links of this user and root, and any link in a directory that only they can write. A file below a directory that
+    /// others can write is checked.
     Trusting(u32),
-    /// Every component belongs to root, and no other user can write it.
+    /// Components that belong to root and that no other user can write.
     RootOnly,
 }
 
@@ -34,16 +34,16 @@ pub enum FileError {
     NotAbsolute,
     /// The file itself is a link.
     Link,
-    /// A link on the way, of a user who is not trusted.
+    /// A link in the path that belongs to an untrusted user.
     ForeignLink(PathBuf, u32),
-    /// Something other than a regular file.
+    /// Not a regular file.
     Kind(&'static str),
     TooLarge(u64),
-    /// In a directory that others can write: the file belongs to this user.
+    /// A file of this user in a directory that others can write.
     Owner(u32),
-    /// In a directory that others can write: the file has more than one name.
+    /// A file with several hard links in a directory that others can write.
     HardLinks,
-    /// For [`WalkRule::RootOnly`]: a component that others can write.
+    /// A component that others than root can write, under [`WalkRule::RootOnly`].
     Exposed(PathBuf),
     Content(&'static str),
 }
@@ -60,18 +60,18 @@ impl From<io::Error> for FileError {
     }
 }
 
-/// What a file is opened for.
+/// The purpose of an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileAccess {
-    /// To append; a missing file is created with mode 0640.
+    /// Append. A missing file is created with mode 0640.
     Append,
-    /// To use its content.
+    /// Use the content.
     Read,
-    /// To compare its content with a known sum; the content goes nowhere.
+    /// Compare the content with a known value. The content is not disclosed.
     Compare,
 }
 
-/// As many links as the kernel follows.
+/// Maximum number of links in a path, as in the kernel.
 const MAX_LINKS: u32 = 40;
 const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 
@@ -79,11 +79,11 @@ const PROC_SUPER_MAGIC: u64 = 0x9fa0;
 pub struct Folder {
     pub fd: OwnedFd,
     rule: WalkRule,
-    /// A directory on the way, or this one, can be written by an untrusted user.
+    /// An untrusted user can write this directory or one above it.
     exposed: bool,
 }
 
-/// The directory of a path, and the last component. `make`: missing directories are created.
+/// The parent directory of a path, and the last component. `make`: creates missing directories.
 pub fn parent(path: &Path, rule: WalkRule, make: bool) -> Result<(Folder, OsString), FileError> {
     let name = path.file_name().ok_or(FileError::NotAbsolute)?.to_owned();
     let parent = path.parent().ok_or(FileError::NotAbsolute)?;
@@ -156,7 +156,7 @@ impl Folder {
         Ok(Folder { fd, rule: self.rule, exposed })
     }
 
-    /// The target of a link that this rule lets a walk follow.
+    /// The target of a link, if the rule permits the walk to follow it.
     fn read_link(&self, name: &OsStr, shown: &Path) -> Result<PathBuf, FileError> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let link = openat(&self.fd, name, flags, Mode::empty())?;
@@ -172,12 +172,12 @@ impl Folder {
         if !trusted {
             return Err(FileError::ForeignLink(shown.to_owned(), stat.st_uid));
         }
-        // Read from the link that was checked, not from its name.
+        // Read by the descriptor that was checked, not by name: the name may have been replaced.
         let target = readlinkat(&link, "", Vec::new())?;
         Ok(PathBuf::from(OsString::from_vec(target.into_bytes())))
     }
 
-    /// What a name is, without following it; `None`: nothing has this name.
+    /// Metadata of an entry, without following a link; `None`: no such entry.
     pub fn kind(&self, name: &OsStr) -> Result<Option<Stat>, FileError> {
         match statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -186,7 +186,8 @@ impl Folder {
         }
     }
 
-    /// Opens a regular file (or /dev/null). FIFOs and devices are refused by their type, before anything is opened.
+    /// Opens a regular file (or /dev/null). FIFOs and devices are refused by type before the open, which could block or have
+    /// effects.
     pub fn open(&self, name: &OsStr, access: FileAccess) -> Result<File, FileError> {
         if let Some(stat) = self.kind(name)? {
             is_file(&stat)?;
@@ -201,19 +202,19 @@ impl Folder {
             rustix::io::Errno::LOOP => FileError::Link,
             error => error.into(),
         })?;
-        // What was looked at before may have been exchanged since: only the descriptor counts.
+        // The entry may have been replaced since the first check: only the open descriptor counts.
         let stat = fstat(&fd)?;
         is_file(&stat)?;
         if u64::try_from(fstatfs(&fd)?.f_type) == Ok(PROC_SUPER_MAGIC) {
             return Err(FileError::Kind("a file of /proc"));
         }
         self.check(&stat, access)?;
-        // A program that inherits it as its output expects writes that wait.
+        // Clears O_NONBLOCK: a program that inherits the descriptor as output expects blocking writes.
         rustix::fs::fcntl_setfl(&fd, flags & OFlags::APPEND)?;
         Ok(File::from(fd))
     }
 
-    /// A name in a directory that others can write may lead to a file that is not the spec's.
+    /// Checks a file against the rule: in a directory that others can write, an entry may be a file of another user.
     fn check(&self, stat: &Stat, access: FileAccess) -> Result<(), FileError> {
         let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         match self.rule {
@@ -244,7 +245,7 @@ fn is_root_only(stat: &Stat) -> bool {
     stat.st_uid == 0 && stat.st_mode & 0o022 == 0
 }
 
-/// Regular, or /dev/null.
+/// Accepts a regular file or /dev/null.
 fn is_file(stat: &Stat) -> Result<(), FileError> {
     let null = rustix::fs::makedev(1, 3);
     Err(FileError::Kind(match FileType::from_raw_mode(stat.st_mode) {

@@ -1,40 +1,38 @@
-//! Commands of operations: run as the spec's user, each with a record of its end, so that none that finished is repeated.
+//! Commands of operations: run as the spec's user, with an exit record each, so that a finished command is not repeated.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::cgroup::Cgroup;
-use super::exit_record::{self, ExitRecord, kill_group};
-use super::instance::{InstanceTask, OpReply, failed};
-use super::output::Output;
-use super::spawn::{CommandExit, SpecCommand, environment, run};
-use super::state::state_key;
+use super::{InstanceTask, OpReply, failed};
+use crate::agent::cgroup::Cgroup;
+use crate::agent::exit_record::{self, ExitRecord, kill_group};
+use crate::agent::output::Output;
+use crate::agent::spawn::{CommandExit, SpecCommand, environment, run};
+use crate::agent::state::state_key;
 use crate::failpoint;
 use crate::model::{Monitor, Spec};
 use crate::store::{Store, Txn};
 
-/// A launch whose descendants carry its id, and its control group.
+/// Launch id and control group for the processes that a command starts.
 pub type CommandLaunch<'a> = Option<(&'a str, Option<Cgroup>)>;
 
 impl InstanceTask {
-    /// Puts the operation into the store before a command of it runs.
+    /// Writes the pending operation to the store before its first command runs.
     pub(super) async fn write_pending(&mut self) -> Result<(), OpReply> {
         let pending = self.pending();
         let resumed = pending.writes.is_empty();
         if resumed {
             return Ok(());
         }
-        let row = Txn::put(state_key(&self.key), serde_json::to_vec(&self.state).unwrap_or_default());
-        match self.shared.store.txn(pending.and(row)).await {
+        let state = Txn::put(state_key(&self.key), serde_json::to_vec(&self.state).unwrap_or_default());
+        match self.shared.store.txn(pending.and(state)).await {
             Ok(_) => Ok(()),
-            Err(error) => {
-                Err(failed(format!("no command was run: the agent's store cannot be written: {error}")))
-            }
+            Err(error) => Err(failed(format!("no command was run: cannot write the agent's store: {error}"))),
         }
     }
 
-    /// Runs one of a spec's commands, as its user, in its folder. `record`: under this name its end is recorded.
+    /// Runs a command of a spec, as its user, in its folder. `record`: name of its exit record.
     pub(super) async fn command(
         &mut self,
         spec: &Arc<Spec>,
@@ -42,21 +40,21 @@ impl InstanceTask {
         record: Option<String>,
         launch: CommandLaunch<'_>,
     ) -> Result<CommandExit, String> {
-        // The spec of a running process was allowed at its launch; one that comes with a request need not be.
+        // The spec of the running process passed the policy at its launch. Any other spec is checked here.
         if self.state.run.as_ref().is_none_or(|run| run.live.spec != *spec) {
             self.shared.check_policy(&self.key, spec).await?;
         }
         let rights = self.shared.rights_of(spec)?;
-        let mut marks = vec![("ABIDE_INSTANCE", self.key.to_string())];
+        let mut variables = vec![("ABIDE_INSTANCE", self.key.to_string())];
         if let Some(run) = &self.state.run {
-            marks.push(("ABIDE_PID", run.identity.pid.to_string()));
+            variables.push(("ABIDE_PID", run.identity.pid.to_string()));
         }
         let mut group = None;
         if let Some((launch_id, of_launch)) = launch {
-            marks.push(("ABIDE_INCARNATION", launch_id.to_owned()));
+            variables.push(("ABIDE_INCARNATION", launch_id.to_owned()));
             group = of_launch;
         }
-        let env = environment(spec, &rights, &marks).await?;
+        let env = environment(spec, &rights, &variables).await?;
         let time = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
         let folder = Path::new(&spec.identity.setup_path);
         let shared = Arc::clone(&self.shared);
@@ -68,7 +66,7 @@ impl InstanceTask {
         }
     }
 
-    /// Runs a command whose end is recorded, or continues with one that an earlier agent began.
+    /// Runs a command with an exit record, or waits for the one that an earlier agent began.
     pub(super) async fn run_recorded(
         &mut self,
         id: &str,
@@ -84,7 +82,7 @@ impl InstanceTask {
             0 => CommandExit::Success,
             code => CommandExit::Failure(
                 code,
-                "its output is lost: the agent was restarted while it ran".to_owned(),
+                "output lost: the agent was restarted while the command ran".to_owned(),
             ),
         };
         match exit_record::wait_for_record(records, id).await? {
@@ -93,18 +91,23 @@ impl InstanceTask {
                 if let Some(shell) = records.shell(id) {
                     if tokio::time::timeout(program.time, shell.wait_exit()).await.is_err() {
                         kill_group(&shell);
-                        return Ok((CommandExit::TimedOut("its output is lost".to_owned()), None));
+                        return Ok((
+                            CommandExit::TimedOut(
+                                "output lost: the agent was restarted while the command ran".to_owned(),
+                            ),
+                            None,
+                        ));
                     }
                     return Ok((ended(records.code(id).unwrap_or(-1)), None));
                 }
-                // It may have ended since it was read; else it was killed, and is run again.
+                // The command may have ended since the first read. Without a code it was killed, and runs again.
                 if let Some(code) = records.code(id) {
                     return Ok((ended(code), None));
                 }
             }
             ExitRecord::Missing | ExitRecord::Empty => {}
             ExitRecord::Unreadable => {
-                return Err(format!("the exit record {id} of this command cannot be read"));
+                return Err(format!("cannot read the exit record {id} of this command"));
             }
         }
         program.env.variables.push((exit_record::RECORD_VARIABLE.to_owned(), id.to_owned()));

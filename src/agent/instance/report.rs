@@ -1,16 +1,16 @@
-//! What a keeper tells of its instance: a report whenever something changed, and a live look.
+//! Reports of an instance: sent to the gateway on every change, and the live status check (operation 2).
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::adoption::not_owned;
-use super::instance::{InstanceTask, read_clocks};
-use super::meter::Meter;
-use super::now_ms;
-use super::process::cmdline;
-use super::restart_policy::Phase;
-use super::state::ProcessRun;
+use super::{InstanceTask, read_clocks};
+use crate::agent::meter::Meter;
+use crate::agent::now_ms;
+use crate::agent::process::cmdline;
+use crate::agent::restart_policy::Phase;
+use crate::agent::state::ProcessRun;
 use crate::gse::agent_protocol::{AgentMessage, OwnedSpec, Report, ReportedRun};
 use crate::gse::response::{LiveInstance, LiveProcess, LiveStatus};
 use crate::model::{AutoType, Time};
@@ -19,34 +19,35 @@ use crate::model::{AutoType, Time};
 const OBSERVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl InstanceTask {
-    /// Observes whether a process runs under this identity that is not the agent's, for the next report.
+    /// Observes for the next report whether a foreign process runs under this identity.
     pub(super) async fn observe_foreign_process(&mut self) {
         let observed = match &self.state.given {
             Some(given) => tokio::time::timeout(OBSERVE_TIMEOUT, self.foreign_pid(given)).await,
             None => Ok(Ok(None)),
         };
         if let Ok(Ok(pid)) = observed {
-            self.stranger_pid = pid;
+            self.observed_foreign_pid = pid;
         }
     }
 
+    /// Sends the current state to the gateway.
     pub(super) fn report(&self) {
-        let row = &self.state;
+        let state = &self.state;
         let failed = matches!(self.series.phase, Phase::Failed { .. });
         let now = read_clocks();
         let next = match self.series.phase {
-            Phase::Idle => self.next.filter(|_| row.hosted).map(|next| next.wall_time(now)),
+            Phase::Idle => self.next.filter(|_| state.hosted).map(|next| next.wall_time(now)),
             Phase::Waiting { until } | Phase::Failed { until } => {
                 Some(now.wall.saturating_add(until.saturating_sub(now.passed)))
             }
         };
-        let kind = row.given.as_ref().map(|given| given.spec.monitor.auto_type);
+        let kind = state.given.as_ref().map(|given| given.spec.monitor.auto_type);
         let (once, ends) =
             (kind == Some(AutoType::OneShot), kind.is_some_and(|kind| kind != AutoType::Resident));
-        let asks = row.run.as_ref().is_some_and(|run| run.live.spec.control.health_cmd.is_some());
-        let mut message = row.message.clone();
-        let health = match (self.is_running(), row.exit) {
-            (true, _) if !asks => "Healthy",
+        let has_health_cmd = state.run.as_ref().is_some_and(|run| run.live.spec.control.health_cmd.is_some());
+        let mut message = state.message.clone();
+        let health = match (self.is_running(), state.exit) {
+            (true, _) if !has_health_cmd => "Healthy",
             (true, _) => match &self.monitors.health {
                 None => "Starting",
                 Some(Ok(())) => "Healthy",
@@ -59,68 +60,68 @@ impl InstanceTask {
             (false, Some(code)) if ends && code != 0 => "Failed",
             (false, Some(_)) if ends => "Healthy",
             (false, None) if ends => "NotReported",
-            (false, _) if row.hosted => "Degraded",
+            (false, _) if state.hosted => "Degraded",
             (false, _) => "NotReported",
         };
-        let pid = self.hold.as_ref().map(|hold| hold.identity.pid);
-        let stranger = self.stranger_pid.filter(|_| !self.is_running() && row.given.is_some());
-        if let Some(pid) = stranger {
+        let pid = self.handle.as_ref().map(|handle| handle.identity.pid);
+        let foreign_pid = self.observed_foreign_pid.filter(|_| !self.is_running() && state.given.is_some());
+        if let Some(pid) = foreign_pid {
             message = not_owned(pid);
         }
         let report = Report {
             instance: self.key.clone(),
             at: now_ms(),
-            hosted: row.hosted,
-            given: row.given.clone().filter(|_| row.hosted || row.run.is_some()),
+            hosted: state.hosted,
+            given: state.given.clone().filter(|_| state.hosted || state.run.is_some()),
             pid,
-            live: row.run.as_ref().map(|run| run.live.clone()),
-            ran: once.then(|| match &row.unknown_run {
+            live: state.run.as_ref().map(|run| run.live.clone()),
+            ran: once.then(|| match &state.unknown_run {
                 Some(_) => ReportedRun::Unknown,
-                None => row.ran.clone().map_or(ReportedRun::Never, ReportedRun::With),
+                None => state.ran.clone().map_or(ReportedRun::Never, ReportedRun::With),
             }),
             health: health.to_owned(),
-            since: row.since,
-            started: row.started,
+            since: state.since,
+            started: state.started,
             message,
             version: self.monitors.version.clone(),
-            exit: row.exit,
+            exit: state.exit,
             next,
             cpu: self.monitors.share.map_or(0.0, |share| share.cpu),
             mem: self.monitors.share.map_or(0.0, |share| share.mem),
             config: self.monitors.config.clone(),
-            stranger,
+            stranger: foreign_pid,
         };
         let _ = self.shared.up.send(AgentMessage::Report(Box::new(report)));
     }
 
-    /// A live look, as operation 2 tells it.
-    pub(super) async fn live_status(&self, held: &OwnedSpec) -> Result<Value, String> {
-        let stranger = self.foreign_pid(held).await?;
-        let pid = self.hold.as_ref().map(|hold| hold.identity.pid).or(stranger);
+    /// The live status check, in the format of operation 2.
+    pub(super) async fn live_status(&self, owned: &OwnedSpec) -> Result<Value, String> {
+        let foreign_pid = self.foreign_pid(owned).await?;
+        let pid = self.handle.as_ref().map(|handle| handle.identity.pid).or(foreign_pid);
         let group = self.state.run.as_ref().and_then(ProcessRun::group);
         let share = pid
             .map(|pid| Meter::average_since_start(pid, group.as_ref(), self.state.started))
             .unwrap_or_default();
         let instance = LiveInstance {
             pid: pid.map_or(-1, i64::from),
-            is_auto: self.state.hosted && stranger.is_none(),
-            process_name: held.spec.identity.proc_name.clone(),
+            is_auto: self.state.hosted && foreign_pid.is_none(),
+            process_name: owned.spec.identity.proc_name.clone(),
             cmdline: pid.map(|pid| cmdline(pid).join(" ")).unwrap_or_default(),
             start_time: pid
-                .filter(|_| stranger.is_none())
+                .filter(|_| foreign_pid.is_none())
                 .map(|_| Time(self.state.started).to_string())
                 .unwrap_or_default(),
             elapsed_time: Value::Null,
             cpu_usage: share.cpu,
             phy_mem_usage: share.mem,
-            not_owned: stranger.is_some(),
+            not_owned: foreign_pid.is_some(),
         };
         let ip = match &self.key.host {
             crate::model::HostKey::Address { ip, .. } => ip.to_string(),
             crate::model::HostKey::Agent(id) => id.to_string(),
         };
         let process =
-            LiveProcess { procname: held.spec.identity.proc_name.clone(), instance: vec![instance] };
+            LiveProcess { procname: owned.spec.identity.proc_name.clone(), instance: vec![instance] };
         Ok(json!(LiveStatus { ip, utctime: Time(now_ms()).to_string(), timezone: 0, process: vec![process] }))
     }
 }

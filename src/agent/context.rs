@@ -1,0 +1,58 @@
+//! Agent context: the store, limits and policy that all instance tasks share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::account::Account;
+use super::cgroup::Cgroups;
+use super::exit_record::ExitRecords;
+use super::permits::Permits;
+use super::policy::HostPolicy;
+use super::pools::Pools;
+use super::user_files::{FileWork, Rights, RootOpenPolicy, UserPermits};
+use crate::gse::agent_protocol::AgentMessage;
+use crate::model::{InstanceKey, Spec};
+use crate::store::Embedded;
+
+/// The state that all instance tasks of an agent share.
+pub struct AgentContext {
+    pub store: Embedded,
+    /// Outgoing messages to the gateway.
+    pub up: mpsc::UnboundedSender<AgentMessage>,
+    /// Exit records of commands, one-shots and scheduled runs.
+    pub exits: ExitRecords,
+    /// Permits for file work and launches, per user.
+    pub user_permits: Arc<UserPermits>,
+    /// Paths that the host policy lets root open for other users.
+    pub root_open_policy: RootOpenPolicy,
+    /// Permits for commands of specs, per user.
+    pub commands: Permits,
+    /// Permits for health and file checks, per user. Separate from `commands`: a check that hangs must not delay operations.
+    pub check_permits: Permits,
+    pub groups: Cgroups,
+    pub pools: Pools,
+    /// Bounds every launch and adoption on this host.
+    pub policy: HostPolicy,
+    /// Interval between two checks of health and files.
+    pub check_interval: Duration,
+}
+
+impl AgentContext {
+    /// The rights for opening a spec's files and running its commands.
+    pub fn rights_of(&self, spec: &Spec) -> Result<Rights, String> {
+        let account = Account::of(spec)?;
+        Ok(Rights::new(account, Arc::clone(&self.user_permits), Arc::clone(&self.root_open_policy)))
+    }
+
+    /// Runs [`HostPolicy::check`], on a worker thread if the policy resolves paths: a path lookup can block.
+    pub async fn check_policy(&self, key: &InstanceKey, spec: &Arc<Spec>) -> Result<(), String> {
+        if !self.policy.resolves_paths() {
+            return self.policy.check(key, spec);
+        }
+        let rights = self.rights_of(spec)?;
+        let (policy, key, spec) = (self.policy.clone(), key.clone(), Arc::clone(spec));
+        rights.run(FileWork::Paths, "check the paths of the spec", move |_| policy.check(&key, &spec)).await
+    }
+}

@@ -1,0 +1,128 @@
+//! Adoption: daemons that this agent did not launch, or whose launch is not in its store.
+//!
+//! Only an explicit operation 3 adopts a foreign process, and only with proof ([`ownership`]). Every other operation
+//! reports a foreign process and does not act on it.
+
+use tracing::{debug, info};
+
+use super::{InstanceTask, OpReply, done, failed};
+use crate::agent::now_ms;
+use crate::agent::ownership;
+use crate::agent::process::LaunchedProcess;
+use crate::agent::state::ProcessRun;
+use crate::gse::agent_protocol::OwnedSpec;
+use crate::gse::codes::RowCode;
+use crate::model::{AutoType, Spec, StartMode};
+
+impl InstanceTask {
+    /// Starts supervision. A running daemon that this agent did not launch is adopted, with proof: this operation names
+    /// it explicitly.
+    pub(super) async fn supervise(&mut self, owned: OwnedSpec) -> OpReply {
+        if is_daemon(&owned.spec) && !self.is_running() {
+            let adopted = match self.shared.rights_of(&owned.spec) {
+                Ok(rights) => ownership::adopt(&owned.spec, &rights).await,
+                Err(why) => Err(why),
+            };
+            match adopted {
+                Err(why) => return failed(why),
+                Ok(None) => {}
+                Ok(Some(handle)) => {
+                    info!(instance = %self.key, pid = handle.identity.pid, "process adopted");
+                    self.state.run = Some(ProcessRun::adopted(&handle, &owned));
+                    (self.state.since, self.state.started, self.state.exit) = (now_ms(), now_ms(), None);
+                    self.state.message.clear();
+                    self.handle = Some(handle);
+                }
+            }
+        }
+        // Supervision of a stopped process begins with its next start.
+        self.state.dormant |= !self.is_running() && !self.state.hosted;
+        (self.state.given, self.state.hosted, self.next) = (Some(owned), true, None);
+        done()
+    }
+
+    /// Reclaims the process of an earlier agent whose folder was lost. It counts as running with the registered spec, and
+    /// is not supervised until an operation supervises it.
+    pub(super) async fn reclaim(&mut self, unclaimed: &[LaunchedProcess], renamed: bool) {
+        let Some(live) = self.state.given.clone().filter(|_| self.handle.is_none()) else { return };
+        let found = match self.shared.rights_of(&live.spec) {
+            Ok(rights) => {
+                ownership::find_unrecorded(&self.key, &live.spec, &rights, unclaimed, renamed).await
+            }
+            Err(why) => Err(why),
+        };
+        let (handle, incarnation) = match found {
+            Ok(found) => found,
+            Err(why) => {
+                debug!(instance = %self.key, %why, renamed, "no process reclaimed");
+                return;
+            }
+        };
+        info!(instance = %self.key, pid = handle.identity.pid, renamed, "process reclaimed by its launch id");
+        let group = self.shared.groups.of(&incarnation).map(|group| group.path());
+        self.state.run = Some(ProcessRun {
+            identity: handle.identity.clone(),
+            live,
+            by: None,
+            incarnation,
+            group,
+            output: None,
+        });
+        (self.state.since, self.state.started, self.state.exit) = (now_ms(), now_ms(), None);
+        self.state.message.clear();
+        self.handle = Some(handle);
+        self.write(None).await;
+        if renamed {
+            self.report();
+        }
+    }
+
+    /// The pid of a foreign daemon that runs under this identity. An error: it is unknown whether one runs.
+    pub(super) async fn foreign_pid(&self, owned: &OwnedSpec) -> Result<Option<u32>, String> {
+        if self.is_running() || !is_daemon(&owned.spec) {
+            return Ok(None);
+        }
+        ownership::foreign_pid(&owned.spec, &self.shared.rights_of(&owned.spec)?).await
+    }
+
+    /// The reply for a process that does not run under this agent. The agent does not stop a process that it did not start.
+    pub(super) async fn not_running(&self, owned: &OwnedSpec) -> OpReply {
+        let message = match self.foreign_pid(owned).await {
+            Ok(None) => "process is not running".to_owned(),
+            Ok(Some(pid)) => format!("process is not running under this agent: {}", not_owned(pid)),
+            Err(why) => format!("process is not running under this agent: {why}"),
+        };
+        (RowCode::NOT_RUNNING, message)
+    }
+
+    /// Reclaims a daemon of an earlier launch of this agent, whose pid file appeared after that launch timed out.
+    pub(super) async fn reclaim_orphan(&mut self, owned: &OwnedSpec) -> Result<(), String> {
+        if self.is_running() || !is_daemon(&owned.spec) {
+            return Ok(());
+        }
+        let rights = self.shared.rights_of(&owned.spec)?;
+        let orphan = ownership::find_orphan(&self.key, &owned.spec, &rights).await?;
+        if let Some((handle, incarnation)) = orphan {
+            let group = self.shared.groups.of(&incarnation).map(|group| group.path());
+            self.state.run = Some(ProcessRun { incarnation, group, ..ProcessRun::adopted(&handle, owned) });
+            (self.state.since, self.state.started, self.state.exit) = (now_ms(), now_ms(), None);
+            self.state.message.clear();
+            self.handle = Some(handle);
+        }
+        Ok(())
+    }
+}
+
+/// Whether a start leaves a daemon behind that is found by its pid file.
+fn is_daemon(spec: &Spec) -> bool {
+    let resident = spec.monitor.auto_type == AutoType::Resident;
+    resident && spec.control.start_mode.unwrap_or_default() == StartMode::Daemon
+}
+
+/// The reason why the agent does not act on a running foreign process.
+pub(super) fn not_owned(pid: u32) -> String {
+    format!(
+        "process {pid} runs under this identity, and this agent did not start it: adopt it (`--adopt`, operation 3) or \
+         stop it first"
+    )
+}
