@@ -154,7 +154,7 @@ impl Entry {
             let spec = match version {
                 KnownSpec::Full(spec) => spec,
                 // A label with the digests of the wanted spec identifies that spec.
-                KnownSpec::Digests(told) if Some(*told) == step.revision => step.spec.as_ref()?,
+                KnownSpec::Digests(label) if Some(*label) == step.revision => step.spec.as_ref()?,
                 KnownSpec::Digests(_) | KnownSpec::Unknown => return None,
             };
             let just_sent = step.spec.as_ref().is_some_and(|sent| Arc::ptr_eq(sent, spec));
@@ -204,14 +204,14 @@ impl Entry {
 
     /// The most likely spec.
     pub fn spec(&self) -> Option<Arc<HashedSpec>> {
-        let kept = self.live.as_ref().or(self.given.as_ref()).or(self.sent.as_ref())?;
-        Some(Arc::new(HashedSpec::new(kept.spec.clone())))
+        let recorded = self.live.as_ref().or(self.given.as_ref()).or(self.sent.as_ref())?;
+        Some(Arc::new(HashedSpec::new(recorded.spec.clone())))
     }
 
     /// The digests that were sent with a known spec.
     pub fn revision_of(&self, spec: &Spec) -> Option<SpecRevision> {
-        let kept = [&self.given, &self.live, &self.sent].into_iter().flatten();
-        kept.filter(|kept| kept.spec == *spec).find_map(|kept| kept.revision)
+        let recorded = [&self.given, &self.live, &self.sent].into_iter().flatten();
+        recorded.filter(|recorded| recorded.spec == *spec).find_map(|recorded| recorded.revision)
     }
 
     fn owner(&self) -> Option<Arc<str>> {
@@ -219,13 +219,14 @@ impl Entry {
     }
 
     pub fn seen(&self) -> ObservedInstance {
-        let version =
-            |kept: &Option<RecordedSpec>| kept.as_ref().map_or(KnownSpec::Unknown, RecordedSpec::version);
+        let version = |recorded: &Option<RecordedSpec>| {
+            recorded.as_ref().map_or(KnownSpec::Unknown, RecordedSpec::version)
+        };
         ObservedInstance {
             registered: Some(self.registered),
             hosted: Some(self.hosted),
             running: Some(self.running),
-            labels: self.given.as_ref().map(|kept| kept.spec.labels.clone()).unwrap_or_default(),
+            labels: self.given.as_ref().map(|recorded| recorded.spec.labels.clone()).unwrap_or_default(),
             owner: self.owner(),
             registered_spec: version(&self.given),
             live: version(&self.live),
@@ -322,29 +323,29 @@ fn disown(seen: &mut ObservedInstance) {
 }
 
 fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
-    let told = match &seen.registered_spec {
+    let label = match &seen.registered_spec {
         KnownSpec::Digests(revision) => Some(*revision),
         KnownSpec::Unknown | KnownSpec::Full(_) => None,
     };
     // The label tells which of the two specs is registered. Without a label: a process that did not run before has
     // the spec that was sent.
     let came_up = entry.unsure && !entry.running && seen.running == Some(true);
-    let is = |kept: &&RecordedSpec| told.is_some() && told == kept.revision;
-    let kept = match told {
+    let is = |recorded: &&RecordedSpec| label.is_some() && label == recorded.revision;
+    let recorded = match label {
         Some(_) => [&entry.given, &entry.sent].into_iter().flatten().find(is),
         None if came_up => entry.sent.as_ref().or(entry.given.as_ref()),
         None => entry.given.as_ref(),
     };
-    let is_strange = told.is_some() && kept.is_none();
-    if let Some(kept) = kept {
-        seen.registered_spec = kept.version();
+    let is_strange = label.is_some() && recorded.is_none();
+    if let Some(recorded) = recorded {
+        seen.registered_spec = recorded.version();
     }
     if seen.running == Some(true) {
         // The pid changed: the engine relaunched the process with its registered spec.
         let another = entry.pid.zip(seen.pid).is_some_and(|(then, now)| then != now);
         seen.live = match (&entry.live, &entry.sent) {
             // A label of neither spec was set by a client that knows the current one.
-            (Some(kept), _) if !another && entry.running && !is_strange => kept.version(),
+            (Some(recorded), _) if !another && entry.running && !is_strange => recorded.version(),
             // A restart with a lost result shows by its pid.
             (_, Some(sent)) if another && entry.unsure => sent.version(),
             (Some(_) | None, _) => seen.registered_spec.clone(),
@@ -354,6 +355,6 @@ fn lay_under(seen: &mut ObservedInstance, entry: &Entry, caps: &Caps) {
         seen.ran = LastRun::Digest(run);
     }
     if !caps.reads_labels {
-        seen.labels = entry.given.as_ref().map(|kept| kept.spec.labels.clone()).unwrap_or_default();
+        seen.labels = entry.given.as_ref().map(|recorded| recorded.spec.labels.clone()).unwrap_or_default();
     }
 }

@@ -177,10 +177,10 @@ async fn await_restarts<B: Backend>(
     let mut interval = POLL_INTERVAL;
     while !open.is_empty() && Instant::now() < until {
         let subjects: Vec<InstanceQuery> = open.iter().map(|(_, step)| subject(step)).collect();
-        if let Ok(look) = backend.observe_live(&subjects).await {
+        if let Ok(observed) = backend.observe_live(&subjects).await {
             open.retain(|(began, step)| {
-                let now = look.instances.get(&step.instance);
-                let is_seen = !look.gaps.contains_key(&step.instance.host);
+                let now = observed.instances.get(&step.instance);
+                let is_seen = !observed.gaps.contains_key(&step.instance.host);
                 !is_seen
                     || infer_outcome(step.op, Some(&before(began)), now, false, None) == Inference::NotYet
             });
@@ -221,18 +221,18 @@ async fn infer_entries<B: Backend>(
 ) -> std::collections::BTreeMap<InstanceKey, ledger::Entry> {
     let steps: Vec<(&JournaledStep, Step)> = call.steps.iter().map(|began| (began, step_of(began))).collect();
     let subjects: Vec<InstanceQuery> = steps.iter().map(|(_, step)| subject(step)).collect();
-    let look: Option<Observed> = backend.observe_live(&subjects).await.ok();
+    let observed: Option<Observed> = backend.observe_live(&subjects).await.ok();
     let mut notes = std::collections::BTreeMap::new();
     for (began, step) in &steps {
         let entry = known.entries.get(&step.instance);
         let before = before(began);
-        let told =
+        let status =
             answers.iter().find(|answer| answer.instance == step.instance).map(|answer| &answer.result);
         let once = step.spec.as_ref().is_some_and(|spec| spec.monitor.auto_type == AutoType::OneShot);
         let is_ours = began.owned || entry.is_some_and(|entry| entry.proves(owner));
         let unproven = call.at.filter(|_| !is_ours);
-        let mut is_refused = !is_ours && matches!(told, Some(OperationState::Failed { code: 828, .. }));
-        let is_done = match (told, &look) {
+        let mut is_refused = !is_ours && matches!(status, Some(OperationState::Failed { code: 828, .. }));
+        let is_done = match (status, &observed) {
             (Some(OperationState::Done), _) => Some(true),
             // The same codes as in a running execution.
             (Some(OperationState::Failed { code, .. }), _) if has_run(step.op, *code, once) => Some(true),
@@ -242,13 +242,13 @@ async fn infer_entries<B: Backend>(
             (Some(OperationState::Failed { .. }), _) if is_refused => None,
             (Some(OperationState::Failed { .. }), _) => Some(false),
             (Some(OperationState::InProgress) | None, None) => None,
-            (Some(OperationState::InProgress) | None, Some(look)) => {
-                match look.gaps.contains_key(&step.instance.host) {
+            (Some(OperationState::InProgress) | None, Some(observed)) => {
+                match observed.gaps.contains_key(&step.instance.host) {
                     true => None,
                     false => match infer_outcome(
                         step.op,
                         Some(&before),
-                        look.instances.get(&step.instance),
+                        observed.instances.get(&step.instance),
                         once,
                         unproven,
                     ) {

@@ -410,7 +410,7 @@ fn option_like_and_command_like_urls_are_refused() {
         (&["--git=/r", "--ref=-x"], "begins with a dash"),
         (&["--git=/r", "--path=-x"], "begins with a dash"),
         (&["--git=/r", "--path=../x"], "leads out of the repository"),
-        (&["--git=/r", "--ref=a:b"], "no name of a branch"),
+        (&["--git=/r", "--ref=a:b"], "is not a valid branch or tag name"),
         (&[ext.as_str()], "names a program to run"),
         (&["--git=fd::3"], "names a program to run"),
         (&["--git=https://u:secret@h/x", "--ref=-x"], "begins with a dash"),

@@ -411,7 +411,7 @@ fn notifications_use_the_template_and_are_retried() {
     assert_eq!(
         taken
             .iter()
-            .filter(|message| message["m"].as_str().is_some_and(|said| said.contains("leads")))
+            .filter(|message| message["m"].as_str().is_some_and(|said| said.contains("leadership acquired")))
             .count(),
         1
     );

@@ -27,7 +27,7 @@ use super::{ControllerConfig, PassResult, Target};
 use crate::clock;
 use crate::execute::world::Observation;
 use crate::manifest::provenance;
-use crate::model::{Desired, Hold, HoldReason, InstanceKey, Pause, Time};
+use crate::model::{Desired, Hold, HoldReason, InstanceKey, Pause, Plan, Time};
 use crate::reconcile::reconcile;
 use crate::reconcile::spec_recovery::missing;
 use crate::store::Lease;
@@ -189,6 +189,47 @@ impl<'a, T: Target> Reconciler<'a, T> {
             None if is_silent => return None,
             None => source_state,
         };
+        let is_left = !self.config.follow && !is_pinned && !is_silent;
+        let unfollowed = is_left && (last_applied.is_none() || source_state.revision != reading.revision);
+        let unfollowed = unfollowed.then(|| source_state.revision.clone());
+        self.report_source(reading, source_state, was_news, unfollowed);
+        self.set_revision(reading).await;
+        // Nothing was ever read: the desired state is unknown.
+        if reading.desired.instances.is_empty() && reading.is_incomplete {
+            return None;
+        }
+        let (world, in_flight_instances) = self.recover_and_observe(&reading.desired).await?;
+        // A pin is set by a person, and a last applied revision was active before: --follow does not apply to them.
+        let disabled = match (is_left && last_applied.is_none(), self.config.heal) {
+            (true, _) => Disabled::Follow,
+            (false, false) => Disabled::Heal,
+            (false, true) => Disabled::Nothing,
+        };
+        if disabled == Disabled::Heal && last_applied.is_some() {
+            // With neither --follow nor --heal, every difference is drift.
+            self.applied = Some(AppliedRevision::of(reading));
+        }
+        let result = self.plan(reading, world, in_flight_instances, disabled).await?;
+        if !is_pinned
+            && last_applied.is_none()
+            && !reading.has_unknown_files
+            && disabled != Disabled::Follow
+            && let Err(error) = self.activate(reading).await
+        {
+            return self.report_and_abort(&error.to_string());
+        }
+        self.finish_pass(reading, &result.plan, disabled).await;
+        Some(result)
+    }
+
+    /// Emits the events of a read. `unfollowed`: the source's revision, if it is not followed.
+    fn report_source(
+        &mut self,
+        reading: &SourceState,
+        source_state: &SourceState,
+        was_news: bool,
+        unfollowed: Option<String>,
+    ) {
         if reading.revision != self.revision || reading.changed_since_last {
             self.events.emit(ControllerEvent::Read { reading, revision: &reading.revision });
         }
@@ -198,13 +239,14 @@ impl<'a, T: Target> Reconciler<'a, T> {
         if is_other && (source_state.changed_since_last || was_news) && (self.has_problems || had_problems) {
             self.events.emit(ControllerEvent::Problems { reading: source_state });
         }
-        let is_left = !self.config.follow && !is_pinned && !is_silent;
-        let unfollowed = is_left && (last_applied.is_none() || source_state.revision != reading.revision);
-        let unfollowed = unfollowed.then(|| source_state.revision.clone());
         if self.unfollowed != unfollowed {
             self.events.emit(ControllerEvent::RevisionNotFollowed { revision: unfollowed.as_deref() });
             self.unfollowed = unfollowed;
         }
+    }
+
+    /// Sets the revision of this pass, and resets state that another one left.
+    async fn set_revision(&mut self, reading: &SourceState) {
         self.commit.clone_from(&reading.commit);
         if self.applied.is_none() && !self.config.heal {
             self.applied = self.load_applied(reading).await;
@@ -217,45 +259,30 @@ impl<'a, T: Target> Reconciler<'a, T> {
             self.in_flight.cancel_outdated(&reading.desired);
         }
         self.restore_suspended(&reading.desired).await;
-        // Nothing was ever read: the desired state is unknown.
-        if reading.desired.instances.is_empty() && reading.is_incomplete {
-            return None;
-        }
+    }
+
+    /// Resolves calls of crashed runs, if due, and observes the target. Returns the instances in flight, too.
+    async fn recover_and_observe(
+        &mut self,
+        desired: &Desired,
+    ) -> Option<(Observation, BTreeSet<InstanceKey>)> {
         let needs_to_know = self.needs_recovery && !self.config.rules.caps.reads_specs;
         if (needs_to_know || self.is_recovery_due()) && !self.recover_first().await {
             return None;
         }
         let prune = self.config.rules.prune;
-        let in_flight_instances = self.in_flight.instances(&reading.desired);
-        let world = match self
-            .observed_cache
-            .observe(self.target, &reading.desired, prune, &in_flight_instances)
-            .await
+        let in_flight_instances = self.in_flight.instances(desired);
+        let world = match self.observed_cache.observe(self.target, desired, prune, &in_flight_instances).await
         {
-            Ok(observe) => observe,
+            Ok(world) => world,
             Err(why) => return self.report_and_abort(&why),
         };
         self.emit_relaunched();
-        // A pin is set by a person, and a last applied revision was active before: --follow does not apply to them.
-        let disabled = match (is_left && last_applied.is_none(), self.config.heal) {
-            (true, _) => Disabled::Follow,
-            (false, false) => Disabled::Heal,
-            (false, true) => Disabled::Nothing,
-        };
-        if disabled == Disabled::Heal && last_applied.is_some() {
-            // With neither --follow nor --heal, every difference is drift.
-            self.applied = Some(AppliedRevision::of(reading));
-        }
-        let result = self.plan(reading, world, in_flight_instances, disabled).await?;
-        let plan = &result.plan;
-        if !is_pinned
-            && last_applied.is_none()
-            && !reading.has_unknown_files
-            && disabled != Disabled::Follow
-            && let Err(error) = self.activate(reading).await
-        {
-            return self.report_and_abort(&error.to_string());
-        }
+        Some((world, in_flight_instances))
+    }
+
+    /// Reports a pass without steps.
+    async fn finish_pass(&mut self, reading: &SourceState, plan: &Plan, disabled: Disabled) {
         // A missing declaration is confirmed by the next read.
         let is_unsure = self.config.rules.prune && !reading.may_prune && !reading.is_incomplete;
         if plan.steps().next().is_none() && self.in_flight.is_empty() && !is_unsure {
@@ -265,7 +292,6 @@ impl<'a, T: Target> Reconciler<'a, T> {
             }
             self.events.emit(ControllerEvent::Idle { settled: plan.in_sync, held: plan.held.len() });
         }
-        Some(result)
     }
 
     async fn plan(

@@ -1,7 +1,7 @@
-//! Files are read on a thread: a file system that does not answer holds up nobody but that thread.
+//! Blocking reads on a thread: a file system that hangs blocks only that thread.
 //!
-//! Who reads waits for a moment. If nothing comes back by then, what was last read stays in force, that is told, and when
-//! the thread is back, it is read again.
+//! A read is awaited for a limited time. After that the last read stays active and a problem is reported; when the
+//! thread returns, the files are read again.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,23 +12,23 @@ use tokio::sync::oneshot;
 use super::{ChangeSignal, SourceState};
 use crate::manifest::{Code, FileContent, Problem};
 
-/// So long a reading is waited for.
+/// How long a read is awaited.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Where nobody tells of changes, files are looked at this often.
+/// Poll interval where no change notifications are available.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// After so many times the quiet that is waited for, it is read although it is not quiet.
+/// After this many debounce intervals the files are read even if changes continue.
 const MAX_DEBOUNCE_FACTOR: u32 = 10;
 
-/// What is read aside.
+/// A source that is read on a thread.
 pub trait BlockingSource: Send + 'static {
     fn read(&mut self);
     fn last(&self) -> &SourceState;
     fn restore_last_good(&mut self, texts: Vec<FileContent>) -> bool;
-    /// Does nobody tell of its changes?
+    /// Whether changes have to be polled.
     fn is_polled(&self) -> bool;
-    /// Notes whether something changed, where nobody tells.
+    /// Polls for changes, where there are no notifications.
     fn poll(&mut self);
-    /// As people know it.
+    /// Display name.
     fn name(&self) -> String;
 }
 
@@ -36,15 +36,15 @@ pub struct BlockingReader<F> {
     name: String,
     debounce: Duration,
     seen: Arc<ChangeSignal>,
-    /// A thread has them for as long as it works.
+    /// `None` while the thread uses it.
     files: Arc<Mutex<F>>,
-    /// One is at work.
+    /// A read is running.
     away: Option<oneshot::Receiver<()>>,
     polled: Instant,
     last: SourceState,
-    /// They did not come back in time, and that was told.
+    /// The read timed out, and that was reported.
     is_silent: bool,
-    /// What was in force before, for when they are back.
+    /// Texts of the active revision, to add when the thread returns.
     to_recall: Option<Vec<FileContent>>,
 }
 
@@ -63,7 +63,7 @@ impl<F: BlockingSource> BlockingReader<F> {
         }
     }
 
-    /// They themselves, if nobody is at work.
+    /// The source, if no read is running.
     fn idle_source(&self) -> Option<MutexGuard<'_, F>> {
         self.away.is_none().then(|| lock(&self.files))
     }
@@ -76,7 +76,7 @@ impl<F: BlockingSource> BlockingReader<F> {
         &self.last
     }
 
-    /// Did something change, and has it been quiet since? Or did somebody ask?
+    /// Whether something changed and the debounce interval has passed, or a read was requested.
     pub fn changed(&mut self) -> bool {
         self.on_reader_done();
         if self.polled.elapsed() >= POLL_INTERVAL && self.idle_source().is_some_and(|files| files.is_polled())
@@ -89,12 +89,12 @@ impl<F: BlockingSource> BlockingReader<F> {
         self.seen.asked.swap(false, Ordering::SeqCst) || changed
     }
 
-    /// How long until it will have been quiet.
+    /// Time until the debounce interval has passed.
     pub fn wait(&self) -> Duration {
         self.wait_after(self.seen.at().as_ref()).unwrap_or(POLL_INTERVAL)
     }
 
-    /// How long until it was quiet for long enough; who is never quiet is not waited for for ever.
+    /// Time until the debounce interval has passed; continuous changes are not awaited indefinitely.
     fn wait_after(&self, at: Option<&(Instant, Instant)>) -> Option<Duration> {
         let (first, last) = at?;
         let longest = self.debounce.saturating_mul(MAX_DEBOUNCE_FACTOR);
@@ -111,17 +111,17 @@ impl<F: BlockingSource> BlockingReader<F> {
         false
     }
 
-    /// The manifests as they are, or as they last were where they are broken or do not come.
+    /// The manifests, with last good versions of files that are broken or cannot be read in time.
     pub async fn read(&mut self) -> &SourceState {
         self.on_reader_done();
-        // Who was waited for in vain is not waited for again, until he is back.
-        let patience = if self.is_silent && self.away.is_some() { Duration::ZERO } else { READ_TIMEOUT };
-        self.read_within(patience).await
+        // After a timeout the thread is not awaited again until it returns.
+        let timeout = if self.is_silent && self.away.is_some() { Duration::ZERO } else { READ_TIMEOUT };
+        self.read_within(timeout).await
     }
 
-    async fn read_within(&mut self, patience: Duration) -> &SourceState {
-        let until = tokio::time::Instant::now() + patience;
-        // What is at hand may be from before the silence.
+    async fn read_within(&mut self, timeout: Duration) -> &SourceState {
+        let until = tokio::time::Instant::now() + timeout;
+        // The result may be from before the timeout.
         if !self.wait_for_reader(until).await {
             return self.report_timeout();
         }
@@ -149,11 +149,11 @@ impl<F: BlockingSource> BlockingReader<F> {
         };
         match std::thread::Builder::new().name("files".to_owned()).spawn(work) {
             Ok(_) => self.away = Some(away),
-            Err(error) => tracing::warn!(%error, "no thread can be made: the manifests are read later"),
+            Err(error) => tracing::warn!(%error, "cannot start a thread; the manifests are read later"),
         }
     }
 
-    /// Waits for whoever is away.
+    /// Waits for the running read.
     async fn wait_for_reader(&mut self, until: tokio::time::Instant) -> bool {
         if let Some(away) = &mut self.away
             && tokio::time::timeout_at(until, away).await.is_ok()
@@ -163,7 +163,7 @@ impl<F: BlockingSource> BlockingReader<F> {
         self.away.is_none()
     }
 
-    /// Whoever was away for too long is back: it is read again.
+    /// The thread returned after a timeout: the files are read again.
     fn on_reader_done(&mut self) {
         let is_still_away = |away: &mut oneshot::Receiver<()>| {
             matches!(away.try_recv(), Err(oneshot::error::TryRecvError::Empty))
@@ -194,7 +194,7 @@ impl<F: BlockingSource> BlockingReader<F> {
     }
 }
 
-/// A thread that panicked left them as they were.
+/// A thread that panicked left the source unchanged.
 fn lock<F>(files: &Mutex<F>) -> MutexGuard<'_, F> {
     files.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -205,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// Files that come when somebody lets them.
+    /// Files that are available when the test says so.
     struct Stuck {
         go: Receiver<&'static str>,
         last: SourceState,
@@ -213,7 +213,7 @@ mod tests {
 
     impl BlockingSource for Stuck {
         fn read(&mut self) {
-            let revision = self.go.recv().expect("somebody lets them, or this thread panics").to_owned();
+            let revision = self.go.recv().expect("the test sends a revision").to_owned();
             self.last = SourceState { revision, may_prune: true, ..SourceState::default() };
         }
 
@@ -247,7 +247,7 @@ mod tests {
         let (mut aside, let_go) = stuck();
         let_go.send("1").expect("it is there");
         assert_eq!(aside.read().await.revision, "1");
-        // The next one hangs.
+        // The next read hangs.
         let reading = aside.read_within(Duration::from_millis(10)).await;
         assert_eq!((reading.revision.as_str(), reading.is_incomplete, reading.may_prune), ("1", true, false));
         assert!(reading.changed_since_last && reading.problems.len() == 1);

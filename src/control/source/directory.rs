@@ -1,14 +1,15 @@
-//! Directories and files that are watched: what is broken stays in force as it last was.
+//! Directory source: watched files and directories, where last good versions replace broken files.
 //!
 //! # Theory of operation
-//! The kernel tells of changes below each path, and in every folder that a link on the way to it stands in: so it is seen
-//! when an editor replaces a file, and when a whole tree is exchanged by swapping a link. Before each reading it is made
-//! sure that what is watched is still what the path leads to. Where the kernel cannot tell (no watches left, a network
-//! file system, or on request), the files' metadata are compared every two seconds.
 //!
-//! A reading on which something is missing is confirmed by another before anything may be pruned. Files that did not change
-//! are not read again. Where the kernel tells everything, only what it names is looked at, and the tree is walked now and
-//! then, in case that it was not everything after all.
+//! inotify watches each path, and every directory that contains a symlink on the way to it. So it notices an editor
+//! that replaces a file, and a tree that is exchanged by swapping a symlink. Before each read the watches are checked
+//! against the current targets of the paths. Where notifications are incomplete (no watches left, a network file
+//! system, or on request), file metadata is compared every two seconds.
+//!
+//! A read with missing declarations is confirmed by a second one before anything is pruned. Unchanged files are not
+//! read again. With complete notifications only the named files are read, and the tree is rescanned periodically, in
+//! case an event was lost.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,7 +32,7 @@ pub struct Directory {
     paths: Vec<PathBuf>,
     limits: Limits,
     debounce: Duration,
-    /// Never ask the kernel.
+    /// Always poll.
     only_poll: bool,
     again: IncrementalLoader,
     kept: LastGood,
@@ -39,33 +40,33 @@ pub struct Directory {
     seen: Arc<ChangeSignal>,
     watching: FileWatch,
     walked: Option<Instant>,
-    /// It was read at least once.
+    /// At least one read succeeded.
     is_read: bool,
     sure: StableRevision,
-    /// Something became known that may stand in for what is broken.
+    /// New last good versions became available.
     is_told_more: bool,
 }
 
-/// For so long the kernel is believed to have told everything; longer while it tells of something, so that whoever saved
-/// that does not wait for a walk.
+/// Interval between rescans with complete notifications; longer during changes, so that a saved file does not wait
+/// for a rescan.
 const WATCH_TRUST_PERIOD: Duration = Duration::from_secs(20);
 const WATCH_TRUST_PERIOD_ACTIVE: Duration = Duration::from_secs(90);
-/// More paths than this at once are not looked at one by one.
+/// Above this number of changed paths the tree is rescanned.
 const MAX_TOUCHED_PATHS: usize = 1000;
-/// More links than this on the way to a file lead nowhere, as for the kernel.
+/// Maximum number of symlinks on the way to a file, as in the kernel.
 const MAX_SYMLINKS: usize = 40;
 
-/// How changes come to be known.
+/// How changes are detected.
 #[derive(Default)]
 struct FileWatch {
-    /// What the paths led to when it was set up.
+    /// Targets of the paths when the watch was set up.
     roots: Vec<Root>,
     _watcher: Option<notify::RecommendedWatcher>,
-    /// Where the kernel does not tell everything: what the metadata were when they were last compared.
+    /// Without complete notifications: digest of the metadata at the last comparison.
     polled: Option<blake3::Hash>,
 }
 
-/// A path's real place, and its device and number: a folder of the same name may be another one.
+/// Canonical path, device and inode: a directory of the same name may be another one.
 type Root = Option<(PathBuf, u64, u64)>;
 
 impl Directory {
@@ -77,7 +78,7 @@ impl Directory {
         finish: PostProcess,
     ) -> BlockingReader<Directory> {
         let seen = Arc::new(ChangeSignal::default());
-        // What it has to be told of is asked for before the first reading.
+        // Watches are set up before the first read.
         let watching = FileWatch::default();
         let (again, kept, last) =
             (IncrementalLoader::default(), LastGood::new(finish), SourceState::default());
@@ -103,7 +104,7 @@ impl Directory {
     fn refresh(&mut self) {
         let missed = self.seen.missed.swap(false, Ordering::SeqCst);
         if missed || self.watching.roots != roots(&self.paths) {
-            // First the watch, then the reading: nothing is lost in between.
+            // The watch comes before the read: no change is lost in between.
             self.watching = FileWatch::start(&self.paths, self.only_poll, &self.seen);
             self.walked = None;
         }
@@ -117,7 +118,7 @@ impl Directory {
             self.last.changed_since_last = false;
             return self.confirm();
         }
-        // On a reading that was whole and confirmed, what a few files say only of themselves takes nothing away.
+        // On a complete and confirmed read, a change inside a few files removes nothing else.
         if let Some(mod_seq) = changed.filter(|_| self.last.may_prune)
             && let Some(spliced) = again.splice(&mod_seq, &self.last.desired, limits)
         {
@@ -130,29 +131,29 @@ impl Directory {
         let reading = self.kept.load_with_fallback(&places, |stand_ins| again.load(limits, stand_ins));
         self.last = LastGood::reject_empty(reading, &mut self.last);
         self.confirm();
-        // A whole tree was parsed: far more than is kept of it.
+        // Parsing a whole tree used far more memory than its result keeps.
         malloc::give_freed_back();
     }
 
-    /// The last reading may be pruned by if it is whole, and says what it said a debounce ago.
+    /// Prune is allowed if the read is complete and equals the one a debounce interval ago.
     fn confirm(&mut self) {
         let SourceState { revision, is_incomplete, .. } = &self.last;
         let now = Instant::now();
         self.last.may_prune = self.sure.is_stable(revision, *is_incomplete, now, self.debounce);
-        // The next look confirms it.
+        // The next read confirms it.
         if !self.last.may_prune && !self.last.is_incomplete {
             self.seen.changed_now();
         }
     }
 
-    /// Which files have another text. `None`: everything is to be read.
+    /// Files with new content. `None`: everything has to be read.
     fn changed_files(&mut self) -> Option<Vec<ChangedFile>> {
         let touched = std::mem::take(&mut *self.seen.touched());
         let believed = if touched.is_empty() { WATCH_TRUST_PERIOD } else { WATCH_TRUST_PERIOD_ACTIVE };
         let is_believed = self.watching.polled.is_none()
             && touched.len() < MAX_TOUCHED_PATHS
             && self.walked.is_some_and(|walked| walked.elapsed() < believed);
-        // What may be missing is looked for, not believed.
+        // A path that may be missing is checked, whatever the event says.
         if is_believed
             && self.last.may_prune
             && let Some(changed) = self.again.refresh_paths(&self.paths, &touched, &self.limits)
@@ -194,12 +195,12 @@ impl BlockingSource for Directory {
     }
 }
 
-/// What whole readings say, one after the other, and since when.
+/// Revision of consecutive complete reads, and since when.
 #[derive(Default)]
 struct StableRevision(Option<(String, Instant)>);
 
 impl StableRevision {
-    /// Is it sure by this reading? It takes two that say the same, and nothing else in between, so far apart.
+    /// Whether this read is stable: two equal reads, this far apart, with nothing else in between.
     fn is_stable(&mut self, revision: &str, is_incomplete: bool, now: Instant, apart: Duration) -> bool {
         match &self.0 {
             _ if is_incomplete => self.0 = None,
@@ -209,7 +210,7 @@ impl StableRevision {
         false
     }
 
-    /// It says something else by now, and is as sure as it was.
+    /// Records a new revision that is as stable as the last one.
     fn carry_over(&mut self, revision: &str) {
         if let Some((said, _)) = &mut self.0 {
             revision.clone_into(said);
@@ -226,7 +227,7 @@ impl FileWatch {
         FileWatch { roots, _watcher: watcher, polled }
     }
 
-    /// Where nobody tells: are the files others than when they were last compared?
+    /// Without notifications: whether the files differ from the last comparison.
     fn poll_changed(&mut self, paths: &[PathBuf]) -> bool {
         let Some(before) = &mut self.polled else { return false };
         let now = metadata(paths);
@@ -243,36 +244,36 @@ fn roots(paths: &[PathBuf]) -> Vec<Root> {
     paths.iter().map(root).collect()
 }
 
-/// And whether it tells of everything below the paths.
+/// Sets up watches; returns whether notifications cover everything below the paths.
 fn watcher(paths: &[PathBuf], seen: &Arc<ChangeSignal>) -> (Option<notify::RecommendedWatcher>, bool) {
     let told = Arc::clone(seen);
     let ways: Vec<BTreeSet<PathBuf>> = paths.iter().map(|path| path_and_symlinks(path)).collect();
     let on_the_way: BTreeSet<PathBuf> = ways.iter().flatten().cloned().collect();
     let heard = move |event: notify::Result<notify::Event>| record_fs_event(&event, &on_the_way, &told);
-    // A link that leads out of the tree is not followed when it is read, either: who knows what is there.
+    // A symlink out of the tree is not followed by reads, either: its target is unknown.
     let config = notify::Config::default().with_follow_symlinks(false);
     let Ok(mut watcher) = notify::RecommendedWatcher::new(heard, config) else { return (None, false) };
     let mut tells_all = true;
     for (path, ways) in paths.iter().zip(&ways) {
         for folder in ways.iter().filter_map(|way| way.parent()) {
-            // One that is not ours to look into is not where links are swapped.
+            // An unreadable directory cannot contain a swapped symlink that matters.
             let _ = watcher.watch(folder, RecursiveMode::NonRecursive);
         }
-        // A path that is itself a link is meant to be followed.
+        // A path that is itself a symlink is followed.
         let inside = if path.is_dir() { path.join(".") } else { path.clone() };
         tells_all &= watcher.watch(&inside, RecursiveMode::Recursive).is_ok();
     }
     (Some(watcher), tells_all)
 }
 
-/// What happens beside the way is nobody's business: somebody's log may be there, perhaps our own.
+/// Events outside of the paths are ignored: log files may be there, including our own.
 fn record_fs_event(
     event: &notify::Result<notify::Event>,
     on_the_way: &BTreeSet<PathBuf>,
     seen: &ChangeSignal,
 ) {
     match event {
-        // Who only reads changes nothing.
+        // Reading a file is not a change.
         Ok(event) if matches!(event.kind, EventKind::Access(_)) && !event.need_rescan() => return,
         Ok(event)
             if !event.need_rescan()
@@ -290,13 +291,13 @@ fn record_fs_event(
                 *touched.entry(path.clone()).or_default() |= is_file;
             }
         }
-        // Events were lost, perhaps that of a new folder: everything is looked at, and watched anew.
+        // Events were lost: rescan everything, and set up the watches again.
         Ok(_) | Err(_) => seen.missed.store(true, Ordering::SeqCst),
     }
     seen.changed_now();
 }
 
-/// A path, and every link on the way to it: what can be exchanged, each in the folder around it.
+/// A path, and every symlink on the way to it: each is watched in its parent directory.
 fn path_and_symlinks(path: &Path) -> BTreeSet<PathBuf> {
     let mut ways = BTreeSet::new();
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -326,7 +327,7 @@ fn path_and_symlinks(path: &Path) -> BTreeSet<PathBuf> {
     ways
 }
 
-/// A file system whose other users the kernel does not tell of.
+/// Whether the kernel sends no notifications for changes by other clients of this file system.
 fn is_network_fs(path: &Path) -> bool {
     // NFS, SMB (three), 9P, FUSE, Ceph, AFS, Lustre, GFS2, OCFS2: as in Linux's magic.h and their own sources.
     const NETWORK_FS_MAGIC: [u32; 11] = [
@@ -345,14 +346,14 @@ fn is_network_fs(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|found| NETWORK_FS_MAGIC.contains(&(found.f_type as u32)))
 }
 
-/// A digest of what the files' metadata say.
+/// Digest of the files' metadata.
 fn metadata(paths: &[PathBuf]) -> blake3::Hash {
     let mut sum = blake3::Hasher::new();
     let mut seen = BTreeSet::new();
     let mut pending: Vec<(PathBuf, bool)> = paths.iter().map(|path| (path.clone(), true)).collect();
     while let Some((path, is_root)) = pending.pop() {
         sum.update(path.as_os_str().as_encoded_bytes());
-        // What is below the paths is walked wherever it is; links may lead anywhere.
+        // Everything below the paths is scanned; symlinks may lead anywhere.
         let meta = if is_root { fs::metadata(&path) } else { fs::symlink_metadata(&path) };
         let Ok(meta) = meta else { continue };
         let facts = [meta.dev(), meta.ino(), meta.len(), u64::from(meta.mode())];
@@ -363,7 +364,7 @@ fn metadata(paths: &[PathBuf]) -> blake3::Hash {
         for time in times {
             sum.update(&time.to_le_bytes());
         }
-        // A link may lead back to where it stands.
+        // A symlink may lead to one of its parents.
         if meta.is_dir() && seen.insert((meta.dev(), meta.ino())) {
             let mut inside: Vec<PathBuf> = fs::read_dir(&path)
                 .map(|entries| entries.flatten().map(|entry| entry.path()).collect())
@@ -406,8 +407,8 @@ mod tests {
         record_fs_event(&Ok(notify::Event::new(access)), &ways, &seen);
         assert!(seen.at().is_none());
         let lost = notify::Event::new(notify::EventKind::Other).set_flag(notify::event::Flag::Rescan);
-        let beside = notify::Event::new(EventKind::Create(CreateKind::File)).add_path("/log".into());
-        record_fs_event(&Ok(beside), &ways, &seen);
+        let outside = notify::Event::new(EventKind::Create(CreateKind::File)).add_path("/log".into());
+        record_fs_event(&Ok(outside), &ways, &seen);
         assert!(seen.at().is_none() && seen.touched().is_empty());
         record_fs_event(&Ok(lost), &ways, &seen);
         assert!(seen.at().is_some() && seen.missed.load(Ordering::SeqCst));

@@ -1,4 +1,4 @@
-//! Manifests that a program hands over, instead of files: whole, without problems, whenever it likes.
+//! In-memory source: manifests that a program supplies instead of files, complete and without problems.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,7 +33,7 @@ impl InMemory {
         self.seen.asked.swap(false, Ordering::SeqCst) || self.wanted.has_changed().unwrap_or(false)
     }
 
-    /// It is asked again at every look.
+    /// It is read in every pass.
     pub fn wait(&self) -> Duration {
         Duration::MAX
     }

@@ -1,9 +1,9 @@
-//! What is broken stays as it last was: the rule that all sources share.
+//! Last good versions of broken files: the rule that all sources share.
 //!
-//! A file that cannot be read or has an error is replaced by the last text of it that was good, and so is everything below
-//! a folder that cannot be read; what declares nothing at all is no wish. Of two files that claim the same thing, the one
-//! that used to have it keeps it. Should an old text not be good any more (the group that it names is gone from another
-//! file, say), everything stays as it last was. The texts are kept here, the last reading by the source.
+//! A file that is unreadable or has an error is replaced by its last good text, and so is everything below an
+//! unreadable directory. A source without any declaration counts as broken. If two files claim the same thing, the
+//! one that had it keeps it. If a last good text is no longer valid (another file no longer declares its group, for
+//! example), the whole last state stays active. The texts are kept here, the last state by the source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -18,18 +18,18 @@ pub struct LastGood {
     finish: PostProcess,
     /// The last good text of each file.
     good: BTreeMap<String, StandIn>,
-    /// The problems of the last reading.
-    told: Vec<String>,
-    /// What was in force before this began is known.
+    /// The problems of the last read.
+    reported: Vec<String>,
+    /// The active revision's texts were added.
     is_recalled: bool,
 }
 
-/// What is looked for, and what of it cannot be seen.
+/// Expected contents, and what of it is unreachable.
 #[derive(Default)]
 pub struct ExpectedRoots {
-    /// Each of these is to hold something.
+    /// Each of these must declare something.
     pub roots: Vec<String>,
-    /// Links that lead nowhere.
+    /// Dangling symlinks.
     pub lost: Vec<String>,
 }
 
@@ -37,15 +37,15 @@ type FileSet = BTreeSet<Arc<str>>;
 
 impl LastGood {
     pub fn new(finish: PostProcess) -> LastGood {
-        LastGood { finish, good: BTreeMap::new(), told: Vec::new(), is_recalled: false }
+        LastGood { finish, good: BTreeMap::new(), reported: Vec::new(), is_recalled: false }
     }
 
-    /// Texts that are known to have been good.
+    /// Adds texts that are known to be good.
     pub fn prime(&mut self, loaded: &Loaded) {
         self.store_good(loaded, &bad_files(&loaded.problems));
     }
 
-    /// A reading of what `load` finds, which is asked again with the good texts of what is bad.
+    /// Reads with `load`, and again with last good texts in place of broken files.
     pub fn load_with_fallback(
         &mut self,
         places: &ExpectedRoots,
@@ -72,10 +72,10 @@ impl LastGood {
                 break;
             }
             loaded = load(&stand_ins);
-            // What could not be read cannot be read now either; its old text is.
+            // An unreadable file has only its last good text.
             loaded.problems.retain(|problem| !matches!(problem.code, Code::Unreadable | Code::TooLarge));
             let still = bad_files(&loaded.problems);
-            // An old text is not good any more: somebody else changed what it needs.
+            // A last good text is no longer valid: another file changed something that it needs.
             is_frozen = still.iter().any(|file| bad.contains(file) && self.good.contains_key(&**file));
             let known = (bad.len(), blank.len());
             bad.extend(still);
@@ -96,14 +96,14 @@ impl LastGood {
             self.store_good(&loaded, &bad);
         }
         (self.finish)(&mut loaded.desired);
-        let told: Vec<String> = problems
+        let reported: Vec<String> = problems
             .iter()
             .map(|problem| {
                 format!("{}:{}:{} {}", problem.file, problem.line, problem.column, problem.message)
             })
             .collect();
-        let is_news = told != self.told;
-        self.told = told;
+        let is_news = reported != self.reported;
+        self.reported = reported;
         let texts = Arc::new(loaded.file_contents());
         let (files, desired) = (loaded.files, loaded.desired);
         let revision = of_desired(&desired);
@@ -121,7 +121,7 @@ impl LastGood {
         }
     }
 
-    /// What declares nothing though it should, and what is behind a link that leads nowhere.
+    /// Problems of roots that declare nothing, and of dangling symlinks.
     fn missing_problems(&self, places: &ExpectedRoots, loaded: &Loaded) -> Vec<Problem> {
         let is_empty = loaded.desired.instances.is_empty() && loaded.errors() == 0;
         let is_bare = |root: &&String| {
@@ -131,7 +131,7 @@ impl LastGood {
         };
         let bare =
             places.roots.iter().filter(|root| is_empty || is_bare(root)).map(|root| empty_problem(root));
-        // Whether there ever was something behind it is known once what was in force is.
+        // Whether there ever was a file behind it is known once the active revision is.
         let matters = |link: &&String| !self.is_recalled || self.good_below(link).next().is_some();
         let lost = places.lost.iter().filter(matters).map(|link| {
             let message = "the link leads nowhere: what was behind it stays in force".to_owned();
@@ -140,7 +140,8 @@ impl LastGood {
         bare.chain(lost).collect()
     }
 
-    /// Of files that claim the same thing, those that used to be good are as they were, and the others are left out.
+    /// Of files that claim the same thing, those that were good before keep their version, and the others are left
+    /// out.
     fn resolve_conflicts(&self, loaded: &Loaded, bad: &mut FileSet, blank: &mut FileSet) {
         for (one, other) in loaded.conflicting_files() {
             let known = [one, other].map(|file| self.good.contains_key(&**file));
@@ -154,8 +155,8 @@ impl LastGood {
         }
     }
 
-    /// What is broken, was never good, and may bind others (a Policy, Defaults): without it, nobody knows how those below
-    /// are meant.
+    /// Broken files that were never good and may apply to others (a Policy, Defaults): without them, the desired
+    /// state of others is unknown.
     fn broken_binding_files(&self, loaded: &Loaded, bad: &FileSet) -> FileSet {
         let unknown =
             loaded.texts().filter(|(name, _, _)| bad.contains(*name) && !self.good.contains_key(*name));
@@ -165,7 +166,7 @@ impl LastGood {
         loaded.texts().filter(|(_, home, _)| below(home)).map(|(name, _, _)| Arc::from(name)).collect()
     }
 
-    /// Old texts for what is bad, and none for what is left out.
+    /// Last good texts for broken files, and none for files that are left out.
     fn stand_ins(&self, bad: &FileSet, blank: &FileSet, loaded: &Loaded) -> BTreeMap<String, StandIn> {
         let mut all: BTreeMap<String, StandIn> = bad.iter().flat_map(|file| self.good_below(file)).collect();
         for (name, home, _) in loaded.texts().filter(|(name, _, _)| blank.contains(*name)) {
@@ -174,12 +175,12 @@ impl LastGood {
         all
     }
 
-    /// Puts a few files into a reading that was whole: nothing else is touched.
+    /// Patches a few files into a complete state.
     pub fn apply_splice(&mut self, spliced: SpliceResult, last: &mut SourceState) {
         let instances = spliced.wants.into_iter().collect();
         let mut some = Desired { instances, policies: Vec::new() };
         (self.finish)(&mut some);
-        // Whoever shows the last look may still have it.
+        // A displayed result may still share it.
         Arc::make_mut(&mut last.desired).instances.extend(some.instances);
         for (given, text) in spliced.texts {
             self.good.insert(given.name.clone(), StandIn { scope_dir: given.scope_dir.clone(), text });
@@ -191,7 +192,7 @@ impl LastGood {
         last.changed_since_last = false;
     }
 
-    /// A reading without a single instance, after one with some: a directory that is not there, more often than a wish.
+    /// A read without a single instance, after one with some: more often a missing directory than an intention.
     pub fn reject_empty(mut reading: SourceState, last: &mut SourceState) -> SourceState {
         if reading.desired.instances.is_empty() && !last.desired.instances.is_empty() {
             reading.is_incomplete = true;
@@ -203,7 +204,7 @@ impl LastGood {
     }
 
     fn store_good(&mut self, loaded: &Loaded, bad: &FileSet) {
-        // What is gone is kept only while something is broken: it may only be out of sight.
+        // Texts of missing files are kept only while something is broken: a file may only be unreachable.
         if bad.is_empty() {
             self.good.clear();
         }
@@ -213,7 +214,7 @@ impl LastGood {
         }));
     }
 
-    /// The good texts of a file, or of everything below a folder.
+    /// The last good texts of a file, or of everything below a directory.
     fn good_below(&self, name: &str) -> impl Iterator<Item = (String, StandIn)> {
         let folder = path_prefix(name);
         let own = self.good.get_key_value(name);
@@ -221,7 +222,7 @@ impl LastGood {
         own.into_iter().chain(inside).map(|(name, good)| (name.clone(), good.clone()))
     }
 
-    /// Texts that were in force before this began, for files of which nothing better is known. Are there any?
+    /// Adds texts of the active revision, for files without a newer good version. Returns whether there are any.
     pub fn restore_last_good(&mut self, texts: Vec<FileContent>) -> bool {
         let before = (self.good.len(), std::mem::replace(&mut self.is_recalled, true));
         for FileContent { name, scope_dir: home, content, .. } in texts {
@@ -233,7 +234,7 @@ impl LastGood {
     }
 }
 
-/// What the names of everything below a place begin with. The root of a repository, and the folder that one is in, have none.
+/// Prefix of the names below a path. The root of a repository and the current directory have none.
 fn path_prefix(name: &str) -> String {
     if name.is_empty() { String::new() } else { format!("{}/", name.trim_end_matches('/')) }
 }
@@ -249,7 +250,7 @@ fn empty_problem(place: &str) -> Problem {
     Problem::of_file(place.into(), Code::Nothing, message, Some(hint.to_owned()))
 }
 
-/// Does a text that cannot be read look as if others depended on it?
+/// Whether an unparsable text looks like a document that others depend on.
 fn binds_others(text: &str) -> bool {
     text.lines().any(|line| {
         let line = line.trim_start().trim_start_matches(['{', '"', '\'', '-', ' ']);

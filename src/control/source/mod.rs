@@ -1,8 +1,8 @@
-//! Where manifests come from: directories that are watched, a branch of a git repository, or a program.
+//! Sources of manifests: watched directories, a branch of a git repository, or a program.
 //!
-//! All give the same value, a [`SourceState`], and promise the same: what cannot be read, is suddenly empty or has an error
-//! changes nothing ([`kept`]), and nothing is pruned on such a reading. What is wrong with a source as a whole, rather
-//! than with a file, is its [`Trouble`].
+//! All return a [`SourceState`] with the same guarantee: a file that is unreadable, suddenly empty or has an error
+//! changes nothing ([`last_good`]), and nothing is pruned on such a read. A problem of a source as a whole is a
+//! [`SourceError`].
 
 mod blocking_reader;
 pub mod directory;
@@ -27,46 +27,46 @@ use crate::manifest::{FileContent, Limits, Problem};
 use crate::model::{Desired, HashedSpec, InstanceKey};
 use crate::store::{Error, Store};
 
-/// One reading of the manifests.
+/// State of a source after a read.
 #[derive(Clone, Debug, Default)]
 pub struct SourceState {
     pub desired: Arc<Desired>,
-    /// Its digest: two readings with the same one want the same.
+    /// Digest: two states with the same one declare the same.
     pub revision: String,
     pub problems: Vec<Problem>,
-    /// Something could not be read as it is now: what is missing may only be unread.
+    /// Something is unreadable: a missing declaration may only be unread.
     pub is_incomplete: bool,
-    /// Something could not be read, and nothing is known that it used to say.
+    /// Something is unreadable, and has no last good version.
     pub has_unknown_files: bool,
-    /// What is not in it is wanted no more: two readings agree, or it is a commit, which is whole.
+    /// A declaration that is missing is no longer wanted: two reads agree, or it is a commit, which is complete.
     pub may_prune: bool,
-    /// Its problems, or its commit, are not those of the last reading.
+    /// Problems or commit differ from the last read.
     pub changed_since_last: bool,
     pub files: usize,
-    /// The commit that it is, where it is one.
+    /// The commit, for a git source.
     pub commit: Option<String>,
     /// The texts that it was read from.
     pub texts: Arc<Vec<FileContent>>,
 }
 
-/// How a want is changed on its way: the local agent's user, say.
+/// Post-processing of the desired state, such as the local agent's default user.
 pub type PostProcess = Box<dyn FnMut(&mut Desired) + Send>;
 
-/// Why a source is not followed. What was last taken stays in force.
+/// Why a source is not followed. The active revision stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceError {
     /// The repository could not be fetched or read.
     Unreachable { why: String },
-    /// The branch no longer holds the commit that was taken last.
+    /// The branch no longer contains the last accepted commit.
     Rewound { taken: String, tip: String, what: String },
-    /// The tip is not signed by anybody who is to be trusted.
+    /// The tip has no valid signature of a trusted key.
     NotSigned { tip: String, why: String },
-    /// The tip declares nothing at all.
+    /// The tip declares nothing.
     Empty { tip: String, why: String },
 }
 
 impl SourceError {
-    /// One word for scripts and counters.
+    /// Stable word for scripts and metrics.
     pub fn word(&self) -> &'static str {
         match self {
             SourceError::Unreachable { .. } => "Unreachable",
@@ -76,7 +76,7 @@ impl SourceError {
         }
     }
 
-    /// Is it still the same? How many milliseconds a failure took this time is no news.
+    /// Whether it is the same error. A different duration is not a difference.
     pub fn is_same_failure(&self, other: &SourceError) -> bool {
         match (self, other) {
             (SourceError::Unreachable { why: one }, SourceError::Unreachable { why: other }) => {
@@ -122,12 +122,12 @@ pub enum Source {
 }
 
 impl Source {
-    /// Directories and files, watched.
+    /// Watched directories and files.
     pub fn new(paths: Vec<PathBuf>, limits: Limits, debounce: Duration, finish: PostProcess) -> Source {
         Source::Directory(Box::new(Directory::new(paths, limits, debounce, false, finish)))
     }
 
-    /// Something changed, and it is time to read.
+    /// Whether something changed and a read is due.
     pub fn changed(&mut self) -> bool {
         match self {
             Source::Directory(directory) => directory.changed(),
@@ -136,7 +136,7 @@ impl Source {
         }
     }
 
-    /// How long until it is worth asking again, should nothing happen.
+    /// How long to wait before the next check, without a trigger.
     pub fn wait(&self) -> Duration {
         match self {
             Source::Directory(directory) => directory.wait(),
@@ -145,18 +145,18 @@ impl Source {
         }
     }
 
-    /// Something happened just now.
+    /// Waits for a change signal.
     pub async fn wait_for_signal(&self) {
         self.change_signal().wake.notified().await;
     }
 
-    /// Lets others say that it is worth looking.
+    /// Handle to request a read.
     pub fn trigger(&self) -> Trigger {
         Trigger(Arc::clone(self.change_signal()))
     }
 
-    /// The manifests as they are, or as they last were where they are broken; nothing before anything was read. What must
-    /// be remembered of it is in the store before this comes back.
+    /// The manifests, with last good versions of broken files; `None` before the first read. State that must survive
+    /// a restart is stored before this returns.
     pub async fn read<S: Store>(&mut self, state: &S) -> Result<Option<&SourceState>, Error> {
         match self {
             Source::Directory(directory) => Ok(Some(directory.read().await)),
@@ -165,16 +165,16 @@ impl Source {
         }
     }
 
-    /// What was in force before this began, should something of it be out of sight. Is there something new in it?
+    /// Adds the active revision as last good versions. Returns whether that adds something.
     pub fn restore_last_good(&mut self, texts: Vec<FileContent>) -> bool {
         match self {
             Source::Directory(directory) => directory.restore_last_good(texts),
-            // A commit is never out of sight, and a program says what it wants.
+            // A commit is never unreachable, and a program supplies its own state.
             Source::Git(_) | Source::InMemory(_) => false,
         }
     }
 
-    /// Was it wanted when it was last read?
+    /// Whether an instance was declared at the last read.
     pub fn wants(&self, key: &InstanceKey) -> bool {
         let last = match self {
             Source::Directory(directory) => Some(directory.last()),
@@ -184,7 +184,7 @@ impl Source {
         last.is_some_and(|reading| reading.desired.instances.contains_key(key))
     }
 
-    /// What is wrong with the source, if that is not what was last told.
+    /// The source's error, if it changed since the last report.
     pub fn take_error_change(&mut self) -> Option<Option<&SourceError>> {
         match self {
             Source::Directory(_) | Source::InMemory(_) => None,
@@ -192,7 +192,7 @@ impl Source {
         }
     }
 
-    /// Somebody else may have led meanwhile: what he took is to be asked for.
+    /// Discards state that another leader may have changed.
     pub fn reset(&mut self) {
         match self {
             Source::Directory(_) | Source::InMemory(_) => {}
@@ -209,7 +209,7 @@ impl Source {
     }
 }
 
-/// Says "look now", from anywhere. What is said during a look leads to another one.
+/// Requests a read, from any thread. A request during a read leads to another one.
 #[derive(Clone)]
 pub struct Trigger(Arc<ChangeSignal>);
 
@@ -220,16 +220,16 @@ impl Trigger {
     }
 }
 
-/// What happened since it was last asked.
+/// Changes since the last read.
 #[derive(Default)]
 struct ChangeSignal {
-    /// When something changed first, since it was last taken note of, and last.
+    /// First and last change since the last read.
     at: Mutex<Option<(Instant, Instant)>>,
-    /// Which paths something happened to, and whether each is surely no folder.
+    /// Changed paths, and whether each is known not to be a directory.
     touched: Mutex<BTreeMap<PathBuf, bool>>,
-    /// Something may have been missed: what is watched is to be set up anew.
+    /// Events may have been lost: the watches have to be set up again.
     missed: AtomicBool,
-    /// Somebody wants it to be looked at.
+    /// A read was requested.
     asked: AtomicBool,
     wake: Notify,
 }
@@ -253,15 +253,15 @@ impl ChangeSignal {
     }
 }
 
-/// Gives every want a user where none is named, each shared spec once.
+/// Sets the user of every instance without one, each shared spec once.
 pub fn set_default_user(desired: &mut Desired, user: &str) {
     DefaultUserCache::default().name(desired, user);
 }
 
-/// The same again and again: what was named before is not named anew.
+/// The same for repeated calls: known specs are reused.
 #[derive(Default)]
 pub struct DefaultUserCache {
-    /// By the address of the spec without a user, which is no other's as long as somebody knows of it.
+    /// By the address of the spec without a user, which is unique while it is referenced.
     known: HashMap<usize, (Weak<HashedSpec>, Weak<HashedSpec>)>,
 }
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
+use super::super::source::SourceError;
 use super::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
 use super::{ControllerEvent, Inner, MAX_ENTRIES, PassResult, Role, SourceState};
 use crate::clock;
@@ -47,28 +48,8 @@ impl Inner {
         match event {
             ControllerEvent::Read { reading, revision } => self.on_source_read(reading, revision),
             ControllerEvent::Problems { reading } => self.on_problems(reading),
-            ControllerEvent::RevisionNotFollowed { revision } => {
-                let title = match revision {
-                    Some(revision) => {
-                        let short: String = revision.chars().take(12).collect();
-                        format!("revision {short} is available but not followed")
-                    }
-                    None => "the source has the active revision".to_owned(),
-                };
-                self.known.not_followed = revision.map(|_| format!("FollowOff: {title}"));
-                self.log(Kind::Source, LogLevel::Info, title, plain(), json!({"unfollowed": revision}));
-            }
-            ControllerEvent::Source { trouble: None } => {
-                self.known.not_followed = None;
-                let title = "the source is followed again".to_owned();
-                self.log(Kind::Source, LogLevel::Info, title, plain(), json!({"trouble": null}));
-            }
-            ControllerEvent::Source { trouble: Some(trouble) } => {
-                let title = format!("the source is not followed: {}: {trouble}", trouble.word());
-                self.known.not_followed = Some(format!("{}: {trouble}", trouble.word()));
-                let more = json!({"trouble": trouble.word()});
-                self.log(Kind::Source, LogLevel::Error, title, trouble.hint().unwrap_or_default(), more);
-            }
+            ControllerEvent::RevisionNotFollowed { revision } => self.on_not_followed(*revision),
+            ControllerEvent::Source { trouble } => self.on_source_error(*trouble),
             ControllerEvent::Pinned { pin } => {
                 self.known.pin = Some((*pin).clone());
                 let title = format!("pinned to {} by {}", pin.revision, pin.by);
@@ -117,14 +98,7 @@ impl Inner {
                 self.log(Kind::RolledBack, LogLevel::Error, title, plain(), more);
             }
             ControllerEvent::ExecutionFinished { ended, took } => self.on_execution_finished(ended, *took),
-            ControllerEvent::Failure { why } => {
-                self.known.failed_observations += 1;
-                if self.known.trouble.as_deref() != Some(*why) {
-                    self.known.trouble = Some((*why).to_owned());
-                    let title = (*why).to_owned();
-                    self.log(Kind::Failure, LogLevel::Error, title, plain(), json!({}));
-                }
-            }
+            ControllerEvent::Failure { why } => self.on_failure(why),
             ControllerEvent::Idle { settled, held } => {
                 if std::mem::take(&mut self.news) {
                     let rest = if *held > 0 { format!(", {held} held") } else { String::new() };
@@ -137,6 +111,38 @@ impl Inner {
             ControllerEvent::PassStarted => self.known.pass_started = Some(Instant::now()),
             ControllerEvent::PassFinished { took } => self.on_pass_finished(*took),
             ControllerEvent::Tick => {}
+        }
+    }
+
+    fn on_not_followed(&mut self, revision: Option<&str>) {
+        let title = match revision {
+            Some(revision) => {
+                let short: String = revision.chars().take(12).collect();
+                format!("revision {short} is available but not followed")
+            }
+            None => "the source has the active revision".to_owned(),
+        };
+        self.known.not_followed = revision.map(|_| format!("FollowOff: {title}"));
+        self.log(Kind::Source, LogLevel::Info, title, String::new(), json!({"unfollowed": revision}));
+    }
+
+    fn on_source_error(&mut self, error: Option<&SourceError>) {
+        let Some(error) = error else {
+            self.known.not_followed = None;
+            let title = "the source is followed again".to_owned();
+            return self.log(Kind::Source, LogLevel::Info, title, String::new(), json!({"trouble": null}));
+        };
+        let title = format!("the source is not followed: {}: {error}", error.word());
+        self.known.not_followed = Some(format!("{}: {error}", error.word()));
+        let more = json!({"trouble": error.word()});
+        self.log(Kind::Source, LogLevel::Error, title, error.hint().unwrap_or_default(), more);
+    }
+
+    fn on_failure(&mut self, why: &str) {
+        self.known.failed_observations += 1;
+        if self.known.trouble.as_deref() != Some(why) {
+            self.known.trouble = Some(why.to_owned());
+            self.log(Kind::Failure, LogLevel::Error, why.to_owned(), String::new(), json!({}));
         }
     }
 

@@ -1,19 +1,19 @@
-//! Repository addresses and their credentials: what git is given, what people may read.
+//! Repository addresses and their credentials: one form for git, one for display.
 //!
-//! Credentials of a URL reach git by its environment, which only this user can read, and never by its arguments, which
-//! every user of the machine can. In every text that leaves here they are masked.
+//! Credentials of a URL reach git through its environment, which only this user can read, never through its
+//! arguments, which every user can. Every displayed text masks them.
 
 use std::net::IpAddr;
 
-/// Parameters of a URL that are credentials, by a part of their name.
+/// Query parameters that hold credentials, by a part of their name.
 const SECRETS: [&str; 6] = ["token", "password", "passwd", "secret", "apikey", "api_key"];
 
-/// What a repository's address says.
+/// A parsed repository address.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Address {
     /// Without credentials.
     pub url: String,
-    /// The URL up to its path, for which the credentials are; http and https alone.
+    /// The URL without its path, which the credentials are for; http and https only.
     pub site: String,
     pub user: Option<String>,
     pub password: Option<String>,
@@ -25,7 +25,7 @@ impl std::fmt::Debug for Address {
     }
 }
 
-/// Splits an address. `Err`: why it cannot be used, without its secrets.
+/// Parses an address. `Err`: why it cannot be used, without its secrets.
 pub fn parse(address: &str) -> Result<Address, String> {
     let whole = |url: &str| Address { url: url.to_owned(), site: String::new(), user: None, password: None };
     let Some((scheme, rest)) = address.split_once("://") else { return Ok(whole(address)) };
@@ -36,7 +36,7 @@ pub fn parse(address: &str) -> Result<Address, String> {
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let Some((userinfo, host)) = authority.rsplit_once('@') else {
         let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|_| !authority.ends_with(']'));
-        // The host would be a part of the user's name.
+        // The host would be parsed as a part of the user name.
         if port.is_some_and(|port| port.bytes().any(|byte| !byte.is_ascii_digit())) && path.contains('@') {
             return Err("has a '/', '?' or '#' in its credentials, which would end the host".to_owned());
         }
@@ -47,12 +47,12 @@ pub fn parse(address: &str) -> Result<Address, String> {
         None => (userinfo, None),
     };
     let has_control = |text: &str| text.chars().any(char::is_control);
-    // Which of the two ends the password cannot be told.
+    // It is ambiguous which of the two ends the password.
     if password.is_some() && path.contains('@') {
         return Err("has an '@' after its host: a part of the password, or of the path".to_owned());
     }
     if !web {
-        // ssh takes no password from an address, and shows it to everybody.
+        // ssh takes no password from an address, and shows it in its arguments.
         return Ok(whole(&format!("{scheme}://{user}@{host}{path}")));
     }
     let user = decoded(user);
@@ -71,8 +71,8 @@ fn site(web: bool, scheme: &str, host: &str) -> String {
     if web { format!("{scheme}://{host}") } else { String::new() }
 }
 
-/// Scheme and host of an address that is fetched over the network without encryption; `None`: it is encrypted, or stays on
-/// this machine. Only a literal loopback address and `localhost` stay on it.
+/// Scheme and host of an address that is fetched over the network without encryption; `None`: it is encrypted, or
+/// local. Only a literal loopback address and `localhost` are local.
 pub fn plain(address: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = address.split_once("://")?;
     if !matches!(scheme, "http" | "git") {
@@ -82,7 +82,7 @@ pub fn plain(address: &str) -> Option<(&str, &str)> {
     (!is_this_machine(host)).then_some((scheme, host))
 }
 
-/// Whether an address with a host leads to this machine itself, so that no proxy is on the way.
+/// Whether an address with a host is this machine, so that no proxy is involved.
 pub fn is_loopback(address: &str) -> bool {
     address.split_once("://").is_some_and(|(_, rest)| is_this_machine(host_of(rest)))
 }
@@ -102,7 +102,7 @@ fn is_this_machine(host: &str) -> bool {
     host == "localhost" || host.parse().is_ok_and(is_loopback)
 }
 
-/// `%40` and the like as what they mean; what is no such thing stays.
+/// Decodes `%40` and the like; an invalid sequence stays as it is.
 fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -117,8 +117,7 @@ fn decoded(text: &str) -> String {
     String::from_utf8(out).unwrap_or_else(|_| text.to_owned())
 }
 
-/// One address per source, the same for every user. A user alone says nothing secret in ssh, and belongs to the address
-/// there.
+/// One address per source, the same for every user. In ssh a user name is part of the address and not a secret.
 pub fn without_credentials(url: &str) -> String {
     match parse(url) {
         Ok(address) => masked(&address.url),
@@ -126,7 +125,7 @@ pub fn without_credentials(url: &str) -> String {
     }
 }
 
-/// A text in which no URL shows a credential.
+/// Masks the credentials of every URL in a text.
 pub fn masked(text: &str) -> String {
     let mut masked = String::with_capacity(text.len());
     let mut rest = text;
@@ -142,14 +141,14 @@ pub fn masked(text: &str) -> String {
     without_parameters(&masked)
 }
 
-/// What may be shown of the beginning of a URL after its scheme, and the rest of the text.
+/// The displayable start of a URL after its scheme, and the rest of the text.
 fn without_user<'a>(scheme: &str, after: &'a str) -> (String, &'a str) {
-    // Names alone are secrets in https (tokens are given so), but not in ssh.
+    // A user name alone is a secret in https (tokens), but not in ssh.
     let secret = |user: &str| user.contains(':') || scheme.starts_with("http");
     let token = &after[..after.find(char::is_whitespace).unwrap_or(after.len())];
     let end = after.find(|c: char| matches!(c, '/' | '?' | '#' | '\'' | '"') || c.is_whitespace());
     let (authority, more) = after.split_at(end.unwrap_or(after.len()));
-    // A password may hold what ends a host: then the last @ ends it, unless another URL begins before.
+    // A password may contain characters that end a host: then the last @ ends it, unless another URL starts before.
     let token = &token[..token.find("://").unwrap_or(token.len())];
     let is_cut = !authority.contains('@') && authority.contains(':') && token.len() > authority.len();
     if is_cut && let Some((_, host)) = token.rsplit_once('@') {
@@ -159,7 +158,7 @@ fn without_user<'a>(scheme: &str, after: &'a str) -> (String, &'a str) {
     }
     match authority.rsplit_once('@') {
         Some((user, host)) if secret(user) => {
-            // One more @ further on may be the real end.
+            // Another @ may be the real end.
             match token.rsplit_once('@') {
                 Some((_, last)) if user.contains(':') && token.len() - last.len() > authority.len() => {
                     let begin = token.len() - last.len();
@@ -173,7 +172,7 @@ fn without_user<'a>(scheme: &str, after: &'a str) -> (String, &'a str) {
     }
 }
 
-/// A text without the values of parameters that are credentials.
+/// Masks the values of query parameters that hold credentials.
 fn without_parameters(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;

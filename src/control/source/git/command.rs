@@ -1,8 +1,9 @@
-//! Running `git`, so that it asks nobody, runs nobody's code, and ends.
+//! Running `git` without prompts, foreign code or unbounded run time.
 //!
-//! Two ways. [`Program::remote`] speaks with the other side: it has the user's configuration, for credentials and keys. All
-//! else is [`Program::local`]: it sees no configuration but ours. Neither prompts, runs hooks, collects garbage by itself
-//! or speaks protocols that start programs. What is not done in time is ended, with everything it started.
+//! [`Program::remote`] contacts the server, with the user's configuration for credentials and keys.
+//! [`Program::local`] works on the mirror and reads only our configuration. Neither prompts, runs hooks, collects
+//! garbage automatically, or uses protocols that start programs. A command that exceeds its time limit is killed with
+//! its process group.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -17,19 +18,19 @@ use super::address::{Address, is_loopback, masked};
 use super::version;
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// For commands that only look at our own mirror.
+/// Time limit of commands on our own mirror.
 const LOCAL_TIMEOUT: Duration = Duration::from_secs(60);
-/// One that was asked to end removes its lock files; then it is made to.
+/// Time between SIGTERM, on which git removes its lock files, and SIGKILL.
 const KILL_GRACE: Duration = Duration::from_secs(2);
-/// The most of what git says that is worth repeating.
+/// Maximum length of a quoted message of git.
 const MAX_STDERR_CHARS: usize = 600;
-/// What may be spoken. `ext` and `fd` and whatever else is installed run programs or use our descriptors.
+/// Allowed protocols. `ext`, `fd` and other installed helpers run programs or use our descriptors.
 pub const PROTOCOLS: [&str; 5] = ["file", "git", "http", "https", "ssh"];
-/// What the user says in the environment about reaching the other side; every other `GIT_…` is not meant for us.
+/// Environment variables about the connection, which are passed on; every other `GIT_…` is removed.
 const PASSED_ENV_PREFIXES: [&str; 4] = ["GIT_CONFIG_", "GIT_SSH", "GIT_SSL_", "GIT_HTTP_"];
 const PASSED_ENV: [&str; 2] = ["GIT_EXEC_PATH", "GIT_PROXY_COMMAND"];
 
-/// For every command, whatever the user's configuration says.
+/// Settings of every command, whatever the user's configuration says.
 const CONFIG: [&str; 16] = [
     "core.hooksPath=/dev/null",
     "core.fsmonitor=false",
@@ -46,20 +47,20 @@ const CONFIG: [&str; 16] = [
     "submodule.recurse=false",
     // Credentials and trust are for the host that the user named.
     "http.followRedirects=false",
-    // A connection over which nothing comes is given up before the time is over.
+    // An idle connection is closed before the time limit.
     "http.lowSpeedLimit=1",
     "http.lowSpeedTime=60",
 ];
 
 pub struct GitCommand {
-    /// The bare repository that it works on.
+    /// The bare repository.
     pub mirror: PathBuf,
-    /// How long the other side may take.
+    /// Time limit of commands that contact the server.
     pub timeout: Duration,
     pub stop: Arc<AtomicBool>,
 }
 
-/// How a command ended: its code, and what it wrote.
+/// Result of a command: its exit code and output.
 pub struct CommandOutput {
     pub code: i32,
     pub out: Vec<u8>,
@@ -73,23 +74,23 @@ impl CommandOutput {
 }
 
 impl GitCommand {
-    /// A command that speaks with the other side. `lock` is held open by it, so that others wait for its end, even if we
-    /// do not live to see it.
+    /// Runs a command that contacts the server. The child holds `lock` open, so that others wait for its end even if
+    /// we are killed.
     pub fn remote(&self, args: &[&str], lock: &File, address: &Address) -> Result<CommandOutput, String> {
         version::check()?;
         let mut settings = credentials(address);
         let direct = is_loopback(&address.url);
         if direct && !address.site.is_empty() {
-            // A proxy elsewhere would get the request, and its credentials, unencrypted.
+            // A remote proxy would receive the request and its credentials unencrypted.
             settings.push(format!("http.{}.proxy=", address.site));
         }
         let config: Vec<&str> = settings.iter().flat_map(|setting| ["-c", setting.as_str()]).collect();
         let mut command = self.command(&[&config, args].concat());
         if direct {
-            // `git://` has a proxy of its own.
+            // `git://` has its own proxy setting.
             command.env_remove("GIT_PROXY_COMMAND");
         }
-        // The environment is for this user's eyes alone; arguments are for everybody's.
+        // Only this user can read the environment; every user can read arguments.
         if let Some(user) = &address.user {
             let count =
                 std::env::var("GIT_CONFIG_COUNT").ok().and_then(|count| count.parse().ok()).unwrap_or(0u32);
@@ -107,12 +108,12 @@ impl GitCommand {
         self.run(command, &[], 0, self.timeout)
     }
 
-    /// A command on our own mirror, with an input and at most so many bytes of output.
+    /// Runs a command on our own mirror, with an input and a limit for its output.
     pub fn local(&self, args: &[&str], input: &[u8], most: u64) -> Result<CommandOutput, String> {
         self.local_with(args, input, most, &[])
     }
 
-    /// The same with more variables.
+    /// The same with additional variables.
     pub fn local_with(
         &self,
         args: &[&str],
@@ -120,7 +121,7 @@ impl GitCommand {
         most: u64,
         variables: &[(&str, &Path)],
     ) -> Result<CommandOutput, String> {
-        // These two read no object: nothing is ever fetched for them.
+        // These two read no objects, so nothing is ever fetched for them.
         if !matches!(args.first(), Some(&"config" | &"init")) {
             version::check()?;
         }
@@ -134,7 +135,7 @@ impl GitCommand {
         self.run(command, input, most, LOCAL_TIMEOUT)
     }
 
-    /// Any other program, to the same terms.
+    /// Runs another program with the same limits.
     pub fn run_other(&self, command: Command) -> Result<CommandOutput, String> {
         self.run(command, &[], 1 << 20, LOCAL_TIMEOUT)
     }
@@ -142,8 +143,8 @@ impl GitCommand {
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new("git");
         for (name, _) in std::env::vars_os().filter(|(name, _)| has_prefix(name, "GIT_")) {
-            if !PASSED_ENV_PREFIXES.iter().any(|kept| has_prefix(&name, kept))
-                && !PASSED_ENV.iter().any(|kept| name == *kept)
+            if !PASSED_ENV_PREFIXES.iter().any(|passed| has_prefix(&name, passed))
+                && !PASSED_ENV.iter().any(|passed| name == *passed)
             {
                 command.env_remove(name);
             }
@@ -155,7 +156,7 @@ impl GitCommand {
             .args(args)
             .current_dir(self.mirror.parent().unwrap_or(Path::new("/")))
             .env("GIT_ALLOW_PROTOCOL", PROTOCOLS.join(":"))
-            // Set and empty: nobody is asked. Left out, other programs would be looked for.
+            // Set and empty: no prompt. Unset, git would look for other programs.
             .env("GIT_ASKPASS", "")
             .env("GIT_TERMINAL_PROMPT", "0")
             .env("GCM_INTERACTIVE", "never")
@@ -170,7 +171,7 @@ impl GitCommand {
         command
     }
 
-    /// The user's configuration names a program for ssh: his, then, to keep from asking.
+    /// Whether the user's configuration names an ssh command, which then has to avoid prompts itself.
     fn has_ssh_command(&self) -> bool {
         let mut command = self.command(&["config", "--get", "core.sshCommand"]);
         command.stdin(Stdio::null());
@@ -184,14 +185,14 @@ impl GitCommand {
         most: u64,
         limit: Duration,
     ) -> Result<CommandOutput, String> {
-        // A file, not a pipe: what stays behind in the background (a shared ssh connection) keeps it open.
-        let mut said = rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC)
+        // A file instead of a pipe: a background process (a shared ssh connection) would keep a pipe open.
+        let mut stderr_file = rustix::fs::memfd_create("said", rustix::fs::MemfdFlags::CLOEXEC)
             .map(File::from)
             .map_err(|error| format!("cannot run git: {error}"))?;
-        let stderr = said.try_clone().map_err(|error| format!("cannot run git: {error}"))?;
+        let stderr = stderr_file.try_clone().map_err(|error| format!("cannot run git: {error}"))?;
         command.stdout(if most > 0 { Stdio::piped() } else { Stdio::null() }).stderr(stderr).process_group(0);
         let name = command.get_program().to_string_lossy().into_owned();
-        // Whoever comes after us, should we be killed, finds nobody at work on the mirror.
+        // If we are killed, git is killed, too: the next process finds the mirror unused.
         // SAFETY: between fork and exec, one system call that neither allocates nor locks.
         unsafe {
             command.pre_exec(|| {
@@ -202,7 +203,7 @@ impl GitCommand {
         let (to, from) = (child.stdin.take(), child.stdout.take());
         let (status, out) = std::thread::scope(|threads| {
             if let Some(mut to) = to {
-                // One that does not read all of it says why.
+                // A program that does not read all of its input reports why.
                 threads.spawn(move || drop(to.write_all(input)));
             }
             let reader = from.map(|from| {
@@ -221,12 +222,14 @@ impl GitCommand {
             return Err(format!("{name} writes more than {most} bytes"));
         }
         let mut bytes = Vec::new();
-        let read = said.seek(SeekFrom::Start(0)).and_then(|_| (&said).take(1 << 16).read_to_end(&mut bytes));
+        let read = stderr_file
+            .seek(SeekFrom::Start(0))
+            .and_then(|_| (&stderr_file).take(1 << 16).read_to_end(&mut bytes));
         read.map_err(|error| format!("cannot read what {name} says: {error}"))?;
         Ok(CommandOutput { code: status.code().unwrap_or(-1), out, stderr: stderr_line(&bytes) })
     }
 
-    /// Until it ended, or its time is over, or we are to stop.
+    /// Waits until the child ends, its time limit passes, or we are stopped.
     fn wait(&self, child: &mut Child, name: &str, limit: Duration) -> Result<ExitStatus, String> {
         let begin = Instant::now();
         let mut pause = Duration::from_millis(1);
@@ -249,7 +252,7 @@ impl GitCommand {
     }
 }
 
-/// Ends a child with all of its group.
+/// Kills a child and its process group.
 fn kill_group(child: &mut Child) {
     let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else { return };
     let _ = kill_process_group(group, Signal::TERM);
@@ -257,7 +260,7 @@ fn kill_group(child: &mut Child) {
     while begin.elapsed() < KILL_GRACE && matches!(child.try_wait(), Ok(None)) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // Those it started may be there still.
+    // Descendants may still run.
     let _ = kill_process_group(group, Signal::KILL);
     let _ = child.wait();
 }
@@ -266,32 +269,32 @@ fn has_prefix(name: &std::ffi::OsStr, with: &str) -> bool {
     name.as_encoded_bytes().starts_with(with.as_bytes())
 }
 
-/// Where credentials of an address are in git's environment.
+/// Environment variables with the credentials of an address.
 const USER: &str = "ABIDE_GIT_USER";
 const PASSWORD: &str = "ABIDE_GIT_PASSWORD";
 
-/// Settings that let git ask for the credentials of an address, for its own site and no other; they hold none.
+/// Settings that make git use the credentials of an address for its own site only; they contain no secrets.
 fn credentials(address: &Address) -> Vec<String> {
     let Address { site, user, password, .. } = address;
     let helper = |says: &str| format!("credential.{site}.helper=!f() {{ test \"$1\" != get || {says}; }}; f");
     match (user, password) {
         (None, _) => Vec::new(),
         (Some(_), Some(_)) => vec![
-            // Other helpers are not asked: the address says it all.
+            // Other helpers are not used: the address has complete credentials.
             format!("credential.{site}.helper="),
             helper(&format!("printf 'username=%s\\npassword=%s\\n' \"${USER}\" \"${PASSWORD}\"")),
         ],
-        // A token as the name: the user's helpers come first, else the password is empty.
+        // A token as the user name: the user's helpers come first, otherwise the password is empty.
         (Some(_), None) => {
             vec![helper(&format!("printf 'username=%s\\npassword=\\n' \"${USER}\""))]
         }
     }
 }
 
-/// What git said, on one line, without credentials.
+/// The output of git on one line, without credentials.
 fn stderr_line(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
-    // What it says after every failure of the other side.
+    // git adds these lines to every remote failure.
     let advice =
         |line: &&str| line.starts_with("Please make sure you have") || line.starts_with("and the repository");
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !advice(line));
@@ -316,7 +319,7 @@ mod tests {
         let program = GitCommand { mirror: "/".into(), timeout: Duration::from_secs(1), stop };
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 1000 & echo $!; wait"]).stdin(Stdio::null());
-        // Its output stays open as long as the other one lives.
+        // The background process keeps the output open.
         let begin = Instant::now();
         let ended = program.run(command, &[], 100, Duration::from_millis(200));
         assert_eq!(ended.err().as_deref(), Some("sh took longer than 200ms, and was ended"));

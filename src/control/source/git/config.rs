@@ -1,4 +1,4 @@
-//! What is to be followed, as it was typed: refused here if git could take it for something else.
+//! Configuration of a git source: addresses and names that git could misinterpret are refused.
 
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
@@ -11,36 +11,36 @@ use crate::manifest::Limits;
 /// Which commits must be signed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Signatures {
-    /// The tip alone: who signs it vouches for all that it contains.
+    /// Only the tip: its signer vouches for everything that it contains.
     #[default]
     Tip,
-    /// Each commit that is reachable from the tip and not from the commit taken last.
+    /// Each commit that is reachable from the tip and not from the last accepted commit.
     All,
 }
 
-/// A branch of a repository, and how it is to be followed.
+/// A branch of a repository, and how to follow it.
 #[derive(Clone)]
 pub struct GitConfig {
     pub url: String,
-    /// A branch, a tag, or `HEAD`: what the other side calls its usual branch.
+    /// A branch, a tag, or `HEAD`: the server's default branch.
     pub reference: String,
     /// Inside the repository; empty for all of it.
     pub path: PathBuf,
-    /// Only commits that are signed by somebody in this file.
+    /// Only commits with a signature by a key in this file.
     pub signers: Option<PathBuf>,
-    /// Which commits must be signed so.
+    /// Which commits must have one.
     pub signatures: Signatures,
-    /// This commit may be taken though it does not follow from the last one.
+    /// Accept this commit though it does not descend from the last one.
     pub accept_rewind: Option<String>,
     /// Accept a connection that is neither encrypted nor authenticated.
     pub insecure: bool,
-    /// How often to fetch.
+    /// Fetch interval.
     pub interval: Duration,
-    /// How long one fetch may take.
+    /// Time limit of a fetch.
     pub timeout: Duration,
-    /// Where mirrors are kept.
+    /// Directory of the mirrors.
     pub folder: PathBuf,
-    /// Whose set it is.
+    /// Owner of the manifests.
     pub owner: String,
     pub limits: Limits,
 }
@@ -55,7 +55,7 @@ impl std::fmt::Debug for GitConfig {
 }
 
 impl GitConfig {
-    /// `Err`: what is wrong with it, and what to do.
+    /// `Err`: the problem, and a hint.
     pub fn validated(mut self) -> Result<GitConfig, (String, String)> {
         self.url = url(&self.url)?;
         if let Some((scheme, host)) = address::plain(&self.url).filter(|_| !self.insecure) {
@@ -82,12 +82,12 @@ impl GitConfig {
         Ok(self)
     }
 
-    /// What git is given.
+    /// The address for git.
     pub fn address(&self) -> Result<Address, String> {
         address::parse(&self.url).map_err(|why| format!("{} {why}", self.shown_url()))
     }
 
-    /// As people may read it.
+    /// The address for display.
     pub fn shown_url(&self) -> String {
         masked(&self.url)
     }
@@ -97,7 +97,7 @@ fn url(url: &str) -> Result<String, (String, String)> {
     let refused = |why: &str, hint: &str| Err((format!("--git: {:?} {why}", masked(url)), hint.to_owned()));
     let usual = "say https://HOST/PATH, ssh://USER@HOST/PATH, USER@HOST:PATH, file:///PATH or a path";
     if url.is_empty() {
-        return refused("is no URL", usual);
+        return refused("is not a URL", usual);
     }
     if url.starts_with('-') {
         return refused("begins with a dash: git would take it for an option", usual);
@@ -111,14 +111,14 @@ fn url(url: &str) -> Result<String, (String, String)> {
             "write such characters as %2F, %3F, %23 and %40; or use a credential helper of git",
         );
     }
-    // `ext::sh -c …` and the like: a program, not a place.
+    // `ext::sh -c …` and the like name a program.
     let scheme = url.split("://").next().filter(|scheme| scheme.len() < url.len());
     let helper = url.split_once("::").map(|(name, _)| name).filter(|name| is_word(name));
     match (helper, scheme) {
-        (Some(_), _) => refused("names a program to run, not a place", usual),
+        (Some(_), _) => refused("names a program to run, not a repository", usual),
         (None, Some(scheme)) if PROTOCOLS.contains(&scheme) => Ok(url.to_owned()),
-        (None, Some(scheme)) if is_word(scheme) => refused("is spoken in a way that is not allowed", usual),
-        // HOST:PATH is ssh's, as for git itself: a colon before the first slash.
+        (None, Some(scheme)) if is_word(scheme) => refused("uses a protocol that is not allowed", usual),
+        // HOST:PATH is ssh, as in git: a colon before the first slash.
         (None, _) if url.split('/').next().is_some_and(|first| first.contains(':')) => Ok(url.to_owned()),
         (None, _) => {
             let whole = std::path::absolute(url).unwrap_or_else(|_| PathBuf::from(url));
@@ -131,12 +131,12 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
 }
 
-/// The rules of `git check-ref-format`, and none of what a refspec means.
+/// The rules of `git check-ref-format`, without refspec syntax.
 fn check_reference(name: &str) -> Result<(), (String, String)> {
     let refused =
         |why: &str| Err((format!("--ref: {name:?} {why}"), "name a branch, a tag or HEAD".to_owned()));
     if name.is_empty() {
-        return refused("is no name");
+        return refused("is not a name");
     }
     if name.starts_with('-') {
         return refused("begins with a dash: git would take it for an option");
@@ -151,7 +151,7 @@ fn check_reference(name: &str) -> Result<(), (String, String)> {
         || name.ends_with('.')
         || name == "@"
     {
-        return refused("is no name of a branch or tag");
+        return refused("is not a valid branch or tag name");
     }
     Ok(())
 }

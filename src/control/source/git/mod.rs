@@ -1,13 +1,13 @@
-//! A branch of a git repository: each commit that may be taken is what is wanted, whole, until the next.
+//! Git source: each accepted commit of a branch is the complete desired state until the next.
 //!
 //! # Theory of operation
 //! ```text
-//! interval, nudge ─→ fetch into a bare mirror ─→ judge the tip ─→ read its files ─→ Reading{commit}
-//!                                                follows? signed?   objects, no work tree
+//! interval, trigger ─→ fetch into a bare mirror ─→ verify the tip ─→ read its files ─→ SourceState{commit}
+//!                                                  follows? signed?  objects, no work tree
 //! ```
-//! A look ([`look`]) happens on a thread, one at a time, while the loop goes on keeping the last commit true. The commit
-//! taken last is in the store (`source/<owner>/git`) before it is acted on, so that a branch that was rewound is known to
-//! be so by whoever leads next, wherever. `git` itself is run by [`program`].
+//! A poll ([`poll`]) runs on a thread, one at a time, while the control loop keeps the last commit applied. The last
+//! accepted commit is stored (`source/<owner>/git`) before it is applied, so that the next leader detects a rewound
+//! branch, on any machine. [`command`] runs `git`.
 
 mod address;
 mod command;
@@ -33,32 +33,32 @@ use super::{ChangeSignal, PostProcess, SourceError, SourceState};
 use crate::clock;
 use crate::store::{Error, Store, Txn};
 
-/// How long to wait where something else must happen first.
+/// Delay while another step has to finish first.
 const IDLE: Duration = Duration::from_secs(1);
 
 pub struct Git {
     config: Arc<GitConfig>,
-    /// Used by one look at a time.
+    /// Used by one poll at a time.
     looker: Arc<Mutex<Poller>>,
-    looking: Option<PollTask>,
+    polling: Option<PollTask>,
     seen: Arc<ChangeSignal>,
     stop: Arc<AtomicBool>,
-    /// When to fetch next.
+    /// When the next fetch is due.
     due: Instant,
-    /// The store was asked for the pin.
+    /// The stored commit was read.
     recalled: bool,
     pin: Option<LastCommit>,
-    /// The pin is not in the store yet.
+    /// The accepted commit is not stored yet.
     unkept: bool,
     reading: Option<SourceState>,
-    /// The reading was not given to anybody yet.
+    /// The new state was not returned yet.
     fresh: bool,
     trouble: Option<SourceError>,
-    told: Option<SourceError>,
+    reported: Option<SourceError>,
 }
 
 struct PollTask {
-    /// `None`: it was heard, and things are put in order.
+    /// `None`: the result was received, and maintenance runs.
     answer: Option<oneshot::Receiver<PollResult>>,
     thread: JoinHandle<()>,
 }
@@ -71,7 +71,7 @@ impl Git {
         Git {
             config,
             looker: Arc::new(Mutex::new(looker)),
-            looking: None,
+            polling: None,
             seen: Arc::new(ChangeSignal::default()),
             stop,
             due: Instant::now(),
@@ -81,7 +81,7 @@ impl Git {
             reading: None,
             fresh: false,
             trouble: None,
-            told: None,
+            reported: None,
         }
     }
 
@@ -93,30 +93,30 @@ impl Git {
         &self.seen
     }
 
-    /// Begins a look when it is time, and hears what came of the last one: is there anything new?
+    /// Starts a due poll and receives the result of the last one. Returns whether there is something new.
     pub fn changed(&mut self) -> bool {
-        let looked = match &mut self.looking {
+        let result = match &mut self.polling {
             Some(PollTask { answer: Some(answer), .. }) => match answer.try_recv() {
-                Ok(looked) => Some(looked),
+                Ok(result) => Some(result),
                 Err(oneshot::error::TryRecvError::Empty) => return false,
                 Err(oneshot::error::TryRecvError::Closed) => None,
             },
             Some(PollTask { answer: None, thread }) if !thread.is_finished() => return false,
             Some(PollTask { answer: None, .. }) | None => {
-                self.looking = None;
+                self.polling = None;
                 self.poll_if_due();
                 return false;
             }
         };
-        if let Some(looking) = &mut self.looking {
-            looking.answer = None;
+        if let Some(polling) = &mut self.polling {
+            polling.answer = None;
         }
         self.due = Instant::now() + self.next_poll_delay();
-        looked.is_some_and(|looked| self.handle_poll_result(looked))
+        result.is_some_and(|result| self.handle_poll_result(result))
     }
 
     fn poll_if_due(&mut self) {
-        // What somebody asked for before we know where we stand is asked for still.
+        // A request that arrives before the stored commit is known stays pending.
         if !self.recalled {
             return;
         }
@@ -128,14 +128,14 @@ impl Git {
         let (looker, seen) = (Arc::clone(&self.looker), Arc::clone(&self.seen));
         let pin = self.pin.clone();
         let have = self.reading.as_ref().and_then(|reading| reading.commit.clone());
-        let look = move || {
+        let poll = move || {
             let mut looker = looker.lock().unwrap_or_else(PoisonError::into_inner);
             let _ = to.send(looker.poll(pin.as_ref(), have.as_deref()));
             seen.wake.notify_one();
             looker.gc();
             seen.wake.notify_one();
         };
-        self.looking = match std::thread::Builder::new().name("git".to_owned()).spawn(look) {
+        self.polling = match std::thread::Builder::new().name("git".to_owned()).spawn(poll) {
             Ok(thread) => Some(PollTask { answer: Some(answer), thread }),
             Err(_) => {
                 self.due = Instant::now() + IDLE;
@@ -144,20 +144,20 @@ impl Git {
         };
     }
 
-    /// Not all at the same moment, where many watch one repository.
+    /// Jitter: many watchers of one repository must not fetch at the same moment.
     fn next_poll_delay(&self) -> Duration {
         let any = RandomState::new().build_hasher().finish() % 1000;
         self.config.interval.mul_f64(0.9 + 0.2 * any as f64 / 1000.0)
     }
 
-    fn handle_poll_result(&mut self, looked: PollResult) -> bool {
-        // Somebody else led meanwhile: what was found then may no longer be right.
+    fn handle_poll_result(&mut self, result: PollResult) -> bool {
+        // Another controller led: the result may be outdated.
         if !self.recalled {
             self.due = Instant::now();
             return false;
         }
-        self.trouble = looked.trouble;
-        if let Some((reading, pin)) = looked.taken {
+        self.trouble = result.trouble;
+        if let Some((reading, pin)) = result.taken {
             let mut last = self.reading.take().unwrap_or_default();
             self.reading = Some(LastGood::reject_empty(reading, &mut last));
             self.unkept |= self.pin.as_ref() != Some(&pin);
@@ -167,27 +167,27 @@ impl Git {
         self.fresh || self.error_changed()
     }
 
-    /// Is what is wrong something else than what was last told?
+    /// Whether the error differs from the last reported one.
     fn error_changed(&self) -> bool {
-        match (&self.told, &self.trouble) {
-            (Some(told), Some(now)) => !told.is_same_failure(now),
-            (told, now) => told.is_some() != now.is_some(),
+        match (&self.reported, &self.trouble) {
+            (Some(reported), Some(now)) => !reported.is_same_failure(now),
+            (reported, now) => reported.is_some() != now.is_some(),
         }
     }
 
     pub fn wait(&self) -> Duration {
-        match (&self.looking, self.recalled) {
+        match (&self.polling, self.recalled) {
             (Some(PollTask { answer, thread }), _) if answer.is_some() || !thread.is_finished() => IDLE,
             (_, false) => IDLE,
             (Some(_) | None, true) => self.due.saturating_duration_since(Instant::now()),
         }
     }
 
-    /// The last commit that was taken.
+    /// The last accepted commit.
     pub async fn read<S: Store>(&mut self, state: &S) -> Result<Option<&SourceState>, Error> {
         if !self.recalled {
             let pin = self.load_last_commit(state).await?;
-            // Somebody else took another commit: ours is not in force any more.
+            // Another controller accepted another commit: ours is no longer active.
             if self.pin.as_ref().map(|pin| &pin.commit) != pin.as_ref().map(|pin| &pin.commit) {
                 (self.reading, self.fresh) = (None, false);
             }
@@ -209,7 +209,7 @@ impl Git {
         if !self.error_changed() {
             return None;
         }
-        self.told.clone_from(&self.trouble);
+        self.reported.clone_from(&self.trouble);
         Some(self.trouble.as_ref())
     }
 
@@ -221,15 +221,14 @@ impl Git {
         format!("source/{}/git", self.config.owner)
     }
 
-    /// The commit that was taken last from this branch, by whoever led.
+    /// The last accepted commit of this branch, by any leader.
     async fn load_last_commit<S: Store>(&self, state: &S) -> Result<Option<LastCommit>, Error> {
         let key = self.key();
         let Some(entry) = state.get(&key).await? else { return Ok(None) };
         let damaged = |what: String| Error::Corrupt { file: key.clone(), what };
         let kept: serde_json::Value =
             serde_json::from_slice(&entry.value).map_err(|error| damaged(error.to_string()))?;
-        // Another repository or branch was followed: that is a choice of the user, not a rewind.
-        // Older versions masked less.
+        // Another repository or branch is a choice of the user, not a rewind. Older versions masked less.
         let url = kept["url"].as_str().map(address::masked);
         if (url, kept["ref"].as_str()) != (Some(self.config.shown_url()), Some(&self.config.reference)) {
             return Ok(None);
@@ -251,8 +250,8 @@ impl Git {
 impl Drop for Git {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        if let Some(looking) = self.looking.take() {
-            let _ = looking.thread.join();
+        if let Some(polling) = self.polling.take() {
+            let _ = polling.thread.join();
         }
     }
 }

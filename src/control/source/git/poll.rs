@@ -1,7 +1,7 @@
-//! One look at the repository: fetch, judge the tip, read its files. Runs on a thread of its own, and may take minutes.
+//! One poll of the repository: fetch, verify the tip, read its files. Runs on its own thread, and may take minutes.
 //!
-//! A tip is taken only if it follows from the commit taken last (or was accepted by name), is signed by somebody who may,
-//! where that is asked for, and declares something. Otherwise what was taken last stays, and there is a [`Trouble`].
+//! A tip is accepted only if it descends from the last accepted commit (or was accepted by id), has a valid signature
+//! where required, and declares something. Otherwise the last commit stays active, and a [`SourceError`] is reported.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -24,14 +24,14 @@ use super::signature;
 use super::tree::{FoundFile, FoundManifests, Tree};
 use crate::manifest::{self, FileContent, Limits, Loaded, Problem, StandIn};
 
-/// The longest listing of a commit: some two million files.
+/// Maximum size of a commit's listing: about two million files.
 const MAX_LISTING_BYTES: u64 = 256 << 20;
-/// The most commits that `--signatures all` verifies at once.
+/// Maximum number of commits that `--signatures all` verifies at once.
 const MAX_VERIFIED: usize = 10_000;
-/// The longest way that a link may name.
+/// Maximum length of a symlink's target.
 const MAX_LINK_BYTES: u64 = 4096;
 
-/// The commit taken last, and the last one that was without an error: broken files stay as they were there.
+/// The last accepted commit, and the last one without an error: broken files keep their version there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastCommit {
     pub commit: String,
@@ -39,9 +39,9 @@ pub struct LastCommit {
     pub good: Option<String>,
 }
 
-/// What came of a look.
+/// Result of a poll.
 pub struct PollResult {
-    /// If it is another commit than the one in force.
+    /// If the commit differs from the active one.
     pub taken: Option<(SourceState, LastCommit)>,
     pub trouble: Option<SourceError>,
 }
@@ -50,18 +50,18 @@ pub struct Poller {
     config: Arc<GitConfig>,
     program: GitCommand,
     again: manifest::IncrementalLoader,
-    kept: LastGood,
-    /// The commit whose texts are kept: the last good one.
+    last_good: LastGood,
+    /// The last good commit, whose texts are cached.
     good: Option<String>,
-    /// Something new came in since things were last put in order.
+    /// New objects arrived since the last maintenance.
     is_untidy: bool,
 }
 
-/// The files of a commit, whatever may be wrong with them.
+/// The files of a commit, valid or not.
 pub struct CommitFiles {
     pub files: Vec<FileContent>,
     pub problems: Vec<Problem>,
-    /// Links that lead nowhere.
+    /// Dangling symlinks.
     pub lost: Vec<String>,
 }
 
@@ -70,15 +70,15 @@ impl Poller {
         let mirror = mirror(&config);
         let program = GitCommand { mirror, timeout: config.timeout, stop };
         let again = manifest::IncrementalLoader::default();
-        let mut kept = LastGood::new(finish);
-        // What was in force before is known from its commit.
-        kept.restore_last_good(Vec::new());
-        Poller { config, program, again, kept, good: None, is_untidy: false }
+        let mut last_good = LastGood::new(finish);
+        // The active revision is known by its commit.
+        last_good.restore_last_good(Vec::new());
+        Poller { config, program, again, last_good, good: None, is_untidy: false }
     }
 
-    /// `pin` is the commit taken last, `have` the one in force here.
+    /// `pin` is the last accepted commit, `have` the active one.
     pub fn poll(&mut self, pin: Option<&LastCommit>, have: Option<&str>) -> PollResult {
-        // Nobody else works on the mirror until this is over.
+        // The lock excludes other users of the mirror until this returns.
         let lock = self.lock();
         let tip = lock.as_ref().map_err(String::clone).and_then(|lock| self.fetch(lock));
         let judged = tip.map_err(|why| SourceError::Unreachable { why }).and_then(|tip| {
@@ -91,7 +91,7 @@ impl Poller {
         });
         match judged {
             Ok(taken) => PollResult { taken, trouble: None },
-            // We have just been started: what was taken last is in the mirror, and in force again.
+            // After a restart the last accepted commit is in the mirror, and becomes active again.
             Err(trouble) => PollResult {
                 taken: pin.filter(|_| have.is_none()).and_then(|pin| self.reload_last_commit(pin)),
                 trouble: Some(trouble),
@@ -99,7 +99,7 @@ impl Poller {
         }
     }
 
-    /// Now and then, when nobody waits for it.
+    /// Periodic maintenance, while no poll waits.
     pub fn gc(&mut self) {
         if std::mem::take(&mut self.is_untidy)
             && let Ok(_lock) = self.lock()
@@ -108,7 +108,7 @@ impl Poller {
         }
     }
 
-    /// One at a time works on a mirror. Whoever has it knows that lock files there are left by the dead.
+    /// Locks the mirror. Under the lock, git's own lock files are stale.
     fn lock(&self) -> Result<File, String> {
         let (folder, mirror) = (&self.config.folder, &self.program.mirror);
         let failed = |what: &Path, error: std::io::Error| format!("cannot use {}: {error}", what.display());
@@ -124,7 +124,7 @@ impl Poller {
         let begin = Instant::now();
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             if begin.elapsed() > self.config.timeout || self.program.stop.load(Ordering::SeqCst) {
-                return Err(format!("another program works on {} and does not end", mirror.display()));
+                return Err(format!("another process uses {} and does not release it", mirror.display()));
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -139,7 +139,7 @@ impl Poller {
         Ok(file)
     }
 
-    /// The tip of what is followed, as it is now.
+    /// Fetches the current tip.
     fn fetch(&self, lock: &File) -> Result<String, String> {
         let name = &self.config.reference;
         let address = self.config.address()?;
@@ -148,12 +148,12 @@ impl Poller {
             let mirror = self.program.mirror.display().to_string();
             let made = self.program.local(&["init", "--quiet", "--bare", "--template=", &mirror], &[], 0)?;
             if !made.is_well() {
-                return Err(format!("cannot make the mirror {mirror}: {}", made.stderr));
+                return Err(format!("cannot create the mirror {mirror}: {}", made.stderr));
             }
         }
         let seen = format!("refs/abide/seen/{}", digest(name));
         if self.verifies_all() {
-            // git leaves the reference as it was if it refuses a shallow history, and reports success.
+            // git keeps the reference and reports success when it refuses a shallow history.
             self.program.local(&["update-ref", "-d", &seen], &[], 1000)?;
         }
         // A server that declares a commit shallow hides its ancestors.
@@ -196,10 +196,10 @@ impl Poller {
         self.config.signers.is_some() && self.config.signatures == Signatures::All
     }
 
-    /// In a shallow mirror the ancestors of a commit are missing, and with them the commits to verify.
+    /// A shallow mirror lacks the ancestors of a commit, and with them commits to verify.
     fn check_not_shallow(&self, tip: &str) -> Result<(), SourceError> {
         let file = self.program.mirror.join("shallow");
-        // git removes the file when nothing is shallow any more; a file that cannot be read proves nothing.
+        // git removes the file when nothing is shallow any more; an unreadable file proves nothing.
         let is_shallow = match fs::symlink_metadata(&file) {
             Ok(found) => found.len() > 0,
             Err(error) => error.kind() != std::io::ErrorKind::NotFound,
@@ -216,7 +216,7 @@ impl Poller {
         let broken = |why: String| SourceError::Unreachable { why };
         let Some(pin) = pin.filter(|pin| pin.commit != tip) else { return self.verify(tip) };
         let args = ["merge-base", "--is-ancestor", &pin.commit, tip];
-        // Not even known any more: that is no reason to follow either.
+        // An unknown commit is not an ancestor, either.
         let follows = self.program.local(&args, &[], 1000).map_err(broken)?.is_well();
         let accepted = self.config.accept_rewind.as_deref().is_some_and(|commit| tip.starts_with(commit));
         if !follows && !accepted {
@@ -230,7 +230,7 @@ impl Poller {
         }
     }
 
-    /// Each commit that came with this tip, on whatever branch it was made.
+    /// Each commit that this tip adds, on any branch.
     fn verify_since(&self, last: &str, tip: &str) -> Result<(), SourceError> {
         let refused = |why: String| SourceError::NotSigned { tip: tip.to_owned(), why };
         let most = (MAX_VERIFIED + 1).to_string();
@@ -238,7 +238,7 @@ impl Poller {
         let listed = self.program.local(&["rev-list", &count, tip, &without], &[], 1 << 20);
         let listed = listed.map_err(|why| SourceError::Unreachable { why })?;
         if !listed.is_well() {
-            // Only a tip that was accepted by name gets here without the commit that was taken last.
+            // Only a tip that was accepted by id gets here without the last accepted commit.
             return Err(refused(format!("cannot list the commits since {last}: {}", listed.stderr)));
         }
         let commits = String::from_utf8_lossy(&listed.out).into_owned();
@@ -263,33 +263,34 @@ impl Poller {
         pin: Option<&LastCommit>,
     ) -> Result<(SourceState, LastCommit), SourceError> {
         let mut good = pin.and_then(|pin| pin.good.clone());
-        // From before we were started, or from somebody who led meanwhile.
+        // From before a restart, or from another leader.
         if good != self.good
             && let Some(good) = &good
             && let Ok(files) = self.files(good)
         {
             let limits = &self.config.limits;
             let good = manifest::load_files(files.files, files.problems, limits, &BTreeMap::new());
-            self.kept.prime(&good);
+            self.last_good.prime(&good);
         }
         let files = self.files(commit)?;
         let limits = &self.config.limits;
         let again = &mut self.again;
         again.set_files(files.files, files.problems);
         let places = ExpectedRoots { roots: Vec::new(), lost: files.lost };
-        let mut reading = self.kept.load_with_fallback(&places, |stand_ins| again.load(limits, stand_ins));
+        let mut reading =
+            self.last_good.load_with_fallback(&places, |stand_ins| again.load(limits, stand_ins));
         if reading.desired.instances.is_empty() && !reading.is_incomplete {
             let why = format!("no process is declared {}", path_prefix(&self.config.path));
             return Err(SourceError::Empty { tip: commit.to_owned(), why });
         }
-        // A commit is whole: nothing in it is only unread, unless it is broken.
+        // A commit is complete: nothing in it is unread, unless it is broken.
         reading.may_prune = !reading.is_incomplete;
         reading.commit = Some(commit.to_owned());
         if !reading.is_incomplete {
             good = Some(commit.to_owned());
         }
         self.good.clone_from(&good);
-        // Kept from being collected, should the branch be rewound.
+        // A reference protects the commit from garbage collection if the branch is rewound.
         let taken = format!(
             "refs/abide/taken/{}",
             digest(&format!("{}\n{}", self.config.owner, self.config.reference))
@@ -308,7 +309,7 @@ impl Poller {
         Ok((reading, LastCommit { commit: commit.to_owned(), good }))
     }
 
-    /// The commit that was in force before we were started, if it is still known here, and may still be.
+    /// The commit that was active before a restart, if it is still in the mirror and still acceptable.
     fn reload_last_commit(&mut self, pin: &LastCommit) -> Option<(SourceState, LastCommit)> {
         self.verify(&pin.commit).and_then(|()| self.load_commit(&pin.commit, Some(pin))).ok()
     }
@@ -318,8 +319,8 @@ impl Poller {
     }
 }
 
-/// What a name may mean, the first that there is. For git a tag comes before a branch of the same name: then whoever may
-/// push tags could stand in for a branch that he may not push to.
+/// References that a name may mean, in order of precedence. git prefers a tag over a branch of the same name: then a
+/// user who may only push tags could replace a protected branch.
 fn candidate_refs(name: &str) -> Vec<String> {
     let is_id = name.len() >= 40 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     match name == "HEAD" || name.starts_with("refs/") || is_id {
@@ -328,7 +329,7 @@ fn candidate_refs(name: &str) -> Vec<String> {
     }
 }
 
-/// Two watches of one repository share what they fetched, whatever branches they follow.
+/// Watchers of one repository share a mirror, whatever branches they follow.
 pub fn mirror(config: &GitConfig) -> PathBuf {
     config.folder.join(digest(&config.shown_url()))
 }
@@ -342,7 +343,7 @@ pub fn files(
 ) -> Result<CommitFiles, SourceError> {
     let cannot = |why: String| SourceError::Unreachable {
         why: format!(
-            "cannot read commit {commit}: {why}; the mirror {} can be deleted, it is made anew",
+            "cannot read commit {commit}: {why}; the mirror {} can be deleted: it is fetched again",
             program.mirror.display()
         ),
     };
@@ -386,7 +387,7 @@ pub fn files(
         problems.push(problem);
         return Ok(CommitFiles { files: Vec::new(), problems, lost });
     }
-    // What is too large is not even asked for.
+    // Files that are too large are not requested.
     let (small, large): (Vec<FoundFile>, Vec<FoundFile>) =
         chosen.into_iter().partition(|file| file.bytes <= limits.file_bytes);
     let objects: Vec<(String, u64)> = small.iter().map(|file| (file.object.clone(), file.bytes)).collect();
@@ -408,7 +409,7 @@ fn contents(program: &GitCommand, objects: &[(String, u64)]) -> Result<Vec<Arc<[
         return Ok(Vec::new());
     }
     let asked: String = objects.iter().map(|(object, _)| format!("{object}\n")).collect();
-    // Each with a line before it and a line's end after it.
+    // Each object has a header line before it and a newline after it.
     let most = objects.iter().map(|(_, bytes)| bytes + 200).sum();
     let ended = program.local(&["cat-file", "--batch", "--buffer"], asked.as_bytes(), most)?;
     if !ended.is_well() {
@@ -439,7 +440,7 @@ fn path_prefix(path: &Path) -> String {
     }
 }
 
-/// A name for a folder or a ref.
+/// A name for a directory or a reference.
 fn digest(text: &str) -> String {
     blake3::hash(text.as_bytes()).to_hex()[..32].to_owned()
 }

@@ -1,7 +1,7 @@
-//! Is a commit signed by somebody that a file names? The file alone decides, never the user's own keys.
+//! Commit signatures: verified against a key file only, never against the user's own keys.
 //!
-//! The file is an ssh allowed-signers file, or OpenPGP public keys (exported, armoured or not, or a keyring); which of the
-//! two, its content tells. A signature of the other kind is not good, whoever made it.
+//! The file is an ssh allowed-signers file, or OpenPGP public keys (exported, armoured or not, or a keyring); its
+//! content tells which. A signature of the other kind is not valid.
 
 use std::fs::{self, DirBuilder};
 use std::io::{ErrorKind, Read};
@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use super::command::GitCommand;
 
-/// The largest file of keys.
+/// Maximum size of a key file.
 const MAX_KEY_FILE_BYTES: u64 = 16 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,11 +20,11 @@ pub enum Keys {
     Ssh,
     /// Exported keys.
     Pgp,
-    /// A keyring of gpg's own form.
+    /// A keyring in gpg's own format.
     Keybox,
 }
 
-/// Reads a file of keys, and tells what kind it is.
+/// Reads a key file and detects its kind.
 pub fn keys(file: &Path) -> Result<(Keys, Vec<u8>), String> {
     let mut bytes = Vec::new();
     let read =
@@ -46,7 +46,7 @@ fn kind(bytes: &[u8]) -> Option<Keys> {
     if bytes.get(8..12) == Some(b"KBXf") {
         return Some(Keys::Keybox);
     }
-    // Every OpenPGP packet begins with this bit, and no text does.
+    // Every OpenPGP packet starts with this bit, and no text does.
     if bytes.first().is_some_and(|first| first & 0x80 != 0) {
         return Some(Keys::Pgp);
     }
@@ -57,23 +57,23 @@ fn kind(bytes: &[u8]) -> Option<Keys> {
     let is_key =
         |word: &str| ["ssh-", "ecdsa-", "sk-ssh-", "sk-ecdsa-"].iter().any(|kind| word.starts_with(kind));
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    // Who, perhaps options, then the key: a bare public key names nobody.
+    // A principal, perhaps options, then the key: a bare public key has no principal.
     lines.any(|line| line.split_ascii_whitespace().skip(1).any(is_key)).then_some(Keys::Ssh)
 }
 
-/// `Err`: why it is not good.
+/// `Err`: why the signature is not valid.
 pub fn verify(program: &GitCommand, commit: &str, file: &Path) -> Result<(), String> {
     verify_all(program, &[commit], file).map_err(|(_, why)| why)
 }
 
-/// `Err`: the first commit that is not good, and why.
+/// `Err`: the first commit without a valid signature, and why.
 pub fn verify_all(program: &GitCommand, commits: &[&str], file: &Path) -> Result<(), (String, String)> {
     let Some(first) = commits.first() else { return Ok(()) };
     let verifier = Verifier::new(program, file).map_err(|why| ((*first).to_owned(), why))?;
     commits.iter().try_for_each(|commit| verifier.verify(commit).map_err(|why| ((*commit).to_owned(), why)))
 }
 
-/// The keys of a file, where git and gpg find them.
+/// The keys of a file, prepared for git and gpg.
 struct Verifier<'a> {
     program: &'a GitCommand,
     file: &'a Path,
@@ -96,8 +96,8 @@ impl<'a> Verifier<'a> {
         let signers = home.0.join("signers");
         let text: &[u8] = if keys == Keys::Ssh { &bytes } else { &[] };
         fs::write(&signers, text).map_err(|error| format!("cannot copy the keys: {error}"))?;
-        // git chooses the program by the signature: those of other kinds are none.
-        // For ssh a good signature without a listed signer does not count; gpg knows only the keys of the file.
+        // git chooses the program by the kind of signature: other kinds get `false`. With ssh, a signature without a
+        // listed signer does not count; gpg knows only the keys of the file.
         let (ssh, pgp, trust) = match keys {
             Keys::Ssh => ("ssh-keygen", "false", "fully"),
             Keys::Pgp | Keys::Keybox => ("false", "gpg", "undefined"),
@@ -127,7 +127,7 @@ impl<'a> Verifier<'a> {
                 return Err(format!("it is signed with gpg, and {shown} holds keys of ssh"));
             }
             (Some(Scheme::Other), _) => {
-                return Err("it is signed in a way that is not known here".to_owned());
+                return Err("it has a signature of an unknown kind".to_owned());
             }
         }
         let mut args: Vec<&str> = self.settings.iter().flat_map(|setting| ["-c", setting.as_str()]).collect();
@@ -142,7 +142,7 @@ impl<'a> Verifier<'a> {
     }
 }
 
-/// What stands in a commit about who signed it.
+/// The kind of a commit's signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scheme {
     Ssh,
@@ -161,7 +161,7 @@ fn scheme(commit: &[u8]) -> Option<Scheme> {
     })
 }
 
-/// What gpg tells programs is not for people.
+/// gpg's status lines are replaced by a readable reason.
 fn reason(said: &str, file: &Path) -> String {
     let parts: Vec<&str> = said.split("; ").filter(|part| !part.starts_with("[GNUPG:]")).collect();
     match parts.is_empty() {
@@ -173,7 +173,7 @@ fn reason(said: &str, file: &Path) -> String {
     }
 }
 
-/// A home for gpg that nobody else may read, and that is gone afterwards.
+/// A private home directory for gpg, removed afterwards.
 struct GpgHome(PathBuf);
 
 impl GpgHome {
@@ -181,7 +181,7 @@ impl GpgHome {
         let home = GpgHome(program.mirror.with_extension(format!("keys-{}", std::process::id())));
         let _ = fs::remove_dir_all(&home.0);
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&home.0);
-        // Nobody is asked, nothing is fetched, nothing stays behind; whoever is in the file is trusted.
+        // No prompts, no fetches, no background processes; every key in the file is trusted.
         let conf =
             "batch\nno-tty\nno-autostart\nno-auto-key-retrieve\nno-auto-check-trustdb\ntrust-model always\n";
         made.and_then(|()| fs::write(home.0.join("gpg.conf"), conf))

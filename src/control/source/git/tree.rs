@@ -1,8 +1,8 @@
-//! The files of a commit below a path, by the rules that hold for directories. Pure: a listing goes in, a choice comes out.
+//! Files of a commit below a path, selected by the same rules as in directories. Pure: a listing in, a selection out.
 //!
-//! Names that begin with a dot, what is no manifest by its name, Abide's own configuration and other repositories are passed
-//! over. A link is followed inside of the path and not out of it; each file is read once, by its own name rather than by a
-//! link's.
+//! Names with a leading dot, files without a manifest extension, Abide's own configuration and submodules are
+//! skipped. Symlinks are followed inside of the path only; each file is read once, by its own name rather than by a
+//! symlink's.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -11,14 +11,14 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::manifest::{self, Code, Problem};
 
-/// Links beyond this many lead nowhere, as in a file system.
+/// Maximum number of symlinks on the way to a file, as in a file system.
 const MAX_SYMLINKS: usize = 40;
 
-/// A commit's entries below (and with) the path that is meant, each by its path in the repository.
+/// A commit's entries below the path, and the path itself, by their paths in the repository.
 #[derive(Debug, Default)]
 pub struct Tree {
     entries: BTreeMap<PathBuf, TreeEntry>,
-    /// Where links lead, by their objects' names.
+    /// Targets of symlinks, by object id.
     pub targets: BTreeMap<String, OsString>,
 }
 
@@ -36,15 +36,15 @@ enum Kind {
     Folder,
 }
 
-/// What is found below a path.
+/// The selection below a path.
 #[derive(Debug, Default)]
 pub struct FoundManifests {
     pub files: Vec<FoundFile>,
     pub problems: Vec<Problem>,
-    /// Links by names that no manifest has, and the place outside of the path that each leads to: if that is a folder, what
-    /// is in it is not read.
+    /// Symlinks without a manifest extension that leave the path, and their targets: if a target is a directory, its
+    /// files are not read.
     pub outside: Vec<(PathBuf, PathBuf)>,
-    /// The same for links that lead nowhere, or out of the repository.
+    /// The same for symlinks that are dangling, or leave the repository.
     pub lost: Vec<String>,
 }
 
@@ -60,7 +60,7 @@ impl FoundManifests {
     }
 }
 
-/// A file to be read.
+/// A file to read.
 #[derive(Debug, PartialEq, Eq)]
 pub struct FoundFile {
     pub path: PathBuf,
@@ -69,14 +69,14 @@ pub struct FoundFile {
 }
 
 impl FoundFile {
-    /// The directory that Defaults and policies reach it by.
+    /// The directory that Defaults and policies apply to it by.
     pub fn scope_dir(&self) -> PathBuf {
         Path::new("/").join(self.path.parent().unwrap_or(Path::new("")))
     }
 }
 
 impl Tree {
-    /// What `ls-tree -r -t -l -z` tells.
+    /// Parses the output of `ls-tree -r -t -l -z`.
     pub fn parse(listing: &[u8]) -> Result<Tree, String> {
         let mut tree = Tree::default();
         for line in listing.split(|byte| *byte == 0).filter(|line| !line.is_empty()) {
@@ -88,7 +88,7 @@ impl Tree {
             let kind = match mode {
                 "120000" => Kind::Link,
                 "040000" => Kind::Folder,
-                // A commit of another repository: nothing of it is here.
+                // A submodule: its files are not in this repository.
                 "160000" => continue,
                 _ => Kind::File,
             };
@@ -103,18 +103,18 @@ impl Tree {
         self.entries.is_empty()
     }
 
-    /// The objects that tell where links lead.
+    /// The objects with the targets of symlinks.
     pub fn links(&self) -> BTreeMap<&str, u64> {
         let links = self.entries.values().filter(|entry| entry.kind == Kind::Link);
         links.map(|entry| (entry.object.as_str(), entry.bytes)).collect()
     }
 
-    /// What kind of thing stands there: a folder, or something else. `None`: nothing.
+    /// Whether a path is a directory or another entry. `None`: it does not exist.
     pub fn is_folder(&self, path: &Path) -> Option<bool> {
         self.entries.get(path).map(|entry| entry.kind == Kind::Folder)
     }
 
-    /// The manifests below a path of the repository, or the one that it is.
+    /// The manifests below a path of the repository, or the path itself if it is one.
     pub fn find_manifests(&self, root: &Path) -> FoundManifests {
         let mut walk = TreeWalker {
             tree: self,
@@ -141,24 +141,24 @@ impl Tree {
 struct TreeWalker<'a> {
     tree: &'a Tree,
     root: &'a Path,
-    /// What stands in each folder.
+    /// Entries of each directory.
     inside: BTreeMap<&'a Path, Vec<&'a Path>>,
-    /// Real paths, so that a link and its target are read once.
+    /// Resolved paths, so that a symlink and its target are read once.
     seen: BTreeSet<PathBuf>,
     choice: FoundManifests,
 }
 
-/// Where a link leads.
+/// Target of a symlink.
 enum LinkTarget {
     To(PathBuf),
-    /// Out of the path; `None`: even out of the repository.
+    /// Outside of the path; `None`: outside of the repository.
     Out(Option<PathBuf>),
     Nowhere,
 }
 
 impl TreeWalker<'_> {
     fn directory(&mut self) {
-        // Links come last: a file is known by its own name rather than by a link's.
+        // Symlinks come last: a file is read by its own name rather than by a symlink's.
         let mut links = BTreeSet::new();
         self.below(self.root.to_path_buf(), self.root.to_path_buf(), &mut links);
         while let Some((link, real)) = links.pop_first() {
@@ -166,7 +166,7 @@ impl TreeWalker<'_> {
         }
     }
 
-    /// `path` is how people see it, by the names of links; `real` where it is.
+    /// `path` is the displayed path, with names of symlinks; `real` the resolved one.
     fn below(&mut self, path: PathBuf, real: PathBuf, links: &mut BTreeSet<(PathBuf, PathBuf)>) {
         let mut pending = vec![(path, real)];
         while let Some((path, real)) = pending.pop() {
@@ -216,7 +216,7 @@ impl TreeWalker<'_> {
         }
     }
 
-    /// Step by step, as a file system does; nothing but the way to the path itself is known of what is outside.
+    /// Resolves component by component, as a file system does. Outside of the path, only its parents are known.
     fn follow(&self, link: &Path) -> LinkTarget {
         let mut pending: VecDeque<OsString> = path_components(link);
         let (mut here, mut links) = (PathBuf::new(), 0);
@@ -274,7 +274,7 @@ impl TreeWalker<'_> {
     }
 }
 
-/// Where the rest of a way leads, should there be no more links on it.
+/// The rest of a path, resolved without symlinks.
 fn by_name(mut here: PathBuf, rest: VecDeque<OsString>) -> Option<PathBuf> {
     for part in rest {
         match part.as_bytes() {

@@ -1,16 +1,16 @@
-//! The version of git: one that does not know `GIT_NO_LAZY_FETCH` is refused.
+//! Git version check: a git without `GIT_NO_LAZY_FETCH` is refused.
 //!
-//! In a partial clone such a git fetches a missing object while it only reads, by whatever program the configuration of that
-//! repository names. The variable keeps it from that; a git that ignores it would run a stranger's code.
+//! In a partial clone such a git fetches missing objects during reads, with any program that the repository's
+//! configuration names. The variable prevents that; a git that ignores it would run foreign code.
 
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The first version of each line of releases that knows the variable; later lines all do.
+/// First version of each release line with the variable; later lines all have it.
 const FIRST_SAFE_VERSIONS: [(u32, u32, u32); 7] =
     [(2, 39, 4), (2, 40, 2), (2, 41, 1), (2, 42, 2), (2, 43, 4), (2, 44, 1), (2, 45, 0)];
 
-/// `Err`: why the git of this machine is not used. Asked once; a git that cannot be run says so itself when it is needed.
+/// `Err`: why this machine's git is not used. Checked once; a git that cannot run reports that when it is used.
 pub fn check() -> Result<(), String> {
     static CHECKED: OnceLock<Result<(), String>> = OnceLock::new();
     CHECKED
@@ -25,8 +25,8 @@ pub fn check() -> Result<(), String> {
         .clone()
 }
 
-fn check_version(said: &str) -> Result<(), String> {
-    let version = said.trim().strip_prefix("git version ").unwrap_or_default();
+fn check_version(output: &str) -> Result<(), String> {
+    let version = output.trim().strip_prefix("git version ").unwrap_or_default();
     let mut numbers = version.split(['.', ' ', '-']).map(str::parse::<u32>);
     let mut next = || numbers.next().and_then(Result::ok);
     let (Some(major), Some(minor)) = (next(), next()) else {

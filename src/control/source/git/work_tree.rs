@@ -1,7 +1,7 @@
-//! Paths that lie in somebody's git work tree: where they come from, and what stood there before.
+//! Paths in a git work tree: their source, and their earlier versions.
 //!
-//! Nothing of the work tree itself is asked, run or changed: its repository is found by hand (so that it need not belong to
-//! us, as on many CI runners), and read like our own mirrors, with no configuration but its own and ours.
+//! git never runs in the work tree itself. Its repository is located manually, so that it may belong to another user,
+//! as on many CI runners. It is read like our mirrors, with its own configuration and ours only.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,19 +15,19 @@ use super::config::GitConfig;
 use super::poll::{files, load, mirror};
 use crate::manifest::{Limits, Loaded};
 
-/// So many commits are looked through.
+/// Maximum number of commits searched.
 const MAX_COMMITS_ARG: &str = "-200";
 
-/// A path in a work tree, or in a mirror of ours.
+/// A path in a work tree, or in one of our mirrors.
 pub struct RepositoryPath {
     program: GitCommand,
-    /// What is looked at, and before.
+    /// The newest commit to search.
     tip: String,
     /// From the root of the repository; empty for all of it.
     path: PathBuf,
 }
 
-/// Where a path lies; `None`: in no work tree.
+/// The repository of a path; `None`: not in a work tree.
 pub fn find(path: &Path) -> Option<RepositoryPath> {
     let real = path.canonicalize().ok()?;
     let root = real.ancestors().find(|folder| folder.join(".git").exists())?;
@@ -35,7 +35,7 @@ pub fn find(path: &Path) -> Option<RepositoryPath> {
     Some(RepositoryPath { program: program(repository(root)?), tip: "HEAD".to_owned(), path })
 }
 
-/// The same in the mirror of what is followed, from a commit on.
+/// A path in the mirror of the git source, from a commit on.
 pub fn in_mirror(config: &GitConfig, commit: &str) -> RepositoryPath {
     let path = config.path.clone();
     RepositoryPath { program: program(mirror(config)), tip: commit.to_owned(), path }
@@ -45,7 +45,7 @@ fn program(mirror: PathBuf) -> GitCommand {
     GitCommand { mirror, timeout: Duration::from_secs(10), stop: Arc::new(AtomicBool::new(false)) }
 }
 
-/// The repository of a work tree: in it, or where a file says.
+/// The repository of a work tree: inside it, or where its `.git` file points.
 fn repository(root: &Path) -> Option<PathBuf> {
     let there = root.join(".git");
     if there.is_dir() {
@@ -56,7 +56,7 @@ fn repository(root: &Path) -> Option<PathBuf> {
 }
 
 impl RepositoryPath {
-    /// The remote's URL, else the first commit, and the path below it. `None`: there is neither.
+    /// The remote's URL, or the first commit, and the path below it. `None`: there is neither.
     pub fn source(&self) -> Option<String> {
         let below = self.path.to_string_lossy();
         let named = self.url().or_else(|| self.first_commit())?;
@@ -85,7 +85,7 @@ impl RepositoryPath {
         (!text.is_empty()).then_some(text)
     }
 
-    /// What was declared there, commit by commit, the newest first, until `seen` has seen enough or the time is over.
+    /// Declarations at the path, commit by commit, newest first, until `seen` is satisfied or the time limit passes.
     pub fn history(&self, limits: &Limits, deadline: Instant, mut seen: impl FnMut(&Loaded) -> bool) {
         let path = self.path.to_string_lossy();
         let mut args = vec!["rev-list", MAX_COMMITS_ARG, &self.tip, "--"];
@@ -103,7 +103,7 @@ impl RepositoryPath {
     }
 }
 
-/// The same source under one name, whoever reads it: no credentials, no ending that may be left out.
+/// One name per source for all readers: without credentials and optional suffixes.
 pub fn source(url: &str, path: &str) -> String {
     let url = without_credentials(url);
     let url = url.trim_end_matches('/');
@@ -114,16 +114,16 @@ pub fn source(url: &str, path: &str) -> String {
     }
 }
 
-/// Where a path really is. A link that is exchanged for another stays the same place, wherever it leads, and nowhere.
+/// The canonical path, except for its last symlink: a swapped or dangling symlink stays the same source.
 fn resolve_location(path: &Path) -> PathBuf {
     let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     let is_link = whole.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
     let real = whole.canonicalize().ok().filter(|_| !is_link);
-    let beside = || Some(whole.parent()?.canonicalize().ok()?.join(whole.file_name()?));
-    real.or_else(beside).unwrap_or(whole)
+    let unresolved = || Some(whole.parent()?.canonicalize().ok()?.join(whole.file_name()?));
+    real.or_else(unresolved).unwrap_or(whole)
 }
 
-/// Where manifests come from: for each path its place in a repository, else its place on this machine.
+/// Source of manifests: for each path its repository and path in it, otherwise its path on this machine.
 pub fn of_paths(paths: &[PathBuf]) -> String {
     let of = |path: &PathBuf| {
         if path.as_os_str() == "-" {
