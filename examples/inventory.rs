@@ -1,4 +1,4 @@
-//! What runs where: reads manifests with the library and lists each host with its processes.
+//! Inventory: loads manifests with the library and lists the processes of each host.
 //!
 //! `cargo run --example inventory -- manifests`
 
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     }
     let mut hosts: BTreeMap<_, Vec<String>> = BTreeMap::new();
     for (key, want) in &loaded.desired.instances {
-        let line = format!("{} is to be {} ({})", key.process(), want.origin.state.word(), want.origin.place);
+        let line = format!("{}: {} ({})", key.process(), want.origin.state.word(), want.origin.place);
         hosts.entry(key.host.clone()).or_default().push(line);
     }
     for (host, processes) in hosts {

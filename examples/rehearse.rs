@@ -1,7 +1,7 @@
-//! A rehearsal: manifests against a simulated fleet that misbehaves, until it converges.
+//! Rehearsal: reconciles manifests with a simulated fleet that injects faults, until it converges.
 //!
-//! `cargo run --example rehearse -- manifests 7` (7 seeds the misfortunes). Looks, plans, carries out the first wave and
-//! looks again, as a controller does; lists lag by a minute, answers get lost, processes die.
+//! `cargo run --example rehearse -- manifests 7` (7 is the seed of the faults). Each pass observes, plans and executes the
+//! first wave, as a controller does. Lists lag by a minute, replies get lost, processes die.
 
 use std::path::PathBuf;
 use std::pin::pin;
