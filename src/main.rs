@@ -1,4 +1,4 @@
-//! Everything is in `cli`.
+//! The `abide` binary: a shim over [`abide::cli`].
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What can be typed. Every flag has its `ABIDE_…` variable.
+//! Command-line arguments: the verbs and the flags that several verbs share. Every flag has an `ABIDE_…` variable.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use crate::gse::{Dialect, JobApi};
 use crate::manifest::Limits;
 
-/// Processes that abide by git: a declarative reconciler for operating-system processes on a fleet.
+/// Declarative reconciler for operating-system processes on a fleet.
 #[derive(Debug, Parser)]
 #[command(
     name = "abide",
@@ -25,13 +25,13 @@ pub struct Args {
 
 #[derive(Debug, clap::Args)]
 pub struct GlobalArgs {
-    /// Say more on stderr (-vv: even more)
-    #[arg(short, long, global = true, action = ArgAction::Count, env = "ABIDE_VERBOSE", help_heading = "Everywhere")]
+    /// Log more on stderr (-vv: even more)
+    #[arg(short, long, global = true, action = ArgAction::Count, env = "ABIDE_VERBOSE", help_heading = "Global options")]
     pub verbose: u8,
-    /// Say nothing on stderr but errors
-    #[arg(short, long, global = true, env = "ABIDE_QUIET", value_parser = parse_switch, help_heading = "Everywhere")]
+    /// Print only errors on stderr
+    #[arg(short, long, global = true, env = "ABIDE_QUIET", value_parser = parse_switch, help_heading = "Global options")]
     pub quiet: bool,
-    /// Form of log lines on stderr
+    /// Format of log lines on stderr
     #[arg(
         long,
         global = true,
@@ -39,7 +39,7 @@ pub struct GlobalArgs {
         default_value_t,
         env = "ABIDE_LOG_FORMAT",
         value_name = "FORMAT",
-        help_heading = "Everywhere"
+        help_heading = "Global options"
     )]
     pub log_format: LogFormat,
     /// When to use colour
@@ -50,7 +50,7 @@ pub struct GlobalArgs {
         default_value_t,
         env = "ABIDE_COLOR",
         value_name = "WHEN",
-        help_heading = "Everywhere"
+        help_heading = "Global options"
     )]
     pub color: Color,
 }
@@ -99,28 +99,34 @@ pub enum Verb {
     Apply(Box<super::commands::apply::ApplyArgs>),
     Watch(Box<super::commands::watch::WatchArgs>),
     Up(super::commands::up::UpArgs),
-    Down(super::commands::up::DownArgs),
+    Down(super::commands::down::DownArgs),
     Get(super::commands::get::GetArgs),
     Logs(super::commands::logs::LogsArgs),
     Status(super::commands::status::StatusArgs),
-    Describe(super::commands::status::DescribeArgs),
-    History(super::commands::status::HistoryArgs),
+    Describe(super::commands::describe::DescribeArgs),
+    History(super::commands::history::HistoryArgs),
     Rollback(Box<super::commands::rollback::RollbackArgs>),
-    Export(super::commands::status::ExportArgs),
+    Export(super::commands::export::ExportArgs),
     Import(super::commands::import::ImportArgs),
-    /// Start processes now, and leave them so: a hold keeps others from undoing it
-    Start(super::commands::manual::OperateArgs),
-    /// Stop processes now, and leave them so: a hold keeps others from undoing it
-    Stop(super::commands::manual::OperateArgs),
-    /// Restart processes now, with what the engine holds
-    Restart(super::commands::manual::OperateArgs),
-    /// Let processes read their configuration again, now
-    Reload(super::commands::manual::OperateArgs),
-    /// Kill processes now, and leave them so: a hold keeps others from undoing it
-    Kill(super::commands::manual::OperateArgs),
-    Release(super::commands::manual::ReleaseArgs),
-    Pause(super::commands::manual::PauseArgs),
-    Resume(super::commands::manual::ResumeArgs),
+    /// Start processes now and hold them running
+    ///
+    /// The hold keeps `watch` and `apply` from undoing the operation, until it expires or `abide release` ends it.
+    Start(super::commands::manual::operate::OperateArgs),
+    /// Stop processes now and hold them stopped
+    ///
+    /// The hold keeps `watch` and `apply` from undoing the operation, until it expires or `abide release` ends it.
+    Stop(super::commands::manual::operate::OperateArgs),
+    /// Restart processes now with their registered specs
+    Restart(super::commands::manual::operate::OperateArgs),
+    /// Reload the configuration of processes now
+    Reload(super::commands::manual::operate::OperateArgs),
+    /// Kill processes now and hold them stopped
+    ///
+    /// The hold keeps `watch` and `apply` from undoing the operation, until it expires or `abide release` ends it.
+    Kill(super::commands::manual::operate::OperateArgs),
+    Release(super::commands::manual::release::ReleaseArgs),
+    Pause(super::commands::manual::pause::PauseArgs),
+    Resume(super::commands::manual::pause::ResumeArgs),
     Lease(super::commands::lease::LeaseArgs),
     Doctor(super::commands::doctor::DoctorArgs),
     Config(super::commands::config::ConfigArgs),
@@ -128,34 +134,34 @@ pub enum Verb {
     Explain(ExplainArgs),
     Serve(Box<super::commands::serve::ServeArgs>),
     Agent(super::commands::agent::AgentArgs),
-    /// Print the JSON Schema of manifests, for editors
+    /// Print the JSON Schema of manifests for editors
     Schema,
-    Completions(CompletionsArgs),
-    Man(ManArgs),
-    Version(VersionArgs),
+    Completions(super::commands::completions::CompletionsArgs),
+    Man(super::commands::man::ManArgs),
+    Version(super::commands::version::VersionArgs),
 }
 
-/// Print a commented manifest to start from
+/// Print a commented starter manifest
 ///
-/// The manifest is valid as it is. With a command it runs that command, in the present directory.
+/// The manifest is valid as printed. With COMMAND, its process runs that command in the current directory.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  abide init -- python3 -m http.server 8000 > web.yaml")]
 pub struct InitArgs {
-    /// What the process is to run
+    /// Command of the process
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<String>,
 }
 
-/// Check manifests: every problem of every file, with its place
+/// Check manifests and print every problem with its location
 ///
-/// Exits with 0 when there is no error (warnings do not count), else with 65.
+/// Exits with 0 if there are no errors (warnings do not count), else with 65.
 #[derive(Debug, clap::Args)]
 pub struct ValidateArgs {
     /// Files, directories (recursive: *.yaml *.yml *.json), or - for standard input
     #[arg(required = true, value_name = "PATH")]
     pub paths: Vec<PathBuf>,
-    /// Form of the problems: for people, for scripts, or as annotations of a GitHub workflow
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_OUTPUT", value_name = "FORM")]
+    /// Output format: text for terminals, json for scripts, github for workflow annotations
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_OUTPUT", value_name = "FORMAT")]
     pub output: ProblemForm,
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -169,37 +175,37 @@ pub enum ProblemForm {
     Github,
 }
 
-/// Limits, as MANIFEST's; past one is a problem, not a crash.
+/// Limits on manifests. Exceeding one is reported as a problem.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitArgs {
-    /// Most bytes in one file
+    /// Maximum bytes per file
     #[arg(long, env = "ABIDE_MAX_FILE_BYTES", value_name = "N", default_value_t = Limits::default().file_bytes)]
     pub max_file_bytes: u64,
-    /// Most bytes in all files
+    /// Maximum bytes of all files together
     #[arg(long, env = "ABIDE_MAX_TREE_BYTES", value_name = "N", default_value_t = Limits::default().tree_bytes)]
     pub max_tree_bytes: u64,
-    /// Most bytes in one document
+    /// Maximum bytes per document
     #[arg(long, env = "ABIDE_MAX_DOCUMENT_BYTES", value_name = "N", default_value_t = Limits::default().document_bytes)]
     pub max_document_bytes: u64,
-    /// Deepest nesting (at most 100: what the YAML reader can follow)
+    /// Maximum nesting depth (1 to 100, the limit of the YAML parser)
     #[arg(long, env = "ABIDE_MAX_DEPTH", value_name = "N", default_value_t = Limits::default().depth, value_parser = parse_depth)]
     pub max_depth: usize,
-    /// Most aliases in one document
+    /// Maximum aliases per document
     #[arg(long, env = "ABIDE_MAX_ALIASES", value_name = "N", default_value_t = Limits::default().aliases)]
     pub max_aliases: usize,
-    /// Most documents in one file
+    /// Maximum documents per file
     #[arg(long, env = "ABIDE_MAX_DOCUMENTS", value_name = "N", default_value_t = Limits::default().documents)]
     pub max_documents: usize,
-    /// Most values in one document
+    /// Maximum values per document
     #[arg(long, env = "ABIDE_MAX_VALUES", value_name = "N", default_value_t = Limits::default().values)]
     pub max_values: usize,
-    /// Most instances in all
+    /// Maximum instances of all manifests together
     #[arg(long, env = "ABIDE_MAX_INSTANCES", value_name = "N", default_value_t = Limits::default().instances)]
     pub max_instances: usize,
 }
 
-/// A switch from a variable: a word that is neither yes nor no is a mistake, not a yes.
+/// Parses a switch from a flag or variable. A word that is neither yes nor no is an error.
 pub fn parse_switch(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "y" | "on" | "t" => Ok(true),
@@ -230,24 +236,24 @@ impl LimitArgs {
     }
 }
 
-/// Make manifests of GSE and JOB request bodies, and back
+/// Convert GSE and JOB request bodies to manifests, and back
 ///
 /// Takes the bodies of GSE register_proc_info and operate_proc and of JOB manage_proc (both versions) and
-/// operate_process, one or many, as JSON or YAML. `state` comes from op_type; op_type itself and credentials are not
-/// carried over. With --to, manifests (or bodies) become request bodies, one JSON object after the other, and what
-/// the dialect has no place for is listed on stderr.
+/// operate_process, one or many, as JSON or YAML. `state` is derived from op_type; op_type and credentials are not
+/// converted. With --to, prints request bodies, one JSON object after the other, and lists fields that the dialect
+/// cannot express on stderr.
 #[derive(Debug, clap::Args)]
 pub struct ConvertArgs {
-    /// A file or directory with request bodies or manifests, or - for standard input
+    /// File or directory of request bodies or manifests, or - for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Write request bodies of this dialect instead of manifests
     #[arg(long, value_name = "DIALECT", env = "ABIDE_TO", value_parser = dialect_parser())]
     pub to: Option<Dialect>,
-    /// With --to: exit with 65 when a body cannot say everything
+    /// With --to: exit with 65 if the dialect cannot express every field
     #[arg(long, env = "ABIDE_STRICT", value_parser = parse_switch)]
     pub strict: bool,
-    /// Which JOB call bodies are for, where their shape leaves that open; with --to job: which call to write
+    /// JOB call of bodies whose shape does not show it; with --to job: the call to write
     #[arg(long, value_name = "CALL", env = "ABIDE_JOB_API", value_parser = job_api_parser())]
     pub job_api: Option<JobApi>,
     #[command(flatten)]
@@ -267,52 +273,26 @@ fn job_api_parser() -> impl clap::builder::TypedValueParser<Value = JobApi> {
         .map(|name| if name == "manage_proc" { JobApi::ManageProc } else { JobApi::OperateProcess })
 }
 
-/// Explain a field of a manifest: type, default, meaning, source, what changing it does
+/// Explain a manifest field: type, default, effect of a change
 ///
-/// Without FIELD, lists all fields. With --in, shows for each process there the value it has and the file, line and
-/// column that gave it, be it the process or a Defaults document above it.
+/// Without FIELD, lists all fields. With --in, prints the field's value for each process, with the file, line and
+/// column that set it: in the process or in an inherited Defaults document.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  abide explain start_check_secs\n  abide explain monitor_policy.start_check_secs --in manifests\n  abide explain Policy.windows\n  abide explain E0402"
 )]
 pub struct ExplainArgs {
-    /// A field's path from the document's root (a leading `spec.` may be left out), a kind, a problem's code, or
-    /// `problems` for all codes
+    /// Field path from the document's root (`spec.` is optional), a kind, a problem code, or `problems` for all codes
     #[arg(value_name = "FIELD")]
     pub field: Option<String>,
-    /// Manifests in which to look up who gave the field its value
+    /// Manifests to print the field's values from
     #[arg(long = "in", value_name = "PATH", env = "ABIDE_IN")]
     pub paths: Vec<PathBuf>,
-    /// With --in: only this process
+    /// With --in: print only this process
     #[arg(long, value_name = "NS/NAME", env = "ABIDE_PROCESS")]
     pub process: Option<String>,
     #[command(flatten)]
     pub limits: LimitArgs,
-}
-
-/// Print completions for a shell
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  abide completions bash > /etc/bash_completion.d/abide")]
-pub struct CompletionsArgs {
-    /// The shell
-    #[arg(value_enum)]
-    pub shell: clap_complete::Shell,
-}
-
-/// Print the manual page
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  abide man validate | man -l -")]
-pub struct ManArgs {
-    /// A verb; left out: the page of abide itself
-    pub verb: Option<String>,
-}
-
-/// Print the version
-#[derive(Debug, clap::Args)]
-pub struct VersionArgs {
-    /// Form of the output
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_VERSION_OUTPUT", value_name = "FORM")]
-    pub output: PlainForm,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -1,7 +1,7 @@
-//! The local system's folder: where it is, whether somebody serves it, and how to reach it.
+//! The folder of the local system: its location, lock, address and secrets.
 //!
-//! `$ABIDE_HOME` (else `~/.abide`) belongs to one system at a time, which holds `system.lock` for as long as it lives. Its
-//! address and its secret are beside it, for this user alone.
+//! `$ABIDE_HOME` (else `~/.abide`) belongs to one local system at a time, which holds `system.lock` while it runs. Its
+//! address and secrets are in the same folder, readable only by this user.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -16,7 +16,7 @@ use super::commands::serve::private_folder;
 use super::{Exit, Failure};
 use crate::http::{ApiEndpoint, ClientConfig};
 
-/// How one that is started on demand is told that it is.
+/// The flag of a local system that a verb starts on demand.
 const BACKGROUND: &str = "--background";
 
 /// The app that local verbs call as.
@@ -25,7 +25,7 @@ pub const APP: &str = "abide";
 #[derive(Clone, Debug)]
 pub struct Home(PathBuf);
 
-/// Held by the system that serves a folder.
+/// The lock of a running local system.
 pub struct ServerLock {
     _lock: File,
 }
@@ -43,10 +43,10 @@ impl Home {
                 .map(|home| PathBuf::from(home).join(".abide"))
         };
         match own.or_else(usual) {
-            // A relative folder would be another one for whoever runs in the background.
+            // The background system has another current directory: a relative path would be another folder.
             Some(path) => Ok(Home(std::path::absolute(&path).unwrap_or(path))),
-            None => Err(Failure::new(Exit::Usage, "there is no folder for the local system")
-                .hint("set ABIDE_HOME, or HOME")),
+            None => Err(Failure::new(Exit::Usage, "cannot find the folder of the local system")
+                .hint("set ABIDE_HOME or HOME")),
         }
     }
 
@@ -65,7 +65,7 @@ impl Home {
         file.map_err(|error| failed("cannot open", &path, &error))
     }
 
-    /// Waits for a lock of the folder, and holds it while the file lives.
+    /// Waits for a lock file of the folder. The lock is held until the file is dropped.
     pub fn lock(&self, name: &str) -> Result<File, Failure> {
         let file = self.lock_file(name)?;
         let locked = flock(&file, FlockOperation::LockExclusive);
@@ -73,10 +73,10 @@ impl Home {
         Ok(file)
     }
 
-    /// Takes the folder, if nobody serves it.
+    /// Locks the folder. `None`: another local system holds the lock.
     pub fn acquire_server_lock(&self) -> Result<Option<ServerLock>, Failure> {
         let mut lock = self.lock_file("system.lock")?;
-        // Whoever only asks whether it is served has it for a moment, and so has what a dead one was just launching.
+        // Verbs that check for a running system hold the lock briefly, and so do processes that a dead one was launching.
         let begin = Instant::now();
         while flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             if begin.elapsed() > Duration::from_secs(1) {
@@ -84,7 +84,7 @@ impl Home {
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Where a former one listened is nobody's address now.
+        // Removes the address of an earlier system.
         self.remove_address();
         let written = lock
             .set_len(0)
@@ -94,15 +94,15 @@ impl Home {
         Ok(Some(ServerLock { _lock: lock }))
     }
 
-    /// The process that serves it.
+    /// The pid of the running local system.
     pub fn server_pid(&self) -> Option<u32> {
         self.running_server().map(|(pid, _)| pid)
     }
 
-    /// The same, and whether it is one in the background.
+    /// The pid of the running local system, and whether it runs in the background.
     pub fn running_server(&self) -> Option<(u32, bool)> {
         let mut lock = File::open(self.path("system.lock")).ok()?;
-        // Whoever can share it proves that nobody has it.
+        // A shared lock succeeds only if no system holds the exclusive one.
         if flock(&lock, FlockOperation::NonBlockingLockShared).is_ok() {
             return None;
         }
@@ -113,12 +113,12 @@ impl Home {
         Some((pid, words.split(|byte| *byte == 0).any(|word| word == BACKGROUND.as_bytes())))
     }
 
-    /// Did one that served it die without a word?
+    /// Whether the last local system crashed: its address remains, and no system runs.
     pub fn is_abandoned(&self) -> bool {
         self.server_pid().is_none() && self.path("address").exists()
     }
 
-    /// A secret that is made once.
+    /// Reads a secret, or generates it once.
     pub fn secret(&self, name: &str) -> Result<String, Failure> {
         let path = self.path(name);
         if let Ok(text) = std::fs::read_to_string(&path)
@@ -134,17 +134,17 @@ impl Home {
         Ok(secret)
     }
 
-    /// For this user alone, and whole.
+    /// Writes a file atomically, readable only by this user.
     pub fn write(&self, name: &str, text: &str) -> Result<(), Failure> {
-        let (path, beside) = (self.path(name), self.path(&format!("{name}.{}", std::process::id())));
+        let (path, temporary) = (self.path(name), self.path(&format!("{name}.{}", std::process::id())));
         let written = File::options()
             .write(true)
             .create(true)
             .truncate(true)
             .mode(0o600)
-            .open(&beside)
+            .open(&temporary)
             .and_then(|mut file| writeln!(file, "{text}"))
-            .and_then(|()| std::fs::rename(&beside, &path));
+            .and_then(|()| std::fs::rename(&temporary, &path));
         written.map_err(|error| failed("cannot write", &path, &error))
     }
 
@@ -152,7 +152,7 @@ impl Home {
         let _ = std::fs::remove_file(self.path("address"));
     }
 
-    /// How to call the system that serves this folder now.
+    /// Address and credentials of the running local system.
     pub fn access(&self) -> Option<ApiEndpoint> {
         self.server_pid()?;
         let read = |name: &str| {
@@ -168,7 +168,7 @@ impl Home {
         })
     }
 
-    /// Starts a system in the background unless one is there: however many ask at once, one is started.
+    /// Starts a local system in the background unless one runs. Concurrent callers start only one.
     pub fn start(&self) -> Result<ApiEndpoint, Failure> {
         self.create()?;
         if let Some(access) = self.access() {
@@ -187,7 +187,7 @@ impl Home {
         let log = log.map_err(|error| failed("cannot write", &path, &error))?;
         use std::os::unix::process::CommandExt;
         let mut child = Command::new(program)
-            // Where others listen, and who waits to hear from them, is not its business.
+            // The caller's ABIDE_LISTEN and systemd variables do not apply to the background system.
             .args(["up", BACKGROUND, "--listen", "127.0.0.1:0"])
             .env("ABIDE_HOME", &self.0)
             .env_remove("NOTIFY_SOCKET")
@@ -208,7 +208,7 @@ impl Home {
             let ended = child.try_wait().ok().flatten();
             if ended.is_some() || begin.elapsed() > Duration::from_secs(20) {
                 let how = ended
-                    .map_or("is not ready after 20 s".to_owned(), |status| format!("ended with {status}"));
+                    .map_or("is not ready after 20 s".to_owned(), |status| format!("exited with {status}"));
                 let message = format!("the local system {how}");
                 return Err(Failure::new(Exit::Unreachable, message).hint(format!("see {}", path.display())));
             }
@@ -216,7 +216,7 @@ impl Home {
         }
     }
 
-    /// Ends whoever serves it, leaving processes as they are. Was there anybody?
+    /// Stops the local system; its processes keep running. Returns whether one was running.
     pub fn stop(&self) -> Result<bool, Failure> {
         let Some(pid) = self.server_pid() else { return Ok(false) };
         let target = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
@@ -226,7 +226,7 @@ impl Home {
         let begin = Instant::now();
         while self.server_pid().is_some() {
             if begin.elapsed() > Duration::from_secs(30) {
-                let message = format!("the local system (process {pid}) does not end");
+                let message = format!("the local system (process {pid}) did not stop within 30 s");
                 return Err(Failure::new(Exit::Failed, message));
             }
             std::thread::sleep(Duration::from_millis(5));

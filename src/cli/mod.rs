@@ -1,9 +1,10 @@
-//! The command line: verbs, flags and exit codes are a contract with people's scripts.
+//! The command line: verbs, flags and exit codes. All three are a contract with users' scripts.
 //!
-//! Data goes to stdout, everything else to stderr. A verb returns what happened; only this room prints.
+//! Data goes to stdout, everything else to stderr. Other modules return results; only this module prints.
 
 mod args;
 mod commands;
+mod help;
 mod local;
 mod output;
 mod status_server;
@@ -13,53 +14,54 @@ mod target;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
 use clap::error::ErrorKind;
 use tracing::level_filters::LevelFilter;
 
 use self::args::{Args, Verb};
+use self::commands::manual::{operate, pause, release};
 use self::commands::{
-    agent, apply, config, convert, diff, doctor, explain, generate, get, import, init, lease, logs, manual,
-    plan, rollback, serve, status, up, validate, watch,
+    agent, apply, completions, config, convert, describe, diff, doctor, down, explain, export, get, history,
+    import, init, lease, logs, man, plan, rollback, schema, serve, status, up, validate, version, watch,
 };
 use self::output::print::Printer;
 use self::output::{logging, stderr};
 use crate::model::Op;
 
-/// Exit codes of the contract that the verbs so far can end with.
+/// Exit codes of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     Done = 0,
     /// For `diff`: there are differences.
     Failed = 1,
-    /// There are changes; for `diff`: any error but 65 and 69.
+    /// There are changes; for `diff`: any error except 65 and 69.
     Changes = 2,
-    /// Not everything is as wanted: something failed, is unknown or not well.
+    /// Not converged: an instance failed, is unknown or unhealthy.
     Incomplete = 3,
-    /// A guard said no.
+    /// Refused by a safety check.
     Refused = 4,
-    /// Something was still in progress.
+    /// The time limit passed while operations were in flight.
     TimedOut = 5,
-    /// Another holds the lease.
+    /// Another process holds the lease.
     Locked = 6,
-    /// A rollout failed, and what it changed is as it was.
+    /// A rollout failed and was rolled back.
     RolledBack = 7,
     Usage = 64,
     InvalidManifest = 65,
-    /// The target could not be reached.
+    /// The target is unreachable.
     Unreachable = 69,
-    /// Stopped at a safe point.
+    /// SIGINT: stopped at a safe point.
     Interrupted = 130,
     Terminated = 143,
 }
 
-/// Why a verb could not do its work: a sentence, and a hint on a line of its own.
+/// A verb's failure: exit code, message, and a hint that is printed on its own line.
 #[derive(Debug)]
 pub struct Failure {
     pub exit: Exit,
     pub message: String,
     pub hint: Option<String>,
-    /// Which guard said no, in one word for scripts.
+    /// The safety check that refused, as one word for scripts.
     pub reason: Option<&'static str>,
 }
 
@@ -79,28 +81,28 @@ impl Failure {
 }
 
 pub fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let args = match parse_args() {
         Ok(args) => args,
         Err(error) => {
-            // A broken pipe here is as good as printed.
+            // A broken pipe is not an error.
             let _ = error.print();
-            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            let is_requested = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             let verb = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
-            return exit_code(match asked {
+            return exit_code(match is_requested {
                 true => Exit::Done,
-                // `diff` keeps 1 for differences and 2 for whatever went wrong.
+                // `diff` exits with 1 for differences and with 2 for errors.
                 false if verb.as_deref() == Some("diff") => Exit::Changes,
                 false => Exit::Usage,
             });
         }
     };
-    let stands = matches!(&args.verb, Verb::Watch(_) | Verb::Up(_) | Verb::Serve(_) | Verb::Agent(_));
-    let in_json = stands && matches!(args.common.log_format, args::LogFormat::Json);
+    let is_daemon = matches!(&args.verb, Verb::Watch(_) | Verb::Up(_) | Verb::Serve(_) | Verb::Agent(_));
+    let in_json = is_daemon && matches!(args.common.log_format, args::LogFormat::Json);
     let printer = Printer::new(&args.common, in_json);
     if matches!(&args.verb, Verb::Agent(_)) {
         agent::prepare_memory();
     }
-    if stands {
+    if is_daemon {
         stderr::start_writer(in_json);
     }
     logging::start(&args.common, default_level(&args.verb));
@@ -116,6 +118,11 @@ pub fn main() -> ExitCode {
     exit_code(exit)
 }
 
+fn parse_args() -> Result<Args, clap::Error> {
+    let mut matches = help::command().try_get_matches()?;
+    Args::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut help::command()))
+}
+
 fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
     match verb {
         Verb::Init(args) => init::run(&args, printer),
@@ -126,33 +133,33 @@ fn run(verb: Verb, printer: &Printer) -> Result<Exit, Failure> {
         Verb::Explain(args) => explain::run(&args, printer),
         Verb::Apply(mut args) => apply::run(&mut args, printer),
         Verb::Watch(mut args) => watch::run(&mut args, printer),
-        Verb::Up(args) => up::up(&args, printer),
-        Verb::Down(args) => up::down(&args, printer),
+        Verb::Up(args) => up::run(&args, printer),
+        Verb::Down(args) => down::run(&args, printer),
         Verb::Get(args) => get::run(&args, printer),
         Verb::Logs(args) => logs::run(&args, printer),
-        Verb::Status(args) => status::status(&args, printer),
-        Verb::Describe(args) => status::describe(&args, printer),
-        Verb::History(args) => status::history(&args, printer),
+        Verb::Status(args) => status::run(&args, printer),
+        Verb::Describe(args) => describe::run(&args, printer),
+        Verb::History(args) => history::run(&args, printer),
         Verb::Rollback(args) => rollback::run(*args, printer),
-        Verb::Export(args) => status::export(&args, printer),
+        Verb::Export(args) => export::run(&args, printer),
         Verb::Import(args) => import::run(&args, printer),
-        Verb::Start(args) => manual::operate(Op::Start, &args, printer),
-        Verb::Stop(args) => manual::operate(Op::Stop, &args, printer),
-        Verb::Restart(args) => manual::operate(Op::Restart, &args, printer),
-        Verb::Reload(args) => manual::operate(Op::Reload, &args, printer),
-        Verb::Kill(args) => manual::operate(Op::Kill, &args, printer),
-        Verb::Release(args) => manual::release(&args, printer),
-        Verb::Pause(args) => manual::pause(&args, printer),
-        Verb::Resume(args) => manual::resume(&args, printer),
+        Verb::Start(args) => operate::run(Op::Start, &args, printer),
+        Verb::Stop(args) => operate::run(Op::Stop, &args, printer),
+        Verb::Restart(args) => operate::run(Op::Restart, &args, printer),
+        Verb::Reload(args) => operate::run(Op::Reload, &args, printer),
+        Verb::Kill(args) => operate::run(Op::Kill, &args, printer),
+        Verb::Release(args) => release::run(&args, printer),
+        Verb::Pause(args) => pause::pause(&args, printer),
+        Verb::Resume(args) => pause::resume(&args, printer),
         Verb::Lease(args) => lease::run(&args, printer),
         Verb::Doctor(args) => doctor::run(&args, printer),
         Verb::Config(args) => config::run(&args, printer),
         Verb::Serve(args) => serve::run(&args, printer),
         Verb::Agent(args) => agent::run(&args, printer),
-        Verb::Schema => generate::schema(printer),
-        Verb::Completions(args) => generate::completions(&args, printer),
-        Verb::Man(args) => generate::man(&args, printer),
-        Verb::Version(args) => generate::version(&args, printer),
+        Verb::Schema => schema::run(printer),
+        Verb::Completions(args) => completions::run(&args, printer),
+        Verb::Man(args) => man::run(&args, printer),
+        Verb::Version(args) => version::run(&args, printer),
     }
 }
 
@@ -160,9 +167,9 @@ fn exit_code(exit: Exit) -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-/// What runs for long tells what happens; what answers a question only answers it, and `watch` and `up` tell by themselves.
+/// Log level without -v: daemons log at info. `watch` and `up` print their own events, so they log warnings only.
 fn default_level(verb: &Verb) -> LevelFilter {
-    let tells =
+    let logs_info =
         matches!(verb, Verb::Serve(_) | Verb::Agent(_)) || matches!(verb, Verb::Up(up) if up.background);
-    if tells { LevelFilter::INFO } else { LevelFilter::WARN }
+    if logs_info { LevelFilter::INFO } else { LevelFilter::WARN }
 }

@@ -1,4 +1,4 @@
-//! The listener of `watch`, and everything else by which the loop tells: the board, webhooks, messages, systemd.
+//! The status server of `watch`, and its notifications: status board, webhooks, messages, systemd.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,53 +27,52 @@ use crate::http::{
 };
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Listening")]
+#[command(next_help_heading = "Status server")]
 pub struct ListenArgs {
-    /// Address and port of the status page, the API and the metrics; port 0 takes a free one
+    /// Address and port of the status page, API and metrics; port 0 selects a free port
     #[arg(long, env = "ABIDE_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7466")]
     pub listen: SocketAddr,
-    /// File with a token that everybody needs; left out: reading is free, and a token for changes is in
-    /// $ABIDE_HOME/watch.token
+    /// File with a token that every request needs [default: reads need none, changes need the token in
+    /// $ABIDE_HOME/watch.token]
     #[arg(long, env = "ABIDE_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "Telling and being told")]
+#[command(next_help_heading = "Notifications and webhooks")]
 pub struct NotifyArgs {
-    /// File with the secret of webhooks: POST /api/v1/webhook with its signature makes the loop look at once
+    /// File with the webhook secret: a signed POST to /api/v1/webhook triggers a reconcile
     #[arg(long, env = "ABIDE_WEBHOOK_SECRET_FILE", value_name = "FILE")]
     pub webhook_secret_file: Option<PathBuf>,
-    /// Address to which messages for people are sent, such as a chat's webhook
+    /// URL to post notifications to, such as a chat webhook
     #[arg(long, env = "ABIDE_NOTIFY", value_name = "URL", hide_env_values = true)]
     pub notify: Option<String>,
-    /// Accept a --notify address of plain http that is not loopback
+    /// Accept a plain http URL in --notify that is not loopback
     #[arg(long, env = "ABIDE_INSECURE_NOTIFY", value_parser = parse_switch)]
     pub insecure_notify: bool,
-    /// File with the JSON of a message, in which {{title}}, {{text}}, {{owner}}, {{target}}, {{revision}} and {{level}} are filled in
+    /// JSON template of a notification, with {{title}}, {{text}}, {{owner}}, {{target}}, {{revision}} and {{level}}
     #[arg(long, env = "ABIDE_NOTIFY_TEMPLATE", value_name = "FILE")]
     pub notify_template: Option<PathBuf>,
 }
 
 impl ListenArgs {
-    /// Takes the port before anything else is done.
+    /// Binds the port first, so that a conflict has no side effects.
     pub fn bind(&self) -> Result<TcpListener, Failure> {
         if !self.listen.ip().is_loopback() && self.token_file.is_none() {
-            let message = format!("{} is not this machine alone, and there is no token", self.listen);
-            return Err(Failure::new(Exit::Usage, message).hint(
-                "pass --token-file FILE, or listen on 127.0.0.1 behind something that asks for credentials",
-            ));
+            let message =
+                format!("refusing to listen on {} without a token (not a loopback address)", self.listen);
+            return Err(Failure::new(Exit::Usage, message)
+                .hint("pass --token-file FILE, or listen on 127.0.0.1 behind a proxy that authenticates"));
         }
         bind(self.listen).map_err(|error| {
             let taken = error.kind() == std::io::ErrorKind::AddrInUse;
-            let why =
-                if taken { "another watch, or something else, has it".to_owned() } else { error.to_string() };
+            let why = if taken { "the address is in use".to_owned() } else { error.to_string() };
             let failure = Failure::new(Exit::Failed, format!("cannot listen on {}: {why}", self.listen));
-            if taken { failure.hint("--listen 127.0.0.1:0 takes a free port") } else { failure }
+            if taken { failure.hint("--listen 127.0.0.1:0 selects a free port") } else { failure }
         })
     }
 
-    /// Who may read and change.
+    /// Access control of the status server.
     pub fn access(&self, listen: SocketAddr, printer: &Printer) -> Result<AccessControl, Failure> {
         match &self.token_file {
             Some(file) => {
@@ -85,26 +84,26 @@ impl ListenArgs {
     }
 }
 
-/// On this machine: free to read, and a token of its own for whoever changes something.
+/// Access control on loopback: reads need no token, changes need the one in `$ABIDE_HOME/watch.token`.
 pub fn default_access(listen: SocketAddr, printer: &Printer) -> AccessControl {
-    let made = Home::find().and_then(|home| {
+    let token = Home::find().and_then(|home| {
         home.create()?;
         home.secret("watch.token")?;
-        // Another that began at the same moment may have written its own: what is in the file counts.
+        // Another process may have written the file at the same time: the token in the file is valid.
         secret_file("watch.token", &home.path("watch.token"))
     });
-    let token = match made {
+    let token = match token {
         Ok(token) => Some(token),
         Err(failure) => {
             let message = &failure.message;
-            printer.warning(&format!("there is no token, so nothing can be changed by HTTP: {message}"));
+            printer.warning(&format!("no token: the API refuses changes: {message}"));
             None
         }
     };
     AccessControl { listen, token_required: false, token }
 }
 
-/// A secret that is in a file, and follows it.
+/// A secret from a file, reloaded when the file changes.
 fn secret_file(flag: &str, file: &Path) -> Result<Reloadable<String>, Failure> {
     let path = file.to_owned();
     let read = move || {
@@ -124,14 +123,14 @@ fn secret_file(flag: &str, file: &Path) -> Result<Reloadable<String>, Failure> {
     watch_file(vec![file.to_owned()], read).map_err(|why| Failure::new(Exit::Usage, format!("{flag}: {why}")))
 }
 
-/// What the loop tells with.
+/// Outputs of the controller besides the console, and the webhook that triggers it.
 pub struct Notifiers {
     pub board: Arc<StatusBoard>,
-    pub look_now: Arc<Notify>,
+    pub trigger: Arc<Notify>,
     pub systemd: Arc<Systemd>,
     webhook: Option<Webhook>,
     messages: Option<JoinHandle<()>>,
-    tending: JoinHandle<()>,
+    watchdog: JoinHandle<()>,
 }
 
 impl Notifiers {
@@ -143,15 +142,15 @@ impl Notifiers {
         let messages = match (&args.notify, &args.notify_template) {
             (Some(url), template) => Some(notifier(url, args.insecure_notify, template.as_deref())?),
             (None, Some(_)) => {
-                return Err(Failure::new(Exit::Usage, "--notify-template is given, and no --notify"));
+                return Err(Failure::new(Exit::Usage, "--notify-template needs --notify URL"));
             }
             (None, None) => None,
         };
         let board = Arc::new(StatusBoard::new(subject));
         let systemd = Arc::new(Systemd::from_env());
         let messages = messages.map(|messages| tokio::spawn(messages.run(Arc::clone(&board))));
-        let tending = tokio::spawn(Arc::clone(&systemd).run_watchdog(Arc::clone(&board)));
-        Ok(Notifiers { board, look_now: Arc::new(Notify::new()), systemd, webhook, messages, tending })
+        let watchdog = tokio::spawn(Arc::clone(&systemd).run_watchdog(Arc::clone(&board)));
+        Ok(Notifiers { board, trigger: Arc::new(Notify::new()), systemd, webhook, messages, watchdog })
     }
 
     pub fn dashboard<S>(
@@ -161,8 +160,8 @@ impl Notifiers {
         more_metrics: Option<ExtraMetrics>,
     ) -> Dashboard<S> {
         let subject = self.board.subject.clone();
-        let plan = move |look: &PassResult| {
-            let PassResult { revision, observed, rules, plan, .. } = look;
+        let plan = move |result: &PassResult| {
+            let PassResult { revision, observed, rules, plan, .. } = result;
             let digests = PlanDigests::of(revision.clone(), observed, rules, &subject.target, plan);
             let about = PlanHeader {
                 target: &subject.target,
@@ -175,7 +174,7 @@ impl Notifiers {
         Dashboard {
             board: Arc::clone(&self.board),
             state,
-            trigger: Arc::clone(&self.look_now),
+            trigger: Arc::clone(&self.trigger),
             plan: Box::new(plan),
             access,
             webhook: self.webhook.clone(),
@@ -183,11 +182,11 @@ impl Notifiers {
         }
     }
 
-    /// Everybody who listens is let go; the last messages have a moment to leave.
+    /// Closes event streams, and waits briefly for the last messages to be sent.
     pub async fn stop(self) {
         const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
         self.board.close();
-        self.tending.abort();
+        self.watchdog.abort();
         if let Some(messages) = self.messages {
             let _ = tokio::time::timeout(DRAIN_TIMEOUT, messages).await;
         }
@@ -216,10 +215,10 @@ fn notifier(url: &str, insecure: bool, template: Option<&Path>) -> Result<Notifi
     Ok(Notifier { to, template: template.map_err(|why| usage(format!("--notify-template: {why}")))? })
 }
 
-/// Connections at once.
+/// Maximum concurrent connections.
 const CONNECTIONS: usize = 1024;
 
-/// A listener that serves.
+/// A running status server.
 pub struct StatusServer {
     pub url: String,
     stop: watch::Sender<bool>,

@@ -1,4 +1,4 @@
-//! How processes stand to what was last taken for their owners, where no manifests are at hand: the state keeps them.
+//! Sync status of processes without manifests on disk: compared with the active revision in the state store.
 
 use std::collections::BTreeMap;
 
@@ -14,25 +14,25 @@ use crate::manifest::{self, Limits};
 use crate::model::{Desired, InstanceKey, Observed};
 use crate::reconcile::{Rules, SyncStatus, reconcile, sync_statuses};
 
-/// One instance, beside its owner's wish.
+/// The sync status of one instance.
 pub struct ProcessStatus {
     pub sync: SyncStatus,
-    /// What would be done now and why, or why it is left alone.
+    /// The next steps with reasons, or why the instance is held.
     pub next: Vec<Value>,
 }
 
-/// Of everything whose owner's wish is known.
+/// The status of every instance whose owner has an active revision.
 pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, ProcessStatus>, Failure> {
     let observed = live.observe_all().await?;
     let (holds, pauses) = live.restraints().await?;
-    // Also an owner of whom nothing is there may want something.
+    // An owner without observed processes may still declare some.
     let mut owners = revisions::owners(&live.state).await.unwrap_or_default();
     owners.extend(observed.instances.values().filter_map(|seen| seen.owner.as_deref().map(str::to_owned)));
     let mut all = BTreeMap::new();
     for owner in owners {
         let Some(desired) = active_desired(live, &owner).await else { continue };
-        let left = suspended::read(&live.state, &owner).await.unwrap_or_default();
-        let left_alone = left.into_iter().map(|(key, left)| (key, (left.reason(), left.why))).collect();
+        let suspended = suspended::read(&live.state, &owner).await.unwrap_or_default();
+        let left_alone = suspended.into_iter().map(|(key, one)| (key, (one.reason(), one.why))).collect();
         let (holds, pauses) = (holds.clone(), pauses.clone());
         let rules = Rules { owner, holds, pauses, left_alone, ..Rules::new(live.caps()) };
         all.extend(statuses_of_owner(&desired, &observed, &rules));
@@ -40,15 +40,15 @@ pub async fn statuses(live: &ConnectedTarget) -> Result<BTreeMap<InstanceKey, Pr
     Ok(all)
 }
 
-/// What is pinned, else what an owner's manifests last said; `None`: nobody kept it, or it cannot be read any more.
+/// The desired state of the pinned, else of the active revision. `None`: not stored, or no longer valid.
 async fn active_desired(live: &ConnectedTarget, owner: &str) -> Option<Desired> {
     let revision = match pin::read(&live.state, owner).await.ok()? {
         Some((pin, _)) => pin.revision,
         None => revisions::active(&live.state, owner).await.ok()?.0?.revision,
     };
-    let kept = revisions::list(&live.state, owner).await.ok()?;
-    let kept = kept.into_iter().find(|kept| kept.revision == revision)?;
-    let texts = revisions::texts(&live.state, owner, &kept).await.ok()?;
+    let snapshots = revisions::list(&live.state, owner).await.ok()?;
+    let snapshot = snapshots.into_iter().find(|snapshot| snapshot.revision == revision)?;
+    let texts = revisions::texts(&live.state, owner, &snapshot).await.ok()?;
     let mut loaded = manifest::load_files(texts, Vec::new(), &Limits::default(), &BTreeMap::new());
     if loaded.errors() > 0 {
         return None;
@@ -72,17 +72,17 @@ fn statuses_of_owner(
         next.entry(&step.instance).or_default().push(json!({"op": step.op.word(), "why": why}));
     }
     for held in &plan.held {
-        let left = json!({"held": held.reason.word(), "detail": held.detail});
-        next.entry(&held.instance).or_default().push(left);
+        let entry = json!({"held": held.reason.word(), "detail": held.detail});
+        next.entry(&held.instance).or_default().push(entry);
     }
-    let stand = |(key, sync): (&InstanceKey, SyncStatus)| {
+    let status = |(key, sync): (&InstanceKey, SyncStatus)| {
         let next = next.get(key).cloned().unwrap_or_default();
         (key.clone(), ProcessStatus { sync, next })
     };
-    // Another owner's are another owner's.
+    // Instances of other owners are compared with their owners' revisions.
     let ours = |(key, _): &(&InstanceKey, SyncStatus)| {
         let owner = observed.instances.get(*key).and_then(|seen| seen.owner.as_deref());
         owner.is_none_or(|owner| owner == rules.owner)
     };
-    sync_statuses(desired, observed, &plan, rules).into_iter().filter(ours).map(stand).collect()
+    sync_statuses(desired, observed, &plan, rules).into_iter().filter(ours).map(status).collect()
 }

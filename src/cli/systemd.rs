@@ -1,4 +1,4 @@
-//! What systemd wants to hear from a service: that it is ready, how it is, that it is alive. Without systemd, nobody is told.
+//! systemd notifications (sd_notify): readiness, status line and watchdog. Without NOTIFY_SOCKET they do nothing.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -14,14 +14,14 @@ use crate::control::status::{Role, StatusBoard, SyncStatus};
 
 pub struct Systemd {
     to: Option<(UnixDatagram, SocketAddr)>,
-    /// So often it wants to hear that we are alive.
+    /// Watchdog timeout.
     watchdog: Option<Duration>,
 }
 
 impl Systemd {
     pub fn from_env() -> Systemd {
         let to = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()).and_then(|name| {
-            // `@` stands for a socket that is in no folder.
+            // `@` marks an abstract socket.
             let address = match name.as_bytes() {
                 [b'@', rest @ ..] => SocketAddr::from_abstract_name(rest),
                 _ => SocketAddr::from_pathname(Path::new(&name)),
@@ -29,7 +29,7 @@ impl Systemd {
             Some((UnixDatagram::unbound().ok()?, address.ok()?))
         });
         let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-        // What is meant for another process is not for us.
+        // WATCHDOG_PID of another process: an inherited variable.
         let ours = number("WATCHDOG_PID").is_none_or(|pid| pid == u64::from(std::process::id()));
         let watchdog =
             number("WATCHDOG_USEC").filter(|micros| ours && *micros > 0).map(Duration::from_micros);
@@ -38,10 +38,10 @@ impl Systemd {
 
     pub fn notify(&self, text: &str) {
         let Some((socket, address)) = &self.to else { return };
-        // A full queue must not hold us up.
-        let said = socket.set_nonblocking(true).and_then(|()| socket.send_to_addr(text.as_bytes(), address));
-        if let Err(error) = said {
-            warn!(%error, "systemd cannot be told");
+        // A full queue must not block the controller.
+        let sent = socket.set_nonblocking(true).and_then(|()| socket.send_to_addr(text.as_bytes(), address));
+        if let Err(error) = sent {
+            warn!(%error, "cannot notify systemd");
         }
     }
 
@@ -53,33 +53,33 @@ impl Systemd {
         self.notify("STOPPING=1");
     }
 
-    /// Tells how the loop is, and that it is alive, for as long as it is.
+    /// Sends the status line, and the watchdog keep-alive while the control loop is alive.
     pub async fn run_watchdog(self: Arc<Self>, board: Arc<StatusBoard>) {
         const STATUS: Duration = Duration::from_secs(5);
         if self.to.is_none() {
             return;
         }
         let every = self.watchdog.map_or(STATUS, |most| (most / 2).min(STATUS));
-        let mut said = String::new();
+        let mut last_status = String::new();
         loop {
             if self.watchdog.is_some() && board.is_alive() {
                 self.notify("WATCHDOG=1");
             }
             let status = status(&board);
-            if status != said {
+            if status != last_status {
                 self.notify(&format!("STATUS={status}"));
-                said = status;
+                last_status = status;
             }
             tokio::time::sleep(every).await;
         }
     }
 }
 
-/// One line.
+/// The controller's status on one line.
 fn status(board: &StatusBoard) -> String {
     let known = board.status();
     if let Some(trouble) = &known.trouble {
-        return format!("trouble: {}", trouble.lines().next().unwrap_or_default());
+        return format!("error: {}", trouble.lines().next().unwrap_or_default());
     }
     let role = match &known.role {
         Role::Starting => return "starting".to_owned(),

@@ -100,7 +100,10 @@ fn summary(out: &mut String, board: &StatusBoard, status: &ControllerStatus) {
     let mut facts = vec![
         ("role", role),
         ("source", subject.sources.join(", ")),
-        ("revision", format!("{revision} ({} files)", status.files)),
+        (
+            "revision",
+            format!("{revision} ({} {})", status.files, if status.files == 1 { "file" } else { "files" }),
+        ),
         ("last observed", observed_at),
         ("last pass", pass),
         ("queue", status.queue.to_string()),

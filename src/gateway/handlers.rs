@@ -177,7 +177,8 @@ fn request(app: &App, log: &mut RequestLog, body: &[u8]) -> Result<ProcRequest, 
     let request: ProcRequest = parse_body(body)?;
     let text = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
     let (meta, hosts) = (&request.meta, request.hosts.len() + request.agent_id_list.len());
-    log.what = format!("{}/{} on {hosts} hosts", text(&meta.namespace), text(&meta.name));
+    let unit = if hosts == 1 { "host" } else { "hosts" };
+    log.what = format!("{}/{} on {hosts} {unit}", text(&meta.namespace), text(&meta.name));
     if let Some(op) = request.op_type {
         log.what.push_str(&format!(", op {op}"));
     }

@@ -405,7 +405,8 @@ async fn agent<S: Store>(
     if log.call == ApiCall::Join {
         let join: Join = parse_body(bytes).map_err(refuse)?;
         log.who = format!("agent {}", join.agent);
-        log.what = format!("{} hosts", join.hosts.len());
+        let hosts = join.hosts.len();
+        log.what = format!("{hosts} {}", if hosts == 1 { "host" } else { "hosts" });
         if !join.hosts.iter().all(|host| tokens.allow(token, host)) {
             return Err(unknown());
         }

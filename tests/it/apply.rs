@@ -265,7 +265,11 @@ fn an_unresponsive_target_ends_at_the_timeout() {
     let mut apply = machine.command(&["apply", "m", "--yes", "--target", "hole", "--timeout", "2s"]);
     let output = apply.env("SECRET", "x").stdin(Stdio::null()).output().expect("it runs");
     assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
-    assert!(stderr(&output).contains("nothing was begun"), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("did not answer before the timeout: nothing was done"),
+        "{}",
+        stderr(&output)
+    );
     assert!(
         begin.elapsed() < Duration::from_secs(15),
         "not the half minute of a call: {:?}",
@@ -340,7 +344,7 @@ fn up_takes_a_background_system_over_and_leaves_processes_running() {
     kill(up.id(), "INT");
     assert_eq!(up.wait().expect("it ends").code(), Some(0));
     assert!(all.values().all(|pid| is_alive(*pid as u32)), "they go on");
-    assert_eq!(machine.run(&["get", "processes"]).1, "nothing is there\n", "nobody serves them");
+    assert_eq!(machine.run(&["get", "processes"]).1, "no processes\n", "nobody serves them");
     // The next one holds them again.
     assert!(machine.apply(&[]).1.contains("Nothing to do"));
     assert_eq!(machine.pids(), all);

@@ -153,7 +153,7 @@ fn the_record_is_for_its_user_alone() {
     assert_eq!(mode(&record), 0o600);
     std::fs::set_permissions(&record, std::fs::Permissions::from_mode(0o622)).expect("a mode");
     let (code, _, err) = checkout.run(&PLAN);
-    assert!(code == 1 && err.contains("only this user can write"), "{code} {err}");
+    assert!(code == 1 && err.contains("writable by other users"), "{code} {err}");
     std::fs::set_permissions(&record, std::fs::Permissions::from_mode(0o600)).expect("a mode");
     assert_eq!(checkout.run(&PLAN).0, 0);
     // A file that cannot be used is not trusted either.

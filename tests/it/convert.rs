@@ -191,7 +191,10 @@ fn unsupported_fields_are_listed_and_refused_with_strict() {
         assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
         let listed = stderr(&output);
         for what in unsaid {
-            assert!(listed.contains(&format!("not said: web/api: {what}")), "{dialect} {what}:\n{listed}");
+            assert!(
+                listed.contains(&format!("not converted: web/api: {what}")),
+                "{dialect} {what}:\n{listed}"
+            );
         }
         for what in said {
             assert!(stdout(&output).contains(what), "{dialect} {what}: {}", stdout(&output));
@@ -368,7 +371,8 @@ fn the_state_that_a_registry_cannot_hold_is_listed() {
     )]);
     let output = abide(&["convert", "a.yaml", "--to", "gse-v1", "--strict"], tree.path(), b"");
     assert!(
-        output.status.code() == Some(65) && stderr(&output).contains("not said: web/api: state: stopped"),
+        output.status.code() == Some(65)
+            && stderr(&output).contains("not converted: web/api: state: stopped"),
         "{}",
         stderr(&output)
     );

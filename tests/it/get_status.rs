@@ -44,19 +44,19 @@ fn orphans_are_unclaimed_processes() {
     std::fs::remove_file(machine.path("m/b.yaml")).expect("it was there");
     // Without manifests only what nobody owns is an orphan.
     assert_eq!(rows(&machine, &[]), []);
-    let left = ("b".to_owned(), "no manifest of team declares it".to_owned());
+    let left = ("b".to_owned(), "declared by no manifest of team".to_owned());
     assert_eq!(rows(&machine, &["m", "--owner", "team"]), std::slice::from_ref(&left));
     assert_eq!(rows(&machine, &["m", "--owner", "team", "-n", "other"]), []);
     assert_eq!(rows(&machine, &["m"]), [], "it is not the default owner's");
     // One that came by another way, without an owner.
     register(&machine, "stray");
-    let stray = ("stray".to_owned(), "nobody owns it".to_owned());
+    let stray = ("stray".to_owned(), "no owner".to_owned());
     assert_eq!(rows(&machine, &[]), std::slice::from_ref(&stray));
     assert_eq!(rows(&machine, &["m", "--owner", "team"]), [left, stray]);
     let (code, out, _) = machine.run(&["get", "orphans", "-o", "name"]);
     assert_eq!((code, out.as_str()), (0, "0:127.0.0.1:web:stray\n"));
     let (_, out, _) = machine.run(&["get", "orphans"]);
-    assert!(out.contains("WHY") && out.contains("nobody owns it"), "{out}");
+    assert!(out.contains("WHY") && out.contains("no owner"), "{out}");
     // A file that cannot be read would make orphans of what it declares.
     std::fs::write(machine.path("m/c.yaml"), "kind: Process\n").expect("a file");
     assert_eq!(machine.run(&["get", "orphans", "m"]).0, 65);

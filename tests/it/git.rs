@@ -227,7 +227,7 @@ fn a_rewound_branch_is_refused_also_after_a_crash() {
     // Forward again: over.
     repo.git(&["reset", "--quiet", "--hard", &second]);
     repo.push(&["--force"]);
-    repo.wait_for_log("again", "it is followed again");
+    repo.wait_for_log("again", "source: recovered");
     again.0.kill().expect("it is killed");
     again.0.wait().expect("it ends");
     // Rewound while nobody looks.
@@ -275,7 +275,7 @@ fn a_repository_that_cannot_be_reached_changes_nothing() {
     repo.wait_for_log("again", "converged: 1 instance");
     assert_eq!(machine.pids(), before);
     std::fs::rename(machine.path("away"), machine.path("origin.git")).expect("a folder");
-    repo.wait_for_log("again", "it is followed again");
+    repo.wait_for_log("again", "source: recovered");
     machine.process("b", "1", "");
     repo.commit("second");
     until("b runs", || repo.runs(&["b"]));

@@ -323,7 +323,7 @@ fn a_token_file_protects_everything_but_health_and_is_reloaded() {
     // The port is taken.
     let port = at.to_string();
     let (code, _, err) = machine.run(&["watch", "m", "--listen", &port]);
-    assert!(code == 1 && err.contains("another watch") && err.contains("127.0.0.1:0"), "{code} {err}");
+    assert!(code == 1 && err.contains("address is in use") && err.contains("127.0.0.1:0"), "{code} {err}");
 }
 
 #[test]

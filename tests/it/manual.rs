@@ -71,7 +71,7 @@ fn a_stopped_process_can_be_started_on_a_target_without_lists() {
     let (code, out, err) = fleet.apply(&[]);
     assert!(code == 0 && out.contains("Nothing to do"), "{code} {out}{err}");
     let (code, _, err) = fleet.run(&["start", "web/none"]);
-    assert!(code == 1 && err.contains("there is no process web/none"), "{code} {err}");
+    assert!(code == 1 && err.contains("process web/none does not exist"), "{code} {err}");
 }
 
 /// A one-shot of which nobody knows whether it ran is held until a person starts it.

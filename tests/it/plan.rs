@@ -324,7 +324,7 @@ fn oddities_are_warned_about() {
     let (_, _, err) = run(&tree(GOOD, &typo), &["plan"]);
     assert!(err.contains("runing") && err.contains("Did you mean \"running\"?"), "{err}");
     let (code, _, err) = run(&tree(GOOD, ""), &["plan", "-n", "nope"]);
-    assert!(code == 0 && err.contains("nothing in the manifests is in this selection"), "{err}");
+    assert!(code == 0 && err.contains("no process in the manifests matches this selection"), "{err}");
     let (code, out, _) = run(&tree(GOOD, ""), &["plan", "--only", "stop"]);
     assert_eq!((code, out.as_str()), (0, "1 other step not shown (--only)\n"));
     assert_eq!(run(&tree(GOOD, ""), &["plan", "--owner", ""]).0, 64);

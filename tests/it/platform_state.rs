@@ -27,7 +27,7 @@ fn a_failed_rollout_is_rolled_back() {
         write(&daemon);
         let (code, out, err) = fleet.apply(&[]);
         assert_eq!(code, 7, "{dialect}: {out}{err}");
-        assert!(err.contains("putting it back as it was"), "{dialect}: {err}");
+        assert!(err.contains("rolling back"), "{dialect}: {err}");
         // Two were never touched, and the first runs as before.
         let now = pids();
         assert!(now.iter().all(|pid| pid.is_some_and(is_alive)), "{dialect}: {now:?} {out}{err}");
@@ -71,7 +71,7 @@ fn a_missing_or_incomplete_target_is_reported() {
     let url = format!("http://{}", fleet.system.server.address);
     for (text, exit, message) in [
         (format!("targets: {{it: {{url: \"{url}\", dialect: job, {auth}}}}}"), 64, "JOB needs a business"),
-        (format!("targets: {{it: {{url: \"{url}\", dialect: gse-v9, {auth}}}}}"), 64, "there is no dialect"),
+        (format!("targets: {{it: {{url: \"{url}\", dialect: gse-v9, {auth}}}}}"), 64, "unknown dialect"),
         (format!("targets: {{it: {{url: \"{url}\", dialect: gse-v2}}}}"), 64, "has no auth"),
         (format!("targets: {{it: {{url: \"{url}\", dialect: gse-v2, colour: red, {auth}}}}}"), 64, "colour"),
         (
@@ -82,7 +82,7 @@ fn a_missing_or_incomplete_target_is_reported() {
         (
             format!("targets: {{other: {{url: \"{url}\", dialect: gse-v2, {auth}}}}}"),
             64,
-            "there is no target \"it\"",
+            "has no target \"it\"",
         ),
     ] {
         config(&text);

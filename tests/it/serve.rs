@@ -81,7 +81,7 @@ fn an_independent_client_passes_the_protocol_contract() {
     for part in [
         "who=\"all\"",
         "as_user=\"admin\"",
-        "what=\"gsekit/nginx on 1 hosts\"",
+        "what=\"gsekit/nginx on 1 host\"",
         "from=127.0.0.1:",
         "result=\"ok\"",
     ] {

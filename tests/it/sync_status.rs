@@ -39,7 +39,7 @@ fn status_counts_out_of_sync_processes() {
     // Stopped, and nobody says that it is to stay so.
     assert_eq!(machine.run(&["release", "web/a"]).0, 0);
     let (code, out, _) = machine.run(&["status", "--check"]);
-    assert!(code == 3 && out.contains("web:a  not as it is wanted: start"), "{code} {out}");
+    assert!(code == 3 && out.contains("web:a  out of sync: needs start"), "{code} {out}");
     // Nothing of the owner is there any more.
     assert_eq!(machine.apply(&[]).0, 0);
     let remove = "apiVersion: abide/v1\nkind: Process\nstate: absent\n";

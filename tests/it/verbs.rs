@@ -106,9 +106,12 @@ fn explain_shows_a_field_and_its_provenance() {
         (output.status.code().unwrap_or(-1), stdout(&output) + &stderr(&output))
     };
     let (code, text) = explain(&["monitor_policy.start_check_secs"]);
-    for part in
-        ["whole number, 0 to 86400", "default   5", "GSE register_proc_info", "register: the engine is told"]
-    {
+    for part in [
+        "whole number, 0 to 86400",
+        "default   5",
+        "GSE register_proc_info",
+        "register: the spec is registered again",
+    ] {
         assert!(code == 0 && text.contains(part), "{part}\n{text}");
     }
     assert_eq!(explain(&["spec.control.start_cmd"]), explain(&["control.start_cmd"]));
@@ -125,7 +128,7 @@ fn explain_shows_a_field_and_its_provenance() {
         explain(&["control.strat_cmd"]),
         (
             64,
-            "error: no manifest has a field \"control.strat_cmd\"\nhint: did you mean control.start_cmd?\n"
+            "error: manifests have no field \"control.strat_cmd\"\nhint: did you mean control.start_cmd?\n"
                 .into()
         )
     );
@@ -138,7 +141,7 @@ fn explain_shows_a_field_and_its_provenance() {
     assert!(given.contains("monitor_policy.start_retries: 2  manifests/workers.yaml:"), "{given}");
     assert!(
         given.contains("monitor_policy.start_check_secs: 1  manifests/fleet.yaml:")
-            && given.contains(", a Defaults"),
+            && given.contains(", from Defaults"),
         "{given}"
     );
 }
@@ -183,6 +186,18 @@ fn usage_errors_exit_with_64() {
         let output = abide(args, &project(), b"");
         assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""), "{args:?}");
     }
+}
+
+#[test]
+fn the_help_lists_verbs_by_group() {
+    let help = |args: &[&str]| stdout(&abide(args, &project(), b""));
+    let text = help(&["--help"]);
+    let headings = ["Write manifests", "Plan and apply", "Inspect", "Operate", "Run", "Convert", "Tools"];
+    let positions: Vec<_> = headings.iter().map(|heading| text.find(&format!("\n{heading}:\n"))).collect();
+    assert!(positions.iter().all(Option::is_some) && positions.is_sorted(), "{text}");
+    assert!(text.contains("  apply        Apply manifests: plan, confirm, execute, verify\n"), "{text}");
+    assert_eq!((help(&["-h"]), help(&["help"])), (text.clone(), text));
+    assert!(help(&["man"]).contains("abide\\-rollback(1)"), "the manual page lists all verbs");
 }
 
 #[test]
@@ -261,7 +276,7 @@ fn an_env_entry_is_set_as_a_whole() {
     assert_eq!(given("env.C"), "web/api  env.C: \"own\"  sub/p.yaml:8:12\n");
     assert_eq!(
         given("env"),
-        "web/api  env.C: \"own\"  sub/p.yaml:8:12\nweb/api  env.D: \"far\"  d.yaml:2:34, a Defaults\n"
+        "web/api  env.C: \"own\"  sub/p.yaml:8:12\nweb/api  env.D: \"far\"  d.yaml:2:34, from Defaults\n"
     );
 }
 

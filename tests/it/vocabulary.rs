@@ -341,11 +341,12 @@ fn guides_have_no_retired_word() {
     at_most(MAX_GUIDES, "retired words in guides", &findings);
 }
 
-/// The subcommands that a help text lists.
+/// The subcommands that a help text lists: indented words before the options, under one heading or several.
 fn subcommands(help: &str) -> Vec<String> {
-    let Some((_, list)) = help.split_once("\nCommands:\n") else { return Vec::new() };
-    let names = list.lines().take_while(|line| !line.is_empty()).filter_map(|line| {
-        let entry = line.strip_prefix("  ").filter(|entry| !entry.starts_with(' '))?;
+    let list = help.split("ptions:\n").next().unwrap_or_default();
+    let names = list.lines().filter_map(|line| {
+        let entry =
+            line.strip_prefix("  ").filter(|entry| entry.starts_with(|c: char| c.is_ascii_lowercase()))?;
         entry.split_whitespace().next()
     });
     names.filter(|name| *name != "help").map(str::to_owned).collect()

@@ -25,7 +25,7 @@ fn heal_no_applies_changes_only() {
     machine.process("b", "2", "");
     let mut effects = vec!["start a 1", "start b 1", "start b 2", "stop a", "stop b"];
     until("b follows", || machine.effects() == effects);
-    until("it rests", || read_log(&machine, "first").contains("at rest: 1 instance as wanted, 1 held"));
+    until("it rests", || read_log(&machine, "first").contains("idle: 1 instance as wanted, 1 held"));
     drop(first);
     // The next one does not take what it finds for something new, either.
     let _second = watch(&machine, "second", &args);
@@ -177,7 +177,7 @@ fn a_killed_run_is_in_the_history() {
     let entry = &history()[0];
     assert!(entry["exit"].is_null() && entry["summary"]["start"] == 1, "{entry}");
     assert_eq!(entry["steps"][0]["outcome"], "Unknown");
-    assert!(machine.run(&["history"]).1.contains("under way, or interrupted"));
+    assert!(machine.run(&["history"]).1.contains("in flight, or interrupted"));
 }
 
 /// Entries of `apply` and `watch` have the same fields in their summaries, with zero where nothing was done.
@@ -233,7 +233,7 @@ fn a_dead_local_system_is_restarted() {
     until("it is followed there", || running(&machine, &["a", "b", "c"]));
     // And is not taken over by the next.
     let (code, _, err) = machine.run(&["up", "--listen", "127.0.0.1:0"]);
-    assert!(code == 1 && err.contains("runs already, as process"), "{code} {err}");
+    assert!(code == 1 && err.contains("runs already as process"), "{code} {err}");
     assert_eq!(machine.effects(), ["start a 1", "start b 1", "start c 1"]);
 }
 

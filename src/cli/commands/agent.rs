@@ -21,44 +21,46 @@ use crate::malloc;
 use crate::model::HostKey;
 use crate::permissions::require_private;
 
-/// Run a host agent: it joins a gateway and starts, stops and guards processes here
+/// Run a host agent that supervises processes for a gateway
 ///
-/// Prints `ready URL` on stdout once its session stands for all its hosts. Its processes live on when it ends, and the next
-/// agent with the same --data takes hold of them again. SIGTERM and Ctrl-C end it.
+/// Prints `ready URL` on stdout when all its hosts have joined the gateway. SIGTERM and Ctrl-C stop the agent; its
+/// processes keep running, and the next agent with the same --data adopts them.
 #[derive(Debug, clap::Args)]
 pub struct AgentArgs {
-    /// The gateway's URL
+    /// URL of the gateway
     #[arg(long, env = "ABIDE_JOIN", value_name = "URL", required_unless_present = "check_policy")]
     pub join: Option<String>,
-    /// File with this agent's token
+    /// File with the agent's token
     #[arg(long, env = "ABIDE_TOKEN_FILE", value_name = "FILE", required_unless_present = "check_policy")]
     pub token_file: Option<PathBuf>,
-    /// Folder for everything that must survive; it is made if need be
+    /// Data folder, created if it does not exist
     #[arg(long, env = "ABIDE_DATA", value_name = "DIR")]
     pub data: PathBuf,
-    /// Host to answer for, as CLOUD:IP; may be given several times [default: 0:127.0.0.1]
+    /// Host that the agent serves, as CLOUD:IP (repeatable) [default: 0:127.0.0.1]
     #[arg(long, env = "ABIDE_AS_HOST", value_name = "CLOUD:IP", value_delimiter = ',')]
     pub as_host: Vec<HostKey>,
-    /// Seconds between two looks at a process's health_cmd and configuration files
+    /// Seconds between checks of health_cmd and configuration files
     #[arg(long, env = "ABIDE_CHECK_SECS", value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub check_secs: u64,
-    /// Certificate of the gateway's authority in PEM
+    /// CA certificate of the gateway, PEM
     #[arg(long, env = "ABIDE_CA_FILE", value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
-    /// Trust only the certificates in --ca-file, not those that this machine trusts
+    /// Trust only --ca-file, not the system's certificates
     #[arg(long, env = "ABIDE_CA_ONLY", value_parser = parse_switch)]
     pub ca_only: bool,
-    /// Accept plain http to a gateway that is not on loopback; anyone on the network path can then read the token and forge operations
+    /// Accept plain http to a gateway that is not on loopback
+    ///
+    /// Anyone on the network path can then read the token and forge operations.
     #[arg(long, env = "ABIDE_INSECURE_JOIN", value_parser = parse_switch)]
     pub insecure_join: bool,
-    /// Host policy: which users, namespaces and paths processes may have [default: /etc/abide/agent.yaml, if it exists]
+    /// Host policy: allowed users, namespaces and paths of processes [default: /etc/abide/agent.yaml, if it exists]
     #[arg(long, env = "ABIDE_AGENT_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// List the instances in --data that the host policy or the permissions of their files refuse, and exit: 3 if any
+    /// List the instances in --data that the host policy or file permissions refuse, and exit with 3 if there are any
     #[arg(long, env = "ABIDE_CHECK_POLICY", value_parser = parse_switch)]
     pub check_policy: bool,
     /// With --check-policy: output format
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_AGENT_OUTPUT", value_name = "FORM")]
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_AGENT_OUTPUT", value_name = "FORMAT")]
     pub output: PlainForm,
 }
 
@@ -73,7 +75,7 @@ impl AgentArgs {
     }
 }
 
-/// Before the first thread starts: threads would have heaps of their own, which every forked process would copy.
+/// Runs before the first thread starts: each thread would get its own heap, which every forked process copies.
 pub fn prepare_memory() {
     malloc::allocate_tightly();
     malloc::fork_without_heap();
@@ -87,10 +89,10 @@ pub fn run(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
     let join = args.join.as_deref().ok_or_else(|| missing("--join"))?;
     let token_file = args.token_file.as_deref().ok_or_else(|| missing("--token-file"))?;
     if !(join.starts_with("http://") || join.starts_with("https://")) {
-        let message = format!("--join {join:?} is no URL");
+        let message = format!("--join {join:?} is not an http or https URL");
         return Err(Failure::new(Exit::Usage, message).hint("such as http://127.0.0.1:7465"));
     }
-    // Before the data folder is opened: a refusal at start leaves everything as it is.
+    // Checked before the data folder is opened: a refused start changes nothing.
     let refused = |why: String| Failure::new(Exit::Usage, format!("--join: {why}"));
     args.client_config().check(join).map_err(|error| match error {
         AddressError::Plain(_) => refused(error.to_string()).hint(
@@ -100,7 +102,7 @@ pub fn run(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
     })?;
     if args.ca_only && args.ca_file.is_none() {
         let message = "--ca-only needs --ca-file FILE: without it no certificate is trusted";
-        return Err(Failure::new(Exit::Usage, message).hint("pass --ca-file FILE, or leave --ca-only out"));
+        return Err(Failure::new(Exit::Usage, message).hint("pass --ca-file FILE, or omit --ca-only"));
     }
     args.client_config().client(join).map_err(refused)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -124,14 +126,14 @@ async fn run_until_stopped(
     policy.log();
     private_folder(&args.data)?;
     private_file(&args.data.join("agent.db"))?;
-    // One that is not there yet is waited for, like a gateway that is not.
+    // The session waits for a missing token file, as it does for an unreachable gateway.
     if token_file.exists() {
         require_private(token_file).map_err(failed)?;
     }
     let agent = agent_name(&args.data).map_err(failed)?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
-    let (up, told) = mpsc::unbounded_channel();
-    let table = Supervisor::open(&args.data, Duration::from_secs(args.check_secs), policy, up)
+    let (reports, outgoing) = mpsc::unbounded_channel();
+    let supervisor = Supervisor::open(&args.data, Duration::from_secs(args.check_secs), policy, reports)
         .await
         .map_err(|error| failed(error.to_string()))?;
     let joining = JoinConfig {
@@ -143,15 +145,15 @@ async fn run_until_stopped(
     };
     let (stop, stopped) = watch::channel(false);
     let systemd = Systemd::from_env();
-    let mut said = false;
+    let mut is_announced = false;
     let ready = || {
-        if !std::mem::replace(&mut said, true) {
+        if !std::mem::replace(&mut is_announced, true) {
             printer.data(&format!("ready {join}\n"));
             systemd.ready();
         }
     };
     tokio::select! {
-        ended = serve(joining, table, told, ready, stopped) => ended.map_err(failed)?,
+        ended = serve(joining, supervisor, outgoing, ready, stopped) => ended.map_err(failed)?,
         exit = signals.shutdown_signal() => {
             systemd.stopping();
             let _ = stop.send(true);
@@ -161,7 +163,7 @@ async fn run_until_stopped(
     Ok(Exit::Done)
 }
 
-/// Lists the instances that would not be launched again.
+/// Lists the instances that the next launch would refuse.
 fn check_policy(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let policy = HostPolicy::read(args.policy.as_deref()).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! `abide config`: which config files are in use, and trust in the one of the current directory.
+//! `abide config`: shows the config files in use, and records trust in the one of the current directory.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::cli::output::print::{Printer, visible};
 use crate::cli::target::{CONFIG_FILE_NAME, Trust, find_config_files, trust};
 use crate::cli::{Exit, Failure};
 
-/// Show the config files in use, and trust the one of the current directory
+/// Show config files, and trust the one in this directory
 #[derive(Debug, clap::Args)]
 pub struct ConfigArgs {
     #[command(subcommand)]
@@ -18,43 +18,44 @@ pub struct ConfigArgs {
 
 #[derive(Debug, clap::Subcommand)]
 pub enum ConfigVerb {
-    /// Record the digest of a config file: its credentials, state and targets are used from the current directory on
+    /// Trust a config file: use its credentials, state and targets
     ///
-    /// Read the file first: it decides which host gets the secrets that it names. A changed file needs to be trusted again.
+    /// Records the digest of the file. Read the file first: it decides which host receives the secrets that it names. A
+    /// changed file must be trusted again.
     Trust(FileArg),
-    /// Remove the record of a config file
+    /// Remove the trust in a config file
     Untrust(FileArg),
-    /// Print which config files are used, why, and whether they are trusted
+    /// Print the config files in use, with their origin and trust
     Show(ShowArgs),
 }
 
 #[derive(Debug, clap::Args)]
 pub struct FileArg {
-    /// The config file
+    /// Config file
     #[arg(value_name = "FILE", default_value = CONFIG_FILE_NAME)]
     pub file: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
 pub struct ShowArgs {
-    /// The config file [default: ./abide.yaml, then ~/.config/abide/config.yaml]
+    /// Config file [default: ./abide.yaml, then ~/.config/abide/config.yaml]
     #[arg(long, value_name = "FILE", env = "ABIDE_CONFIG")]
     pub config: Option<PathBuf>,
-    /// Form of the output
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_CONFIG_OUTPUT", value_name = "FORM")]
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_CONFIG_OUTPUT", value_name = "FORMAT")]
     pub output: PlainForm,
 }
 
 pub fn run(args: &ConfigArgs, printer: &Printer) -> Result<Exit, Failure> {
     match &args.verb {
         ConfigVerb::Trust(FileArg { file }) => {
-            // A file that cannot be used is not worth a record, and the content that is checked is the one recorded.
+            // An invalid file is not recorded, and the digest is of the content that was parsed.
             let content = find_config_files(Some(file))?.first.map(|file| file.content).unwrap_or_default();
             let (path, digest) = trust::record(file, content.as_bytes())?;
             printer.data(&format!("trusted {} (blake3 {})\n", visible(&path), &digest[..16]));
         }
         ConfigVerb::Untrust(FileArg { file }) => {
-            let was = if trust::remove(file)? { "not trusted any more" } else { "was not trusted" };
+            let was = if trust::remove(file)? { "is no longer trusted" } else { "was not trusted" };
             printer.data(&format!("{} {was}\n", visible(&file.display().to_string())));
         }
         ConfigVerb::Show(args) => show(args, printer)?,

@@ -1,4 +1,4 @@
-//! `abide convert`: request bodies → manifests, and back.
+//! `abide convert`: GSE and JOB request bodies to manifests, and back.
 
 use std::collections::BTreeMap;
 
@@ -21,25 +21,25 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> Result<Exit, Failure> {
     printer.to_stderr(&shown(&read.warnings));
     let (documents, any_body) = documents(std::mem::take(&mut read.bodies), args, printer);
     if documents.is_empty() {
-        printer.warning("there is nothing in it");
+        printer.warning(&format!("{} contains no request body and no manifest", args.file.display()));
         return Ok(Exit::Done);
     }
     let reaching = documents.iter().any(|d| matches!(d.kind.as_deref(), Some("Defaults" | "Policy")));
     if read.spread && reaching && (any_body || args.to.is_none()) {
-        let message = "Defaults and policies reach their directory, and one stream of manifests has none";
-        return Err(Failure::new(Exit::Usage, message).hint("convert each file by itself"));
+        let message = "cannot merge several files: Defaults and Policy documents apply to their directory";
+        return Err(Failure::new(Exit::Usage, message).hint("convert each file separately"));
     }
     let text = manifests::yaml(&documents);
     let Some(dialect) = args.to else {
         printer.data(&text);
         let loaded = manifest::load_text("the manifest", text, &limits);
         if any_body && loaded.errors() > 0 {
-            printer.warning("the manifest is not complete; `abide validate` will say:");
+            printer.warning("the manifest is incomplete; `abide validate` reports:");
             printer.to_stderr(&shown(&loaded.problems));
         }
         return Ok(Exit::Done);
     };
-    // Manifests are read as they stand, so that problems have the places people know.
+    // Manifests are loaded from their files, so that problems have the locations of those files.
     let loaded = match any_body {
         true => manifest::load_text("the converted manifest", text, &limits),
         false => match read.load(&limits) {
@@ -53,7 +53,7 @@ pub fn run(args: &ConvertArgs, printer: &Printer) -> Result<Exit, Failure> {
     to_bodies(&loaded, dialect, args, printer)
 }
 
-/// The manifests that the bodies stand for, and whether any was a body.
+/// The manifests of the bodies, and whether any of them was a request body.
 fn documents(bodies: Vec<Body<JobBody>>, args: &ConvertArgs, printer: &Printer) -> (Vec<Document>, bool) {
     let (mut documents, mut any_body) = (Vec::new(), false);
     for body in bodies {
@@ -85,11 +85,12 @@ fn to_bodies(
     losses.sort();
     losses.dedup();
     for Loss { key, what, why } in &losses {
-        printer.labelled_warning("not said", &format!("{key}: {what} ({why})"));
+        printer.labelled_warning("not converted", &format!("{key}: {what} ({why})"));
     }
     if args.strict && !losses.is_empty() {
-        let message = format!("a body of {} cannot say everything", dialect.name());
-        return Err(Failure::new(Exit::InvalidManifest, message).hint("without --strict the rest is written"));
+        let message = format!("dialect {} cannot express every field", dialect.name());
+        return Err(Failure::new(Exit::InvalidManifest, message)
+            .hint("without --strict the other fields are written"));
     }
     for body in bodies {
         let json = serde_json::to_string_pretty(&body);
@@ -99,7 +100,7 @@ fn to_bodies(
     Ok(Exit::Done)
 }
 
-/// Instances that differ only in their host go into one body.
+/// Groups instances that differ only in their host: they share one body.
 fn subjects(loaded: &Loaded) -> Vec<Subject> {
     let mut by_process: BTreeMap<ProcessKey, Vec<(&InstanceKey, &DesiredInstance)>> = BTreeMap::new();
     for (key, want) in &loaded.desired.instances {
@@ -124,7 +125,7 @@ fn subjects(loaded: &Loaded) -> Vec<Subject> {
     subjects
 }
 
-/// What no request body anywhere has a place for.
+/// Fields that no request body has.
 fn abide_only_fields(loaded: &Loaded) -> Vec<Loss> {
     let mut losses = Vec::new();
     for (key, DesiredInstance { origin, .. }) in &loaded.desired.instances {
@@ -140,7 +141,7 @@ fn abide_only_fields(loaded: &Loaded) -> Vec<Loss> {
         losses.extend(set.into_iter().filter(|(_, there)| *there).map(|(what, _)| Loss {
             key: key.process(),
             what: what.to_owned(),
-            why: "it is Abide's own".to_owned(),
+            why: "only Abide has this field".to_owned(),
         }));
     }
     losses

@@ -1,4 +1,4 @@
-//! `abide diff`: field by field, what is wanted against what the engine holds and what runs.
+//! `abide diff`: field-level differences between manifests, registered specs and running processes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,7 @@ use crate::model::{
 use crate::reconcile::why::{Part, parts};
 
 pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
-    // 1 says that there are differences, so every other error is 2.
+    // Exit code 1 means differences, so errors exit with 2.
     let input = PlanInput::read(&args.input, printer).map_err(|failure| match failure.exit {
         Exit::InvalidManifest | Exit::Unreachable => failure,
         _ => Failure { exit: Exit::Changes, ..failure },
@@ -43,28 +43,28 @@ pub fn run(args: &DiffArgs, printer: &Printer) -> Result<Exit, Failure> {
     Ok(if differences.is_empty() { Exit::Done } else { Exit::Failed })
 }
 
-/// One instance that is not as wanted.
+/// One instance that differs from its manifest.
 struct Difference<'a> {
     key: &'a InstanceKey,
-    /// The name that it had so far.
+    /// The previous name of a moved process.
     from: Option<&'a InstanceKey>,
     want: Option<&'a DesiredInstance>,
-    /// What was seen; `Err`: why it could not be.
+    /// The observed instance; `Err`: why its state is unknown.
     seen: Result<Option<Present<'a>>, &'a str>,
     state: (String, &'static str),
     owner: (Option<&'a str>, &'a str),
     given: Option<Vec<Part>>,
     live: Option<Vec<Part>>,
-    /// It is left alone, and why.
+    /// Why the plan holds it.
     held: Option<&'static str>,
 }
 
-/// Whatever a plan would touch or hold.
+/// The instances that a plan changes or holds.
 fn differences(input: &PlanInput) -> Vec<Difference<'_>> {
     let plan = input.plan();
     let held: BTreeMap<&InstanceKey, &'static str> =
         plan.held.iter().map(|held| (&held.instance, held.reason.word())).collect();
-    // What is known by another name now is compared with what it was under the old one.
+    // A moved process is compared with its observed state under the old name.
     let moved: BTreeMap<&InstanceKey, &InstanceKey> =
         plan.steps().filter_map(|step| Some((&step.instance, step.from.as_ref()?))).collect();
     let old: BTreeSet<&InstanceKey> = moved.values().copied().collect();
@@ -100,11 +100,10 @@ fn difference<'a>(
     let new: &Spec = want.filter(|want| want.origin.state != State::Absent).map_or(&empty, |want| &want.spec);
     let present = seen.ok().flatten();
     let versions = present.map(|present| [&present.seen().registered_spec, &present.seen().live]);
-    let beside: Vec<&Spec> =
-        versions.iter().flatten().filter_map(|v| v.spec()).map(|spec| &***spec).collect();
+    let known: Vec<&Spec> = versions.iter().flatten().filter_map(|v| v.spec()).map(|spec| &***spec).collect();
     let compared = |there: bool, version: fn(Present<'a>) -> &'a KnownSpec| {
         let version = present.filter(|_| there).map(version)?;
-        version.spec().map(|old| fields(old, new, &beside))
+        version.spec().map(|old| fields(old, new, &known))
     };
     let (held_spec, runs) =
         present.map_or((false, false), |present| (present.registered || present.hosted, present.running));
@@ -128,7 +127,7 @@ fn difference<'a>(
         state: (state.to_owned(), want.map_or(State::Absent, |want| want.origin.state).word()),
         owner: (present.and_then(|present| present.seen().owner.as_deref()), owner),
         given: if absent {
-            Some(fields(&empty, new, &beside))
+            Some(fields(&empty, new, &known))
         } else {
             compared(held_spec, |present| &present.seen().registered_spec)
         },
@@ -137,12 +136,12 @@ fn difference<'a>(
     }
 }
 
-/// Every part that differs, by the canonical values of both sides.
-fn fields(old: &Spec, new: &Spec, beside: &[&Spec]) -> Vec<Part> {
+/// The parts that differ between two specs, compared by canonical values.
+fn fields(old: &Spec, new: &Spec, known: &[&Spec]) -> Vec<Part> {
     let pairs = old.values().into_iter().zip(new.values());
     let differ: Vec<Field> =
         pairs.filter(|((_, old), (_, new))| old != new).map(|((field, _), _)| field).collect();
-    differ.into_iter().flat_map(|field| parts(field, old, new, beside)).collect()
+    differ.into_iter().flat_map(|field| parts(field, old, new, known)).collect()
 }
 
 fn json(difference: &Difference<'_>) -> Value {
@@ -169,7 +168,7 @@ fn json(difference: &Difference<'_>) -> Value {
 const REMOVED: Style = AnsiColor::Red.on_default();
 const ADDED: Style = AnsiColor::Green.on_default();
 
-/// Instances of a process that differ alike are shown once.
+/// Groups instances of a process that have the same differences.
 fn text(differences: &[Difference<'_>]) -> String {
     let mut alike: BTreeMap<(ProcessKey, String), Vec<&HostKey>> = BTreeMap::new();
     for difference in differences {
@@ -188,13 +187,13 @@ fn text(differences: &[Difference<'_>]) -> String {
 fn body(difference: &Difference<'_>) -> String {
     let Difference { key, from, want, seen, state, owner, given, live, held } = difference;
     let mut text = String::new();
-    let wanted = want.map_or("no manifest wants it".to_owned(), |want| want.origin.place.to_string());
+    let wanted = want.map_or("declared by no manifest".to_owned(), |want| want.origin.place.to_string());
     text.push_str(&format!("  {DIM}wanted: {wanted}{DIM:#}\n"));
     if let Some(held) = held {
         text.push_str(&format!("  {DIM}held: {held}{DIM:#}\n"));
     }
     if let Err(why) = seen {
-        text.push_str(&format!("  it could not be compared: {why}\n"));
+        text.push_str(&format!("  cannot compare: {why}\n"));
         return text;
     }
     if let Some(from) = from {
@@ -220,12 +219,12 @@ fn body(difference: &Difference<'_>) -> String {
         }
     }
     if given.is_none() && live.is_none() && state.0 != "absent" {
-        text.push_str("  what it was given is not known, only that it is there\n");
+        text.push_str("  the process exists, and its spec is unknown\n");
     }
     text
 }
 
-/// Old and new lines, with the words that changed marked inside them.
+/// Old and new lines, with changed words highlighted.
 fn lines(title: &str, parts: &[Part]) -> String {
     let mut text = if title.is_empty() { String::new() } else { format!("  {BOLD}{title}{BOLD:#}\n") };
     for (field, old, new) in parts {

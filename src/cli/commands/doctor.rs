@@ -1,4 +1,4 @@
-//! `abide doctor`: what may keep Abide from working here, and what to do about it.
+//! `abide doctor`: checks of config, target, credentials, clocks, agents and limits, each with a remedy.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,9 +13,9 @@ use crate::cli::{Exit, Failure};
 use crate::clock;
 use crate::permissions::check_private;
 
-/// Check the config, the target, credentials, clocks, agents and limits, and say what to do
+/// Check config, target, credentials, clocks, agents and limits
 ///
-/// Exits with 1 when something keeps Abide from working. Warnings do not count.
+/// Prints a remedy for each problem. Exits with 1 if there are errors; warnings do not count.
 #[derive(Debug, clap::Args)]
 pub struct DoctorArgs {
     #[command(flatten)]
@@ -51,16 +51,16 @@ pub fn run(args: &DoctorArgs, printer: &Printer) -> Result<Exit, Failure> {
     Ok(if bad { Exit::Failed } else { Exit::Done })
 }
 
-/// An agent holds one descriptor a process.
+/// An agent holds one file descriptor per process.
 fn limits() -> Finding {
     const FEW: u64 = 4096;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     match limit < FEW {
         true => Finding::Warning(
-            format!("only {limit} files may be open at once: an agent needs one for each process"),
+            format!("the limit of open files is only {limit}: an agent needs one per process"),
             "raise it: ulimit -n 65536, or LimitNOFILE= in the unit".to_owned(),
         ),
-        false => Finding::Well(format!("{limit} files may be open at once")),
+        false => Finding::Well(format!("the limit of open files is {limit}")),
     }
 }
 
@@ -73,13 +73,15 @@ fn local() -> Vec<Finding> {
     let shown = folder.display().to_string();
     let mut findings = Vec::new();
     match folder.exists().then(|| check_private(&folder)) {
-        None => findings.push(Finding::Well(format!("{shown} is not there yet: the first change makes it"))),
+        None => {
+            findings.push(Finding::Well(format!("{shown} does not exist yet: the first change creates it")))
+        }
         Some(Err(refused)) => {
-            let todo = "until then the local system does not start: other users could change what it trusts";
+            let todo = "the local system refuses to start: other users could change files that it trusts";
             findings.push(Finding::Bad(refused, todo.to_owned()));
         }
         Some(Ok(Some(warning))) => {
-            let todo = "it holds the specs of processes, with their secrets";
+            let todo = "the folder holds the specs of processes, with their secrets";
             findings.push(Finding::Warning(warning, todo.to_owned()));
         }
         Some(Ok(None)) => findings.push(Finding::Well(format!("only this user can enter {shown}"))),
@@ -88,18 +90,20 @@ fn local() -> Vec<Finding> {
     match home.server_pid() {
         Some(pid) => findings.push(Finding::Well(format!("the local system runs as process {pid}"))),
         None => findings.push(Finding::Well(
-            "the local system is not running; what changes something starts it".to_owned(),
+            "the local system is not running; verbs that change something start it".to_owned(),
         )),
     }
     findings
 }
 
-/// Instances of the local system that the host policy, or the permissions of their files, would refuse.
+/// Instances of the local system that the host policy or file permissions would refuse.
 fn host_policy(home: &Home) -> Vec<Finding> {
     let named = std::env::var_os("ABIDE_AGENT_POLICY").filter(|file| !file.is_empty()).map(PathBuf::from);
     let policy = match HostPolicy::read(named.as_deref()) {
         Ok(policy) => policy,
-        Err(why) => return vec![Finding::Bad(why, "until then the agent does not start".to_owned())],
+        Err(why) => {
+            return vec![Finding::Bad(why, "fix the file: the agent does not start with it".to_owned())];
+        }
     };
     let folder = home.path("agent");
     if !folder.join("agent.db").is_file() {
@@ -115,7 +119,7 @@ fn host_policy(home: &Home) -> Vec<Finding> {
         }
         Err(failure) => return vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())],
     };
-    let todo = "`abide agent --check-policy --data DIR` lists them all; they run on until their next launch";
+    let todo = "`abide agent --check-policy --data DIR` lists all; running processes are refused at their next launch";
     let finding = |one: &RefusedInstance| {
         let what = format!("{} would be refused: {}", one.instance, one.reasons.join("; "));
         Finding::Warning(what, todo.to_owned())
@@ -123,11 +127,23 @@ fn host_policy(home: &Home) -> Vec<Finding> {
     refused.iter().take(5).map(finding).collect()
 }
 
-/// The hosts of our own gateway; a platform is only asked whether it answers.
+/// The hosts of an Abide gateway. Other platforms have no such list: a request shows that they answer.
 async fn hosts(backend: &AnyBackend) -> Result<Option<Vec<HostRow>>, BackendError> {
     match backend {
         AnyBackend::Abide(abide) => abide.hosts().await.map(Some),
         AnyBackend::Platform(platform) => platform.answers().await.map(|()| None),
+    }
+}
+
+/// The remedy for an error of the target.
+fn remedy(error: &BackendError) -> &'static str {
+    let text = error.to_string();
+    if error.needs_every_namespace() {
+        NAMESPACES_HINT
+    } else if text.contains("credentials") || text.contains("401") {
+        "check auth.app_code and auth.app_secret of the target, and the gateway's apps file"
+    } else {
+        "check the address, and that a gateway listens there: `curl URL/healthz` prints ok"
     }
 }
 
@@ -139,35 +155,24 @@ fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
         Err(failure) => return Ok(vec![Finding::Bad(failure.message, failure.hint.unwrap_or_default())]),
     };
     let begin = std::time::Instant::now();
-    let asked = runtime()?
+    let answer = runtime()?
         .block_on(async { tokio::time::timeout(Duration::from_secs(10), hosts(&live.backend)).await });
     let url = live.backend.url().to_owned();
-    let hosts = match asked {
+    let hosts = match answer {
         Ok(Ok(hosts)) => hosts,
-        Ok(Err(fault)) => {
-            let text = fault.to_string();
-            let todo = if fault.needs_every_namespace() {
-                NAMESPACES_HINT.to_owned()
-            } else if text.contains("credentials") || text.contains("401") {
-                "check auth.app_code and auth.app_secret of the target, and the gateway's apps file"
-                    .to_owned()
-            } else {
-                "is the address right, and does something listen there? `curl URL/healthz` should say ok"
-                    .to_owned()
-            };
-            return Ok(vec![Finding::Bad(format!("target {name} at {url}: {text}"), todo)]);
+        Ok(Err(error)) => {
+            let what = format!("target {name} at {url}: {error}");
+            return Ok(vec![Finding::Bad(what, remedy(&error).to_owned())]);
         }
         Err(_) => {
-            let todo = "a firewall that drops, or a gateway that hangs".to_owned();
-            return Ok(vec![Finding::Bad(
-                format!("target {name} at {url} did not answer within 10 s"),
-                todo,
-            )]);
+            let what = format!("target {name} at {url} did not answer within 10 s");
+            let todo = "check for a firewall that drops packets, or a gateway that hangs";
+            return Ok(vec![Finding::Bad(what, todo.to_owned())]);
         }
     };
     let defined_in = live.defined_in.as_ref().map(|file| format!(" (defined in {file})")).unwrap_or_default();
     let mut findings = vec![Finding::Well(format!(
-        "target {name} at {url}{defined_in} answers in {} ms, and knows us",
+        "target {name} at {url}{defined_in} answers in {} ms and accepts the credentials",
         begin.elapsed().as_millis()
     ))];
     let Some(hosts) = hosts else {
@@ -175,19 +180,26 @@ fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
             .target
             .state
             .clone()
-            .unwrap_or_else(|| "$ABIDE_HOME/state, or what the config file says".to_owned());
-        let what =
-            format!("it speaks {}; journal and ledger are kept in {state}", live.backend.dialect().name());
+            .unwrap_or_else(|| "$ABIDE_HOME/state, or the config file's `state`".to_owned());
+        let dialect = live.backend.dialect().name();
+        let what = format!("target {name} has dialect {dialect}; journal and ledger are in {state}");
         findings.push(Finding::Well(what));
         return Ok(findings);
     };
+    findings.extend(agents(&hosts));
+    Ok(findings)
+}
+
+/// The agents of a gateway: connected, with matching clocks and versions.
+fn agents(hosts: &[HostRow]) -> Vec<Finding> {
+    let mut findings = Vec::new();
     let alive: Vec<_> = hosts.iter().filter(|host| host.agent).collect();
     let dead: Vec<String> =
         hosts.iter().filter(|host| !host.agent).map(|host| host.host.to_string()).collect();
     match (alive.is_empty(), dead.is_empty()) {
         (true, _) => findings.push(Finding::Bad(
             "no agent is connected".to_owned(),
-            "abide agent --join URL --token-file F --data DIR on each host".to_owned(),
+            "run `abide agent --join URL --token-file F --data DIR` on each host".to_owned(),
         )),
         (false, false) => findings.push(Finding::Warning(
             format!(
@@ -197,22 +209,22 @@ fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
                 if dead.len() == 1 { "has" } else { "have" },
                 dead.iter().take(5).cloned().collect::<Vec<_>>().join(", ")
             ),
-            "start their agents; until then their processes are unknown, and left alone".to_owned(),
+            "start these agents; until then their processes are unknown and held".to_owned(),
         )),
         (false, true) => {
             findings.push(Finding::Well(format!("{}, each with an agent", count(hosts.len(), "host"))))
         }
     }
     findings.extend(skewed(&alive));
-    // An agent says something every few seconds: what it was last heard at is what the gateway's clock shows.
+    // Agents report every few seconds, so the newest report shows the gateway's clock.
     let newest = alive.iter().filter_map(|host| clock::read(&host.heard)).max();
     let here = clock::now();
     if let Some(there) = newest {
         let skew = (here.0 - there.0) / 1000;
         if !(-5..=30).contains(&skew) {
             findings.push(Finding::Warning(
-                format!("the gateway's clock differs from ours by about {skew} s"),
-                "let both follow a time server: freshness of reports is judged by it".to_owned(),
+                format!("the gateway's clock differs from the clock of this host by about {skew} s"),
+                "synchronize both with a time server: the age of reports depends on it".to_owned(),
             ));
         }
     }
@@ -224,14 +236,14 @@ fn target(args: &DoctorArgs) -> Result<Vec<Finding>, Failure> {
     if let Some(version) = old.first() {
         findings.push(Finding::Warning(
             format!(
-                "{} of another version than this program ({version}, not {})",
+                "{} with a version other than this program's ({version}, not {})",
                 count(old.len(), "agent"),
                 env!("CARGO_PKG_VERSION")
             ),
-            "replace them: their processes go on meanwhile".to_owned(),
+            "upgrade them: their processes keep running".to_owned(),
         ));
     }
-    Ok(findings)
+    findings
 }
 
 /// Agents whose clocks differ from the gateway's.
@@ -245,7 +257,7 @@ fn skewed(alive: &[&HostRow]) -> Option<Finding> {
     (!skewed.is_empty()).then(|| {
         Finding::Warning(
             format!("the clocks of {} differ from the gateway's: {shown}", count(skewed.len(), "agent")),
-            "let these hosts follow a time server: schedules, start times and logs use their clock"
+            "synchronize these hosts with a time server: schedules, start times and logs use their clock"
                 .to_owned(),
         )
     })

@@ -1,4 +1,4 @@
-//! `abide explain`: what a field is, what changing it does, and who gave it its value.
+//! `abide explain`: type, default and meaning of a manifest field, the effect of a change, and the location of its value.
 
 use crate::cli::args::ExplainArgs;
 use crate::cli::output::print::{BOLD, DIM, Printer};
@@ -27,7 +27,7 @@ pub fn run(args: &ExplainArgs, printer: &Printer) -> Result<Exit, Failure> {
             Some(meant) => format!("did you mean {meant}?"),
             None => "`abide explain` lists all fields".to_owned(),
         };
-        Failure::new(Exit::Usage, format!("no manifest has a field {field:?}")).hint(hint)
+        Failure::new(Exit::Usage, format!("manifests have no field {field:?}")).hint(hint)
     })?;
     if args.paths.is_empty() {
         printer.styled(&explanation(&found));
@@ -53,11 +53,11 @@ fn provenance(args: &ExplainArgs, found: &Explanation, printer: &Printer) -> Res
     };
     let loaded = manifest::load(&args.paths, &limits);
     if loaded.errors() > 0 {
-        printer.warning("there are problems in these manifests; `abide validate` lists them");
+        printer.warning("the manifests have errors; `abide validate` lists them");
     }
     let all = explain::field_values(&loaded, path, only.as_ref(), &limits);
     if all.is_empty() {
-        return Err(Failure::new(Exit::Failed, "no such process is declared there"));
+        return Err(Failure::new(Exit::Failed, "the manifests declare no such process"));
     }
     printer.styled(&all.iter().map(line).collect::<String>());
     Ok(Exit::Done)
@@ -66,7 +66,7 @@ fn provenance(args: &ExplainArgs, found: &Explanation, printer: &Printer) -> Res
 fn line(given: &FieldValue) -> String {
     let FieldValue { process, path, value } = given;
     let Some(value) = value else { return format!("{process}  {path}: {DIM}unset{DIM:#}\n") };
-    let from = if value.inherited { ", a Defaults" } else { "" };
+    let from = if value.inherited { ", from Defaults" } else { "" };
     let shown = match &value.shown {
         PrintableValue::Plain(text) => text.clone(),
         PrintableValue::Secret(secret) => format!("(secret, digest {})", digest(secret.expose())),
@@ -83,7 +83,7 @@ fn overview() -> String {
         }
         text.push('\n');
     }
-    text.push_str("`abide explain FIELD` says more of each.\n");
+    text.push_str("`abide explain FIELD` explains a field.\n");
     text
 }
 
@@ -131,14 +131,14 @@ fn required(entry: &Entry) -> &'static str {
     }
 }
 
-/// What changing a field does to a running process.
+/// The effect of a field's change on a running process.
 fn change(field: Field) -> String {
     let daemon = base_effect(field, StartMode::Daemon);
     let foreground = base_effect(field, StartMode::Foreground);
-    let says = |effect: Effect| format!("{effect}: {}", meaning(effect));
+    let describe = |effect: Effect| format!("{effect}: {}", meaning(effect));
     let mut text = match daemon == foreground {
-        true => says(daemon),
-        false => format!("in daemon mode {}; in foreground mode {}", says(daemon), says(foreground)),
+        true => describe(daemon),
+        false => format!("in daemon mode {}; in foreground mode {}", describe(daemon), describe(foreground)),
     };
     text.push_str(match daemon.max(foreground) {
         Effect::None | Effect::Register | Effect::Replace => "",
@@ -146,9 +146,9 @@ fn change(field: Field) -> String {
         Effect::Restart => ". For auto_type 0 the next run uses it",
     });
     text.push_str(match daemon.max(foreground) {
-        Effect::None | Effect::Register => ". `on_change` can say otherwise",
+        Effect::None | Effect::Register => ". `on_change` overrides this",
         Effect::Reload | Effect::Restart | Effect::Replace => {
-            "; for auto_type 2 it is a new run. `on_change` can say otherwise"
+            "; for auto_type 2 it starts a new run. `on_change` overrides this"
         }
     });
     text
@@ -156,9 +156,9 @@ fn change(field: Field) -> String {
 
 fn meaning(effect: Effect) -> &'static str {
     match effect {
-        Effect::None => "nothing is done",
-        Effect::Register => "the engine is told, the process is not touched",
-        Effect::Reload => "the process reads its configuration again, its pid stays",
+        Effect::None => "no operation",
+        Effect::Register => "the spec is registered again, the process is not changed",
+        Effect::Reload => "the process reloads its configuration, its pid stays",
         Effect::Restart => "the process is restarted",
         Effect::Replace => "the old process is stopped and a new one started",
     }

@@ -1,4 +1,4 @@
-//! `abide get`: what a target knows, as tables or for scripts.
+//! `abide get`: processes, hosts, tasks, holds and orphans of a target, as tables or for scripts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,35 +13,35 @@ use crate::cli::target::{ConnectedTarget, LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::control::suspended;
 use crate::manifest::{self, Limits, rows};
-use crate::model::{Hold, InstanceKey, Pause};
+use crate::model::{Hold, InstanceKey, Pause, Time};
 use crate::reconcile::SyncStatus;
 
-/// Show processes, hosts, tasks, holds or orphans of a target
+/// List processes, hosts, tasks, holds or orphans
 ///
-/// `-o json` prints rows that `plan --observed` takes. `orphans` are processes that nobody owns; with manifests also
-/// those of the owner that they do not declare any more.
+/// `-o json` prints rows that `plan --observed` reads. Orphans are processes without an owner; with PATH also processes
+/// of the owner that its manifests no longer declare.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  abide get processes\n  abide get hosts -o json\n  abide get processes -n web --watch\n  abide get orphans manifests --owner web-team"
 )]
 pub struct GetArgs {
-    /// What to show
+    /// Kind of objects to list
     #[arg(value_enum, value_name = "KIND")]
     pub kind: Kind,
-    /// With `orphans`: the manifests of the owner, as files or directories, or - for standard input
+    /// With `orphans`: manifests of the owner, as files or directories, or - for standard input
     #[arg(value_name = "PATH")]
     pub paths: Vec<PathBuf>,
     #[command(flatten)]
     pub target: TargetArgs,
-    /// With `orphans PATH…`: whose manifests they are [default: the owner that a Policy names, else `default`]
+    /// With `orphans PATH…`: owner of the manifests [default: the owner in a Policy, else `default`]
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER")]
     pub owner: Option<String>,
     #[command(flatten)]
     pub select: SelectArgs,
-    /// Form of the rows
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_GET_OUTPUT", value_name = "FORM")]
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_GET_OUTPUT", value_name = "FORMAT")]
     pub output: Form,
-    /// Show them again whenever something changed, until Ctrl-C
+    /// Print again after every change, until Ctrl-C
     #[arg(long, env = "ABIDE_WATCH", value_parser = parse_switch)]
     pub watch: bool,
 }
@@ -50,10 +50,11 @@ pub struct GetArgs {
 pub enum Kind {
     Processes,
     Hosts,
+    /// Recent operations
     Tasks,
-    /// What people did by hand and nobody undoes
+    /// Holds, pauses, and instances that `watch` has given up on
     Holds,
-    /// Processes that nobody owns, and those that the given manifests do not declare any more
+    /// Processes without an owner, and those that the manifests no longer declare
     Orphans,
 }
 
@@ -77,7 +78,7 @@ pub fn run(args: &GetArgs, printer: &Printer) -> Result<Exit, Failure> {
     let mut last = None;
     loop {
         let rows = match &live {
-            // Nothing was ever started here.
+            // The local system was never started.
             None => Vec::new(),
             Some(live) => runtime.block_on(rows(args, &declared, live))?,
         };
@@ -115,8 +116,8 @@ async fn rows(
             match args.kind {
                 Kind::Orphans => meant.filter_map(|row| declared.orphan(row)).collect(),
                 _ => {
-                    let stands = statuses(live).await?;
-                    meant.map(|row| process(row, &stands)).collect()
+                    let statuses = statuses(live).await?;
+                    meant.map(|row| process(row, &statuses)).collect()
                 }
             }
         }
@@ -133,19 +134,19 @@ async fn rows(
         Kind::Tasks => live.abide()?.tasks().await.map_err(|fault| live.failure(&fault))?,
         Kind::Holds => {
             let (holds, pauses) = live.restraints().await?;
-            // A hold knows no labels: its instance does.
+            // A hold has no labels: those of its instance are compared.
             let seen = match &selection.labels {
                 Some(_) => live.observe_all().await?.instances,
                 None => BTreeMap::new(),
             };
             let labels =
                 |key: &InstanceKey| seen.get(key).map(|seen| seen.labels.clone()).unwrap_or_default();
-            let time = |until: Option<crate::model::Time>| until.map(|time| time.to_string());
+            let time = |until: Option<Time>| until.map(|time| time.to_string());
             let meant = |hold: &Hold| selection.means(&hold.instance, None, &labels(&hold.instance));
             let holds = holds.into_iter().filter(meant).map(|hold| {
                 json!({"what": hold.instance, "by": hold.by, "reason": hold.reason, "until": time(hold.until)})
             });
-            // Whoever asks for a namespace is also told that everything is paused.
+            // A pause of the whole target applies to every selected namespace.
             let of = |pause: &Pause| {
                 let all = &selection.namespaces;
                 all.is_empty() || pause.namespace.as_ref().is_none_or(|name| all.contains(name))
@@ -155,28 +156,29 @@ async fn rows(
                     pause.namespace.map_or("everything".to_owned(), |name| format!("namespace {name}"));
                 json!({"what": what, "by": pause.by, "reason": pause.reason, "until": time(pause.until)})
             });
-            let left = suspended::read_all_owners(&live.state).await.map_err(|error| live.failure(&error))?;
-            let left = left.into_iter().filter(|(key, _)| selection.means(key, None, &labels(key)));
-            let left = left.map(|(key, left)| {
-                let reason = format!("{}: {}", left.reason, left.why);
+            let suspended = suspended::read_all_owners(&live.state).await;
+            let suspended = suspended.map_err(|error| live.failure(&error))?.into_iter();
+            let suspended = suspended.filter(|(key, _)| selection.means(key, None, &labels(key)));
+            let suspended = suspended.map(|(key, suspended)| {
+                let reason = format!("{}: {}", suspended.reason, suspended.why);
                 json!({"what": key, "by": "watch", "reason": reason, "until": null})
             });
-            holds.chain(pauses).chain(left).collect()
+            holds.chain(pauses).chain(suspended).collect()
         }
     };
     Ok(rows)
 }
 
-/// What the given manifests declare, and for whom.
+/// Owner and instances of the manifests in PATH.
 #[derive(Default)]
 struct DeclaredProcesses {
-    /// `None`: no manifests were given.
+    /// `None` without PATH.
     owner: Option<String>,
     instances: BTreeSet<String>,
 }
 
 impl DeclaredProcesses {
-    /// A tree with any error is refused: what a bad file declares would look like an orphan.
+    /// Refuses a tree with errors: the processes of an invalid file would be listed as orphans.
     fn read(args: &GetArgs, printer: &Printer) -> Result<DeclaredProcesses, Failure> {
         if args.paths.is_empty() {
             return Ok(DeclaredProcesses::default());
@@ -187,7 +189,7 @@ impl DeclaredProcesses {
         let loaded = manifest::load(&args.paths, &Limits::default());
         if loaded.errors() > 0 {
             printer.to_stderr(&loaded.problems.iter().map(|one| problem(one) + "\n").collect::<String>());
-            let message = "with errors in the manifests nobody can tell what they declare";
+            let message = "cannot list orphans: the manifests have errors";
             return Err(Failure::new(Exit::InvalidManifest, message));
         }
         let named = loaded.desired.policies.iter().find_map(|policy| policy.owner.as_deref());
@@ -196,14 +198,14 @@ impl DeclaredProcesses {
         Ok(DeclaredProcesses { owner: Some(owner.to_owned()), instances })
     }
 
-    /// The row of an orphan, and why it is one; `None`: somebody claims it.
+    /// The row of an orphan, with the reason. `None`: the process has an owner or a manifest.
     fn orphan(&self, row: Value) -> Option<Value> {
         if row["instance"].as_str().is_some_and(|instance| self.instances.contains(instance)) {
             return None;
         }
         let why = match (row["owner"].as_str().filter(|owner| !owner.is_empty()), &self.owner) {
-            (None, _) => "nobody owns it".to_owned(),
-            (Some(owner), Some(ours)) if owner == ours => format!("no manifest of {ours} declares it"),
+            (None, _) => "no owner".to_owned(),
+            (Some(owner), Some(ours)) if owner == ours => format!("declared by no manifest of {ours}"),
             (Some(_), _) => return None,
         };
         let mut row = process(row, &BTreeMap::new());
@@ -213,16 +215,16 @@ impl DeclaredProcesses {
     }
 }
 
-/// The row of the contract.
-fn process(row: Value, stands: &BTreeMap<InstanceKey, ProcessStatus>) -> Value {
+/// The row with the fields of the contract.
+fn process(row: Value, statuses: &BTreeMap<InstanceKey, ProcessStatus>) -> Value {
     let mut out = json!({});
     for field in rows::ROW_FIELDS.into_iter().chain(["message", "version", "exit", "next"]) {
         out[field] = row.get(field).cloned().unwrap_or(Value::Null);
     }
-    // Compared with nothing, nothing is known of how it stands to a wish.
+    // Without an active revision to compare with, the sync status is unknown.
     let key = row["instance"].as_str().and_then(|text| text.parse::<InstanceKey>().ok());
-    let stand = key.and_then(|key| stands.get(&key));
-    out["sync"] = json!(stand.map_or(SyncStatus::Unknown, |stand| stand.sync).word());
+    let status = key.and_then(|key| statuses.get(&key));
+    out["sync"] = json!(status.map_or(SyncStatus::Unknown, |status| status.sync).word());
     if row["agent"] == false {
         for fact in ["hosted", "running", "pid"] {
             out[fact] = Value::Null;
@@ -234,8 +236,9 @@ fn process(row: Value, stands: &BTreeMap<InstanceKey, ProcessStatus>) -> Value {
 }
 
 fn render(args: &GetArgs, rows: &[Value]) -> Result<String, Failure> {
-    let failed =
-        |error: &dyn std::fmt::Display| Failure::new(Exit::Failed, format!("cannot be written: {error}"));
+    let failed = |error: &dyn std::fmt::Display| {
+        Failure::new(Exit::Failed, format!("cannot format the rows: {error}"))
+    };
     match args.output {
         Form::Json => {
             serde_json::to_string_pretty(rows).map(|text| text + "\n").map_err(|error| failed(&error))
@@ -246,7 +249,7 @@ fn render(args: &GetArgs, rows: &[Value]) -> Result<String, Failure> {
     }
 }
 
-/// Compares an agent's clock with its gateway's.
+/// The difference between an agent's clock and its gateway's, as text.
 pub fn describe_clock_skew(skew_ms: Option<i64>) -> String {
     match skew_ms {
         None => "-".to_owned(),
@@ -264,6 +267,16 @@ fn name(kind: Kind, row: &Value) -> String {
         Kind::Holds => "what",
     };
     row[field].as_str().unwrap_or_default().to_owned()
+}
+
+fn kind_word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Processes => "processes",
+        Kind::Hosts => "hosts",
+        Kind::Tasks => "tasks",
+        Kind::Holds => "holds",
+        Kind::Orphans => "orphans",
+    }
 }
 
 fn table(args: &GetArgs, rows: &[Value]) -> String {
@@ -294,7 +307,7 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
         (Kind::Holds, _) => &["what", "by", "until", "reason"],
     };
     if rows.is_empty() {
-        return "nothing is there\n".to_owned();
+        return format!("no {}\n", kind_word(args.kind));
     }
     let cell = |value: &Value| match value {
         Value::Null => "-".to_owned(),
@@ -305,6 +318,8 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
     };
     let shown = |row: &Value, field: &str| match (args.kind, field) {
         (Kind::Hosts, "clock") => describe_clock_skew(row["clock_skew_ms"].as_i64()),
+        // Milliseconds in JSON, a time for people.
+        (Kind::Tasks, "begun") if let Some(millis) = row[field].as_i64() => Time(millis).to_string(),
         _ => cell(&row[field]),
     };
     let cells: Vec<Vec<String>> =
@@ -321,4 +336,29 @@ fn table(args: &GetArgs, rows: &[Value]) -> String {
     let mut text = format!("{BOLD}{head}{BOLD:#}\n");
     text.extend(cells.into_iter().map(|row| line(row) + "\n"));
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Get {
+        #[command(flatten)]
+        args: GetArgs,
+    }
+
+    #[test]
+    fn a_task_is_shown_with_a_time() {
+        let rows = [json!({"id": "t1", "begun": 1_763_424_000_000_i64, "rows": 2, "done": 1, "failed": 0})];
+        let render = |form: &str| {
+            let Get { args } = Get::try_parse_from(["get", "tasks", "-o", form]).expect("arguments");
+            render(&args, &rows).expect("text")
+        };
+        let text = render("text");
+        assert!(text.contains("2025-11-18T00:00:00Z") && !text.contains("1763424000000"), "{text}");
+        assert!(render("json").contains("\"begun\": 1763424000000"), "{}", render("json"));
+    }
 }

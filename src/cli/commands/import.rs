@@ -1,4 +1,4 @@
-//! `abide import`: files of other supervisors, or a list of hosts → manifests.
+//! `abide import`: files of other supervisors, or a CSV of hosts, to manifests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -13,11 +13,11 @@ use crate::manifest::print as manifests;
 use crate::manifest::{self, Problem};
 use crate::model::{HostKey, Name};
 
-/// Make manifests of supervisord, systemd and pm2 files, or of a CSV of hosts
+/// Convert supervisord, systemd, pm2 or CSV files to manifests
 ///
-/// Takes supervisord's ini, systemd's services and timers, pm2's ecosystem.json or what `pm2 jlist` prints, and CSV with
-/// a header that names ip and cloud. What a manifest cannot say, or says with another meaning, is told on stderr with
-/// its file and line.
+/// Reads supervisord's ini, systemd services and timers, pm2's ecosystem.json or the output of `pm2 jlist`, and CSV with
+/// the columns ip and cloud. Settings that a manifest cannot express, or expresses differently, are listed on stderr with
+/// file and line.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  abide import /etc/supervisor/conf.d/*.conf -n web > web.yaml\n  abide import db.service backup.service backup.timer\n  pm2 jlist | abide import -\n  abide import fleet.csv > hosts.yaml"
@@ -26,13 +26,13 @@ pub struct ImportArgs {
     /// Files, or - for standard input
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Whose files they are; left out: told by their names and content
+    /// Kind of the files [default: detected from names and content]
     #[arg(long, value_name = "KIND", env = "ABIDE_FROM", value_parser = kind_parser())]
     pub from: Option<Kind>,
-    /// The namespace of the processes
+    /// Namespace of the processes
     #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_IMPORT_NAMESPACE", default_value = "imported")]
     pub namespace: Name,
-    /// Where the processes run, as CLOUD:IP (repeatable)
+    /// Host of the processes, as CLOUD:IP (repeatable)
     #[arg(
         long,
         value_name = "CLOUD:IP",
@@ -41,17 +41,17 @@ pub struct ImportArgs {
         default_value = "0:127.0.0.1"
     )]
     pub host: Vec<HostKey>,
-    /// Where pid files go that no file names
+    /// Folder of pid files that no imported file sets
     #[arg(long, value_name = "DIR", env = "ABIDE_RUN_DIR", default_value = "/run/abide", value_parser = folder)]
     pub run_dir: String,
-    /// Where output goes for which no file names a place
+    /// Folder of log files that no imported file sets
     #[arg(long, value_name = "DIR", env = "ABIDE_LOG_DIR", default_value = "/var/log/abide", value_parser = folder)]
     pub log_dir: String,
-    /// Exit with 65, and write nothing, when a manifest cannot say everything
+    /// Exit with 65 and write nothing if a manifest cannot express every setting
     #[arg(long, env = "ABIDE_STRICT", value_parser = parse_switch)]
     pub strict: bool,
-    /// Form of the manifests
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_IMPORT_OUTPUT", value_name = "FORM")]
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_IMPORT_OUTPUT", value_name = "FORMAT")]
     pub output: ManifestForm,
     #[command(flatten)]
     pub limits: LimitArgs,
@@ -70,12 +70,12 @@ fn kind_parser() -> impl TypedValueParser<Value = Kind> {
 }
 
 fn folder(text: &str) -> Result<String, String> {
-    if text.starts_with('/') { Ok(text.to_owned()) } else { Err("a path from the root".to_owned()) }
+    if text.starts_with('/') { Ok(text.to_owned()) } else { Err("must be an absolute path".to_owned()) }
 }
 
 pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {
     let limits = args.limits.limits();
-    let terms = ImportOptions {
+    let options = ImportOptions {
         from: args.from,
         namespace: args.namespace.clone(),
         hosts: args.host.clone(),
@@ -83,7 +83,7 @@ pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {
         log_dir: args.log_dir.clone(),
     };
     let imported =
-        import::read(&args.files, &limits).and_then(|given| import::import(&given, &terms, &limits));
+        import::read(&args.files, &limits).and_then(|given| import::import(&given, &options, &limits));
     let imported = match imported {
         Ok(imported) => imported,
         Err(problems) => return Ok(invalid(&problems, printer)),
@@ -96,16 +96,20 @@ pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {
         printer.warning(&visible(&warning));
     }
     let text = manifests::yaml(&imported.documents);
-    // What is handed out can be applied, or is not handed out.
+    // Only valid manifests are printed.
     let loaded = manifest::load_text("the manifest", text.clone(), &limits);
     if loaded.errors() > 0 {
         printer.to_stderr(&render_problems(&loaded.problems));
-        return Err(Failure::new(Exit::InvalidManifest, "no good manifest can be made of it"));
+        return Err(Failure::new(
+            Exit::InvalidManifest,
+            "the imported manifest is invalid: nothing was written",
+        ));
     }
     if args.strict && !imported.notes.is_empty() {
         let message =
-            format!("{} that a manifest cannot say as it is", count(imported.notes.len(), "setting"));
-        return Err(Failure::new(Exit::InvalidManifest, message).hint("without --strict the rest is written"));
+            format!("{} that a manifest cannot express exactly", count(imported.notes.len(), "setting"));
+        return Err(Failure::new(Exit::InvalidManifest, message)
+            .hint("without --strict the other settings are written"));
     }
     match args.output {
         ManifestForm::Yaml => printer.data(&text),
@@ -119,7 +123,7 @@ pub fn run(args: &ImportArgs, printer: &Printer) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The folders that an administrator creates before the first launch: files are opened with the rights of the spec's user.
+/// Warnings about folders that an administrator must create: the agent opens files with the rights of the spec's user.
 fn folder_warnings(folders: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
     let mut of_user: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     let mut warnings = Vec::new();
@@ -143,7 +147,7 @@ fn folder_warnings(folders: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> 
     warnings
 }
 
-/// A word of a shell command.
+/// Quotes a word for a shell command.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     match word.chars().all(plain) {

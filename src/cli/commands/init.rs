@@ -1,4 +1,4 @@
-//! `abide init`: a manifest to start from.
+//! `abide init`: a commented starter manifest.
 
 use crate::cli::args::InitArgs;
 use crate::cli::output::print::Printer;
@@ -7,16 +7,16 @@ use crate::manifest::{self, Limits, init};
 
 pub fn run(args: &InitArgs, printer: &Printer) -> Result<Exit, Failure> {
     let here = std::env::current_dir()
-        .map_err(|error| Failure::new(Exit::Failed, format!("cannot tell the present directory: {error}")))?;
+        .map_err(|error| Failure::new(Exit::Failed, format!("cannot read the current directory: {error}")))?;
     let text = init::manifest(&args.command, &here);
     let checked = manifest::load_text("the manifest", text.clone(), &Limits::default());
     if let Some(problem) = checked.problems.first() {
-        let message = format!("no manifest can be made for this command: {}", problem.message);
+        let message = format!("cannot write a manifest for this command: {}", problem.message);
         return Err(Failure::new(Exit::Usage, message));
     }
     printer.data(&text);
     if std::io::IsTerminal::is_terminal(&std::io::stdout()) {
-        printer.info("to keep it: abide init > FILE.yaml; then: abide validate FILE.yaml");
+        printer.info("save it with `abide init > FILE.yaml`, then run `abide validate FILE.yaml`");
     }
     Ok(Exit::Done)
 }

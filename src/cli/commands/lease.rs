@@ -1,4 +1,4 @@
-//! Leases of a target: `lease list` shows who may write and under which generation, `lease reset` frees a stuck one.
+//! `abide lease`: `list` prints holders and generations of leases, `reset` frees a stuck lease.
 
 use clap::{Subcommand, ValueEnum};
 use serde_json::{Value, json};
@@ -12,10 +12,11 @@ use crate::model::Time;
 use crate::store::lease::{Holder, MAX_RESET, Record};
 use crate::store::{Reset, Store};
 
-/// Show leases, and free a stuck one
+/// List leases, and free a stuck one
 ///
-/// Each owner has two leases per target. The writer lease admits one process at a time to change the owner's processes;
-/// its generation goes with every change, and gateway and agents refuse an older one. The leader lease admits one `watch`.
+/// Each owner has two leases per target. The holder of the writer lease may change the owner's processes; every change
+/// carries its generation, and gateway and agents refuse an older one. The holder of the leader lease is the active
+/// `watch`.
 #[derive(Debug, clap::Args)]
 pub struct LeaseArgs {
     #[command(subcommand)]
@@ -34,34 +35,34 @@ pub struct ListArgs {
     #[command(flatten)]
     pub target: TargetArgs,
     /// Output format
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_LEASE_OUTPUT", value_name = "FORM")]
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_LEASE_OUTPUT", value_name = "FORMAT")]
     pub output: PlainForm,
 }
 
 /// Free a lease and raise its generation
 ///
-/// The next holder gets a generation above every earlier one and above those that agents reported. A lease that its
-/// holder renews is refused (exit 6) without --force.
+/// The next holder gets a generation above every earlier one and above those that agents reported. A lease that is
+/// being renewed is not freed (exit 6) without --force.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  abide lease reset default --generation 1200")]
 pub struct ResetArgs {
-    /// The owner of the lease
+    /// Owner of the lease
     #[arg(value_name = "OWNER")]
     pub owner: String,
-    /// Which lease of the owner
+    /// Kind of the lease
     #[arg(long, value_enum, default_value_t, env = "ABIDE_LEASE_KIND", value_name = "KIND")]
     pub kind: Kind,
-    /// Give the next holder a generation above N, for agents that remember a greater one than the store
+    /// Give the next holder a generation above N, for agents that know a higher one than the store
     #[arg(long, value_name = "N", env = "ABIDE_LEASE_GENERATION", default_value_t = 0,
           value_parser = clap::value_parser!(u64).range(..=MAX_RESET))]
     pub generation: u64,
-    /// Free the lease although its holder renews it: the holder's next change is refused
+    /// Free the lease even if its holder renews it: the holder's next change is refused
     #[arg(long, env = "ABIDE_LEASE_FORCE", value_parser = parse_switch)]
     pub force: bool,
     #[command(flatten)]
     pub target: TargetArgs,
     /// Output format
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_LEASE_OUTPUT", value_name = "FORM")]
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_LEASE_OUTPUT", value_name = "FORMAT")]
     pub output: PlainForm,
 }
 
@@ -147,7 +148,7 @@ fn reset(args: &ResetArgs, printer: &Printer) -> Result<Exit, Failure> {
                 "{} holds the {kind} lease of owner {owner:?} and renews it ({left_ms} ms left)",
                 describe_holder(&holder)
             );
-            Err(Failure::new(Exit::Locked, message).hint("stop that process, or give --force"))
+            Err(Failure::new(Exit::Locked, message).hint("stop that process, or pass --force"))
         }
         Some(Reset::Free { generation }) => {
             match args.output {
@@ -175,7 +176,7 @@ fn row(name: &str, record: &Record) -> Value {
            "expires_in_ms": remaining_ms(record), "reported_generation": (record.floor > 0).then_some(record.floor)})
 }
 
-/// `None`: it is free, or has expired.
+/// `None`: the lease is free or has expired.
 fn remaining_ms(record: &Record) -> Option<i64> {
     let left = record.expires.saturating_sub(now().0);
     (record.holder.is_some() && left > 0).then_some(left)

@@ -1,4 +1,4 @@
-//! `abide logs`: what a local process says.
+//! `abide logs`: the log file of a local process.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
@@ -11,24 +11,24 @@ use crate::cli::target::{LocalStart, TargetArgs, runtime};
 use crate::cli::{Exit, Failure};
 use crate::model::ProcessKey;
 
-/// Show the log of a local process
+/// Print the log of a local process
 ///
-/// That is the file at its log_path, where the agent sends the output of a foreground process.
+/// The log is the file at its log_path: the agent writes the output of foreground processes there.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  abide logs sample/hello -f --tail 20")]
 pub struct LogsArgs {
-    /// The process
+    /// Process to print the log of
     #[arg(value_name = "NS/NAME")]
     pub process: ProcessKey,
-    /// Go on with what is added, until Ctrl-C
+    /// Follow the log until Ctrl-C
     #[arg(short, long, env = "ABIDE_FOLLOW", value_parser = parse_switch)]
     pub follow: bool,
-    /// Begin with the last lines only
+    /// Start with the last N lines
     #[arg(long, value_name = "N", env = "ABIDE_TAIL")]
     pub tail: Option<usize>,
 }
 
-/// How often a log is looked at again.
+/// Interval between reads of a followed log.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub fn run(args: &LogsArgs, printer: &Printer) -> Result<Exit, Failure> {
@@ -47,7 +47,7 @@ pub fn run(args: &LogsArgs, printer: &Printer) -> Result<Exit, Failure> {
     let mut reader = BufReader::new(file);
     loop {
         let mut bytes = Vec::new();
-        // A line at a time: what is half written is shown when it is whole.
+        // Prints whole lines: a partial line is printed once it is complete.
         while reader.read_until(b'\n', &mut bytes).map_err(failed)? > 0 {
             if bytes.ends_with(b"\n") || !args.follow {
                 printer.data(&String::from_utf8_lossy(&bytes));
@@ -60,7 +60,7 @@ pub fn run(args: &LogsArgs, printer: &Printer) -> Result<Exit, Failure> {
         std::thread::sleep(POLL_INTERVAL);
         let back = i64::try_from(bytes.len()).unwrap_or(0);
         reader.seek_relative(-back).map_err(failed)?;
-        // One that was moved away, or cut, goes on in a new file.
+        // A rotated or truncated log continues in a new file.
         let here = reader.stream_position().map_err(failed)?;
         if let Ok(now) = std::fs::metadata(&path)
             && (now.len() < here || is_rotated(&now, reader.get_ref()))
@@ -89,7 +89,7 @@ fn wait_for(path: &Path) -> File {
 fn log_path(args: &LogsArgs) -> Result<PathBuf, Failure> {
     let process = &args.process;
     let unknown = || {
-        Failure::new(Exit::Failed, format!("there is no process {process} here"))
+        Failure::new(Exit::Failed, format!("the local system has no process {process}"))
             .hint("`abide get processes` lists them")
     };
     let live = TargetArgs::local().connect_local(LocalStart::Never)?.ok_or_else(unknown)?;
@@ -98,13 +98,13 @@ fn log_path(args: &LogsArgs) -> Result<PathBuf, Failure> {
     let row = rows.first().ok_or_else(unknown)?;
     let path = row["spec"]["identity"]["log_path"].as_str();
     let path = path.ok_or_else(|| {
-        Failure::new(Exit::Failed, format!("{process} has no log_path: what it says is not kept"))
+        Failure::new(Exit::Failed, format!("{process} has no log_path: its output is not stored"))
     })?;
     let path = PathBuf::from(path);
     Ok(if path.is_dir() { path.join(format!("{}.log", process.name)) } else { path })
 }
 
-/// From the end backwards, piece by piece.
+/// Seeks to the start of the last lines, reading backwards in pieces.
 fn seek_to_last(file: &mut File, lines: usize) -> std::io::Result<()> {
     const PIECE: u64 = 64 << 10;
     let end = file.seek(SeekFrom::End(0))?;
@@ -112,7 +112,7 @@ fn seek_to_last(file: &mut File, lines: usize) -> std::io::Result<()> {
         return Ok(());
     }
     let (mut at, mut left) = (end, lines);
-    // The end of the last line is not the beginning of another.
+    // The final newline does not start another line.
     let mut last = true;
     while at > 0 {
         let from = at.saturating_sub(PIECE);

@@ -1,23 +1,30 @@
-//! The verbs of the command line: one module per verb.
+//! The verbs of the command line: one module per verb; `manual` has the verbs that operate on instances.
 
 pub mod agent;
 pub mod apply;
+pub mod completions;
 pub mod config;
 pub mod convert;
+pub mod describe;
 pub mod diff;
 pub mod doctor;
+pub mod down;
 pub mod explain;
-pub mod generate;
+pub mod export;
 pub mod get;
+pub mod history;
 pub mod import;
 pub mod init;
 pub mod lease;
 pub mod logs;
+pub mod man;
 pub mod manual;
 pub mod plan;
 pub mod rollback;
+pub mod schema;
 pub mod serve;
 pub mod status;
 pub mod up;
 pub mod validate;
+pub mod version;
 pub mod watch;

@@ -21,65 +21,67 @@ use crate::http::{Listener, Reloadable, Tls, bind, raise_file_limit, serve, watc
 use crate::permissions::{Above, close_to_others, own_uid, refuse_changeable, require_private};
 use crate::store::{Embedded, Error};
 
-/// Run the gateway: BlueKing's GSE and JOB process API, for clients and for agents
+/// Run the gateway: GSE and JOB process API for clients and agents
 ///
-/// Prints `ready URL` on stdout when it answers. Everything that it acknowledged is in the folder of --data. The files of
-/// apps, tokens and certificates are read again when they change. SIGTERM and Ctrl-C end it; agents go on guarding.
+/// Prints `ready URL` on stdout when it accepts requests. Every acknowledged change is stored in --data. Changed apps,
+/// token and certificate files are reloaded. SIGTERM and Ctrl-C stop the gateway; agents keep supervising.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Files:\n  --apps              apps: [{code: NAME, secret: TEXT | secret_sha256: HEX, namespaces: [\"*\"]}]\n  \
-    --agent-token-file  lines of CLOUD:IP TOKEN, or * TOKEN for any host"
+    --agent-token-file  lines CLOUD:IP TOKEN, or * TOKEN for any host"
 )]
 pub struct ServeArgs {
-    /// Address and port to listen on; port 0 takes a free one
+    /// Address and port to listen on; port 0 selects a free port
     #[arg(long, env = "ABIDE_LISTEN", value_name = "ADDR", default_value = "127.0.0.1:7465")]
     pub listen: SocketAddr,
-    /// Folder for everything that must survive; it is made if need be
+    /// Data folder, created if it does not exist
     #[arg(long, env = "ABIDE_DATA", value_name = "DIR")]
     pub data: PathBuf,
-    /// Who may call, and which namespaces each may touch
+    /// File of apps: credentials of clients and their namespaces
     #[arg(long, env = "ABIDE_APPS", value_name = "FILE")]
     pub apps: PathBuf,
-    /// Which agents may join, by token
+    /// File of agent tokens
     #[arg(long, env = "ABIDE_AGENT_TOKEN_FILE", value_name = "FILE")]
     pub agent_token_file: Option<PathBuf>,
-    /// Certificate (chain) in PEM
+    /// TLS certificate chain, PEM
     #[arg(long, env = "ABIDE_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Its key in PEM
+    /// TLS private key, PEM
     #[arg(long, env = "ABIDE_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Listen on another address than loopback without TLS: secrets then cross the network as they are
+    /// Accept plain http on an address that is not loopback
+    ///
+    /// Secrets then cross the network in plain text.
     #[arg(long, env = "ABIDE_INSECURE_LISTEN", value_parser = parse_switch)]
     pub insecure_listen: bool,
     #[command(flatten)]
     pub limits: GatewayLimitArgs,
 }
 
-/// What a client that is slow, huge or too eager meets.
+/// Limits on requests and connections.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub struct GatewayLimitArgs {
-    /// Most bytes of a request's body
+    /// Maximum bytes of a request body
     #[arg(long, env = "ABIDE_MAX_BODY_BYTES", value_name = "N", default_value_t = middleware::Limits::default().body_bytes, value_parser = at_least_one)]
     pub max_body_bytes: usize,
-    /// Most connections at once: unauthenticated ones make room for new ones, known callers beyond it are answered 503
+    /// Maximum concurrent connections: unauthenticated ones are evicted first, authenticated ones beyond it get 503
     #[arg(long, env = "ABIDE_MAX_CONNECTIONS", value_name = "N", default_value_t = 4096, value_parser = at_least_one)]
     pub max_connections: usize,
-    /// Most requests at once of known callers, and as many of agents; more are answered 503
+    /// Maximum concurrent requests of authenticated clients, and as many of agents; more get 503
     #[arg(long, env = "ABIDE_MAX_REQUESTS", value_name = "N", default_value_t = middleware::Limits::default().at_once, value_parser = at_least_one)]
     pub max_requests: usize,
-    /// Most requests a second of one app; more are answered 429
+    /// Maximum requests per second of one app; more get 429
     #[arg(long, env = "ABIDE_MAX_RATE", value_name = "N", default_value_t = middleware::Limits::default().rate, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_rate: u32,
-    /// Seconds for a request's header, and for its body, to arrive; a connection's first header has 5
+    /// Seconds for a request's header and for its body to arrive; the first header of a connection has 5
     #[arg(long, env = "ABIDE_REQUEST_SECS", value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub request_secs: u64,
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("nothing could be served with 0".to_owned()),
+        Ok(0) => Err("must be at least 1".to_owned()),
         Ok(number) => Ok(number),
         Err(_) => Err("not a whole number".to_owned()),
     }
@@ -87,8 +89,8 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 pub fn run(args: &ServeArgs, printer: &Printer) -> Result<Exit, Failure> {
     if !args.listen.ip().is_loopback() && args.tls_cert.is_none() && !args.insecure_listen {
-        let message = format!("{} is not this machine alone, and there is no TLS", args.listen);
-        let hint = "pass --tls-cert and --tls-key, or --insecure-listen if something in front of it encrypts";
+        let message = format!("refusing to listen on {} without TLS (not a loopback address)", args.listen);
+        let hint = "pass --tls-cert and --tls-key, or --insecure-listen behind a proxy that terminates TLS";
         return Err(Failure::new(Exit::Usage, message).hint(hint));
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -137,24 +139,25 @@ async fn run_until_stopped(args: &ServeArgs, printer: &Printer) -> Result<Exit, 
     let socket =
         bind(args.listen).map_err(|error| failed(format!("cannot listen on {}: {error}", args.listen)))?;
     let connections = max_connections.clamp(1, 1 << 20);
-    let keepers = Authenticator::new(apps, tokens);
-    let standing =
-        RunningGateway::start(store, socket, tls, keepers, limits, (connections, time), |_, _| Router::new())
+    let authenticator = Authenticator::new(apps, tokens);
+    let no_routes = |_: &Arc<Gateway<Embedded>>, _| Router::new();
+    let gateway =
+        RunningGateway::start(store, socket, tls, authenticator, limits, (connections, time), no_routes)
             .await?;
-    printer.data(&format!("ready {scheme}://{}\n", standing.address));
+    printer.data(&format!("ready {scheme}://{}\n", gateway.address));
     let systemd = Systemd::from_env();
     systemd.ready();
     let exit = tokio::select! {
         exit = signals.shutdown_signal() => exit,
-        why = standing.wait_for_failure() => return Err(failed(why)),
+        why = gateway.wait_for_failure() => return Err(failed(why)),
     };
     info!("stopping");
     systemd.stopping();
-    standing.stop().await;
+    gateway.stop().await;
     Ok(exit)
 }
 
-/// A gateway that serves.
+/// A running gateway.
 pub struct RunningGateway {
     pub address: SocketAddr,
     gateway: Arc<Gateway<Embedded>>,
@@ -165,46 +168,46 @@ pub struct RunningGateway {
 }
 
 impl RunningGateway {
-    /// Connections, and the time for a header.
+    /// Maximum connections, and the time limit for a header.
     pub const DEFAULT_LIMITS: (usize, Duration) = (4096, Duration::from_secs(30));
 
-    /// Returns when it is ready. What is `beside` it has its own routes at the same address.
+    /// Returns when the gateway is ready. `extra_routes` are served at the same address.
     pub async fn start(
         store: Embedded,
         socket: TcpListener,
         tls: Option<Tls>,
-        keepers: Authenticator,
+        authenticator: Authenticator,
         limits: middleware::Limits,
         (connections, header_time): (usize, Duration),
-        beside: impl FnOnce(&Arc<Gateway<Embedded>>, SocketAddr) -> Router,
+        extra_routes: impl FnOnce(&Arc<Gateway<Embedded>>, SocketAddr) -> Router,
     ) -> Result<RunningGateway, Failure> {
         let gateway = Arc::new(Gateway::new(store.clone()));
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let listener = Listener { socket, tls, connections, header_time };
-        let router = middleware::router(Arc::clone(&gateway), Arc::new(keepers), limits);
-        let router = beside(&gateway, address).merge(router);
+        let router = middleware::router(Arc::clone(&gateway), Arc::new(authenticator), limits);
+        let router = extra_routes(&gateway, address).merge(router);
         let (stop, stopped) = watch::channel(false);
         let (broke, broken) = watch::channel(None);
-        let house = tokio::spawn({
+        let maintenance = tokio::spawn({
             let gateway = Arc::clone(&gateway);
             async move {
                 let why = gateway.run_maintenance().await;
-                let _ = broke.send(Some(format!("the store cannot be used: {why:?}")));
+                let _ = broke.send(Some(format!("cannot use the store: {why:?}")));
             }
         });
         let serving = tokio::spawn(serve(listener, router, stopped));
-        while !gateway.is_ready() && !house.is_finished() {
+        while !gateway.is_ready() && !maintenance.is_finished() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         Ok(RunningGateway { address, gateway, store, stop, serving, broken })
     }
 
-    /// Waits until it cannot go on. Why.
+    /// Waits for a fatal error of the gateway, and returns it.
     pub async fn wait_for_failure(&self) -> String {
         let mut broken = self.broken.clone();
         match broken.wait_for(Option::is_some).await {
             Ok(why) => why.clone().unwrap_or_default(),
-            Err(_) => "the gateway ended".to_owned(),
+            Err(_) => "the gateway stopped".to_owned(),
         }
     }
 
@@ -213,12 +216,12 @@ impl RunningGateway {
         let _ = self.stop.send(true);
         let _ = self.serving.await;
         if let Err(error) = self.store.settle().await {
-            tracing::warn!(%error, "the store's log stays beside its file");
+            tracing::warn!(%error, "cannot checkpoint the store: its write-ahead log stays next to it");
         }
     }
 }
 
-/// Opens the store of a folder, which nobody else may read: it holds what processes are given, secrets too.
+/// Opens the store of a folder. No other user may read it: it holds specs, with their secrets.
 pub fn open_store(folder: &Path) -> Result<Embedded, Failure> {
     let failed = |why: String| Failure::new(Exit::Failed, why);
     let shown = folder.display();
@@ -233,7 +236,7 @@ pub fn open_store(folder: &Path) -> Result<Embedded, Failure> {
     Ok(store)
 }
 
-/// Makes a folder that no other user can enter. One that exists already must be safe from changes by other users.
+/// Creates a folder that no other user can enter. An existing folder must be safe from changes by other users.
 pub fn private_folder(folder: &Path) -> Result<(), Failure> {
     use std::os::unix::fs::DirBuilderExt;
     if folder.exists() {
@@ -241,12 +244,12 @@ pub fn private_folder(folder: &Path) -> Result<(), Failure> {
     }
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(|error| {
-        Failure::new(Exit::Failed, format!("cannot make the folder {}: {error}", folder.display()))
+        Failure::new(Exit::Failed, format!("cannot create folder {}: {error}", folder.display()))
     })?;
     refuse_changeable(folder, own_uid(), Above::NotWritable).map(drop).map_err(unsafe_path)
 }
 
-/// A file of such a folder, if it exists, must be safe from changes by other users.
+/// Checks that a file of a private folder, if it exists, is safe from changes by other users.
 pub fn private_file(file: &Path) -> Result<(), Failure> {
     match file.exists() {
         true => refuse_changeable(file, own_uid(), Above::NotWritable).map(drop).map_err(unsafe_path),
@@ -258,10 +261,9 @@ fn unsafe_path(why: String) -> Failure {
     Failure::new(Exit::Failed, why).hint("other users could change what this program trusts")
 }
 
-/// SIGXFSZ.
 const SIGXFSZ: i32 = 25;
 
-/// The signals of a daemon, listened for from here on: before it says that it is ready.
+/// The signals of a daemon. Handlers are installed before the daemon reports that it is ready.
 pub struct Signals {
     term: Signal,
     interrupt: Signal,
@@ -279,12 +281,12 @@ impl Signals {
             term: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
             hangup: listen(SignalKind::hangup())?,
-            // A file that may not grow: that write fails, and we go on.
+            // At the file size limit the write fails, and the daemon keeps running.
             _too_large: listen(SignalKind::from_raw(SIGXFSZ))?,
         })
     }
 
-    /// The same for what does not end well by being interrupted: which of the two it was.
+    /// Waits for SIGTERM or SIGINT. The exit code tells them apart, for work that they interrupt.
     pub async fn stop_signal(&mut self) -> Exit {
         tokio::select! {
             _ = self.term.recv() => Exit::Terminated,
@@ -292,7 +294,7 @@ impl Signals {
         }
     }
 
-    /// The same for what goes on for ever and can begin anew: `None` asks for that.
+    /// Like [`Signals::stop_signal`], for a daemon that can reload: `None` is SIGHUP.
     pub async fn stop_or_reload_signal(&mut self) -> Option<Exit> {
         tokio::select! {
             _ = self.term.recv() => Some(Exit::Terminated),
@@ -301,13 +303,13 @@ impl Signals {
         }
     }
 
-    /// Waits for Ctrl-C or SIGTERM. Ending because of them is what was asked for; a terminal that goes away is no reason.
+    /// Waits for SIGINT or SIGTERM, which end a daemon with exit code 0. A closed terminal (SIGHUP) does not end it.
     pub async fn shutdown_signal(&mut self) -> Exit {
         loop {
             tokio::select! {
                 _ = self.term.recv() => return Exit::Done,
                 _ = self.interrupt.recv() => return Exit::Done,
-                _ = self.hangup.recv() => info!("files that changed are read again by themselves"),
+                _ = self.hangup.recv() => info!("SIGHUP ignored: changed files are reloaded automatically"),
             }
         }
     }

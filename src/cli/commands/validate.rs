@@ -1,4 +1,4 @@
-//! `abide validate`: all problems of all files.
+//! `abide validate`: prints all problems of all files.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ pub fn run(args: &ValidateArgs, printer: &Printer) -> Result<Exit, Failure> {
         ProblemForm::Github => printer.data(&loaded.problems.iter().map(annotation).collect::<String>()),
     }
     printer.info(&summary(&loaded));
-    // Nothing of it is needed any more, and giving a large tree back piece by piece takes time.
+    // The process exits next: freeing a large tree would only take time.
     std::mem::forget(loaded);
     Ok(exit)
 }
@@ -34,7 +34,7 @@ pub fn json(problems: &[Problem]) -> Result<String, Failure> {
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
 }
 
-/// A line that GitHub shows beside the line of the file.
+/// A workflow command that GitHub shows at the line of the file.
 fn annotation(problem: &Problem) -> String {
     let text = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
     let property = |value: &str| text(value).replace(':', "%3A").replace(',', "%2C");

@@ -1,4 +1,4 @@
-//! What the program logs of itself: lines for people, or objects of the form that the events of `watch` have.
+//! Logging on stderr: text lines, or JSON objects with the fields of the events of `watch`.
 
 use std::fmt;
 
@@ -16,10 +16,10 @@ use crate::cli::output::print::visible;
 use crate::cli::output::stderr;
 use crate::clock::now;
 
-pub fn start(common: &GlobalArgs, usual: LevelFilter) {
+pub fn start(common: &GlobalArgs, default_level: LevelFilter) {
     let level = match (common.quiet, common.verbose) {
         (true, _) => LevelFilter::ERROR,
-        (false, 0) => usual,
+        (false, 0) => default_level,
         (false, 1) => LevelFilter::INFO,
         (false, 2) => LevelFilter::DEBUG,
         (false, _) => LevelFilter::TRACE,
@@ -36,8 +36,8 @@ pub fn start(common: &GlobalArgs, usual: LevelFilter) {
     }
 }
 
-/// One field of a text line. The output of a command, a spec or a peer may be in it: escaped, it stays on its line and does
-/// nothing to a terminal, so that no foreign text can pass for a log line.
+/// Writes one field of a text line. It may contain output of a command, a spec or a peer: it is escaped, so that it can
+/// neither forge a log line nor control the terminal.
 fn write_field(to: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let text = visible(&format!("{value:?}"));
     match field.name() {
@@ -70,7 +70,7 @@ where
     }
 }
 
-/// In their order; what has a name of ours keeps out of its way.
+/// Fields in order. A field with a reserved name gets the suffix `_`.
 struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -129,8 +129,8 @@ mod tests {
 
     #[test]
     fn logged_values_cannot_forge_a_line() {
-        let kept = CapturedLog::default();
-        let writer = kept.clone();
+        let captured = CapturedLog::default();
+        let writer = captured.clone();
         let log = tracing_subscriber::fmt()
             .with_writer(move || writer.clone())
             .with_ansi(false)
@@ -139,9 +139,9 @@ mod tests {
         let output =
             "boom\n2026-11-18T00:00:00Z  INFO operation instance=web/root code=0\r\u{1b}[2K\u{1b}]0;x\u{7}";
         tracing::subscriber::with_default(log, || {
-            tracing::warn!(%output, told = output, "operation {output}");
+            tracing::warn!(%output, debug = output, "operation {output}");
         });
-        let bytes = kept.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let bytes = captured.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let text = String::from_utf8(bytes).expect("text");
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(text.trim_end().chars().all(|c| !c.is_control()), "{text:?}");

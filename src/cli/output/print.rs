@@ -1,6 +1,6 @@
-//! Where output goes, in colour or not. A reader who went away is not an error.
+//! Output of verbs: data on stdout, messages on stderr, with or without colour. A broken pipe is not an error.
 //!
-//! What stands for long logs, and may be asked for JSON: then each remark, warning and failure is an object, too.
+//! With `--log-format json` a daemon writes each message, warning and failure as a JSON object.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,32 +26,31 @@ pub const DIM: Style = Style::new().dimmed();
 
 pub struct Printer {
     color: Color,
-    /// Colour can be seen on stderr.
     stderr_color: ColorChoice,
     quiet: bool,
-    /// Whatever is said on stderr is an object a line.
+    /// Messages on stderr are JSON objects, one per line.
     in_json: bool,
     failed: AtomicBool,
 }
 
 impl Printer {
     pub fn new(common: &GlobalArgs, in_json: bool) -> Printer {
-        let aside = if common.colour_on_stderr() { ColorChoice::Always } else { ColorChoice::Never };
+        let stderr_color = if common.colour_on_stderr() { ColorChoice::Always } else { ColorChoice::Never };
         Printer {
             color: common.color,
-            stderr_color: aside,
+            stderr_color,
             quiet: common.quiet,
             in_json,
             failed: AtomicBool::new(false),
         }
     }
 
-    /// Data, to stdout, byte for byte.
+    /// Writes data to stdout, byte for byte.
     pub fn data(&self, text: &str) {
         self.record_write_result(std::io::stdout().lock().write_all(text.as_bytes()));
     }
 
-    /// Text for people, to stdout, in colour where it can be seen.
+    /// Writes text to stdout, with colour on a terminal.
     pub fn styled(&self, text: &str) {
         let mut out = AutoStream::new(std::io::stdout(), self.color.into());
         self.record_write_result(out.write_all(text.as_bytes()).and_then(|()| out.flush()));
@@ -59,7 +58,7 @@ impl Printer {
 
     fn record_write_result(&self, result: std::io::Result<()>) {
         match result {
-            // A reader who has seen enough is not an error.
+            // A broken pipe is not an error.
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
                 self.failure(&Failure::new(
                     Exit::Failed,
@@ -71,7 +70,7 @@ impl Printer {
         }
     }
 
-    /// Was something not written that should have been?
+    /// Whether a write to stdout failed.
     pub fn failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
             || std::io::stdout().flush().is_err_and(|e| e.kind() != std::io::ErrorKind::BrokenPipe)
@@ -85,7 +84,7 @@ impl Printer {
         self.in_json
     }
 
-    /// A remark, to stderr, unless nobody wants remarks.
+    /// Writes a message to stderr, unless --quiet.
     pub fn info(&self, text: &str) {
         match (self.quiet, self.in_json) {
             (true, _) => {}
@@ -109,7 +108,7 @@ impl Printer {
         }
     }
 
-    /// An object on a line of stderr: when, how bad, what, and what belongs to it.
+    /// Writes a JSON object to stderr: time, level, event, and the event's fields.
     pub fn log(&self, level: &str, event: &str, more: Value) {
         let mut line = json!({"time": now().to_string(), "level": level, "event": event});
         if let (Value::Object(line), Value::Object(more)) = (&mut line, more) {
@@ -125,7 +124,7 @@ impl Printer {
                 json!({"message": message, "hint": hint, "exit": {"code": *exit as u8, "reason": reason}});
             return self.log("error", "failed", more);
         }
-        // Names of files and what callers typed may hold anything; line breaks are ours.
+        // File names and arguments may contain control characters; line breaks are part of the message.
         let message = visible_lines(&failure.message);
         let mut text = format!("{ERROR}error{ERROR:#}: {message}\n");
         if let Some(hint) = &failure.hint {
@@ -135,13 +134,13 @@ impl Printer {
     }
 
     pub fn to_stderr(&self, text: &str) {
-        let mut seen = AutoStream::new(Vec::new(), self.stderr_color);
-        let _ = seen.write_all(text.as_bytes());
-        stderr::write(&seen.into_inner());
+        let mut stream = AutoStream::new(Vec::new(), self.stderr_color);
+        let _ = stream.write_all(text.as_bytes());
+        stderr::write(&stream.into_inner());
     }
 }
 
-/// A problem for people: what, where, the line with a marker, and what to do.
+/// A problem as text: message, location, the line with a marker, and a hint.
 pub fn problem(problem: &Problem) -> String {
     let Problem { file, line, column, severity, code, message, hint, excerpt } = problem;
     let style = match severity {
@@ -164,8 +163,7 @@ pub fn problem(problem: &Problem) -> String {
     text
 }
 
-/// The line as it will look, what to put before the marker, and the marker: tabs and wide characters count as the
-/// eye counts them.
+/// The printable line, the padding before the marker, and the marker, by display width.
 fn mark_excerpt(line: &str, from: usize, len: usize) -> (String, String, String) {
     let (mut shown, mut before, mut under) = (String::new(), 0, 0);
     for (at, c) in line.chars().enumerate() {
@@ -181,12 +179,12 @@ fn mark_excerpt(line: &str, from: usize, len: usize) -> (String, String, String)
             under += width;
         }
     }
-    // A place past the end of its line: something is missing there.
+    // A location past the end of the line marks a missing value.
     before += from.saturating_sub(line.chars().count());
     (shown, " ".repeat(before), "^".repeat(under.max(1)))
 }
 
-/// A value on one line, in quotes where it could be taken for something else.
+/// A value on one line, quoted if it would be ambiguous.
 pub fn quoted(text: &str) -> String {
     let plain = !text.is_empty()
         && text != "unset"

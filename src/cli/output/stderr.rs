@@ -1,5 +1,5 @@
-//! Standard error. What stands for long has it written by a thread of its own, so that nobody who does not read can make
-//! the work wait: what is too much is dropped, and a line says how much that was.
+//! Standard error. Daemons write it from a separate thread with a bounded queue: a reader that stalls does not block
+//! the daemon. Lines beyond the queue are dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -10,9 +10,9 @@ use serde_json::json;
 
 use crate::clock::now;
 
-/// So many bytes wait to be read, and no more.
+/// Maximum queued bytes.
 const MAX_QUEUED_BYTES: usize = 1 << 20;
-/// At the end a reader who takes nothing for this long is left behind.
+/// Maximum wait at exit for a reader that reads nothing.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 static QUEUE: Queue = Queue { waiting: Mutex::new(QueueState::EMPTY), news: Condvar::new() };
@@ -25,17 +25,17 @@ struct Queue {
 struct QueueState {
     pieces: VecDeque<Chunk>,
     bytes: usize,
-    /// There is a thread that writes; until there is, everybody does it himself.
+    /// A writer thread runs; without it, callers write directly.
     has_writer: bool,
     in_json: bool,
-    /// A piece is being written.
+    /// A chunk is being written.
     busy: bool,
     written: u64,
 }
 
 enum Chunk {
     Text(Vec<u8>),
-    /// So many lines that had no room.
+    /// Number of dropped lines.
     Dropped(usize),
 }
 
@@ -50,7 +50,7 @@ impl QueueState {
     };
 
     fn push(&mut self, text: &[u8]) {
-        // Whatever its size, there is room for one.
+        // An empty queue accepts a chunk of any size.
         if self.bytes == 0 || self.bytes + text.len() <= MAX_QUEUED_BYTES {
             self.bytes += text.len();
             return self.pieces.push_back(Chunk::Text(text.to_owned()));
@@ -74,7 +74,8 @@ impl QueueState {
 }
 
 fn dropped_message(lines: usize, in_json: bool) -> String {
-    let message = format!("not written, because nobody read: lines: {lines}");
+    let plural = if lines == 1 { "" } else { "s" };
+    let message = format!("dropped {lines} log line{plural}: stderr is not being read");
     match in_json {
         true => {
             let time = now().to_string();
@@ -89,11 +90,11 @@ fn lock_queue() -> MutexGuard<'static, QueueState> {
     QUEUE.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// From here on nobody who writes waits.
+/// Starts the writer thread. Later writes do not block.
 pub fn start_writer(in_json: bool) {
     lock_queue().in_json = in_json;
-    let begun = std::thread::Builder::new().name("stderr".to_owned()).spawn(write_loop);
-    lock_queue().has_writer = begun.is_ok();
+    let started = std::thread::Builder::new().name("stderr".to_owned()).spawn(write_loop);
+    lock_queue().has_writer = started.is_ok();
 }
 
 fn write_loop() {
@@ -103,7 +104,7 @@ fn write_loop() {
             Some(text) => {
                 queue.busy = true;
                 drop(queue);
-                // A reader who went away is not an error.
+                // A broken pipe is not an error.
                 let _ = std::io::stderr().write_all(&text);
                 queue = lock_queue();
                 (queue.busy, queue.written) = (false, queue.written + 1);
@@ -114,7 +115,7 @@ fn write_loop() {
     }
 }
 
-/// To standard error: at once, or as soon as somebody reads.
+/// Writes to stderr: directly, or through the queue if a writer thread runs.
 pub fn write(text: &[u8]) {
     let mut queue = lock_queue();
     if queue.has_writer {
@@ -126,7 +127,7 @@ pub fn write(text: &[u8]) {
     let _ = std::io::stderr().write_all(text);
 }
 
-/// Waits until everything is written, or nobody reads.
+/// Waits until the queue is written, or the reader stalls.
 pub fn flush_queue() {
     let mut queue = lock_queue();
     while queue.busy || !queue.pieces.is_empty() {
@@ -141,7 +142,7 @@ pub fn flush_queue() {
     }
 }
 
-/// The same for whoever wants something to write to.
+/// [`write()`] as an [`std::io::Write`].
 pub struct StderrWriter;
 
 impl Write for StderrWriter {
@@ -165,12 +166,16 @@ mod tests {
         queue.push(&vec![b'a'; MAX_QUEUED_BYTES + 1]);
         queue.push(b"one\ntwo\n");
         queue.push(b"three\n");
-        assert_eq!(queue.pop().map(|text| text.len()), Some(MAX_QUEUED_BYTES + 1), "there is room for one");
+        assert_eq!(
+            queue.pop().map(|text| text.len()),
+            Some(MAX_QUEUED_BYTES + 1),
+            "an empty queue accepts any size"
+        );
         queue.push(b"four\n");
         let rest: Vec<String> = std::iter::from_fn(|| queue.pop())
             .map(|text| String::from_utf8_lossy(&text).into_owned())
             .collect();
-        assert_eq!(rest, ["warning: not written, because nobody read: lines: 3\n", "four\n"]);
+        assert_eq!(rest, ["warning: dropped 3 log lines: stderr is not being read\n", "four\n"]);
         assert_eq!(queue.bytes, 0);
     }
 }

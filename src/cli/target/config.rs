@@ -1,7 +1,7 @@
-//! The config file: which targets there are, and how each is reached.
+//! The config file: targets, and how to connect to each.
 //!
-//! A field that is not known is an error. Secrets are never in it: it says where they are. Which file is used, and how far
-//! it is trusted, [`super::chosen`] decides.
+//! An unknown field is an error. The file contains no secrets, only their locations. [`super::config_files`] selects the
+//! file and decides whether it is trusted.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,13 +30,13 @@ pub struct Entry {
     auth: Option<Auth>,
     #[serde(default)]
     ca_file: Option<PathBuf>,
-    /// Trust only `ca_file`, not the certificates of this machine.
+    /// Trust only `ca_file`, not the system's certificates.
     #[serde(default)]
     ca_only: bool,
     /// Accept plain http to an address that is not loopback.
     #[serde(default)]
     insecure: bool,
-    /// A certificate of ours and its key, in one PEM file.
+    /// Client certificate and key in one PEM file.
     #[serde(default)]
     client_cert: Option<PathBuf>,
     #[serde(default)]
@@ -68,7 +68,7 @@ struct ScopeEntry {
     id: String,
 }
 
-/// Ids are texts on the wire, and numbers to people.
+/// Ids are strings on the wire; users also write numbers.
 fn text_or_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -82,7 +82,7 @@ fn text_or_number<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D
     })
 }
 
-/// A header's value, or where it is kept.
+/// A header's value, or its location.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum HeaderFrom {
@@ -116,7 +116,7 @@ impl SecretFrom {
             (None, Some(file)) => std::fs::read_to_string(file)
                 .map(|text| text.trim().to_owned())
                 .map_err(|error| failed(format!("cannot read {}: {error}", file.display()))),
-            _ => Err(failed("say {env: NAME} or {file: PATH}".to_owned())),
+            _ => Err(failed("must be {env: NAME} or {file: PATH}".to_owned())),
         }
     }
 }
@@ -126,14 +126,14 @@ impl Entry {
         let found = Dialect::ALL.into_iter().find(|dialect| dialect.name() == self.dialect);
         found.ok_or_else(|| {
             let known = Dialect::ALL.map(Dialect::name).join(", ");
-            Failure::new(Exit::Usage, format!("target {name:?}: there is no dialect {:?}", self.dialect))
+            Failure::new(Exit::Usage, format!("target {name:?}: unknown dialect {:?}", self.dialect))
                 .hint(format!("one of {known}"))
         })
     }
 
     pub fn access(&self, name: &str) -> Result<ApiEndpoint, Failure> {
         let found = self.checked_access(name);
-        // Which file is meant is half of the answer, where there are several.
+        // The message names the file: there may be several.
         found.map_err(|mut failure| {
             failure.message = format!("{} ({})", failure.message, self.definition.file.display());
             failure
@@ -152,7 +152,7 @@ impl Entry {
             headers: Vec::new(),
             insecure: self.insecure,
         };
-        // Before a secret is read.
+        // Checked before a secret is read.
         calling.check(&self.url).map_err(|error| {
             let failure = unusable(name, &error.to_string());
             match error {
@@ -192,21 +192,21 @@ impl Entry {
                 return Err(Failure::new(Exit::Usage, message));
             }
             (Some(_), Some(_)) => {
-                let message = format!("target {name:?} has a biz_id and a scope: one of them");
+                let message = format!("target {name:?} has both biz_id and scope: set one of them");
                 return Err(Failure::new(Exit::Usage, message));
             }
             (Some(id), None) => Some(Business::Biz(id)),
             (None, Some(scope)) => Some(Business::Scope { kind: scope.kind.clone(), id: scope.id.clone() }),
             (None, None) => None,
         };
-        let usual = Pace::default();
-        let pace = Pace { qps: self.qps, at_once: self.max_in_flight.unwrap_or(usual.at_once) };
+        let default = Pace::default();
+        let pace = Pace { qps: self.qps, at_once: self.max_in_flight.unwrap_or(default.at_once) };
         let platform = Platform::new(&access, dialect, business, self.supplier_id, pace);
         Ok(AnyBackend::Platform(Box::new(platform.map_err(broken)?)))
     }
 }
 
-/// What the config file says cannot be done, and nobody was asked yet.
+/// An invalid target definition, found before the first request.
 pub fn unusable(name: &str, why: &str) -> Failure {
     Failure::new(Exit::Usage, format!("target {name:?}: {why}"))
 }

@@ -1,8 +1,8 @@
-//! Choice of the config file: named by the user, found in the current directory, or the user's own; and how far it is trusted.
+//! Selection of config files: named by the user, found in the current directory, or the user's own; and their trust.
 //!
-//! A file that was merely found in the current directory came with a checkout or an archive: its author decides where
-//! credentials of this machine would be sent. So it may set `owner` and describe targets, but its credentials, its state and
-//! targets that the user's own file defines as well are used only once `abide config trust` recorded its digest.
+//! A file found in the current directory may come from a checkout or an archive: its author decides where credentials of
+//! this host would be sent. It may set `owner` and define targets. Its credentials, its `state`, and targets that the
+//! user's own file also defines are used only after `abide config trust` recorded its digest.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::cli::{Exit, Failure};
 
 /// The name of a config file in the current directory.
 pub const CONFIG_FILE_NAME: &str = "abide.yaml";
-/// The largest config file.
+/// Maximum size of a config file.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Why a config file is used.
@@ -43,7 +43,7 @@ impl ConfigOrigin {
     }
 }
 
-/// One config file that was read.
+/// A parsed config file.
 pub struct ConfigFile {
     pub path: PathBuf,
     pub origin: ConfigOrigin,
@@ -59,7 +59,7 @@ pub struct ConfigFiles {
     pub users: Option<ConfigFile>,
 }
 
-/// Where a target is defined, and what that means for it.
+/// The file that defines a target, and its trust.
 #[derive(Clone, Debug, Default)]
 pub struct Definition {
     pub file: PathBuf,
@@ -97,12 +97,12 @@ impl ConfigFile {
         if text.len() as u64 > MAX_BYTES {
             return Err(wrong(format!("the file is larger than {MAX_BYTES} bytes")));
         }
-        // The very text that is parsed is what must be trusted.
+        // Trust is checked on the text that is parsed.
         let trust = match origin {
             ConfigOrigin::Found => trust::check_trust(&path, text.as_bytes())?,
             ConfigOrigin::Given | ConfigOrigin::User => Trust::Full,
         };
-        // One that says nothing is no mistake.
+        // An empty file is valid.
         let config: Option<Config> = serde_yaml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         let mut config = config.unwrap_or_default();
         for entry in config.targets.values_mut() {
@@ -121,7 +121,7 @@ impl ConfigFiles {
         self.first.iter().chain(&self.users)
     }
 
-    /// The file that is named in messages.
+    /// The file names for messages.
     pub fn shown(&self) -> String {
         let files: Vec<String> = self.files().map(|file| file.path.display().to_string()).collect();
         if files.is_empty() { CONFIG_FILE_NAME.to_owned() } else { files.join(" and ") }
@@ -138,7 +138,7 @@ impl ConfigFiles {
     }
 
     pub fn targets(&self) -> impl Iterator<Item = (&String, &Entry)> {
-        // A file that is not trusted takes no place from one that is.
+        // Targets of trusted files come first.
         let (trusted, other): (Vec<_>, Vec<_>) = self.files().partition(|file| file.trust == Trust::Full);
         trusted.into_iter().chain(other).flat_map(|file| &file.config.targets)
     }
@@ -151,7 +151,7 @@ impl ConfigFiles {
             known.sort_unstable();
             known.dedup();
             let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            let message = format!("there is no target {name:?} in {} (it has {known})", self.shown());
+            let message = format!("{} has no target {name:?} (targets: {known})", self.shown());
             return Err(Failure::new(Exit::Usage, message));
         };
         if let Some(users) =
@@ -164,7 +164,7 @@ impl ConfigFiles {
         let files = [self.first, self.users].into_iter().flatten();
         let entry =
             files.filter(|file| file.path == path).find_map(|mut file| file.config.targets.remove(name));
-        entry.ok_or_else(|| Failure::new(Exit::Usage, format!("there is no target {name:?}")))
+        entry.ok_or_else(|| Failure::new(Exit::Usage, format!("target {name:?} is not defined")))
     }
 }
 
@@ -188,7 +188,7 @@ impl TargetArgs {
     }
 }
 
-/// The files that count: the one that is named, alone; else the one in the current directory, and the user's own.
+/// Reads the config files in use: only the named one, else the one in the current directory and the user's own.
 pub fn find_config_files(given: Option<&Path>) -> Result<ConfigFiles, Failure> {
     if let Some(file) = given {
         let first = ConfigFile::read(file.to_owned(), ConfigOrigin::Given)?;

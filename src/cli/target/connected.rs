@@ -1,4 +1,4 @@
-//! A target that can be asked: what is there, what is held and pinned, and how its refusals are told.
+//! A connected target: observation, rows, hosts, holds and pins, and its errors as failures of a verb.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -16,7 +16,7 @@ use crate::model::{
 use crate::reconcile::Caps;
 use crate::store::{AnyStore, Error, Store};
 
-/// A target that can be asked.
+/// A target with its backend and state store.
 pub struct ConnectedTarget {
     pub name: String,
     pub backend: AnyBackend,
@@ -25,13 +25,13 @@ pub struct ConnectedTarget {
     pub defined_in: Option<String>,
 }
 
-/// What to do about an app that is bound to namespaces; the refusal names the app.
+/// Hint for an app that is restricted to namespaces; the error names the app.
 pub const NAMESPACES_HINT: &str = "the `abide` command needs an app with every namespace: remove `namespaces:` from this app in the \
      gateway's apps file, or use another app (auth.app_code)";
 
-/// An error of a target, or of the store that holds its state.
+/// An error of a target or of its state store.
 pub trait TargetError: Display {
-    /// Is the app bound to namespaces, where the call needs all of them?
+    /// Whether the app is restricted to namespaces, and the call needs all of them.
     fn needs_every_namespace(&self) -> bool;
 }
 
@@ -60,7 +60,7 @@ impl TargetError for ObserveError {
 }
 
 impl ConnectedTarget {
-    /// It, or where its state is kept, did not answer, or said no.
+    /// The failure of a verb for an error of the target or its state store.
     pub fn failure(&self, why: &dyn TargetError) -> Failure {
         let failure = Failure::new(Exit::Unreachable, format!("target {}: {why}", self.name));
         if why.needs_every_namespace() {
@@ -76,14 +76,14 @@ impl ConnectedTarget {
         Caps::of(self.backend.dialect())
     }
 
-    /// Calls carry this number from here on, if it is one of the target's own.
+    /// Adds the lease generation to later calls, if the target itself stores the lease.
     pub fn act_as(&self, generation: u64) {
         if self.state.is_own() {
             self.backend.act_as(generation);
         }
     }
 
-    /// Our own gateway, for what no other target can tell.
+    /// The Abide backend, for requests that other dialects do not support.
     pub fn abide(&self) -> Result<&Abide, Failure> {
         match &self.backend {
             AnyBackend::Abide(abide) => Ok(abide),
@@ -98,27 +98,27 @@ impl ConnectedTarget {
         }
     }
 
-    /// How the world is for these manifests; `whole`: all of these namespaces, and all that we know of beside.
+    /// Observes the instances of these manifests. With `whole`, also all instances of these namespaces and of the ledger.
     pub async fn observe_for(
         &self,
         desired: &Desired,
         whole: Option<BTreeSet<Name>>,
     ) -> Result<Observation, Failure> {
-        let sight = ObserveRequest { target: &self.name, caps: &self.caps(), desired, whole };
-        let observed = Observation::observe(&self.backend, &self.state, &sight).await;
-        observed.map_err(|error| match &error {
+        let request = ObserveRequest { target: &self.name, caps: &self.caps(), desired, whole };
+        let observation = Observation::observe(&self.backend, &self.state, &request).await;
+        observation.map_err(|error| match &error {
             ObserveError::Ambiguous(_) => two_rows(&error),
             ObserveError::Target(_) | ObserveError::State(_) => self.failure(&error),
         })
     }
 
-    /// Everything that is known there.
+    /// Observes every instance of the target.
     pub async fn observe_all(&self) -> Result<Observed, Failure> {
         let world = self.observe_for(&Desired::default(), Some(BTreeSet::new())).await?;
         Ok(world.observed)
     }
 
-    /// Every process that is known there, as rows of the contract. `query` narrows it where the target can.
+    /// Every process of the target, as rows of the contract. An Abide gateway filters by `query`.
     pub async fn rows(&self, query: &str) -> Result<Vec<Value>, Failure> {
         if let AnyBackend::Abide(abide) = &self.backend {
             return abide.rows(query).await.map_err(|fault| self.failure(&fault));
@@ -127,7 +127,7 @@ impl ConnectedTarget {
         Ok(observed.instances.iter().map(|(key, seen)| row(key, seen, &observed)).collect())
     }
 
-    /// The hosts that are known there. Elsewhere than at our own gateway: those of which something was seen.
+    /// The hosts of the target. Platforms have no list: theirs are the hosts with observed instances or gaps.
     pub async fn hosts(&self, observed: &Observed) -> Result<Vec<HostRow>, Failure> {
         if let AnyBackend::Abide(abide) = &self.backend {
             return abide.hosts().await.map_err(|fault| self.failure(&fault));
@@ -142,7 +142,7 @@ impl ConnectedTarget {
         Ok(hosts.into_iter().map(host).collect())
     }
 
-    /// What people asked to be left alone. What is over is left out.
+    /// Holds and pauses that have not expired.
     pub async fn restraints(&self) -> Result<(Vec<Hold>, Vec<Pause>), Failure> {
         let now = crate::clock::now();
         let (mut holds, mut pauses): (Vec<Hold>, Vec<Pause>) =
@@ -152,7 +152,7 @@ impl ConnectedTarget {
         Ok((holds, pauses))
     }
 
-    /// What is pinned, with its owner.
+    /// Pinned revisions, with their owners.
     pub async fn pins(&self) -> Result<Vec<(String, Pin)>, Failure> {
         let page = self.state.range(pin::KEY_PREFIX, None, usize::MAX).await;
         let page = page.map_err(|error| self.failure(&error))?;
@@ -163,29 +163,29 @@ impl ConnectedTarget {
         Ok(page.entries.iter().filter_map(pin).collect())
     }
 
-    async fn list_prefix<T: serde::de::DeserializeOwned>(&self, place: &str) -> Result<Vec<T>, Failure> {
-        let page = self.state.range(place, None, usize::MAX).await.map_err(|error| self.failure(&error))?;
+    async fn list_prefix<T: serde::de::DeserializeOwned>(&self, prefix: &str) -> Result<Vec<T>, Failure> {
+        let page = self.state.range(prefix, None, usize::MAX).await.map_err(|error| self.failure(&error))?;
         Ok(page.entries.iter().filter_map(|entry| serde_json::from_slice(&entry.value).ok()).collect())
     }
 }
 
-/// The namespaces that manifests or their policies speak of.
+/// The namespaces of manifests and their policies.
 pub fn namespaces(desired: &Desired) -> BTreeSet<Name> {
     let allowed = desired.policies.iter().filter_map(|policy| policy.allow.namespaces.as_ref()).flatten();
-    // A pattern is no name: what it means is seen where it is told of.
+    // A pattern is not a name: its namespaces are known only after the observation.
     let named = allowed.filter(|pattern| !pattern.contains('*')).filter_map(|name| name.parse().ok());
     desired.instances.keys().map(|key| key.namespace.clone()).chain(named).collect()
 }
 
-/// An instance of a target that has no such rows of its own.
+/// The row of an instance, for targets other than an Abide gateway.
 fn row(key: &InstanceKey, seen: &ObservedInstance, observed: &Observed) -> Value {
     let revision = |version: &KnownSpec| match version {
         KnownSpec::Unknown => None,
         KnownSpec::Digests(revision) => Some(revision.to_string()),
         KnownSpec::Full(spec) => Some(spec.revision().to_string()),
     };
-    let blind = seen.unknown || observed.gaps.contains_key(&key.host);
-    let fact = |fact: Option<bool>| fact.filter(|_| !blind);
+    let is_unknown = seen.unknown || observed.gaps.contains_key(&key.host);
+    let fact = |fact: Option<bool>| fact.filter(|_| !is_unknown);
     let hosting = match fact(seen.hosted) {
         Some(true) => "Hosted",
         Some(false) => "NotHosted",

@@ -1,4 +1,4 @@
-//! Targets: whom the verbs look at and change. `local` is the system of this machine; others are in the config file.
+//! Targets of the verbs: `local` is the system of this host, others are defined in the config file.
 
 mod config;
 mod config_files;
@@ -21,22 +21,22 @@ use crate::http::ApiClient;
 use crate::reconcile::Caps;
 use crate::store::{AnyStore, Embedded, Remote};
 
-/// Which target, and where its kind is written.
+/// The target, its config file and its state store.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TargetArgs {
-    /// The target: `local`, or a name in the config file
+    /// Target: `local`, or a name in the config file
     #[arg(long, value_name = "NAME", env = "ABIDE_TARGET", default_value = "local")]
     pub target: String,
-    /// The config file [default: ./abide.yaml (see `abide config trust`), then ~/.config/abide/config.yaml]
+    /// Config file [default: ./abide.yaml (see `abide config trust`), then ~/.config/abide/config.yaml]
     #[arg(long, value_name = "FILE", env = "ABIDE_CONFIG")]
     pub config: Option<PathBuf>,
-    /// Where journal, ledger, holds and history are kept: a folder, or the URL of an Abide gateway that the config file
-    /// names [default: the target itself if it is an Abide gateway, else $ABIDE_HOME/state]
+    /// State store (journal, ledger, holds, history): a folder, or the URL of an Abide gateway in the config file
+    /// [default: the target itself if it is an Abide gateway, else $ABIDE_HOME/state]
     #[arg(long, value_name = "DIR|URL", env = "ABIDE_STATE")]
     pub state: Option<String>,
 }
 
-/// What to do where there is no local system yet.
+/// Whether to start the local system if it is not running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalStart {
     OnDemand,
@@ -44,12 +44,12 @@ pub enum LocalStart {
 }
 
 impl TargetArgs {
-    /// This machine's system, whatever was typed or exported.
+    /// The local system, without flags and variables.
     pub fn local() -> TargetArgs {
         TargetArgs { target: "local".to_owned(), config: None, state: None }
     }
 
-    /// What the target can do, and whether there is such a one.
+    /// The target's capabilities. Fails if the target is not defined.
     pub fn caps(&self) -> Result<Caps, Failure> {
         match self.target.as_str() {
             "local" => Ok(Caps::LOCAL),
@@ -57,18 +57,18 @@ impl TargetArgs {
         }
     }
 
-    /// The owner that was typed, else the config file's.
+    /// The owner from --owner, else from the config file.
     pub fn owner_or(&self, typed: &str) -> Result<String, Failure> {
-        let said = if typed == "default" { self.owner()? } else { None };
-        Ok(said.unwrap_or_else(|| typed.to_owned()))
+        let configured = if typed == "default" { self.owner()? } else { None };
+        Ok(configured.unwrap_or_else(|| typed.to_owned()))
     }
 
-    /// Whose set it is, where the config file says so.
+    /// The owner in the config file.
     pub fn owner(&self) -> Result<Option<String>, Failure> {
         Ok(self.config()?.owner())
     }
 
-    /// `None`: the local system was never started, or nobody serves it.
+    /// `None`: the local system is not running.
     pub fn connect(&self, start: LocalStart) -> Result<Option<ConnectedTarget>, Failure> {
         let name = self.target.clone();
         if name != "local" {
@@ -82,12 +82,12 @@ impl TargetArgs {
             let state = self.state(own)?;
             return Ok(Some(ConnectedTarget { name, backend, state, defined_in }));
         }
-        // It says nothing of this machine, but whoever wrote it meant something.
+        // The config file does not define `local`, but an invalid file is an error.
         self.config()?;
         self.connect_local(start)
     }
 
-    /// This machine's system, whatever the config file says.
+    /// Connects to the local system, without the config file.
     pub fn connect_local(&self, start: LocalStart) -> Result<Option<ConnectedTarget>, Failure> {
         let name = "local".to_owned();
         let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
@@ -107,32 +107,33 @@ impl TargetArgs {
         }))
     }
 
-    /// One that can be asked, started if need be.
+    /// Connects to the target, and starts the local system if it is not running.
     pub fn connect_or_start(&self) -> Result<ConnectedTarget, Failure> {
         let live = self.connect(LocalStart::OnDemand)?;
-        live.ok_or_else(|| Failure::new(Exit::Unreachable, "there is no local system"))
+        live.ok_or_else(|| Failure::new(Exit::Unreachable, "the local system is not running"))
     }
 
-    /// Where what must survive is kept: where somebody says, else at the target, else in a folder here.
+    /// The state store: from --state, else the target's own, else from the config file, else a local folder.
     fn state(&self, own: Option<Remote>) -> Result<AnyStore, Failure> {
-        let said = match (&self.state, &own) {
-            (Some(said), _) => Some(said.clone()),
+        let configured = match (&self.state, &own) {
+            (Some(state), _) => Some(state.clone()),
             (None, Some(_)) => None,
             (None, None) => self.config()?.state()?,
         };
-        if let (None, Some(own)) = (&said, own) {
+        if let (None, Some(own)) = (&configured, own) {
             return Ok(AnyStore::own(own));
         }
-        if let Some(url) = said.as_ref().filter(|said| said.starts_with("http")) {
+        if let Some(url) = configured.as_ref().filter(|state| state.starts_with("http")) {
             return self.state_at(url).map(|state| AnyStore::there(state, &self.target));
         }
-        let folder = match said {
+        let folder = match configured {
             Some(folder) => PathBuf::from(folder),
             None => Home::find()?.path("state"),
         };
-        if let Some(above) = folder.parent().filter(|above| !above.as_os_str().is_empty()) {
-            let made = std::fs::create_dir_all(above);
-            made.map_err(|error| Failure::new(Exit::Failed, format!("{}: {error}", above.display())))?;
+        if let Some(parent) = folder.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            std::fs::create_dir_all(parent).map_err(|error| {
+                Failure::new(Exit::Failed, format!("cannot create folder {}: {error}", parent.display()))
+            })?;
         }
         private_folder(&folder)?;
         let opened = Embedded::open(&folder.join("state.db"));
@@ -141,7 +142,7 @@ impl TargetArgs {
             .map_err(|error| Failure::new(Exit::Failed, error.to_string()))
     }
 
-    /// The state of a gateway that the config file names, as the app that it names.
+    /// The state store of a gateway in the config file, with the credentials of its target.
     fn state_at(&self, url: &str) -> Result<Remote, Failure> {
         let config = self.config()?;
         let same = |entry: &&Entry| entry.url.trim_end_matches('/') == url.trim_end_matches('/');
@@ -150,7 +151,7 @@ impl TargetArgs {
             let message =
                 format!("--state {url}: no target of dialect abide in {} has this URL", config.shown());
             return Err(
-                Failure::new(Exit::Usage, message).hint("add one: its auth is what the state is kept as")
+                Failure::new(Exit::Usage, message).hint("add a target with this URL: its `auth` is used")
             );
         };
         let calls = ApiClient::new(&entry.access(name)?);
@@ -158,7 +159,7 @@ impl TargetArgs {
     }
 }
 
-/// A runtime for verbs that ask a target.
+/// A runtime for verbs that call a target.
 pub fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -1,6 +1,6 @@
-//! Trust in config files that were found in the current directory: one digest per path, recorded by `abide config trust`.
+//! Trust in config files of the current directory: one digest per path, recorded by `abide config trust`.
 //!
-//! The record is `$ABIDE_HOME/trusted`, for this user alone. A file that changes is not trusted any more.
+//! The record is `$ABIDE_HOME/trusted`, readable only by this user. A changed file is no longer trusted.
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
@@ -15,11 +15,11 @@ const RECORD: &str = "trusted";
 /// How far a config file is trusted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trust {
-    /// The user named it, wrote it in the user's own place, or trusted this very content.
+    /// Named by the user, in the user's config folder, or trusted with this content.
     Full,
     #[default]
     None,
-    /// Another content of it was trusted.
+    /// Trusted with another content.
     Changed,
 }
 
@@ -28,7 +28,7 @@ impl Trust {
         match self {
             Trust::Full => "trusted",
             Trust::None => "not trusted: run `abide config trust`",
-            Trust::Changed => "not trusted: changed since it was; run `abide config trust`",
+            Trust::Changed => "not trusted: changed since it was trusted; run `abide config trust`",
         }
     }
 }
@@ -38,7 +38,7 @@ type Records = BTreeMap<String, String>;
 
 /// How far a file with this content is trusted.
 pub fn check_trust(file: &Path, content: &[u8]) -> Result<Trust, Failure> {
-    // Without a folder of ours nothing was ever recorded.
+    // Without a home folder there is no record.
     let Ok(home) = Home::find() else { return Ok(Trust::None) };
     Ok(match read(&home)?.get(&canonical(file)?) {
         Some(recorded) if *recorded == digest(content) => Trust::Full,
@@ -47,7 +47,7 @@ pub fn check_trust(file: &Path, content: &[u8]) -> Result<Trust, Failure> {
     })
 }
 
-/// Records the digest of a file's content; the canonical path and the digest.
+/// Records the digest of a file's content, and returns the canonical path and the digest.
 pub fn record(file: &Path, content: &[u8]) -> Result<(String, String), Failure> {
     let (path, digest) = (canonical(file)?, digest(content));
     change(|records| {
@@ -56,15 +56,15 @@ pub fn record(file: &Path, content: &[u8]) -> Result<(String, String), Failure> 
     Ok((path, digest))
 }
 
-/// Removes the record of a file, which may be gone; whether there was one.
+/// Removes the record of a file, which may no longer exist. Returns whether there was one.
 pub fn remove(file: &Path) -> Result<bool, Failure> {
     let path = canonical(file).or_else(|failure| {
         let whole = std::path::absolute(file).map_err(|_| failure)?;
         Ok::<_, Failure>(whole.to_string_lossy().into_owned())
     })?;
-    let mut was_there = false;
-    change(|records| was_there = records.remove(&path).is_some())?;
-    Ok(was_there)
+    let mut was_trusted = false;
+    change(|records| was_trusted = records.remove(&path).is_some())?;
+    Ok(was_trusted)
 }
 
 fn change(how: impl FnOnce(&mut Records)) -> Result<(), Failure> {
@@ -76,7 +76,7 @@ fn change(how: impl FnOnce(&mut Records)) -> Result<(), Failure> {
     home.write(RECORD, &serde_json::json!(records).to_string())
 }
 
-/// What was recorded. A record that others could have written is an error, not trust.
+/// Reads the record. A record that other users could have written is an error.
 fn read(home: &Home) -> Result<Records, Failure> {
     let path = home.path(RECORD);
     let failed = |why: String| Failure::new(Exit::Failed, format!("cannot use {}: {why}", path.display()));
@@ -87,10 +87,9 @@ fn read(home: &Home) -> Result<Records, Failure> {
     };
     let me = nix::unistd::geteuid().as_raw();
     if !meta.is_file() || ![me, 0].contains(&meta.uid()) || meta.mode() & 0o022 != 0 {
-        let why = "it is not a file that only this user can write".to_owned();
-        return Err(
-            failed(why).hint(format!("remove it, and trust again what should be: rm {}", path.display()))
-        );
+        let why = "the file is writable by other users, or not a regular file".to_owned();
+        return Err(failed(why)
+            .hint(format!("remove it, then run `abide config trust` again: rm {}", path.display())));
     }
     let text = std::fs::read_to_string(&path).map_err(|error| failed(error.to_string()))?;
     serde_json::from_str(&text).map_err(|error| failed(error.to_string()))

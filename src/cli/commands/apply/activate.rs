@@ -1,4 +1,4 @@
-//! Whose word it is that is carried out, and how it is remembered.
+//! Activation of a revision by an apply (new manifests, or a pinned earlier revision), recorded before the first step.
 
 use serde_json::{Value, json};
 
@@ -18,14 +18,14 @@ use crate::reconcile::of_desired;
 use crate::store::Store;
 
 pub enum Activation {
-    /// Manifests: what they say is kept, and ends a pin.
+    /// New manifests: stored as the active revision; ends a pin.
     New,
-    /// An earlier revision: it is pinned.
+    /// An earlier revision: pinned.
     Pinned(Pin),
 }
 
 impl Activation {
-    /// The commit that it is known to be.
+    /// The commit of a pinned revision, if known.
     pub fn commit(&self) -> Option<&str> {
         match self {
             Activation::New => None,
@@ -33,7 +33,7 @@ impl Activation {
         }
     }
 
-    /// From here on this is what is wanted. It is written before anything is done, so that nobody undoes it.
+    /// Makes the revision active. Written before the first step, so that a `watch` does not undo the apply.
     pub async fn activate(
         &self,
         args: &ApplyArgs,
@@ -47,10 +47,10 @@ impl Activation {
             Activation::New => {
                 let (source, desired) = (work_tree::of_paths(&args.input.paths), &input.loaded.desired);
                 let (revision, texts) = (of_desired(desired), input.loaded.file_contents());
-                let word =
+                let new =
                     NewRevision { owner, source: &source, revision: &revision, commit: None, texts: &texts };
-                let ended = revisions::activate(&live.state, &word).await;
-                // What is left lying is picked up another time.
+                let ended = revisions::activate(&live.state, &new).await;
+                // A failed collection is repeated by the next apply.
                 let _ = revisions::gc(&live.state, owner).await;
                 ended
             }
@@ -61,7 +61,7 @@ impl Activation {
         Ok(())
     }
 
-    /// Nothing has to be written for it to be what is wanted.
+    /// Whether the revision is active already, so that nothing has to be written.
     pub async fn is_active(
         &self,
         args: &ApplyArgs,
@@ -73,17 +73,17 @@ impl Activation {
             Activation::Pinned(_) => Ok(false),
             Activation::New => {
                 let pinned = pin::read(&live.state, owner).await.map_err(|error| live.failure(&error))?;
-                let taken =
+                let active =
                     revisions::active(&live.state, owner).await.map_err(|error| live.failure(&error))?.0;
                 let same = |source: &str| {
                     !args.input.claims.accept_source || source == work_tree::of_paths(&args.input.paths)
                 };
-                Ok(pinned.is_none() && taken.is_none_or(|taken| same(&taken.source)))
+                Ok(pinned.is_none() && active.is_none_or(|active| same(&active.source)))
             }
         }
     }
 
-    /// What the history of this owner says of it from its beginning.
+    /// The history entry at the start of the run.
     pub fn history_entry(&self, input: &PlanInput, planned: &Plan, before: &OriginalPlan) -> Value {
         let digests = &before.digests;
         let mut entry = json!({
@@ -97,7 +97,7 @@ impl Activation {
     }
 }
 
-/// And at its end.
+/// The fields that the end of the run adds to its history entry.
 pub fn history_result(report: &Report) -> Value {
     let failed = report.ended.iter().filter(|ended| !ended.outcome.is_well()).count();
     json!({"exit": report.exit as u8, "converged": report.converged, "failed": failed,

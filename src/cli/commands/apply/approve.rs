@@ -1,4 +1,4 @@
-//! What has to be true before anything is done: the budgets hold, and somebody said yes.
+//! Checks before the first step: budgets, and the user's approval.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -10,7 +10,7 @@ use crate::cli::commands::plan::text;
 use crate::cli::output::print::{BOLD, Printer, count};
 use crate::model::{HoldReason, Plan};
 
-/// Over a budget nothing at all is done.
+/// Refuses the whole plan if it exceeds a budget.
 pub fn check_budget(planned: &Plan) -> Result<(), Failure> {
     for (reason, flag) in
         [(HoldReason::DeleteBudget, "--max-delete"), (HoldReason::RestartBudget, "--max-restart")]
@@ -44,15 +44,15 @@ pub fn approve(
         return Ok(());
     }
     if !std::io::stdin().is_terminal() || !std::io::stderr().is_terminal() {
-        let message = "nobody is here to approve this";
-        // What is gone back to has no paths, and no saved plans.
+        let message = "cannot ask for approval: not a terminal";
+        // A rollback has no paths and no saved plans.
         let hint = match args.input.paths.is_empty() {
             true => "pass --yes",
             false => "pass --yes, or approve a saved plan: apply FILE",
         };
         return Err(Failure::refused("NoApproval", message).hint(hint));
     }
-    printer.to_stderr(&format!("{BOLD}Do this?{BOLD:#} [y/N] "));
+    printer.to_stderr(&format!("{BOLD}Apply this plan?{BOLD:#} [y/N] "));
     let _ = std::io::stderr().flush();
     let mut answer = String::new();
     let _ = std::io::stdin().lock().read_line(&mut answer);

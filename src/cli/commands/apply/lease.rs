@@ -1,4 +1,4 @@
-//! The right to change an owner's processes: one at a time has it, for as long as he says that he is there.
+//! The writer lease: at most one process changes an owner's processes; it is renewed while held.
 
 use std::time::Duration;
 
@@ -14,53 +14,53 @@ use crate::model::Time;
 use crate::store::keeping::{self, LEASE_TTL, LeaseLost};
 use crate::store::{Holder, Lease, LeaseAttempt, Store};
 
-/// Whoever has the right.
+/// A held writer lease.
 pub struct WriterLease {
     lease: Lease,
-    keeping: JoinHandle<()>,
+    renewal: JoinHandle<()>,
     lost: watch::Receiver<Option<LeaseLost>>,
 }
 
 impl WriterLease {
-    /// Waits for another who has it, so long; from here on calls carry the lease's number.
+    /// Waits up to `timeout` for another holder. Later calls carry the lease's generation.
     pub async fn acquire(
         live: &ConnectedTarget,
         owner: &str,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<WriterLease, Failure> {
-        let lease = take_lease(live, owner, patience).await?;
-        let (keeping, lost) = spawn_renewal(live, &lease);
+        let lease = take_lease(live, owner, timeout).await?;
+        let (renewal, lost) = spawn_renewal(live, &lease);
         live.act_as(lease.generation);
-        Ok(WriterLease { lease, keeping, lost })
+        Ok(WriterLease { lease, renewal, lost })
     }
 
-    /// Says when it is lost.
+    /// Becomes `Some` when the lease is lost.
     pub fn lost(&self) -> watch::Receiver<Option<LeaseLost>> {
         self.lost.clone()
     }
 
     pub async fn release(self, live: &ConnectedTarget) {
-        self.keeping.abort();
+        self.renewal.abort();
         let _ = tokio::time::timeout(GRACE, live.state.release_lease(&self.lease)).await;
     }
 }
 
-async fn take_lease(live: &ConnectedTarget, owner: &str, patience: Duration) -> Result<Lease, Failure> {
+async fn take_lease(live: &ConnectedTarget, owner: &str, timeout: Duration) -> Result<Lease, Failure> {
     let holder = Holder::this(format!("apply-{}-{}", std::process::id(), now().0));
     let begin = Instant::now();
     loop {
         let taken = live.state.take_lease(&format!("writer/{owner}"), &holder, LEASE_TTL).await;
         match taken.map_err(|error| live.failure(&error))? {
             LeaseAttempt::Ours(lease) => return Ok(lease),
-            LeaseAttempt::Theirs { holder, .. } if begin.elapsed() >= patience => {
+            LeaseAttempt::Theirs { holder, .. } if begin.elapsed() >= timeout => {
                 let message = format!(
-                    "{} (process {}) has been changing this owner's processes since {}",
+                    "{} (process {}) holds the writer lease of owner {owner:?} since {}",
                     holder.host,
                     holder.pid,
                     Time(holder.since)
                 );
                 return Err(
-                    Failure::new(Exit::Locked, message).hint("wait for it, or give --lock-timeout more time")
+                    Failure::new(Exit::Locked, message).hint("wait for it, or pass a longer --lock-timeout")
                 );
             }
             LeaseAttempt::Theirs { .. } => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -68,16 +68,16 @@ async fn take_lease(live: &ConnectedTarget, owner: &str, patience: Duration) -> 
     }
 }
 
-/// Renews a lease until it is told not to; says when it was lost.
+/// Renews a lease in the background. The receiver becomes `Some` when the lease is lost.
 fn spawn_renewal(
     live: &ConnectedTarget,
     lease: &Lease,
 ) -> (JoinHandle<()>, watch::Receiver<Option<LeaseLost>>) {
     let (state, lease) = (live.state.clone(), lease.clone());
-    let (tell, lost) = watch::channel(None);
-    let keeping = tokio::spawn(async move {
+    let (sender, lost) = watch::channel(None);
+    let renewal = tokio::spawn(async move {
         let how = keeping::renew_until_lost(&state, &lease).await;
-        tell.send_replace(Some(how));
+        sender.send_replace(Some(how));
     });
-    (keeping, lost)
+    (renewal, lost)
 }

@@ -1,4 +1,4 @@
-//! `abide apply`: plan, ask, do it, and look again.
+//! `abide apply`: plan, confirm, execute, verify.
 
 mod activate;
 mod approve;
@@ -37,11 +37,11 @@ use crate::control::history;
 use crate::control::pin::Pin;
 use crate::model::Plan;
 
-/// Make the manifests true: plan, ask, carry it out, and look again
+/// Apply manifests: plan, confirm, execute, verify
 ///
-/// Takes manifests, or a plan that `abide plan --out` wrote, which is carried out only if it is still what would be planned.
-/// Exits with 0 when everything is as wanted, 3 when something failed or is unknown, 4 when a guard said no, 5 when time ran
-/// out, 6 when another holds the lease.
+/// PATH is manifests, or a plan file of `abide plan --out`, which is executed only if a new plan has the same steps. Exits
+/// with 0 if all instances converged, 3 if an instance failed or is unknown, 4 if a safety check refused, 5 on timeout, 6 if
+/// another process holds the lease.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  abide apply manifests\n  abide apply manifests --yes --prune --owner web-team\n  abide plan manifests --out plan.json && abide apply plan.json --yes"
@@ -49,29 +49,29 @@ use crate::model::Plan;
 pub struct ApplyArgs {
     #[command(flatten)]
     pub input: InputArgs,
-    /// Do not ask
+    /// Apply without asking for approval
     #[arg(short, long, env = "ABIDE_YES", value_parser = parse_switch)]
     pub yes: bool,
     #[command(flatten)]
     pub going: ExecutionArgs,
-    /// Also write the outcomes as JUnit XML, for CI systems
+    /// Also write the outcomes as JUnit XML to FILE
     #[arg(long, value_name = "FILE", env = "ABIDE_JUNIT")]
     pub junit: Option<PathBuf>,
-    /// Form of the report
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_APPLY_OUTPUT", value_name = "FORM")]
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_APPLY_OUTPUT", value_name = "FORMAT")]
     pub output: PlanForm,
 }
 
-/// How it is carried out.
+/// Execution of a plan.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExecutionArgs {
-    /// Do not look again after everything was carried out
+    /// Exit after the last step, without verifying that instances converged
     #[arg(long, env = "ABIDE_NO_WAIT", value_parser = parse_switch)]
     pub no_wait: bool,
-    /// The longest that it may take
+    /// Time limit for the whole run
     #[arg(long, value_name = "TIME", env = "ABIDE_TIMEOUT", default_value = "10m", value_parser = duration)]
     pub timeout: u64,
-    /// Most steps under way at once
+    /// Maximum steps in flight
     #[arg(long, value_name = "N", env = "ABIDE_MAX_PARALLEL", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_parallel: u32,
 }
@@ -107,7 +107,7 @@ async fn apply(args: &ApplyArgs, saved: Option<&Value>, printer: &Printer) -> Re
     apply_activation(args, saved, wanted, &live, &Activation::New, deadline, printer).await
 }
 
-/// An earlier revision, like any other, and then it is pinned.
+/// Applies an earlier revision and pins it.
 pub async fn apply_pinned(
     args: &ApplyArgs,
     wanted: DesiredInput,
@@ -124,13 +124,13 @@ async fn apply_activation(
     saved: Option<&Value>,
     wanted: DesiredInput,
     live: &ConnectedTarget,
-    said: &Activation,
+    activation: &Activation,
     deadline: Instant,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     within_deadline(deadline, recover(live, wanted.owner(), deadline, printer)).await?;
     let mut input = within_deadline(deadline, wanted.observe(&args.input, Some(live), printer)).await?;
-    if let Activation::Pinned(pin) = said {
+    if let Activation::Pinned(pin) = activation {
         input.paths = format!("rollback to {}", short_id(&pin.revision));
     }
     let mut planned = input.plan();
@@ -141,43 +141,44 @@ async fn apply_activation(
     check_budget(&planned)?;
     if planned.steps().next().is_none() {
         let exit = if planned.held.is_empty() { Exit::Done } else { Exit::Incomplete };
-        if let Activation::Pinned(_) = said {
+        if let Activation::Pinned(_) = activation {
             approve(args, saved.is_some(), &input, &planned, printer)?;
         }
-        let into_force = async {
-            match said.is_active(args, live, &input).await? {
+        let activated = async {
+            match activation.is_active(args, live, &input).await? {
                 true => Ok(()),
-                false => said.activate(args, live, &input, printer).await,
+                false => activation.activate(args, live, &input, printer).await,
             }
         };
-        within_deadline(deadline, into_force).await?;
-        let mut ill = unhealthy(&input);
-        let _ = tokio::time::timeout_at(deadline, explain_unhealthy(live, &mut ill)).await;
-        let exit = if ill.is_empty() { exit } else { Exit::Incomplete };
+        within_deadline(deadline, activated).await?;
+        let mut unhealthy = unhealthy(&input);
+        let _ = tokio::time::timeout_at(deadline, explain_unhealthy(live, &mut unhealthy)).await;
+        let exit = if unhealthy.is_empty() { exit } else { Exit::Incomplete };
         let reason = sole_reason(planned.held.iter().map(|held| Some(held.reason)));
-        let reason = reason.filter(|_| ill.is_empty());
+        let reason = reason.filter(|_| unhealthy.is_empty());
         let report =
-            Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason, unhealthy: ill };
+            Report { ended: Vec::new(), converged: Some(exit == Exit::Done), exit, reason, unhealthy };
         let report = report.with_consistent_exit();
         return show(args, &planned, &OriginalPlan::of(&input, &planned)?, &report, printer);
     }
     approve(args, saved.is_some(), &input, &planned, printer)?;
     let left = deadline.saturating_duration_since(Instant::now());
-    let patience = left.min(Duration::from_secs(args.input.bounds.lock_timeout));
+    let lock_timeout = left.min(Duration::from_secs(args.input.bounds.lock_timeout));
     let writer =
-        within_deadline(deadline + GRACE, WriterLease::acquire(live, &input.rules.owner, patience)).await?;
-    // Somebody may have been at work until a moment ago, or died in it: what is done is what is needed now.
+        within_deadline(deadline + GRACE, WriterLease::acquire(live, &input.rules.owner, lock_timeout))
+            .await?;
+    // The previous holder may have changed processes, or crashed: recover its steps and plan again.
     let ready = async {
         recover_with_lease(live, &input.rules.owner, deadline).await?;
         replan(args, saved.is_some(), live, &mut input, &mut planned).await?;
-        said.activate(args, live, &input, printer).await
+        activation.activate(args, live, &input, printer).await
     };
     if let Err(failure) = within_deadline(deadline, ready).await {
         writer.release(live).await;
         return Err(failure);
     }
     let before = OriginalPlan::of(&input, &planned)?;
-    let (owner, begun) = (input.rules.owner.clone(), said.history_entry(&input, &planned, &before));
+    let (owner, begun) = (input.rules.owner.clone(), activation.history_entry(&input, &planned, &before));
     let working = async {
         let report = execute_plan(args, live, &mut input, &planned, deadline, writer.lost(), printer).await;
         let end = history_result(&report);
@@ -188,22 +189,22 @@ async fn apply_activation(
     show(args, &planned, &before, &report, printer)
 }
 
-/// How long what is written at the end is waited for, though the time is over.
+/// Extra time after the deadline for the last writes.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What has to be known before anything is begun is known in time, or nothing is begun.
+/// Fails with exit code 5 if the target does not answer before the deadline. No step has started then.
 async fn within_deadline<T>(
     deadline: Instant,
     asked: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
     tokio::time::timeout_at(deadline, asked).await.unwrap_or_else(|_| {
-        let message = "the time was over before the target had answered: nothing was begun";
+        let message = "the target did not answer before the timeout: nothing was done";
         Err(Failure::new(Exit::TimedOut, message)
-            .hint("see whether it answers at all, or give --timeout more"))
+            .hint("check the target with `abide doctor`, or pass a longer --timeout"))
     })
 }
 
-/// The same plan for the world as it is now. One that a person approved must not have become another.
+/// Plans again with the current observed state. An approved plan must not have changed.
 async fn replan(
     args: &ApplyArgs,
     saved: bool,
@@ -217,13 +218,13 @@ async fn replan(
     let approved = steps(planned);
     input.refresh_holds(live).await?;
     input.observe_again(live).await?;
-    let mut anew = input.plan();
-    plan::locate(&mut anew, input, &args.input.limits.limits());
-    if steps(&anew) != approved && (saved || !args.yes) {
-        let message = "what is there has changed since the plan was shown: nothing was done";
-        return Err(Failure::refused("StalePlan", message).hint("apply again, and look at the new plan"));
+    let mut current = input.plan();
+    plan::locate(&mut current, input, &args.input.limits.limits());
+    if steps(&current) != approved && (saved || !args.yes) {
+        let message = "the observed state changed after the plan was shown: nothing was done";
+        return Err(Failure::refused("StalePlan", message).hint("apply again, and review the new plan"));
     }
-    check_budget(&anew)?;
-    *planned = anew;
+    check_budget(&current)?;
+    *planned = current;
     Ok(())
 }

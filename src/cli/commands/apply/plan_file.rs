@@ -1,4 +1,4 @@
-//! A plan in a file: what it was made with, and whether it is still what would be done.
+//! Saved plans: their manifests and flags, and the check that a new plan is equal.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ use crate::cli::commands::plan::input::PlanInput;
 use crate::cli::{Exit, Failure};
 use crate::model::Plan;
 
-/// A plan in a file names its manifests and flags; this run is made with them.
+/// Loads a saved plan and replaces the arguments with its manifests and flags. `None`: PATH is not a plan file.
 pub fn load_plan_file(args: &mut ApplyArgs) -> Result<Option<Value>, Failure> {
     let [file] = args.input.paths.as_slice() else { return Ok(None) };
     if file.extension().is_none_or(|extension| extension != "json") && !file.is_file() {
@@ -25,10 +25,10 @@ pub fn load_plan_file(args: &mut ApplyArgs) -> Result<Option<Value>, Failure> {
     let shown = file.display().to_string();
     let wrong = |what: &str| Failure::new(Exit::Usage, format!("{shown}: {what}"));
     if !plan["inputs"]["offline"].is_null() {
-        return Err(wrong("this plan is a rehearsal (--observed): there is nothing to carry out"));
+        return Err(wrong("cannot apply an offline plan (--observed)"));
     }
     let typed = std::mem::replace(&mut args.input.target.target, "local".to_owned());
-    args.input.restore_from(&plan["inputs"]).map_err(|plan_and_desired| wrong(&plan_and_desired))?;
+    args.input.restore_from(&plan["inputs"]).map_err(|why| wrong(&why))?;
     if typed != "local" && typed != args.input.target.target {
         let what = format!("this plan is for target {}, not {typed}", args.input.target.target);
         return Err(wrong(&what));
@@ -36,7 +36,7 @@ pub fn load_plan_file(args: &mut ApplyArgs) -> Result<Option<Value>, Failure> {
     Ok(Some(plan))
 }
 
-/// A saved plan is carried out only if it is still what would be done.
+/// Refuses a saved plan unless a new plan has the same fingerprint and steps.
 pub fn check_unchanged(saved: &Value, input: &PlanInput, planned: &Plan) -> Result<(), Failure> {
     let now = OriginalPlan::of(input, planned)?;
     let steps = |plan: &Value| -> Vec<String> {
@@ -47,6 +47,6 @@ pub fn check_unchanged(saved: &Value, input: &PlanInput, planned: &Plan) -> Resu
     if saved["fingerprint"] == now.digests.all.as_str() && steps(saved) == steps(&now.json) {
         return Ok(());
     }
-    let message = "the plan is stale: manifests, flags or what is there have changed since it was made";
-    Err(Failure::refused("StalePlan", message).hint("plan again, and look at it again"))
+    let message = "the plan is stale: manifests, flags or the observed state changed since it was made";
+    Err(Failure::refused("StalePlan", message).hint("plan again, and review the new plan"))
 }

@@ -1,13 +1,13 @@
-//! While an apply goes on.
+//! Progress of an apply on stderr.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use crate::cli::commands::plan::args::PlanForm;
-use crate::cli::output::print::Printer;
+use crate::cli::output::print::{Printer, count};
 use crate::execute::ExecutionEvent;
 
-/// What people see while they wait: a line that is written over at a terminal, and a line now and then otherwise.
+/// Progress output: one line that is overwritten on a terminal, else a new line every few seconds.
 pub struct Progress<'a> {
     all: usize,
     done: usize,
@@ -25,15 +25,15 @@ impl<'a> Progress<'a> {
         Progress { all, done: 0, bad: 0, shows, over, last: Instant::now(), printer }
     }
 
-    pub fn on_event(&mut self, told: &ExecutionEvent<'_>) {
+    pub fn on_event(&mut self, event: &ExecutionEvent<'_>) {
         let mut waits_for = None;
-        match told {
+        match event {
             ExecutionEvent::Ended(ended) => {
                 self.done += 1;
                 self.bad += usize::from(!ended.outcome.is_well());
             }
             ExecutionEvent::Soaking { process, secs } => {
-                self.line(&format!("{process}: watching for {secs} s whether it stays well"))
+                self.line(&format!("{process}: soaking for {secs} s"))
             }
             ExecutionEvent::Waiting { longest, .. } => waits_for = *longest,
             ExecutionEvent::Wave { .. } | ExecutionEvent::Sent { .. } | ExecutionEvent::Noted => {}
@@ -43,7 +43,7 @@ impl<'a> Progress<'a> {
             self.last = Instant::now();
             let bad = if self.bad > 0 { format!(", {} failed", self.bad) } else { String::new() };
             let longest = waits_for.map(|key| format!("  waiting for {key}")).unwrap_or_default();
-            let text = format!("{} of {} steps{bad}{longest}", self.done, self.all);
+            let text = format!("{} of {}{bad}{longest}", self.done, count(self.all, "step"));
             match self.over {
                 true => self.printer.to_stderr(&format!("\r\u{1b}[2K{text}")),
                 false => self.printer.info(&text),

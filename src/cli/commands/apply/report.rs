@@ -1,4 +1,4 @@
-//! What an apply came to, for people, scripts, pull requests and CI systems.
+//! Reports of an apply: text, JSON, Markdown and JUnit.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,20 +16,20 @@ use crate::escape;
 use crate::execute::{StepOutcome, StepResult};
 use crate::model::{Health, HoldReason, Op, Plan};
 
-/// What an apply came to.
+/// The result of an apply.
 pub struct Report {
     pub ended: Vec<StepResult>,
-    /// Planning again gives nothing; `None`: nobody looked.
+    /// A new plan is empty and all instances are healthy; `None`: not verified.
     pub converged: Option<bool>,
     pub exit: Exit,
     pub reason: Option<&'static str>,
-    /// What is not well though it is as it was told to be.
+    /// Instances that are in sync but unhealthy.
     pub unhealthy: Vec<(String, Health, String)>,
 }
 
 impl Report {
-    /// `converged` and the reason say what the exit code says: an apply converged if and only if it exits with 0, and only an
-    /// incomplete one names what stood in the way.
+    /// Makes `converged` and the reason consistent with the exit code: an apply converged if and only if it exits with 0, and
+    /// only exit code 3 has a reason.
     pub fn with_consistent_exit(mut self) -> Report {
         self.converged = self.converged.map(|converged| converged && self.exit == Exit::Done);
         self.reason = self.reason.filter(|_| self.exit == Exit::Incomplete);
@@ -37,7 +37,7 @@ impl Report {
     }
 }
 
-/// The word for an incomplete apply where ownership alone stood in the way. Other held reasons are in the plan.
+/// The reason of an incomplete apply if it is ownership alone. Other held reasons are in the plan.
 pub fn sole_reason(reasons: impl Iterator<Item = Option<HoldReason>>) -> Option<&'static str> {
     let mut all: Vec<Option<HoldReason>> = reasons.collect();
     all.dedup();
@@ -47,7 +47,7 @@ pub fn sole_reason(reasons: impl Iterator<Item = Option<HoldReason>>) -> Option<
     }
 }
 
-/// The plan as it was made, before anything was done.
+/// The plan before the first step.
 pub struct OriginalPlan {
     pub digests: PlanDigests,
     pub json: Value,
@@ -61,15 +61,15 @@ impl OriginalPlan {
     }
 }
 
-/// Before anything is done: a file that is to be written at the end can be.
+/// Checks before the first step that the file for the report can be written.
 pub fn check_writable(file: &Path) -> Result<(), Failure> {
-    let was_there = file.exists();
+    let existed = file.exists();
     let opened = std::fs::OpenOptions::new().append(true).create(true).open(file);
     opened.map_err(|error| {
         let message = format!("cannot write {}: {error}", file.display());
         Failure::new(Exit::Failed, message).hint("nothing was done")
     })?;
-    if !was_there {
+    if !existed {
         let _ = std::fs::remove_file(file);
     }
     Ok(())
@@ -82,7 +82,7 @@ pub fn show(
     report: &Report,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    // Whoever cannot read this file still has the report, and the exit that belongs to it.
+    // A failed write keeps the report and the exit code.
     if let Some(file) = &args.junit
         && let Err(error) = std::fs::write(file, junit(report))
     {
@@ -107,19 +107,19 @@ fn render_json(before: &OriginalPlan, report: &Report) -> Result<String, Failure
                    "reason": ended.reason.map(HoldReason::word)})
         })
         .collect();
-    let ill = report
+    let unhealthy = report
         .unhealthy
         .iter()
         .map(|(instance, health, why)| json!({"instance": instance, "health": health.word(), "why": why}));
-    let ill: Vec<Value> = ill.collect();
-    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "not_well": ill, "converged": report.converged.unwrap_or(false),
+    let unhealthy: Vec<Value> = unhealthy.collect();
+    let whole = json!({"version": 1, "plan": plan, "outcomes": outcomes, "not_well": unhealthy, "converged": report.converged.unwrap_or(false),
                        "exit": {"code": report.exit as u8, "reason": report.reason}});
     let text = serde_json::to_string_pretty(&whole);
     text.map(|text| text + "\n")
         .map_err(|error| Failure::new(Exit::Failed, format!("cannot write JSON: {error}")))
 }
 
-/// Failures that say the same, together.
+/// Groups failures with the same outcome, operation and message.
 fn group_failures(report: &Report) -> Vec<(StepOutcome, Op, String, Vec<String>)> {
     let mut groups: Vec<(StepOutcome, Op, String, Vec<String>)> = Vec::new();
     for ended in report.ended.iter().filter(|ended| !ended.outcome.is_well()) {
@@ -139,23 +139,23 @@ fn group_failures(report: &Report) -> Vec<(StepOutcome, Op, String, Vec<String>)
     groups
 }
 
-/// Why each of these is not well: what its agent says, else what that health means.
-pub async fn explain_unhealthy(live: &ConnectedTarget, ill: &mut [(String, Health, String)]) {
-    if ill.is_empty() {
+/// Sets the reason of each unhealthy instance: the agent's message, else the meaning of its health.
+pub async fn explain_unhealthy(live: &ConnectedTarget, unhealthy: &mut [(String, Health, String)]) {
+    if unhealthy.is_empty() {
         return;
     }
     let rows = live.rows("&brief=1").await.unwrap_or_default();
-    let said: HashMap<&str, &Value> =
+    let by_instance: HashMap<&str, &Value> =
         rows.iter().filter_map(|row| Some((row["instance"].as_str()?, row))).collect();
-    for (instance, health, why) in ill {
-        let row = said.get(instance.as_str());
+    for (instance, health, why) in unhealthy {
+        let row = by_instance.get(instance.as_str());
         let message = row.and_then(|row| row["message"].as_str()).filter(|message| !message.is_empty());
         let exit = row.and_then(|row| row["exit"].as_i64());
         *why = match (message, exit, *health) {
             (Some(message), _, _) => message.to_owned(),
-            (None, Some(code), _) => format!("it ended with code {code}"),
-            (None, None, Health::Degraded) => "its health_cmd does not succeed".to_owned(),
-            (None, None, _) => "it does not stay up; `abide logs` shows what it says".to_owned(),
+            (None, Some(code), _) => format!("exited with code {code}"),
+            (None, None, Health::Degraded) => "health_cmd fails".to_owned(),
+            (None, None, _) => "the process keeps exiting; `abide logs` prints its output".to_owned(),
         };
     }
 }
@@ -200,7 +200,7 @@ fn render_text(planned: &Plan, report: &Report) -> String {
     let end = match report.converged {
         Some(true) => format!("{HINT}converged{HINT:#}"),
         Some(false) => format!("{WARNING}not converged{WARNING:#}"),
-        None => "not looked at again".to_owned(),
+        None => "not verified".to_owned(),
     };
     text.push_str(&format!("{BOLD}{}{BOLD:#}: {end}{}\n", words.join(", "), slowest.unwrap_or_default()));
     text
@@ -215,7 +215,7 @@ fn render_markdown(report: &Report) -> String {
     let end = match report.converged {
         Some(true) => "converged",
         Some(false) => "**not converged**",
-        None => "not looked at again",
+        None => "not verified",
     };
     let mut text = format!("### abide apply: {well} of {} steps done, {end}\n\n", report.ended.len());
     for (outcome, op, message, instances) in group_failures(report) {
@@ -267,7 +267,7 @@ fn junit(report: &Report) -> String {
 mod tests {
     use super::*;
 
-    /// What a process wrote before it failed is in its message.
+    /// Messages contain output of the failed process.
     #[test]
     fn a_message_does_not_become_markup() {
         let message = "x\r# owned @team <img src=x>\r\n```\n\"/><failure a=\"\u{0}\u{ffff}";

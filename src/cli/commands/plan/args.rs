@@ -1,4 +1,4 @@
-//! What can be typed after `plan` and `diff`.
+//! Arguments of `plan` and `diff`, and those that `apply`, `watch` and `rollback` share with them.
 
 use std::path::PathBuf;
 
@@ -11,10 +11,10 @@ use crate::clock;
 use crate::model::{Amount, Name, Op, ProcessKey, Selection, Selector, Time, seconds};
 use crate::reconcile::Caps;
 
-/// Show what apply would do, and why
+/// Show what apply would do and why
 ///
-/// Compares the manifests with what is registered and running, and prints the fewest operations that make them equal:
-/// destructive ones first, hosts that change alike on one line, and what is left alone with the reason. Changes nothing.
+/// Compares the manifests with the registered and running processes, and prints the operations that bring them in sync:
+/// destructive operations first, hosts with the same change on one line, held instances with the reason. Changes nothing.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  abide plan manifests\n  abide plan manifests --observed rows.json --caps gse-v1\n  abide plan manifests --only restart,stop\n  abide plan manifests -o markdown > comment.md"
@@ -22,19 +22,19 @@ use crate::reconcile::Caps;
 pub struct PlanArgs {
     #[command(flatten)]
     pub input: InputArgs,
-    /// Form of the plan: for people, for scripts, or for a comment on a pull request
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_PLAN_OUTPUT", value_name = "FORM")]
+    /// Output format: text for terminals, json for scripts, markdown for a pull request comment
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_PLAN_OUTPUT", value_name = "FORMAT")]
     pub output: PlanForm,
-    /// Also write the plan to a file, for `abide apply FILE`
+    /// Also write the plan to FILE, for `abide apply FILE`
     #[arg(long, value_name = "FILE", env = "ABIDE_OUT", conflicts_with = "only")]
     pub out: Option<PathBuf>,
-    /// Exit with 2 when there are changes, held ones included
+    /// Exit with 2 if there are changes, including held ones
     #[arg(long, env = "ABIDE_DETAILED_EXITCODE", value_parser = parse_switch)]
     pub detailed_exitcode: bool,
     /// Show only steps with these operations
     #[arg(long, value_name = "OP,…", env = "ABIDE_ONLY", value_delimiter = ',', value_parser = op_parser())]
     pub only: Vec<Op>,
-    /// With -o markdown: at most this many bytes, cut between blocks
+    /// With -o markdown: maximum bytes, cut between blocks
     #[arg(long, value_name = "N", env = "ABIDE_MAX_BYTES", default_value_t = 65_000)]
     pub max_bytes: usize,
 }
@@ -47,20 +47,21 @@ pub enum PlanForm {
     Markdown,
 }
 
-/// Show field by field how what is wanted differs from what the engine holds and what runs
+/// Show field differences of manifests, specs and processes
 ///
-/// Hosts that differ alike are shown once; a changed word is marked inside its line. Exits with 0 when nothing differs,
-/// with 1 when something does, and with 2 (65 for bad manifests) when it cannot tell.
+/// Compares each manifest with the registered spec and with the running process. Hosts with the same differences are
+/// shown once; changed words are highlighted. Exits with 0 without differences, 1 with differences, 65 for invalid
+/// manifests, 69 if the target is unreachable, and 2 for other errors.
 #[derive(Debug, clap::Args)]
 pub struct DiffArgs {
     #[command(flatten)]
     pub input: InputArgs,
-    /// Form of the differences
-    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_DIFF_OUTPUT", value_name = "FORM")]
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t, env = "ABIDE_DIFF_OUTPUT", value_name = "FORMAT")]
     pub output: crate::cli::args::PlainForm,
 }
 
-/// What a plan is made from.
+/// The inputs of a plan.
 #[derive(Debug, clap::Args)]
 pub struct InputArgs {
     /// Files, directories (recursive: *.yaml *.yml *.json), or - for standard input
@@ -68,7 +69,7 @@ pub struct InputArgs {
     pub paths: Vec<PathBuf>,
     #[command(flatten)]
     pub target: TargetArgs,
-    /// Whose set this is; left out: the owner that a Policy names, else `default`
+    /// Owner of the manifests [default: the owner in a Policy, else the config file's, else `default`]
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
     pub owner: Option<String>,
     #[command(flatten)]
@@ -83,42 +84,42 @@ pub struct InputArgs {
     pub limits: LimitArgs,
 }
 
-/// What becomes of processes that the manifests do not speak of yet, or no longer.
+/// Ownership: pruning and adoption.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct OwnershipArgs {
-    /// Remove what is ours and in no manifest any more
+    /// Delete the owner's processes that no manifest declares
     #[arg(long, env = "ABIDE_PRUNE", value_parser = parse_switch)]
     pub prune: bool,
-    /// Take over existing processes that nobody owns, without a restart
+    /// Adopt existing processes without an owner, without a restart
     #[arg(long, env = "ABIDE_ADOPT", value_parser = parse_switch)]
     pub adopt: bool,
-    /// With --prune: take manifests from another source than the owner's last ones
+    /// With --prune: accept manifests from another source than the owner's last apply
     #[arg(long, env = "ABIDE_ACCEPT_SOURCE", value_parser = parse_switch)]
     pub accept_source: bool,
 }
 
-/// How far a plan may go.
+/// Budgets, holds and timeouts of a plan.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BudgetArgs {
-    /// Most instances to remove: a count, or a share of what is ours [default: the greater of 1 and 10%]
+    /// Maximum instances to delete: a number, or a percentage of the owner's [default: the greater of 1 and 10%]
     #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_DELETE")]
     pub max_delete: Option<Amount>,
-    /// Most instances to restart: a count, or a share of what is ours [default: any number]
+    /// Maximum instances to restart: a number, or a percentage of the owner's [default: no limit]
     #[arg(long, value_name = "N|P%", env = "ABIDE_MAX_RESTART")]
     pub max_restart: Option<Amount>,
-    /// Act on instances that a person holds, too
+    /// Change instances even if a hold or pause applies
     #[arg(long, env = "ABIDE_OVERRIDE_HOLDS", value_parser = parse_switch)]
     pub override_holds: bool,
-    /// Leave alone what was reported longer than this before the look
+    /// Hold instances whose last report is older than this
     #[arg(long, value_name = "TIME", env = "ABIDE_STALE_AFTER", default_value = "10m", value_parser = duration)]
     pub stale_after: u64,
-    /// How long to wait for another who is applying; plan and diff wait for nobody, and watch tries again at its next look
+    /// Maximum wait for the writer lease; plan and diff need none, and watch retries at its next reconcile
     #[arg(long, value_name = "TIME", env = "ABIDE_LOCK_TIMEOUT", default_value = "10s", value_parser = duration)]
     pub lock_timeout: u64,
 }
 
 impl Default for BudgetArgs {
-    /// As without any flag.
+    /// The defaults of the flags.
     fn default() -> BudgetArgs {
         BudgetArgs {
             max_delete: None,
@@ -131,7 +132,7 @@ impl Default for BudgetArgs {
 }
 
 impl InputArgs {
-    /// The manifests and flags of a saved plan, in place of what was typed.
+    /// Replaces the manifests and flags with those of a saved plan.
     pub fn restore_from(&mut self, inputs: &serde_json::Value) -> Result<(), String> {
         let flags = &inputs["flags"];
         let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
@@ -139,13 +140,11 @@ impl InputArgs {
             value.as_array().into_iter().flatten().filter_map(text).collect()
         };
         fn parsed<T: std::str::FromStr>(all: Vec<String>, what: &str) -> Result<Vec<T>, String> {
-            all.iter()
-                .map(|one| one.parse().map_err(|_| format!("its {what} {one:?} cannot be read")))
-                .collect()
+            all.iter().map(|one| one.parse().map_err(|_| format!("its {what} {one:?} is invalid"))).collect()
         }
         let amount = |name: &str| match text(&flags[name]) {
             None => Ok(None),
-            Some(text) => text.parse().map(Some).map_err(|_| format!("its {name} {text:?} cannot be read")),
+            Some(text) => text.parse().map(Some).map_err(|_| format!("its {name} {text:?} is invalid")),
         };
         self.paths = list(&inputs["paths"]).into_iter().map(PathBuf::from).collect();
         self.target.target = text(&flags["target"]).unwrap_or_else(|| "local".to_owned());
@@ -163,7 +162,7 @@ impl InputArgs {
         self.select.namespace = parsed(list(&flags["namespace"]), "namespace")?;
         self.select.selector = match text(&flags["selector"]) {
             None => None,
-            Some(text) => Some(text.parse().map_err(|_| format!("its selector {text:?} cannot be read"))?),
+            Some(text) => Some(text.parse().map_err(|_| format!("its selector {text:?} is invalid"))?),
         };
         self.select.host = list(&flags["host"]);
         self.select.include = parsed(list(&flags["include"]), "process")?;
@@ -175,19 +174,19 @@ impl InputArgs {
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Selection")]
 pub struct SelectArgs {
-    /// Only this namespace (repeatable)
+    /// Select a namespace (repeatable)
     #[arg(short, long, value_name = "NAMESPACE", env = "ABIDE_NAMESPACE", value_delimiter = ',')]
     pub namespace: Vec<Name>,
-    /// Only instances with these labels: key=v,key!=v,key in (a,b),key,!key
+    /// Select instances by label: key=v,key!=v,key in (a,b),key,!key
     #[arg(short = 'l', long, value_name = "LABELS", env = "ABIDE_SELECTOR")]
     pub selector: Option<Selector>,
-    /// Only hosts like this, such as 0:10.0.* or 10.0.0.7 (repeatable)
+    /// Select hosts by pattern, such as 0:10.0.* or 10.0.0.7 (repeatable)
     #[arg(long, value_name = "PATTERN", env = "ABIDE_HOST", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
     pub host: Vec<String>,
-    /// Only this process (repeatable)
+    /// Select a process (repeatable)
     #[arg(long, value_name = "NS/NAME", env = "ABIDE_INCLUDE", value_delimiter = ',')]
     pub include: Vec<ProcessKey>,
-    /// Not this process (repeatable)
+    /// Exclude a process (repeatable)
     #[arg(long, value_name = "NS/NAME", env = "ABIDE_EXCLUDE", value_delimiter = ',')]
     pub exclude: Vec<ProcessKey>,
 }
@@ -204,17 +203,17 @@ impl SelectArgs {
     }
 }
 
-/// Rehearsing, without a target.
+/// Offline planning, without a target.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Offline")]
 pub struct OfflineArgs {
-    /// What is there, as rows of `get processes -o json` (or yaml), instead of a look at a target
+    /// Read the observed state from FILE, with rows of `get processes -o json` (or yaml), instead of a target
     #[arg(long, value_name = "FILE", env = "ABIDE_OBSERVED")]
     pub observed: Option<PathBuf>,
-    /// What the target can do
+    /// Capabilities of the target to plan for
     #[arg(long, value_name = "DIALECT", env = "ABIDE_CAPS", requires = "observed", default_value = "local", value_parser = caps_parser())]
     pub caps: Caps,
-    /// The time to plan for, such as 2026-11-16T08:00:00Z
+    /// Time to plan for, such as 2026-11-16T08:00:00Z
     #[arg(long, value_name = "TIME", env = "ABIDE_NOW", value_parser = time)]
     pub now: Option<Time>,
 }

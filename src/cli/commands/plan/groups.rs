@@ -1,11 +1,11 @@
-//! A plan as people read it: what changes alike on many hosts is one line, and what may hurt comes first.
+//! Groups of plan steps for display: the same change on several hosts is one group, destructive groups come first.
 
 use std::collections::BTreeMap;
 
 use crate::cli::output::print::{quoted, visible};
 use crate::model::{HeldChange, HostKey, InstanceKey, Op, Plan, ProcessKey, Rule, Step, Why};
 
-/// The same steps, for the same reason, on some hosts.
+/// Hosts with the same steps for the same reasons.
 pub struct Group<'a> {
     pub process: ProcessKey,
     pub ops: Vec<Op>,
@@ -15,7 +15,7 @@ pub struct Group<'a> {
     pub waves: (usize, usize),
 }
 
-/// The same reason for leaving alone, on some hosts.
+/// Hosts whose change is held for the same reason.
 pub struct HeldGroup<'a> {
     pub process: ProcessKey,
     pub held: &'a HeldChange,
@@ -23,7 +23,7 @@ pub struct HeldGroup<'a> {
     pub hosts: Vec<&'a HostKey>,
 }
 
-/// Destructive ones first.
+/// The steps of a plan in groups, destructive groups first.
 pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
     let mut chains: BTreeMap<&InstanceKey, Vec<(usize, &Step)>> = BTreeMap::new();
     for (wave, steps) in plan.waves.iter().enumerate() {
@@ -38,7 +38,7 @@ pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
         let ops: Vec<Op> = steps.iter().map(|(_, step)| step.op).collect();
         let mut whys: Vec<&Why> = Vec::new();
         for why in steps.iter().flat_map(|(_, step)| &step.why) {
-            // That a field differs from what runs says more than that it differs from what is held.
+            // A difference from the running process is shown rather than one from the registered spec.
             let same = |other: &&Why| {
                 let sides = |why: &Why| (why.field.clone(), why.old.clone(), why.new.clone());
                 *other == why || (why.field.is_some() && sides(other) == sides(why))
@@ -66,12 +66,12 @@ pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
     groups
 }
 
-/// Those that are left alone, reason by reason.
+/// The held changes of a plan, grouped by reason.
 pub fn held(plan: &Plan) -> Vec<HeldGroup<'_>> {
     let mut alike: BTreeMap<(ProcessKey, &'static str, String), HeldGroup<'_>> = BTreeMap::new();
     for held in &plan.held {
         let process = held.instance.process();
-        // What only repeats where it is does not keep hosts apart.
+        // The host's name in a detail does not separate groups.
         let host = held.instance.host.to_string();
         let detail =
             held.detail.replace(&format!("host {host}: "), "").replace(&format!("host {host} "), "the host ");
@@ -87,7 +87,7 @@ pub fn held(plan: &Plan) -> Vec<HeldGroup<'_>> {
     alike.into_values().collect()
 }
 
-/// How much what a chain does may hurt: a process that goes, one that is interrupted, one that is told something.
+/// Severity of a chain of operations, 0 is the worst: deletion, stop, restart, reload, supervision change, start.
 pub fn severity(ops: &[Op]) -> u8 {
     let has = |op: Op| ops.contains(&op);
     let (stops, starts) = (has(Op::Stop) || has(Op::Kill), has(Op::Start));
@@ -113,7 +113,7 @@ pub fn format_hosts(hosts: &[&HostKey]) -> String {
     }
 }
 
-/// A reason in words.
+/// A reason as text.
 pub fn reason(why: &Why) -> String {
     let Why { rule, field, old, new, .. } = why;
     let side = |value: &Option<String>| value.as_deref().map_or("unset".to_owned(), quoted);
@@ -123,18 +123,18 @@ pub fn reason(why: &Why) -> String {
     match rule {
         Rule::NotRegistered => "not registered yet".to_owned(),
         Rule::NotRunning => "not running".to_owned(),
-        Rule::NotHosted => "not guarded".to_owned(),
-        Rule::Hosted => "guarded, and not to be".to_owned(),
-        Rule::NotRun => "has not run as it is wanted".to_owned(),
-        Rule::StateStopped => "to be stopped".to_owned(),
-        Rule::StateAbsent => "to be absent".to_owned(),
-        Rule::Orphan => "ours, and in no manifest any more".to_owned(),
-        Rule::Adopted => "adopted: nobody owned it".to_owned(),
+        Rule::NotHosted => "not supervised".to_owned(),
+        Rule::Hosted => "supervised, and should not be".to_owned(),
+        Rule::NotRun => "has not run with this spec".to_owned(),
+        Rule::StateStopped => "state is stopped".to_owned(),
+        Rule::StateAbsent => "state is absent".to_owned(),
+        Rule::Orphan => "owned, and declared by no manifest".to_owned(),
+        Rule::Adopted => "adopted: had no owner".to_owned(),
         Rule::Moved => format!("renamed: {} → {}", side(old), side(new)),
         Rule::SpecUnknown => match (old, new) {
             (Some(old), Some(new)) => format!("the spec differs, only digests are known: {old} → {new}"),
-            _ => "what it was given is not known".to_owned(),
+            _ => "the registered spec is unknown".to_owned(),
         },
-        Rule::GivenDiffers | Rule::LiveDiffers => "its spec differs".to_owned(),
+        Rule::GivenDiffers | Rule::LiveDiffers => "the spec differs".to_owned(),
     }
 }

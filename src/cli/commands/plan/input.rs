@@ -1,4 +1,4 @@
-//! Everything that a plan is made from: manifests, what was seen, rules, and the time.
+//! Inputs of a plan: manifests, observed state, rules and time.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -29,21 +29,21 @@ pub struct PlanInput {
     pub rules: Rules,
     pub now: Now,
     pub target: String,
-    /// As they were written on the command line.
+    /// As written on the command line.
     pub paths: String,
-    /// There was no target, only rows.
+    /// The observed state comes from a file, not from a target.
     pub offline: bool,
     old: SpecLookup,
 }
 
-/// Where old specs can be looked up, and what came of it.
+/// Lookup of earlier specs in the manifests' history, with cached results.
 struct SpecLookup {
     past: ManifestHistory,
     limits: Limits,
     known: SearchCache,
 }
 
-/// What is wanted, and by which rules: everything but the world.
+/// Inputs of a plan without the observed state.
 pub struct DesiredInput {
     loaded: Loaded,
     rules: Rules,
@@ -51,7 +51,7 @@ pub struct DesiredInput {
 }
 
 impl DesiredInput {
-    /// A tree with any error is refused: a plan of the rest would leave out what nobody sees.
+    /// Refuses a tree with errors: a plan of the other files would silently omit processes.
     pub fn read(args: &args::InputArgs, printer: &Printer) -> Result<DesiredInput, Failure> {
         let begin = Instant::now();
         let loaded = manifest::load(&args.paths, &args.limits.limits());
@@ -59,14 +59,14 @@ impl DesiredInput {
         DesiredInput::of(loaded, args, printer)
     }
 
-    /// The same for manifests that somebody else has read.
+    /// Like [`DesiredInput::read`], for manifests that are already loaded.
     pub fn of(
         mut loaded: Loaded,
         args: &args::InputArgs,
         printer: &Printer,
     ) -> Result<DesiredInput, Failure> {
-        let told = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
-        printer.to_stderr(&told.map(|problem| print::problem(problem) + "\n").collect::<String>());
+        let shown = loaded.problems.iter().filter(|p| p.severity == Severity::Error || !printer.is_quiet());
+        printer.to_stderr(&shown.map(|problem| print::problem(problem) + "\n").collect::<String>());
         if loaded.errors() > 0 {
             let message =
                 format!("{} in the manifests: nothing was planned", count(loaded.errors(), "error"));
@@ -78,7 +78,7 @@ impl DesiredInput {
         };
         check_users(&loaded, args, &caps)?;
         if is_local(args) && args.offline.observed.is_none() {
-            // Whom the local agent runs processes as, where nobody says: us.
+            // The local agent runs processes without a `user` as the current user.
             if let Some(me) = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten() {
                 set_default_user(&mut loaded.desired, &me.name);
             }
@@ -94,7 +94,7 @@ impl DesiredInput {
         if !rules.selection.is_everything()
             && !loaded.desired.instances.iter().any(|(key, want)| meant(key, want))
         {
-            printer.warning("nothing in the manifests is in this selection");
+            printer.warning("no process in the manifests matches this selection");
         }
         Ok(DesiredInput { loaded, rules, now })
     }
@@ -107,7 +107,7 @@ impl DesiredInput {
         &self.loaded.desired
     }
 
-    /// With the world as it is now. `None`: nothing was ever started there.
+    /// Adds the observed state. `live` is `None` if the local system was never started.
     pub async fn observe(
         mut self,
         args: &args::InputArgs,
@@ -119,7 +119,7 @@ impl DesiredInput {
         let mut old = SpecLookup { past, limits: args.limits.limits(), known: SearchCache::default() };
         let observed = match live {
             Some(live) => {
-                // What is gone back to is nobody's new source.
+                // A rollback has no paths, and no new source.
                 if self.rules.prune && !args.claims.accept_source && !args.paths.is_empty() {
                     let source = work_tree::of_paths(&args.paths);
                     super::source::check_source(live, &self.rules.owner, &source).await?;
@@ -142,7 +142,7 @@ impl DesiredInput {
 }
 
 impl PlanInput {
-    /// Reads it all, without starting anything.
+    /// Reads all inputs. Does not start the local system.
     pub fn read(args: &args::InputArgs, printer: &Printer) -> Result<PlanInput, Failure> {
         let early = Prefetch::start(args, Duration::MAX);
         let wanted = DesiredInput::read(args, printer)?;
@@ -153,18 +153,20 @@ impl PlanInput {
         };
         let is_down = live.is_none() && args.offline.observed.is_none();
         if is_down && Home::find().is_ok_and(|home| home.path("gateway/store.db").exists()) {
-            printer.warning("the local system is not running, so nothing is seen of what it left; `abide up` brings it back");
+            printer.warning(
+                "the local system is not running, so its processes are not observed; `abide up` starts it again",
+            );
         }
         runtime()?.block_on(wanted.observe(args, live.as_deref(), printer))
     }
 
-    /// What is to be left alone by now.
+    /// Reads the current holds and pauses.
     pub async fn refresh_holds(&mut self, live: &ConnectedTarget) -> Result<(), Failure> {
         (self.rules.holds, self.rules.pauses) = live.restraints().await?;
         Ok(())
     }
 
-    /// The same with the world as it is by now.
+    /// Observes the target again.
     pub async fn observe_again(&mut self, live: &ConnectedTarget) -> Result<(), Failure> {
         self.now = clock::with_zones(&self.loaded.desired);
         self.observed =
@@ -180,10 +182,10 @@ impl PlanInput {
         plan
     }
 
-    /// For whom the plan is, in words.
+    /// The target of the plan as text.
     pub fn heading(&self) -> String {
         match self.offline {
-            true => format!("rehearsed for {}", self.rules.caps.name()),
+            true => format!("offline plan for {}", self.rules.caps.name()),
             false => format!("target {}", self.target),
         }
     }
@@ -194,49 +196,50 @@ impl PlanInput {
     }
 }
 
-/// What a plan was made from, in short.
+/// Digests of a plan's inputs.
 #[derive(Clone, Default)]
 pub struct PlanDigests {
-    /// Of what the manifests want.
+    /// Revision of the manifests.
     pub wanted: String,
-    /// Of everything: the fingerprint.
+    /// Fingerprint: all inputs.
     pub all: String,
-    /// Of that and of the steps.
+    /// Plan id: fingerprint and steps.
     pub id: String,
 }
 
-/// Our own gateway tells everything whatever is wanted: it is asked while the manifests are read.
+/// Observation of an Abide gateway while the manifests are loaded. The gateway returns all instances, so it needs no
+/// manifests first.
 pub struct Prefetch {
     live: Arc<ConnectedTarget>,
-    looking: JoinHandle<()>,
+    thread: JoinHandle<()>,
 }
 
 impl Prefetch {
-    /// `None`: there is nobody to ask yet, or it has to be told what to look at.
+    /// `None`: the target is not running, or is not an Abide gateway.
     pub fn start(args: &args::InputArgs, at_most: Duration) -> Option<Prefetch> {
         if args.offline.observed.is_some() {
             return None;
         }
         let live = Arc::new(args.target.connect(LocalStart::Never).ok()??);
-        let looker = Arc::clone(&live);
-        looker.abide().ok()?;
-        let look = move || {
-            if let (Ok(abide), Ok(runtime)) = (looker.abide(), runtime()) {
+        let target = Arc::clone(&live);
+        target.abide().ok()?;
+        let prefetch = move || {
+            if let (Ok(abide), Ok(runtime)) = (target.abide(), runtime()) {
                 let _ = runtime.block_on(async { tokio::time::timeout(at_most, abide.prefetch()).await });
             }
         };
-        let looking = std::thread::Builder::new().name("look".to_owned()).spawn(look).ok()?;
-        Some(Prefetch { live, looking })
+        let thread = std::thread::Builder::new().name("prefetch".to_owned()).spawn(prefetch).ok()?;
+        Some(Prefetch { live, thread })
     }
 
-    /// Whom it asked; his next look is the one that was taken.
+    /// The target. Its next observation is the prefetched one.
     pub fn join(self) -> Arc<ConnectedTarget> {
-        let _ = self.looking.join();
+        let _ = self.thread.join();
         self.live
     }
 }
 
-/// How the world is, with a close look at whatever these manifests would cost.
+/// Observes the target, with live checks of the instances that a plan would change.
 async fn observe_with_live_checks(
     live: &ConnectedTarget,
     desired: &Desired,
@@ -246,7 +249,7 @@ async fn observe_with_live_checks(
 ) -> Result<Observed, Failure> {
     let mut world = live.observe_for(desired, rules.prune.then(|| namespaces(desired))).await?;
     rules.known_namespaces = world.namespaces(&rules.owner);
-    // Where a list is live, only what is to be adopted and is not listed is left to check.
+    // Without report lag, only instances to adopt that are not listed need a live check.
     let adopts = || rules.adopt || desired.instances.values().any(|want| want.origin.adopt);
     if rules.caps.lag_secs == 0 && !adopts() {
         return Ok(world.observed);
@@ -273,7 +276,7 @@ impl PlanDigests {
     }
 }
 
-/// Rows from a file; without one, nothing was ever started here, so nothing is there.
+/// Rows of --observed. Without it the local system was never started, so the observed state is empty.
 fn read_rows(args: &args::InputArgs, now: &Now, printer: &Printer) -> Result<Observed, Failure> {
     let Some(file) = &args.offline.observed else {
         return Ok(Observed { at: now.at, ..Observed::default() });
@@ -300,8 +303,9 @@ fn rules(args: &args::InputArgs, caps: Caps, loaded: &Loaded) -> Result<Rules, F
         super::owner::may_prune(owner.as_deref(), is_local(args))?;
     }
     if args.claims.prune && loaded.desired.instances.is_empty() {
-        let message = "the manifests want nothing at all, and --prune would remove everything";
-        let hint = "if that is meant, say `state: absent` for each process";
+        let message =
+            "the manifests declare no processes, and --prune would delete all of the owner's processes";
+        let hint = "to delete processes, set `state: absent` for each";
         return Err(Failure::refused("EmptySet", message).hint(hint));
     }
     rules.owner = owner.unwrap_or(rules.owner);
@@ -315,24 +319,26 @@ fn rules(args: &args::InputArgs, caps: Caps, loaded: &Loaded) -> Result<Rules, F
     Ok(rules)
 }
 
-/// Also a rehearsal is for the kind of target that it rehearses.
+/// An offline plan is for the kind of target in --caps.
 fn is_local(args: &args::InputArgs) -> bool {
     args.target.target == "local" && args.offline.caps == Caps::LOCAL
 }
 
-/// The local agent has a user of its own; every other target must be told.
+/// Requires a user in every spec, except for the local agent, which has a default user.
 fn check_users(loaded: &Loaded, args: &args::InputArgs, caps: &Caps) -> Result<(), Failure> {
     if is_local(args) {
         return Ok(());
     }
-    let nameless = loaded.desired.instances.values().filter(|want| want.spec.identity.user.is_none());
-    let places: BTreeSet<_> = nameless.map(|want| (&want.origin.place, &want.origin.declared)).collect();
-    if places.is_empty() {
+    let without_user = loaded.desired.instances.values().filter(|want| want.spec.identity.user.is_none());
+    let locations: BTreeSet<_> =
+        without_user.map(|want| (&want.origin.place, &want.origin.declared)).collect();
+    if locations.is_empty() {
         return Ok(());
     }
-    let lines = places.iter().map(|(place, key)| {
-        format!("{place}: process \"{key}\" leaves out spec.identity.user, and {} needs it", caps.name())
+    let lines = locations.iter().map(|(location, key)| {
+        format!("{location}: process \"{key}\" has no spec.identity.user, and {} needs it", caps.name())
     });
     let message = lines.collect::<Vec<_>>().join("\nerror: ");
-    Err(Failure::new(Exit::InvalidManifest, message).hint("the user that it is to run as"))
+    Err(Failure::new(Exit::InvalidManifest, message)
+        .hint("set spec.identity.user to the user of the process"))
 }

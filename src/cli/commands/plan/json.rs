@@ -1,4 +1,4 @@
-//! A plan for scripts: version 1 of a contract, in which fields are only added.
+//! Plans as JSON: version 1 of a contract, to which fields are only added.
 
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ pub fn plan(input: &PlanInput, plan: &Plan, digests: &PlanDigests) -> Result<Str
     print(&build_from_input(input, plan, digests, None))
 }
 
-/// The plan with what it takes to make it again. It holds no spec and no secret.
+/// The plan with its inputs, so that `apply` can repeat it. It contains no spec and no secret.
 pub fn plan_with_inputs(
     input: &PlanInput,
     plan: &Plan,
@@ -123,7 +123,7 @@ fn build_from_input<'a>(
     build_plan(&about, plan, digests, inputs)
 }
 
-/// What a plan is about.
+/// Target, owner, source and time of a plan.
 pub struct PlanHeader<'a> {
     pub target: &'a str,
     pub owner: &'a str,
@@ -131,7 +131,7 @@ pub struct PlanHeader<'a> {
     pub observed_at: Time,
 }
 
-/// A plan of the standing loop, in the same form.
+/// A plan of the controller, in the same form.
 pub fn controller_plan(about: &PlanHeader<'_>, plan: &Plan, digests: &PlanDigests) -> Value {
     serde_json::to_value(build_plan(about, plan, digests, None)).unwrap_or_default()
 }
@@ -183,7 +183,7 @@ fn held(held: &HeldChange) -> HeldJson<'_> {
     }
 }
 
-/// What must hold before the next wave begins.
+/// The gates between waves.
 fn gates(plan: &Plan) -> Vec<Value> {
     let one = |wave: usize, gate: &Gate| {
         json!({
@@ -198,7 +198,7 @@ fn gates(plan: &Plan) -> Vec<Value> {
     waves.flat_map(|(at, wave)| wave.gates.iter().map(move |gate| one(at, gate))).collect()
 }
 
-/// A guard said no.
+/// The JSON of a refusal by a safety check.
 pub fn refusal(exit: Exit, reason: Option<&str>) -> String {
     format!("{}\n", json!({"exit": {"code": exit as u8, "reason": reason}}))
 }

@@ -1,4 +1,4 @@
-//! A plan as a comment on a pull request: the summary first, then block after block until the space is used up.
+//! Plans as Markdown for pull request comments: the summary first, then blocks up to the size limit.
 
 use super::groups::{format_hosts, groups, held, reason};
 use super::input::{PlanDigests, PlanInput};
@@ -22,11 +22,11 @@ pub fn markdown(input: &PlanInput, plan: &Plan, digests: &PlanDigests, hidden: u
         }
         blocks.push(block);
     }
-    let left = held(plan);
-    if !left.is_empty() {
+    let held = held(plan);
+    if !held.is_empty() {
         blocks.push("\n**Held**\n\n".to_owned());
     }
-    for group in left {
+    for group in held {
         let (word, process) = (group.held.reason.word(), code(&group.process.to_string()));
         let place = code(&format_hosts(&group.hosts));
         let would = if group.held.steps.is_empty() {
@@ -52,10 +52,10 @@ pub fn markdown(input: &PlanInput, plan: &Plan, digests: &PlanDigests, hidden: u
     cut(head, &blocks, most)
 }
 
-/// As many whole blocks as there is space for, and how many there are beside.
+/// As many whole blocks as fit, and the number of omitted ones.
 fn cut(head: String, blocks: &[String], most: usize) -> String {
     let more = |n: usize| format!("\n… and {n} more: `abide plan` shows them.\n");
-    // Room for the last line is kept from the beginning.
+    // Reserves space for the last line.
     let room = most.saturating_sub(more(blocks.len()).len());
     let all: usize = blocks.iter().map(String::len).sum();
     let mut text = head;
@@ -65,7 +65,7 @@ fn cut(head: String, blocks: &[String], most: usize) -> String {
     }
     let mut shown = 0;
     for block in blocks {
-        // Of what is too long for all the space there is, the line that names it.
+        // Of a block that is too long, only its first line.
         let line = block.find('\n').map_or(block.len(), |end| end + 1);
         let part = if block.len() > room / 2 { &block[..line] } else { block };
         if text.len() + part.len() > room {
@@ -76,7 +76,7 @@ fn cut(head: String, blocks: &[String], most: usize) -> String {
     }
     let entries = blocks[shown..].iter().filter(|block| block.starts_with('-')).count();
     text.push_str(&more(entries));
-    // A limit smaller than the summary itself: what fits of it.
+    // The limit is smaller than the summary: truncate it.
     if text.len() > most {
         let end = (0..=most).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         text.truncate(end);

@@ -1,4 +1,4 @@
-//! `abide plan`: what would be done, and why.
+//! `abide plan`: the steps of an apply with their reasons, without executing them.
 
 pub mod args;
 pub mod groups;
@@ -43,7 +43,7 @@ pub fn run(args: &PlanArgs, printer: &Printer) -> Result<Exit, Failure> {
         })?;
     }
     let changes = !plan.is_empty();
-    // Of the whole plan, whatever is shown of it; people at a terminal are shown none.
+    // Digests cover the whole plan, also with --only. The text form does not print them.
     let digests = if args.output == PlanForm::Text { PlanDigests::default() } else { input.digests(&plan) };
     let steps = plan.steps().count();
     keep_only(&mut plan, &args.only);
@@ -58,19 +58,19 @@ pub fn run(args: &PlanArgs, printer: &Printer) -> Result<Exit, Failure> {
     }
     info!(took = ?begin.elapsed(), "printed");
     if let Some(file) = &args.out {
-        printer.info(&format!("the plan is in {}", file.display()));
+        printer.info(&format!("plan written to {}", file.display()));
     }
-    // Nothing of it is needed any more, and giving a large tree back piece by piece takes time.
+    // The process exits next: freeing a large tree would only take time.
     std::mem::forget((input, plan));
     Ok(if args.detailed_exitcode && changes { Exit::Changes } else { Exit::Done })
 }
 
-/// A field is shown where it is written, not where its process begins.
+/// Sets the location of each reason to that of its field, not of its process.
 pub fn locate(plan: &mut model::Plan, input: &PlanInput, limits: &Limits) {
     provenance::locate(plan, &input.loaded, limits);
 }
 
-/// Leaves what is asked for; of what is held, that which would be, or may be, of that kind.
+/// Keeps the steps with these operations, and held changes that have or may have one of them.
 fn keep_only(plan: &mut model::Plan, only: &[model::Op]) {
     if only.is_empty() {
         return;
@@ -80,20 +80,20 @@ fn keep_only(plan: &mut model::Plan, only: &[model::Op]) {
     plan.held.retain(|held| held.steps.is_empty() || held.steps.iter().any(|op| only.contains(op)));
 }
 
-/// Not over a device or a pipe, not over what was read, and not where it would be read as a manifest.
+/// Refuses to overwrite a device, a pipe or an input, and to write a file that would be loaded as a manifest.
 fn check_out_file(file: &Path, input: &args::InputArgs) -> Result<(), Failure> {
     let refuse = |why: &str| {
         let message = format!("--out {}: {why}", file.display());
-        Err(Failure::new(Exit::Usage, message).hint("name a file of its own"))
+        Err(Failure::new(Exit::Usage, message).hint("name another file"))
     };
     if file == Path::new("-") {
-        return refuse("it names a file; `-o json` prints the plan");
+        return refuse("standard output is not supported; `-o json` prints the plan");
     }
-    if file.metadata().is_ok_and(|there| !there.is_file()) {
-        return refuse("it is there, and is no file");
+    if file.metadata().is_ok_and(|meta| !meta.is_file()) {
+        return refuse("exists and is not a regular file");
     }
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // A folder that is not there is said by whoever writes.
+    // A missing folder is reported by the write.
     let Ok(folder) = folder.canonicalize() else { return Ok(()) };
     let own = file.canonicalize().unwrap_or_else(|_| folder.join(file.file_name().unwrap_or_default()));
     let read = input.paths.iter().chain(&input.offline.observed).filter_map(|path| path.canonicalize().ok());
@@ -101,29 +101,29 @@ fn check_out_file(file: &Path, input: &args::InputArgs) -> Result<(), Failure> {
         own.extension().is_some_and(|e| ["json", "yaml", "yml"].iter().any(|known| e == *known));
     for path in read {
         if path == own {
-            return refuse("it is what the plan is made from");
+            return refuse("the file is an input of the plan");
         }
         if path.is_dir() && own.starts_with(&path) && is_manifest {
-            return refuse("it would be read as a manifest there");
+            return refuse("the file would be loaded as a manifest");
         }
     }
     Ok(())
 }
 
-/// All of it or nothing: a reader never sees half a plan. A link is followed.
+/// Writes a temporary file and renames it: a reader never sees half a plan. A symlink is followed.
 fn write_atomically(file: &Path, text: &str) -> std::io::Result<()> {
     let file = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
-    let beside = file.with_file_name(name);
+    let temporary = file.with_file_name(name);
     let written = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)
-        .open(&beside)
+        .open(&temporary)
         .and_then(|mut out| out.write_all(text.as_bytes()).and_then(|()| out.sync_all()))
-        .and_then(|()| std::fs::rename(&beside, &file));
+        .and_then(|()| std::fs::rename(&temporary, &file));
     if written.is_err() {
-        let _ = std::fs::remove_file(&beside);
+        let _ = std::fs::remove_file(&temporary);
     }
     written
 }

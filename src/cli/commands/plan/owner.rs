@@ -1,5 +1,5 @@
-//! Whose set manifests are: what was typed, else what a Policy says, else the config file. The same for whoever plans once
-//! and for whoever stands.
+//! The owner of manifests: from --owner, else from a Policy, else from the config file. `plan`, `apply`, `watch` and `up`
+//! resolve it the same way.
 
 use std::collections::BTreeSet;
 
@@ -7,13 +7,13 @@ use crate::cli::target::TargetArgs;
 use crate::cli::{Exit, Failure};
 use crate::model::Desired;
 
-/// `None`: nobody says so.
+/// `None`: no flag, Policy or config file names an owner.
 pub fn owner(typed: Option<&str>, desired: &Desired, target: &TargetArgs) -> Result<Option<String>, Failure> {
     let owner = find_owner(typed, desired, target)?;
-    // It is a part of keys, beside those of other owners.
+    // The owner is a segment of store keys.
     match owner.as_deref().is_some_and(|owner| owner.contains('/') || owner.chars().any(char::is_control)) {
-        true => Err(Failure::new(Exit::Usage, format!("{:?} cannot be an owner", owner.unwrap_or_default()))
-            .hint("a name without `/` and without control characters can")),
+        true => Err(Failure::new(Exit::Usage, format!("invalid owner {:?}", owner.unwrap_or_default()))
+            .hint("an owner has no `/` and no control characters")),
         false => Ok(owner),
     }
 }
@@ -28,12 +28,12 @@ fn find_owner(
     match (typed, named.first(), named.len()) {
         (_, _, 2..) => {
             let message = format!("policies name several owners: {}", Vec::from_iter(named).join(", "));
-            Err(Failure::refused("NotOwned", message).hint("plan each owner's directory by itself"))
+            Err(Failure::refused("NotOwned", message).hint("plan each owner's directory separately"))
         }
         (Some(owner), Some(named), _) if owner != *named => {
             let message =
-                format!("a policy says that this set belongs to {named:?}, and --owner says {owner:?}");
-            Err(Failure::refused("NotOwned", message).hint("leave --owner out, or change the policy"))
+                format!("a Policy names the owner {named:?} for these manifests, and --owner is {owner:?}");
+            Err(Failure::refused("NotOwned", message).hint("omit --owner, or change the Policy"))
         }
         (Some(owner), _, _) => Ok(Some(owner.to_owned())),
         (None, Some(named), _) => Ok(Some((*named).to_owned())),
@@ -41,11 +41,11 @@ fn find_owner(
     }
 }
 
-/// What is removed must be somebody's by name, except on the machine's own system.
+/// Requires a named owner for --prune, except on the local system.
 pub fn may_prune(owner: Option<&str>, is_local: bool) -> Result<(), Failure> {
     if is_local || owner.is_some_and(|owner| owner != "default") {
         return Ok(());
     }
-    let message = "--prune removes what belongs to an owner, and `default` may be anybody";
+    let message = "--prune needs a named owner: several teams may share the owner `default`";
     Err(Failure::refused("OwnerNotNamed", message).hint("name the owner: --owner NAME, or a Policy's owner"))
 }

@@ -1,4 +1,4 @@
-//! Is it still the same source? What is pruned by manifests from elsewhere was, more often than not, never theirs.
+//! The source check of `--prune`: manifests from another source would delete processes that they never declared.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::cli::target::ConnectedTarget;
 use crate::control::{ControllerEvent, revisions};
 use crate::store::Error;
 
-/// Refuses another source than the one that the owner's processes were last taken from.
+/// Refuses a source other than that of the owner's active revision.
 pub async fn check_source(live: &ConnectedTarget, owner: &str, source: &str) -> Result<(), Failure> {
     match compare(live, owner, source).await {
         Ok(same) => same,
@@ -16,19 +16,19 @@ pub async fn check_source(live: &ConnectedTarget, owner: &str, source: &str) -> 
     }
 }
 
-/// The same for somebody who stands by until it can be asked.
+/// Like [`check_source`], and retries while the state cannot be read.
 pub async fn wait_for_same_source(
     live: &ConnectedTarget,
     owner: &str,
     source: &str,
-    told: &mut (dyn FnMut(ControllerEvent<'_>) + Send),
+    on_event: &mut (dyn FnMut(ControllerEvent<'_>) + Send),
 ) -> Result<(), Failure> {
     loop {
         match compare(live, owner, source).await {
             Ok(same) => return same,
-            Err(error) => told(ControllerEvent::Failure { why: &error.to_string() }),
+            Err(error) => on_event(ControllerEvent::Failure { why: &error.to_string() }),
         }
-        told(ControllerEvent::Tick);
+        on_event(ControllerEvent::Tick);
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
@@ -37,10 +37,10 @@ async fn compare(live: &ConnectedTarget, owner: &str, source: &str) -> Result<Re
     let last = revisions::active(&live.state, owner).await?.0;
     let Some(last) = last.filter(|last| last.source != source) else { return Ok(Ok(())) };
     let message = format!(
-        "{owner:?} was last applied from {}, and these manifests are from {}: --prune could remove what they never knew",
+        "owner {owner:?} was last applied from {}, and these manifests are from {}: --prune could delete processes \
+         that they never declared",
         visible(&last.source),
         visible(source)
     );
-    Ok(Err(Failure::refused("SourceChanged", message)
-        .hint("if that is meant, --accept-source takes the new one")))
+    Ok(Err(Failure::refused("SourceChanged", message).hint("pass --accept-source to accept the new source")))
 }

@@ -1,4 +1,4 @@
-//! A plan for people at a terminal.
+//! Plans as text for terminals.
 
 use anstyle::{AnsiColor, Style};
 
@@ -15,7 +15,7 @@ pub fn text(input: &PlanInput, plan: &Plan, hidden: usize) -> String {
     }
     let held = held(plan);
     if !held.is_empty() {
-        text.push_str(&format!("{BOLD}held{BOLD:#}, and left alone:\n"));
+        text.push_str(&format!("{BOLD}held{BOLD:#}, not changed:\n"));
     }
     for group in held {
         let place = group.held.at.as_ref().map(|at| format!("  {DIM}{at}{DIM:#}")).unwrap_or_default();
@@ -101,7 +101,7 @@ pub fn dedup_consecutive(mut all: Vec<String>, next: String) -> Vec<String> {
     all
 }
 
-/// "3 to start, 1 to restart, 1 held, 20 as wanted", as to a colleague.
+/// "3 to start, 1 to restart, 1 held, 20 as wanted".
 pub fn summary(input: &PlanInput, plan: &Plan, hidden: usize) -> String {
     let counted = |op: Op| plan.steps().filter(|step| step.op == op).count();
     let mut parts: Vec<String> = Op::ALL
@@ -116,14 +116,14 @@ pub fn summary(input: &PlanInput, plan: &Plan, hidden: usize) -> String {
     let unknown = plan.held.iter().filter(|held| held.reason.is_unknown()).count();
     let others = plan.held.len() - unknown;
     parts.extend((others > 0).then(|| format!("{others} held")));
-    parts.extend((unknown > 0).then(|| format!("{unknown} not seen")));
+    parts.extend((unknown > 0).then(|| format!("{unknown} unknown")));
     let settled = count(plan.in_sync, "instance");
     if hidden > 0 {
         parts.push(format!("{} not shown (--only)", count(hidden, "other step")));
     }
     if parts.is_empty() {
         return match input.loaded.desired.instances.is_empty() {
-            true => "nothing to do: the manifests want nothing".to_owned(),
+            true => "nothing to do: the manifests declare no processes".to_owned(),
             false => format!("nothing to do: {settled} as wanted"),
         };
     }

@@ -1,4 +1,4 @@
-//! What can be typed after `watch`.
+//! Arguments of `watch`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use crate::cli::status_server::{ListenArgs, NotifyArgs};
 use crate::cli::target::TargetArgs;
 use crate::model::seconds;
 
-/// Keep manifests true, for ever
+/// Reconcile manifests continuously from a directory or git
 ///
-/// Reads the directory again whenever it changes, or takes each new commit of a branch, repairs what drifts, and says why. A
-/// broken file changes nothing: what it used to declare stays in force until the next good save. Prints `ready URL` on stdout
-/// when it answers requests there: a status page, an API, events, metrics. SIGTERM and Ctrl-C end it at a safe point, and leave
-/// processes as they are (143 and 130); SIGHUP reads the config file again. Everything but the URL is told on stderr.
+/// Applies changed files or new commits, and repairs drift. The last good version of an invalid file stays active. Prints
+/// `ready URL` on stdout when it accepts requests there: status page, API, events and metrics; events are logged on stderr.
+/// SIGTERM and Ctrl-C stop it at a safe point and leave processes running (exit codes 143 and 130); SIGHUP reloads the
+/// config file.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  abide watch manifests\n  abide watch manifests --prune --target prod --owner web-team\n  abide watch --git https://git.example.org/fleet.git --ref main --path manifests"
@@ -44,21 +44,21 @@ pub struct WatchArgs {
 
 #[derive(Debug, clap::Args)]
 pub struct ControllerArgs {
-    /// Whose set this is; left out: the owner that a Policy in PATH names at the start, else the config file's, else `default`
+    /// Owner of the manifests [default: the owner in a Policy in PATH at the start, else the config file's, else `default`]
     #[arg(long, value_name = "NAME", env = "ABIDE_OWNER", value_parser = NonEmptyStringValueParser::new())]
     pub owner: Option<String>,
     #[command(flatten)]
     pub claims: OwnershipArgs,
-    /// Repair what differs though no manifest changed
+    /// Repair drift
     #[arg(long, env = "ABIDE_HEAL", value_name = "YES|NO", default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = parse_switch)]
     pub heal: bool,
-    /// Take changed manifests
+    /// Apply manifest changes
     #[arg(long, env = "ABIDE_FOLLOW_MANIFESTS", value_name = "YES|NO", default_value = "true", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set, value_parser = parse_switch)]
     pub follow: bool,
-    /// How often to look without a reason
+    /// Interval between full reconciles
     #[arg(long, value_name = "TIME", env = "ABIDE_INTERVAL", default_value = "30s", value_parser = milliseconds)]
     pub interval: u64,
-    /// How long it must have been quiet after a change
+    /// Quiet time after a file change before it is applied
     #[arg(long, value_name = "TIME", env = "ABIDE_DEBOUNCE", default_value = "200ms", value_parser = milliseconds)]
     pub debounce: u64,
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub struct ControllerArgs {
 }
 
 impl ControllerArgs {
-    /// As without any flag.
+    /// The defaults of the flags.
     pub fn with_defaults(owner: Option<String>) -> ControllerArgs {
         ControllerArgs {
             owner,
@@ -83,7 +83,7 @@ impl ControllerArgs {
         self.owner.as_deref().unwrap_or("default")
     }
 
-    /// How often to look; somebody has to answer in between.
+    /// The interval, at least 100 ms: targets need time between reconciles.
     pub fn reconcile_interval(&self) -> Duration {
         Duration::from_millis(self.interval.max(100))
     }

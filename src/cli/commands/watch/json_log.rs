@@ -1,4 +1,4 @@
-//! What the controller does, an object a line: the same that people are told, for programs.
+//! Controller events as JSON, one object per line: the same events as on the console.
 
 use serde_json::{Value, json};
 
@@ -15,21 +15,21 @@ const INFO: &str = "info";
 const WARNING: &str = "warning";
 const ERROR: &str = "error";
 
-pub fn log(event: &ControllerEvent<'_>, said: &mut ConsoleState, printer: &Printer) {
+pub fn log(event: &ControllerEvent<'_>, console: &mut ConsoleState, printer: &Printer) {
     let log = |level, word, more| printer.log(level, word, more);
     match event {
-        ControllerEvent::Read { reading, revision } => read(reading, revision, said, printer),
+        ControllerEvent::Read { reading, revision } => read(reading, revision, console, printer),
         ControllerEvent::Problems { reading } => {
             problems(&reading.problems, printer);
             if reading.problems.is_empty() {
-                log(INFO, "mended", json!({"message": "the manifests have no errors any more"}));
+                log(INFO, "mended", json!({"message": "the manifests have no more errors"}));
             }
         }
         ControllerEvent::RevisionNotFollowed { revision } => {
             log(INFO, "unfollowed", json!({"revision": revision}))
         }
         ControllerEvent::Source { trouble: None } => {
-            said.news = true;
+            console.has_changes = true;
             log(INFO, "source", json!({"message": "the source is followed again"}));
         }
         ControllerEvent::Source { trouble: Some(trouble) } => {
@@ -37,11 +37,11 @@ pub fn log(event: &ControllerEvent<'_>, said: &mut ConsoleState, printer: &Print
             log(ERROR, "source", json!({"reason": word, "message": message, "hint": trouble.hint()}));
         }
         ControllerEvent::Pinned { pin } => {
-            said.news = true;
+            console.has_changes = true;
             log(WARNING, "pinned", json!({"revision": pin.revision, "by": pin.by, "reason": pin.reason}));
         }
         ControllerEvent::Unpinned { pin, newer } => {
-            said.news = true;
+            console.has_changes = true;
             log(INFO, "unpinned", json!({"revision": pin.revision, "newer": newer}));
         }
         ControllerEvent::Waiting { holder } => {
@@ -49,8 +49,8 @@ pub fn log(event: &ControllerEvent<'_>, said: &mut ConsoleState, printer: &Print
         }
         ControllerEvent::Leading { generation } => log(INFO, "leading", json!({"generation": generation})),
         ControllerEvent::Planned { result } => {
-            said.trouble.clear();
-            let new = said.newly_held(&result.plan);
+            console.failure.clear();
+            let new = console.newly_held(&result.plan);
             for held in new.into_iter().filter(|_| !printer.is_quiet()) {
                 let (reason, message) = (held.reason.word(), &held.detail);
                 log(
@@ -74,17 +74,17 @@ pub fn log(event: &ControllerEvent<'_>, said: &mut ConsoleState, printer: &Print
             log(ERROR, "rolled_back", json!({"processes": processes}))
         }
         ControllerEvent::ExecutionFinished { ended, took } => {
-            said.news = true;
+            console.has_changes = true;
             let took = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
             log(INFO, "done", json!({"steps": ended.len(), "took_ms": took}));
         }
-        // Told once, not as often as it is tried.
-        ControllerEvent::Failure { why } if said.trouble != *why => {
+        // Logged once, not at every retry.
+        ControllerEvent::Failure { why } if console.failure != *why => {
             log(ERROR, "trouble", json!({"message": why}));
-            (*why).clone_into(&mut said.trouble);
+            (*why).clone_into(&mut console.failure);
         }
         ControllerEvent::Idle { settled, held } => {
-            if std::mem::take(&mut said.news) {
+            if std::mem::take(&mut console.has_changes) {
                 log(INFO, "converged", json!({"instances": settled, "held": held}));
             }
         }
@@ -95,15 +95,15 @@ pub fn log(event: &ControllerEvent<'_>, said: &mut ConsoleState, printer: &Print
     }
 }
 
-fn read(reading: &SourceState, revision: &str, said: &mut ConsoleState, printer: &Printer) {
-    said.news = true;
+fn read(reading: &SourceState, revision: &str, console: &mut ConsoleState, printer: &Printer) {
+    console.has_changes = true;
     problems(&reading.problems, printer);
     let more = json!({"revision": revision, "commit": reading.commit, "instances": reading.desired.instances.len(),
                       "files": reading.files, "incomplete": reading.is_incomplete});
     printer.log(INFO, "read", more);
 }
 
-/// One each, as `validate -o json` has them.
+/// One object per problem, with the fields of `validate -o json`.
 fn problems(problems: &[Problem], printer: &Printer) {
     for problem in problems {
         let level = match problem.severity {

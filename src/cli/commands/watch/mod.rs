@@ -1,4 +1,4 @@
-//! `abide watch`: the standing controller, and what it tells.
+//! `abide watch`: the controller as a daemon, with status server, console output and notifications.
 
 mod args;
 mod console;
@@ -17,7 +17,7 @@ use tracing::info;
 
 use self::console::{ConsoleState, print_event};
 use crate::cli::args::LimitArgs;
-use crate::cli::commands::plan::owner::{may_prune, owner as named};
+use crate::cli::commands::plan::owner::{may_prune, owner as resolve_owner};
 use crate::cli::commands::plan::source::wait_for_same_source;
 use crate::cli::commands::serve::Signals;
 use crate::cli::commands::watch::source::WatchSource;
@@ -50,112 +50,117 @@ pub fn run(args: &mut WatchArgs, printer: &Printer) -> Result<Exit, Failure> {
         let socket = args.listen.bind()?;
         let address = socket.local_addr().map_err(|error| Failure::new(Exit::Failed, error.to_string()))?;
         let live = args.target.connect_or_start()?;
-        let telling = Notifiers::start(&args.tell, controller_info(&from, &args.how, &live.name))?;
+        let notifiers = Notifiers::start(&args.tell, controller_info(&from, &args.how, &live.name))?;
         let state = Reloadable::fixed(live.state.clone());
         let access = args.listen.access(address, printer)?;
-        let router = dashboard::router(telling.dashboard(access, state.clone(), None));
-        let listening = StatusServer::start(socket, address, router);
-        printer.data(&format!("ready {}\n", listening.url));
-        telling.systemd.ready();
-        let ended = run_with_restarts(args, from, live, &state, &telling, &mut signals, printer).await;
-        telling.stop().await;
-        listening.stop().await;
+        let router = dashboard::router(notifiers.dashboard(access, state.clone(), None));
+        let server = StatusServer::start(socket, address, router);
+        printer.data(&format!("ready {}\n", server.url));
+        notifiers.systemd.ready();
+        let ended = run_with_restarts(args, from, live, &state, &notifiers, &mut signals, printer).await;
+        notifiers.stop().await;
+        server.stop().await;
         ended
     })
 }
 
-/// Whose set it is. What a branch holds is not known before it is fetched: there a Policy does not decide it.
+/// The owner of the manifests. With --git a Policy does not set it: the branch is not fetched yet.
 fn owner(args: &WatchArgs) -> Result<Option<String>, Failure> {
     let typed = args.how.owner.as_deref();
     match typed.is_some() || args.source.git.is_some() {
-        true => named(typed, &Desired::default(), &args.target),
-        false => named(None, &manifest::load(&args.paths, &args.limits.limits()).desired, &args.target),
+        true => resolve_owner(typed, &Desired::default(), &args.target),
+        false => {
+            let desired = manifest::load(&args.paths, &args.limits.limits()).desired;
+            resolve_owner(None, &desired, &args.target)
+        }
     }
 }
 
-/// Begins, and begins anew whenever somebody asks for that.
+/// Runs the controller, and starts it over after SIGHUP or when the local system moved.
 async fn run_with_restarts(
     args: &WatchArgs,
     mut from: WatchSource,
     mut live: ConnectedTarget,
     state: &Reloadable<AnyStore>,
-    telling: &Notifiers,
+    notifiers: &Notifiers,
     signals: &mut Signals,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let connect = || args.target.connect_or_start();
     loop {
         if args.how.claims.prune && !args.how.claims.accept_source {
-            let (source, mut said) = (from.source(), ConsoleState::default());
-            let mut told = |event: ControllerEvent<'_>| {
-                telling.board.record(&event);
-                print_event(&event, &mut said, printer);
+            let (source, mut console) = (from.source(), ConsoleState::default());
+            let mut on_event = |event: ControllerEvent<'_>| {
+                notifiers.board.record(&event);
+                print_event(&event, &mut console, printer);
             };
             tokio::select! {
-                same = wait_for_same_source(&live, args.how.owner(), &source, &mut told) => same?,
+                same = wait_for_same_source(&live, args.how.owner(), &source, &mut on_event) => same?,
                 exit = signals.stop_signal() => return Ok(exit),
             }
         }
         let rules = Rules { selection: args.select.selection(), ..rules(&args.how, live.caps()) };
-        match watch_with(from, args, &rules, &live, telling, signals, &connect, printer).await {
+        match watch_with(from, args, &rules, &live, notifiers, signals, &connect, printer).await {
             NextAction::End(exit) => return Ok(exit),
-            NextAction::Restart(new, again) => {
-                info!("begun anew");
-                state.set(new.state.clone());
-                (live, from) = (*new, again);
+            NextAction::Restart(new_target, new_source) => {
+                info!("controller restarted");
+                state.set(new_target.state.clone());
+                (live, from) = (*new_target, new_source);
             }
         }
     }
 }
 
-/// What comes after the loop.
+/// What follows a run of the controller.
 enum NextAction {
     End(Exit),
-    /// The same with what the config file says now.
+    /// Run again with the current config file.
     Restart(Box<ConnectedTarget>, WatchSource),
 }
 
-/// Goes on until somebody asks for an end, or for another beginning.
-#[allow(clippy::too_many_arguments)] // each is somebody else's
+/// Runs the controller until it is stopped or has to start over.
+#[allow(clippy::too_many_arguments)] // each has another owner
 async fn watch_with(
     from: WatchSource,
     args: &WatchArgs,
     rules: &Rules,
     live: &ConnectedTarget,
-    telling: &Notifiers,
+    notifiers: &Notifiers,
     signals: &mut Signals,
     connect: &impl Fn() -> Result<ConnectedTarget, Failure>,
     printer: &Printer,
 ) -> NextAction {
     let (stop, stopped) = watch::channel(false);
-    let watching =
-        run_until_stopped(from, &args.limits, &args.how, rules.clone(), live, stopped, printer, telling);
-    tokio::pin!(watching);
-    let again = || Ok::<_, Failure>((connect()?, args.source.resolve(&args.paths, &args.limits, &args.how)?));
+    let controller =
+        run_until_stopped(from, &args.limits, &args.how, rules.clone(), live, stopped, printer, notifiers);
+    tokio::pin!(controller);
+    let reload =
+        || Ok::<_, Failure>((connect()?, args.source.resolve(&args.paths, &args.limits, &args.how)?));
     let next = loop {
-        let asked = tokio::select! {
-            () = &mut watching => return NextAction::End(Exit::Failed),
-            asked = signals.stop_or_reload_signal() => asked,
+        let signal = tokio::select! {
+            () = &mut controller => return NextAction::End(Exit::Failed),
+            signal = signals.stop_or_reload_signal() => signal,
             () = wait_until_local_system_moves(live) => None,
         };
-        match asked {
+        match signal {
             Some(exit) => break NextAction::End(exit),
-            None => match again() {
+            None => match reload() {
                 Ok((new, from)) => break NextAction::Restart(Box::new(new), from),
-                Err(failure) => printer.warning(&format!("all stays as it is: {}", failure.message)),
+                Err(failure) => {
+                    printer.warning(&format!("cannot reload, the old config stays: {}", failure.message));
+                }
             },
         }
     };
     if matches!(next, NextAction::End(_)) {
-        telling.systemd.stopping();
+        notifiers.systemd.stopping();
     }
     let _ = stop.send(true);
-    watching.await;
+    controller.await;
     next
 }
 
-/// Until this machine's system is to be found at another address, or died without a word. Who ended it on purpose is not
-/// contradicted.
+/// Returns when the local system has another address, or crashed. A local system that was stopped is not started again.
 async fn wait_until_local_system_moves(live: &ConnectedTarget) {
     let Ok(url) = live.abide().map(|abide| abide.calls().url()) else { return std::future::pending().await };
     let Ok(home) = Home::find() else { return std::future::pending().await };
@@ -166,14 +171,14 @@ async fn wait_until_local_system_moves(live: &ConnectedTarget) {
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
         abandoned = if home.is_abandoned() { abandoned + 1 } else { 0 };
-        // Whoever takes a folder over is between two for a moment.
+        // A take-over looks like a crash for a moment.
         if abandoned > 1 || home.access().is_some_and(|access| access.url.trim_end_matches('/') != url) {
             return;
         }
     }
 }
 
-/// What is watched over, for whoever asks.
+/// The controller's configuration for the status page and API.
 pub fn controller_info(from: &WatchSource, how: &ControllerArgs, target: &str) -> ControllerInfo {
     ControllerInfo {
         target: target.to_owned(),
@@ -199,8 +204,8 @@ fn rules(how: &ControllerArgs, caps: Caps) -> Rules {
     }
 }
 
-/// For `up`, with the usual rules.
-#[allow(clippy::too_many_arguments)] // each is somebody else's
+/// The controller of `up`, with default rules.
+#[allow(clippy::too_many_arguments)] // each has another owner
 pub async fn run_with_defaults(
     paths: &[PathBuf],
     limits: &LimitArgs,
@@ -208,13 +213,13 @@ pub async fn run_with_defaults(
     live: &ConnectedTarget,
     stop: watch::Receiver<bool>,
     printer: &Printer,
-    telling: &Notifiers,
+    notifiers: &Notifiers,
 ) {
     let from = WatchSource::Paths { paths: paths.to_vec(), only_poll: false };
-    run_until_stopped(from, limits, how, rules(how, live.caps()), live, stop, printer, telling).await;
+    run_until_stopped(from, limits, how, rules(how, live.caps()), live, stop, printer, notifiers).await;
 }
 
-#[allow(clippy::too_many_arguments)] // each is somebody else's
+#[allow(clippy::too_many_arguments)] // each has another owner
 async fn run_until_stopped(
     from: WatchSource,
     limits: &LimitArgs,
@@ -223,35 +228,35 @@ async fn run_until_stopped(
     live: &ConnectedTarget,
     stop: watch::Receiver<bool>,
     printer: &Printer,
-    telling: &Notifiers,
+    notifiers: &Notifiers,
 ) {
-    // Whom the local agent runs processes as, where nobody says: us.
+    // The local agent runs processes without a `user` as the current user.
     let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten().map(|user| user.name);
     let me = me.filter(|_| live.name == "local");
-    let setting = ControllerConfig {
+    let config = ControllerConfig {
         rules,
         follow: how.follow,
         heal: how.heal,
         interval: how.reconcile_interval(),
         timeout: Duration::from_secs(600),
         check: if live.name == "local" { crate::cli::commands::apply::check_config_files } else { |_| None },
-        trigger: Arc::clone(&telling.look_now),
+        trigger: Arc::clone(&notifiers.trigger),
         source: from.source(),
         manifest_history: from.manifest_history(),
         user: me.clone(),
         limits: limits.limits(),
     };
-    let mut named = DefaultUserCache::default();
+    let mut default_user = DefaultUserCache::default();
     let finish = Box::new(move |desired: &mut Desired| {
         if let Some(me) = &me {
-            named.name(desired, me);
+            default_user.name(desired, me);
         }
     });
     let mut source = from.open(limits.limits(), Duration::from_millis(how.debounce), finish);
-    let mut said = ConsoleState::default();
-    let mut told = |event: ControllerEvent<'_>| {
-        telling.board.record(&event);
-        print_event(&event, &mut said, printer);
+    let mut console = ConsoleState::default();
+    let mut on_event = |event: ControllerEvent<'_>| {
+        notifiers.board.record(&event);
+        print_event(&event, &mut console, printer);
     };
-    control::run(&setting, &mut source, live, stop, &mut told).await;
+    control::run(&config, &mut source, live, stop, &mut on_event).await;
 }

@@ -1,4 +1,4 @@
-//! A target as the standing controller asks it.
+//! The controller's [`Target`] for a connected target.
 
 use crate::backend::{AnyBackend, Backend, ChangeStream, InstanceQuery, Scope};
 use crate::cli::target::{ConnectedTarget, namespaces};

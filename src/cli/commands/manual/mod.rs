@@ -1,0 +1,115 @@
+//! Manual operations on instances: `start`, `stop`, `restart`, `reload`, `kill`; `release`; `pause` and `resume`.
+//!
+//! Each operation records a hold before it is sent, so that `watch` and `apply` do not undo it.
+
+pub mod operate;
+pub mod pause;
+pub mod release;
+
+use std::collections::BTreeSet;
+
+use crate::cli::Failure;
+use crate::cli::commands::plan::args::SelectArgs;
+use crate::cli::target::{ConnectedTarget, TargetArgs};
+use crate::clock::{self, now};
+use crate::execute::world::Observation;
+use crate::model::{Desired, InstanceKey, ProcessKey, Time, glob, seconds};
+
+/// Selection of instances, by name or by selector.
+#[derive(Debug, clap::Args)]
+pub struct InstanceArgs {
+    /// Process, or one of its instances: NS/NAME or NS/NAME@HOST (repeatable)
+    // A namespace or a host alone, perhaps from a variable, does not select: it would select too much.
+    #[arg(value_name = "NS/NAME[@HOST]", required_unless_present_any = ["selector", "include"])]
+    pub processes: Vec<InstanceSelector>,
+    #[command(flatten)]
+    pub select: SelectArgs,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+impl InstanceArgs {
+    /// Without names, every instance matches.
+    fn matches(&self, key: &InstanceKey) -> bool {
+        self.processes.is_empty() || self.processes.iter().any(|one| one.matches(key))
+    }
+}
+
+/// `web/api`, or `web/api@0:10.0.0.1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceSelector {
+    process: ProcessKey,
+    host: Option<String>,
+}
+
+impl std::str::FromStr for InstanceSelector {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<InstanceSelector, String> {
+        let (process, host) = match text.split_once('@') {
+            Some((process, host)) => (process, Some(host.to_owned()).filter(|host| !host.is_empty())),
+            None => (text, None),
+        };
+        let process = process.parse().map_err(|error| format!("{error}"))?;
+        Ok(InstanceSelector { process, host })
+    }
+}
+
+impl std::fmt::Display for InstanceSelector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.host {
+            Some(host) => write!(f, "{}@{host}", self.process),
+            None => write!(f, "{}", self.process),
+        }
+    }
+}
+
+impl InstanceSelector {
+    pub fn matches(&self, key: &InstanceKey) -> bool {
+        let on = |pattern: &String| {
+            let host = key.host.to_string();
+            glob(pattern, &host) || host.split_once(':').is_some_and(|(_, address)| glob(pattern, address))
+        };
+        key.process() == self.process && self.host.as_ref().is_none_or(on)
+    }
+}
+
+/// Expiry and reason of a hold or pause.
+#[derive(Debug, clap::Args)]
+pub struct HoldArgs {
+    /// Expiry: a duration such as 2h, or a time [default: none]
+    #[arg(long, value_name = "TIME", env = "ABIDE_UNTIL", value_parser = parse_until)]
+    pub until: Option<Until>,
+    /// Reason to record
+    #[arg(long, value_name = "TEXT", env = "ABIDE_REASON")]
+    pub reason: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    After(u64),
+    At(Time),
+}
+
+fn parse_until(text: &str) -> Result<Until, String> {
+    match (seconds(text), clock::read(text)) {
+        (Some(secs), _) => Ok(Until::After(secs)),
+        (None, Some(time)) if time <= now() => Err("this time is in the past".to_owned()),
+        (None, Some(time)) => Ok(Until::At(time)),
+        (None, None) => Err("a duration such as 2h, or a time such as 2026-11-16T08:00:00Z".to_owned()),
+    }
+}
+
+impl Until {
+    fn time(self) -> Time {
+        match self {
+            Until::After(secs) => now().after_secs(secs),
+            Until::At(time) => time,
+        }
+    }
+}
+
+/// Observes every instance of the target, with recorded specs.
+async fn observe_all(live: &ConnectedTarget) -> Result<Observation, Failure> {
+    live.observe_for(&Desired::default(), Some(BTreeSet::new())).await
+}

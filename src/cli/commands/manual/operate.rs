@@ -1,0 +1,162 @@
+//! `abide start`, `stop`, `restart`, `reload` and `kill`: one operation on selected instances, recorded as a hold.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{HoldArgs, InstanceArgs, Until, observe_all};
+use crate::cli::output::print::{BOLD, ERROR, Printer, count, visible};
+use crate::cli::target::{ConnectedTarget, runtime};
+use crate::cli::{Exit, Failure};
+use crate::control::history;
+use crate::execute::manual::{execute_manual, step};
+use crate::execute::{StepOutcome, StepResult};
+use crate::model::{
+    Hold, HoldReason, HostKey, InstanceKey, Observed, ObservedInstance, Op, ProcessKey, Step,
+};
+use crate::store::{Store, Txn};
+
+/// Time limit for the operations of one command.
+const OPERATION_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Operate on processes now and record a hold
+#[derive(Debug, clap::Args)]
+pub struct OperateArgs {
+    #[command(flatten)]
+    pub whom: InstanceArgs,
+    #[command(flatten)]
+    pub terms: HoldArgs,
+}
+
+pub fn run(op: Op, args: &OperateArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let live = args.whom.target.connect_or_start()?;
+    runtime()?.block_on(operate_and_hold(op, args, &live, printer))
+}
+
+/// The selected instances. A name that matches no instance is an error.
+fn select_instances<'a>(
+    whom: &InstanceArgs,
+    observed: &'a Observed,
+) -> Result<Vec<(&'a InstanceKey, &'a ObservedInstance)>, Failure> {
+    let selection = whom.select.selection();
+    let is = |key: &InstanceKey, seen: &ObservedInstance| {
+        whom.matches(key) && selection.means(key, None, &seen.labels)
+    };
+    for one in &whom.processes {
+        if !observed.instances.keys().any(|key| one.matches(key)) {
+            let host = one.host.as_ref().map(|host| format!(" on {host}")).unwrap_or_default();
+            let message = format!("process {} does not exist{host}", one.process);
+            return Err(Failure::new(Exit::Failed, message).hint("`abide get processes` lists them"));
+        }
+    }
+    let found: Vec<_> = observed.instances.iter().filter(|(key, seen)| is(key, seen)).collect();
+    if found.is_empty() {
+        return Err(Failure::new(Exit::Failed, "no instance matches this selection"));
+    }
+    Ok(found)
+}
+
+async fn operate_and_hold(
+    op: Op,
+    args: &OperateArgs,
+    live: &ConnectedTarget,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let (world, caps) = (observe_all(live).await?, live.caps());
+    let observed = world.remembered();
+    let instances = select_instances(&args.whom, &observed)?;
+    let unknown: BTreeSet<&HostKey> =
+        instances.iter().map(|(key, _)| &key.host).filter(|host| observed.gaps.contains_key(host)).collect();
+    if let Some(host) = unknown.first() {
+        return Err(Failure::new(
+            Exit::Unreachable,
+            format!("host {host}: no agent is connected; nothing was done"),
+        ));
+    }
+    if let Some((key, seen)) = instances.iter().find(|(key, _)| world.is_foreign(key)) {
+        let pid = seen.pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+        let message =
+            format!("{key}: process{pid} was not started by Abide and has no owner; nothing was done");
+        return Err(Failure::refused(HoldReason::NotOwned.word(), message)
+            .hint("`abide apply --adopt` takes it over without a restart"));
+    }
+    let steps: Vec<Step> = instances.iter().map(|(key, seen)| step(op, key, seen, &world, &caps)).collect();
+    // A target that stores no specs needs one with each operation.
+    let stores_specs = caps.reads_specs || caps.operates_on_registered_spec;
+    if let Some(step) = steps.iter().find(|step| !stores_specs && step.spec.is_none()) {
+        let message = format!("the spec of {} is unknown; nothing was done", step.instance);
+        return Err(Failure::new(Exit::Failed, message).hint("run `abide apply` with its manifest once"));
+    }
+    // The hold is recorded before the operation is sent: a controller cannot undo it in between.
+    let by = history::user();
+    let until = args.terms.until.map(Until::time);
+    let mut txn = Txn::default();
+    for (key, _) in &instances {
+        let hold = Hold {
+            instance: (*key).clone(),
+            by: by.clone(),
+            reason: Some(args.terms.reason.clone().unwrap_or_else(|| format!("manual {op}"))),
+            until,
+        };
+        txn = txn.and(Txn::put(format!("hold/{key}"), serde_json::to_vec(&hold).unwrap_or_default()));
+    }
+    live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+    let many = steps.len();
+    let failed = execute_steps(steps, live, &observed, OPERATION_TIMEOUT, printer).await;
+    let held = count(many, "instance");
+    let processes: BTreeSet<ProcessKey> = instances.iter().map(|(key, _)| key.process()).collect();
+    let release = release_command(&processes);
+    if failed > 0 {
+        printer.styled(&format!("{BOLD}{op}{BOLD:#}: {} of {held}\n", many - failed));
+        printer.info(&format!("the hold stays: run {op} again, or end the hold with `{release}`"));
+        return Ok(Exit::Incomplete);
+    }
+    let until = match until {
+        Some(time) => format!("until {time}"),
+        None => format!("until it is released: `{release}`"),
+    };
+    printer.styled(&format!("{BOLD}{op}{BOLD:#}: {many} of {held}; held {until}\n"));
+    Ok(Exit::Done)
+}
+
+/// The command that ends the holds of these processes.
+fn release_command(processes: &BTreeSet<ProcessKey>) -> String {
+    const MAX_LISTED: usize = 3;
+    let names: Vec<String> = processes.iter().take(MAX_LISTED).map(ProcessKey::to_string).collect();
+    let more = if processes.len() > MAX_LISTED { " …" } else { "" };
+    format!("abide release {}{more}", names.join(" "))
+}
+
+/// Executes steps and prints failures. Returns the number of failed steps.
+pub async fn execute_steps(
+    steps: Vec<Step>,
+    live: &ConnectedTarget,
+    observed: &Observed,
+    time: Duration,
+    printer: &Printer,
+) -> usize {
+    let (target, deadline) = ((live.name.as_str(), live.caps()), Instant::now() + time);
+    let all = execute_manual(steps, &live.backend, &live.state, target, observed, deadline).await;
+    let mut failed = 0;
+    for StepResult { instance, op, outcome, code, message, .. } in &all {
+        let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
+        match (outcome, code) {
+            (StepOutcome::Done, _) => {}
+            // 828: the process runs already, which is the result that was requested.
+            (StepOutcome::AlreadySo, _) | (StepOutcome::Failed, 828) => {
+                printer.info(&format!("{instance}: {message}"));
+            }
+            (StepOutcome::Failed | StepOutcome::Skipped, _) => {
+                failed += 1;
+                printer
+                    .to_stderr(&format!("{ERROR}failed{ERROR:#} {op} {instance}: {message} (code {code})\n"));
+            }
+            (StepOutcome::TimedOut | StepOutcome::Unknown, _) => {
+                failed += 1;
+                printer.to_stderr(&format!("{ERROR}unknown{ERROR:#} {op} {instance}: {message}\n"));
+            }
+        }
+    }
+    failed
+}

@@ -1,0 +1,40 @@
+//! `abide release`: ends holds, so that manifests apply again.
+
+use std::collections::BTreeMap;
+
+use super::{InstanceArgs, observe_all};
+use crate::cli::output::print::{BOLD, Printer, count};
+use crate::cli::target::runtime;
+use crate::cli::{Exit, Failure};
+use crate::model::Hold;
+use crate::store::{Store, Txn};
+
+/// Release holds: manifests apply again
+#[derive(Debug, clap::Args)]
+pub struct ReleaseArgs {
+    #[command(flatten)]
+    pub whom: InstanceArgs,
+}
+
+pub fn run(args: &ReleaseArgs, printer: &Printer) -> Result<Exit, Failure> {
+    let live = args.whom.target.connect_or_start()?;
+    runtime()?.block_on(async {
+        let (holds, _) = live.restraints().await?;
+        let observed = observe_all(&live).await?.remembered();
+        let (selection, none) = (args.whom.select.selection(), BTreeMap::new());
+        let is = |hold: &&Hold| {
+            // An instance that no longer exists has no labels.
+            let labels = observed.instances.get(&hold.instance).map_or(&none, |seen| &seen.labels);
+            args.whom.matches(&hold.instance) && selection.means(&hold.instance, None, labels)
+        };
+        let released: Vec<&Hold> = holds.iter().filter(is).collect();
+        let txn = released
+            .iter()
+            .fold(Txn::default(), |txn, hold| txn.and(Txn::delete(format!("hold/{}", hold.instance))));
+        if !txn.writes.is_empty() {
+            live.state.txn(txn).await.map_err(|error| Failure::new(Exit::Unreachable, error.to_string()))?;
+        }
+        printer.styled(&format!("{BOLD}released{BOLD:#}: {}\n", count(released.len(), "hold")));
+        Ok(Exit::Done)
+    })
+}
