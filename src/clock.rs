@@ -1,4 +1,4 @@
-//! The one that knows what time it is, and what the clocks of a zone show.
+//! Clock: the current time, time zones and crontab schedules. The only module that reads the wall clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,13 +8,12 @@ use jiff::tz::TimeZone;
 
 use crate::model::{Desired, Now, Time};
 
-/// This moment.
+/// The current time.
 pub fn now() -> Time {
     Time(Timestamp::now().as_millisecond().saturating_add(crate::failpoint::clock_shift_ms()))
 }
 
-/// A moment of this boot's monotonic clock, which also counts the time that the machine is suspended. No wall clock moves
-/// it.
+/// Time of the boot clock (CLOCK_BOOTTIME): monotonic, includes suspend, independent of the wall clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootInstant(Duration);
 
@@ -31,12 +30,12 @@ impl BootInstant {
     }
 }
 
-/// This moment, with the clocks that the policies ask for.
+/// The current time, with the UTC offsets of all zones in the policies.
 pub fn with_zones(desired: &Desired) -> Now {
     at(now(), desired)
 }
 
-/// Any moment, in the same way.
+/// The same for a given time.
 pub fn at(moment: Time, desired: &Desired) -> Now {
     let zones = desired.policies.iter().flat_map(|policy| &policy.windows).map(|window| &window.tz);
     let offsets = zones.filter_map(|zone| Some((zone.clone(), offset(zone, moment)?)));
@@ -48,18 +47,18 @@ fn offset(zone: &str, moment: Time) -> Option<i32> {
     Some(TimeZone::get(zone).ok()?.to_offset(moment).seconds())
 }
 
-/// Reads RFC 3339.
+/// Parses RFC 3339.
 pub fn read(text: &str) -> Option<Time> {
     text.parse::<Timestamp>().ok().map(|moment| Time(moment.as_millisecond()))
 }
 
-/// Is it a name of the time zone database?
+/// Whether the time zone database has this name.
 pub fn is_zone(name: &str) -> bool {
     TimeZone::get(name).is_ok()
 }
 
-/// When a crontab rule says so next, by the clocks of this host's zone. A time that the clocks skip in spring comes right
-/// after the gap; one that they show twice in autumn comes once.
+/// The next run of a crontab rule in the host's time zone. A time inside a DST gap runs right after the gap; a repeated
+/// time runs once.
 pub fn next_run(rule: &str, after: Time) -> Option<Time> {
     use croner::parser::{CronParser, Seconds, Year};
     let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
@@ -73,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_read_is_what_is_shown() {
+    fn times_read_back_as_written() {
         for text in ["2026-11-16T04:15:00Z", "1969-12-31T23:59:59Z", "2024-02-29T12:00:00.250Z"] {
             assert_eq!(read(text).expect(text).to_string(), text);
         }
@@ -91,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clocks_of_a_zone_change_with_the_season() {
+    fn the_offset_of_a_zone_changes_with_the_season() {
         let winter = read("2026-01-15T00:00:00Z").expect("a time");
         let summer = read("2026-07-15T00:00:00Z").expect("a time");
         assert_eq!(offset("Europe/Berlin", winter), Some(3600));

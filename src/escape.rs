@@ -1,6 +1,7 @@
-//! Escaping of foreign text for terminals, HTML, XML and markdown: no name, message or value acts or becomes markup.
+//! Escaping of untrusted text for terminals, HTML, XML and markdown: no name, message or value becomes a control sequence
+//! or markup.
 
-/// Is it a character that acts on a terminal, or on the text around it, instead of being seen?
+/// Whether a character controls a terminal or changes the display of the text around it.
 pub fn is_hidden(c: char) -> bool {
     matches!(
         c,
@@ -9,12 +10,12 @@ pub fn is_hidden(c: char) -> bool {
     )
 }
 
-/// Characters without width, blanks that look like others, and tags.
+/// Zero-width characters, look-alike spaces, and tags.
 fn is_invisible(c: char) -> bool {
     matches!(c, '\u{a0}' | '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{2064}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Any text on one line, with nothing in it that a terminal acts on or an eye cannot see. What is escaped is visibly so.
+/// A text on one line, with control and invisible characters escaped visibly.
 pub fn visible(text: &str) -> String {
     let odd = |c: char| c.is_control() || is_hidden(c) || is_invisible(c);
     let escape = |c: char| match odd(c) {
@@ -25,12 +26,12 @@ pub fn visible(text: &str) -> String {
     if text.chars().any(odd) { text.chars().map(escape).collect() } else { text.to_owned() }
 }
 
-/// The same line by line: line breaks are ours.
+/// The same per line; line breaks are kept.
 pub fn visible_lines(text: &str) -> String {
     text.lines().map(visible).collect::<Vec<_>>().join("\n")
 }
 
-/// The entity of a character that HTML and XML read as markup. `apostrophe`: HTML 4 does not know `&apos;`.
+/// The entity of a markup character in HTML and XML. `apostrophe`: HTML 4 does not define `&apos;`.
 fn entity(c: char, apostrophe: &'static str) -> Option<&'static str> {
     match c {
         '&' => Some("&amp;"),
@@ -42,8 +43,7 @@ fn entity(c: char, apostrophe: &'static str) -> Option<&'static str> {
     }
 }
 
-/// A text inside an attribute of HTML in quotes, or between tags. Characters that change the reading direction, or that
-/// an eye cannot see, are replaced.
+/// A text for a quoted HTML attribute or between tags. Bidirectional controls and invisible characters are replaced.
 pub fn html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -58,8 +58,8 @@ pub fn html(text: &str) -> String {
     out
 }
 
-/// A text inside an XML attribute in double quotes, or between tags. Characters that XML 1.0 forbids are replaced, line ends
-/// and tabs are kept by reference: a parser would turn them into spaces.
+/// A text for a double-quoted XML attribute or between tags. Characters that XML 1.0 forbids are replaced; line ends and
+/// tabs are character references, because a parser would turn them into spaces.
 pub fn xml(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -68,7 +68,7 @@ pub fn xml(text: &str) -> String {
             (None, '\n') => out.push_str("&#10;"),
             (None, '\t') => out.push_str("&#9;"),
             (None, '\r') => out.push_str("&#13;"),
-            // Unpaired or private to XML processors; C1 controls are allowed and never meant.
+            // Invalid in XML 1.0; C1 controls are valid, but never intended.
             (None, c) if c.is_control() || matches!(c as u32 & 0xffff, 0xfffe | 0xffff) => {
                 out.push('\u{fffd}')
             }
@@ -78,10 +78,10 @@ pub fn xml(text: &str) -> String {
     out
 }
 
-/// A code span of markdown, on one line: no text in it is a link, a mention, HTML or an end of it.
+/// A markdown code span on one line: its text cannot be a link, a mention or HTML, and cannot end the span.
 pub fn code(text: &str) -> String {
     let text = one_line(text);
-    // A span cannot be empty: its two ends would be one beginning.
+    // An empty span would be read as an opening fence of two backticks.
     if text.trim().is_empty() {
         return "` `".to_owned();
     }
@@ -90,10 +90,10 @@ pub fn code(text: &str) -> String {
     format!("{fence}{pad}{text}{pad}{fence}")
 }
 
-/// A code block of markdown with this indent: each line of the text is a line in it, and none is an end of it.
+/// A markdown code block with this indent: each line of the text is a line of the block, and none ends it.
 pub fn block(text: &str, indent: &str) -> String {
     let fence = "`".repeat((longest_run(text) + 1).max(3));
-    // A carriage return ends a line in markdown, and would leave the indent, and so the block.
+    // A carriage return ends a line in markdown: the next line would lose the indent and end the block.
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     let lines: String = text.lines().map(|line| format!("{indent}{}\n", one_line(line))).collect();
     format!("{indent}{fence}text\n{lines}{indent}{fence}\n")

@@ -1,26 +1,26 @@
-//! Places where a test can let us die, one for each effect. Not in a release.
+//! Failpoints: points at which a test can kill this process, and a clock shift. Debug builds only.
 //!
-//! `ABIDE_DIE_AT=PLACE` dies at a place by its name. `ABIDE_DIE_AFTER=N` dies at the Nth step of any kind, counted from 1,
-//! and `ABIDE_STEPS_FILE` gets a line for each of them. `ABIDE_CLOCK_SHIFT_MS=N` shifts the wall clock of this process;
-//! `ABIDE_CLOCK_SHIFT_FILE` names a file with the shift, which may change.
+//! `ABIDE_DIE_AT=NAME` kills the process at the named failpoint. `ABIDE_DIE_AFTER=N` kills it at the Nth step of any kind,
+//! counted from 1; each step is appended to `ABIDE_STEPS_FILE`. `ABIDE_CLOCK_SHIFT_MS=N` shifts the wall clock of this
+//! process; `ABIDE_CLOCK_SHIFT_FILE` is a file with the shift, which may change.
 
 use std::io::Write;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// Dies here, without a word, if that was asked for.
-pub fn point(place: &str) {
-    if cfg!(debug_assertions) && std::env::var("ABIDE_DIE_AT").is_ok_and(|at| at == place) {
+/// Kills the process if `ABIDE_DIE_AT` has this name.
+pub fn point(name: &str) {
+    if cfg!(debug_assertions) && std::env::var("ABIDE_DIE_AT").is_ok_and(|at| at == name) {
         die();
     }
 }
 
-/// One more thing that others can notice, and what it is.
+/// Counts and records an externally visible effect.
 pub fn step(what: &str) {
     static STEPS: Mutex<u64> = Mutex::new(0);
     if !cfg!(debug_assertions) {
         return;
     }
-    // Held to the end: the lines are in the order of the numbers.
+    // Locked until the end, so that the lines are in step order.
     let mut steps = STEPS.lock().unwrap_or_else(PoisonError::into_inner);
     *steps += 1;
     if let Ok(file) = std::env::var("ABIDE_STEPS_FILE") {
@@ -32,7 +32,7 @@ pub fn step(what: &str) {
     }
 }
 
-/// How far a test shifts the wall clock of this process, in milliseconds.
+/// Clock shift of a test, in milliseconds.
 pub fn clock_shift_ms() -> i64 {
     static SHIFT: LazyLock<i64> = LazyLock::new(|| {
         let shift = std::env::var("ABIDE_CLOCK_SHIFT_MS").ok().filter(|_| cfg!(debug_assertions));
@@ -48,6 +48,6 @@ pub fn clock_shift_ms() -> i64 {
 
 fn die() {
     let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    // The signal is on its way; nothing more is done.
+    // Wait for the signal; do nothing more.
     std::thread::sleep(std::time::Duration::from_secs(60));
 }

@@ -1,44 +1,49 @@
 //! Abide: processes that abide by git.
 //!
-//! People commit manifests; Abide compares them with what is registered and running, and issues the fewest
-//! operations that make the two equal. This page is the map; each room's own page says more.
+//! Users commit manifests; Abide compares them with the registered and running processes, and issues the fewest
+//! operations that make both equal. This page is the map of the crate; each module's header has the details.
 //!
-//! # A manifest's journey
+//! # The journey of a manifest
 //! ```text
-//! web.yaml ─find→ text ─read→ Document ─check→ declaration ─expand→ Desired ┐
-//! a target ─observe→ Observed{instances, gaps} ─lay_over(expectations)──────┼─reconcile→ Plan{waves, held, notes}
-//! flags, policies, holds: Rules ────────────────────────────────────────────┘
-//! ```
-//! ```text
-//! Plan ─execute→ calls of a Backend, each in the journal first ─→ outcomes ─observe again→ nothing to do
+//! web.yaml ─find→ text ─parse→ Document ─check→ declaration ─expand→ Desired ┐
+//! a target ─observe→ Observed{instances, gaps} ─overlay(expectations)────────┼─ reconcile
+//! flags, policies, holds: Rules ─────────────────────────────────────────────┘
+//!
+//! reconcile: each instance ─assess→ Situation ─choose→ operations ─reasons→ PlanDraft{chains, held}
+//!            PlanDraft ─constraints→ ─waves→ Plan{waves, held, notes}
+//! execute:   Plan ─→ calls of a Backend, each journaled first ─→ results ─observe again→ nothing to do
 //! ```
 //!
-//! # The rooms
-//! - [`model`]: the nouns: keys, spec, desired and observed state, plan. Plain data, knows nobody.
-//! - [`manifest`]: text → [`Desired`](model::Desired), and every problem with its place; rows → [`Observed`](model::Observed).
-//! - [`reconcile`]: the pure core: what to do, in which order, what to leave alone, and why.
-//! - [`gse`]: the wire of GSE and JOB: requests, answers, codes, keys.
-//! - [`backend`]: the window on the world: our own gateway, BlueKing's GSE and JOB, and a simulated fleet.
-//! - [`execute`]: from a plan to outcomes, once, whatever breaks on the way; how the world is where a target tells little.
-//! - [`control`]: the standing loop: a directory of manifests, or a branch of a git repository, kept true; what was taken
-//!   before, and can be gone back to.
-//! - [`dashboard`]: what the loop tells: page, JSON, events, metrics, messages; and what can be asked of it.
-//! - [`store`]: what must survive: keys and values in one order of changes, watches, leases. SQLite in a file, or a
-//!   gateway's store over HTTP.
-//! - [`http`]: how we listen and call: TLS, limits, credentials, files that are read again.
-//! - [`gateway`]: GSE's and JOB's API over a store, the channel of the agents, and our own API beside it.
-//! - [`agent`]: the processes of a host: started, stopped, guarded, limited, found again.
-//! - `escape`: foreign text that is printed, or becomes a part of HTML, XML or markdown.
+//! # Architecture
+//! - [`model`]: domain types: keys, spec, desired and observed state, plan. Plain data, without dependencies.
+//! - [`manifest`]: parsing, validation and expansion of manifests to [`Desired`](model::Desired), and every error with its
+//!   source location; import of other formats.
+//! - [`reconcile`]: the planner: a pure function to a plan of ordered steps and held changes, each with its reasons.
+//! - [`gse`]: wire formats of GSE, JOB and the agents: requests, responses, codes, keys.
+//! - [`backend`]: targets: the Abide gateway, BlueKing's GSE and JOB, and a simulated fleet.
+//! - [`execute`]: execution of a plan, each step exactly once across failures and crashes; observation of targets that
+//!   report little.
+//! - [`control`]: the control loop: follows a directory or a git branch and reconciles continuously; stored revisions and
+//!   rollback.
+//! - [`dashboard`]: status of the control loop: page, JSON API, events, metrics, notifications and pause requests.
+//! - [`store`]: durable state: keys and values with ordered changes, watches and leases; SQLite in a file, or the store of
+//!   a gateway over HTTP.
+//! - [`http`]: HTTP servers and clients: TLS, limits, credentials, files that are reloaded.
+//! - [`gateway`]: the API of GSE and JOB on top of a store, the agent connections, and the Abide API.
+//! - [`agent`]: processes of a host: launch, stop, supervision, limits, recovery after a crash.
+//! - [`cli`]: the commands, one file per verb in `cli::commands`. The only module that prints; no other depends on it.
+//! - [`clock`]: the wall clock, time zones and crontab schedules.
+//! - `escape`: escaping of untrusted text for terminals, HTML, XML and markdown.
+//! - `failpoint`: crash points for tests, in debug builds only.
+//! - `malloc`: allocator settings of long-running processes.
 //! - `permissions`: which other users can change or read a file or folder.
-//! - [`clock`]: what time it is, and what the clocks of a zone show.
-//! - [`cli`]: one file a verb; the only place that prints. Nobody knows it.
 //!
-//! # What always holds
-//! - `model` and `reconcile` see only std, serde and blake3: no I/O, no clock.
-//! - Unset stays unset: nothing is said to anybody that the user, a Defaults or a documented default did not say.
-//! - No input makes it panic: a bad file is a problem with a place, and spoils no other file.
-//! - The same files give the same bytes, in whatever order they are found; the same world gives the same plan.
-//! - Nothing is planned on what was not seen, is not ours, or is held; every step says why.
+//! # Invariants
+//! - `model` and `reconcile` depend only on std, serde and blake3: no I/O, no clock.
+//! - Unset stays unset: only values from the user, a Defaults document or a documented default are sent.
+//! - No input causes a panic: an invalid file is an error with a source location, and affects no other file.
+//! - The same files give the same bytes, in any order of discovery; the same observation gives the same plan.
+//! - No step for an instance that was not observed, is not owned, or is held; every step has a reason.
 
 pub mod agent;
 pub mod backend;

@@ -1,8 +1,8 @@
 //! Permissions of files and folders: which other users can change or read them.
 //!
-//! The agent and the gateway trust what their folders, token files and policy files say. That trust holds only while no
+//! The agent and the gateway trust the content of their folders, token files and policy files. That is safe only if no
 //! other user can write there: the owner must be root or the trusted user, and neither group nor others may write. A
-//! group counts as the owner's own when it has no other member ("user private groups", umask 002).
+//! group without other members counts as the owner's own ("user private groups", umask 002).
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -19,10 +19,10 @@ pub fn own_uid() -> u32 {
     nix::unistd::geteuid().as_raw()
 }
 
-/// How far the folders above a path are checked.
+/// Checks on the folders above a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Above {
-    /// None of them may let another user replace what is below it.
+    /// No other user may replace an entry in any of them.
     NotWritable,
     /// In addition, each belongs to root or the trusted user.
     Owned,
@@ -43,7 +43,7 @@ pub fn refuse_changeable(path: &Path, trusted: u32, above: Above) -> Result<Meta
         let meta = std::fs::metadata(folder)
             .map_err(|error| format!("cannot check the folder {}: {error}", folder.display()))?;
         if above == Above::Owned {
-            // A folder on the way may be a user's home: `chown` would take it from its user.
+            // A folder in the path may be a user's home, which `chown` would break.
             let elsewhere =
                 |why| format!("{why}: move {shown} to a folder that only {} can write", user_name(trusted));
             refuse_owner(folder, &meta, trusted).map_err(elsewhere)?;
@@ -66,15 +66,15 @@ fn refuse_owner(path: &Path, meta: &Metadata, trusted: u32) -> Result<(), String
     Err(format!("{shown} belongs to user {owner}, not to {own}{or_root}"))
 }
 
-/// What to do about a path of another user. `chown` corrects it only for files and folders of Abide itself: handed over, a
-/// pid file would prove a claim that its owner wrote, and a home folder would be lost to its user.
+/// Hint for a path of another user. `chown` is suggested only for files and folders of Abide: after a `chown`, a pid file
+/// of another user would count as proof, and a home folder would be lost to its user.
 fn remedy(path: &Path, meta: &Metadata, trusted: u32) -> String {
     let home = nix::unistd::User::from_uid(meta.uid().into()).ok().flatten().map(|user| user.dir);
     let is_home = || home.and_then(|home| home.canonicalize().ok()) == path.canonicalize().ok();
     let (own, shown) = (user_name(trusted), path.display());
     match trusted == own_uid() && (meta.is_file() || meta.is_dir()) {
         true if is_home() => {
-            format!(": name another folder, it is the home of user {}", user_name(meta.uid()))
+            format!(": use another folder, this is the home of user {}", user_name(meta.uid()))
         }
         true => format!(": check its content, then run `chown {own} {shown}`"),
         false => String::new(),
@@ -111,7 +111,7 @@ pub fn check_private(path: &Path) -> Result<Option<String>, String> {
     Ok(readers(&meta).map(|who| format!("{shown} is readable by {who}: run `chmod {mode} {shown}`")))
 }
 
-/// The same; the warning is logged.
+/// The same, and logs the warning.
 pub fn require_private(path: &Path) -> Result<(), String> {
     if let Some(warning) = check_private(path)? {
         tracing::warn!("{warning}");
@@ -119,7 +119,7 @@ pub fn require_private(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes all rights of group and others from the files of a store, where they exist.
+/// Removes all group and other permissions from the files of a store, where they exist.
 pub fn close_to_others(folder: &Path, names: &[&str]) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
     for file in names.iter().map(|name| folder.join(name)).filter(|file| file.exists()) {
@@ -129,7 +129,7 @@ pub fn close_to_others(folder: &Path, names: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-/// A group whose only member is the user himself.
+/// Whether the user is the only member of a group.
 fn is_private_group(gid: u32, uid: u32) -> bool {
     let Ok(Some(user)) = nix::unistd::User::from_uid(uid.into()) else { return false };
     let Ok(Some(group)) = nix::unistd::Group::from_gid(gid.into()) else { return false };
@@ -159,8 +159,8 @@ fn group_name(gid: u32) -> String {
     }
 }
 
-/// A path without `.` and `..`, its longest existing part with all links followed. `None`: not absolute, with `..`, or
-/// with a link that leads nowhere.
+/// A path without `.` and `..`, with the symlinks of its longest existing part resolved. `None`: relative, with `..`, or
+/// with a dangling symlink.
 pub fn resolved(path: &Path) -> Option<PathBuf> {
     use std::path::Component;
     if !path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
@@ -168,7 +168,7 @@ pub fn resolved(path: &Path) -> Option<PathBuf> {
     }
     let existing = path.ancestors().find_map(|part| Some((part, part.canonicalize().ok()?)))?;
     let rest = path.strip_prefix(existing.0).ok()?;
-    // A link that leads nowhere yet may lead anywhere later.
+    // The target of a dangling symlink may be created later.
     let dangles = rest.components().next().is_some_and(|next| existing.1.join(next).is_symlink());
     if dangles {
         return None;

@@ -1,4 +1,4 @@
-//! A target of either kind, chosen by its dialect.
+//! Backend of either kind, selected by the dialect of the target.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -24,7 +24,7 @@ macro_rules! whichever {
 }
 
 impl AnyBackend {
-    /// Where it is.
+    /// URL of the target.
     pub fn url(&self) -> &str {
         match self {
             AnyBackend::Abide(target) => target.calls().url(),
@@ -32,7 +32,7 @@ impl AnyBackend {
         }
     }
 
-    /// From here on, calls carry this number, where the target knows numbers.
+    /// Sets the lease generation of later calls, on targets that support it.
     pub fn act_as(&self, generation: u64) {
         match self {
             AnyBackend::Abide(target) => target.act_as(generation),

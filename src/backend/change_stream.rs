@@ -1,41 +1,41 @@
-//! What changes at a target, as it tells of it, so that nobody need look at everything again and again.
+//! Change stream of a target: replaces repeated full observations.
 //!
-//! A target that tells numbers its changes. Whoever has taken in everything up to the number that the target has reached
-//! knows what a look would show. After [`ChangeEvent::Over`], or when the numbers do not come, only a look helps.
+//! The target numbers its changes. A reader that has applied all changes up to the target's watermark has the same state
+//! as a full observation. After [`ChangeEvent::Over`], or when the numbers lag, a full observation is needed.
 
 use tokio::sync::mpsc;
 
 use crate::model::{InstanceKey, ObservedInstance};
 
-/// Something that the target told.
+/// A message of the target.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChangeEvent {
-    /// Rows as they are now, `None` where one is gone; and the number of the last change that is known by that.
+    /// Current state of instances, `None` for a removed one; `number`: the last change that is included.
     Rows { number: u64, rows: Vec<(InstanceKey, Option<ObservedInstance>)> },
-    /// It tells no more, and why.
+    /// The stream ended, with the cause.
     Over(String),
 }
 
-/// The reader's end.
+/// Receiving end.
 #[derive(Debug)]
 pub struct ChangeStream {
-    /// The number of the look that they come after.
+    /// The watermark of the observation that the changes follow.
     pub from: u64,
-    told: mpsc::Receiver<ChangeEvent>,
+    events: mpsc::Receiver<ChangeEvent>,
 }
 
-/// So many may wait until they are read; whoever tells waits then.
-const WAITING: usize = 256;
+/// Maximum queued events; the sender waits when the queue is full.
+const MAX_QUEUED: usize = 256;
 
 impl ChangeStream {
     pub fn new(from: u64) -> (mpsc::Sender<ChangeEvent>, ChangeStream) {
-        let (tell, told) = mpsc::channel(WAITING);
-        (tell, ChangeStream { from, told })
+        let (sender, events) = mpsc::channel(MAX_QUEUED);
+        (sender, ChangeStream { from, events })
     }
 
-    /// Waits for the next. Nothing is lost by not waiting to its end.
+    /// Waits for the next event. Cancel-safe.
     pub async fn next(&mut self) -> ChangeEvent {
-        let gone = || ChangeEvent::Over("nobody tells of changes any more".to_owned());
-        self.told.recv().await.unwrap_or_else(gone)
+        let closed = || ChangeEvent::Over("the change stream was closed".to_owned());
+        self.events.recv().await.unwrap_or_else(closed)
     }
 }

@@ -35,7 +35,7 @@ pub fn facts(pid: Option<u32>, guarded: bool, at: Time) -> ObservedInstance {
 fn age_ms(utctime: &str, instance: &LiveInstance) -> Option<i64> {
     let by_clock = clock::read(utctime).zip(clock::read(&instance.start_time));
     let by_clock = by_clock.map(|(now, then)| now.0.saturating_sub(then.0)).filter(|age| *age >= 0);
-    // Some platforms always send 0: that is no age.
+    // Some platforms always send 0, which is not an age.
     let elapsed =
         instance.elapsed_time.as_i64().filter(|secs| *secs > 0).map(|secs| secs.saturating_mul(1000));
     by_clock.or(elapsed)

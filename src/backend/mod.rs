@@ -1,8 +1,8 @@
-//! The window on the world: what there is, and operations on it.
+//! Backends: observation of a target, and operations on it.
 //!
-//! A backend looks and does, and decides nothing. It speaks for one target; what that target can do follows from its
-//! dialect. There are [`Abide`], our own gateway, [`Platform`], BlueKing's GSE and JOB, and [`sim`], a fleet in memory;
-//! [`AnyBackend`] is one of the first two.
+//! A backend makes no decisions. It represents one target, whose capabilities follow from its dialect. Implementations:
+//! [`Abide`], the Abide gateway; [`Platform`], BlueKing's GSE and JOB; [`sim`], a fleet in memory. [`AnyBackend`] is one
+//! of the first two.
 
 mod abide;
 mod any;
@@ -31,15 +31,15 @@ use crate::model::{
 pub trait Backend: Send + Sync {
     fn dialect(&self) -> Dialect;
 
-    /// This moment.
+    /// The current time.
     fn now(&self) -> Time {
         clock::now()
     }
 
-    /// Looks, at least at what is in scope. A host that cannot be seen is a gap, not an error.
+    /// Observes at least the scope. A host that cannot be observed is a gap, not an error.
     fn observe(&self, scope: &Scope) -> impl Future<Output = Result<Observed, BackendError>> + Send;
 
-    /// Looks, and tells of every change from there on, where the target can.
+    /// Observes, and streams all later changes where the target supports that.
     fn follow(
         &self,
         scope: &Scope,
@@ -47,8 +47,8 @@ pub trait Backend: Send + Sync {
         async { Ok((self.observe(scope).await?, None)) }
     }
 
-    /// What changes do not tell: the number that they have reached at the target, and of these hosts those that cannot be
-    /// looked at.
+    /// The facts that the change stream does not contain: the number of the target's last change, and which of these hosts
+    /// cannot be observed.
     fn watermark(
         &self,
         _hosts: &BTreeSet<HostKey>,
@@ -56,7 +56,7 @@ pub trait Backend: Send + Sync {
         async { Ok(Watermark::default()) }
     }
 
-    /// Looks at a few as they are this very moment. The facts count; specs may be missing.
+    /// Observes some instances live. The facts are current; specs may be missing.
     fn observe_live(
         &self,
         subjects: &[InstanceQuery],
@@ -64,7 +64,7 @@ pub trait Backend: Send + Sync {
         async move { self.observe(&Scope::of(subjects.to_vec())).await }
     }
 
-    /// The same by operation 2, which finds a process by its identity, also one that no list shows.
+    /// Live status check (operation 2): finds a process by its identity, also one that no list contains.
     fn check_live(
         &self,
         subjects: &[InstanceQuery],
@@ -72,27 +72,27 @@ pub trait Backend: Send + Sync {
         self.observe_live(subjects)
     }
 
-    /// What goes into one call each. An order that is sent is in exactly one of them.
+    /// Splits operations into calls. Each operation is in exactly one of them.
     fn batches(&self, orders: Vec<Operation>) -> Vec<Vec<Operation>> {
         if orders.is_empty() { Vec::new() } else { vec![orders] }
     }
 
-    /// From the first question about a task to the slowest pace of asking.
+    /// First and maximum interval between two polls of a task.
     fn poll_interval(&self) -> (Duration, Duration) {
         (Duration::from_millis(10), Duration::from_secs(1))
     }
 
-    /// How many calls may be under way at once.
+    /// Maximum number of calls in flight.
     fn max_concurrent_calls(&self) -> usize {
         8
     }
 
-    /// Is a call that comes twice under one name carried out once?
+    /// Whether a call that is sent twice with one idempotency key is executed once.
     fn has_idempotency_keys(&self) -> bool {
         false
     }
 
-    /// What became of a call that somebody made before, by its name; `None`: it was never taken on.
+    /// The task of an earlier call, by its idempotency key; `None`: the target never accepted it.
     fn find_task(
         &self,
         _call: &str,
@@ -101,54 +101,54 @@ pub trait Backend: Send + Sync {
         async { Ok(None) }
     }
 
-    /// Sends operations, each complete in itself, and returns what to ask for their results by.
-    /// Under the same name a call is carried out once, where the target knows names.
+    /// Sends independent operations, and returns the task to poll for their results. `call`: the idempotency key, on
+    /// targets that support one.
     fn submit(
         &self,
         call: &str,
         orders: &[Operation],
     ) -> impl Future<Output = Result<Task, BackendError>> + Send;
 
-    /// What is known of them now. A row may be missing, or stay in progress for ever; each stands for itself.
+    /// The current results of a task. A row may be missing, or stay in progress indefinitely; rows are independent.
     fn poll(&self, task: &Task) -> impl Future<Output = Result<Vec<OperationStatus>, BackendError>> + Send;
 }
 
-/// How far a target has come; see [`Backend::mark`].
+/// Position of a target's change stream; see [`Backend::watermark`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Watermark {
     pub number: u64,
     pub gaps: BTreeMap<HostKey, String>,
 }
 
-/// One operation on its way out.
+/// One operation to send.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
-    /// The same for the same operation, however often it is sent.
+    /// The same for every repetition of an operation.
     pub id: String,
-    /// `None`: it is nobody's, and stays so.
+    /// `None`: no owner is set.
     pub owner: Option<String>,
     pub instance: InstanceKey,
     pub host: Host,
     pub op: Op,
     pub spec: Option<Arc<HashedSpec>>,
     pub revision: Option<SpecRevision>,
-    /// Of a reload: the fields that take effect by it.
+    /// The fields that take effect with a reload.
     pub reloaded_fields: Vec<Field>,
-    /// The name that it was known by.
+    /// The earlier name of a moved instance.
     pub from: Option<InstanceKey>,
-    /// Is it registered, as far as was seen?
+    /// Whether the instance was observed as registered.
     pub registered: bool,
-    /// Is it the owner's already, by its label or the ledger?
+    /// Whether the label or the ledger shows that the owner already has the instance.
     pub owned: bool,
 }
 
-/// Under which name the nth rename of a call goes out: each is a task of its own.
+/// Idempotency key of the nth rename of a call: each rename is a separate task.
 pub fn name_of_move(call: &str, nth: usize) -> String {
     format!("{call}.m{nth}")
 }
 
 impl Operation {
-    /// Is it known by another name from now on?
+    /// Whether the operation renames the instance.
     pub fn moves(&self) -> bool {
         self.from.is_some() && self.op == Op::Register
     }
@@ -170,20 +170,20 @@ impl Operation {
     }
 }
 
-/// An instance that somebody wants to know about.
+/// An instance to observe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InstanceQuery {
     pub instance: InstanceKey,
     pub host: Host,
-    /// What it is likely to be, where the target knows processes by what they are.
+    /// The expected spec, for targets that identify processes by their spec.
     pub spec: Option<Arc<HashedSpec>>,
 }
 
-/// What is looked at.
+/// The instances to observe.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scope {
     pub subjects: Vec<InstanceQuery>,
-    /// Everything in these counts, not only what is named above.
+    /// All instances of these namespaces, in addition to `subjects`.
     pub namespaces: BTreeSet<Name>,
 }
 
@@ -197,21 +197,21 @@ impl Scope {
     }
 }
 
-/// What to ask for results by.
+/// Handle of a submitted call.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Task {
     pub ids: Vec<String>,
-    /// What was answered at once.
+    /// Results that the call itself returned.
     #[serde(skip)]
     pub answered: Vec<OperationStatus>,
-    /// Which order each of the others stands for.
+    /// Operation id of each pending row.
     pub rows: BTreeMap<InstanceKey, String>,
-    /// Under which key a result is found, where that does not follow from the instance.
+    /// Result keys, where they do not follow from the instance.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub keys: BTreeMap<InstanceKey, String>,
 }
 
-/// How one operation stands.
+/// Status of one operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperationStatus {
     pub order: String,
@@ -226,16 +226,16 @@ pub enum OperationState {
     Failed { code: i64, message: String },
 }
 
-/// Why a call as a whole came to nothing.
+/// Failure of a whole call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendError {
-    /// It never left: nobody was there.
+    /// The request was not sent: the target cannot be reached.
     Unreachable(String),
-    /// No answer came: it may have been done, or not.
+    /// No response was received: the call may have been executed.
     NoAnswer,
-    /// The target answered, and refuses.
+    /// The target refused the call.
     Refused(String),
-    /// The target cannot just now, and did nothing.
+    /// The target is overloaded and did nothing.
     Busy(String),
 }
 
@@ -243,8 +243,8 @@ impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BackendError::Unreachable(why) => write!(f, "the target cannot be reached: {why}"),
-            BackendError::NoAnswer => f.write_str("the target did not answer"),
-            BackendError::Refused(why) => write!(f, "the target refuses: {why}"),
+            BackendError::NoAnswer => f.write_str("the target did not respond"),
+            BackendError::Refused(why) => write!(f, "the target refused the call: {why}"),
             BackendError::Busy(why) => write!(f, "the target is busy: {why}"),
         }
     }

@@ -1,9 +1,9 @@
-//! The wire between a gateway and its agents, which GSE keeps to itself.
+//! Agent protocol: messages between a gateway and its agents. GSE's own protocol is not public.
 //!
-//! An agent connects out. It joins with its hosts and a token, then holds one stream open, on which requests come
-//! [`Down`], a JSON object a line; what happened goes [`Up`] in batches. Both directions are numbered and resume: a
-//! request is sent again until its number was seen, a result until it was taken. An empty line says that somebody is
-//! still there.
+//! The agent opens the connection. It joins with its hosts and a token, then keeps one stream open, on which
+//! [`ToAgent`] messages arrive, one JSON object per line; [`FromAgent`] messages are sent in batches. Both directions
+//! are numbered and resumable: a request is repeated until its number was seen, a result until it was acknowledged. An
+//! empty line is a heartbeat.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use super::codes::GseOp;
 use crate::model::{HostKey, InstanceKey, Spec, SpecRevision};
 
-/// How often each side says something, however little.
+/// Interval between two heartbeats of each side.
 pub const HEARTBEAT_SECS: u64 = 3;
 
-/// Who asks to be the agent of some hosts.
+/// Request of an agent to serve some hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
-    /// The same as long as the agent keeps its folder: it may take over its own session, and nobody else's.
+    /// Stable for a data folder: the agent may take over its own session, but no other.
     pub agent: String,
     pub hosts: Vec<HostKey>,
     #[serde(default)]
@@ -26,7 +26,7 @@ pub struct Join {
     /// The agent's wall clock when it sent this, in milliseconds since 1970. Only shown and warned about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<i64>,
-    /// The agent understands [`Down::Heartbeat`].
+    /// The agent understands [`ToAgent::Heartbeat`].
     #[serde(default)]
     pub floors: bool,
     /// The largest sequence number this agent knows. The gateway numbers new operations above it, also after its store
@@ -38,7 +38,7 @@ pub struct Join {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Joined {
     pub session: String,
-    /// The last number of this agent's that was taken.
+    /// The last message number of this agent that the gateway has stored.
     pub acked: u64,
     /// Identity of the gateway's store: sequence numbers and floors of two stores do not compare. Empty: an older gateway.
     #[serde(default)]
@@ -49,15 +49,15 @@ pub struct Joined {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToAgent {
-    /// What is registered for an instance since some change of the store; without a spec: nothing is. The agent
-    /// relaunches with it. Of two, the one with the larger number is right, whichever comes last.
+    /// The registered spec of an instance, as of a change of the store; `None`: not registered. The agent relaunches with
+    /// it. The message with the larger number wins, whatever the order of arrival.
     #[serde(rename = "give")]
     SetSpec {
         instance: InstanceKey,
         given: Option<OwnedSpec>,
         changed: u64,
     },
-    /// All that was registered at that change has been given: whatever else the agent holds is registered no more.
+    /// All registrations as of that change have been sent: any other spec of the agent is no longer registered.
     Synced {
         as_of: u64,
     },
@@ -69,7 +69,7 @@ pub enum ToAgent {
         #[serde(default)]
         sent_ms: u64,
     },
-    /// The pools of a namespace on a host, as they were sent.
+    /// The resource pools of a namespace on a host, as the caller sent them.
     Groups {
         host: HostKey,
         namespace: String,
@@ -80,15 +80,15 @@ pub enum ToAgent {
 /// One operation on one instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpRequest {
-    /// Grows with every operation that must not be lost; 0: a mere look, which may be.
+    /// Increases with every operation that must not be lost; 0: a status query, which may be lost.
     pub seq: u64,
-    /// The same for the same operation, however often it comes.
+    /// Idempotency key: the same for every repetition of an operation.
     pub op_id: String,
     pub task: String,
     pub instance: InstanceKey,
     pub op: AgentOp,
     pub spec: Option<OwnedSpec>,
-    /// Of a reload: the fields that take effect by it; `None`: those that a reload reads by itself.
+    /// The fields that take effect with a reload; `None`: the fields with effect Reload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takes: Option<Vec<String>>,
     pub owner: Option<String>,
@@ -104,7 +104,7 @@ pub struct OpRequest {
     pub sent_ms: u64,
 }
 
-/// What is to be done: GSE's operations, and one of our own.
+/// An operation of an agent: those of GSE, and rename.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AgentOp {
@@ -116,7 +116,7 @@ pub enum AgentOp {
     Restart,
     Reload,
     Kill,
-    /// The instance is known by another name from now on; it goes on running.
+    /// Renames the instance; its process keeps running.
     Rename {
         from: InstanceKey,
     },
@@ -138,7 +138,7 @@ impl From<GseOp> for AgentOp {
 }
 
 impl AgentOp {
-    /// Does the spec that came with it become the given one when it succeeds?
+    /// Whether the spec of the operation becomes the registered one on success.
     pub fn registers_spec(&self) -> bool {
         match self {
             AgentOp::Start | AgentOp::Host | AgentOp::Restart | AgentOp::Reload | AgentOp::Rename { .. } => {
@@ -148,13 +148,13 @@ impl AgentOp {
         }
     }
 
-    /// Does it only look?
+    /// Whether the operation changes nothing.
     pub fn is_read_only(&self) -> bool {
         *self == AgentOp::Status
     }
 }
 
-/// A spec, with what came with it.
+/// A spec with its owner and revision.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OwnedSpec {
     pub spec: Arc<Spec>,
@@ -164,7 +164,7 @@ pub struct OwnedSpec {
     pub revision: Option<SpecRevision>,
 }
 
-/// From the agent to the gateway, in its own order.
+/// From the agent to the gateway, numbered by the agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FromAgent {
     pub seq: u64,
@@ -182,13 +182,13 @@ pub enum AgentMessage {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpResult {
     pub op_id: String,
-    /// Sequence number of the operation; 0: a look, or a result that an older agent stored.
+    /// Sequence number of the operation; 0: a status query, or a result that an older agent stored.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub seq: u64,
     pub code: i64,
     #[serde(default)]
     pub message: String,
-    /// Of a look: what was seen.
+    /// Result of a status query.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<serde_json::Value>,
 }
@@ -197,26 +197,26 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// How one instance stands on its host.
+/// State of one instance on its host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub instance: InstanceKey,
     /// Milliseconds since 1970.
     pub at: i64,
     pub hosted: bool,
-    /// What the agent relaunches it with: a gateway that lost its store learns it again.
+    /// The spec that the agent relaunches with; restores the registration at a gateway that lost its store.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub given: Option<OwnedSpec>,
     pub pid: Option<u32>,
-    /// The spec in effect in the running process; `None`: it does not run.
+    /// The spec in effect in the running process; `None`: not running.
     pub live: Option<OwnedSpec>,
-    /// The run part of the last run's revision, of a process that runs once.
+    /// The last run of a one-shot process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ran: Option<ReportedRun>,
     /// One of the words of `get processes`.
     #[serde(default)]
     pub health: String,
-    /// Since when it is as it is, and when it was last started: milliseconds since 1970.
+    /// Time of the last state change and of the last start: milliseconds since 1970.
     #[serde(default)]
     pub since: i64,
     #[serde(default)]
@@ -225,35 +225,35 @@ pub struct Report {
     pub message: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub version: String,
-    /// What the last run ended with.
+    /// Exit code of the last run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<i32>,
-    /// When the agent does something about it next: milliseconds since 1970.
+    /// Next action of the agent (retry or scheduled run): milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<i64>,
     #[serde(default)]
     pub cpu: f64,
     #[serde(default)]
     pub mem: f64,
-    /// Of each file in its configmap, whether it is what it is said to be.
+    /// State of each file in the configmap.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub config: Vec<(String, ConfigState)>,
-    /// The pid of a process that runs under this identity, and that the agent neither launched nor adopted.
+    /// Pid of a process with this identity that the agent neither launched nor adopted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stranger: Option<u32>,
 }
 
-/// How a configuration file stands to the sum that its spec states.
+/// State of a configuration file relative to the digest in the spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigState {
     AsStated,
     Differs,
-    /// Or it cannot be read.
+    /// Missing or unreadable.
     Missing,
 }
 
-/// What is known of the last run of a process that runs once.
+/// The last run of a one-shot process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ReportedRun {
@@ -263,7 +263,7 @@ pub enum ReportedRun {
     Unknown,
 }
 
-/// How far the gateway has taken what was told.
+/// The last message number that the gateway has stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acked {
     pub acked: u64,

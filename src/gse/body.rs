@@ -1,18 +1,20 @@
-//! GSE's bodies: register_proc_info (v1) and operate_proc (v2), from wishes.
+//! GSE request bodies: register_proc_info (v1) and operate_proc (v2).
 
 use serde_json::{Map, Value, json};
 
 use super::{Dialect, JobApi, Loss, Subject, job};
 use crate::model::{EnvValue, Field, Host, HostKey, Spec, State};
 
-/// The request bodies that say the same as the wishes, and what of them no body can say.
-/// `api` chooses the call of JOB.
+/// The request bodies of the given processes, and the parts that no body can transmit.
+/// `api`: the JOB call to use.
 pub fn bodies(subjects: &[Subject], dialect: Dialect, api: Option<JobApi>) -> (Vec<Value>, Vec<Loss>) {
     let mut losses = Vec::new();
     let (absent, subjects): (Vec<Subject>, Vec<Subject>) =
         subjects.iter().cloned().partition(|subject| subject.state == State::Absent);
     losses.extend(
-        absent.iter().map(|subject| Loss::new(subject, "state: absent", "a body declares what is there")),
+        absent.iter().map(|subject| {
+            Loss::new(subject, "state: absent", "a body can only declare an existing process")
+        }),
     );
     let bodies = match dialect {
         Dialect::Job => job::bodies(&subjects, api, &mut losses).iter().map(|body| json!(body)).collect(),
@@ -26,18 +28,22 @@ pub fn bodies(subjects: &[Subject], dialect: Dialect, api: Option<JobApi>) -> (V
 }
 
 fn body(subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Value {
-    let unsaid = dialect.unsaid(&subject.spec).into_iter();
-    losses.extend(unsaid.map(|field| Loss::field(subject, field, dialect)));
+    let unsupported = dialect.unsupported_fields(&subject.spec).into_iter();
+    losses.extend(unsupported.map(|field| Loss::field(subject, field, dialect)));
     if subject.spec.identity.user.is_none() {
         losses.push(Loss::new(
             subject,
             "identity.user",
-            format!("{} requires it, and it is unset", dialect.name()),
+            format!("{} requires it, but it is unset", dialect.name()),
         ));
     }
     if dialect == Dialect::GseV1 && subject.state != State::Running {
         let what = format!("state: {}", subject.state.word());
-        losses.push(Loss::new(subject, what, "register_proc_info only registers; an operation follows it"));
+        losses.push(Loss::new(
+            subject,
+            what,
+            "register_proc_info only registers; a separate operation sets the state",
+        ));
     }
     let mut meta = json!({"namespace": subject.key.namespace, "name": subject.key.name});
     if !subject.spec.labels.is_empty() {
@@ -57,7 +63,7 @@ fn body(subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Value {
 
 fn host(host: &Host, subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>) -> Option<Value> {
     let HostKey::Address { cloud, ip } = &host.key else {
-        let why = format!("{} knows hosts by address only", dialect.name());
+        let why = format!("{} identifies hosts by address only", dialect.name());
         losses.push(Loss::new(subject, format!("host {}", host.key), why));
         return None;
     };
@@ -67,12 +73,12 @@ fn host(host: &Host, subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>
         (Dialect::GseV1, None) => losses.push(Loss::new(
             subject,
             format!("bk_supplier_id of {}", host.key),
-            "gse-v1 requires it, and it is unset",
+            "gse-v1 requires it, but it is unset",
         )),
         (_, Some(_)) => losses.push(Loss::new(
             subject,
             format!("bk_supplier_id of {}", host.key),
-            format!("{} has no place for it", dialect.name()),
+            format!("{} does not support it", dialect.name()),
         )),
         (_, None) => {}
     }
@@ -80,13 +86,13 @@ fn host(host: &Host, subject: &Subject, dialect: Dialect, losses: &mut Vec<Loss>
         losses.push(Loss::new(
             subject,
             format!("bk_agent_id of {}", host.key),
-            format!("{} has no place for it", dialect.name()),
+            format!("{} does not support it", dialect.name()),
         ));
     }
     Some(value)
 }
 
-/// A map of what is set.
+/// A map of set fields.
 struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -107,13 +113,13 @@ impl Fields {
     }
 }
 
-/// A spec as a dialect's calls carry it: what is set, and what the dialect has a place for.
+/// A spec as the calls of a dialect carry it: the set fields that the dialect supports.
 pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
     let Spec { labels: _, identity, control, resource, monitor, report_id, configmap, env, job } = spec;
-    let says = |field: Field| dialect.says(field);
+    let supports = |field: Field| dialect.supports(field);
     let required = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     let identity = Fields::new()
-        // The documents' examples call it so, here and only here.
+        // Only the documents' examples use this name, and only here.
         .put("index_key", identity.value_key.clone())
         .put("proc_name", required(&identity.proc_name))
         .put("setup_path", required(&identity.setup_path))
@@ -129,7 +135,7 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
         .put("kill_cmd", control.kill_cmd.clone())
         .put("version_cmd", control.version_cmd.clone())
         .put("health_cmd", control.health_cmd.clone())
-        .put("start_mode", control.start_mode.filter(|_| says(Field::StartMode)).map(|mode| json!(mode)));
+        .put("start_mode", control.start_mode.filter(|_| supports(Field::StartMode)).map(|mode| json!(mode)));
     let resource = Fields::new()
         .put("cpu", resource.cpu.map(f64::from))
         .put("mem", resource.mem.map(f64::from))
@@ -143,7 +149,7 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
         .put("start_retries", monitor.start_retries)
         .put("start_interval", monitor.start_interval)
         .put("crontab_rule", monitor.crontab_rule.clone())
-        .put("op_timeout", monitor.op_timeout.filter(|_| says(Field::OpTimeout)));
+        .put("op_timeout", monitor.op_timeout.filter(|_| supports(Field::OpTimeout)));
     let files = configmap.iter().map(|file| {
         let file = Fields::new().put("path", file.path.clone()).put("md5", file.md5.clone());
         Value::Object(file.0)
@@ -165,12 +171,12 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
     let all = Fields::new()
         .section("identity", identity)
         .put("control", Some(Value::Object(control.0)))
-        .section("resource", if says(Field::Cpu) { resource } else { Fields::new() })
+        .section("resource", if supports(Field::Cpu) { resource } else { Fields::new() })
         .section(policy, monitor)
         .section("warn_report_policy", Fields::new().put("report_id", *report_id))
         .put("configmap", (!files.is_empty()).then_some(files))
-        .section("env", if says(Field::Env) { Fields(env) } else { Fields::new() })
-        .section("job", if says(Field::CycleTime) { job } else { Fields::new() });
+        .section("env", if supports(Field::Env) { Fields(env) } else { Fields::new() })
+        .section("job", if supports(Field::CycleTime) { job } else { Fields::new() });
     Value::Object(all.0)
 }
 

@@ -1,11 +1,11 @@
-//! Every code of the protocol by name, and what each operation's number means.
+//! Result codes and operation codes of the protocol.
 //!
-//! GSE's operations and JOB's `manage_proc` share numbers and not their meaning: 1 stops here and hosts there. They are
-//! two types, so that one is never sent for the other.
+//! GSE's operations and JOB's `manage_proc` use the same numbers with different meanings: 1 is stop in GSE and host in
+//! JOB. Two types keep them apart.
 
 use crate::model::Op;
 
-/// What a row of a result says.
+/// Code of a result row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RowCode(pub i64);
 
@@ -14,10 +14,10 @@ macro_rules! codes {
         impl $type {
             $($(#[$meta])* pub const $name: $type = $type($code);)*
 
-            /// Those that the documents name.
+            /// The documented codes.
             pub const ALL: &[$type] = &[$($type::$name),*];
 
-            /// In words; `None`: no document names it.
+            /// Description; `None`: not documented.
             pub fn meaning(self) -> Option<&'static str> {
                 match self {
                     $($type::$name => Some($meaning),)*
@@ -33,22 +33,22 @@ codes! {
     DONE = 0, "done";
     RUNNING = 115, "still running";
     AGENT_MISSING = 117, "the host's agent is missing";
-    ALREADY_RUNNING = 828, "it is running already";
-    NOT_RUNNING = 829, "it is not running";
-    BAD_OP_TYPE = 832, "there is no such operation";
+    ALREADY_RUNNING = 828, "the process is already running";
+    NOT_RUNNING = 829, "the process is not running";
+    BAD_OP_TYPE = 832, "unknown operation";
     CHECK_FAILED = 836, "the check after the operation failed";
-    EXISTS = 850, "it is registered already";
+    EXISTS = 850, "the process is already registered";
     COMMAND_FAILED = 65535, "the command failed";
-    STOPPING = 1015012, "it is being stopped";
-    /// Our gateway and agent only.
-    OLD_GENERATION = 1900409, "a newer controller has taken over: look again, plan again";
-    /// Our agent only: the operation reached it too late, or is final already. Nothing was done.
-    NOT_BEGUN = 1900408, "the operation was not begun";
-    /// Our gateway only: the agent is connected and gave no result before the row's deadline. It may have been carried out.
-    NO_RESULT = 1900504, "the agent gave no result in time";
+    STOPPING = 1015012, "the process is being stopped";
+    /// Abide gateway and agent only.
+    OLD_GENERATION = 1900409, "a newer controller has taken over: observe and plan again";
+    /// Abide agent only: the operation arrived too late, or is already final. Nothing was done.
+    NOT_BEGUN = 1900408, "the operation was not started";
+    /// Abide gateway only: the agent is connected and sent no result before the row's deadline. It may have run.
+    NO_RESULT = 1900504, "the agent sent no result in time";
 }
 
-/// What an envelope says.
+/// Code of an envelope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EnvelopeCode(pub i64);
 
@@ -57,18 +57,18 @@ codes! {
     OK = 0, "success";
     NOT_QUEUED = 1000115, "the task is not queued yet";
     NO_GSE = 50001, "the platform cannot reach GSE";
-    NO_AGENTS = 1011003, "none of these agents is known";
+    NO_AGENTS = 1011003, "unknown agents";
     RATE_LIMITED = 1642902, "too many requests";
     CONCURRENCY_LIMITED = 1642903, "too many requests at once";
-    /// Ours, where the documents name none.
-    BAD_REQUEST = 1900400, "the request cannot be understood";
-    NOT_ALLOWED = 1900403, "these credentials do not allow that";
-    UNKNOWN_TASK = 1900404, "there is no such task";
-    NO_SUCH_PATH = 1900405, "there is no such path or method";
-    TAKEN = 1900409, "another has it";
-    GONE = 1900410, "it is no longer there: begin anew";
+    /// Abide's own codes, where the documents define none.
+    BAD_REQUEST = 1900400, "invalid request";
+    NOT_ALLOWED = 1900403, "these credentials do not permit the call";
+    UNKNOWN_TASK = 1900404, "unknown task";
+    NO_SUCH_PATH = 1900405, "unknown path or method";
+    TAKEN = 1900409, "another process holds it";
+    GONE = 1900410, "no longer available: start over";
     TOO_LARGE = 1900413, "the request is too large";
-    STORE_FAILED = 1900507, "nothing was written: the store failed";
+    STORE_FAILED = 1900507, "the store failed: nothing was written";
 }
 
 /// An operation of GSE, and of JOB's operate_process.
@@ -113,7 +113,7 @@ impl GseOp {
         GseOp::ALL.into_iter().find(|op| op.code() == code)
     }
 
-    /// The number that a step goes by; `None`: register and unregister are calls of their own.
+    /// The operation of a step; `None`: register and unregister are separate calls.
     pub fn of(op: Op) -> Option<GseOp> {
         match op {
             Op::Start => Some(GseOp::Start),
@@ -147,7 +147,7 @@ impl ManageOp {
         [ManageOp::Host, ManageOp::Unhost].into_iter().find(|op| op.code() == code)
     }
 
-    /// The same to GSE.
+    /// The equivalent GSE operation.
     pub fn to_gse(self) -> GseOp {
         match self {
             ManageOp::Host => GseOp::Host,
@@ -170,7 +170,7 @@ mod tests {
             (Some(ManageOp::Host), Some(ManageOp::Unhost))
         );
         assert_eq!((ManageOp::from_code(0), ManageOp::from_code(3)), (None, None));
-        // The same number is another operation.
+        // The same number, another operation.
         assert_eq!((GseOp::from_code(1), ManageOp::Host.to_gse()), (Some(GseOp::Stop), GseOp::Host));
     }
 

@@ -1,21 +1,21 @@
-//! The keys of result maps. An address or an agent id may contain `:`, so a key is built and looked up, never split.
+//! Keys of result maps. An address or agent id may contain `:`, so a key is built and looked up, never split.
 
 use crate::model::{Host, HostKey, ProcessKey, Spec};
 
-/// `cloud:supplier:ip:namespace:name`, of the calls that know a supplier. A host without an address has none.
+/// `cloud:supplier:ip:namespace:name`, of calls with a supplier. `None`: a host without an address.
 pub fn v1(host: &Host, process: &ProcessKey) -> Option<String> {
     let HostKey::Address { cloud, ip } = &host.key else { return None };
     let supplier = host.supplier.unwrap_or(0);
     Some(format!("{cloud}:{supplier}:{ip}:{}:{}", process.namespace, process.name))
 }
 
-/// The same for what belongs to a namespace as a whole.
+/// The key of a whole namespace.
 pub fn v1_namespace(host: &Host, namespace: &str) -> Option<String> {
     let HostKey::Address { cloud, ip } = &host.key else { return None };
     Some(format!("{cloud}:{}:{ip}:{namespace}", host.supplier.unwrap_or(0)))
 }
 
-/// `cloud:ip:namespace:name`, or `agent_id:namespace:name` for who asked by agent.
+/// `cloud:ip:namespace:name`, or `agent_id:namespace:name` for a request by agent id.
 pub fn v2(host: &HostKey, process: &ProcessKey) -> String {
     match host {
         HostKey::Address { cloud, ip } => format!("{cloud}:{ip}:{}:{}", process.namespace, process.name),
@@ -23,7 +23,7 @@ pub fn v2(host: &HostKey, process: &ProcessKey) -> String {
     }
 }
 
-/// An address has many spellings; whoever asked looks a key up with his own.
+/// Uses the caller's spelling of an address, with which the caller looks the key up.
 pub fn as_written(key: String, host: &HostKey, written: Option<&String>) -> String {
     match (host, written) {
         (HostKey::Address { ip, .. }, Some(written)) => key.replacen(&ip.to_string(), written, 1),
@@ -31,7 +31,7 @@ pub fn as_written(key: String, host: &HostKey, written: Option<&String>) -> Stri
     }
 }
 
-/// `setup_path/proc_name:cloud:ip`: JOB knows a process by where it is.
+/// `setup_path/proc_name:cloud:ip`: JOB identifies a process by its path.
 pub fn job(host: &HostKey, spec: &Spec) -> String {
     let program = format!("{}/{}", spec.identity.setup_path.trim_end_matches('/'), spec.identity.proc_name);
     match host {

@@ -1,5 +1,5 @@
-//! The wire of BlueKing's GSE and JOB: what calls are sent and what they answer, from and to the model; codes and
-//! operations by name; the keys of results. Client and server use the same types.
+//! GSE and JOB wire formats: requests, responses, result codes, operations and result keys, and their conversion to
+//! and from the model. Client and gateway use the same types.
 
 pub mod agent_protocol;
 mod body;
@@ -15,7 +15,7 @@ pub use job::{Api as JobApi, JobBody, JobProcess, process_info as job_process};
 
 use crate::model::{Field, Host, ProcessKey, Spec, State};
 
-/// A process as a request body speaks of it: one spec, one state, some hosts.
+/// The content of a request body about a process: one spec, one state, some hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Subject {
     pub key: ProcessKey,
@@ -24,7 +24,7 @@ pub struct Subject {
     pub spec: Spec,
 }
 
-/// Something of a process that a body has no place for.
+/// A part of a process that a body cannot transmit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Loss {
     pub key: ProcessKey,
@@ -38,6 +38,6 @@ impl Loss {
     }
 
     fn field(subject: &Subject, field: Field, dialect: Dialect) -> Loss {
-        Loss::new(subject, field, format!("{} has no place for it", dialect.name()))
+        Loss::new(subject, field, format!("{} does not support it", dialect.name()))
     }
 }

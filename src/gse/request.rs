@@ -1,8 +1,8 @@
-//! What GSE's calls are sent, as callers send it: read tolerantly, told precisely when something is missing.
+//! GSE requests: tolerant parsing, with errors that name the field.
 //!
-//! Real callers send unknown fields, labels that are numbers, `hosts` or `agent_id_list`, `monitor_policy` or
-//! `alive_monitor_policy`, and empty texts for what they do not mean to say. All of that is taken as it is meant. What is
-//! missing or out of range is an error that names the field.
+//! Real callers send unknown fields, numeric labels, `hosts` or `agent_id_list`, `monitor_policy` or
+//! `alive_monitor_policy`, and empty texts for unset fields. All of these are accepted. A missing or out-of-range field is
+//! an error that names it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -15,7 +15,7 @@ use crate::model::{
     Resource, Secret, Spec, StartMode,
 };
 
-/// Why a request cannot be carried out: the field, and what is wrong with it.
+/// An invalid request: the field, and what is wrong with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
     pub field: String,
@@ -40,7 +40,7 @@ impl fmt::Display for RequestError {
 
 impl std::error::Error for RequestError {}
 
-/// The body of every call about processes. Which parts are needed the call decides.
+/// The body of every call about processes. Each call checks the parts that it requires.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct ProcRequest {
@@ -51,11 +51,11 @@ pub struct ProcRequest {
     pub spec: Option<SpecWire>,
     pub page: Option<PageWire>,
     pub task_id: Option<String>,
-    /// Of a reload by Abide's own clients: the fields that take effect by it.
+    /// Sent by Abide clients with a reload: the fields that take effect.
     pub takes: Option<Vec<String>>,
 }
 
-/// operate_proc_multi: several at once, and the operations may differ.
+/// operate_proc_multi: several processes, with different operations.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct MultiRequest {
@@ -65,9 +65,9 @@ pub struct MultiRequest {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct MetaWire {
-    #[serde(deserialize_with = "said")]
+    #[serde(deserialize_with = "loose_text")]
     pub namespace: Option<String>,
-    #[serde(deserialize_with = "said")]
+    #[serde(deserialize_with = "loose_text")]
     pub name: Option<String>,
     pub labels: Option<BTreeMap<String, Loose>>,
 }
@@ -75,11 +75,11 @@ pub struct MetaWire {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct HostWire {
-    #[serde(deserialize_with = "said")]
+    #[serde(deserialize_with = "loose_text")]
     pub ip: Option<String>,
     pub bk_cloud_id: Option<u64>,
     pub bk_supplier_id: Option<u64>,
-    #[serde(deserialize_with = "said")]
+    #[serde(deserialize_with = "loose_text")]
     pub bk_agent_id: Option<String>,
 }
 
@@ -90,7 +90,7 @@ pub struct PageWire {
     pub limit: Option<u64>,
 }
 
-/// A label's value, or an environment's: text, or what is as good as text.
+/// Value of a label or environment variable: a text, number or boolean.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub enum Loose {
@@ -133,24 +133,24 @@ wire! {
         job: JobWire,
     }
     IdentityWire {
-        #[serde(deserialize_with = "said")] proc_name: String,
-        #[serde(deserialize_with = "said")] setup_path: String,
-        #[serde(deserialize_with = "said")] pid_path: String,
-        #[serde(deserialize_with = "said")] config_path: String,
-        #[serde(deserialize_with = "said")] log_path: String,
-        #[serde(deserialize_with = "said")] user: String,
-        #[serde(deserialize_with = "said")] value_key: String,
-        #[serde(deserialize_with = "said")] index_key: String,
+        #[serde(deserialize_with = "loose_text")] proc_name: String,
+        #[serde(deserialize_with = "loose_text")] setup_path: String,
+        #[serde(deserialize_with = "loose_text")] pid_path: String,
+        #[serde(deserialize_with = "loose_text")] config_path: String,
+        #[serde(deserialize_with = "loose_text")] log_path: String,
+        #[serde(deserialize_with = "loose_text")] user: String,
+        #[serde(deserialize_with = "loose_text")] value_key: String,
+        #[serde(deserialize_with = "loose_text")] index_key: String,
     }
     ControlWire {
-        #[serde(deserialize_with = "said")] start_cmd: String,
-        #[serde(deserialize_with = "said")] stop_cmd: String,
-        #[serde(deserialize_with = "said")] restart_cmd: String,
-        #[serde(deserialize_with = "said")] reload_cmd: String,
-        #[serde(deserialize_with = "said")] kill_cmd: String,
-        #[serde(deserialize_with = "said")] version_cmd: String,
-        #[serde(deserialize_with = "said")] health_cmd: String,
-        #[serde(deserialize_with = "said")] start_mode: String,
+        #[serde(deserialize_with = "loose_text")] start_cmd: String,
+        #[serde(deserialize_with = "loose_text")] stop_cmd: String,
+        #[serde(deserialize_with = "loose_text")] restart_cmd: String,
+        #[serde(deserialize_with = "loose_text")] reload_cmd: String,
+        #[serde(deserialize_with = "loose_text")] kill_cmd: String,
+        #[serde(deserialize_with = "loose_text")] version_cmd: String,
+        #[serde(deserialize_with = "loose_text")] health_cmd: String,
+        #[serde(deserialize_with = "loose_text")] start_mode: String,
     }
     ResourceWire { cpu: f64, mem: f64, fd: u64, disk: u64, net: u64 }
     MonitorWire {
@@ -159,19 +159,19 @@ wire! {
         stop_check_secs: u32,
         start_retries: u32,
         start_interval: u32,
-        #[serde(deserialize_with = "said")] crontab_rule: String,
-        #[serde(deserialize_with = "said")] crotab_rule: String,
+        #[serde(deserialize_with = "loose_text")] crontab_rule: String,
+        #[serde(deserialize_with = "loose_text")] crotab_rule: String,
         op_timeout: u32,
     }
     WarnWire { report_id: i64 }
     ConfigWire {
-        #[serde(deserialize_with = "said")] path: String,
-        #[serde(deserialize_with = "said")] md5: String,
+        #[serde(deserialize_with = "loose_text")] path: String,
+        #[serde(deserialize_with = "loose_text")] md5: String,
     }
     JobWire {
-        #[serde(deserialize_with = "said")] proc_owner: String,
-        #[serde(deserialize_with = "said")] func_id: String,
-        #[serde(deserialize_with = "said")] instance_id: String,
+        #[serde(deserialize_with = "loose_text")] proc_owner: String,
+        #[serde(deserialize_with = "loose_text")] func_id: String,
+        #[serde(deserialize_with = "loose_text")] instance_id: String,
         instance_num: u32,
         cycle_time: u32,
         start_check_begin_time: u32,
@@ -190,24 +190,21 @@ pub enum EnvWire {
         #[serde(default)]
         secret: bool,
     },
-    /// A secret that the gateway knows: only its digest is said.
+    /// A secret that the gateway knows: only its digest is sent.
     Digest {
         digest: String,
     },
     Plain(Loose),
 }
 
-/// An empty text is nothing said; a number where a text belongs is its digits.
-fn said<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+/// An empty text is unset; a number in place of a text is its digits.
+fn loose_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
     Ok(match Value::deserialize(from)? {
         Value::String(text) if !text.is_empty() => Some(text),
         Value::Number(number) => Some(number.to_string()),
         Value::Null | Value::String(_) => None,
         other => {
-            return Err(serde::de::Error::custom(format!(
-                "a text was expected, and this is {}",
-                kind(&other)
-            )));
+            return Err(serde::de::Error::custom(format!("expected a text, found {}", kind(&other))));
         }
     })
 }
@@ -237,7 +234,7 @@ impl ProcRequest {
         })
     }
 
-    /// Every host once, in the order asked for, whichever way they were named.
+    /// Each host once, in request order, from `hosts` and `agent_id_list`.
     pub fn targets(&self) -> Result<Vec<Host>, RequestError> {
         let mut all: Vec<Host> = Vec::with_capacity(self.hosts.len() + self.agent_id_list.len());
         let mut seen = std::collections::HashSet::new();
@@ -251,7 +248,7 @@ impl ProcRequest {
             let wrong =
                 |error| RequestError::new(format!("agent_id_list[{at}]"), format!("cannot be used: {error}"));
             let key = match id.parse() {
-                // Who knows no id of a host's agent says where it is instead.
+                // Callers without an agent id send the address in its place.
                 Ok(key @ HostKey::Address { .. }) => key,
                 Ok(HostKey::Agent(_)) | Err(_) => HostKey::Agent(id.parse().map_err(wrong)?),
             };
@@ -263,7 +260,7 @@ impl ProcRequest {
         if all.is_empty() { Err(RequestError::missing("hosts")) } else { Ok(all) }
     }
 
-    /// Of hosts whose address is not written as we write it: how it is.
+    /// The spelling of addresses that are not in canonical form.
     pub fn written(&self) -> HashMap<HostKey, String> {
         let spelled = self.hosts.iter().filter_map(|wire| {
             let text = wire.ip.as_deref().filter(|text| text.contains(':'))?;
@@ -276,7 +273,7 @@ impl ProcRequest {
         spelled.collect()
     }
 
-    /// The whole spec, with the labels that stand beside it.
+    /// The spec, with the labels of `meta`.
     pub fn spec(&self) -> Result<Option<Spec>, RequestError> {
         let Some(wire) = &self.spec else { return Ok(None) };
         let mut spec = wire.spec()?;
@@ -298,23 +295,24 @@ impl HostWire {
             let id = agent_id.ok_or_else(|| RequestError::missing(&format!("{field}.ip")))?;
             return Ok(Host { key: HostKey::Agent(id), supplier: self.bk_supplier_id, agent_id: None });
         };
-        let ip = ip.parse().map_err(|_| RequestError::new(format!("{field}.ip"), "is no IP address"))?;
+        let ip = ip.parse().map_err(|_| RequestError::new(format!("{field}.ip"), "is not an IP address"))?;
         let cloud = self.bk_cloud_id.ok_or_else(|| RequestError::missing(&format!("{field}.bk_cloud_id")))?;
         Ok(Host { key: HostKey::Address { cloud, ip }, supplier: self.bk_supplier_id, agent_id })
     }
 }
 
 impl SpecWire {
-    /// What was said, and nothing that was not. The identity is required in full.
+    /// The spec with only the fields that were sent. The identity is required in full.
     pub fn spec(&self) -> Result<Spec, RequestError> {
         let identity = self.identity.as_ref().ok_or_else(|| RequestError::missing("spec.identity"))?;
         let required = |field: &str, text: &Option<String>| {
             text.clone().ok_or_else(|| RequestError::missing(&format!("spec.identity.{field}")))
         };
         let share = |field: &str, value: Option<f64>| match value.map(Percent::new) {
-            Some(None) => {
-                Err(RequestError::new(format!("spec.resource.{field}"), "is no percentage between 0 and 100"))
-            }
+            Some(None) => Err(RequestError::new(
+                format!("spec.resource.{field}"),
+                "is not a percentage between 0 and 100",
+            )),
             Some(percent) => Ok(percent),
             None => Ok(None),
         };
@@ -333,7 +331,7 @@ impl SpecWire {
             identity.value_key.clone(),
             identity.index_key.clone(),
         )?;
-        // The documents' examples misspell it.
+        // Misspelled in the documents' examples.
         let crontab_rule = monitor.crontab_rule.or(monitor.crotab_rule);
         let job = self.job.clone().unwrap_or_default();
         let auto_type = match monitor.auto_type {
@@ -406,7 +404,7 @@ impl SpecWire {
     }
 }
 
-/// A field that goes by two names: said under one of them, or the same under both.
+/// A field with two names: set under one of them, or equal under both.
 fn one<T: PartialEq>(
     field: &str,
     other: &str,
@@ -415,7 +413,7 @@ fn one<T: PartialEq>(
 ) -> Result<Option<T>, RequestError> {
     match (first, second) {
         (Some(first), Some(second)) if first != second => {
-            Err(RequestError::new(field, format!("and {other} say two different things")))
+            Err(RequestError::new(field, format!("and {other} have different values")))
         }
         (first, second) => Ok(first.or(second)),
     }

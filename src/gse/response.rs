@@ -1,4 +1,4 @@
-//! What GSE's calls answer: an envelope, and rows by key.
+//! GSE and JOB responses: an envelope, and result rows by key.
 
 use std::collections::BTreeMap;
 
@@ -7,18 +7,18 @@ use serde_json::Value;
 
 use super::codes::{EnvelopeCode, RowCode};
 
-/// Around every answer, also around a failure: HTTP says 200 either way.
+/// Envelope of every response, also of a failure: the HTTP status is 200 either way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Envelope<T> {
     pub result: bool,
     pub code: i64,
     #[serde(default)]
     pub message: String,
-    /// `null` when the platform could not ask.
+    /// `null` on failure.
     pub data: Option<T>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
-    /// JOB adds it, and says nothing with it.
+    /// Added by JOB; always empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permission: Option<Value>,
 }
@@ -36,12 +36,12 @@ impl<T> Envelope<T> {
         }
     }
 
-    /// As JOB answers: no word for success, and what it adds.
+    /// A JOB response: an empty message for success, and JOB's additional fields.
     pub fn of_job(data: T) -> Envelope<T> {
         Envelope { message: String::new(), ..Envelope::ok(data) }.as_job()
     }
 
-    /// JOB adds a number for the request, and permissions about which nothing is said.
+    /// JOB adds a request id, and permissions that are always null.
     pub fn as_job(self) -> Envelope<T> {
         use std::hash::{BuildHasher, RandomState};
         let request_id = format!("{:016x}", RandomState::new().hash_one(EnvelopeCode::OK));
@@ -54,13 +54,13 @@ impl<T> Envelope<T> {
     }
 }
 
-/// The result for one instance.
+/// Result of one instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub error_code: i64,
     #[serde(default)]
     pub error_msg: String,
-    /// Of a status query: JSON, in GSE as a text, in JOB as it is. Else an empty text.
+    /// Result of a status query as JSON: a text in GSE, an object in JOB. Otherwise an empty text.
     #[serde(default)]
     pub content: Value,
 }
@@ -79,41 +79,41 @@ impl Row {
     }
 }
 
-/// Rows by the key that the call uses.
+/// Rows by result key.
 pub type Rows = BTreeMap<String, Row>;
 
-/// What operate_proc answers.
+/// Response of operate_proc.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskData {
     pub task_id: String,
 }
 
-/// What JOB's calls answer.
+/// Response of JOB's calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobTaskData {
     pub bk_gse_taskid: String,
 }
 
-/// What JOB's get_proc_result answers.
+/// Response of JOB's get_proc_result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobResult {
-    /// 0: something is still running; 1: all rows are final.
+    /// 0: some rows are in progress; 1: all rows are final.
     pub status: i64,
     pub result: Rows,
 }
 
-/// One process as a status query tells of it.
+/// One process in the response of a status query.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StatusRow {
     pub meta: StatusMeta,
     pub host: StatusHost,
-    /// Expected: 0 not registered, 1 running, 2 stopped.
+    /// Expected state: 0 not registered, 1 running, 2 stopped.
     pub flag: i64,
-    /// Actual, in the same numbers.
+    /// Actual state, with the same numbers.
     pub status: i64,
-    /// Guarded. The first version has no such field.
+    /// Supervised. GSE 1.0 does not have this field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isauto: Option<bool>,
     pub message: String,
@@ -151,14 +151,14 @@ pub struct StatusHost {
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StatusData {
-    /// Of all pages; only where there are pages.
+    /// Total of all pages; only in paged responses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
     #[serde(default)]
     pub proc_infos: Vec<StatusRow>,
 }
 
-/// What a live look (operation 2) finds, inside a row's content.
+/// Result of a live status check (operation 2), in a row's content.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LiveStatus {
@@ -178,18 +178,18 @@ pub struct LiveProcess {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LiveInstance {
-    /// -1: it does not run.
+    /// -1: not running.
     pub pid: i64,
     pub is_auto: bool,
     pub process_name: String,
     pub cmdline: String,
     pub start_time: String,
-    /// Seconds since the process started; platforms differ in its form.
+    /// Seconds since the process started; the format differs between platforms.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub elapsed_time: Value,
     pub cpu_usage: f64,
     pub phy_mem_usage: f64,
-    /// Beyond GSE: it runs under this identity, and the agent neither launched nor adopted it.
+    /// Abide extension: the process has this identity, and the agent neither launched nor adopted it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub not_owned: bool,
 }
@@ -212,7 +212,7 @@ impl Default for LiveInstance {
 }
 
 impl LiveStatus {
-    /// From a row's content, as GSE (a text) or JOB (an object) writes it. `None`: it is neither.
+    /// Parses a row's content of GSE (a text) or JOB (an object). `None`: neither.
     pub fn read(content: &Value) -> Option<LiveStatus> {
         match content {
             Value::String(text) => serde_json::from_str(text).ok(),

@@ -1,4 +1,4 @@
-//! What people want: every instance fully resolved, each with the place in a file that asked for it.
+//! Desired state: every instance fully resolved, with the source location of its declaration.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use super::{AutoType, HashedSpec, Host, HostKey, InstanceKey, OnChange, Percent, ProcessKey};
 
-/// All instances wanted, and the policies that bind them.
+/// All desired instances, and the policies that apply to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
     pub instances: BTreeMap<InstanceKey, DesiredInstance>,
     pub policies: Vec<Policy>,
 }
 
-/// One instance as wanted. Instances of one process share what they have in common.
+/// One desired instance. Instances of one process share their spec and declaration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredInstance {
     pub host: Host,
@@ -29,7 +29,7 @@ impl Desired {
         hosts.filter_map(|host| Some((HostKey::Agent(host.agent_id.clone()?), host.key.clone()))).collect()
     }
 
-    /// Do both ask for the same of an instance? What neither of them wants is the same, too.
+    /// Whether both request the same for an instance. An instance that neither contains is the same.
     pub fn is_same_request(&self, other: &Desired, key: &InstanceKey) -> bool {
         match (self.instances.get(key), other.instances.get(key)) {
             (Some(one), Some(other)) => one.is_same_request(other),
@@ -40,7 +40,7 @@ impl Desired {
 }
 
 impl DesiredInstance {
-    /// Does it ask for the same? Where it is written, and which rules bind it, is no part of that.
+    /// Whether both request the same. The source location and the policies are not compared.
     pub fn is_same_request(&self, other: &DesiredInstance) -> bool {
         let same_origin =
             Arc::ptr_eq(&self.origin, &other.origin) || request_of(&self.origin) == request_of(&other.origin);
@@ -65,26 +65,26 @@ fn request_of(origin: &DeclaredProcess) -> impl PartialEq + '_ {
     (declared, state, depends_on, protect, adopt, moved_from, on_change, rollout)
 }
 
-/// What a declaration says of all of its instances.
+/// The part of a declaration that all of its instances share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeclaredProcess {
     pub place: SourceLocation,
-    /// The name as it was written: `web/api`, also for its instance `web/api_2`.
+    /// The name in the manifest: `web/api`, also for its instance `web/api_2`.
     pub declared: ProcessKey,
     pub state: State,
-    /// Sorted. A name means all instances declared under it, or the one that carries it.
+    /// Sorted. A name refers to all instances declared under it, or to the instance with that name.
     pub depends_on: Vec<ProcessKey>,
     pub protect: Vec<Protection>,
     pub adopt: bool,
-    /// Earlier names, the nearest first: taking over one of them is no restart.
+    /// Earlier names, the most recent first. Moving a process from one of them needs no restart.
     pub moved_from: Vec<ProcessKey>,
     pub on_change: OnChange,
     pub rollout: Option<Rollout>,
-    /// Which of the policies bind it.
+    /// Indexes of the policies that apply to it.
     pub policies: Vec<usize>,
 }
 
-/// Where something was written. Lines and columns count from 1, columns in characters.
+/// Position in a source file. Lines and columns count from 1, columns in characters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SourceLocation {
     pub file: Arc<str>,
@@ -103,7 +103,7 @@ pub enum State {
     #[default]
     Running,
     Stopped,
-    /// Running, and the agent does not guard it.
+    /// Running, and not supervised by the agent.
     Unhosted,
     Absent,
 }
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    /// What somebody wants to be so who sends this GSE operation (0 start … 9 kill); `None`: there is no such one.
+    /// The state that a GSE operation requests (0 start … 9 kill); `None`: no such operation.
     pub fn wanted_by(op_type: i64, auto_type: AutoType) -> Option<State> {
         match op_type {
             0 | 2 | 3 | 7 | 8 => Some(State::Running),
@@ -130,7 +130,7 @@ impl State {
         }
     }
 
-    /// What is left when the guard goes: a one-shot process is not kept running anyway.
+    /// The state after supervision ends. A one-shot process is not kept running, so it counts as stopped.
     pub fn unsupervised(auto_type: AutoType) -> State {
         match auto_type {
             AutoType::OneShot => State::Stopped,
@@ -146,7 +146,7 @@ impl State {
     }
 }
 
-/// What a protected process is protected from.
+/// An operation that `protect:` forbids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Protection {
     Delete,
@@ -166,7 +166,7 @@ impl Protection {
     }
 }
 
-/// A number of things, or a share of them.
+/// A count, or a share of a total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     Count(u64),
@@ -202,7 +202,7 @@ impl fmt::Display for Amount {
     }
 }
 
-/// How a change spreads. Unset: all at once, as far as budgets allow.
+/// Rollout settings. Unset: all instances at once, within the budgets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rollout {
     pub batch: Option<Amount>,
@@ -212,12 +212,12 @@ pub struct Rollout {
     pub auto_rollback: Option<bool>,
 }
 
-/// Rules for a directory and everything below it.
+/// Rules for a directory tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     pub name: String,
     pub place: SourceLocation,
-    /// Binds what was read from this directory or below.
+    /// Applies to manifests in this directory or below.
     pub reach: PathBuf,
     pub owner: Option<String>,
     pub allow: Allow,
@@ -225,7 +225,7 @@ pub struct Policy {
     pub windows: Vec<Window>,
 }
 
-/// Patterns (`*` stands for any text). `None` allows everything, an empty list nothing.
+/// Patterns (`*` matches any text). `None` allows everything, an empty list nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allow {
     pub namespaces: Option<Vec<String>>,
@@ -239,7 +239,7 @@ pub struct Budgets {
     pub restart: Option<Amount>,
 }
 
-/// When some operations may happen. Outside of every window that names them they are held.
+/// A maintenance window. Operations that some window names are held outside of all windows that name them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     pub days: Days,
@@ -259,7 +259,7 @@ pub struct TimeOfDay {
     pub minute: u8,
 }
 
-/// What a window can be for.
+/// An operation that a window, a budget or a protection restricts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Disruption {
     Start,

@@ -1,25 +1,25 @@
-//! The dialects that targets speak, and what each can say. One table, no `if`s elsewhere.
+//! Dialects of targets, and the fields that each supports. The only place that lists them.
 
 use super::{Field, Spec};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dialect {
-    /// register_proc_info: a registry of specs.
+    /// register_proc_info: the target has a registry of specs.
     GseV1,
-    /// operate_proc: the spec in every call.
+    /// operate_proc: every call carries the spec.
     GseV2,
     /// GSE 2.0 through the API gateway.
     GseApigw,
     /// manage_proc and operate_process.
     Job,
-    /// Our own gateway.
+    /// The Abide gateway.
     Abide,
 }
 
 impl Dialect {
     pub const ALL: [Dialect; 5] =
         [Dialect::GseV1, Dialect::GseV2, Dialect::GseApigw, Dialect::Job, Dialect::Abide];
-    /// Those that have request bodies of their own.
+    /// The dialects with distinct request bodies.
     pub const BODIES: [Dialect; 3] = [Dialect::GseV1, Dialect::GseV2, Dialect::Job];
 
     pub fn name(self) -> &'static str {
@@ -32,8 +32,8 @@ impl Dialect {
         }
     }
 
-    /// Is there a place for the field?
-    pub fn says(self, field: Field) -> bool {
+    /// Whether the dialect can transmit the field.
+    pub fn supports(self, field: Field) -> bool {
         let (v1, v2, apigw, job) = match field {
             Field::ProcName
             | Field::SetupPath
@@ -79,8 +79,8 @@ impl Dialect {
         }
     }
 
-    /// The fields of a spec that are set, mean something, and cannot be said.
-    pub fn unsaid(self, spec: &Spec) -> Vec<Field> {
-        Field::ALL.iter().copied().filter(|field| !self.says(*field) && spec.is_set(*field)).collect()
+    /// The fields of a spec that are set and that the dialect cannot transmit.
+    pub fn unsupported_fields(self, spec: &Spec) -> Vec<Field> {
+        Field::ALL.iter().copied().filter(|field| !self.supports(*field) && spec.is_set(*field)).collect()
     }
 }

@@ -1,22 +1,22 @@
-//! What a changed field asks for, from nothing to a new process. The table itself is `model::classes`.
+//! Effects of a field change, from none to a new process. The table is in `model::effects`.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use super::Field;
 
-/// Ordered by how much it disturbs: the strongest among the changed fields decides.
+/// Ordered by disturbance: the strongest effect among the changed fields decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Effect {
     /// Left out of every comparison; sent with the next operation that carries the spec.
     None,
-    /// The engine is told; the process is not touched.
+    /// The new spec is registered with the engine; the process is not touched.
     Register,
-    /// The process is asked to read its configuration again; its pid stays.
+    /// The process reloads its configuration; its pid stays.
     Reload,
     /// A new process under the same identity.
     Restart,
-    /// The old process is stopped as it was known, the new one started as it is to be known.
+    /// The old process is stopped under its old identity, the new one started under the new identity.
     Replace,
 }
 
@@ -45,5 +45,5 @@ impl fmt::Display for Effect {
     }
 }
 
-/// A process's own word on some fields; it goes before the table.
+/// Per-process effects of some fields; they override the table.
 pub type OnChange = BTreeMap<Field, Effect>;

@@ -1,4 +1,4 @@
-//! The effect table: each field of a spec, and the class that a change of it has; and the digests made by it.
+//! Effect table: the effect of a change to each field of a spec, and the digests of a spec per effect.
 //!
 //! Total by construction, twice: `Spec::values` takes the spec apart with no `..`, so a new field of the struct
 //! does not compile until it is listed; [`base_effect`] matches every [`Field`], so a new name does not
@@ -6,8 +6,8 @@
 
 use super::{Effect, Field, OnChange, Spec, SpecRevision, StartMode, Value};
 
-/// The class of a field before a process's own `on_change`. `log_path` is where the agent sends the output
-/// of a foreground process, and a mere remark about a daemon.
+/// The effect of a field before a process's own `on_change`. The agent writes the output of a foreground process to
+/// `log_path`; for a daemon the field is informational.
 pub fn base_effect(field: Field, mode: StartMode) -> Effect {
     match field {
         Field::Labels
@@ -51,31 +51,31 @@ pub fn base_effect(field: Field, mode: StartMode) -> Effect {
     }
 }
 
-/// The class of a field for one process: its own word, else the table's.
+/// The effect of a field for one process: its `on_change` entry, else the base effect.
 pub fn effect_of(field: Field, mode: StartMode, on_change: &OnChange) -> Effect {
     on_change.get(&field).copied().unwrap_or_else(|| base_effect(field, mode))
 }
 
-/// The table for one process: its own word, its mode and what its target can say taken in.
+/// The table of one process: includes its `on_change`, its start mode and the fields that its target supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EffectTable([Effect; Field::COUNT]);
 
 impl EffectTable {
     pub fn new(mode: StartMode, on_change: &OnChange) -> EffectTable {
-        let mut classes = [Effect::None; Field::COUNT];
+        let mut effects = [Effect::None; Field::COUNT];
         for field in Field::ALL {
-            classes[*field as usize] = effect_of(*field, mode, on_change);
+            effects[*field as usize] = effect_of(*field, mode, on_change);
         }
-        EffectTable(classes)
+        EffectTable(effects)
     }
 
     pub fn of(spec: &Spec, on_change: &OnChange) -> EffectTable {
         EffectTable::new(spec.control.start_mode.unwrap_or_default(), on_change)
     }
 
-    /// A field that cannot be said is no difference.
-    pub fn without(mut self, unsaid: impl Fn(Field) -> bool) -> EffectTable {
-        for field in Field::ALL.iter().filter(|field| unsaid(**field)) {
+    /// Excludes the fields that a target does not support from every comparison.
+    pub fn without(mut self, unsupported: impl Fn(Field) -> bool) -> EffectTable {
+        for field in Field::ALL.iter().filter(|field| unsupported(**field)) {
             self.0[*field as usize] = Effect::None;
         }
         self
@@ -85,23 +85,23 @@ impl EffectTable {
         self.0[field as usize]
     }
 
-    /// The digests of one spec. Fields of class None are in none of them.
+    /// The digests of one spec. Fields with effect None are in none of them.
     pub fn revision(&self, spec: &Spec) -> SpecRevision {
         self.digests(spec).0
     }
 
-    /// The digests, and one of them all that no two specs share.
+    /// The digests, and a digest of all fields, which is unique per spec.
     pub(super) fn digests(&self, spec: &Spec) -> (SpecRevision, [u8; 16]) {
-        // A documented default is the same as nothing, written out or not.
+        // A documented default equals an unset field.
         let values = spec.values();
         let set = values.iter().filter(|(field, _)| spec.is_set(*field));
         let set: Vec<_> = set.map(|(field, value)| (self.effect(*field), field.path(), value)).collect();
-        // Written down first: hashing a few hundred bytes at once is many times as fast as piece by piece.
+        // Serialized first: one hash over a few hundred bytes is much faster than many small updates.
         let mut text = Vec::with_capacity(1024);
         let mut whole = Vec::with_capacity(5 * blake3::OUT_LEN);
         let mut digest = |wanted: fn(Effect) -> bool| {
             text.clear();
-            for (_, path, value) in set.iter().filter(|(class, _, _)| wanted(*class)) {
+            for (_, path, value) in set.iter().filter(|(effect, _, _)| wanted(*effect)) {
                 put(&mut text, path);
                 put_value(&mut text, value);
             }
@@ -123,14 +123,14 @@ impl EffectTable {
     }
 }
 
-/// Length first, so that no two lists of texts are the same bytes.
+/// Length-prefixed, so that no two lists of texts have the same bytes.
 fn put(to: &mut Vec<u8>, text: &str) {
-    // No text is longer than a file may be.
+    // The file size limit bounds every text.
     to.extend_from_slice(&(text.len() as u32).to_le_bytes());
     to.extend_from_slice(text.as_bytes());
 }
 
-/// A byte for the kind and a count for what repeats keep different values apart.
+/// A type byte and a count keep the encodings of different values distinct.
 fn put_value(to: &mut Vec<u8>, value: &Value<'_>) {
     let mut begin = |kind: u8, count: usize| {
         to.push(kind);

@@ -1,4 +1,4 @@
-//! The fields of a spec by name: what a plan, `on_change` and `explain` call them.
+//! Names of the fields of a spec, as plans, `on_change` and `explain` use them.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ macro_rules! fields {
             pub const ALL: &[Field] = &[$(Field::$field),*];
             pub const COUNT: usize = Field::ALL.len();
 
-            /// Where it stands in a manifest, with the leading `spec.` left out.
+            /// Path in a manifest, without the leading `spec.`.
             pub fn path(self) -> &'static str {
                 match self { $(Field::$field => $path),* }
             }
@@ -62,7 +62,7 @@ fields! {
 }
 
 impl Field {
-    /// Reads a path as people write it: from the document's root, or without the leading `spec.`.
+    /// Parses a path, with or without the leading `spec.`.
     pub fn from_path(path: &str) -> Option<Field> {
         let path = path.strip_prefix("spec.").unwrap_or(path);
         Field::ALL.iter().copied().find(|field| field.path() == path)

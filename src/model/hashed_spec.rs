@@ -1,7 +1,7 @@
-//! A spec that changes no more, with what is asked of it again and again.
+//! Immutable spec with its precomputed digests.
 //!
-//! A fleet is compared with what is there at every pass, and most of it is as it was. Digests are made once, when a
-//! spec is read, so that the comparison touches two lines of memory instead of every text of two specs.
+//! Every pass compares the whole fleet, and most instances have not changed. The digests are computed once, when a spec
+//! is read, so that a comparison touches two cache lines instead of every text of two specs.
 
 use std::ops::Deref;
 
@@ -11,7 +11,7 @@ use super::{EffectTable, Field, OnChange, Spec, SpecRevision};
 pub struct HashedSpec {
     sum: [u8; 16],
     revision: SpecRevision,
-    /// A bit for each field that was given a value.
+    /// One bit per field that is set.
     set: u64,
     spec: Spec,
 }
@@ -25,7 +25,7 @@ impl HashedSpec {
         HashedSpec { sum, revision, set, spec }
     }
 
-    /// A spec with secrets of which only digests are known, and what was made of it where they are known.
+    /// A spec in which secrets are digests, with the revision and sum computed where the secrets are known.
     pub fn redacted(spec: Spec, revision: SpecRevision, sum: [u8; 16]) -> HashedSpec {
         let set = HashedSpec::mask(Field::ALL.iter().copied().filter(|field| spec.is_set(*field)));
         HashedSpec { sum, revision, set, spec }
@@ -35,17 +35,17 @@ impl HashedSpec {
         self.sum
     }
 
-    /// The digests on a target that can say everything, for a process without a word of its own on its fields.
+    /// The digests on a target that supports every field, for a process without `on_change`.
     pub fn revision(&self) -> &SpecRevision {
         &self.revision
     }
 
-    /// Do these two wish for the same? A default that is written out is no difference.
+    /// Whether both specs request the same. An explicit default equals an unset field.
     pub fn is_equivalent(&self, other: &HashedSpec) -> bool {
         self.sum == other.sum
     }
 
-    /// Two that have the same are the same, word for word.
+    /// Two specs with the same digest are identical, including which fields are set.
     pub fn digest(&self) -> ([u8; 16], u64) {
         (self.sum, self.set)
     }

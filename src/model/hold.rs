@@ -1,10 +1,10 @@
-//! What a person asked for beside the manifests: leave this instance as I left it; leave this namespace alone.
+//! Holds and pauses: requests of a person that keep the controller from changing an instance or a namespace.
 
 use serde::{Deserialize, Serialize};
 
 use super::{InstanceKey, Name, Time};
 
-/// Left by an operation that somebody did by hand, so that nothing undoes it.
+/// Created by a manual operation, so that no plan undoes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     pub instance: InstanceKey,
@@ -14,7 +14,7 @@ pub struct Hold {
     pub until: Option<Time>,
 }
 
-/// Nothing is done in a namespace, or anywhere.
+/// No plan changes a namespace, or any process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pause {
     /// `None`: everywhere.
@@ -25,7 +25,7 @@ pub struct Pause {
 }
 
 impl Pause {
-    /// Where a pause is kept. One of everything has a name that no namespace can have.
+    /// The store key of a pause. `*` is not a valid namespace, so the global pause has a key of its own.
     pub fn store_key(namespace: Option<&Name>) -> String {
         namespace.map_or("pause/*".to_owned(), |name| format!("pause/{name}"))
     }

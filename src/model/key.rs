@@ -1,4 +1,4 @@
-//! Keys: what a host, a process and an instance are called, on the wire and on the screen.
+//! Keys of hosts, processes and instances, on the wire and in output.
 //!
 //! An instance is `cloud:ip:namespace:name`, or `@AGENT_ID:namespace:name` for a host that is known only by
 //! its agent. An IPv6 address and an agent id may contain `:`; a namespace or a name may not. So a key is
@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest namespace or name taken: a result key has to fit into one column of somebody's database.
+/// Maximum length of a namespace or name: a result key must fit into a database column of the platform.
 const MAX_NAME: usize = 128;
-/// The longest agent id that GSE 2.0 gives out.
+/// Maximum length of a GSE 2.0 agent id.
 const MAX_AGENT_ID: usize = 64;
 
-/// Why a text is no key. Reads on from "…cannot be used: ".
+/// Why a text is not a key. Completes the sentence "…cannot be used: ".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyError {
     Empty,
@@ -46,7 +46,7 @@ impl fmt::Display for KeyError {
 
 impl std::error::Error for KeyError {}
 
-/// A namespace, or the name of a process. Cheap to clone: a fleet says the same few names a million times.
+/// A namespace, or the name of a process. Cheap to clone: a fleet repeats few names many times.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<str>);
 
@@ -102,7 +102,7 @@ impl FromStr for AgentId {
     }
 }
 
-/// How a host is told from every other: by area and address, or, knowing no address, by its agent.
+/// Identity of a host: area and address or, without a known address, its agent id.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostKey {
     Address { cloud: u64, ip: IpAddr },
@@ -127,7 +127,7 @@ impl FromStr for HostKey {
         }
         let form = || KeyError::Form(text.to_owned(), "CLOUD:IP or @AGENT_ID");
         let (cloud, ip) = text.split_once(':').ok_or_else(form)?;
-        // `+5` parses as a number, but no key is ever written so.
+        // `+5` parses as a number, but is not a canonical key.
         if !cloud.bytes().all(|b| b.is_ascii_digit()) {
             return Err(KeyError::Cloud(cloud.to_owned()));
         }
@@ -137,18 +137,18 @@ impl FromStr for HostKey {
     }
 }
 
-/// A host with everything the user said of it. The key alone decides which host it is.
+/// A host with all settings of its manifest entry. The key alone identifies the host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Host {
     pub key: HostKey,
-    /// GSE 1.0 calls need it beside the cloud id; unset is not sent.
+    /// GSE 1.0 calls need it in addition to the cloud id; unset is not sent.
     pub supplier: Option<u64>,
     /// Set for a host known by its address *and* its agent; a host keyed by its agent has it in the key.
     pub agent_id: Option<AgentId>,
 }
 
 impl Host {
-    /// The agent id, wherever it stands.
+    /// The agent id, from the key or the field.
     pub fn agent(&self) -> Option<&AgentId> {
         match &self.key {
             HostKey::Agent(id) => Some(id),
@@ -157,7 +157,7 @@ impl Host {
     }
 }
 
-/// One declared process, wherever it runs: `namespace/name`.
+/// One declared process, on any host: `namespace/name`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessKey {
     pub namespace: Name,
@@ -221,7 +221,7 @@ impl FromStr for InstanceKey {
     }
 }
 
-/// A key is text to everybody outside: the same for serde, `Debug` and people.
+/// Keys have one text form, for serde, `Debug` and `Display`.
 macro_rules! as_text {
     ($($key:ty),*) => {$(
         impl fmt::Debug for $key {

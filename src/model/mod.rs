@@ -1,4 +1,6 @@
-//! The nouns. Plain data: ordered, comparable, no I/O, no clock, and nothing here knows any other room.
+//! Domain types: keys, specs, desired and observed state, plans. Plain, ordered, comparable data.
+//!
+//! No I/O, no clock, and no dependency on any other module.
 
 mod desired;
 mod dialect;

@@ -1,36 +1,36 @@
-//! What was seen: every instance that a target knows, and where it could not be looked.
+//! Observed state: every instance that a target reports, and the hosts that could not be observed.
 //!
-//! There are three answers to a look, because there are three. What is to be stopped or removed needs a
-//! [`Present`], which only a look can give, and only when every fact is known.
+//! An instance is present, absent or unknown. Stopping or removing an instance needs a [`Present`], which only
+//! [`Observed::presence`] returns, and only when every fact is known: an unknown instance cannot be deleted by mistake.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Desired, HashedSpec, HostKey, InstanceKey, SpecRevision, Time};
 
-/// All instances seen.
+/// All observed instances.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observed {
     pub instances: BTreeMap<InstanceKey, ObservedInstance>,
-    /// Hosts that could not be looked at, and why.
+    /// Hosts that could not be observed, with the cause.
     pub gaps: BTreeMap<HostKey, String>,
-    /// When this look was taken.
+    /// Time of the observation.
     pub at: Time,
 }
 
-/// One instance as a target tells of it.
+/// One instance as its target reports it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ObservedInstance {
-    /// Somebody says that nothing of it is known.
+    /// The state of the instance is unknown, whatever the other fields contain.
     pub unknown: bool,
     /// `None`: not known.
     pub registered: Option<bool>,
     pub hosted: Option<bool>,
     pub running: Option<bool>,
-    /// The users' labels, without ours.
+    /// User labels, without the `abide_*` labels.
     pub labels: BTreeMap<String, String>,
     pub owner: Option<Arc<str>>,
-    /// The spec the engine holds.
+    /// The spec registered with the engine.
     pub registered_spec: KnownSpec,
     /// The spec in effect in the running process.
     pub live: KnownSpec,
@@ -41,13 +41,13 @@ pub struct ObservedInstance {
     pub started: Option<Time>,
     /// The agent reports that it neither started nor adopted the running process.
     pub not_owned: bool,
-    /// Since when it is as it is; `None`: long ago.
+    /// Time of the last state change; `None`: long ago.
     pub since: Option<Time>,
-    /// When the host told so; `None`: just now.
+    /// Time of the host's report; `None`: the time of the observation.
     pub report_time: Option<Time>,
 }
 
-/// How much is known of a spec.
+/// How much of a spec is known.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum KnownSpec {
     #[default]
@@ -66,15 +66,15 @@ impl KnownSpec {
     }
 }
 
-/// What is known of the last run of a one-shot process.
+/// The last run of a one-shot process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LastRun {
     #[default]
     Unknown,
     Never,
-    /// What the engine holds.
+    /// The registered spec.
     Given,
-    /// The run part of a revision.
+    /// The run digest of a revision.
     Digest(u32),
 }
 
@@ -83,7 +83,7 @@ pub enum Health {
     Healthy,
     Starting,
     Degraded,
-    /// The agent gave up, or a one-shot ended with another code than 0.
+    /// The agent gave up, or a one-shot exited with a code other than 0.
     Failed,
     Unknown,
     #[default]
@@ -112,16 +112,16 @@ impl Health {
     }
 }
 
-/// The answer to a look.
+/// Whether an instance exists on its target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Presence<'a> {
     Present(Present<'a>),
     Absent,
-    /// Why it is not known.
+    /// With the cause.
     Unknown(&'a str),
 }
 
-/// An instance that was seen, with every fact.
+/// An observed instance of which every fact is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Present<'a> {
     seen: &'a ObservedInstance,
@@ -141,27 +141,27 @@ impl Observed {
         self.presence(&key.host, self.instances.get(key))
     }
 
-    /// Takes in a closer and newer look at some of it: facts count, specs and owners stay as they are known.
-    pub fn merge_live_check(&mut self, closer: Observed) {
-        for (key, new) in closer.instances {
+    /// Merges a live check of some instances: its facts replace the observed ones, specs and owners are kept.
+    pub fn merge_live_check(&mut self, live: Observed) {
+        for (key, new) in live.instances {
             let nothing = !new.unknown && new.running == Some(false) && new.hosted == Some(false);
-            let unheard = new.unknown && new.registered == Some(false);
-            if (nothing || unheard) && !self.instances.contains_key(&key) {
+            let unregistered = new.unknown && new.registered == Some(false);
+            if (nothing || unregistered) && !self.instances.contains_key(&key) {
                 continue;
             }
-            let row = self.instances.entry(key).or_default();
-            row.unknown = new.unknown;
-            (row.hosted, row.running) = (new.hosted, new.running);
-            row.registered = row.registered.or(new.registered);
-            (row.pid, row.started, row.report_time) = (new.pid, new.started, new.report_time);
-            row.not_owned = new.not_owned;
+            let seen = self.instances.entry(key).or_default();
+            seen.unknown = new.unknown;
+            (seen.hosted, seen.running) = (new.hosted, new.running);
+            seen.registered = seen.registered.or(new.registered);
+            (seen.pid, seen.started, seen.report_time) = (new.pid, new.started, new.report_time);
+            seen.not_owned = new.not_owned;
         }
-        self.gaps.extend(closer.gaps);
+        self.gaps.extend(live.gaps);
     }
 
-    /// How long before this look a row was told, in seconds.
+    /// Age of an instance's report at the time of the observation, in seconds.
     pub fn age(&self, seen: &ObservedInstance) -> u64 {
-        seen.report_time.map_or(0, |told| self.at.secs_since(told))
+        seen.report_time.map_or(0, |reported| self.at.secs_since(reported))
     }
 
     /// Moves rows and gaps under a host's agent id to its address, where the manifests state both. `Err`: an instance has a
@@ -182,12 +182,12 @@ impl Observed {
         Ok(self)
     }
 
-    /// The same for a row that is at hand.
-    pub fn presence<'a>(&'a self, host: &HostKey, row: Option<&'a ObservedInstance>) -> Presence<'a> {
+    /// The presence of an instance whose observed state the caller has looked up.
+    pub fn presence<'a>(&'a self, host: &HostKey, seen: Option<&'a ObservedInstance>) -> Presence<'a> {
         if let Some(why) = self.gaps.get(host) {
             return Presence::Unknown(why);
         }
-        match row {
+        match seen {
             None => Presence::Absent,
             Some(seen) if seen.unknown => Presence::Unknown("its state is not known"),
             Some(seen) => match (seen.registered, seen.hosted, seen.running) {

@@ -1,4 +1,4 @@
-//! What will be done, and what not: complete, ordered, each with its reason. Carrying it out decides nothing.
+//! Plan: all steps in order and all held changes, each with its reasons. Execution makes no further decision.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,60 +9,60 @@ use super::{Field, HashedSpec, Host, InstanceKey, ProcessKey, SourceLocation, Sp
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// One after the other. Within one, the steps of an instance run in order and instances do not wait.
+    /// Executed one after another. Within a wave, the steps of one instance run in order; instances are independent.
     pub waves: Vec<Wave>,
     /// Sorted by instance.
     pub held: Vec<HeldChange>,
-    /// What people should know beside.
+    /// Notes for the operator.
     pub notes: Vec<String>,
-    /// Instances that are as they are wanted.
+    /// Number of instances that are in sync.
     pub in_sync: usize,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Wave {
     pub steps: Vec<Step>,
-    /// What must hold before the next wave begins, beside every chain having come to its end.
+    /// Conditions for the next wave, in addition to the end of every chain.
     pub gates: Vec<Gate>,
 }
 
 /// One operation on one instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Counts from 1 through the plan.
+    /// Numbered from 1 in plan order.
     pub id: usize,
     pub instance: InstanceKey,
     pub host: Host,
     pub op: Op,
     /// Which spec it works with.
     pub spec_side: SpecSide,
-    /// That spec. `None`: the engine has it, or needs none.
+    /// That spec. `None`: the engine knows it, or needs none.
     pub spec: Option<Arc<HashedSpec>>,
-    /// The revision of the new spec, for the label that is read back later.
+    /// Revision of the new spec, for the `abide_rev` label.
     pub revision: Option<SpecRevision>,
-    /// Of a reload: the fields that take effect by it.
+    /// The fields that take effect with a reload.
     pub reloaded_fields: Vec<Field>,
     pub pid_stays: bool,
-    /// It may cost something that is there, or rests on a guess: the instance is looked at once more right before.
+    /// A live check precedes the step: it is destructive, or rests on an assumption.
     pub needs_live_check: bool,
-    /// The name that it was known by so far: the first such step takes over what is there. Where that name has steps
-    /// of its own, they come first, and if one of them fails, these are skipped.
+    /// The earlier name of a moved instance: the first such step takes it over. Steps of the earlier name itself run
+    /// first; if one of them fails, these are skipped.
     pub from: Option<InstanceKey>,
     pub why: Vec<Why>,
 }
 
-/// Between two batches of a rollout.
+/// Condition between two batches of a rollout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gate {
     pub process: ProcessKey,
-    /// How long what was changed must stay healthy.
+    /// How long the changed instances must stay healthy.
     pub soak_secs: u64,
     /// More failures than this end the rollout.
     pub max_failures: u64,
     pub auto_rollback: bool,
 }
 
-/// In the order that decides between ways of equal length and disturbance.
+/// In the order that decides between plans of equal length and disturbance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
@@ -76,7 +76,7 @@ pub enum Op {
     #[serde(rename = "unhost")]
     Unsupervise,
     Unregister,
-    /// In place of a stop that has no other command.
+    /// Replaces a stop where the spec has only a kill_cmd.
     Kill,
 }
 
@@ -107,7 +107,7 @@ impl Op {
         }
     }
 
-    /// Does a running process keep its pid?
+    /// Whether a running process keeps its pid.
     pub fn pid_stays(self) -> bool {
         match self {
             Op::Register | Op::Reload | Op::Supervise | Op::Unsupervise => true,
@@ -115,7 +115,7 @@ impl Op {
         }
     }
 
-    /// Something that is there may be lost: it is looked at once more before.
+    /// Whether the operation ends a process or a registration; a live check precedes it.
     pub fn is_destructive(self) -> bool {
         match self {
             Op::Stop | Op::Kill | Op::Restart | Op::Unregister => true,
@@ -130,7 +130,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// Which spec an operation works with.
+/// The spec that an operation uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SpecSide {
     New,
@@ -146,46 +146,46 @@ impl SpecSide {
     }
 }
 
-/// The difference that asks for a step.
+/// The reason of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Why {
     pub rule: Rule,
-    /// What differs, down to the key of a map or the entry of a list.
+    /// The field that differs, down to the key of a map or the entry of a list.
     pub field: Option<String>,
-    /// As it may be shown: a secret is a digest here. `None`: it was not there, or is not known.
+    /// Redacted: a secret is a digest here. `None`: unset, or unknown.
     pub old: Option<String>,
     pub new: Option<String>,
     pub at: Option<SourceLocation>,
 }
 
-/// In a word what differs.
+/// Kind of difference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// Wanted, and the engine does not know it.
+    /// Wanted, and not registered.
     NotRegistered,
-    /// Wanted running, and it does not run.
+    /// Wanted running, and not running.
     NotRunning,
-    /// Wanted guarded, and nobody guards it.
+    /// Wanted supervised, and not supervised.
     NotHosted,
-    /// Wanted unguarded, and it is guarded.
+    /// Wanted unsupervised, and supervised.
     Hosted,
-    /// A field differs from what the engine holds.
+    /// A field differs from the registered spec.
     GivenDiffers,
-    /// A field differs from what is in effect in the process.
+    /// A field differs from the spec in effect in the process.
     LiveDiffers,
-    /// It is not known how what runs or is held differs: only digests tell, or nothing.
+    /// The fields that differ are unknown: the target reports digests only, or nothing.
     SpecUnknown,
-    /// A one-shot that has not run as it is wanted.
+    /// A one-shot that has not run with the wanted spec.
     NotRun,
-    /// Wanted stopped, and it runs or is guarded.
+    /// Wanted stopped, and running or supervised.
     StateStopped,
-    /// Wanted absent, and it is there.
+    /// Wanted absent, and present.
     StateAbsent,
-    /// Ours, and no manifest wants it any more.
+    /// Owned, and no longer in any manifest.
     Orphan,
-    /// Not ours yet.
+    /// Not owned yet; adopted by this step.
     Adopted,
-    /// Known under another name so far.
+    /// Moved from an earlier name.
     Moved,
 }
 
@@ -209,20 +209,20 @@ impl Rule {
     }
 }
 
-/// A difference left alone.
+/// A difference that the plan does not act on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HeldChange {
     pub instance: InstanceKey,
     pub reason: HoldReason,
-    /// A sentence for the person who asks why.
+    /// Explanation for the operator.
     pub detail: String,
-    /// What would be done otherwise, where that is known.
+    /// The steps that are held, where known.
     pub steps: Vec<Op>,
     pub why: Vec<Why>,
     pub at: Option<SourceLocation>,
 }
 
-/// Why a difference is left alone. The words are a contract.
+/// Why a difference is held. The words are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum HoldReason {
     HostUnknown,
@@ -246,17 +246,17 @@ pub enum HoldReason {
     BackingOff,
     NotConverging,
     RolledBack,
-    /// An earlier plan for it is being carried out.
+    /// An earlier plan for the instance is in flight.
     UnderWay,
-    /// Drift is not repaired.
+    /// `--heal no`: drift is not repaired.
     HealOff,
-    /// The manifests are not followed.
+    /// `--follow no`: manifest changes are not applied.
     FollowOff,
     SourceUnreadable,
 }
 
 impl HoldReason {
-    /// It may pass by itself, without anybody deciding anything.
+    /// Whether the reason can end without a decision of a person.
     pub fn is_transient(self) -> bool {
         match self {
             HoldReason::HostUnknown
@@ -287,7 +287,7 @@ impl HoldReason {
         }
     }
 
-    /// How it is could not be seen, or not lately.
+    /// Whether the state is unknown or stale.
     pub fn is_unknown(self) -> bool {
         matches!(self, HoldReason::HostUnknown | HoldReason::Stale)
     }
@@ -328,7 +328,7 @@ impl Plan {
         self.waves.iter().flat_map(|wave| &wave.steps)
     }
 
-    /// Neither something to do nor something left alone.
+    /// Whether there are neither steps nor held changes.
     pub fn is_empty(&self) -> bool {
         self.waves.is_empty() && self.held.is_empty()
     }

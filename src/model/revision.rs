@@ -1,5 +1,5 @@
-//! A spec's fingerprint, one digest a class of fields, so that the *kind* of a difference can be read off
-//! two revisions even when the older spec is lost. Written as `v1.<register>.<reload>.<restart>.<replace>.<run>`.
+//! Spec revision: one digest per effect, so that two revisions show the *effect* of a difference even when the older
+//! spec is lost. Format: `v1.<register>.<reload>.<restart>.<replace>.<run>`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,12 +14,12 @@ pub struct SpecRevision {
     pub reload: u32,
     pub restart: u32,
     pub replace: u32,
-    /// Over the Reload-, Restart- and Replace-class fields together: what makes one run another run.
+    /// Run digest, over all fields with effect Reload, Restart or Replace: a one-shot runs once per run digest.
     pub run: u32,
 }
 
 impl SpecRevision {
-    /// The strongest class in which two revisions differ; `None`: they are one.
+    /// The strongest effect in which two revisions differ; `None`: they are equal.
     pub fn differs_from(&self, other: &SpecRevision) -> Effect {
         [
             (self.replace != other.replace, Effect::Replace),

@@ -1,18 +1,18 @@
-//! Which instances are meant: by namespace, label, host, name. What is not meant is left alone, and not pruned.
+//! Instance selection by namespace, label, host and name. An instance outside the selection is neither changed nor pruned.
 
 use std::collections::BTreeMap;
 
 use super::{HostKey, InstanceKey, Name, ProcessKey, Selector};
 
-/// Everything, unless something was said.
+/// The default selects everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Selection {
     /// Empty: all.
     pub namespaces: Vec<Name>,
     pub labels: Option<Selector>,
-    /// Patterns of host keys, or of addresses alone; empty: all.
+    /// Patterns of host keys, or of addresses only; empty: all.
     pub hosts: Vec<String>,
-    /// Declared names or those of instances; empty: all.
+    /// Names of declared processes or of instances; empty: all.
     pub include: Vec<ProcessKey>,
     pub exclude: Vec<ProcessKey>,
 }
@@ -44,7 +44,7 @@ impl Selection {
             && self.means_host(&key.host)
     }
 
-    /// Hosts have no more than their patterns.
+    /// Whether a host is selected; only the host patterns apply.
     pub fn means_host(&self, host: &HostKey) -> bool {
         self.hosts.is_empty() || self.hosts.iter().any(|pattern| on_host(pattern, host))
     }
@@ -54,12 +54,12 @@ impl Selection {
 fn on_host(pattern: &str, host: &HostKey) -> bool {
     let host = host.to_string();
     let address = host.split_once(':').map_or(host.as_str(), |(_, address)| address);
-    // An address has one spelling, and people have others.
+    // The key has the canonical spelling of an address; a pattern may be in upper case.
     let lower = pattern.to_ascii_lowercase();
     glob(pattern, &host) || glob(&lower, &host) || glob(&lower, address)
 }
 
-/// Does a text match a pattern in which `*` stands for any text?
+/// Whether a text matches a pattern in which `*` matches any text.
 pub fn glob(pattern: &str, text: &str) -> bool {
     let mut pieces = pattern.split('*');
     let first = pieces.next().unwrap_or_default();

@@ -51,7 +51,7 @@ impl FromStr for Selector {
     }
 }
 
-/// Splits at the commas that stand outside of parentheses.
+/// Splits at the commas outside of parentheses.
 fn terms(text: &str) -> Vec<&str> {
     let mut depth = 0;
     text.split(move |c| {

@@ -1,7 +1,7 @@
-//! What one process is to be: the union of the fields of the GSE and JOB documents, and Abide's own few.
+//! Spec of a process: the union of the fields of the GSE and JOB documents, and the fields that Abide adds.
 //!
 //! Unset stays unset: a field the user did not write is `None` (or empty) here and is not sent anywhere.
-//! Comparing specs is the business of `reconcile::effect`, which knows the documented defaults.
+//! `model::value` compares specs, with the documented defaults.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What was not said is not written: most of a spec is not.
+/// Omits unset fields: most fields of a spec are unset.
 fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -17,7 +17,7 @@ fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Spec {
-    /// The user's labels; `abide_*` labels are ours and never stand here.
+    /// User labels; the `abide_*` labels are not included.
     #[serde(skip_serializing_if = "is_unset")]
     pub labels: BTreeMap<String, String>,
     pub identity: Identity,
@@ -55,8 +55,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// What the agent tells processes of one host apart by: `value_key`, else setup path and program.
-    /// `/opt/api` and `/opt/api/` are one place.
+    /// Key by which the agent distinguishes the processes of a host: `value_key`, else setup path and program.
+    /// `/opt/api` and `/opt/api/` are equal.
     pub fn index_key(&self) -> String {
         match &self.value_key {
             Some(key) => key.clone(),
@@ -89,7 +89,7 @@ pub struct Control {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StartMode {
-    /// start_cmd leaves a process behind and writes its pid file.
+    /// start_cmd forks a process into the background and writes its pid file.
     #[default]
     Daemon,
     /// start_cmd *is* the process; the agent is its parent and writes the pid file.
@@ -127,7 +127,7 @@ pub struct Percent(f64);
 
 impl Percent {
     pub fn new(value: f64) -> Option<Self> {
-        // Adding zero turns -0.0 into 0.0: two spellings of nothing must not differ.
+        // Adding zero turns -0.0 into 0.0, so that both are equal.
         (0.0..=100.0).contains(&value).then_some(Percent(value + 0.0))
     }
 
@@ -189,12 +189,12 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// The defaults that the GSE documents state. Writing one out changes nothing.
+    /// Defaults of the GSE documents. An explicit default equals an unset field.
     pub const START_CHECK_SECS: u32 = 5;
     pub const START_RETRIES: u32 = 4;
     pub const START_INTERVAL: u32 = 10;
     pub const OP_TIMEOUT: u32 = 60;
-    /// The longest wait for an end, where nothing is said: ours, the documents name none.
+    /// Default timeout of a stop. Chosen by Abide: the documents state none.
     pub const STOP_CHECK_SECS: u32 = 10;
 
     pub fn is_resident(&self) -> bool {
@@ -202,16 +202,16 @@ impl Monitor {
     }
 }
 
-/// How a process is kept: 0, 1, 2 on the wire.
+/// How a process is run: 0, 1, 2 on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "i64", into = "i64")]
 pub enum AutoType {
-    /// Run by a schedule.
+    /// Runs by schedule.
     Periodic,
-    /// Kept running.
+    /// Runs continuously.
     #[default]
     Resident,
-    /// Run once.
+    /// Runs once.
     OneShot,
 }
 
@@ -238,7 +238,7 @@ impl From<AutoType> for i64 {
     }
 }
 
-/// A file that the process reads, and what its content should be. Abide copies no files.
+/// A configuration file of the process, and the digest of its content. Abide does not deliver it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ConfigFile {
@@ -248,7 +248,7 @@ pub struct ConfigFile {
     pub md5: Option<String>,
 }
 
-/// A value of the process's environment.
+/// Value of an environment variable.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EnvValue {
@@ -256,7 +256,7 @@ pub enum EnvValue {
     /// Read by the agent at each start; the content is never in a plan, a store or a log.
     File(String),
     Secret(Secret),
-    /// A secret of which only the digest is known here: the gateway that told of it has the value.
+    /// A secret of which only the digest is known here; the gateway that reported it has the value.
     Digest(String),
 }
 
@@ -277,12 +277,12 @@ impl PartialEq for EnvValue {
 
 impl Eq for EnvValue {}
 
-/// Digest of a secret: enough to compare it, 32 hex digits.
+/// Digest of a secret, for comparisons: 32 hex digits.
 pub fn secret_digest(text: &str) -> String {
     blake3::hash(text.as_bytes()).to_hex()[..32].to_owned()
 }
 
-/// Text that is not printed by accident: `Debug` shows nothing of it, and there is no `Display`.
+/// Secret text: `Debug` prints a placeholder, and there is no `Display`.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -296,7 +296,7 @@ impl Secret {
         secret_digest(&self.0)
     }
 
-    /// For the wire, the agent and a digest; never for a message.
+    /// The plain text, for the wire, the agent and digests; never for a message.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -308,11 +308,11 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What only JOB's documents know.
+/// Fields that only JOB's documents have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Job {
-    /// `proc_owner` of manage_proc, `contact` of operate_process: one person under two names.
+    /// `proc_owner` of manage_proc, `contact` of operate_process: the same person.
     #[serde(skip_serializing_if = "is_unset")]
     pub proc_owner: Option<String>,
     #[serde(skip_serializing_if = "is_unset")]

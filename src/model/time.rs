@@ -1,4 +1,4 @@
-//! Time as a value. Nothing here asks what time it is: a moment comes in, with what the zones' clocks show then.
+//! Time as a value. No function here reads a clock: callers pass the time, with the UTC offsets of the zones.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{TimeOfDay, Window};
 
-/// A moment: milliseconds since 1970, UTC.
+/// Milliseconds since 1970, UTC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Time(pub i64);
 
@@ -20,7 +20,7 @@ impl Time {
         Time(self.0.saturating_sub_unsigned(seconds.saturating_mul(1000)))
     }
 
-    /// Whole seconds from an earlier moment to this one; 0 when it is not earlier.
+    /// Whole seconds since an earlier time; 0 if it is not earlier.
     pub fn secs_since(self, earlier: Time) -> u64 {
         u64::try_from(self.0.saturating_sub(earlier.0) / 1000).unwrap_or(0)
     }
@@ -55,16 +55,16 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (era * 400 + year_of_era + i64::from(month <= 2), month, day)
 }
 
-/// The moment of a decision, everywhere.
+/// The time of a decision, with the offsets of all zones that it needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Now {
     pub at: Time,
-    /// Seconds east of UTC that the clocks of each zone show, for every zone that a policy names.
+    /// UTC offset in seconds of every zone that a policy names.
     pub offsets: BTreeMap<String, i32>,
 }
 
 impl Now {
-    /// Is a window open? In a zone whose clock nobody read it is not.
+    /// Whether a window is open. A window in a zone without a known offset is closed.
     pub fn is_in(&self, window: &Window) -> bool {
         let Some(offset) = self.offsets.get(&window.tz) else { return false };
         let local = self.at.0.div_euclid(1000) + i64::from(*offset);
@@ -76,12 +76,12 @@ impl Now {
         if from < to {
             return on(day) && (from..to).contains(&second);
         }
-        // Through midnight: the night belongs to the day on which it began.
+        // Across midnight: the window belongs to the day on which it opens.
         (on(day) && second >= from) || (on(day - 1) && second < to)
     }
 }
 
-/// "4 min", "2 h 30 min": a span as people say it.
+/// Human-readable duration: "4 min", "2 h 30 min".
 pub fn span(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     let parts = match seconds {
@@ -90,15 +90,15 @@ pub fn span(seconds: u64) -> String {
         3600..86_400 => [(hours, "h"), (minutes, "min")],
         _ => [(days, "d"), (hours, "h")],
     };
-    let said: Vec<String> =
+    let shown: Vec<String> =
         parts.iter().filter(|(n, _)| *n > 0).map(|(n, unit)| format!("{n} {unit}")).collect();
-    said.join(" ")
+    shown.join(" ")
 }
 
-/// Nobody waits longer, and clocks can count so far.
+/// Maximum duration; within the range of every clock.
 const LONGEST: u64 = 100 * 365 * 86_400;
 
-/// `1h30m` → 5400. More than a hundred years are a hundred years.
+/// `1h30m` → 5400. Capped at a hundred years.
 pub fn seconds(text: &str) -> Option<u64> {
     let mut rest = text.trim();
     let mut total = 0u64;
@@ -160,7 +160,10 @@ mod tests {
         // From Sunday evening into Monday morning.
         let night = window("------x", (22, 0), (6, 0));
         assert!(now(-3, 0).is_in(&night) && now(-10, 0).is_in(&night) && !now(-11, 0).is_in(&night));
-        assert!(!now(-3, 0).is_in(&Window { tz: "UTC".into(), ..night }), "nobody read that clock");
+        assert!(
+            !now(-3, 0).is_in(&Window { tz: "UTC".into(), ..night }),
+            "the offset of that zone is unknown"
+        );
     }
 
     #[test]

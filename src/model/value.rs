@@ -1,7 +1,7 @@
-//! A spec field by field, in the one form in which specs are compared.
+//! Canonical field values: the form in which specs are compared.
 //!
 //! Canonical means: a documented default counts as written, the order of keys and of configmap entries does
-//! not count, hex digits have one case. Two specs with equal values are the same wish.
+//! not count, hex digits have one case. Two specs with equal values request the same.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ pub enum Value<'a> {
     Text(&'a str),
     Number(i64),
     Share(Percent),
-    /// Without `abide_*`, which are ours and no wish of anybody's.
+    /// Without the `abide_*` labels, which are not part of the desired state.
     Labels(Vec<(&'a str, &'a str)>),
     Files(Vec<(&'a str, String)>),
     Env(Env<'a>),
 }
 
-/// An environment as the process sees it: hiding a value is not changing it.
+/// An environment as the process sees it: making a value secret does not change it.
 #[derive(Clone, Copy, Debug)]
 pub struct Env<'a>(pub &'a BTreeMap<String, EnvValue>);
 
@@ -47,7 +47,7 @@ impl PartialEq for Env<'_> {
                     (EnvValue::Digest(digest), EnvValue::Digest(other)) => {
                         seen.0 == other_seen.0 && digest == other
                     }
-                    // Of one side only the digest is known.
+                    // Only the digest of one side is known.
                     (EnvValue::Digest(digest), _) => {
                         seen.0 == other_seen.0 && !other_seen.1 && *digest == secret_digest(other_seen.2)
                     }
@@ -114,8 +114,7 @@ impl Spec {
 }
 
 impl Spec {
-    /// Was a field given a value that means something? The same question as comparing it with an empty spec's, without
-    /// the work.
+    /// Whether a field has a value other than its default. Equivalent to a comparison with an empty spec, but cheaper.
     pub fn is_set(&self, field: Field) -> bool {
         let Spec { labels, identity, control, resource, monitor, report_id, configmap, env, job } = self;
         match field {
@@ -162,7 +161,7 @@ impl Spec {
 }
 
 impl Spec {
-    /// Makes one field what it is in another spec.
+    /// Copies one field from another spec.
     pub fn take(&mut self, field: Field, from: &Spec) {
         match field {
             Field::Labels => self.labels.clone_from(&from.labels),
@@ -222,7 +221,7 @@ fn text(value: &Option<String>) -> Value<'_> {
 }
 
 fn number<'a, N: Copy + TryInto<i64>>(value: &Option<N>) -> Value<'a> {
-    // Manifests and bodies take whole numbers up to i64::MAX; nothing larger can come in.
+    // Manifests and bodies accept whole numbers up to i64::MAX only.
     value.map_or(Value::Unset, |n| Value::Number(n.try_into().unwrap_or(i64::MAX)))
 }
 

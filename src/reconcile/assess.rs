@@ -1,7 +1,7 @@
-//! How one instance stands, seen from what is wanted of it.
+//! Assessment of one instance: its observed state relative to its target spec.
 //!
-//! Here what is known of two specs (both, digests, nothing) becomes the classes by which they differ. What is not
-//! known is never guessed: either it does not matter for the way to go, or the instance is held.
+//! Compares specs at every level of knowledge (full, digests, unknown) and returns the effects by which they differ. An
+//! unknown fact is never guessed: either it does not affect the plan, or the instance is held.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::model::{
     Spec, SpecRevision, State, Time,
 };
 
-/// What is wanted of an instance, with the classes of its fields on its target.
+/// The wanted spec of an instance, with the effects of its fields on its target.
 pub struct TargetSpec<'a> {
     pub spec: &'a Arc<HashedSpec>,
     pub goal: Goal,
     pub effects: EffectTable,
-    /// The same before the process's own word.
+    /// The effects without `on_change`.
     plain: EffectTable,
     revision: OnceCell<SpecRevision>,
 }
@@ -35,8 +35,8 @@ impl<'a> TargetSpec<'a> {
         };
         let on_target =
             |on_change| EffectTable::of(spec, on_change).without(|field| !caps.supports_field(field));
-        let (classes, plain) = (on_target(on_change), on_target(&OnChange::new()));
-        TargetSpec { spec, goal, effects: classes, plain, revision: OnceCell::new() }
+        let (effects, plain) = (on_target(on_change), on_target(&OnChange::new()));
+        TargetSpec { spec, goal, effects, plain, revision: OnceCell::new() }
     }
 
     pub fn revision(&self) -> &SpecRevision {
@@ -49,7 +49,7 @@ impl<'a> TargetSpec<'a> {
         fields.filter(|field| self.effects.effect(*field) == Effect::Reload).collect()
     }
 
-    /// By which classes a spec differs from the wanted one; `None`: nothing is known of it.
+    /// The effects by which a spec differs from the wanted one; `None`: the spec is unknown.
     pub fn delta(&self, version: &KnownSpec) -> Option<Delta> {
         match version {
             KnownSpec::Unknown => None,
@@ -63,8 +63,8 @@ impl<'a> TargetSpec<'a> {
 }
 
 impl TargetSpec<'_> {
-    /// Digests are made with the classes of their time. If they were made of this very spec before the process had a
-    /// word on its fields, only that word is new: the engine is told, so that the next comparison knows it.
+    /// Digests depend on the `on_change` of their time. If they are digests of this spec without `on_change`, only
+    /// `on_change` is new: the spec is registered again, so that the next comparison uses the new digests.
     fn delta_of_digests(&self, old: &SpecRevision) -> Delta {
         let delta = delta_of_revisions(old, self.revision());
         if !delta.is_none() && *old == self.plain.revision(self.spec) {
@@ -73,7 +73,7 @@ impl TargetSpec<'_> {
         delta
     }
 
-    /// Are these known to be two identities?
+    /// Whether two specs are known to have two identities.
     fn are_two(&self, one: &KnownSpec, other: &KnownSpec) -> bool {
         let replace = |version: &KnownSpec| match version {
             KnownSpec::Unknown => None,
@@ -87,7 +87,7 @@ impl TargetSpec<'_> {
     }
 }
 
-/// A field that changes what runs and that the target has no place for.
+/// A field that the target does not support although it changes the running process.
 pub fn unsupported(spec: &Spec, caps: &Caps) -> Option<Field> {
     let foreground = spec.control.start_mode.unwrap_or_default() != Default::default();
     if !spec.env.is_empty() && !caps.supports_field(Field::Env) {
@@ -109,23 +109,23 @@ pub fn unsupported(spec: &Spec, caps: &Caps) -> Option<Field> {
     Some(unusable.map_or(Field::AutoType, |(field, _)| field))
 }
 
-/// Nothing is there.
-pub fn absent(wish: &TargetSpec<'_>) -> Situation {
+/// The situation of an absent instance.
+pub fn absent(target: &TargetSpec<'_>) -> Situation {
     Situation {
         given: None,
         hosted: false,
         live: None,
         ran: RanStatus::NotThis,
         old_known: true,
-        stops: Stops { new: StopBy::of(wish.spec), ..Stops::default() },
+        stops: Stops { new: StopBy::of(target.spec), ..Stops::default() },
         identities_differ: false,
     }
 }
 
-/// What is there.
-pub fn assess(present: Present<'_>, wish: &TargetSpec<'_>, caps: &Caps) -> Result<Situation, HoldReason> {
-    let (seen, goal) = (present.seen(), wish.goal);
-    let (given, live) = (wish.delta(&seen.registered_spec), wish.delta(&seen.live));
+/// The situation of a present instance.
+pub fn assess(present: Present<'_>, target: &TargetSpec<'_>, caps: &Caps) -> Result<Situation, HoldReason> {
+    let (seen, goal) = (present.seen(), target.goal);
+    let (given, live) = (target.delta(&seen.registered_spec), target.delta(&seen.live));
     let held = present.hosted || (caps.registry && present.registered);
     if goal.state.needs_start() {
         let kept = present.running && goal.auto_type == AutoType::Resident;
@@ -137,41 +137,41 @@ pub fn assess(present: Present<'_>, wish: &TargetSpec<'_>, caps: &Caps) -> Resul
         delta == Some(Delta::default()) || version.spec().is_some()
     };
     let stop_by = |version: &KnownSpec| version.spec().map_or(StopBy::Stop, |spec| StopBy::of(spec));
-    // Of what nothing is known, everything may differ.
+    // Every field of an unknown spec may differ.
     let all = Delta { register: true, reload: true, restart: true, replace: true };
     Ok(Situation {
         given: held.then(|| given.unwrap_or(all)),
         hosted: present.hosted,
         live: present.running.then(|| live.unwrap_or(all)),
-        ran: ran(present, given, live, wish),
+        ran: ran(present, given, live, target),
         old_known: (!held || known(&seen.registered_spec, given))
             && (!present.running || known(&seen.live, live)),
         stops: Stops {
-            new: StopBy::of(wish.spec),
+            new: StopBy::of(target.spec),
             given: stop_by(&seen.registered_spec),
             live: stop_by(&seen.live),
         },
-        identities_differ: held && present.running && wish.are_two(&seen.registered_spec, &seen.live),
+        identities_differ: held && present.running && target.are_two(&seen.registered_spec, &seen.live),
     })
 }
 
-/// What is there and is to be ours from now on, without a restart: what runs is taken as it is, and the engine is told
-/// in any case. A spec that is not known is taken to be of the wanted identity (a live look makes sure of that before
-/// anything is done); one that is known to be of another is not adopted.
+/// The situation of an instance that is adopted without a restart: the running process counts as wanted, and the spec is
+/// registered in any case. An unknown spec is assumed to have the wanted identity (a live check verifies that before
+/// the first step); a spec with another identity is not adopted.
 pub fn assess_adopted(
     present: Present<'_>,
-    wish: &TargetSpec<'_>,
+    target: &TargetSpec<'_>,
     caps: &Caps,
 ) -> Result<Situation, HoldReason> {
-    if !wish.goal.state.needs_start() {
-        // What is to go is not guessed at.
-        let is = assess(present, wish, caps)?;
-        let tell = caps.registry && wish.goal.state == State::Stopped;
-        let given = is.given.map(|given| Delta { register: given.register || tell, ..given });
+    if !target.goal.state.needs_start() {
+        // A removal assumes nothing.
+        let is = assess(present, target, caps)?;
+        let registers = caps.registry && target.goal.state == State::Stopped;
+        let given = is.given.map(|given| Delta { register: given.register || registers, ..given });
         return Ok(Situation { given, ..is });
     }
     let seen = present.seen();
-    let (given, live) = (wish.delta(&seen.registered_spec), wish.delta(&seen.live));
+    let (given, live) = (target.delta(&seen.registered_spec), target.delta(&seen.live));
     let other = |there: bool, delta: Option<Delta>| there && delta.is_some_and(|delta| delta.replace);
     if other(present.running, live) || other(present.hosted, given) {
         return Err(HoldReason::NotOwned);
@@ -181,47 +181,52 @@ pub fn assess_adopted(
         given: held.then_some(Delta { register: true, ..Delta::default() }),
         hosted: present.hosted,
         live: present.running.then(Delta::default),
-        ran: ran(present, given, live.or(Some(Delta::default())), wish),
+        ran: ran(present, given, live.or(Some(Delta::default())), target),
         old_known: true,
-        stops: Stops { new: StopBy::of(wish.spec), ..Stops::default() },
+        stops: Stops { new: StopBy::of(target.spec), ..Stops::default() },
         identities_differ: false,
     })
 }
 
-fn ran(present: Present<'_>, given: Option<Delta>, live: Option<Delta>, wish: &TargetSpec<'_>) -> RanStatus {
+fn ran(
+    present: Present<'_>,
+    given: Option<Delta>,
+    live: Option<Delta>,
+    target: &TargetSpec<'_>,
+) -> RanStatus {
     let as_wanted = |delta: Option<Delta>| match delta {
         None => RanStatus::Unknown,
         Some(Delta { reload: false, restart: false, replace: false, .. }) => RanStatus::This,
         Some(_) => RanStatus::NotThis,
     };
-    if wish.goal.auto_type != AutoType::OneShot {
+    if target.goal.auto_type != AutoType::OneShot {
         return RanStatus::NotThis;
     }
     match present.seen().ran {
-        // The last run begun is the one in progress.
+        // The last run is the one in progress.
         _ if present.running => as_wanted(live),
         LastRun::Never => RanStatus::NotThis,
         LastRun::Given => as_wanted(given),
-        LastRun::Digest(run) if run == wish.revision().run => RanStatus::This,
+        LastRun::Digest(run) if run == target.revision().run => RanStatus::This,
         LastRun::Digest(_) => RanStatus::NotThis,
         LastRun::Unknown => RanStatus::Unknown,
     }
 }
 
-/// How long the agent is still expected to bring it back by itself; `None`: it is not the agent's turn.
-pub fn relaunching(present: Present<'_>, is: &Situation, wish: &TargetSpec<'_>, now: Time) -> Option<u64> {
+/// Seconds left for the agent to relaunch the process; `None`: no relaunch is pending.
+pub fn relaunching(present: Present<'_>, is: &Situation, target: &TargetSpec<'_>, now: Time) -> Option<u64> {
     let seen = present.seen();
-    let agents = wish.goal.state.needs_start()
-        && wish.goal.auto_type == AutoType::Resident
+    let agents = target.goal.state.needs_start()
+        && target.goal.auto_type == AutoType::Resident
         && is.hosted
         && is.live.is_none()
         && is.given == Some(Delta::default())
         && seen.health != Health::Failed;
     let since = seen.since.filter(|_| agents)?;
-    relaunch_timeout(&wish.spec.monitor).checked_sub(now.secs_since(since)).filter(|left| *left > 0)
+    relaunch_timeout(&target.spec.monitor).checked_sub(now.secs_since(since)).filter(|left| *left > 0)
 }
 
-/// As long as its tries take, at least 10 s and at most 15 min.
+/// Duration of all start attempts, at least 10 s and at most 15 min.
 fn relaunch_timeout(monitor: &Monitor) -> u64 {
     let interval = u64::from(monitor.start_interval.unwrap_or(Monitor::START_INTERVAL));
     let retries = u64::from(monitor.start_retries.unwrap_or(Monitor::START_RETRIES));

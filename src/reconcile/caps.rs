@@ -1,44 +1,44 @@
-//! What a target can do, as data. The core asks these questions and never for a dialect's name.
+//! Capabilities of a target, as data. The planner depends on these and never on the name of a dialect.
 
 use crate::model::{Dialect, Field};
 
-/// The abilities of one kind of target.
+/// Capabilities of one kind of target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
-    /// For messages, and to ask what it can say.
+    /// For messages and for the supported fields.
     dialect: Dialect,
-    /// register and unregister exist, and what was given stays when the guard goes.
+    /// register and unregister exist, and the registered spec survives the end of supervision.
     pub registry: bool,
-    /// start, restart, reload, host and stop work with the spec that was given, not with one they are sent.
+    /// start, restart, reload, host and stop use the registered spec, not one that they are sent.
     pub operates_on_registered_spec: bool,
-    /// restart and reload also tell the engine the new spec.
+    /// restart and reload also register the new spec.
     pub restart_registers_spec: bool,
-    /// stop and unhost must be sent the spec that the process or the guard has.
+    /// stop and unhost must be sent the spec of the process or of its supervision.
     pub stop_needs_old: bool,
-    /// Without a restart_cmd there is no restart, without a stop_cmd or kill_cmd no stop.
+    /// A restart needs a restart_cmd, a stop needs a stop_cmd or kill_cmd.
     pub needs_commands: bool,
-    /// Labels come back with a look, so they can say who owns an instance.
+    /// Observations contain labels, and thereby the owner of an instance.
     pub reads_labels: bool,
-    /// The specs come back: those given and those in effect.
+    /// Observations contain the registered and the live spec.
     pub reads_specs: bool,
     pub reads_health: bool,
-    /// How old a list may be.
+    /// Maximum age of a list.
     pub lag_secs: u64,
     pub moves: Moves,
-    /// The fields that can say when a periodic process runs.
+    /// The fields that can hold the schedule of a periodic process.
     pub schedules: &'static [Field],
 }
 
-/// What it takes for a running process to be known by another name, without a restart.
+/// How a target renames a running process without a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moves {
-    /// It cannot be done.
+    /// Not supported: the instance is held.
     Held,
-    /// The guard under the old name goes, one under the new name comes.
+    /// Unsupervise under the old name, supervise under the new one.
     Rehost,
-    /// Nothing: names are only ours.
+    /// No operation: only Abide uses the names.
     Nothing,
-    /// The engine renames it, and takes the new spec with that.
+    /// The engine renames the instance and registers the new spec.
     Rename,
 }
 
@@ -64,7 +64,7 @@ impl Caps {
         dialect: Dialect::GseV2,
         registry: false,
         operates_on_registered_spec: false,
-        restart_registers_spec: false, // not documented: assuming so costs one idempotent host, never an old guard
+        restart_registers_spec: false, // not documented: assuming so costs one idempotent host, never supervision with an old spec
         stop_needs_old: true,
         needs_commands: true,
         reads_labels: true,
@@ -102,7 +102,7 @@ impl Caps {
         schedules: &[Field::CrontabRule, Field::CycleTime],
     };
 
-    /// Under the names that `--caps` takes.
+    /// By the names that `--caps` accepts.
     pub const ALL: [(&str, Caps); 5] = [
         ("gse-v1", Caps::GSE_V1),
         ("gse-v2", Caps::GSE_V2),
@@ -125,8 +125,8 @@ impl Caps {
         self.dialect.name()
     }
 
-    /// Is there a place for the field?
+    /// Whether the target supports the field.
     pub fn supports_field(&self, field: Field) -> bool {
-        self.dialect.says(field)
+        self.dialect.supports(field)
     }
 }

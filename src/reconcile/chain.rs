@@ -1,4 +1,4 @@
-//! A chain: the steps of one instance, from how it is to how it should be; and everything that was found on the way.
+//! Plan draft: chains of steps per instance before ordering, held changes, and counters for notes and budgets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -8,26 +8,26 @@ use crate::model::{
     SpecRevision, SpecSide, State, Why,
 };
 
-/// The steps of one instance, from how it is to how it should be.
+/// The steps of one instance, from its observed to its desired state.
 #[derive(Clone, Debug)]
 pub struct Chain<'a> {
     pub key: &'a InstanceKey,
     /// `None`: an orphan.
     pub want: Option<&'a DesiredInstance>,
-    /// The name that it moved from, and what has to be done under that name first.
+    /// The name that it moved from. `before`: the steps under that name, which run first.
     pub from: Option<&'a InstanceKey>,
     pub before: Vec<StepDraft>,
     pub steps: Vec<StepDraft>,
 }
 
-/// A step that has no place in an order yet.
+/// A step that is not assigned to a wave yet.
 #[derive(Clone, Debug)]
 pub struct StepDraft {
     pub op: Op,
     pub spec_side: SpecSide,
     pub spec: Option<Arc<HashedSpec>>,
     pub revision: Option<SpecRevision>,
-    /// Of a reload: what takes effect by it.
+    /// The fields that take effect with a reload.
     pub reloaded_fields: Vec<Field>,
     pub needs_live_check: bool,
     pub why: Vec<Why>,
@@ -58,28 +58,28 @@ impl Chain<'_> {
     }
 }
 
-/// Everything that was found on the way.
+/// The result of planning each instance.
 #[derive(Debug, Default)]
 pub struct PlanDraft<'a> {
     /// Sorted by instance, orphans last.
     pub chains: Vec<Chain<'a>>,
     pub held: Vec<HeldChange>,
     pub in_sync: usize,
-    /// What is ours, in scope: budgets are shares of it.
+    /// Owned instances in the selection: the base of percentage budgets.
     pub owned: Vec<(&'a InstanceKey, Option<&'a DesiredInstance>)>,
-    /// Ours, wanted by no manifest, and left alone because nobody asked for its removal.
+    /// Orphans that are kept because `--prune` is not set, counted per process.
     pub spared: BTreeMap<ProcessKey, usize>,
-    /// What was seen of some instances stands under the name that they had before.
+    /// Moved instances, with the name under which they were observed.
     pub seen_as: HashMap<&'a InstanceKey, &'a InstanceKey>,
-    /// Fields that were left out because the target has no place for them.
+    /// Fields that the target does not support.
     pub unsupported_fields: BTreeSet<Field>,
-    /// Instances that are named by the new spec because the old one is lost.
+    /// Number of instances identified by the new spec because the old one is unknown.
     pub lost: usize,
-    /// Adopted as they run, though they are to run otherwise.
+    /// Number of instances adopted with a live spec that differs from the wanted one.
     pub deferred: usize,
 }
 
-/// Is one of these operations in it?
+/// Whether a chain contains one of these operations.
 pub fn has(chain: &Chain<'_>, ops: &[Op]) -> bool {
     chain.ops().any(|op| ops.contains(&op))
 }

@@ -1,22 +1,21 @@
-//! One instance: from how it is and how it should be to the fewest operations between the two.
+//! Choice of operations for one instance: the fewest that lead from its situation to its goal.
 //!
-//! Nothing here looks at a spec. What counts is by which classes of fields two specs differ ([`Delta`]), and what
-//! the target can do ([`Caps`]); so the whole decision fits on two screens, and a test can try every case of it
-//! against a search for the shortest way.
+//! The input is the effects by which two specs differ ([`Delta`]) and the capabilities of the target ([`Caps`]), never a
+//! spec. The state space is therefore small, and a test compares every case with a search for the shortest plan.
 //!
-//! Invariants: fewest operations, then least disturbance; after any executed prefix the rest is what is chosen next;
-//! an identity that is not known is never acted on.
+//! Invariants: fewest operations, then least disturbance; after any executed prefix the next choice is the remainder;
+//! an unknown identity is never acted on.
 
 use super::caps::Caps;
 use crate::model::{AutoType, Effect, HoldReason, Op, Spec, SpecSide, State};
 
-/// By which classes of fields a spec differs from the wanted one.
+/// The effects by which a spec differs from the wanted one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Delta {
     pub register: bool,
     pub reload: bool,
     pub restart: bool,
-    /// Another identity.
+    /// The identity differs.
     pub replace: bool,
 }
 
@@ -25,7 +24,7 @@ impl Delta {
         self == Delta::default()
     }
 
-    /// The strongest class that a running process feels.
+    /// The strongest effect on a running process.
     fn strongest_effect(self) -> Effect {
         match self {
             Delta { replace: true, .. } => Effect::Replace,
@@ -36,32 +35,32 @@ impl Delta {
     }
 }
 
-/// How an instance is, seen from the wanted spec.
+/// State of an instance relative to the wanted spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Situation {
-    /// The spec the engine holds.
+    /// The registered spec.
     pub given: Option<Delta>,
     pub hosted: bool,
     /// The spec in effect in the running process.
     pub live: Option<Delta>,
     pub ran: RanStatus,
-    /// The old spec itself is known, not only that it differs.
+    /// The old spec itself is known, not only its digests.
     pub old_known: bool,
     pub stops: Stops,
-    /// What is held and what runs are two identities, though neither is the wanted one.
+    /// The registered and the live spec have two identities, and neither is the wanted one.
     pub identities_differ: bool,
 }
 
-/// What is known of the runs of a one-shot process.
+/// Whether a one-shot process ran with the wanted spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RanStatus {
-    /// Never, or something else.
+    /// It never ran, or ran with another spec.
     NotThis,
     This,
     Unknown,
 }
 
-/// What is wanted of an instance, as far as it decides.
+/// The part of the desired state that the choice depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Goal {
     pub state: State,
@@ -70,13 +69,13 @@ pub struct Goal {
     pub has_reload: bool,
 }
 
-/// By which command a spec lets its process be stopped, where the target cannot signal.
+/// The command that stops a process on a target that cannot signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StopBy {
-    /// Its stop_cmd; also where the spec is not known.
+    /// The stop_cmd; also assumed for an unknown spec.
     #[default]
     Stop,
-    /// It has only a kill_cmd.
+    /// The spec has only a kill_cmd.
     Kill,
     Nothing,
 }
@@ -91,7 +90,7 @@ impl StopBy {
     }
 }
 
-/// The same for the three specs there may be.
+/// The stop commands of the wanted, the registered and the live spec.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stops {
     pub new: StopBy,
@@ -99,24 +98,24 @@ pub struct Stops {
     pub live: StopBy,
 }
 
-/// The operations that make it so, in order.
+/// The operations that reach the goal, in order.
 pub fn choose(is: Situation, goal: Goal, caps: Caps) -> Result<Vec<(Op, SpecSide)>, HoldReason> {
-    // The runs of a schedule come and go; only a process that is kept can contradict its guard.
+    // Scheduled runs and one-shots end; only a resident process can contradict its supervision.
     if goal.auto_type == AutoType::Resident && is.mixed() {
         return Err(HoldReason::IdentityMix);
     }
-    let mut way = Transition { is, goal, caps, steps: Vec::new() };
+    let mut transition = Transition { is, goal, caps, steps: Vec::new() };
     match (goal.state, goal.auto_type) {
-        (State::Stopped | State::Absent, _) => way.down()?,
-        (State::Running | State::Unhosted, AutoType::Resident) => way.up_resident()?,
-        (State::Running | State::Unhosted, AutoType::Periodic) => way.up_periodic()?,
-        (State::Running | State::Unhosted, AutoType::OneShot) => way.up_once()?,
+        (State::Stopped | State::Absent, _) => transition.down()?,
+        (State::Running | State::Unhosted, AutoType::Resident) => transition.up_resident()?,
+        (State::Running | State::Unhosted, AutoType::Periodic) => transition.up_periodic()?,
+        (State::Running | State::Unhosted, AutoType::OneShot) => transition.up_once()?,
     }
-    Ok(way.steps)
+    Ok(transition.steps)
 }
 
 impl Situation {
-    /// A guard and a process under two identities.
+    /// Whether the supervision and the process have two identities.
     fn mixed(&self) -> bool {
         match (self.hosted, self.given, self.live) {
             (true, Some(given), Some(live)) => self.identities_differ || given.replace != live.replace,
@@ -125,7 +124,7 @@ impl Situation {
     }
 }
 
-/// The situation as it will be after the steps so far.
+/// The steps so far, and the situation after them.
 struct Transition {
     is: Situation,
     goal: Goal,
@@ -134,7 +133,7 @@ struct Transition {
 }
 
 impl Transition {
-    /// Not running, not guarded; then registered or not, as wanted.
+    /// Stops and unsupervises, then registers or unregisters.
     fn down(&mut self) -> Result<(), HoldReason> {
         if self.is.live.is_some() {
             self.stop()?;
@@ -173,7 +172,7 @@ impl Transition {
         Ok(())
     }
 
-    /// A guard that runs it by schedule. A run in progress is not ours.
+    /// Supervises by schedule. A run in progress is not touched.
     fn up_periodic(&mut self) -> Result<(), HoldReason> {
         if self.is.hosted && self.is.given.is_some_and(|given| given.replace) {
             self.unhost_old()?;
@@ -182,7 +181,7 @@ impl Transition {
         Ok(())
     }
 
-    /// Once for each run digest: what ran is not run again, and what runs is not stopped to begin another.
+    /// Runs once per run digest: no second run, and a run in progress is not stopped for another.
     fn up_once(&mut self) -> Result<(), HoldReason> {
         let registered = !self.caps.registry || self.is.given == Some(Delta::default());
         match self.is.ran {
@@ -201,7 +200,7 @@ impl Transition {
         Ok(())
     }
 
-    /// Guarded with the wanted spec, or not guarded; the registry knows the wanted one.
+    /// Supervises with the wanted spec or unsupervises, and updates the registry.
     fn hosting(&mut self) {
         let stale = self.is.given != Some(Delta::default());
         match (self.goal.state == State::Running, self.is.hosted) {
@@ -225,7 +224,7 @@ impl Transition {
         }
     }
 
-    /// Brings a running process up to date under its pid, or restarts it.
+    /// Reloads or restarts a running process.
     fn refresh(&mut self, live: Delta) {
         let op = match live.strongest_effect() {
             Effect::Reload if self.goal.has_reload => Op::Reload,
@@ -238,7 +237,7 @@ impl Transition {
         self.push(op, SpecSide::New);
     }
 
-    /// Another identity, or a restart where there is none.
+    /// Whether the process must stop: another identity, or a restart on a target without one.
     fn must_stop(&self, live: Delta) -> bool {
         let restarts = match live.strongest_effect() {
             Effect::Replace => return true,
@@ -256,14 +255,14 @@ impl Transition {
         self.push(Op::Start, SpecSide::New);
     }
 
-    /// With the spec that the process has; a registry uses the one it holds.
+    /// Stops with the live spec, or with the registered one where the target uses that.
     fn stop(&mut self) -> Result<(), HoldReason> {
         let live = self.is.live.unwrap_or_default();
-        let apart = self.is.identities_differ;
+        let identities_differ = self.is.identities_differ;
         if self.caps.operates_on_registered_spec
-            && self.is.given.is_none_or(|given| apart || given.replace != live.replace)
+            && self.is.given.is_none_or(|given| identities_differ || given.replace != live.replace)
         {
-            // It cannot name this process: it is told first.
+            // The registered spec does not identify the process: register its spec first.
             if live.replace && !self.is.old_known {
                 return Err(HoldReason::OldSpecUnknown);
             }
@@ -281,7 +280,7 @@ impl Transition {
         if which == SpecSide::New {
             by = self.is.stops.new;
         }
-        // The old spec says no way to stop it, the new one of the same identity does.
+        // The old spec has no stop command, but the new one of the same identity has.
         if self.caps.needs_commands && by == StopBy::Nothing && !has.replace && which == SpecSide::Old {
             if self.caps.operates_on_registered_spec && self.is.stops.new != StopBy::Nothing {
                 self.register(SpecSide::New);
@@ -298,7 +297,7 @@ impl Transition {
         Ok(())
     }
 
-    /// With the spec that the guard has.
+    /// Unsupervises with the registered spec.
     fn unhost_old(&mut self) -> Result<(), HoldReason> {
         let has = self.is.given.unwrap_or_default();
         self.check_known(has)?;
@@ -306,14 +305,14 @@ impl Transition {
         Ok(())
     }
 
-    /// The spec to name something by. One that must be sent and is not known is replaced by the new one, if that
-    /// names the same.
+    /// The spec that identifies the process or its supervision. An unknown one that must be sent is replaced by the new
+    /// spec; [`check_known`](Self::check_known) makes sure that the identity is the same.
     fn spec_side(&self, has: Delta) -> SpecSide {
         let lost = self.caps.stop_needs_old && !self.is.old_known;
         if has.is_none() || lost { SpecSide::New } else { SpecSide::Old }
     }
 
-    /// Another identity has to be named as it was; anything weaker goes on with the new spec.
+    /// Another identity needs the old spec; with weaker differences the new spec identifies the process as well.
     fn check_known(&self, has: Delta) -> Result<(), HoldReason> {
         match has.replace && self.caps.stop_needs_old && !self.is.old_known {
             true => Err(HoldReason::OldSpecUnknown),
@@ -325,7 +324,7 @@ impl Transition {
         self.push(Op::Register, which);
     }
 
-    /// Takes a step, and the situation with it.
+    /// Adds a step and applies it to the situation.
     fn push(&mut self, op: Op, which: SpecSide) {
         self.steps.push((op, which));
         let new = Some(Delta::default());

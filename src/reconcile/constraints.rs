@@ -1,6 +1,6 @@
-//! What is left alone though it differs: because a person said so, a policy, a window, or a budget.
+//! Constraints on a plan: holds, pauses, suspensions, protections, maintenance windows and budgets.
 //!
-//! Restraint only ever takes whole chains out. What is taken out keeps its reason, and does not count for a budget.
+//! A constraint removes whole chains only. A removed chain becomes a held change and does not count towards a budget.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::model::{
     Policy, Protection, State, Time, Window,
 };
 
-/// What a chain does to people's processes, as protection, windows and budgets speak of it.
+/// The disruptions of a chain, as protections, windows and budgets name them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DisruptionSet {
     pub start: bool,
@@ -19,7 +19,7 @@ pub struct DisruptionSet {
     /// A restart, or a stop and a start.
     pub restart: bool,
     pub reload: bool,
-    /// It is to be gone.
+    /// The wanted state is absent.
     pub delete: bool,
 }
 
@@ -28,7 +28,7 @@ impl DisruptionSet {
         DisruptionSet::of_ops(&chain.ops().collect::<Vec<_>>(), chain.state())
     }
 
-    /// What these operations on one instance are, for somebody who wants it to be in this state.
+    /// The disruptions of these operations on one instance with this wanted state.
     pub fn of_ops(ops: &[Op], state: State) -> DisruptionSet {
         let has = |wanted: &[Op]| ops.iter().any(|op| wanted.contains(op));
         let (stops, starts) = (has(&[Op::Stop, Op::Kill]), has(&[Op::Start]));
@@ -52,17 +52,17 @@ impl DisruptionSet {
     }
 }
 
-/// Takes out of `found.chains` what may not happen now.
+/// Moves the chains that may not be executed now from `found.chains` to `found.held`.
 pub fn apply_constraints(found: &mut PlanDraft<'_>, desired: &Desired, rules: &Rules, now: &Now) {
-    let law = Constraints {
+    let constraints = Constraints {
         desired,
         rules,
         now,
         policies_by_namespace: policies_by_namespace(desired),
         all: (0..desired.policies.len()).collect(),
     };
-    hold_where(found, |chain| law.check(chain));
-    law.budgets(found);
+    hold_where(found, |chain| constraints.check(chain));
+    constraints.budgets(found);
 }
 
 fn hold_where(found: &mut PlanDraft<'_>, reason: impl Fn(&Chain<'_>) -> Option<(HoldReason, String)>) {
@@ -80,7 +80,7 @@ struct Constraints<'a> {
     desired: &'a Desired,
     rules: &'a Rules,
     now: &'a Now,
-    /// The policies that bind something in a namespace.
+    /// The policies that apply to some instance of a namespace.
     policies_by_namespace: BTreeMap<&'a Name, Vec<usize>>,
     all: Vec<usize>,
 }
@@ -105,7 +105,7 @@ impl<'a> Constraints<'a> {
             .or_else(|| self.outside_window(chain, kinds))
     }
 
-    /// Under its name, or under the one that it comes from.
+    /// By its name, or by the name that it moved from.
     fn suspended(&self, chain: &Chain<'_>) -> Option<(HoldReason, String)> {
         let all = &self.rules.left_alone;
         all.get(chain.key).or_else(|| chain.from.and_then(|from| all.get(from))).cloned()
@@ -139,8 +139,8 @@ impl<'a> Constraints<'a> {
         })
     }
 
-    /// The policies that bind an instance. An orphan is bound by those of its namespace, and where nothing of its
-    /// namespace is left, by all.
+    /// The policies that apply to an instance. The policies of its namespace apply to an orphan; without any other
+    /// instance in the namespace, all policies do.
     fn binding<'l>(&'l self, key: &InstanceKey, want: Option<&'l DesiredInstance>) -> &'l [usize] {
         match want {
             Some(want) => &want.origin.policies,
@@ -160,19 +160,19 @@ impl<'a> Constraints<'a> {
         let owned = found.owned.len();
         let default = (owned / 10).max(1);
         let limit = self.rules.max_delete.map_or(default, |amount| most(amount, owned));
-        let said = match self.rules.max_delete {
-            None => format!("without --max-delete, the greater of 1 and 10% of the {owned} that are ours"),
+        let origin = match self.rules.max_delete {
+            None => format!("the default limit is the greater of 1 and 10% of {owned} owned instances"),
             Some(amount) => source("--max-delete", amount, owned),
         };
-        // The default is for what nobody has set a budget for.
+        // The default applies to instances without any configured delete budget.
         let set = |key: &InstanceKey, want: Option<&DesiredInstance>| {
             self.rules.max_delete.is_some()
                 || self.policies(key, want).all(|policy| policy.budgets.delete.is_none())
         };
-        self.within(found, HoldReason::DeleteBudget, limit, &said, set);
+        self.within(found, HoldReason::DeleteBudget, limit, &origin, set);
         if let Some(amount) = self.rules.max_restart {
-            let said = source("--max-restart", amount, owned);
-            self.within(found, HoldReason::RestartBudget, most(amount, owned), &said, |_, _| true);
+            let origin = source("--max-restart", amount, owned);
+            self.within(found, HoldReason::RestartBudget, most(amount, owned), &origin, |_, _| true);
         }
         for (at, policy) in self.desired.policies.iter().enumerate() {
             if policy.budgets == Default::default() {
@@ -189,19 +189,19 @@ impl<'a> Constraints<'a> {
             for (reason, amount) in budgets {
                 let Some(amount) = amount else { continue };
                 let name = format!("policy {:?} ({}) allows", policy.name, policy.place);
-                let said = source(&name, amount, owned);
-                self.within(found, reason, most(amount, owned), &said, binds);
+                let origin = source(&name, amount, owned);
+                self.within(found, reason, most(amount, owned), &origin, binds);
             }
         }
     }
 
-    /// Over the budget nothing of that kind happens. What an earlier plan still does counts as well.
+    /// Holds all chains of a kind if they exceed the budget together with those in flight by an earlier plan.
     fn within(
         &self,
         found: &mut PlanDraft<'_>,
         reason: HoldReason,
         limit: usize,
-        said: &str,
+        origin: &str,
         binds: impl Fn(&InstanceKey, Option<&DesiredInstance>) -> bool,
     ) {
         let (word, of_kind): (_, fn(DisruptionSet) -> bool) = match reason {
@@ -210,23 +210,22 @@ impl<'a> Constraints<'a> {
         };
         let counts = |chain: &Chain<'_>| of_kind(DisruptionSet::of(chain)) && binds(chain.key, chain.want);
         let planned = found.chains.iter().filter(|chain| counts(chain)).count();
-        let under_way = self
+        let in_flight = self
             .rules
             .under_way
             .iter()
             .filter(|(key, kinds)| of_kind(**kinds) && binds(key, self.desired.instances.get(*key)));
-        let under_way = under_way.count();
-        if planned > 0 && planned + under_way > limit {
+        let in_flight = in_flight.count();
+        if planned > 0 && planned + in_flight > limit {
             let times = |n: usize| if n == 1 { format!("1 {word}") } else { format!("{n} {word}s") };
-            let beside = if under_way > 0 { format!(", {under_way} under way") } else { String::new() };
-            let detail =
-                format!("{} planned{beside}, and at most {limit} may happen: {said}", times(planned));
+            let others = if in_flight > 0 { format!(", {in_flight} in flight") } else { String::new() };
+            let detail = format!("{} planned{others}, at most {limit} allowed: {origin}", times(planned));
             hold_where(found, |chain| counts(chain).then(|| (reason, detail.clone())));
         }
     }
 }
 
-/// A share is rounded down: a budget is not stretched.
+/// A share is rounded down, so that a budget is never exceeded.
 fn most(amount: Amount, of: usize) -> usize {
     match amount {
         Amount::Count(count) => usize::try_from(count).unwrap_or(usize::MAX),
@@ -237,29 +236,29 @@ fn most(amount: Amount, of: usize) -> usize {
 fn source(by: &str, amount: Amount, owned: usize) -> String {
     match amount {
         Amount::Count(_) => format!("{by} {amount}"),
-        Amount::Share(_) => format!("{by} {amount} of the {owned} that are ours"),
+        Amount::Share(_) => format!("{by} {amount} of {owned} owned instances"),
     }
 }
 
 fn protected(chain: &Chain<'_>, kinds: DisruptionSet) -> Option<(HoldReason, String)> {
-    let guards = &chain.want?.origin.protect;
-    let against = |guard: &&Protection| match guard {
+    let protections = &chain.want?.origin.protect;
+    let forbids = |protection: &&Protection| match protection {
         Protection::Delete => kinds.delete,
         Protection::Restart => kinds.restart,
-        // Also one that a start follows.
+        // Also a stop that a start follows.
         Protection::Stop => chain.ops().any(|op| matches!(op, Op::Stop | Op::Kill)),
     };
-    let guard = guards.iter().find(against)?;
-    Some((HoldReason::Protected, format!("its manifest protects it: `protect: [{}]`", guard.word())))
+    let protection = protections.iter().find(forbids)?;
+    Some((HoldReason::Protected, format!("the manifest has `protect: [{}]`", protection.word())))
 }
 
-/// The word of the pause that an instance is under.
+/// The message of the active pause of an instance.
 pub fn paused(pauses: &[Pause], key: &InstanceKey, now: Time) -> Option<String> {
-    let over = |pause: &&Pause| {
+    let active = |pause: &&Pause| {
         pause.namespace.as_ref().is_none_or(|namespace| *namespace == key.namespace)
             && pause.until.is_none_or(|until| until > now)
     };
-    let pause = pauses.iter().find(over)?;
+    let pause = pauses.iter().find(active)?;
     let what = match &pause.namespace {
         Some(namespace) => format!("namespace {namespace}"),
         None => "everything".to_owned(),
@@ -267,18 +266,18 @@ pub fn paused(pauses: &[Pause], key: &InstanceKey, now: Time) -> Option<String> 
     Some(hold_message(&format!("{what} is paused"), &pause.by, &pause.reason, pause.until))
 }
 
-/// The word of the hold on an instance, under its name or the one that it comes from.
+/// The message of the active hold on an instance, by its name or the name that it moved from.
 pub fn active_hold(
     holds: &[Hold],
     key: &InstanceKey,
     from: Option<&InstanceKey>,
     now: Time,
 ) -> Option<String> {
-    let over = |hold: &&Hold| {
+    let active = |hold: &&Hold| {
         (hold.instance == *key || Some(&hold.instance) == from) && hold.until.is_none_or(|until| until > now)
     };
-    let hold = holds.iter().find(over)?;
-    Some(hold_message("it is held", &hold.by, &hold.reason, hold.until))
+    let hold = holds.iter().find(active)?;
+    Some(hold_message("held", &hold.by, &hold.reason, hold.until))
 }
 
 fn hold_message(what: &str, by: &str, reason: &Option<String>, until: Option<Time>) -> String {

@@ -1,10 +1,10 @@
-//! Who depends on whom, by name.
+//! Dependency index: the instances behind each name in `depends_on`, and the depth of each name.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::model::{Desired, DesiredInstance, HostKey, InstanceKey, ProcessKey};
 
-/// The instances under each name that somebody depends on.
+/// The instances of each name that occurs in a `depends_on`.
 pub struct DependencyIndex<'a>(BTreeMap<&'a ProcessKey, Vec<(&'a InstanceKey, &'a DesiredInstance)>>);
 
 impl<'a> DependencyIndex<'a> {
@@ -15,32 +15,32 @@ impl<'a> DependencyIndex<'a> {
         }
         for (key, want) in &desired.instances {
             let own = key.process();
-            // A name means all instances declared under it, or the one that carries it.
+            // A name refers to all instances declared under it, or to the instance with that name.
             for name in [names.get(&want.origin.declared), names.get(&own)].into_iter().flatten() {
-                let under = all.entry(name).or_default();
-                if under.last().is_none_or(|(last, _)| *last != key) {
-                    under.push((key, want));
+                let named = all.entry(name).or_default();
+                if named.last().is_none_or(|(last, _)| *last != key) {
+                    named.push((key, want));
                 }
             }
         }
         DependencyIndex(all)
     }
 
-    /// What depends on a name means the instances on its own host, or, if there are none, all.
+    /// All instances of a name: a dependent waits for those on its own host or, if there are none, for all.
     pub fn all(&self, name: &ProcessKey) -> &[(&'a InstanceKey, &'a DesiredInstance)] {
         self.0.get(name).map(Vec::as_slice).unwrap_or_default()
     }
 
     pub fn here(&self, name: &ProcessKey, host: &HostKey) -> &[(&'a InstanceKey, &'a DesiredInstance)] {
-        // Sorted by key, and a key begins with its host.
+        // Sorted by key, and a key starts with its host.
         let all = self.all(name);
         let from = all.partition_point(|(key, _)| key.host < *host);
         let count = all[from..].partition_point(|(key, _)| key.host == *host);
         &all[from..from + count]
     }
 
-    /// The longest way from a name down to something that depends on nothing. A circle, which validation refuses, is cut
-    /// where it closes.
+    /// The length of the longest dependency path of each name. A cycle, which validation rejects, is cut where it
+    /// closes.
     pub fn ranks(&self, desired: &'a Desired) -> HashMap<&'a ProcessKey, usize> {
         if self.0.is_empty() {
             return HashMap::new();
@@ -57,7 +57,7 @@ impl<'a> DependencyIndex<'a> {
         let mut ranks: HashMap<&ProcessKey, usize> = HashMap::new();
         let mut open: BTreeSet<&ProcessKey> = BTreeSet::new();
         for start in edges.keys().copied() {
-            // Without recursion: a chain of names may be as long as it likes.
+            // Without recursion: the length of a dependency path is not bounded.
             let mut path = vec![start];
             while let Some(name) = path.last().copied() {
                 open.insert(name);

@@ -1,10 +1,10 @@
-//! How two specs differ: field by field where both are known, by class where only their revisions are.
+//! Difference of two specs: by field where both are known, by effect where only their revisions are.
 
 use super::choose::Delta;
 use super::effect::EffectTable;
 use crate::model::{Effect, Field, Spec, SpecRevision, Value};
 
-/// One field that is not as wanted, for people.
+/// One field that differs, for output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change<'a> {
     pub field: Field,
@@ -13,16 +13,16 @@ pub struct Change<'a> {
     pub new: Value<'a>,
 }
 
-/// Every field in which `old` differs from `new`, in the order of the table. The wanted spec's word on classes counts.
-pub fn changes<'a>(old: &'a Spec, new: &'a Spec, classes: &EffectTable) -> Vec<Change<'a>> {
+/// Every field in which `old` differs from `new`, in table order, with the effects of the wanted spec.
+pub fn changes<'a>(old: &'a Spec, new: &'a Spec, effects: &EffectTable) -> Vec<Change<'a>> {
     let pairs = old.values().into_iter().zip(new.values());
     pairs
-        .filter(|((field, old), (_, new))| classes.effect(*field) != Effect::None && old != new)
-        .map(|((field, old), (_, new))| Change { field, effect: classes.effect(field), old, new })
+        .filter(|((field, old), (_, new))| effects.effect(*field) != Effect::None && old != new)
+        .map(|((field, old), (_, new))| Change { field, effect: effects.effect(field), old, new })
         .collect()
 }
 
-/// The classes of the changes.
+/// The effects of the changes.
 pub fn delta(changes: &[Change<'_>]) -> Delta {
     let any = |effect| changes.iter().any(|change| change.effect == effect);
     Delta {
@@ -33,7 +33,7 @@ pub fn delta(changes: &[Change<'_>]) -> Delta {
     }
 }
 
-/// The same from two revisions, when the old spec itself is lost.
+/// The effects by two revisions, where the old spec is unknown.
 pub fn delta_of_revisions(old: &SpecRevision, new: &SpecRevision) -> Delta {
     Delta {
         register: old.register != new.register,

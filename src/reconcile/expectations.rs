@@ -1,8 +1,8 @@
-//! What we did, laid over a look that cannot know it yet.
+//! Expectations: the effects of executed steps, overlaid on an observation that may predate them.
 //!
-//! A list may be five minutes old. Read as the truth, it would have us start what we just started, or stop what we
-//! just replaced. So every executed step leaves an expectation, which counts until a look that is newer than the
-//! step tells of the instance (whatever it tells), or until it expires.
+//! A list may be five minutes old. Without expectations the planner would start a process that was just started, or
+//! stop a process that was just replaced. Each executed step leaves an expectation; it is valid until a newer report of
+//! the instance (whatever its content), or until it expires.
 
 use std::sync::Arc;
 
@@ -12,35 +12,35 @@ use crate::model::{
     Time,
 };
 
-/// How an instance should be after an operation.
+/// Expected state of an instance after an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expectation {
     pub instance: InstanceKey,
     pub expected: Expected,
-    /// When the operation ended.
+    /// End of the operation.
     pub at: Time,
-    /// When it stops counting, whatever was seen.
+    /// End of validity, whatever was observed.
     pub expires: Time,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expected {
-    /// It was done: this is how it is now.
+    /// The operation succeeded, with this state.
     State(Box<ObservedInstance>),
-    /// It was done: it is gone.
+    /// The operation succeeded: the instance is removed.
     Gone,
-    /// It was sent, and nobody knows what came of it: nothing is known of the instance.
+    /// The operation was sent, and its result is unknown: the state is unknown.
     Unknown,
 }
 
 impl Expectation {
-    /// Counts for as long as the target's lists may lag behind the end of the operation.
+    /// Valid for the time that the target's lists may lag behind the operation.
     pub fn new(instance: InstanceKey, expected: Expected, at: Time, lag_secs: u64) -> Expectation {
         Expectation { instance, expected, at, expires: at.after_secs(lag_secs) }
     }
 }
 
-/// How an instance is after a step was done, from how it was before: the same effects that the choice counts on.
+/// The state of an instance after a step, from the state before: the same effects that `choose` assumes.
 pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: &Caps) -> Expected {
     let mut seen = before.cloned().unwrap_or_default();
     seen.unknown = false;
@@ -56,16 +56,16 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
     } else {
         sent
     };
-    let give = |seen: &mut ObservedInstance, spec: &KnownSpec| {
+    let register = |seen: &mut ObservedInstance, spec: &KnownSpec| {
         seen.registered_spec = spec.clone();
         seen.owner = Some(owner.into());
         seen.registered = Some(caps.registry);
     };
     match step.op {
-        Op::Register => give(&mut seen, &used),
+        Op::Register => register(&mut seen, &used),
         Op::Unregister => return Expected::Gone,
         Op::Start => {
-            give(&mut seen, &used);
+            register(&mut seen, &used);
             (seen.hosted, seen.running, seen.live) = (Some(true), Some(true), used);
             seen.ran = step.revision.map_or(LastRun::Given, |revision| LastRun::Digest(revision.run));
             seen.health = Health::Starting;
@@ -76,15 +76,15 @@ pub fn after(step: &Step, before: Option<&ObservedInstance>, owner: &str, caps: 
             (seen.hosted, seen.running, seen.pid) = (Some(stays), Some(false), None);
         }
         Op::Supervise => {
-            give(&mut seen, &used);
+            register(&mut seen, &used);
             seen.hosted = Some(true);
         }
         Op::Unsupervise => seen.hosted = Some(false),
         Op::Restart | Op::Reload => {
             if caps.restart_registers_spec {
-                give(&mut seen, &used);
+                register(&mut seen, &used);
             }
-            // A reload is chosen only where nothing is left that it does not put into effect.
+            // A reload is planned only if all remaining differences take effect with it.
             seen.live = used;
         }
     }
@@ -105,8 +105,8 @@ fn have_two_identities(seen: &ObservedInstance, caps: &Caps) -> bool {
     seen.running == Some(true) && identities.is_some_and(|(registered, live)| registered != live)
 }
 
-/// The look as it would be if it knew, and the expectations that are still open. `lag_secs`: how old the look may be
-/// where it does not say.
+/// The observation with all valid expectations applied, and those expectations. `lag_secs`: assumed age of an instance
+/// without a report time.
 pub fn overlay(
     mut observed: Observed,
     mut expectations: Vec<Expectation>,
@@ -115,11 +115,11 @@ pub fn overlay(
 ) -> (Observed, Vec<Expectation>) {
     let horizon = observed.at.before_secs(lag_secs);
     expectations.retain(|expectation| {
-        let row = observed.instances.get(&expectation.instance);
-        let seen_at = row.and_then(|row| row.report_time).unwrap_or(horizon);
+        let seen = observed.instances.get(&expectation.instance);
+        let seen_at = seen.and_then(|seen| seen.report_time).unwrap_or(horizon);
         now < expectation.expires && seen_at <= expectation.at
     });
-    // The last word on an instance counts.
+    // The last expectation of an instance wins.
     expectations.sort_by_key(|expectation| expectation.at);
     for Expectation { instance, expected, at, .. } in &expectations {
         match expected {
@@ -131,8 +131,8 @@ pub fn overlay(
                 observed.instances.insert(instance.clone(), seen);
             }
             Expected::Unknown => {
-                let row = observed.instances.entry(instance.clone()).or_default();
-                row.unknown = true;
+                let seen = observed.instances.entry(instance.clone()).or_default();
+                seen.unknown = true;
             }
         }
     }
@@ -150,9 +150,9 @@ mod tests {
         "0:10.0.0.1:web:api".parse().expect("a key")
     }
 
-    fn seen(running: bool, told: Option<i64>) -> ObservedInstance {
+    fn seen(running: bool, reported: Option<i64>) -> ObservedInstance {
         let fact = Some(running);
-        let report_time = told.map(|seconds| Time(seconds * 1000));
+        let report_time = reported.map(|seconds| Time(seconds * 1000));
         ObservedInstance {
             registered: fact,
             hosted: fact,
@@ -162,7 +162,7 @@ mod tests {
         }
     }
 
-    fn look(at: i64, row: Option<ObservedInstance>) -> Observed {
+    fn observation(at: i64, row: Option<ObservedInstance>) -> Observed {
         let instances = row.into_iter().map(|row| (key(), row)).collect();
         Observed { instances, at: Time(at * 1000), ..Observed::default() }
     }
@@ -182,13 +182,14 @@ mod tests {
     #[test]
     fn an_older_row_is_overruled_and_a_newer_one_ends_the_expectation() {
         let started = || expect(Expected::State(Box::new(seen(true, None))), 100);
-        // Told before the start ended.
-        let (after, open) = overlay(look(110, Some(seen(false, Some(90)))), started(), LAG, Time(110_000));
+        // Reported before the start ended.
+        let (after, open) =
+            overlay(observation(110, Some(seen(false, Some(90)))), started(), LAG, Time(110_000));
         assert_eq!((runs(&after), open.len()), (Some(true), 1));
-        // Told after it: confirmed, or contradicted.
+        // Reported after it: confirmed, or contradicted.
         for running in [true, false] {
             let (after, open) =
-                overlay(look(130, Some(seen(running, Some(120)))), started(), LAG, Time(130_000));
+                overlay(observation(130, Some(seen(running, Some(120)))), started(), LAG, Time(130_000));
             assert_eq!((runs(&after), open.len()), (Some(running), 0));
         }
     }
@@ -196,26 +197,30 @@ mod tests {
     #[test]
     fn a_list_that_lags_does_not_make_it_absent_until_the_lag_is_over() {
         let started = || expect(Expected::State(Box::new(seen(true, None))), 100);
-        let (after, open) = overlay(look(399, None), started(), LAG, Time(399_000));
+        let (after, open) = overlay(observation(399, None), started(), LAG, Time(399_000));
         assert_eq!((runs(&after), open.len()), (Some(true), 1));
-        let (after, open) = overlay(look(401, None), started(), LAG, Time(401_000));
+        let (after, open) = overlay(observation(401, None), started(), LAG, Time(401_000));
         assert_eq!((runs(&after), open.len()), (Some(false), 0), "it expired");
     }
 
     #[test]
-    fn what_is_gone_stays_gone_and_what_is_unsure_is_unknown() {
-        let (after, _) =
-            overlay(look(110, Some(seen(true, Some(90)))), expect(Expected::Gone, 100), LAG, Time(110_000));
+    fn a_removed_instance_stays_removed_and_an_unknown_result_is_unknown() {
+        let (after, _) = overlay(
+            observation(110, Some(seen(true, Some(90)))),
+            expect(Expected::Gone, 100),
+            LAG,
+            Time(110_000),
+        );
         assert_eq!(runs(&after), Some(false));
-        let (after, _) = overlay(look(110, None), expect(Expected::Unknown, 100), LAG, Time(110_000));
+        let (after, _) = overlay(observation(110, None), expect(Expected::Unknown, 100), LAG, Time(110_000));
         assert_eq!(runs(&after), None);
     }
 
     #[test]
-    fn the_last_word_counts() {
+    fn the_last_expectation_wins() {
         let mut both = expect(Expected::Gone, 105);
         both.extend(expect(Expected::State(Box::new(seen(true, None))), 100));
-        let (after, open) = overlay(look(110, None), both, LAG, Time(110_000));
+        let (after, open) = overlay(observation(110, None), both, LAG, Time(110_000));
         assert_eq!((runs(&after), open.len()), (Some(false), 2));
     }
 }

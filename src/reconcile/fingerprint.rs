@@ -1,5 +1,6 @@
-//! A digest of everything a plan was made from, so that a saved plan is carried out only in the world it was made
-//! for. Pids and times are left out: they change without anything having changed.
+//! Plan fingerprint: a digest of all inputs of a plan, so that a saved plan is executed only if they have not changed.
+//!
+//! Pids and times are excluded: they differ between two observations of the same state.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write;
@@ -43,7 +44,7 @@ pub fn fingerprint(
     print.hex()
 }
 
-/// A digest of what is wanted alone: the revision of a directory.
+/// Digest of the desired state only: the revision of a manifest set.
 pub fn of_desired(desired: &Desired) -> String {
     let mut print = Print(Hasher::new());
     print.desired(desired);
@@ -53,7 +54,7 @@ pub fn of_desired(desired: &Desired) -> String {
 struct Print(Hasher);
 
 impl Print {
-    /// Length first, so that no two lists of texts are the same bytes.
+    /// Length-prefixed, so that no two lists of texts have the same bytes.
     fn put(&mut self, text: &str) {
         self.0.update(&(text.len() as u64).to_le_bytes());
         self.0.update(text.as_bytes());
@@ -63,7 +64,7 @@ impl Print {
         self.0.finalize().to_hex()[..32].to_owned()
     }
 
-    /// The same for what shows itself as text, without keeping it.
+    /// The same for a `Display` value, in a reused buffer.
     fn show(&mut self, text: &mut String, what: impl std::fmt::Display) {
         text.clear();
         // Writing to a String does not fail.
@@ -72,7 +73,7 @@ impl Print {
     }
 
     fn desired(&mut self, desired: &Desired) {
-        // Specs and origins are shared by many instances: each is written once, then by its number.
+        // Many instances share a spec and a declaration: each pair is written once, then by its index.
         let mut known: HashMap<(usize, usize), usize> = HashMap::new();
         let mut text = String::new();
         for (key, want) in &desired.instances {
@@ -92,7 +93,7 @@ impl Print {
         }
     }
 
-    /// Where it was written is no part of what is wanted.
+    /// The source location is not part of the desired state.
     fn origin(&mut self, origin: &DeclaredProcess, text: &mut String) {
         let DeclaredProcess { place: _, declared, state, adopt, depends_on, moved_from, .. } = origin;
         self.show(text, declared);

@@ -1,20 +1,19 @@
-//! The pure core: from what is wanted and what was seen to what will be done, and why.
+//! Planner: a pure function from desired and observed state to a plan with reasons.
 //!
 //! ```text
 //! Desired  ┐
-//! Observed ┼─ walk: instance by instance ─ situate → choose → story ─→ chains of steps, each with its why
-//! Rules    ┘    │        (moves: another name; orphans: no manifest)
-//!               ├─ restrain: holds, pauses, protection, windows, budgets take whole chains out
-//!               └─ order: dependencies (names), batches (rollout) → waves ─→ Plan { waves, held, notes }
+//! Observed ┼─ planner: per instance ─ assess → choose → reasons ─→ PlanDraft { chains of steps, held }
+//! Rules    ┘    │        (moves: earlier names; orphans: no manifest)
+//!               ├─ constraints: holds, pauses, protections, windows and budgets remove whole chains
+//!               └─ waves: dependencies, identities, batches (rollout) ─→ Plan { waves, held, notes }
 //! ```
-//! Start reading at [`reconcile`], then [`choose`](choose::choose), where the fewest operations for one instance are
-//! decided. [`effect`] is the one table that says what changing a field does; [`caps`] says what a target can do;
-//! [`expect`] lays what was done just now over a look that cannot know it yet; [`standing`] says in a word how each
-//! instance stands to its wish.
+//! Start reading at [`reconcile`], then [`choose`](choose::choose), which selects the fewest operations for one instance.
+//! [`effect`] is the table of the effects of a field change; [`caps`] describes a target; [`expectations`] overlays the
+//! effects of executed steps on an observation that may predate them; [`sync_statuses`] summarizes each instance.
 //!
-//! Synchronous, total, deterministic: time comes in as a value, and the same input gives the same plan.
-//! Invariants: nothing is done to what was not seen, to what is not ours, or to what somebody holds; every step
-//! changes something and says what; restraint takes out whole chains, never a part of one.
+//! Synchronous, total, deterministic: time is an argument, and the same input gives the same plan.
+//! Invariants: no step for an instance that was not observed, is not owned, or is held; every step changes something
+//! and has a reason; constraints remove whole chains, never a part of one.
 
 mod assess;
 pub mod caps;
@@ -51,7 +50,7 @@ pub use sync_status::{SyncStatus, sync_statuses};
 use crate::model::{Desired, Now, Observed, Plan};
 use chain::PlanDraft;
 
-/// What to do, and what to leave alone.
+/// The plan: the steps to execute, and the held changes.
 pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &Now) -> Plan {
     let mut found = planner::plan_instances(desired, observed, rules, now);
     constraints::apply_constraints(&mut found, desired, rules, now);
@@ -62,28 +61,27 @@ pub fn reconcile(desired: &Desired, observed: &Observed, rules: &Rules, now: &No
     Plan { waves, held, notes, in_sync: found.in_sync }
 }
 
-/// What people should know beside the steps.
+/// Notes for the operator.
 fn notes(found: &PlanDraft<'_>, rules: &Rules) -> Vec<String> {
     let caps = &rules.caps;
     let mut notes = Vec::new();
     if !found.unsupported_fields.is_empty() {
         let fields: Vec<&str> = found.unsupported_fields.iter().map(|field| field.path()).collect();
         notes.push(format!(
-            "{} has no place for {}: left out of every comparison",
+            "{} does not support {}: excluded from every comparison",
             caps.name(),
             fields.join(", ")
         ));
     }
     if found.lost > 0 {
         let (n, s) = (found.lost, if found.lost == 1 { "" } else { "s" });
-        notes.push(format!(
-            "of {n} instance{s} only digests of the old spec are known: stopped by the new one"
-        ));
+        notes
+            .push(format!("{n} instance{s} stopped by the new spec: only digests of the old spec are known"));
     }
     if found.deferred > 0 {
         let (n, s) = (found.deferred, if found.deferred == 1 { " is" } else { "s are" });
         notes.push(format!(
-            "{n} instance{s} adopted as running, with another spec than wanted: the next plan changes that"
+            "{n} instance{s} adopted with a running spec other than the wanted one: the next plan changes it"
         ));
     }
     if !found.spared.is_empty() {

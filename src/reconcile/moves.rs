@@ -1,4 +1,4 @@
-//! The same process under another name: no restart, where the target can do without one.
+//! Moves: a process under a new name (`moved_from`), without a restart where the target supports that.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::model::{
     SpecSide, State,
 };
 
-/// What was seen under an earlier name, or why nothing can be said of it.
+/// The instance observed under an earlier name, or the reason why its state is unknown.
 pub type Earlier<'a> = Result<Present<'a>, (HoldReason, String)>;
 
 impl<'a> Planner<'a> {
-    /// Where a process is under an earlier name of its own; or why that cannot be told.
+    /// Finds the instance under one of its earlier names.
     pub(super) fn earlier(
         &self,
         key: &InstanceKey,
@@ -33,9 +33,8 @@ impl<'a> Planner<'a> {
             if self.desired.instances.contains_key(from) || self.taken.contains(from) {
                 return None;
             }
-            let doubt = |reason, detail| {
-                Some((from, Err((reason, format!("{from}, which it moved from: {detail}")))))
-            };
+            let doubt =
+                |reason, detail| Some((from, Err((reason, format!("{from}, the earlier name: {detail}")))));
             match self.observed.presence(&from.host, Some(seen)) {
                 Presence::Present(present) => match self.stale(from, present) {
                     Some(detail) => doubt(HoldReason::Stale, detail),
@@ -47,14 +46,14 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// What moves to a name that is not meant this time is no orphan meanwhile.
+    /// An instance that moves to a name outside the selection is not an orphan.
     pub(super) fn spare_earlier(
         &mut self,
         key: &'a InstanceKey,
         want: &'a DesiredInstance,
-        row: Option<&'a ObservedInstance>,
+        seen: Option<&'a ObservedInstance>,
     ) {
-        let there = match self.observed.presence(&key.host, row) {
+        let there = match self.observed.presence(&key.host, seen) {
             Presence::Present(present) => self.is_there(present),
             Presence::Absent | Presence::Unknown(_) => false,
         };
@@ -63,7 +62,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The same process under its new name.
+    /// Plans a moved process under its new name.
     pub(super) fn moved(
         &mut self,
         key: &'a InstanceKey,
@@ -74,7 +73,7 @@ impl<'a> Planner<'a> {
         let adopting = match self.may_touch(present, want) {
             Ok(adopting) => adopting,
             Err(detail) => {
-                let detail = format!("{from}, which it moved from: {detail}");
+                let detail = format!("{from}, the earlier name: {detail}");
                 return self.hold(key, want, HoldReason::NotOwned, detail);
             }
         };
@@ -85,19 +84,19 @@ impl<'a> Planner<'a> {
         if self.is_ours(present) {
             self.found.owned.push((from, Some(want)));
         }
-        let wish = self.target_spec(want);
+        let target = self.target_spec(want);
         let situation =
-            if adopting { assess_adopted(present, wish, &caps) } else { assess(present, wish, &caps) };
+            if adopting { assess_adopted(present, target, &caps) } else { assess(present, target, &caps) };
         let is = match situation {
             Ok(is) => is,
             Err(reason) => return self.hold(key, want, reason, detail(reason, Some(present), &caps)),
         };
-        let keeps = wish.goal.state.needs_start() && is.live.is_some_and(|live| !live.replace);
+        let keeps = target.goal.state.needs_start() && is.live.is_some_and(|live| !live.replace);
         let drafted = match caps.moves {
-            Moves::Rename => renamed(is, wish, present, want, &caps),
+            Moves::Rename => renamed(is, target, present, want, &caps),
             Moves::Held if keeps => Err(HoldReason::MoveUnsupported),
-            Moves::Rehost if keeps => rehosted(is, wish, present, want, &caps),
-            Moves::Held | Moves::Rehost | Moves::Nothing => replaced(is, wish, present, want, &caps),
+            Moves::Rehost if keeps => rehosted(is, target, present, want, &caps),
+            Moves::Held | Moves::Rehost | Moves::Nothing => replaced(is, target, present, want, &caps),
         };
         match drafted {
             Ok((before, steps)) if before.is_empty() && steps.is_empty() => self.found.in_sync += 1,
@@ -111,8 +110,8 @@ impl<'a> Planner<'a> {
             }
             Err(HoldReason::MoveUnsupported) => {
                 let detail = format!(
-                    "it runs as {from}, and {} cannot rename it without a restart: keep the old name, or stop it \
-                     under the old name first",
+                    "the process runs as {from}, and {} cannot rename it without a restart: keep the old name, or stop \
+                     it under the old name first",
                     caps.name()
                 );
                 self.hold(key, want, HoldReason::MoveUnsupported, detail);
@@ -124,19 +123,19 @@ impl<'a> Planner<'a> {
 
 type Drafts = (Vec<StepDraft>, Vec<StepDraft>);
 
-/// The engine gives it the new name and, if it is the same process, the new spec.
+/// The engine renames the instance and, if the identity is the same, registers the new spec.
 fn renamed(
     is: Situation,
-    wish: &TargetSpec<'_>,
+    target: &TargetSpec<'_>,
     present: Present<'_>,
     want: &DesiredInstance,
     caps: &Caps,
 ) -> Result<Drafts, HoldReason> {
     let other = is.live.is_some_and(|live| live.replace)
         || (is.hosted && is.given.is_some_and(|given| given.replace));
-    // Another process keeps what it has: it is renamed first, and replaced under its new name.
+    // Another identity keeps its spec: the instance is renamed first, and replaced under its new name.
     let (which, spec, given) = match other {
-        false => (SpecSide::New, Arc::clone(wish.spec), Some(Delta::default())),
+        false => (SpecSide::New, Arc::clone(target.spec), Some(Delta::default())),
         true => {
             let seen = present.seen();
             let (version, given) =
@@ -145,9 +144,9 @@ fn renamed(
         }
     };
     let after = Situation { given, ..is };
-    let story = StepReasons::of(after, wish, present, want);
-    let why = vec![story.plain(Rule::Moved)];
-    let revision = (!other).then(|| *wish.revision());
+    let reasons = StepReasons::of(after, target, present, want);
+    let why = vec![reasons.plain(Rule::Moved)];
+    let revision = (!other).then(|| *target.revision());
     let mut steps = vec![StepDraft {
         op: Op::Register,
         spec_side: which,
@@ -157,49 +156,50 @@ fn renamed(
         needs_live_check: true,
         why,
     }];
-    let rest = choose(after, wish.goal, *caps)?;
-    steps.extend(rest.into_iter().map(|(op, which)| story.draft(op, which)));
+    let rest = choose(after, target.goal, *caps)?;
+    steps.extend(rest.into_iter().map(|(op, which)| reasons.draft(op, which)));
     Ok((Vec::new(), steps))
 }
 
-/// The guard goes under the old name and comes under the new one; the process stays.
+/// Supervision ends under the old name and starts under the new one; the process stays.
 fn rehosted(
     is: Situation,
-    wish: &TargetSpec<'_>,
+    target: &TargetSpec<'_>,
     present: Present<'_>,
     want: &DesiredInstance,
     caps: &Caps,
 ) -> Result<Drafts, HoldReason> {
-    let story = StepReasons { rule: Some(Rule::Moved), ..StepReasons::of(is, wish, present, want) };
+    let reasons = StepReasons { rule: Some(Rule::Moved), ..StepReasons::of(is, target, present, want) };
     let which =
         if is.given.is_none_or(Delta::is_none) || !is.old_known { SpecSide::New } else { SpecSide::Old };
-    let before = is
-        .hosted
-        .then(|| StepDraft { why: vec![story.plain(Rule::Moved)], ..story.draft(Op::Unsupervise, which) });
+    let before = is.hosted.then(|| StepDraft {
+        why: vec![reasons.plain(Rule::Moved)],
+        ..reasons.draft(Op::Unsupervise, which)
+    });
     let after = Situation { given: None, hosted: false, ..is };
-    let story = StepReasons { rule: None, is: after, ..story };
-    let steps = choose(after, wish.goal, *caps)?;
-    let mut steps: Vec<StepDraft> = steps.into_iter().map(|(op, which)| story.draft(op, which)).collect();
+    let reasons = StepReasons { rule: None, is: after, ..reasons };
+    let steps = choose(after, target.goal, *caps)?;
+    let mut steps: Vec<StepDraft> = steps.into_iter().map(|(op, which)| reasons.draft(op, which)).collect();
     if let Some(host) = steps.iter_mut().find(|draft| draft.op == Op::Supervise) {
-        host.why = vec![story.plain(Rule::Moved)];
+        host.why = vec![reasons.plain(Rule::Moved)];
     }
     Ok((before.into_iter().collect(), steps))
 }
 
-/// It is not the same process any more (or none runs): the old name goes, the new one comes.
+/// The identity differs, or no process runs: remove the instance under the old name, create it under the new one.
 fn replaced(
     is: Situation,
-    wish: &TargetSpec<'_>,
+    target: &TargetSpec<'_>,
     present: Present<'_>,
     want: &DesiredInstance,
     caps: &Caps,
 ) -> Result<Drafts, HoldReason> {
-    let gone = Goal { state: State::Absent, ..wish.goal };
-    let story = StepReasons { rule: Some(Rule::Moved), ..StepReasons::of(is, wish, present, want) };
-    let before = choose(is, gone, *caps)?.into_iter().map(|(op, which)| story.draft(op, which)).collect();
-    let fresh = absent(wish);
-    let story = StepReasons { present: None, is: fresh, rule: down_rule(want.origin.state), ..story };
+    let gone = Goal { state: State::Absent, ..target.goal };
+    let reasons = StepReasons { rule: Some(Rule::Moved), ..StepReasons::of(is, target, present, want) };
+    let before = choose(is, gone, *caps)?.into_iter().map(|(op, which)| reasons.draft(op, which)).collect();
+    let fresh = absent(target);
+    let reasons = StepReasons { present: None, is: fresh, rule: down_rule(want.origin.state), ..reasons };
     let steps =
-        choose(fresh, wish.goal, *caps)?.into_iter().map(|(op, which)| story.draft(op, which)).collect();
+        choose(fresh, target.goal, *caps)?.into_iter().map(|(op, which)| reasons.draft(op, which)).collect();
     Ok((before, steps))
 }

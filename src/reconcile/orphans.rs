@@ -1,4 +1,4 @@
-//! What is ours and wanted by no manifest any more.
+//! Orphans: owned instances that are no longer in any manifest.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +14,18 @@ use crate::model::{
 };
 
 impl<'a> Planner<'a> {
-    /// Takes them down if that was asked for, and counts them if not.
+    /// Plans their removal with `--prune`, and counts them without.
     pub(super) fn orphans(&mut self, rows: Vec<(&'a InstanceKey, &'a ObservedInstance)>) {
-        // Of each namespace it is asked once.
-        let mut spoken_of: BTreeMap<&Name, bool> =
+        // Checked once per namespace.
+        let mut in_scope: BTreeMap<&Name, bool> =
             self.desired.instances.keys().map(|key| (&key.namespace, true)).collect();
         for (key, seen) in rows {
             let ours = self.owner_of(seen) == Some(self.rules.owner.as_str());
             if !ours || self.taken.contains(key) || !self.rules.selection.means(key, None, &seen.labels) {
                 continue;
             }
-            if !*spoken_of.entry(&key.namespace).or_insert_with(|| self.is_spoken_of(&key.namespace)) {
+            if !*in_scope.entry(&key.namespace).or_insert_with(|| self.is_namespace_in_scope(&key.namespace))
+            {
                 continue;
             }
             match self.observed.presence(&key.host, Some(seen)) {
@@ -41,7 +42,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// It would go, if it could be seen.
+    /// Holds the removal of an orphan whose state is unknown.
     fn unseen(&mut self, key: &InstanceKey, reason: HoldReason, detail: String) {
         if self.rules.prune {
             let instance = key.clone();
@@ -56,9 +57,9 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Do the past or a policy speak of a namespace that the manifests say nothing of? Where everything is read back, the
-    /// owner's label is word enough: whoever wrote it spoke of it.
-    fn is_spoken_of(&self, namespace: &Name) -> bool {
+    /// Whether a namespace without any manifest is in scope: an earlier revision had it, or a policy allows it. Where the
+    /// target reports whole specs, the owner label is enough.
+    fn is_namespace_in_scope(&self, namespace: &Name) -> bool {
         if self.rules.caps.reads_specs {
             return true;
         }
@@ -77,7 +78,7 @@ impl<'a> Planner<'a> {
         let chain = |steps| Chain { key, want: None, from: None, before: Vec::new(), steps };
         match drafted {
             _ if self.rules.source_unreadable => {
-                let detail = "some source could not be read: what is missing there may only be unread";
+                let detail = "a manifest source could not be read: the process may still be declared there";
                 let chain = chain(drafted.unwrap_or_default());
                 self.found.held.push(chain.held(HoldReason::SourceUnreadable, detail.to_owned()));
             }
@@ -91,17 +92,17 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// The way out for what no manifest wants: everything works with what it was.
+/// The steps that remove an instance, with the specs that it has.
 fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<StepDraft>, HoldReason> {
     let seen = present.seen();
     let is_one = if present.running { &seen.live } else { &seen.registered_spec };
     let other = if present.running { &seen.registered_spec } else { &seen.live };
     let fallback = Arc::new(HashedSpec::default());
     let spec = is_one.spec().or(other.spec());
-    let wish = TargetSpec::new(spec.unwrap_or(&fallback), State::Absent, &OnChange::new(), caps);
-    let mut is = assess(present, &wish, caps)?;
+    let target = TargetSpec::new(spec.unwrap_or(&fallback), State::Absent, &OnChange::new(), caps);
+    let mut is = assess(present, &target, caps)?;
     if spec.is_none() {
-        // Nothing to name it by; whether guard and process are one can still be told.
+        // No spec to identify it by; digests still show whether supervision and process have one identity.
         let one = match (&seen.registered_spec, &seen.live) {
             (KnownSpec::Digests(given), KnownSpec::Digests(live)) => given.replace == live.replace,
             _ => true,
@@ -111,7 +112,7 @@ fn removal(present: Present<'_>, caps: &Caps) -> Result<Vec<StepDraft>, HoldReas
         is.given = is.given.map(|_| named(one));
         is.old_known = false;
     }
-    let ops = choose(is, wish.goal, *caps)?;
+    let ops = choose(is, target.goal, *caps)?;
     let draft = |(op, which): (Op, SpecSide)| {
         let old = match which {
             SpecSide::New => spec.cloned(),

@@ -1,7 +1,7 @@
-//! Instance by instance: what differs, and the chain of steps that would end the difference.
+//! Planning of each instance: its differences, and the chain of steps that resolves them.
 //!
-//! Desired and Observed are walked side by side, once. What is as wanted costs a comparison; a chain, its specs and
-//! its reasons are made only for what is not.
+//! One merge pass over Desired and Observed. An instance in sync costs one comparison; chains and reasons are built only
+//! for instances that differ.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap};
@@ -25,37 +25,37 @@ pub fn plan_instances<'a>(
     rules: &'a Rules,
     now: &'a Now,
 ) -> PlanDraft<'a> {
-    let silent: Vec<Field> =
+    let unsupported_fields: Vec<Field> =
         Field::ALL.iter().copied().filter(|field| !rules.caps.supports_field(*field)).collect();
-    let mut walk = Planner {
+    let mut planner = Planner {
         desired,
         observed,
         rules,
         now,
-        unsaid: HashedSpec::mask(silent.iter().copied()),
-        silent,
+        unsupported_mask: HashedSpec::mask(unsupported_fields.iter().copied()),
+        unsupported_fields,
         target_specs: HashMap::default(),
         taken: BTreeSet::new(),
         found: PlanDraft::default(),
     };
     let mut rows = observed.instances.iter().peekable();
-    let mut strangers = Vec::new();
+    let mut undeclared = Vec::new();
     for (key, want) in &desired.instances {
-        let row = loop {
+        let seen = loop {
             match rows.peek().map(|(seen, _)| (*seen).cmp(key)) {
-                Some(Ordering::Less) => strangers.extend(rows.next()),
-                Some(Ordering::Equal) => break rows.next().map(|(_, row)| row),
+                Some(Ordering::Less) => undeclared.extend(rows.next()),
+                Some(Ordering::Equal) => break rows.next().map(|(_, seen)| seen),
                 Some(Ordering::Greater) | None => break None,
             }
         };
         match rules.selection.means(key, Some(&want.origin.declared), &want.spec.labels) {
-            true => walk.wanted(key, want, row),
-            false => walk.spare_earlier(key, want, row),
+            true => planner.wanted(key, want, seen),
+            false => planner.spare_earlier(key, want, seen),
         }
     }
-    strangers.extend(rows);
-    walk.orphans(strangers);
-    walk.found
+    undeclared.extend(rows);
+    planner.orphans(undeclared);
+    planner.found
 }
 
 pub struct Planner<'a> {
@@ -63,20 +63,25 @@ pub struct Planner<'a> {
     pub(super) observed: &'a Observed,
     pub(super) rules: &'a Rules,
     now: &'a Now,
-    /// What the target has no place for.
-    silent: Vec<Field>,
+    /// Fields that the target does not support.
+    unsupported_fields: Vec<Field>,
     /// The same as bits.
-    unsaid: u64,
-    /// By the addresses of spec and origin, which instances of one process share.
+    unsupported_mask: u64,
+    /// By the addresses of spec and declaration, which the instances of one process share.
     target_specs: ByAddress<TargetSpec<'a>>,
-    /// Known by another name now.
+    /// Earlier names of moved instances.
     pub(super) taken: BTreeSet<&'a InstanceKey>,
     pub(super) found: PlanDraft<'a>,
 }
 
 impl<'a> Planner<'a> {
-    fn wanted(&mut self, key: &'a InstanceKey, want: &'a DesiredInstance, row: Option<&'a ObservedInstance>) {
-        let present = match self.observed.presence(&key.host, row) {
+    fn wanted(
+        &mut self,
+        key: &'a InstanceKey,
+        want: &'a DesiredInstance,
+        seen: Option<&'a ObservedInstance>,
+    ) {
+        let present = match self.observed.presence(&key.host, seen) {
             Presence::Present(present) => match self.stale(key, present) {
                 Some(detail) => return self.hold(key, want, HoldReason::Stale, detail),
                 None => Some(present),
@@ -91,16 +96,16 @@ impl<'a> Planner<'a> {
         if there.is_some_and(|present| self.is_ours(present)) {
             self.found.owned.push((key, Some(want)));
         }
-        if !self.silent.is_empty() {
+        if !self.unsupported_fields.is_empty() {
             let holds = || unsupported(&want.spec, &self.rules.caps);
             if let Some(field) = want.origin.state.needs_start().then(holds).flatten() {
                 let detail =
-                    format!("{field} changes what runs, and {} has no place for it", self.rules.caps.name());
+                    format!("{} does not support {field}, which changes the process", self.rules.caps.name());
                 return self.hold(key, want, HoldReason::Unsupported, detail);
             }
             self.found
                 .unsupported_fields
-                .extend(self.silent.iter().filter(|field| want.spec.is_set(**field)));
+                .extend(self.unsupported_fields.iter().filter(|field| want.spec.is_set(**field)));
         }
         if there.is_some_and(|present| self.is_in_sync(present, want)) {
             self.found.in_sync += 1;
@@ -119,14 +124,14 @@ impl<'a> Planner<'a> {
         self.chain(key, want, present, None);
     }
 
-    /// What was told too long ago may be otherwise by now, in sync or not.
+    /// The message for an instance whose report is too old, in sync or not.
     pub(super) fn stale(&self, key: &InstanceKey, present: Present<'_>) -> Option<String> {
         let age = self.observed.age(present.seen());
         let limit = self.rules.stale_after_secs?;
         (age > limit).then(|| format!("host {} has not reported for {}", key.host, span(age)))
     }
 
-    /// Does a row tell of more than a name that was once there?
+    /// Whether an observed instance exists, and is not only a name that the target remembers.
     pub(super) fn is_there(&self, present: Present<'_>) -> bool {
         present.running || present.hosted || (self.rules.caps.registry && present.registered)
     }
@@ -135,13 +140,13 @@ impl<'a> Planner<'a> {
         self.owner_of(present.seen()) == Some(self.rules.owner.as_str())
     }
 
-    /// The owner of what runs: our label on a process that its agent did not start proves nothing.
+    /// The owner of an instance. An owner label does not prove ownership of a process that the agent did not start.
     pub(super) fn owner_of<'s>(&self, seen: &'s ObservedInstance) -> Option<&'s str> {
         let owner = seen.owner.as_deref();
         owner.filter(|owner| !(seen.not_owned && seen.running == Some(true) && *owner == self.rules.owner))
     }
 
-    /// The quick answer for what is plainly as wanted; `false` only means that it takes a closer look.
+    /// Fast path for an instance in sync; `false` means that a full comparison follows.
     fn is_in_sync(&mut self, present: Present<'_>, want: &'a DesiredInstance) -> bool {
         let (given, live) = (&present.seen().registered_spec, &present.seen().live);
         let kept = match want.spec.monitor.auto_type {
@@ -161,23 +166,23 @@ impl<'a> Planner<'a> {
             && (!kept || one || self.is_wanted(live, want))
     }
 
-    /// Is this plainly the wanted spec?
+    /// Whether a spec is known to equal the wanted one.
     fn is_wanted(&mut self, version: &KnownSpec, want: &'a DesiredInstance) -> bool {
         match version {
             KnownSpec::Full(spec) => Arc::ptr_eq(spec, &want.spec) || spec.is_equivalent(&want.spec),
             KnownSpec::Digests(revision) => {
-                let plain = want.origin.on_change.is_empty() && !want.spec.sets_any(self.unsaid);
+                let plain = want.origin.on_change.is_empty() && !want.spec.sets_any(self.unsupported_mask);
                 plain && want.spec.revision() == revision || self.target_spec(want).revision() == revision
             }
             KnownSpec::Unknown => false,
         }
     }
 
-    /// May this be touched? `Ok(true)`: it will be ours by that.
+    /// Checks ownership. `Ok(true)`: the instance is adopted.
     pub(super) fn may_touch(&self, present: Present<'_>, want: &DesiredInstance) -> Result<bool, String> {
         let adopt = self.rules.adopt || want.origin.adopt;
         match self.owner_of(present.seen()) {
-            // What is ours and of which nothing is known is looked at anew if that was asked for.
+            // With --adopt, an owned instance with an unknown spec is adopted again.
             Some(owner) if owner == self.rules.owner => {
                 let lost = |there: bool, version: &KnownSpec| there && *version == KnownSpec::Unknown;
                 let seen = present.seen();
@@ -185,18 +190,20 @@ impl<'a> Planner<'a> {
                     && (lost(present.hosted, &seen.registered_spec) || lost(present.running, &seen.live)))
             }
             Some(owner) => Err(format!(
-                "it belongs to {owner:?}, and this is {:?}: remove it from these manifests, or plan them as \
+                "the process belongs to owner {owner:?}, and this plan to {:?}: remove it from these manifests, or use \
                  --owner {owner}",
                 self.rules.owner
             )),
             None if adopt => Ok(true),
-            None => Err("it is there already and nobody owns it: --adopt (or `adopt: true`) takes it over \
-                 without a restart"
-                .to_owned()),
+            None => {
+                Err("the process exists and has no owner: --adopt (or `adopt: true`) adopts it without a \
+                 restart"
+                    .to_owned())
+            }
         }
     }
 
-    /// `from`: the name that what was seen stands under, if it is another.
+    /// Plans one instance. `from`: the earlier name under which it was observed.
     pub(super) fn chain(
         &mut self,
         key: &'a InstanceKey,
@@ -211,22 +218,22 @@ impl<'a> Planner<'a> {
             Some(Err(detail)) => return self.hold(key, want, HoldReason::NotOwned, detail),
         };
         let (rules, now) = (self.rules, self.now);
-        let wish = self.target_spec(want);
+        let target = self.target_spec(want);
         let situation = match present {
-            None => Ok(absent(wish)),
-            Some(present) if adopting => assess_adopted(present, wish, &rules.caps),
-            Some(present) => assess(present, wish, &rules.caps),
+            None => Ok(absent(target)),
+            Some(present) if adopting => assess_adopted(present, target, &rules.caps),
+            Some(present) => assess(present, target, &rules.caps),
         };
-        let chosen = situation.and_then(|is| Ok((is, choose(is, wish.goal, rules.caps)?)));
+        let chosen = situation.and_then(|is| Ok((is, choose(is, target.goal, rules.caps)?)));
         let (is, ops) = match chosen {
             Ok(chosen) => chosen,
             Err(reason) => return self.hold(key, want, reason, detail(reason, present, &rules.caps)),
         };
-        // Without a registry only a guard carries an owner's name.
+        // Without a registry only supervision carries the owner label.
         if adopting && !rules.caps.registry && want.origin.state == State::Unhosted {
             let detail = format!(
-                "nobody owns it, and {} has no place to note an owner of what it does not guard: let it be guarded \
-                 (`state: running`) to adopt it",
+                "the process has no owner, and {} records owners of supervised processes only: set `state: running` to \
+                 adopt it",
                 rules.caps.name()
             );
             return self.hold(key, want, HoldReason::NotOwned, detail);
@@ -235,8 +242,8 @@ impl<'a> Planner<'a> {
             self.found.in_sync += 1;
             return;
         }
-        let story = StepReasons {
-            target: wish,
+        let reasons = StepReasons {
+            target,
             present,
             is,
             adopting,
@@ -247,19 +254,18 @@ impl<'a> Planner<'a> {
             rule: down_rule(want.origin.state),
             place: &want.origin.place,
         };
-        let steps: Vec<StepDraft> = ops.into_iter().map(|(op, which)| story.draft(op, which)).collect();
-        // Adopting does not restart: what runs with another spec stays as it is until the next plan.
+        let steps: Vec<StepDraft> = ops.into_iter().map(|(op, which)| reasons.draft(op, which)).collect();
+        // Adoption does not restart: a process with another spec is changed by the next plan.
         let deferred = adopting
-            && wish.goal.state.needs_start()
+            && target.goal.state.needs_start()
             && present.filter(|present| present.running).is_some_and(|present| {
-                wish.delta(&present.seen().live).is_some_and(|delta| delta.reload || delta.restart)
+                target.delta(&present.seen().live).is_some_and(|delta| delta.reload || delta.restart)
             });
-        let waits = present.and_then(|present| relaunching(present, &is, wish, now.at));
+        let waits = present.and_then(|present| relaunching(present, &is, target, now.at));
         let lost = !is.old_known && names_by_the_new_spec(&steps, &rules.caps);
         let chain = Chain { key, want: Some(want), from, before: Vec::new(), steps };
         if let Some(left) = waits {
-            let detail =
-                format!("it died, and the agent is bringing it back: it has {} left to do so", span(left));
+            let detail = format!("the process died, and the agent has {} left to relaunch it", span(left));
             self.found.held.push(chain.held(HoldReason::AgentRelaunching, detail));
             return;
         }
@@ -287,7 +293,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Does a chain send the new spec where the old one belongs?
+/// Whether a chain sends the new spec in place of an unknown old one.
 fn names_by_the_new_spec(steps: &[StepDraft], caps: &Caps) -> bool {
     let names = |draft: &StepDraft| {
         matches!(draft.op, Op::Stop | Op::Kill | Op::Unsupervise) && draft.spec_side == SpecSide::New
@@ -295,43 +301,46 @@ fn names_by_the_new_spec(steps: &[StepDraft], caps: &Caps) -> bool {
     caps.stop_needs_old && steps.iter().any(names)
 }
 
-/// A sentence for what the choice itself could not go on with.
+/// The message for a reason that `choose` or `assess` returned.
 pub fn detail(reason: HoldReason, present: Option<Present<'_>>, caps: &Caps) -> String {
     let digests = |seen: &ObservedInstance| {
         [&seen.registered_spec, &seen.live].iter().any(|v| matches!(v, KnownSpec::Digests(_)))
     };
     match reason {
         HoldReason::IdentityMix => {
-            "what runs and what is guarded are two different processes: stop one of them by hand".to_owned()
+            "the running process and the supervised one have different identities: stop one of them manually"
+                .to_owned()
         }
         HoldReason::NotOwned => {
-            "nobody owns it, and it is another process than the wanted one: its identity differs, so \
-             it cannot be adopted"
+            "the process has no owner, and its identity differs from the wanted one: it cannot be \
+             adopted"
                 .to_owned()
         }
         HoldReason::OldSpecUnknown if present.is_some_and(|present| digests(present.seen())) => format!(
-            "it is another process than the wanted one, and only digests of its spec are known: {} has to be told \
-             the whole spec to stop it. Stop it by hand",
+            "the identity differs from the wanted one, and only digests of the old spec are known: {} needs the whole \
+             spec to stop the process. Stop it manually",
             caps.name()
         ),
         HoldReason::OldSpecUnknown => {
-            "nothing is known of what it was started with, so it cannot be told whether it is \
-             the wanted process: --adopt takes it as it is, after a look at its identity"
+            "the spec of the process is unknown, so it may not be the wanted process: --adopt adopts it \
+             after a live check of its identity"
                 .to_owned()
         }
         HoldReason::RunInProgress => {
-            "an earlier run is still in progress, and no run is stopped to begin another".to_owned()
+            "an earlier run is still in progress, and is not stopped for another".to_owned()
         }
-        HoldReason::RunUnknown => "it is not known whether it ran already: `abide start` decides".to_owned(),
+        HoldReason::RunUnknown => {
+            "whether the process already ran is unknown: `abide start` runs it".to_owned()
+        }
         HoldReason::NoStopCommand => format!(
-            "{} needs a command to stop it, and what runs has neither stop_cmd nor kill_cmd",
+            "{} needs a command to stop the process, and its spec has neither stop_cmd nor kill_cmd",
             caps.name()
         ),
         other => other.word().to_owned(),
     }
 }
 
-/// What is known by where two things stand in memory. Addresses need no hash that withstands an adversary.
+/// A map keyed by two memory addresses, which need no collision-resistant hash.
 type ByAddress<V> = HashMap<(usize, usize), V, BuildHasherDefault<Mix>>;
 
 fn addresses<A, B>(a: &Arc<A>, b: &Arc<B>) -> (usize, usize) {

@@ -1,4 +1,4 @@
-//! Why each step of a chain is taken, told from how the instance was before the first of them.
+//! Reasons of the steps of a chain, from the observed state before the first step.
 
 use std::sync::Arc;
 
@@ -11,39 +11,31 @@ use crate::model::{
     Why,
 };
 
-/// Everything that a step's reason is made of.
+/// The inputs of a step's reasons.
 pub struct StepReasons<'w, 'a> {
     pub target: &'w TargetSpec<'a>,
     pub present: Option<Present<'w>>,
-    /// How it was before the first step.
+    /// The situation before the first step.
     pub is: Situation,
     pub adopting: bool,
-    /// No list shows it, and what runs under its identity can be found by a live check.
+    /// No list contains the instance; a live check can find a process with its identity.
     pub unlisted: bool,
-    /// Why something is taken down.
+    /// The reason of a removal.
     pub rule: Option<Rule>,
     pub place: &'w SourceLocation,
 }
 
-const FELT: [Effect; 3] = [Effect::Reload, Effect::Restart, Effect::Replace];
+const PROCESS_EFFECTS: [Effect; 3] = [Effect::Reload, Effect::Restart, Effect::Replace];
 
 impl<'w, 'a> StepReasons<'w, 'a> {
     pub fn of(
         is: Situation,
-        wish: &'w TargetSpec<'a>,
+        target: &'w TargetSpec<'a>,
         present: Present<'w>,
         want: &'w DesiredInstance,
     ) -> StepReasons<'w, 'a> {
         let (rule, place) = (down_rule(want.origin.state), &want.origin.place);
-        StepReasons {
-            target: wish,
-            present: Some(present),
-            is,
-            adopting: false,
-            unlisted: false,
-            rule,
-            place,
-        }
+        StepReasons { target, present: Some(present), is, adopting: false, unlisted: false, rule, place }
     }
 
     pub fn draft(&self, op: Op, which: SpecSide) -> StepDraft {
@@ -59,23 +51,15 @@ impl<'w, 'a> StepReasons<'w, 'a> {
         };
         let mut why = self.why(op, which);
         if why.is_empty() {
-            // What the strongest difference asks for is also the reason of what has to go before it.
-            why = self.differs(Rule::LiveDiffers, &FELT);
+            // A preparatory step has the reason of the strongest difference.
+            why = self.differs(Rule::LiveDiffers, &PROCESS_EFFECTS);
         }
         let revision = (which == SpecSide::New && op != Op::Unregister).then(|| *self.target.revision());
-        let takes = if op == Op::Reload { self.target.reloaded() } else { Vec::new() };
-        // Adopting takes it for granted that what is there is what was wanted.
+        let reloaded_fields = if op == Op::Reload { self.target.reloaded() } else { Vec::new() };
+        // Adoption assumes that the running process is the wanted one.
         let creates = matches!(op, Op::Start | Op::Supervise);
-        let looks_first = op.is_destructive() || self.adopting || (self.unlisted && creates);
-        StepDraft {
-            op,
-            spec_side: which,
-            spec,
-            revision,
-            reloaded_fields: takes,
-            needs_live_check: looks_first,
-            why,
-        }
+        let needs_live_check = op.is_destructive() || self.adopting || (self.unlisted && creates);
+        StepDraft { op, spec_side: which, spec, revision, reloaded_fields, needs_live_check, why }
     }
 
     pub fn plain(&self, rule: Rule) -> Why {
@@ -85,15 +69,15 @@ impl<'w, 'a> StepReasons<'w, 'a> {
     fn why(&self, op: Op, which: SpecSide) -> Vec<Why> {
         let down = self.rule.map(|rule| vec![self.plain(rule)]);
         match op {
-            Op::Start if self.is.live.is_some() => self.differs(Rule::LiveDiffers, &FELT),
+            Op::Start if self.is.live.is_some() => self.differs(Rule::LiveDiffers, &PROCESS_EFFECTS),
             Op::Start if self.target.goal.auto_type == AutoType::OneShot => {
-                let changed = self.differs(Rule::GivenDiffers, &FELT);
+                let changed = self.differs(Rule::GivenDiffers, &PROCESS_EFFECTS);
                 let changed = changed.into_iter().filter(|why| why.field.is_some());
                 std::iter::once(self.plain(Rule::NotRun)).chain(changed).collect()
             }
             Op::Start => vec![self.plain(Rule::NotRunning)],
-            Op::Stop | Op::Kill => down.unwrap_or_else(|| self.differs(Rule::LiveDiffers, &FELT)),
-            Op::Reload | Op::Restart => self.differs(Rule::LiveDiffers, &FELT),
+            Op::Stop | Op::Kill => down.unwrap_or_else(|| self.differs(Rule::LiveDiffers, &PROCESS_EFFECTS)),
+            Op::Reload | Op::Restart => self.differs(Rule::LiveDiffers, &PROCESS_EFFECTS),
             Op::Register if which == SpecSide::Old => {
                 down.unwrap_or_else(|| self.differs(Rule::LiveDiffers, &[Effect::Replace]))
             }
@@ -113,7 +97,7 @@ impl<'w, 'a> StepReasons<'w, 'a> {
         }
     }
 
-    /// Why the engine is told anew.
+    /// Why the spec is registered again.
     fn spec_unknown_reasons(&self) -> Vec<Why> {
         let all = [Effect::Register, Effect::Reload, Effect::Restart, Effect::Replace];
         let adopted = self.adopting.then(|| self.plain(Rule::Adopted));
@@ -123,19 +107,19 @@ impl<'w, 'a> StepReasons<'w, 'a> {
         adopted.into_iter().chain(differs).collect()
     }
 
-    fn differs(&self, rule: Rule, classes: &[Effect]) -> Vec<Why> {
+    fn differs(&self, rule: Rule, effects: &[Effect]) -> Vec<Why> {
         let Some(seen) = self.present.map(|present| present.seen()) else { return Vec::new() };
         let version = if rule == Rule::LiveDiffers { &seen.live } else { &seen.registered_spec };
-        let beside: Vec<&Spec> = [&seen.registered_spec, &seen.live]
+        let known_specs: Vec<&Spec> = [&seen.registered_spec, &seen.live]
             .into_iter()
             .filter_map(|v| v.spec())
             .map(|spec| &***spec)
             .collect();
-        differences(rule, version, self.target, classes, &beside, Some(self.place))
+        differences(rule, version, self.target, effects, &known_specs, Some(self.place))
     }
 }
 
-/// Why something goes that is wanted otherwise.
+/// The reason of a step towards stopped or absent.
 pub fn down_rule(state: State) -> Option<Rule> {
     match state {
         State::Running | State::Unhosted => None,

@@ -1,24 +1,24 @@
-//! Rollouts: the chains of a process in batches, canaries first.
+//! Rollout batches: the chains of a process, canaries first.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::chain::{Chain, has};
 use crate::model::{Amount, Desired, Op, ProcessKey, Rollout};
 
-/// Some instances of a rollout, or one that has none.
+/// A batch of a rollout, or one chain without a rollout.
 pub struct Batch<'a> {
     pub chains: Vec<usize>,
     pub rollout: Option<(&'a ProcessKey, &'a Rollout)>,
 }
 
-/// Chains in the order given, cut into the batches of their rollouts. What has no rollout is a batch of its own.
+/// Splits chains, in the given order, into the batches of their rollouts. A chain without a rollout is its own batch.
 pub fn batches<'a>(desired: &'a Desired, chains: &[Chain<'a>], order: &[usize]) -> Vec<Batch<'a>> {
     let mut batches: Vec<Batch<'a>> = Vec::new();
     let mut open: HashMap<&ProcessKey, Vec<usize>> = HashMap::new();
     let rolls = |at: usize| {
         let origin = &chains[at].want?.origin;
-        let felt = [Op::Start, Op::Stop, Op::Kill, Op::Restart, Op::Reload];
-        let rollout = origin.rollout.as_ref().filter(|_| has(&chains[at], &felt))?;
+        let disruptive = [Op::Start, Op::Stop, Op::Kill, Op::Restart, Op::Reload];
+        let rollout = origin.rollout.as_ref().filter(|_| has(&chains[at], &disruptive))?;
         Some((&origin.declared, rollout))
     };
     for at in order {
@@ -48,7 +48,7 @@ pub fn batches<'a>(desired: &'a Desired, chains: &[Chain<'a>], order: &[usize]) 
     batches
 }
 
-/// First the canaries, then batch after batch.
+/// The canaries, then the batches.
 fn cut(chains: Vec<usize>, rollout: &Rollout, of: usize) -> Vec<Vec<usize>> {
     let size = |amount: Amount| match amount {
         Amount::Count(count) => usize::try_from(count).unwrap_or(usize::MAX).max(1),

@@ -1,4 +1,4 @@
-//! What decides beside the manifests and the world: the target's abilities, whose set this is, what was allowed.
+//! Planning rules: capabilities of the target, owner, flags, holds and pauses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,34 +9,34 @@ use crate::model::{Amount, Hold, HoldReason, InstanceKey, Name, Pause, Selection
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
     pub caps: Caps,
-    /// The name of this set: what carries it is ours.
+    /// Owner name of this manifest set; instances with this owner label are owned.
     pub owner: String,
-    /// Remove what is ours and no longer wanted.
+    /// Remove orphans.
     pub prune: bool,
-    /// Take over what nobody owns.
+    /// Adopt instances without an owner.
     pub adopt: bool,
-    /// `None`: the default, the greater of 1 and 10 % of what is ours.
+    /// `None`: the default, the greater of 1 and 10 % of the owned instances.
     pub max_delete: Option<Amount>,
-    /// `None`: as many as it takes.
+    /// `None`: unlimited.
     pub max_restart: Option<Amount>,
     pub override_holds: bool,
-    /// What was reported longer ago than this before the look is not acted on. `None`: age does not count.
+    /// Hold instances whose last report is older than this. `None`: no limit.
     pub stale_after_secs: Option<u64>,
     pub holds: Vec<Hold>,
     pub pauses: Vec<Pause>,
-    /// What whoever carries plans out leaves alone for now, and why.
+    /// Instances that the controller holds (backoff, suspension, in flight), with reason and detail.
     pub left_alone: BTreeMap<InstanceKey, (HoldReason, String)>,
-    /// What he is still doing by an earlier plan: it counts for the budgets.
+    /// Disruptions in flight by an earlier plan: they count towards the budgets.
     pub under_way: BTreeMap<InstanceKey, DisruptionSet>,
     pub selection: Selection,
-    /// Namespaces in which there may be orphans though no manifest speaks of them any more.
+    /// Namespaces of earlier revisions: they may contain orphans although no manifest names them any more.
     pub known_namespaces: BTreeSet<Name>,
-    /// Some source could not be read: what is missing may only be unread, so nothing is pruned.
+    /// A manifest source could not be read: nothing is pruned, because a missing process may still be declared there.
     pub source_unreadable: bool,
 }
 
 impl Rules {
-    /// As without any flag.
+    /// The rules without any flag.
     pub fn new(caps: Caps) -> Rules {
         Rules {
             caps,

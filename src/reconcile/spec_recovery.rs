@@ -1,7 +1,7 @@
-//! Old specs of which only digests came back: which ones a plan would be better with, and whether a spec is one of them.
+//! Spec recovery: old specs of which the target reports digests only.
 //!
-//! Who holds older manifests (a git history, say) can be asked for exactly these. Nothing is guessed: a spec is taken for
-//! what was given only if its digests on this target are those that the target tells.
+//! [`missing`] lists the digests that a plan needs; a caller with older manifests (a git history, say) searches for them.
+//! A recovered spec is accepted only if its digests on this target equal the reported ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::model::{
     SpecRevision,
 };
 
-/// Specs by the instances that they were given to and the digests that they were given under.
+/// Recovered specs by instance and reported digests.
 pub type OldSpecs = BTreeMap<(InstanceKey, SpecRevision), Arc<HashedSpec>>;
 
-/// What a plan works on, or holds, without knowing more than digests of it. What is as wanted is known.
+/// The digests of instances with steps or held changes whose spec is unknown. The wanted spec is known.
 pub fn missing(
     plan: &Plan,
     desired: &Desired,
@@ -34,7 +34,7 @@ pub fn missing(
     all.filter(|(key, old)| !as_wanted(key, old)).map(|(key, old)| (key.clone(), old)).collect()
 }
 
-/// Is it this that was given under these digests? With or without the process's own word on its fields.
+/// Whether a desired instance has these digests, with or without its `on_change`.
 pub fn matches(want: &DesiredInstance, revision: &SpecRevision, caps: &Caps) -> bool {
     let under = |on_change: &OnChange| {
         *TargetSpec::new(&want.spec, want.origin.state, on_change, caps).revision() == *revision
@@ -42,7 +42,7 @@ pub fn matches(want: &DesiredInstance, revision: &SpecRevision, caps: &Caps) -> 
     under(&want.origin.on_change) || under(&OnChange::new())
 }
 
-/// Puts what was found in the place of digests.
+/// Replaces digests by recovered specs.
 pub fn fill_in(observed: &mut Observed, found: &OldSpecs) {
     if found.is_empty() {
         return;

@@ -1,23 +1,23 @@
-//! How each instance stands to what the manifests say, in one word for people and scripts.
+//! Sync status of each instance: one word for operators and scripts.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::rules::Rules;
 use crate::model::{Desired, HoldReason, InstanceKey, Observed, Plan, Presence, State};
 
-/// The words are a contract.
+/// The words are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SyncStatus {
     InSync,
-    /// There is something to do.
+    /// A plan has steps for it.
     OutOfSync,
-    /// It could not be seen, or nothing was compared with it.
+    /// It could not be observed, or is outside the selection.
     Unknown,
-    /// It differs, and is left alone.
+    /// It differs, and the plan holds it.
     Held,
-    /// It differs, and somebody asked to leave everything around it alone.
+    /// It differs, and its namespace or everything is paused.
     Paused,
-    /// Ours, and no manifest wants it any more.
+    /// Owned, and no longer in any manifest.
     Orphan,
 }
 
@@ -43,7 +43,7 @@ impl SyncStatus {
     }
 }
 
-/// Of every instance that is wanted or was seen. What is wanted absent, and is, is not among them.
+/// The status of every desired or observed instance, except those that are absent as wanted.
 pub fn sync_statuses<'a>(
     desired: &'a Desired,
     observed: &'a Observed,
@@ -56,8 +56,8 @@ pub fn sync_statuses<'a>(
         plan.steps().flat_map(|step| [Some(&step.instance), step.from.as_ref()]).flatten().collect();
     let mut all = BTreeMap::new();
     for (key, want) in &desired.instances {
-        let sighting = observed.get(key);
-        if want.origin.state == State::Absent && sighting == Presence::Absent {
+        let presence = observed.get(key);
+        if want.origin.state == State::Absent && presence == Presence::Absent {
             continue;
         }
         let sync = match held.get(key) {
@@ -69,7 +69,7 @@ pub fn sync_statuses<'a>(
             Some(reason) if reason.is_unknown() => SyncStatus::Unknown,
             Some(_) => SyncStatus::Held,
             None if moves.contains(key) => SyncStatus::OutOfSync,
-            None if matches!(sighting, Presence::Unknown(_)) => SyncStatus::Unknown,
+            None if matches!(presence, Presence::Unknown(_)) => SyncStatus::Unknown,
             None => SyncStatus::InSync,
         };
         all.insert(key, sync);
@@ -130,7 +130,7 @@ mod tests {
 
     fn spec(name: &str, command: &str) -> Spec {
         let mut spec = Spec::default();
-        // Two that are one and the same process would be another matter.
+        // Distinct identities.
         spec.identity.value_key = Some(name.to_owned());
         spec.control.start_cmd = Some(command.to_owned());
         spec

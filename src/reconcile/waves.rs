@@ -1,7 +1,7 @@
-//! Who waits for whom: chains become waves.
+//! Waves: the execution order of chains.
 //!
-//! Instances never wait for each other except at a dependency, at a batch of a rollout, or where one process takes
-//! the place of another on its host. A chain gets the first wave in which nothing it waits for is still to come.
+//! A chain waits only for its dependencies, for the previous batch of its rollout, or for a process on its host that
+//! gives up the identity that it claims. Each chain gets the first wave after everything that it waits for.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -16,7 +16,7 @@ use crate::model::{
     Presence, ProcessKey, State, Step, Wave,
 };
 
-/// The waves, and what cannot be in any of them because it waits for something that will not come.
+/// Assigns chains to waves. Chains whose dependencies will not become ready are held.
 pub fn build_waves<'a>(
     found: &mut PlanDraft<'a>,
     desired: &'a Desired,
@@ -24,10 +24,10 @@ pub fn build_waves<'a>(
     rules: &'a Rules,
 ) -> Vec<Wave> {
     let chains = std::mem::take(&mut found.chains);
-    let mut line = WaveBuilder::new(desired, observed, rules, &chains, found);
-    let mut waiting = line.schedule_stops(&chains);
-    line.bring_up(&chains, &mut waiting);
-    let WaveBuilder { levels, starts, gates, .. } = line;
+    let mut builder = WaveBuilder::new(desired, observed, rules, &chains, found);
+    let mut waiting = builder.schedule_stops(&chains);
+    builder.bring_up(&chains, &mut waiting);
+    let WaveBuilder { levels, starts, gates, .. } = builder;
     let mut waves: BTreeMap<usize, Wave> = BTreeMap::new();
     for (at, chain) in chains.into_iter().enumerate() {
         if let Some(detail) = waiting.get(&at) {
@@ -38,7 +38,7 @@ pub fn build_waves<'a>(
         let Chain { key, want, from, before, mut steps } = chain;
         let before = before.into_iter().map(|draft| step(from.unwrap_or(key), want, None, draft));
         waves.entry(levels[at]).or_default().steps.extend(before);
-        // The part that has to wait for a place to become free.
+        // The steps from the claim of an identity on wait until that identity is free.
         let begins = steps.iter().position(|draft| claims_identity(want, draft.op)).unwrap_or(steps.len());
         let later = if starts > own { steps.split_off(begins) } else { Vec::new() };
         for (level, steps) in [(own, steps), (starts, later)] {
@@ -67,18 +67,17 @@ fn step(
         Some(want) => want.host.clone(),
         None => Host { key: key.host.clone(), supplier: None, agent_id: None },
     };
-    let StepDraft { op, spec_side: which, spec, revision, reloaded_fields: takes, needs_live_check, why } =
-        draft;
+    let StepDraft { op, spec_side, spec, revision, reloaded_fields, needs_live_check, why } = draft;
     let (instance, from, pid_stays) = (key.clone(), from.cloned(), op.pid_stays());
     Step {
         id: 0,
         instance,
         host,
         op,
-        spec_side: which,
+        spec_side,
         spec,
         revision,
-        reloaded_fields: takes,
+        reloaded_fields,
         pid_stays,
         needs_live_check,
         from,
@@ -86,10 +85,10 @@ fn step(
     }
 }
 
-/// More rounds than any chain of places that people build.
+/// Maximum rounds: more than the length of any realistic chain of identity hand-overs.
 const ROUNDS: usize = 16;
 
-/// How far a chain's wait goes.
+/// The waves of all chains while they are assigned.
 struct WaveBuilder<'a> {
     desired: &'a Desired,
     observed: &'a Observed,
@@ -98,16 +97,16 @@ struct WaveBuilder<'a> {
     held: BTreeSet<InstanceKey>,
     seen_as: HashMap<&'a InstanceKey, &'a InstanceKey>,
     names: DependencyIndex<'a>,
-    /// How deep a declared name stands below what it depends on.
+    /// Dependency depth of each declared name.
     ranks: HashMap<&'a ProcessKey, usize>,
     levels: Vec<usize>,
-    /// The wave in which a chain's start is, where that has to wait for a place to become free; 0: with the rest.
+    /// The wave of a chain's start where it waits for an identity to become free; 0: with the other steps.
     starts: Vec<usize>,
-    /// Chains that take something away from where something else is to start.
+    /// Chains that free an identity which another chain claims.
     in_the_way: BTreeSet<usize>,
-    /// The chains of what moves, by the name that it moves from.
+    /// The chains of moved instances, by their earlier names.
     moved_to: HashMap<&'a InstanceKey, usize>,
-    /// What cannot stop yet, because something that depends on it is held.
+    /// Instances that cannot stop yet, with the held dependent.
     needed: HashMap<&'a InstanceKey, InstanceKey>,
     /// The last wave of each rollout so far.
     ends: HashMap<&'a ProcessKey, usize>,
@@ -122,7 +121,7 @@ impl<'a> WaveBuilder<'a> {
         chains: &[Chain<'a>],
         found: &PlanDraft<'a>,
     ) -> WaveBuilder<'a> {
-        // Only what some chain waits for, or is waited for by, has to be known by name.
+        // Only names that some chain or held instance depends on are indexed.
         let held = found.held.iter().filter_map(|held| desired.instances.get(&held.instance));
         let moving = chains.iter().filter_map(|chain| chain.want).chain(held);
         let names: BTreeSet<&ProcessKey> = moving.flat_map(|want| &want.origin.depends_on).collect();
@@ -151,7 +150,7 @@ impl<'a> WaveBuilder<'a> {
         chain.want.and_then(|want| self.ranks.get(&want.origin.declared)).copied().unwrap_or(0)
     }
 
-    /// What is held and still runs keeps what it depends on from being stopped.
+    /// A held dependent that may still run prevents its dependencies from stopping.
     fn keep_needed(&mut self) {
         let held: Vec<InstanceKey> = self.held.iter().cloned().collect();
         for key in held {
@@ -166,25 +165,25 @@ impl<'a> WaveBuilder<'a> {
             }
             for name in &want.origin.depends_on {
                 let here = self.names.here(name, &key.host);
-                let meant = if here.is_empty() { self.names.all(name) } else { here };
-                let meant: Vec<&'a InstanceKey> = meant.iter().map(|(meant, _)| *meant).collect();
-                for meant in meant {
-                    self.needed.insert(meant, key.clone());
+                let found = if here.is_empty() { self.names.all(name) } else { here };
+                let found: Vec<&'a InstanceKey> = found.iter().map(|(found, _)| *found).collect();
+                for dependency in found {
+                    self.needed.insert(dependency, key.clone());
                 }
             }
         }
     }
 
-    /// What depends on another goes before it. Returns those that cannot go yet.
+    /// Schedules stops: dependents before their dependencies. Returns the chains that cannot stop yet.
     fn schedule_stops(&mut self, chains: &[Chain<'a>]) -> BTreeMap<usize, String> {
         self.keep_needed();
         let mut waiting = BTreeMap::new();
         let mut down: Vec<usize> =
             (0..chains.len()).filter(|at| !chains[*at].state().needs_start()).collect();
         down.sort_by_key(|at| std::cmp::Reverse(self.rank(&chains[*at])));
-        // For each instance that must wait: the wave after the last of those that depend on it.
+        // Per instance: the wave after its last dependent.
         let mut after: HashMap<&InstanceKey, usize> = HashMap::new();
-        // The same for all instances under a name: those on hosts that have none of them wait for each of them.
+        // Per name: for dependents on hosts without an instance of that name.
         let mut after_all: HashMap<ProcessKey, usize> = HashMap::new();
         for batch in batches(self.desired, chains, &down) {
             let begin = self.begin(&batch);
@@ -208,7 +207,7 @@ impl<'a> WaveBuilder<'a> {
                 if let Some(dependent) = self.needed.get(chain.key).cloned() {
                     waiting.insert(
                         *at,
-                        format!("{dependent} depends on it, and is held while it may still run"),
+                        format!("{dependent} depends on this process, is held and may still run"),
                     );
                     self.need_for(chain);
                     continue;
@@ -231,47 +230,45 @@ impl<'a> WaveBuilder<'a> {
         waiting
     }
 
-    /// What stays keeps what it depends on, too.
+    /// A chain that cannot stop keeps its dependencies running, too.
     fn need_for(&mut self, chain: &Chain<'a>) {
         for name in chain.want.iter().flat_map(|want| &want.origin.depends_on) {
             let here = self.names.here(name, &chain.key.host);
-            let meant = if here.is_empty() { self.names.all(name) } else { here };
-            let meant: Vec<&'a InstanceKey> = meant.iter().map(|(meant, _)| *meant).collect();
-            for meant in meant {
-                self.needed.insert(meant, chain.key.clone());
+            let found = if here.is_empty() { self.names.all(name) } else { here };
+            let found: Vec<&'a InstanceKey> = found.iter().map(|(found, _)| *found).collect();
+            for dependency in found {
+                self.needed.insert(dependency, chain.key.clone());
             }
         }
     }
 
-    /// What another depends on goes before it, and is running and healthy before it goes on. Adds those that wait in
-    /// vain.
+    /// Schedules starts: dependencies before dependents. Adds the chains whose dependencies will not become ready.
     fn bring_up(&mut self, chains: &[Chain<'a>], waiting: &mut BTreeMap<usize, String>) {
-        let places = IdentityIndex::new(self.observed, self.rules.stale_after_secs, chains);
+        let identities = IdentityIndex::new(self.observed, self.rules.stale_after_secs, chains);
         self.in_the_way = chains
             .iter()
-            .flat_map(|chain| places.in_the_way(chain))
+            .flat_map(|chain| identities.in_the_way(chain))
             .filter_map(|other| self.leaver(other, chains))
             .collect();
         let (ends, gates) = (self.ends.clone(), self.gates.clone());
-        // A start that waits for a place moves what depends on it, which may move another start: a few rounds settle it.
+        // A start that waits for an identity delays its dependents, which may delay another start: iterate to a fixpoint.
         for _ in 0..ROUNDS {
             (self.ends, self.gates) = (ends.clone(), gates.clone());
             let before = (self.starts.clone(), waiting.len());
             self.schedule_starts(chains, waiting);
-            self.resolve_identity_conflicts(chains, &places, waiting);
+            self.resolve_identity_conflicts(chains, &identities, waiting);
             if before == (self.starts.clone(), waiting.len()) {
                 return;
             }
         }
-        // No order serves all of them: none of them begins.
+        // No order satisfies all of them: all are held.
         for (at, _) in self.starts.iter().enumerate().filter(|(_, starts)| **starts > 0) {
-            let why =
-                "identities change hands here in a circle that no order of steps can serve: take two steps";
+            let why = "these processes swap identities in a cycle, which no step order can satisfy: split the change into two";
             waiting.entry(at).or_insert_with(|| why.to_owned());
         }
     }
 
-    /// The chain that takes an instance away from where it is, under this name or the one it moves to.
+    /// The chain that frees the identity of an instance, under its name or the name that it moves to.
     fn leaver(&self, key: &InstanceKey, chains: &[Chain<'_>]) -> Option<usize> {
         let at = self.chain_of.get(key).or_else(|| self.moved_to.get(key)).copied()?;
         let runs = match self.observed.get(key) {
@@ -279,7 +276,7 @@ impl<'a> WaveBuilder<'a> {
             Presence::Absent => false,
             Presence::Unknown(_) => true,
         };
-        // Without its guard a running process is still there.
+        // An unsupervised process that runs still has its identity.
         let leaves =
             has(&chains[at], &[Op::Stop, Op::Kill]) || (!runs && has(&chains[at], &[Op::Unsupervise]));
         leaves.then_some(at)
@@ -300,14 +297,14 @@ impl<'a> WaveBuilder<'a> {
                     for name in depends_on {
                         let here = self.names.here(name, &chain.key.host);
                         let ready = if here.is_empty() {
-                            // Whatever stands under a name has its place by now: it is asked once for all.
+                            // All instances of the name are scheduled already: computed once.
                             let all = || self.wait_for_each(self.names.all(name), chains, waiting);
                             everywhere.entry(name).or_insert_with(all).clone()
                         } else {
                             self.wait_for_each(here, chains, waiting)
                         };
                         match ready {
-                            // What others wait for leaves at once, and only its start waits.
+                            // A chain that frees an identity stops at once; only its start waits.
                             Ok(after) if self.in_the_way.contains(at) => {
                                 self.starts[*at] = self.starts[*at].max(after);
                             }
@@ -325,25 +322,25 @@ impl<'a> WaveBuilder<'a> {
         }
     }
 
-    /// No two processes of a host share an identity: what starts where another is waits until that one has left.
+    /// No two processes of a host share an identity: a start waits until the other process has stopped.
     fn resolve_identity_conflicts(
         &mut self,
         chains: &[Chain<'a>],
-        places: &IdentityIndex<'a>,
+        identities: &IdentityIndex<'a>,
         waiting: &mut BTreeMap<usize, String>,
     ) {
         for (at, chain) in chains.iter().enumerate() {
-            for other in places.in_the_way(chain) {
+            for other in identities.in_the_way(chain) {
                 match self.leaver(other, chains).filter(|at| !waiting.contains_key(at)) {
                     Some(other) => self.starts[at] = self.starts[at].max(self.levels[other] + 1),
                     None => {
                         let why = match self.observed.get(other) {
                             Presence::Unknown(_) => {
-                                format!("{other} has the same identity and may still be there")
+                                format!("{other} has the same identity and may still run")
                             }
                             Presence::Present(_) | Presence::Absent => format!(
-                                "{other} has the same identity on that host, and stays: add `moved_from: {}`, or \
-                                 remove it first",
+                                "{other} has the same identity on that host and is not stopped: add `moved_from: {}`, \
+                                 or remove it first",
                                 other.process()
                             ),
                         };
@@ -354,7 +351,7 @@ impl<'a> WaveBuilder<'a> {
         }
     }
 
-    /// The wave after which all of these are there, or what is wrong with the first that will not be.
+    /// The wave after which all of these are ready, or why the first one will not be.
     fn wait_for_each(
         &self,
         all: &[(&'a InstanceKey, &'a DesiredInstance)],
@@ -363,11 +360,11 @@ impl<'a> WaveBuilder<'a> {
     ) -> Result<usize, String> {
         all.iter().try_fold(0, |level, (key, want)| {
             let after = self.wait_for(key, want, chains, waiting);
-            after.map(|after| level.max(after)).map_err(|why| format!("it depends on {key}, {why}"))
+            after.map(|after| level.max(after)).map_err(|why| format!("depends on {key}, {why}"))
         })
     }
 
-    /// The wave after which something is there to be depended on, or why it will not be.
+    /// The wave after which a dependency is ready, or why it will not be.
     fn wait_for(
         &self,
         key: &InstanceKey,
@@ -376,7 +373,7 @@ impl<'a> WaveBuilder<'a> {
         waiting: &BTreeMap<usize, String>,
     ) -> Result<usize, &'static str> {
         if !want.origin.state.needs_start() {
-            return Err("which is not to run");
+            return Err("whose wanted state is not running");
         }
         match self.chain_of.get(key) {
             Some(at) if waiting.contains_key(at) => Err("which is itself waiting"),
@@ -387,7 +384,7 @@ impl<'a> WaveBuilder<'a> {
         }
     }
 
-    /// Is it there to be depended on, without anybody doing something?
+    /// Whether a dependency is ready without any step.
     fn is_ready(&self, key: &InstanceKey, want: &DesiredInstance) -> Result<(), &'static str> {
         let present = match self.observed.get(self.seen_as.get(key).copied().unwrap_or(key)) {
             Presence::Present(present) => present,
@@ -397,22 +394,22 @@ impl<'a> WaveBuilder<'a> {
             {
                 return Ok(());
             }
-            Presence::Absent => return Err("which is not there"),
-            Presence::Unknown(_) => return Err("of which nothing is known"),
+            Presence::Absent => return Err("which does not exist"),
+            Presence::Unknown(_) => return Err("whose state is unknown"),
         };
         let seen = present.seen();
         if self.rules.stale_after_secs.is_some_and(|limit| self.observed.age(seen) > limit) {
-            return Err("of which nothing is known: its host has not reported lately");
+            return Err("whose state is unknown: its host has not reported recently");
         }
         let ready = match want.spec.monitor.auto_type {
-            // Without its guard it runs when somebody runs it: there is nothing to wait for.
+            // An unsupervised periodic process runs on request only: no state to wait for.
             AutoType::Periodic => present.hosted || want.origin.state == State::Unhosted,
             AutoType::Resident => present.running,
             AutoType::OneShot => !present.running && self.has_run(seen.ran, &seen.registered_spec, want),
         };
         match seen.health {
             _ if !ready && self.held.contains(key) => Err("which is held"),
-            _ if !ready && present.running => Err("whose run is not over"),
+            _ if !ready && present.running => Err("whose run has not ended"),
             _ if !ready => Err("which is not running"),
             Health::Starting => Err("which is still starting"),
             Health::Degraded => Err("which is degraded"),
@@ -422,22 +419,22 @@ impl<'a> WaveBuilder<'a> {
     }
 
     fn has_run(&self, ran: LastRun, given: &crate::model::KnownSpec, want: &DesiredInstance) -> bool {
-        let wish = TargetSpec::new(&want.spec, want.origin.state, &want.origin.on_change, &self.rules.caps);
+        let target = TargetSpec::new(&want.spec, want.origin.state, &want.origin.on_change, &self.rules.caps);
         match ran {
             LastRun::Unknown | LastRun::Never => false,
-            LastRun::Digest(run) => run == wish.revision().run,
+            LastRun::Digest(run) => run == target.revision().run,
             LastRun::Given => {
-                wish.delta(given).is_some_and(|delta| !(delta.reload || delta.restart || delta.replace))
+                target.delta(given).is_some_and(|delta| !(delta.reload || delta.restart || delta.replace))
             }
         }
     }
 
-    /// The first wave that a batch may be in: after the one before it.
+    /// The first wave of a batch: after the previous batch.
     fn begin(&self, batch: &Batch<'_>) -> usize {
         batch.rollout.and_then(|(process, _)| self.ends.get(process)).map_or(0, |end| end + 1)
     }
 
-    /// All of a batch moves together; notes what must hold before the next.
+    /// Puts all chains of a batch into one wave, and adds the gate before the next batch.
     fn close(&mut self, batch: Batch<'a>, level: usize, chains: &[Chain<'_>]) {
         let Some((process, rollout)) = batch.rollout else { return };
         batch.chains.iter().for_each(|at| self.levels[*at] = level);
@@ -454,12 +451,12 @@ impl<'a> WaveBuilder<'a> {
     }
 }
 
-/// What is done under an earlier name has a wave of its own.
+/// Number of waves of a chain: steps under an earlier name have their own wave.
 fn waves_of(chain: &Chain<'_>) -> usize {
     1 + usize::from(!chain.before.is_empty())
 }
 
-/// The operations after which something is there to be depended on.
+/// The operations after which a dependency is ready.
 fn brings_up(want: &DesiredInstance) -> &'static [Op] {
     match want.spec.monitor.auto_type {
         AutoType::Periodic => &[Op::Supervise],

@@ -1,4 +1,4 @@
-//! Why a step is taken: which rule, which field, from what to what. A secret is shown as a digest, never as itself.
+//! Step reasons by field: rule, field, old and new value. A secret is shown as a digest only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,29 +13,29 @@ impl Why {
     }
 }
 
-/// The fields of some classes in which what is held or runs differs from what is wanted.
+/// The fields with one of these effects in which the old spec differs from the wanted one.
 ///
-/// `beside`: what else is known of the instance; what any of them keeps secret is shown of none.
+/// `known_specs`: other specs of the instance; a value that any of them marks as secret is redacted in all.
 pub fn differences(
     rule: Rule,
     old: &KnownSpec,
-    wish: &TargetSpec<'_>,
-    classes: &[Effect],
-    beside: &[&Spec],
+    target: &TargetSpec<'_>,
+    effects: &[Effect],
+    known_specs: &[&Spec],
     at: Option<&SourceLocation>,
 ) -> Vec<Why> {
     match old {
-        KnownSpec::Full(old) => changes(old, wish.spec, &wish.effects)
+        KnownSpec::Full(old) => changes(old, target.spec, &target.effects)
             .into_iter()
-            .filter(|change| classes.contains(&change.effect))
-            .flat_map(|change| parts(change.field, old, wish.spec, beside))
+            .filter(|change| effects.contains(&change.effect))
+            .flat_map(|change| parts(change.field, old, target.spec, known_specs))
             .map(|(field, old, new)| Why { rule, field: Some(field), old, new, at: at.cloned() })
             .collect(),
-        KnownSpec::Digests(old) if old != wish.revision() => vec![Why {
+        KnownSpec::Digests(old) if old != target.revision() => vec![Why {
             rule: Rule::SpecUnknown,
             field: None,
             old: Some(old.to_string()),
-            new: Some(wish.revision().to_string()),
+            new: Some(target.revision().to_string()),
             at: at.cloned(),
         }],
         KnownSpec::Digests(_) => Vec::new(),
@@ -46,14 +46,14 @@ pub fn differences(
 /// A part of a field: its path, the old value and the new one.
 pub type Part = (String, Option<String>, Option<String>);
 
-/// A changed field down to what changed in it: the key of a map, the entry of a list.
-pub fn parts(field: Field, old: &Spec, new: &Spec, beside: &[&Spec]) -> Vec<Part> {
+/// The changed parts of a field: the keys of a map, the entries of a list.
+pub fn parts(field: Field, old: &Spec, new: &Spec, known_specs: &[&Spec]) -> Vec<Part> {
     match field {
         Field::Labels => keyed(field, &old.labels, &new.labels, |_, value| value.clone()),
         Field::Env => {
-            // What one side keeps secret the other does not give away.
+            // A value that is secret in one spec is redacted in all.
             let secret = |key: &str| {
-                let all = [old, new].into_iter().chain(beside.iter().copied());
+                let all = [old, new].into_iter().chain(known_specs.iter().copied());
                 all.into_iter()
                     .any(|spec| matches!(spec.env.get(key), Some(EnvValue::Secret(_) | EnvValue::Digest(_))))
             };
@@ -91,7 +91,7 @@ fn keyed<V: PartialEq>(
         .collect()
 }
 
-/// Entries are the same by their path; they are counted as they stand in the wanted list, what is gone as it stood.
+/// Entries are matched by path and numbered by the wanted list; removed entries by the old list.
 fn files(old: &Spec, new: &Spec) -> Vec<Part> {
     let md5 = |spec: &Spec, at: usize| spec.configmap[at].md5.as_ref().map(|md5| md5.to_ascii_lowercase());
     let find = |spec: &Spec, path: &Option<String>| spec.configmap.iter().position(|file| file.path == *path);
@@ -105,7 +105,7 @@ fn files(old: &Spec, new: &Spec) -> Vec<Part> {
     }
     let gone = old.configmap.iter().enumerate().filter(|(_, file)| find(new, &file.path).is_none());
     all.extend(gone.map(|(at, file)| (format!("configmap[{at}].path"), file.path.clone(), None)));
-    // The same entries in other numbers.
+    // The same entries, in another number.
     if all.is_empty() {
         let count = |spec: &Spec| Some(spec.configmap.len().to_string());
         all.push((Field::Configmap.path().to_owned(), count(old), count(new)));

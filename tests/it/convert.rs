@@ -145,7 +145,7 @@ fn omitted_job_fields_get_documented_defaults() {
     assert_eq!(read(&body(json!({"account": "app", "value_key": "k"})))["meta"]["name"], "k");
     let here = Tree::new::<&str>(&[]);
     let output = abide(&["convert", "-"], here.path(), body(json!({})).as_bytes());
-    assert!(stderr(&output).contains("`type` is left out; auto_type is taken as 1"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("`type` is unset; auto_type 1 is assumed"), "{}", stderr(&output));
 }
 
 #[test]

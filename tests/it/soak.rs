@@ -392,10 +392,11 @@ impl Script<'_> {
         self.pass(1000).await;
         assert_eq!(sim.calls(), calls, "it does not rest: {}", shown());
         assert_eq!(sim.fleet(), quiet);
-        let unasked = sim.unasked();
+        let extra_effects = sim.extra_effects();
         for (key, launches) in quiet.launches() {
             // A launch that came late or twice, and one that puts right what it did.
-            let more = if self.is_ours() { 0 } else { 2 * unasked.get(key).copied().unwrap_or_default() };
+            let more =
+                if self.is_ours() { 0 } else { 2 * extra_effects.get(key).copied().unwrap_or_default() };
             let may = self.launches[key] + more;
             assert!(*launches <= may, "{key}: {launches} > {may}; {}", shown());
         }
@@ -412,9 +413,9 @@ impl Script<'_> {
 
     /// Nothing is left to do but for what is held, and nothing is but by a hold.
     fn is_as_wanted(&self, desired: &Desired, shown: &impl Fn() -> String) {
-        let (plan, unasked) = (self.target.plan(desired), self.target.sim().unasked());
+        let (plan, extra_effects) = (self.target.plan(desired), self.target.sim().extra_effects());
         // What no list can tell.
-        let hidden = |key: &InstanceKey| !self.is_ours() && unasked.contains_key(key);
+        let hidden = |key: &InstanceKey| !self.is_ours() && extra_effects.contains_key(key);
         let steps = plan.steps().filter(|step| !hidden(&step.instance));
         let left: Vec<String> = steps.map(|step| format!("{} {}", step.op, step.instance)).collect();
         assert!(left.is_empty(), "{left:?}\n{}", shown());

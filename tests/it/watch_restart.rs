@@ -67,7 +67,7 @@ fn in_flight_steps_count_towards_the_budget() {
     until("it is begun", || machine.effects().contains(&"start a 2".to_owned()));
     machine.process("b", "2", "");
     until("it is held", || {
-        read_log(&machine, "watch.log").contains("1 restart planned, 1 under way, and at most 1 may happen")
+        read_log(&machine, "watch.log").contains("1 restart planned, 1 in flight, at most 1 allowed")
     });
     assert!(!machine.effects().contains(&"start b 2".to_owned()));
 }

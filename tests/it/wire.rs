@@ -146,7 +146,7 @@ fn missing_and_invalid_fields_are_named() {
         ("/hosts", json!([]), "hosts is missing"),
         ("/hosts/0", json!({}), "hosts[0].ip is missing"),
         ("/hosts/0", json!({"ip": "10.0.0.1"}), "hosts[0].bk_cloud_id is missing"),
-        ("/hosts/0/ip", json!("nowhere"), "hosts[0].ip is no IP address"),
+        ("/hosts/0/ip", json!("nowhere"), "hosts[0].ip is not an IP address"),
         ("/spec", json!({}), "spec.identity is missing"),
         ("/spec/identity/user", json!(""), "spec.identity.user is missing"),
         ("/spec/identity/pid_path", json!(null), "spec.identity.pid_path is missing"),

@@ -1,4 +1,4 @@
-//! What the gateway pushes: every change after a number, until nobody wants to know.
+//! Change stream of the gateway: all changes after a number, until the reader is dropped.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::backend::{BackendError, ChangeEvent};
 use crate::http::ApiClient;
 use crate::model::InstanceKey;
 
-/// Reads what the gateway pushes, until nobody wants to know.
+/// Reads the stream until the receiver is dropped.
 pub(super) async fn feed(calls: ApiClient, after: u64, tell: Sender<ChangeEvent>) {
     let over = tokio::select! {
         over = pushed(&calls, after, &tell) => over,
@@ -21,21 +21,21 @@ pub(super) async fn feed(calls: ApiClient, after: u64, tell: Sender<ChangeEvent>
     let _ = tell.send(ChangeEvent::Over(over)).await;
 }
 
-/// Why it is over.
+/// Reads until the end, and returns the cause.
 async fn pushed(calls: &ApiClient, after: u64, tell: &Sender<ChangeEvent>) -> String {
     let path = format!("/api/abide/v1/processes/watch?numbers=1&after={after}");
     let mut lines = match calls.lines(&path, TIME).await {
         Ok(lines) => lines,
         Err(broken) => return BackendError::from(broken).to_string(),
     };
-    // There is a line at every beat, if only an empty one.
+    // Every heartbeat is a line, possibly empty.
     let silence = Duration::from_secs(3 * crate::gse::agent_protocol::HEARTBEAT_SECS);
     loop {
         let text = match tokio::time::timeout(silence, lines.next()).await {
-            Ok(Ok(text)) if text.is_empty() => return "the gateway ended it".to_owned(),
+            Ok(Ok(text)) if text.is_empty() => return "the gateway closed the stream".to_owned(),
             Ok(Ok(text)) => text,
             Ok(Err(broken)) => return BackendError::from(broken).to_string(),
-            Err(_) => return "the gateway is silent".to_owned(),
+            Err(_) => return "no heartbeat from the gateway".to_owned(),
         };
         let told = match understood(&text) {
             Ok(told) => told,
@@ -49,7 +49,7 @@ async fn pushed(calls: &ApiClient, after: u64, tell: &Sender<ChangeEvent>) -> St
     }
 }
 
-/// What some lines say together. `Err`: from here on nothing is certain.
+/// Parses lines into one event. `Err`: the stream can no longer be trusted.
 fn understood(text: &[u8]) -> Result<Option<ChangeEvent>, String> {
     #[derive(Deserialize)]
     struct Line<'a> {
@@ -59,12 +59,12 @@ fn understood(text: &[u8]) -> Result<Option<ChangeEvent>, String> {
         process: Option<ProcessWire<'a>>,
         error: Option<String>,
     }
-    let text = std::str::from_utf8(text).map_err(|_| "what it tells is no text".to_owned())?;
+    let text = std::str::from_utf8(text).map_err(|_| "the stream is not valid UTF-8".to_owned())?;
     let (mut last, mut rows, mut specs) = (None, Vec::new(), HashMap::new());
     for line in text.lines().filter(|line| !line.is_empty()) {
         let line: Line<'_> = read(line).map_err(|fault| fault.to_string())?;
         let Some(number) = line.number else {
-            return Err(line.error.unwrap_or_else(|| "the gateway has forgotten older changes".to_owned()));
+            return Err(line.error.unwrap_or_else(|| "the gateway compacted older changes".to_owned()));
         };
         last = Some(number);
         if let Some(key) = line.instance {

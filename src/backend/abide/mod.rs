@@ -1,7 +1,7 @@
-//! Our own gateway as a target: everything can be said and read back, and a call that is sent twice is carried out once.
+//! Abide gateway as a target: supports every field, reports whole specs, and executes a repeated call once.
 //!
-//! [`look`] is what there is, [`process`] one row of it, [`pushed`] what changes from there on; [`status`] is the live status
-//! check; [`orders`] is what we want done.
+//! [`observe`] reads the full state, [`process`] parses one row, [`change_stream`] reads later changes, [`status`] is the
+//! live status check, and [`operations`] sends operations.
 
 mod change_stream;
 mod observe;
@@ -30,14 +30,14 @@ use crate::gse::keys;
 use crate::http::{ApiClient, ApiEndpoint, CallError};
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, Op};
 
-/// How long one call may take.
+/// Timeout of one call.
 const TIME: Duration = Duration::from_secs(30);
 
 pub struct Abide {
     calls: ApiClient,
-    /// Of the writer lease; 0: none is held.
+    /// Generation of the writer lease; 0: no lease is held.
     generation: AtomicU64,
-    /// A look that was taken before somebody asked for it.
+    /// An observation that was fetched in advance.
     early: Mutex<Option<FullObservation>>,
 }
 
@@ -51,7 +51,7 @@ impl Abide {
         &self.calls
     }
 
-    /// From here on, calls carry this number, and older ones are refused.
+    /// Sets the lease generation of later calls; the gateway refuses older generations.
     pub fn act_as(&self, generation: u64) {
         self.generation.store(generation, Ordering::Release);
     }
@@ -81,7 +81,7 @@ impl Abide {
         }
     }
 
-    /// What a call that changes something is known by: its name, and whoever holds the lease.
+    /// Headers of a mutating call: idempotency key and lease generation.
     fn signed(&self, call: String, owner: Option<&String>) -> Vec<(&'static str, String)> {
         let mut headers = vec![("X-Abide-Op", call)];
         match (self.generation.load(Ordering::Acquire), owner) {
@@ -120,7 +120,7 @@ impl Backend for Abide {
         struct AsOf {
             as_of: u64,
         }
-        // No namespace has this name: an empty page.
+        // Not a valid namespace: returns an empty page.
         let page: AsOf = read(&self.get("/api/abide/v1/processes?namespace=%20&limit=1&brief=1").await?)?;
         Ok(Watermark { number: page.as_of, gaps: gaps(hosts.iter(), &self.alive().await?) })
     }
@@ -200,7 +200,7 @@ impl From<CallError> for BackendError {
                 ];
                 match () {
                     () if status == 429 || busy.contains(&known) => BackendError::Busy(message),
-                    // Something before the gateway speaks: what became of the call there, it does not know either.
+                    // A proxy responded: whether the gateway executed the call is unknown.
                     () if status >= 500 && (code == 0 || known.meaning().is_none()) => BackendError::NoAnswer,
                     () => BackendError::Refused(format!("{message} (code {code})")),
                 }
@@ -210,11 +210,10 @@ impl From<CallError> for BackendError {
 }
 
 fn read<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T, BackendError> {
-    serde_json::from_str(text)
-        .map_err(|error| BackendError::Refused(format!("its answer cannot be read: {error}")))
+    serde_json::from_str(text).map_err(|error| BackendError::Refused(format!("invalid response: {error}")))
 }
 
-/// What a key of a page may contain, as a part of an address.
+/// Percent-encodes a page key for a URL.
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
     let one = |byte: u8| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") };

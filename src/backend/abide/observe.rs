@@ -1,4 +1,4 @@
-//! What there is: everything at once, page by page, and which hosts nobody speaks for.
+//! Full observation of the gateway: all processes page by page, and the hosts without a connected agent.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use super::{Abide, escaped, read};
 use crate::backend::{BackendError, Scope};
 use crate::model::{HashedSpec, HostKey, InstanceKey, KnownSpec, Observed};
 
-/// Rows of one page.
+/// Rows per page.
 const PAGE: usize = 5_000;
 
-/// A look at everything.
+/// A full observation.
 pub(super) struct FullObservation {
     observed: Observed,
-    /// Hosts that somebody speaks for.
+    /// Hosts with a connected agent.
     alive: BTreeSet<HostKey>,
-    /// The number that changes are to be followed from.
+    /// The watermark that the change stream starts after.
     as_of: u64,
 }
 
-/// One host as the gateway tells of it.
+/// One host as the gateway reports it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct HostRow {
     pub host: HostKey,
@@ -46,7 +46,7 @@ struct Page<'a> {
 }
 
 impl Abide {
-    /// Every process that is known there, as it is told.
+    /// Every process that the gateway knows.
     pub async fn rows(&self, query: &str) -> Result<Vec<Value>, BackendError> {
         let mut all = Vec::new();
         let mut after = String::new();
@@ -74,14 +74,14 @@ impl Abide {
         read(&self.get("/api/abide/v1/tasks").await?)
     }
 
-    /// Hosts of which an agent tells.
+    /// Hosts with a connected agent.
     pub(super) async fn alive(&self) -> Result<BTreeSet<HostKey>, BackendError> {
         let hosts: Vec<HostRow> = read(&self.get("/api/abide/v1/hosts?brief=1").await?)?;
         Ok(hosts.into_iter().filter(|row| row.agent).map(|row| row.host).collect())
     }
 
-    /// What is registered and running, and which of the hosts that are asked about have nobody to tell of them; and the
-    /// number that changes are to be followed from.
+    /// The observation of the scope, with a gap for each host without a connected agent; and the watermark that the
+    /// change stream starts after.
     pub async fn observe_with_seq(&self, scope: &Scope) -> Result<(Observed, u64), BackendError> {
         let early = self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         let FullObservation { mut observed, alive, as_of } = match early {
@@ -94,12 +94,12 @@ impl Abide {
         Ok((observed, as_of))
     }
 
-    /// Something was done since.
+    /// Discards the prefetched observation after an operation.
     pub fn discard_prefetched(&self) {
         *self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
     }
 
-    /// Looks ahead: the next look is this one.
+    /// Fetches the next observation in advance.
     pub async fn prefetch(&self) {
         if let Ok(whole) = self.whole(&Scope::default()).await {
             *self.early.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(whole);
@@ -119,12 +119,12 @@ impl Abide {
             let text = self.get(&format!("/api/abide/v1/processes?limit={PAGE}{after}")).await?;
             let page: Page<'_> = read(&text)?;
             as_of.get_or_insert(page.as_of);
-            // Those that are wanted are known without it; it must not hold on to all others.
+            // The caller has the wanted specs; the cache must not keep all others alive.
             specs.clear();
             for row in page.items {
                 let key = row.instance.clone();
                 let mut seen = row.seen(&mut specs)?;
-                // Most of it is as wanted: then one spec in memory is enough.
+                // Most specs are as wanted: share one copy in memory.
                 if let Some(likely) = likely.get(&key) {
                     for version in [&mut seen.registered_spec, &mut seen.live] {
                         if version.spec().is_some_and(|spec| spec == *likely) {
@@ -142,7 +142,7 @@ impl Abide {
     }
 }
 
-/// A spec with redacted secrets is shown where others are.
+/// A redacted spec takes the place of a full one.
 fn shown(mut row: Value) -> Value {
     for (field, redacted) in [("spec", "spec_redacted"), ("live_spec", "live_spec_redacted")] {
         let part = row.as_object_mut().and_then(|row| row.remove(redacted));

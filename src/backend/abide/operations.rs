@@ -1,4 +1,4 @@
-//! What we want done, as the gateway reads it, and how it answers.
+//! Operations on the gateway: request bodies and results.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,11 +11,11 @@ use crate::gse::codes::GseOp;
 use crate::gse::{keys, spec_body};
 use crate::model::{Dialect, Host, HostKey, Op};
 
-/// What a spec is told from others by; `None`: there is none.
+/// Digest of a spec; `None`: no spec.
 type Digest = Option<([u8; 16], u64)>;
 
 impl Abide {
-    /// One order of each kind of spec makes one item, with all of its hosts.
+    /// Operations with equal process, op, spec and revision become one item with all of their hosts.
     pub(super) fn items(&self, orders: &[&Operation]) -> Vec<Value> {
         /// Process, operation, spec and revision.
         type Kind = (String, i64, Digest, String);
@@ -61,7 +61,7 @@ impl Abide {
         body
     }
 
-    /// register and unregister are answered at once, process by process.
+    /// register and unregister return their results directly, per process.
     pub(super) async fn registry(
         &self,
         call: &str,
@@ -73,7 +73,7 @@ impl Abide {
             let spec = order.spec.as_ref().map(|spec| spec.digest());
             let name = match order.op {
                 Op::Unregister => "unregister_proc_info",
-                // A first registration must not overwrite one that was made since the look: that answers 850.
+                // A first registration must not overwrite one made since the observation: the gateway returns 850.
                 _ if !order.registered && !order.owned => "register_proc_info",
                 _ => "update_proc_info",
             };
@@ -141,7 +141,7 @@ fn op_code(op: Op) -> i64 {
         Op::Restart => GseOp::Restart,
         Op::Reload => GseOp::Reload,
         Op::Kill => GseOp::Kill,
-        // Not an operation: it has a call of its own.
+        // A separate call, not an operation.
         Op::Register | Op::Unregister => GseOp::Status,
     }
     .code()

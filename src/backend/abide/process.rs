@@ -1,4 +1,4 @@
-//! A process as the gateway tells of it, with both of its specs.
+//! Process row of the gateway, with the registered and the live spec.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub(super) struct ProcessWire<'a> {
     ran: Option<Value>,
 }
 
-/// A spec without its secrets, and the digests that were made with them.
+/// A spec without its secrets, and the digests computed with them.
 #[derive(Deserialize)]
 struct RedactedWire {
     spec: SpecWire,
@@ -97,7 +97,7 @@ impl ProcessWire<'_> {
     }
 }
 
-/// Thousands of rows tell of the same spec.
+/// Cache of parsed specs: thousands of rows share one spec.
 fn known(
     text: &str,
     labels: &BTreeMap<String, String>,
@@ -120,14 +120,14 @@ fn whole(text: &str, labels: &BTreeMap<String, String>) -> Result<HashedSpec, Ba
 fn redacted(text: &str, labels: &BTreeMap<String, String>) -> Result<HashedSpec, BackendError> {
     let wire: RedactedWire = read(text)?;
     let bytes = u128::from_str_radix(&wire.sum, 16);
-    let sum =
-        bytes.map_err(|_| BackendError::Refused("its answer cannot be read: sum is not hex".to_owned()))?;
+    let sum = bytes.map_err(|_| BackendError::Refused("invalid response: sum is not hex".to_owned()))?;
     Ok(HashedSpec::redacted(spec(&wire.spec, labels)?, wire.revision, sum.to_be_bytes()))
 }
 
 fn spec(wire: &SpecWire, labels: &BTreeMap<String, String>) -> Result<Spec, BackendError> {
-    let mut spec =
-        wire.spec().map_err(|wrong| BackendError::Refused(format!("it tells of a spec whose {wrong}")))?;
+    let mut spec = wire
+        .spec()
+        .map_err(|wrong| BackendError::Refused(format!("invalid spec in the response: {wrong}")))?;
     spec.labels = labels.clone();
     Ok(spec)
 }

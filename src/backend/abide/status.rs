@@ -1,4 +1,4 @@
-//! Live status check at our own gateway: operation 2, which finds a process by its identity.
+//! Live status check at the gateway (operation 2): finds a process by its identity.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use crate::gse::codes::{GseOp, RowCode};
 use crate::gse::{keys, spec_body};
 use crate::model::{Dialect, Observed, ObservedInstance};
 
-/// Most instances in one call.
+/// Maximum instances per call.
 const BATCH: usize = 1000;
-/// Longest wait for the rows of one call.
+/// Timeout for the rows of one call.
 const TIME: Duration = Duration::from_secs(10);
-/// Interval between two polls: first and longest.
+/// Interval between two polls: first and maximum.
 const POLL: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
 #[derive(Deserialize)]

@@ -1,12 +1,12 @@
-//! BlueKing's GSE and JOB as targets, in four dialects.
+//! BlueKing GSE and JOB as targets, in four dialects.
 //!
 //! # Theory of operation
-//! What a dialect calls things ([`wire`]) and how a call gets there ([`line`]) are apart; the rest is the same for all. A
-//! look ([`look`]) is a list, by namespace or by name, which may be old and incomplete: it says which hosts nobody speaks
-//! for, and leaves unknown what it could not read whole. A close look is operation 2, which changes nothing and is the
-//! only thing that is live; JOB has no list at all, so every look is a close one.
+//! [`wire`] has the names and bodies of each dialect, [`transport`] sends calls; the rest is common to all. An
+//! observation ([`observe`]) is a list, by namespace or by name, which may be old and incomplete: hosts without a live
+//! agent are gaps, and incomplete parts are unknown. A live check is operation 2, which changes nothing; it is the only
+//! live source. JOB has no lists, so every observation there is a live check.
 //!
-//! Nothing is sent twice here. Results are found by the key that a call is documented to use, never by position.
+//! A mutating call is never repeated here. Results are looked up by their documented key, never by position.
 
 mod observe;
 mod transport;
@@ -28,7 +28,7 @@ use crate::gse::response::{JobResult, JobTaskData, Row, Rows, TaskData};
 use crate::http::{ApiEndpoint, CallError};
 use crate::model::{Dialect, InstanceKey, Observed, ObservedInstance};
 
-/// How often a question is put, and how long after the first time it is put again.
+/// Attempts of a read-only call, and the first delay between them.
 const QUESTIONS: usize = 4;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
@@ -39,7 +39,7 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// `business` is JOB's; `supplier` is what hosts without one of their own have.
+    /// `business`: for JOB. `supplier`: default for hosts without one.
     pub fn new(
         access: &ApiEndpoint,
         dialect: Dialect,
@@ -52,10 +52,10 @@ impl Platform {
         Ok(Platform { line, wire: wire::Wire { dialect, business, supplier }, pace })
     }
 
-    /// Is it there, and does it know us? A question that changes nothing, about something that is not there.
+    /// Checks that the target is reachable and accepts the credentials, by a read-only call for a name that does not exist.
     pub async fn answers(&self) -> Result<(), BackendError> {
         let nothing = "abide-doctor";
-        let asked: Result<serde_json::Value, CallError> = match self.wire.dialect {
+        let result: Result<serde_json::Value, CallError> = match self.wire.dialect {
             Dialect::Job => {
                 let body = self.wire.with_business(json!({"bk_gse_taskid": nothing}));
                 self.ask("get_proc_result", body).await
@@ -65,14 +65,14 @@ impl Platform {
                 self.ask("sync_proc_status", json!({"meta": {"namespace": nothing}, "page": page})).await
             }
         };
-        match asked {
-            // It knows of no such task: so it understood us.
+        match result {
+            // Unknown task: the call was accepted.
             Err(CallError::Refused { status: 200, code, .. })
                 if self.wire.dialect == Dialect::Job && code != EnvelopeCode::NOT_ALLOWED.0 =>
             {
                 Ok(())
             }
-            asked => asked.map(|_| ()).map_err(error_of_query),
+            result => result.map(|_| ()).map_err(error_of_query),
         }
     }
 
@@ -86,12 +86,11 @@ impl Platform {
         body: serde_json::Value,
     ) -> Result<T, CallError> {
         let text = self.line.ask(name, body).await?;
-        // An answer that cannot be read may stand for something that was done.
-        serde_json::from_str(&text)
-            .map_err(|error| CallError::NoAnswer(format!("its answer cannot be read: {error}")))
+        // The call may have been executed although its response is invalid.
+        serde_json::from_str(&text).map_err(|error| CallError::NoAnswer(format!("invalid response: {error}")))
     }
 
-    /// A question: it changes nothing, so it is put again if no answer came.
+    /// A read-only call, retried if no response was received.
     async fn question<T: serde::de::DeserializeOwned>(
         &self,
         name: &str,
@@ -106,17 +105,17 @@ impl Platform {
                         BackendError::NoAnswer | BackendError::Unreachable(_)
                     ) =>
                 {
-                    tracing::info!(%name, %broken, "asked again");
+                    tracing::info!(%name, %broken, "retrying");
                     tokio::time::sleep(wait).await;
                     wait *= 3;
                 }
-                asked => return asked,
+                result => return result,
             }
         }
         self.ask(name, body).await
     }
 
-    /// Makes a call, and says by what its results are found.
+    /// Sends a call, and returns the keys of its results.
     async fn send(&self, ask: PlatformRequest) -> Result<Sent, CallError> {
         match ask.say {
             ResponseKind::Registry(_) => Ok(Sent::Rows(self.ask(ask.name, ask.body).await?)),
@@ -127,7 +126,7 @@ impl Platform {
         }
     }
 
-    /// Which of these registrations are their owner's: by the ledger, else by the label that they have now.
+    /// Which of these registrations belong to their owner: by the ledger, else by the current label.
     async fn ours(&self, there: &[(&Operation, &Item)]) -> BTreeSet<InstanceKey> {
         let (owned, rest): (Vec<_>, Vec<_>) = there.iter().copied().partition(|(order, _)| order.owned);
         let mut ours: BTreeSet<InstanceKey> =
@@ -146,15 +145,15 @@ impl Platform {
                 let label = rows.get(&order.instance)?.owner.as_deref();
                 (label.is_some() && label == order.owner.as_deref()).then(|| order.instance.clone())
             })),
-            // Without a label nothing is proven.
-            Err(fault) => tracing::warn!(%fault, "the labels of existing registrations cannot be read"),
+            // Without a label, ownership is not proven.
+            Err(fault) => tracing::warn!(%fault, "cannot read the labels of existing registrations"),
         }
         ours
     }
 
     /// The rows of a task so far; a task that is not queued yet has none.
     async fn results(&self, id: &str) -> Result<Rows, CallError> {
-        let asked = match self.wire.dialect {
+        let result = match self.wire.dialect {
             Dialect::Job => {
                 let body = self.wire.with_business(json!({"bk_gse_taskid": id}));
                 self.ask::<JobResult>("get_proc_result", body).await.map(|answer| answer.result)
@@ -164,14 +163,14 @@ impl Platform {
                 self.ask("get_proc_operate_result_v2", json!({"task_id": id})).await
             }
         };
-        match asked {
+        match result {
             Err(CallError::Refused { code, .. }) if code == EnvelopeCode::NOT_QUEUED.0 => Ok(Rows::new()),
-            asked => asked,
+            result => result,
         }
     }
 }
 
-/// What a call answered.
+/// Response of a call.
 enum Sent {
     Rows(Rows),
     Task(String),
@@ -192,7 +191,7 @@ impl Backend for Platform {
 
     async fn observe(&self, scope: &Scope) -> Result<Observed, BackendError> {
         match self.wire.dialect {
-            // It has no lists.
+            // JOB has no lists.
             Dialect::Job => {
                 let mut observed = self.observe_live_once(&scope.subjects).await?;
                 let is_there = |seen: &ObservedInstance| {
@@ -242,7 +241,7 @@ impl Backend for Platform {
             Sent::Rows(rows) => {
                 let found = |item: &Item| rows.get(&keys[&item.instance]);
                 let exists = |item: &Item| found(item).is_some_and(|row| row.code() == RowCode::EXISTS);
-                // Only a registration of our own is updated; 850 for any other is the answer.
+                // Only an owned registration is updated; any other keeps the result 850.
                 let there: Vec<(&Operation, &Item)> =
                     orders.iter().zip(&items).filter(|(_, item)| exists(item)).collect();
                 let ours = self.ours(&there).await;
@@ -260,7 +259,7 @@ impl Backend for Platform {
                         true => updated.get(&keys[&item.instance]),
                         false => found(item),
                     };
-                    // No row, no answer: whoever waits for it looks in the end.
+                    // A missing row has no result: the caller falls back to observation.
                     let result = row.map_or(OperationState::InProgress, outcome);
                     let (order, instance) = (order.id.clone(), order.instance.clone());
                     task.answered.push(OperationStatus { order, instance, result });

@@ -1,7 +1,7 @@
-//! Looks: lists, which may be old, and close looks, which are live.
+//! Observation of a platform: lists, which may be old, and live checks.
 //!
-//! What a list does not tell whole is unknown, not absent: a namespace whose pages do not add up, a row that does not say
-//! whether it is guarded, a host whose agent nobody knows to be alive.
+//! Incomplete data is unknown, not absent: a namespace whose pages do not add up, a row without the supervision flag, a
+//! host whose agent is not known to be alive.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -24,24 +24,24 @@ use crate::model::{
     Dialect, Host, HostKey, InstanceKey, KnownSpec, LastRun, Name, Observed, ObservedInstance, Time,
 };
 
-/// Hosts of one question, rows of one page.
+/// Hosts per call, rows per page.
 const BATCH: usize = 1000;
-/// Up to so many questions by name are cheaper than the pages of a namespace.
+/// Up to this many queries by name are cheaper than the pages of a namespace.
 const FEW: usize = 4;
-/// How long a close look may take.
+/// Timeout of a live check.
 const CLOSE: Duration = Duration::from_secs(10);
-/// GSE 2.0's word for an agent that runs.
+/// Status code of a running agent in GSE 2.0.
 const AGENT_RUNS: i64 = 2;
-/// What `status` says of a process that runs, and `flag` of one that should.
+/// Value of `status` for a running process, and of `flag` for one that should run.
 const RUNNING: i64 = 1;
 
-/// What was told of each.
-type Told = Vec<(InstanceKey, Option<Row>)>;
+/// Result row per instance.
+type InstanceRows = Vec<(InstanceKey, Option<Row>)>;
 
 type Processes<'a> = BTreeMap<(&'a Name, &'a Name), Vec<&'a Host>>;
 
 impl Platform {
-    /// A list of what is in scope.
+    /// Lists the scope.
     pub(super) async fn observe_scope(&self, scope: &Scope) -> Result<Observed, BackendError> {
         let at = clock::now();
         let mut observed = Observed { at, ..Observed::default() };
@@ -62,7 +62,7 @@ impl Platform {
             let rows = match rows {
                 Some(rows) => rows,
                 None if scope.namespaces.contains(namespace) => {
-                    // Its pages do not add up: whatever they do not tell of is unknown.
+                    // Incomplete pages: an instance that they do not contain is unknown.
                     for subject in scope.subjects.iter().filter(|s| s.instance.namespace == *namespace) {
                         observed.instances.entry(subject.instance.clone()).or_default().unknown = true;
                     }
@@ -95,7 +95,7 @@ impl Platform {
         Ok(rows.iter().filter_map(|row| Some((instance_of(row, &known)?, seen(row)))).collect())
     }
 
-    /// All rows of a namespace; `None`: not all of them came.
+    /// All rows of a namespace; `None`: incomplete.
     async fn sync(&self, namespace: &Name) -> Result<Option<Vec<StatusRow>>, BackendError> {
         let mut all: Vec<StatusRow> = Vec::new();
         loop {
@@ -110,18 +110,18 @@ impl Platform {
                     .iter()
                     .map(|row| (&row.host.ip, row.host.bk_cloud_id, &row.meta.name, &row.bk_agent_id))
                     .collect();
-                // Rows that came or went between two pages shift the others.
+                // Rows added or removed between two pages shift the others.
                 let whole = so_far == count && names.len() == all.len();
                 return Ok(whole.then_some(all));
             }
             if many == 0 {
-                warn!(%namespace, so_far, count, "its pages end too early");
+                warn!(%namespace, so_far, count, "the pages of the namespace are incomplete");
                 return Ok(None);
             }
         }
     }
 
-    /// The rows of some processes, each on its hosts.
+    /// The rows of some processes on their hosts.
     async fn by_name(
         &self,
         processes: &[(&(&Name, &Name), &Vec<&Host>)],
@@ -152,7 +152,7 @@ impl Platform {
         Ok(all)
     }
 
-    /// Hosts whose agent is not known to be alive are gaps.
+    /// Adds a gap for each host whose agent is not known to be alive.
     async fn agents(&self, scope: &Scope, observed: &mut Observed) {
         let mut hosts: BTreeMap<HostKey, Host> =
             scope.subjects.iter().map(|subject| (subject.host.key.clone(), subject.host.clone())).collect();
@@ -165,11 +165,11 @@ impl Platform {
             match self.alive(chunk).await {
                 Ok(alive) => {
                     let gone = chunk.iter().filter(|host| !alive.contains(&host.key));
-                    let gap = |host: &Host| (host.key.clone(), "its agent is not alive".to_owned());
+                    let gap = |host: &Host| (host.key.clone(), "the agent is not alive".to_owned());
                     observed.gaps.extend(gone.map(gap));
                 }
                 Err(broken) => {
-                    let why = format!("nobody says whether its agent is alive: {broken}");
+                    let why = format!("cannot query the agent state: {broken}");
                     observed.gaps.extend(chunk.iter().map(|host| (host.key.clone(), why.clone())));
                 }
             }
@@ -184,7 +184,7 @@ impl Platform {
         let name = if is_apigw { "list_agent_state" } else { "get_agent_status" };
         let answer: Value = match self.question(name, body).await {
             Err(CallError::Refused { code, .. }) if code == EnvelopeCode::NO_AGENTS.0 => json!([]),
-            asked => asked?,
+            result => result?,
         };
         let lives = |host: &&Host| match is_apigw {
             true => {
@@ -197,30 +197,30 @@ impl Platform {
         Ok(hosts.iter().filter(lives).map(|host| host.key.clone()).collect())
     }
 
-    /// A list of the first version does not say of what runs whether it is guarded: those are looked at closely.
+    /// GSE 1.0 lists do not contain the supervision flag of a running process: a live check adds it.
     async fn observe_supervision(&self, scope: &Scope, observed: &mut Observed) {
-        let unsaid = |subject: &&InstanceQuery| {
+        let unflagged = |subject: &&InstanceQuery| {
             let row = observed.instances.get(&subject.instance);
             !observed.gaps.contains_key(&subject.host.key)
                 && row.is_some_and(|seen| !seen.unknown && seen.hosted.is_none())
         };
-        let unsaid: Vec<InstanceQuery> = scope.subjects.iter().filter(unsaid).cloned().collect();
-        if unsaid.is_empty() {
+        let unflagged: Vec<InstanceQuery> = scope.subjects.iter().filter(unflagged).cloned().collect();
+        if unflagged.is_empty() {
             return;
         }
-        match self.observe_live_once(&unsaid).await {
+        match self.observe_live_once(&unflagged).await {
             Ok(closer) => observed.merge_live_check(closer),
-            Err(why) => warn!(%why, "what is guarded is not known"),
+            Err(why) => warn!(%why, "cannot determine which processes are supervised"),
         }
     }
 
-    /// Operation 2 of each: live, and nothing changes by it.
+    /// Operation 2 for each instance: live, read-only.
     pub(super) async fn observe_live_once(
         &self,
         subjects: &[InstanceQuery],
     ) -> Result<Observed, BackendError> {
         let mut observed = Observed { at: clock::now(), ..Observed::default() };
-        // Without its registry a target knows a process by its spec alone.
+        // Without a registry the target identifies a process by its spec only.
         let can = |subject: &&InstanceQuery| self.wire.dialect == Dialect::GseV1 || subject.spec.is_some();
         let items: Vec<Item> = subjects.iter().filter(can).map(Item::look).collect();
         let calls = self.wire.calls(&items);
@@ -228,11 +228,11 @@ impl Platform {
             let items: Vec<Item> = places.into_iter().map(|at| items[at].clone()).collect();
             async move {
                 let rows = self.look_once(&items).await?;
-                let told = |item: &Item| (item.instance.clone(), rows.get(&self.wire.key(item)).cloned());
-                Ok(items.iter().map(told).collect::<Told>())
+                let found = |item: &Item| (item.instance.clone(), rows.get(&self.wire.key(item)).cloned());
+                Ok(items.iter().map(found).collect::<InstanceRows>())
             }
         };
-        let answers: Vec<Result<Told, BackendError>> =
+        let answers: Vec<Result<InstanceRows, BackendError>> =
             stream::iter(calls).map(look).buffer_unordered(self.pace.at_once.max(1)).collect().await;
         let mut rows: HashMap<InstanceKey, Row> = HashMap::new();
         for answer in answers {
@@ -252,7 +252,7 @@ impl Platform {
                     observed.instances.insert(key, facts(None, false, observed.at));
                 }
                 Some((code, _)) => {
-                    // Looked at by its name alone, it is most likely not registered: then no list has it either.
+                    // Queried by name only: most likely not registered, and then in no list.
                     let unheard = self.wire.dialect == Dialect::GseV1 && code != RowCode::RUNNING;
                     let registered = unheard.then_some(false);
                     observed.instances.insert(
@@ -271,7 +271,7 @@ impl Platform {
     }
 
     async fn look_once(&self, items: &[Item]) -> Result<BTreeMap<String, Row>, BackendError> {
-        // Looking twice changes nothing either.
+        // A repeated query changes nothing.
         let mut sent = self.send(self.wire.ask(items)).await;
         if sent.as_ref().is_err_and(|broken| error_of_query(broken.clone()) == BackendError::NoAnswer) {
             sent = self.send(self.wire.ask(items)).await;
@@ -286,16 +286,16 @@ impl Platform {
         let mut rows: BTreeMap<String, Row> = BTreeMap::new();
         loop {
             match self.results(&id).await {
-                Ok(told) => {
-                    rows.extend(told.into_iter().filter(|(_, row)| row.code() != RowCode::RUNNING));
+                Ok(found) => {
+                    rows.extend(found.into_iter().filter(|(_, row)| row.code() != RowCode::RUNNING));
                 }
                 Err(broken) => match error_of_query(broken) {
                     refused @ BackendError::Refused(_) => return Err(refused),
-                    // Lost on the way, or too much at once: the question can be put again.
+                    // Lost or rate-limited: the query can be repeated.
                     fault @ (BackendError::NoAnswer
                     | BackendError::Busy(_)
                     | BackendError::Unreachable(_)) => {
-                        warn!(%fault, "asked again");
+                        warn!(%fault, "retrying");
                     }
                 },
             }
@@ -309,7 +309,7 @@ impl Platform {
     }
 }
 
-/// Hosts that are wanted by address are told of by their agents.
+/// Maps agent ids to the addresses of the wanted hosts.
 fn by_agent(scope: &Scope) -> HashMap<String, HostKey> {
     let hosts = scope.subjects.iter().map(|subject| &subject.host);
     hosts.filter_map(|host| Some((host.agent()?.to_string(), host.key.clone()))).collect()
@@ -329,7 +329,7 @@ fn instance_of(row: &StatusRow, known: &HashMap<String, HostKey>) -> Option<Inst
     Some(InstanceKey { host, namespace: row.meta.namespace.parse().ok()?, name: row.meta.name.parse().ok()? })
 }
 
-/// One row of a list.
+/// Parses one row of a list.
 fn seen(row: &StatusRow) -> ObservedInstance {
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let mut labels: BTreeMap<String, String> =
@@ -340,7 +340,7 @@ fn seen(row: &StatusRow) -> ObservedInstance {
     let running = row.status == RUNNING;
     let hosted = match (row.isauto, row.flag == RUNNING) {
         (Some(guarded), _) => Some(guarded),
-        // What runs is expected to, guarded or not.
+        // `flag` is set for a running process, supervised or not.
         (None, true) if running => None,
         (None, expected) => Some(expected),
     };
@@ -348,7 +348,7 @@ fn seen(row: &StatusRow) -> ObservedInstance {
     let seconds = |secs: i64| (secs > 0).then(|| Time(secs.saturating_mul(1000)));
     let ran = match row.last_start_time {
         0 => LastRun::Never,
-        // It was started since it was last told what to be.
+        // The process was started after the last registration.
         started if revision.is_some() && started >= row.register_time => LastRun::Given,
         _ => LastRun::Unknown,
     };

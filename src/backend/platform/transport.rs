@@ -1,7 +1,7 @@
-//! The line to a platform: where each call goes, as whom, and how fast.
+//! Transport to a platform: URLs, credentials and rate limits.
 //!
-//! A call that the platform turns away because there are too many is made again, later each time, and the ones after it
-//! come slower; it did nothing. Whatever else goes wrong is told, never repeated here: it may have been carried out.
+//! A rate-limited call did nothing: it is retried with increasing delays, and the rate of later calls is reduced. Any
+//! other failure is returned and never retried here: the call may have been executed.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use crate::gse::codes::EnvelopeCode;
 use crate::http::{ApiClient, ApiEndpoint, CallError};
 use crate::model::Dialect;
 
-/// How fast a platform may be called.
+/// Rate limits of a platform.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pace {
-    /// Calls in a second.
+    /// Calls per second.
     pub qps: Option<f64>,
-    /// Calls under way at once.
+    /// Maximum calls in flight.
     pub at_once: usize,
 }
 
@@ -31,9 +31,9 @@ impl Default for Pace {
 pub struct Transport {
     calls: ApiClient,
     dialect: Dialect,
-    /// JOB by scope is another version of its calls.
+    /// JOB calls with a scope use API version 3.
     is_jobv3: bool,
-    /// What the bus takes inside a body.
+    /// Credentials that the ESB expects in the body.
     credentials: Map<String, Value>,
     turns: Mutex<AdaptiveRate>,
 }
@@ -44,10 +44,10 @@ struct AdaptiveRate {
     least: Duration,
 }
 
-/// How long one call may take.
-const TIME: Duration = Duration::from_secs(30);
-/// How often a call that was turned away is made again.
-const TRIES: u32 = 10;
+/// Timeout of one call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum retries of a rate-limited call.
+const MAX_RETRIES: u32 = 10;
 const FIRST_GAP: Duration = Duration::from_millis(100);
 const LONGEST_GAP: Duration = Duration::from_secs(5);
 
@@ -86,7 +86,7 @@ impl Transport {
         self.calls.url()
     }
 
-    /// The text of a call's `data`.
+    /// Sends a call, and returns the text of its `data`.
     pub async fn ask(&self, name: &str, mut body: Value) -> Result<String, CallError> {
         if let Value::Object(fields) = &mut body {
             fields.extend(self.credentials.clone());
@@ -96,16 +96,16 @@ impl Transport {
         let mut tries = 0;
         loop {
             tokio::time::sleep(self.turn()).await;
-            let asked = self.calls.call(reqwest::Method::POST, &path, body.clone(), &[], TIME).await;
-            match asked {
-                Err(broken) if is_busy(&broken) && tries < TRIES => {
+            let result = self.calls.call(reqwest::Method::POST, &path, body.clone(), &[], CALL_TIMEOUT).await;
+            match result {
+                Err(broken) if is_busy(&broken) && tries < MAX_RETRIES => {
                     tries += 1;
                     self.slower();
-                    tracing::info!(%name, tries, "turned away");
+                    tracing::info!(%name, tries, "rate-limited; retrying");
                 }
-                asked => {
+                result => {
                     self.faster();
-                    return asked;
+                    return result;
                 }
             }
         }
@@ -127,7 +127,7 @@ impl Transport {
         self.turns.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// How long to wait for the next turn, which is taken by that.
+    /// Reserves the next slot, and returns the delay until it.
     fn turn(&self) -> Duration {
         let now = Instant::now();
         let mut turns = self.turns();
@@ -149,13 +149,13 @@ impl Transport {
     }
 }
 
-/// Too many calls: this one did nothing.
+/// Whether a call was rate-limited, and did nothing.
 fn is_busy(broken: &CallError) -> bool {
     let codes = [EnvelopeCode::RATE_LIMITED.0, EnvelopeCode::CONCURRENCY_LIMITED.0];
     matches!(broken, CallError::Refused { status, code, .. } if *status == 429 || codes.contains(code))
 }
 
-/// A question that came to nothing: it changes nothing, whether it was carried out or not.
+/// Error of a read-only call, which changes nothing whether it was executed or not.
 pub fn error_of_query(broken: CallError) -> BackendError {
     match broken {
         CallError::Redirected { why, .. } => BackendError::Unreachable(why),
@@ -163,7 +163,7 @@ pub fn error_of_query(broken: CallError) -> BackendError {
     }
 }
 
-/// A call that came to nothing. What a server broke off, or a platform that lost GSE on the way, may have been done.
+/// Error of a mutating call. It may have been executed if the server closed the connection or the platform lost GSE.
 pub fn error_of_write(broken: CallError) -> BackendError {
     match &broken {
         CallError::Unreachable(why) => BackendError::Unreachable(why.clone()),

@@ -1,4 +1,4 @@
-//! What each dialect calls things: calls, bodies, and the keys of their results. Pure.
+//! Call names, bodies and result keys of each dialect. Pure.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use crate::model::{
     Dialect, HashedSpec, Host, HostKey, InstanceKey, Op, ProcessKey, Spec, SpecRevision, State,
 };
 
-/// The most instances in one call.
+/// Maximum instances per call.
 const BATCH: usize = 1000;
 
-/// Whose JOB's calls are.
+/// Business or scope of JOB calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Business {
     Biz(i64),
     Scope { kind: String, id: String },
 }
 
-/// A dialect, and what a target's entry says for all of its calls.
+/// A dialect, and the settings of the target for all of its calls.
 pub struct Wire {
     pub dialect: Dialect,
     pub business: Option<Business>,
     pub supplier: Option<u64>,
 }
 
-/// What is asked of one instance.
+/// A request about one instance.
 #[derive(Clone, Debug)]
 pub struct Item {
     pub instance: InstanceKey,
@@ -48,7 +48,7 @@ enum PlatformAction {
     Operate(GseOp),
 }
 
-/// What is asked, of which process under which labels, and with which spec.
+/// Grouping key: action, process, labels and spec.
 type Kind = (PlatformAction, String, Option<([u8; 16], u64)>);
 
 /// One call.
@@ -58,9 +58,9 @@ pub struct PlatformRequest {
     pub say: ResponseKind,
 }
 
-/// What a call answers with.
+/// Kind of response of a call.
 pub enum ResponseKind {
-    /// Rows, at once.
+    /// Rows, directly.
     Registry(()),
     Task,
     JobTask,
@@ -84,7 +84,7 @@ impl Item {
         }
     }
 
-    /// A close look, which changes nothing.
+    /// A live check, read-only.
     pub fn look(subject: &InstanceQuery) -> Item {
         Item {
             instance: subject.instance.clone(),
@@ -96,7 +96,7 @@ impl Item {
         }
     }
 
-    /// The same for what turned out to be registered.
+    /// An update of an existing registration.
     pub fn as_known(item: &Item) -> Item {
         Item { does: PlatformAction::Update, ..item.clone() }
     }
@@ -107,11 +107,11 @@ impl Item {
 }
 
 impl Wire {
-    /// Which items go into one call each, by their places.
+    /// Groups items into calls, by index.
     pub fn calls(&self, items: &[Item]) -> Vec<Vec<usize>> {
         let mut calls: Vec<Vec<usize>> = Vec::new();
         match self.dialect {
-            // One operation, process and spec a call.
+            // One operation, process and spec per call.
             Dialect::GseV1 => {
                 let mut kinds: BTreeMap<_, Vec<usize>> = BTreeMap::new();
                 for (at, item) in items.iter().enumerate() {
@@ -121,12 +121,12 @@ impl Wire {
                     calls.extend(places.chunks(BATCH).map(<[usize]>::to_vec));
                 }
             }
-            // Anything beside anything.
+            // Any combination.
             Dialect::GseV2 | Dialect::GseApigw | Dialect::Abide => {
                 let all: Vec<usize> = (0..items.len()).collect();
                 calls.extend(all.chunks(BATCH).map(<[usize]>::to_vec));
             }
-            // One operation a call, and no two instances with one result key.
+            // One operation per call, and no two instances with one result key.
             Dialect::Job => {
                 let mut open: HashMap<_, (Vec<usize>, HashSet<String>)> = HashMap::new();
                 for (at, item) in items.iter().enumerate() {
@@ -147,7 +147,7 @@ impl Wire {
         calls
     }
 
-    /// The call that says all of these. They are of one call.
+    /// The call for all of these items, which are of one group.
     pub fn ask(&self, items: &[Item]) -> PlatformRequest {
         let first = items.first().map(|item| item.does);
         match (self.dialect, first) {
@@ -170,7 +170,7 @@ impl Wire {
         }
     }
 
-    /// Under what an item's result is found.
+    /// Result key of an item.
     pub fn key(&self, item: &Item) -> String {
         let process = item.process();
         match self.dialect {
@@ -190,7 +190,7 @@ impl Wire {
         }
     }
 
-    /// What a question about hosts, or about a process on hosts, says of them.
+    /// The hosts part of a query.
     pub fn where_(&self, hosts: &[Host]) -> (&'static str, Value) {
         match self.dialect {
             Dialect::GseApigw => ("agent_id_list", hosts.iter().map(agent_id).collect()),
@@ -212,14 +212,14 @@ impl Wire {
         body
     }
 
-    /// Items of one kind differ in their hosts alone. A spec counts where it is said.
+    /// Items of one group differ in their hosts only. The spec is part of the key where the call carries it.
     fn kind(&self, item: &Item) -> Kind {
-        let is_said = match (self.dialect, item.does) {
+        let has_spec = match (self.dialect, item.does) {
             (Dialect::GseV1, PlatformAction::Operate(_)) | (_, PlatformAction::Unregister) => false,
             (Dialect::GseV1, PlatformAction::Register | PlatformAction::Update) => true,
             (Dialect::GseV2 | Dialect::GseApigw | Dialect::Job | Dialect::Abide, _) => true,
         };
-        let spec = item.spec.as_ref().filter(|_| is_said).map(|spec| spec.digest());
+        let spec = item.spec.as_ref().filter(|_| has_spec).map(|spec| spec.digest());
         (item.does, self.meta(item).to_string(), spec)
     }
 
@@ -234,7 +234,7 @@ impl Wire {
         PlatformRequest { name, body, say: ResponseKind::Registry(()) }
     }
 
-    /// Items of one kind are one request, with all of their hosts.
+    /// Items of one group are one request with all of their hosts.
     fn requests(&self, items: &[Item]) -> Vec<Value> {
         let mut kinds: BTreeMap<_, Vec<Item>> = BTreeMap::new();
         for item in items {
@@ -291,7 +291,7 @@ impl Wire {
             (JobApi::ManageProc, _) => ManageOp::Host.code(),
             (JobApi::OperateProcess, _) => op_code(first),
         });
-        // Items of one kind are one entry, with all of their hosts.
+        // Items of one group are one entry with all of their hosts.
         let mut kinds: BTreeMap<_, Vec<&Item>> = BTreeMap::new();
         items.iter().for_each(|item| kinds.entry(self.kind(item)).or_default().push(item));
         let infos: Vec<JobProcess> =
@@ -314,7 +314,7 @@ fn op_code(item: &Item) -> i64 {
     }
 }
 
-/// Guarding has a call of its own, which knows no account but root and needs an owner; else the other one says it.
+/// manage_proc hosts and unhosts, but supports no account but root and requires an owner; otherwise operate_process is used.
 fn job_call(item: &Item) -> JobApi {
     let managed =
         |spec: &Spec| spec.identity.user.as_deref() == Some("root") && spec.job.proc_owner.is_some();
@@ -339,7 +339,7 @@ fn job_process(items: &[&Item], api: JobApi) -> Option<JobProcess> {
     Some(gse::job_process(&subject, api))
 }
 
-/// Who knows no id of a host's agent says where it is.
+/// The agent id of a host, or its address where the id is unknown.
 fn agent_id(host: &Host) -> String {
     host.agent().map_or_else(|| host.key.to_string(), ToString::to_string)
 }
@@ -355,19 +355,19 @@ mod tests {
         spec.labels.insert("tier".to_owned(), label.to_owned());
         let host = Host { key: instance.host.clone(), supplier: None, agent_id: None };
         let does = PlatformAction::Operate(GseOp::Restart);
-        // Each has read it from its own place: no two are in one place of memory.
+        // Parsed separately, so that no two share memory.
         let spec = Some(Arc::new(HashedSpec::new(spec)));
         Item { instance, host, does, spec, owner: Some("team".to_owned()), revision: None }
     }
 
-    /// What differs in its hosts alone is said once.
+    /// Items that differ in their hosts only are sent once.
     #[test]
     fn the_same_specs_are_one_call_wherever_they_were_read() {
         let wire = |dialect| Wire { dialect, business: None, supplier: Some(0) };
         let items: Vec<Item> = (0..50).map(|host| item(host, "a", "./run")).collect();
         assert_eq!(wire(Dialect::GseV1).calls(&items).len(), 1);
         assert_eq!(wire(Dialect::GseV2).requests(&items).len(), 1);
-        // The body of an operation has no spec in the first version: what it has must be the same.
+        // GSE 1.0 operations carry no spec: only the process must be equal.
         let others = [item(1, "a", "./run"), item(2, "a", "./walk"), item(3, "b", "./run")];
         assert_eq!(wire(Dialect::GseV1).calls(&others), [vec![0, 1], vec![2]]);
         assert_eq!(wire(Dialect::GseV2).requests(&others).len(), 3);

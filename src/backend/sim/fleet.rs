@@ -1,6 +1,6 @@
-//! The instances of a simulated fleet, and what each operation needs and changes.
+//! Simulated fleet: instances, and the precondition and effect of each operation.
 //!
-//! Written from the description of the operations alone: the core is judged by it, so it shares no code with it.
+//! Implements the operation table independently: tests check the planner against it, so they share no code.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use crate::model::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fleet {
     dialect: Dialect,
-    /// Whether a look shows whole specs, or only their digests.
+    /// Whether observations contain whole specs, or only their digests.
     shows_specs: bool,
     procs: BTreeMap<InstanceKey, Proc>,
     next_pid: u32,
-    /// How often each was started or restarted.
+    /// Number of starts and restarts per instance.
     launches: BTreeMap<InstanceKey, usize>,
-    /// Processes that others started under the identities of these instances, by pid.
+    /// Pids of foreign processes with the identities of these instances.
     strangers: BTreeMap<InstanceKey, u32>,
 }
 
-/// One instance as it really is.
+/// Actual state of one instance.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proc {
     pub owner: Option<String>,
@@ -32,11 +32,11 @@ pub struct Proc {
     pub hosted: bool,
     pub live: Option<Held>,
     pub pid: Option<u32>,
-    /// What the last run began with.
+    /// Spec of the last run.
     pub ran: Option<Held>,
 }
 
-/// A spec and the revision that came with it.
+/// A spec and its revision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
     pub spec: Arc<HashedSpec>,
@@ -61,7 +61,7 @@ impl Held {
     }
 }
 
-/// How the engines differ.
+/// Differences between the engines.
 struct Habits {
     registry: bool,
     uses_given: bool,
@@ -91,7 +91,7 @@ impl Fleet {
         }
     }
 
-    /// Only digests are shown from now on.
+    /// Observations contain digests only from now on.
     pub fn hide_specs(mut self) -> Fleet {
         self.shows_specs = false;
         self
@@ -109,7 +109,7 @@ impl Fleet {
         &self.launches
     }
 
-    /// Puts an instance there as it is said to be.
+    /// Adds an instance in the given state.
     pub fn place(&mut self, key: InstanceKey, mut proc: Proc) {
         if proc.live.is_some() && proc.pid.is_none() {
             proc.pid = Some(self.fresh_pid());
@@ -120,7 +120,7 @@ impl Fleet {
         self.procs.insert(key, proc);
     }
 
-    /// Starts a process under an instance's identity without the engine's knowledge; its pid.
+    /// Starts a foreign process with an instance's identity, and returns its pid.
     pub fn place_stranger(&mut self, key: InstanceKey) -> u32 {
         let pid = self.fresh_pid();
         self.strangers.insert(key, pid);
@@ -131,24 +131,24 @@ impl Fleet {
         &self.strangers
     }
 
-    /// The pid that a live check finds under an instance's identity, and whether a stranger has it.
+    /// The pid that a live check finds for an instance's identity, and whether the process is foreign.
     pub fn pid_of(&self, key: &InstanceKey) -> Option<(u32, bool)> {
         let own = self.procs.get(key).and_then(|proc| proc.pid).map(|pid| (pid, false));
         own.or_else(|| self.strangers.get(key).map(|pid| (*pid, true)))
     }
 
-    /// What a stranger, or a registration that others made, answers to an operation; `None`: neither is in its way.
+    /// The result of an operation that meets a foreign process or registration; `None`: there is none.
     pub fn answer_of_others(&mut self, order: &Operation) -> Option<(i64, &'static str)> {
         let proc = self.procs.get(&order.instance);
         let other = proc.filter(|proc| proc.given.is_some() && proc.owner != order.owner);
         if order.op == Op::Register && !order.registered && other.is_some() {
-            return Some((850, "it is registered already"));
+            return Some((850, "the process is already registered"));
         }
         let pid = *self.strangers.get(&order.instance)?;
         match order.op {
-            Op::Start => return Some((828, "it is running already")),
+            Op::Start => return Some((828, "the process is already running")),
             Op::Supervise => {
-                // Hosting takes the process that is there.
+                // Supervision adopts the existing process.
                 let used = if habits(self.dialect).uses_given {
                     proc.and_then(|proc| proc.given.clone())
                 } else {
@@ -158,7 +158,7 @@ impl Fleet {
                 (proc.live, proc.pid) = (used, Some(pid));
                 self.strangers.remove(&order.instance);
             }
-            // Their commands name the process by its identity, not by who started it.
+            // Commands identify the process by its identity, whoever started it.
             Op::Stop | Op::Kill | Op::Restart | Op::Reload => drop(self.strangers.remove(&order.instance)),
             Op::Register | Op::Unregister | Op::Unsupervise => {}
         }
@@ -169,14 +169,14 @@ impl Fleet {
         self.procs.iter().filter(|(_, proc)| proc.live.is_some()).map(|(key, _)| key)
     }
 
-    /// The process ends by itself; whoever guards it has not noticed yet.
+    /// The process exits; supervision has not noticed yet.
     pub fn dies(&mut self, key: &InstanceKey) {
         if let Some(proc) = self.procs.get_mut(key) {
             (proc.live, proc.pid) = (None, None);
         }
     }
 
-    /// What is not kept running comes to its end. Was there something?
+    /// Ends all runs of non-resident processes. Returns whether there were any.
     pub fn runs_end(&mut self) -> bool {
         let mut ended = false;
         let kept = |live: &Held| live.spec.monitor.auto_type == AutoType::Resident;
@@ -188,14 +188,14 @@ impl Fleet {
         ended
     }
 
-    /// What a look shows. An instance of which nothing is left is not there.
+    /// The observation. An instance without any state is absent.
     pub fn rows(&self) -> BTreeMap<InstanceKey, ObservedInstance> {
         let mut rows = BTreeMap::new();
         for (key, proc) in &self.procs {
             let there = proc.given.is_some() || proc.hosted || proc.live.is_some() || proc.ran.is_some();
             if there {
                 let mut row = self.row(proc);
-                // Of what a platform knows by name it reports whatever runs under the identity; our agent does not.
+                // A platform reports any process with a registered identity; the Abide agent does not.
                 let known = proc.given.is_some() && self.dialect != Dialect::Abide;
                 if let (true, None, Some(pid)) = (known, proc.pid, self.strangers.get(key)) {
                     (row.running, row.pid, row.live) = (Some(true), Some(*pid), row.registered_spec.clone());
@@ -237,12 +237,12 @@ impl Fleet {
         self.next_pid
     }
 
-    /// One operation. `Err`: it is not possible as things are, and nothing changed.
+    /// Executes one operation. `Err`: its precondition does not hold, and nothing changed.
     pub fn carry_out(&mut self, order: &Operation) -> Result<(), String> {
         let habits = habits(self.dialect);
         let mut proc = self.taken_over(order)?;
         let given = proc.given.clone();
-        // Operations of an engine that keeps a registry know no spec but the one it holds.
+        // Operations of an engine with a registry use the registered spec.
         let sent = order.spec.clone().map(|spec| Held { spec, revision: order.revision });
         let uses_given = habits.uses_given && order.op != Op::Register;
         let used = if uses_given { given.clone() } else { sent };
@@ -253,34 +253,34 @@ impl Fleet {
         };
         let ours = proc.owner == order.owner;
         let no = |why: &str| Err(format!("{} {}: {why}", order.op, order.instance));
-        let other_guard = proc.hosted && given.is_some() && !one(&given);
+        let other_supervision = proc.hosted && given.is_some() && !one(&given);
         let other_process = proc.live.is_some() && !one(&proc.live) && kind != Some(AutoType::Periodic);
         match order.op {
             Op::Register if !habits.registry => return no("there is no registry"),
             Op::Register if used.is_none() => return no("no spec was sent"),
-            Op::Register if other_guard || other_process => return no("another identity is in use"),
+            Op::Register if other_supervision || other_process => return no("another identity is in use"),
             Op::Register => proc.given = used,
 
-            Op::Unregister if !habits.registry || given.is_none() => return no("it is not registered"),
-            Op::Unregister if proc.hosted || proc.live.is_some() => return no("it is in use"),
+            Op::Unregister if !habits.registry || given.is_none() => return no("not registered"),
+            Op::Unregister if proc.hosted || proc.live.is_some() => return no("in use"),
             Op::Unregister => proc.given = None,
 
-            Op::Start if used.is_none() => return no("nothing is known of it"),
-            Op::Start if proc.live.is_some() => return no("it runs already"),
+            Op::Start if used.is_none() => return no("no spec is known"),
+            Op::Start if proc.live.is_some() => return no("already running"),
             Op::Start if self.is_taken(order, &used) => return no("another process has this identity"),
-            Op::Start if kind == Some(AutoType::Periodic) => return no("it runs by schedule"),
-            Op::Start if other_guard => return no("another identity is guarded"),
+            Op::Start if kind == Some(AutoType::Periodic) => return no("runs by schedule"),
+            Op::Start if other_supervision => return no("another identity is supervised"),
             Op::Start => {
                 (proc.live, proc.given, proc.ran, proc.hosted) = (used.clone(), used.clone(), used, true);
                 proc.pid = Some(self.fresh_pid());
             }
 
-            Op::Stop | Op::Kill if proc.live.is_none() => return no("it does not run"),
+            Op::Stop | Op::Kill if proc.live.is_none() => return no("not running"),
             Op::Stop | Op::Kill if (habits.needs_old || uses_given) && !one(&proc.live) => {
                 return no("another process runs");
             }
             Op::Stop | Op::Kill if habits.needs_commands && !has_command(order.op, &used) => {
-                return no("there is no command for it");
+                return no("no command for it");
             }
             Op::Stop | Op::Kill => {
                 // The supervision of another identity stays.
@@ -290,28 +290,28 @@ impl Fleet {
                 (proc.live, proc.pid) = (None, None);
             }
 
-            Op::Supervise if used.is_none() => return no("nothing is known of it"),
-            Op::Supervise if other_guard || other_process => return no("another identity is in use"),
+            Op::Supervise if used.is_none() => return no("no spec is known"),
+            Op::Supervise if other_supervision || other_process => return no("another identity is in use"),
             Op::Supervise if proc.hosted && ours && (uses_given || given == used) => {
-                return no("it is guarded already");
+                return no("already supervised");
             }
             Op::Supervise => (proc.hosted, proc.given) = (true, used),
 
-            Op::Unsupervise if !proc.hosted => return no("nobody guards it"),
+            Op::Unsupervise if !proc.hosted => return no("not supervised"),
             Op::Unsupervise if (habits.needs_old || uses_given) && !one(&given) => {
-                return no("another identity is guarded");
+                return no("another identity is supervised");
             }
             Op::Unsupervise => proc.hosted = false,
 
-            Op::Restart | Op::Reload if proc.live.is_none() => return no("it does not run"),
+            Op::Restart | Op::Reload if proc.live.is_none() => return no("not running"),
             Op::Restart | Op::Reload if kind != Some(AutoType::Resident) => {
-                return no("it is not kept running");
+                return no("not a resident process");
             }
             Op::Restart | Op::Reload if !one(&proc.live) => return no("another process runs"),
             Op::Restart | Op::Reload
                 if !has_command(order.op, &used) && (order.op == Op::Reload || habits.needs_commands) =>
             {
-                return no("there is no command for it");
+                return no("no command for it");
             }
             Op::Restart => {
                 proc.live = used.clone();
@@ -329,7 +329,7 @@ impl Fleet {
         if matches!(order.op, Op::Start | Op::Restart) {
             *self.launches.entry(order.instance.clone()).or_default() += 1;
         }
-        // Whoever gives it a spec puts a name on it.
+        // An operation that registers a spec sets the owner.
         let gives = match order.op {
             Op::Register | Op::Start | Op::Supervise => true,
             Op::Restart | Op::Reload => habits.restart_gives,
@@ -345,7 +345,7 @@ impl Fleet {
         Ok(())
     }
 
-    /// Is another instance of the host where this one would be?
+    /// Whether another instance of the host has the identity.
     fn is_taken(&self, order: &Operation, used: &Option<Held>) -> bool {
         let place = |held: &Option<Held>| held.as_ref().map(|held| held.spec.identity.index_key());
         let (host, own) = (&order.instance.host, place(used));
@@ -355,7 +355,7 @@ impl Fleet {
         })
     }
 
-    /// What an operation works on: the instance of that name, or what it is told it was called before.
+    /// The instance of an operation: by its name, or by its earlier name.
     fn taken_over(&self, order: &Operation) -> Result<Proc, String> {
         let own = self.procs.get(&order.instance).cloned();
         let there =
@@ -365,7 +365,7 @@ impl Fleet {
                 let old = self.procs.get(from).cloned().unwrap_or_default();
                 let keyed = matches!(self.dialect, Dialect::GseV1 | Dialect::GseV2 | Dialect::GseApigw);
                 if old.hosted && keyed {
-                    return Err(format!("{from} is still guarded"));
+                    return Err(format!("{from} is still supervised"));
                 }
                 Ok(old)
             }
@@ -386,7 +386,7 @@ fn has_command(op: Op, used: &Option<Held>) -> bool {
     }
 }
 
-/// Only what a reload puts into effect is in effect after it.
+/// The live spec after a reload: only the reloaded fields change.
 fn reloaded(live: Option<Held>, used: &Option<Held>, takes: &[Field]) -> Option<Held> {
     let (mut live, used) = (live?, used.as_ref()?);
     let mut spec = (**live.spec).clone();

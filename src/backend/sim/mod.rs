@@ -1,12 +1,11 @@
-//! A fleet in memory, for laws over thousands of worlds and for rehearsals.
+//! Simulated backend: a fleet in memory with injected faults, for property tests and rehearsals.
 //!
 //! # Theory of operation
-//! A [`Fleet`] holds the instances and carries out one operation at a time, by the rules that real
-//! targets keep: what an operation needs, what it changes, which pid stays. It has no faults. [`Sim`] puts it behind
-//! [`Backend`]: calls take time, lists lag, replies are lost or come twice, hosts die, rows are missing or in progress
-//! without end, effects come after the last deadline, processes die. Others may start processes under wanted
-//! identities ([`Fleet::place_stranger`]). Time is virtual, it passes only by
-//! [`Sim::advance`]; chance is seeded. The same seed and the same calls give the same history.
+//! A [`Fleet`] holds the instances and executes one operation at a time, by the rules of real targets: preconditions,
+//! effects, which pid stays. It has no faults. [`Sim`] implements [`Backend`] on top: calls take time, lists lag, replies
+//! are lost or duplicated, hosts die, rows are missing or stay in progress, effects occur after the last deadline,
+//! processes die. Foreign processes may have wanted identities ([`Fleet::place_stranger`]). Time is virtual and advances
+//! only by [`Sim::advance`]; randomness is seeded. The same seed and the same calls give the same history.
 
 mod fleet;
 
@@ -23,18 +22,18 @@ use super::{
 };
 use crate::model::{Dialect, HostKey, InstanceKey, Observed, ObservedInstance, Time};
 
-/// What goes wrong, and how often (0.0 never, 1.0 always).
+/// Probability of each fault (0.0 never, 1.0 always).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
-    /// A look shows what was so many seconds ago.
+    /// Age of an observation in seconds.
     pub lag_secs: u64,
-    /// A call is carried out, and its answer lost.
+    /// A call is executed, and its response lost.
     pub lost_replies: f64,
-    /// A call is carried out twice.
+    /// A call is executed twice.
     pub doubled_calls: f64,
-    /// A row is not in the results.
+    /// A row is missing from the results.
     pub missing_rows: f64,
-    /// A row is in progress for ever, though the operation was carried out.
+    /// A row stays in progress although the operation was executed.
     pub endless_rows: f64,
     /// An operation takes effect only after [`LATE_SECS`].
     pub late_effects: f64,
@@ -42,9 +41,9 @@ pub struct Faults {
     pub deaths: f64,
 }
 
-/// How long an operation takes.
+/// Duration of an operation.
 pub const TAKES_SECS: u64 = 1;
-/// How long a late one takes.
+/// Duration of a late operation.
 pub const LATE_SECS: u64 = 900;
 
 pub struct Sim {
@@ -57,18 +56,18 @@ struct Inner {
     chance: Chance,
     now: Time,
     dead: BTreeSet<HostKey>,
-    /// What was so, since when; the last is the present.
+    /// States with their start times; the last is the current one.
     history: Vec<(Time, BTreeMap<InstanceKey, ObservedInstance>)>,
-    /// Operations on their way, by the time of their effect; the last: nobody waits for it.
+    /// Operations in flight, by the time of their effect; the last flag: no caller waits.
     pending: Vec<(Time, u64, Operation, bool)>,
-    /// How often something took effect late, or once more.
-    unasked: BTreeMap<InstanceKey, usize>,
+    /// Number of late or repeated effects.
+    extra_effects: BTreeMap<InstanceKey, usize>,
     tasks: BTreeMap<u64, Vec<Row>>,
-    /// Whoever follows, and how many changes there were.
+    /// Change stream subscribers, and the number of changes.
     followers: Vec<Sender<ChangeEvent>>,
     number: u64,
     tells: bool,
-    /// When each process was first there, by pid.
+    /// Start time of each process, by pid.
     started: BTreeMap<u32, Time>,
 }
 
@@ -94,7 +93,7 @@ impl Sim {
             dead: BTreeSet::new(),
             history,
             pending: Vec::new(),
-            unasked: BTreeMap::new(),
+            extra_effects: BTreeMap::new(),
             tasks: BTreeMap::new(),
             followers: Vec::new(),
             number: 0,
@@ -105,17 +104,17 @@ impl Sim {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // A panic elsewhere leaves a fleet that is still whole: it is changed one operation at a time.
+        // A panic elsewhere leaves the fleet consistent: it changes one operation at a time.
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// From here on it tells of changes, as our own gateway does.
+    /// Streams changes from now on, as the Abide gateway does.
     pub fn tell_changes(self) -> Sim {
         self.inner().tells = true;
         self
     }
 
-    /// Whoever follows is told no more, as if the connection had broken.
+    /// Ends all change streams, as a broken connection would.
     pub fn break_off(&self) {
         self.inner().followers.clear();
     }
@@ -124,7 +123,7 @@ impl Sim {
         self.inner().now
     }
 
-    /// Lets time pass, second by second, with everything that happens meanwhile.
+    /// Advances time second by second, and applies all events.
     pub fn advance(&self, seconds: u64) {
         let mut inner = self.inner();
         for _ in 0..seconds {
@@ -132,12 +131,12 @@ impl Sim {
         }
     }
 
-    /// The fleet as it really is, whatever a look would show.
+    /// The actual state of the fleet.
     pub fn fleet(&self) -> Fleet {
         self.inner().fleet.clone()
     }
 
-    /// A live status check of one instance: the facts as they are now, and since when its process runs.
+    /// A live status check of one instance: the current facts, and the start time of its process.
     pub fn check(&self, key: &InstanceKey) -> ObservedInstance {
         let inner = self.inner();
         let fleet = &inner.fleet;
@@ -151,28 +150,28 @@ impl Sim {
             running: Some(pid.is_some()),
             pid,
             started: pid.map(|pid| inner.started.get(&pid).copied().unwrap_or(Time(i64::MIN))),
-            // Only our own agent says so.
+            // Only the Abide agent reports it.
             not_owned: fleet.dialect() == Dialect::Abide && found.is_some_and(|(_, stranger)| stranger),
             report_time: Some(inner.now),
             ..ObservedInstance::default()
         }
     }
 
-    /// How many calls were taken on so far.
+    /// Number of accepted calls.
     pub fn calls(&self) -> usize {
         self.inner().tasks.len()
     }
 
-    /// How often something took effect late, or once more: what no look could have told before.
-    pub fn unasked(&self) -> BTreeMap<InstanceKey, usize> {
-        self.inner().unasked.clone()
+    /// Number of late or repeated effects, which no earlier observation could show.
+    pub fn extra_effects(&self) -> BTreeMap<InstanceKey, usize> {
+        self.inner().extra_effects.clone()
     }
 
     pub fn set_faults(&self, faults: Faults) {
         self.inner().faults = faults;
     }
 
-    /// A dead host answers nothing; its processes go on.
+    /// A dead host does not respond; its processes keep running.
     pub fn set_dead(&self, host: HostKey, dead: bool) {
         let mut inner = self.inner();
         match dead {
@@ -181,7 +180,7 @@ impl Sim {
         };
     }
 
-    /// Changes what is there behind everybody's back.
+    /// Changes the fleet without an operation.
     pub fn meddle(&self, with: impl FnOnce(&mut Fleet)) {
         let mut inner = self.inner();
         with(&mut inner.fleet);
@@ -202,14 +201,14 @@ impl Inner {
         let mut happened = self.fleet.runs_end();
         let (due, later): (Vec<_>, Vec<_>) = self.pending.drain(..).partition(|(at, ..)| *at <= self.now);
         self.pending = later;
-        for (_, task, order, unasked) in due {
+        for (_, task, order, extra_effects) in due {
             happened = true;
             let result = self.carry_out(&order);
-            if unasked && result == OperationState::Done {
-                *self.unasked.entry(order.instance.clone()).or_default() += 1;
+            if extra_effects && result == OperationState::Done {
+                *self.extra_effects.entry(order.instance.clone()).or_default() += 1;
             }
             let rows = self.tasks.get_mut(&task).into_iter().flatten();
-            // Of a call that came twice the first answer counts.
+            // The first result of a repeated call counts.
             let open = rows.filter(|row| row.order == order && row.result == OperationState::InProgress);
             open.for_each(|row| row.result = result.clone());
         }
@@ -229,7 +228,7 @@ impl Inner {
 
     fn carry_out(&mut self, order: &Operation) -> OperationState {
         if self.dead.contains(&order.instance.host) {
-            return OperationState::Failed { code: 117, message: "the agent does not answer".to_owned() };
+            return OperationState::Failed { code: 117, message: "the agent does not respond".to_owned() };
         }
         if let Some((code, message)) = self.fleet.answer_of_others(order) {
             return OperationState::Failed { code, message: message.to_owned() };
@@ -255,18 +254,18 @@ impl Inner {
             let keys: BTreeSet<&InstanceKey> = rows.keys().chain(last.keys()).collect();
             let other = keys.into_iter().filter(|key| rows.get(key) != last.get(key));
             let other =
-                other.map(|key| (key.clone(), rows.get(key).map(|seen| told(seen.clone(), self.now))));
-            let told = ChangeEvent::Rows { number: self.number, rows: other.collect() };
-            // Who does not listen is not waited for.
-            self.followers.retain(|follower| follower.try_send(told.clone()).is_ok());
-            // Nobody is shown the past who is told of the present.
+                other.map(|key| (key.clone(), rows.get(key).map(|seen| reported(seen.clone(), self.now))));
+            let reported = ChangeEvent::Rows { number: self.number, rows: other.collect() };
+            // A subscriber with a full queue is not waited for.
+            self.followers.retain(|follower| follower.try_send(reported.clone()).is_ok());
+            // A change stream shows the current state, without lag.
             self.history.clear();
         }
         self.history.push((self.now, rows));
     }
 
     fn silent(&self) -> BTreeMap<HostKey, String> {
-        self.dead.iter().map(|host| (host.clone(), "its agent does not answer".to_owned())).collect()
+        self.dead.iter().map(|host| (host.clone(), "the agent does not respond".to_owned())).collect()
     }
 
     fn look(&mut self) -> Observed {
@@ -280,7 +279,7 @@ impl Inner {
             .cloned()
             .unwrap_or_default();
         let seen = rows.into_iter().filter(|(key, _)| !self.dead.contains(&key.host) || self.tells);
-        let instances = seen.map(|(key, seen)| (key, told(seen, as_of))).collect();
+        let instances = seen.map(|(key, seen)| (key, reported(seen, as_of))).collect();
         Observed { instances, gaps: self.silent(), at: self.now }
     }
 
@@ -309,17 +308,17 @@ impl Inner {
             return Err(BackendError::NoAnswer);
         }
         let rows =
-            self.tasks.get(&task).ok_or_else(|| BackendError::Refused(format!("there is no task {task}")))?;
-        let told = rows.iter().filter(|row| !row.missing).map(|row| OperationStatus {
+            self.tasks.get(&task).ok_or_else(|| BackendError::Refused(format!("unknown task {task}")))?;
+        let reported = rows.iter().filter(|row| !row.missing).map(|row| OperationStatus {
             order: row.order.id.clone(),
             instance: row.order.instance.clone(),
             result: if row.endless { OperationState::InProgress } else { row.result.clone() },
         });
-        Ok(told.collect())
+        Ok(reported.collect())
     }
 }
 
-fn told(seen: ObservedInstance, at: Time) -> ObservedInstance {
+fn reported(seen: ObservedInstance, at: Time) -> ObservedInstance {
     ObservedInstance { report_time: Some(at), ..seen }
 }
 
@@ -364,7 +363,7 @@ impl Backend for Sim {
     }
 }
 
-/// Seeded, and the same on every machine (splitmix64).
+/// Seeded, and reproducible on every machine (splitmix64).
 struct Chance(u64);
 
 impl Chance {

@@ -1,17 +1,17 @@
-//! What JOB's documents require of a body, call by call: the first thing that is wrong, or nothing.
+//! Validation of JOB bodies, per call: the first error.
 
 use super::{Api, JobBody, JobProcess, Limit};
 use crate::gse::request::RequestError;
 use crate::model::{AutoType, Percent};
 
 impl JobBody {
-    /// What the call's document requires of a body, and what cannot be meant: the field, and what is wrong with it.
+    /// Checks a body against the requirements of its call's document.
     pub fn check(&self, api: Api) -> Result<(), RequestError> {
         let scope = self.bk_scope_type.as_deref().is_some_and(|scope| matches!(scope, "biz" | "biz_set"));
         if self.bk_biz_id.is_none() && (self.bk_scope_id.is_none() || !scope) {
             return Err(RequestError::new(
                 "bk_biz_id",
-                "is missing, and so is a scope of type biz or biz_set",
+                "is missing, and there is no scope of type biz or biz_set",
             ));
         }
         if self.process_infos.is_empty() {
@@ -46,21 +46,21 @@ impl JobProcess {
         }
         for (at, host) in self.ip_list.iter().enumerate() {
             if host.ip.parse::<std::net::IpAddr>().is_err() {
-                return Err(RequestError::new(format!("ip_list[{at}].ip"), "is no IP address"));
+                return Err(RequestError::new(format!("ip_list[{at}].ip"), "is not an IP address"));
             }
         }
         match self.r#type {
             Some(0) | None if self.cycle_time.is_none() && runs_by_its_kind(api, op_type) => {
-                return Err(RequestError::new("cycle_time", "is missing, which type 0 needs"));
+                return Err(RequestError::new("cycle_time", "is missing: type 0 requires it"));
             }
             Some(code) if AutoType::try_from(code).is_err() => {
-                return Err(RequestError::new("type", "is neither 0, 1 nor 2"));
+                return Err(RequestError::new("type", "is not 0, 1 or 2"));
             }
             Some(_) | None => {}
         }
         for (field, share) in [("cpu_lmt", self.cpu_lmt), ("mem_lmt", self.mem_lmt)] {
             if share.is_some_and(|Limit(share)| Percent::new(share).is_none()) {
-                return Err(RequestError::new(field, "is no percentage between 0 and 100"));
+                return Err(RequestError::new(field, "is not a percentage between 0 and 100"));
             }
         }
         let numbers = [
@@ -79,7 +79,7 @@ impl JobProcess {
     }
 }
 
-/// Does it matter to an operation how a process is kept? Left out, its type is 0.
+/// Whether an operation depends on the type. An unset type is 0.
 fn runs_by_its_kind(api: Api, op_type: Option<i64>) -> bool {
     match api {
         Api::ManageProc => op_type == Some(1),

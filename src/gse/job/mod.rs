@@ -1,5 +1,5 @@
-//! JOB's bodies: manage_proc (1 host, 2 unhost) and operate_process (GSE's operations), which share a shape and
-//! not the meaning of their numbers.
+//! JOB request bodies: manage_proc (1 host, 2 unhost) and operate_process (GSE's operations). Both have the same shape,
+//! but their operation numbers have different meanings.
 
 mod check;
 
@@ -14,18 +14,18 @@ use crate::model::{
     Spec, State,
 };
 
-/// Which of the two calls a body is for.
+/// The call of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
     ManageProc,
     OperateProcess,
 }
 
-/// What a JOB namespace is called: `job-` and the id of the business or scope.
+/// Prefix of a JOB namespace; the id of the business or scope follows.
 const NAMESPACE: &str = "job-";
-/// Keeps the kind of scope that a body named: a target's matter, but no body is to lose it.
+/// Label with the scope type of a body, so that a conversion keeps it.
 const SCOPE_LABEL: &str = "bk_scope_type";
-/// Keeps which call a body was for, where the manifest alone would lead back to the other one.
+/// Label with the call of a body, where the manifest alone would select the other one.
 const API_LABEL: &str = "bk_job_api";
 
 impl Api {
@@ -44,7 +44,7 @@ pub struct JobBody {
     pub bk_biz_id: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bk_scope_type: Option<String>,
-    /// A string in the documents, a number in some callers.
+    /// A text in the documents; some callers send a number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bk_scope_id: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,7 +91,7 @@ job_process! {
     start_check_end_time: i64,
 }
 
-/// A percentage. JOB's are whole: `20`, not `20.0`.
+/// A percentage. JOB uses whole numbers: `20`, not `20.0`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 #[serde(transparent)]
 pub struct Limit(pub f64);
@@ -109,7 +109,7 @@ pub struct JobHost {
 }
 
 impl JobBody {
-    /// Which call a body is for. Only manage_proc requires an owner, only operate_process knows contact and account.
+    /// The call of a body. Only manage_proc requires an owner, only operate_process has contact and account.
     pub fn api(&self) -> Api {
         let any = |set: fn(&JobProcess) -> bool| self.process_infos.iter().any(set);
         let operates = any(|p| p.contact.is_some() || p.account.is_some());
@@ -117,12 +117,12 @@ impl JobBody {
         if manages && !operates { Api::ManageProc } else { Api::OperateProcess }
     }
 
-    /// What the body asks for, as wishes. The second list is what a reader should know about.
+    /// The processes that the body requests, and notes for the reader.
     pub fn subjects(&self, api: Api) -> (Vec<Subject>, Vec<String>) {
         self.read(api, true)
     }
 
-    /// The same for whoever knows processes by their places: two may be called alike.
+    /// The same for callers that identify processes by path: names may be repeated.
     pub fn places(&self, api: Api) -> (Vec<Subject>, Vec<String>) {
         self.read(api, false)
     }
@@ -139,7 +139,7 @@ impl JobBody {
             let hosts = process.hosts();
             let name = if apart { names.take(&own, &hosts) } else { own.clone() };
             if name != own {
-                note(format!("it is called {name}: another process of this body is called {own}"));
+                note(format!("named {name}: another process of this body has the name {own}"));
             }
             let mut spec = process.spec(&mut note);
             spec.labels.extend(scope.clone().map(|scope| (SCOPE_LABEL.to_owned(), scope)));
@@ -158,7 +158,7 @@ impl JobBody {
         let id = match (&self.bk_biz_id, &self.bk_scope_id) {
             (Some(id), scope) => {
                 if scope.is_some() {
-                    notes.push(format!("the body names bk_biz_id {id} and a scope; the scope is left out"));
+                    notes.push(format!("the body has bk_biz_id {id} and a scope; the scope is ignored"));
                 }
                 id.to_string()
             }
@@ -166,32 +166,31 @@ impl JobBody {
             (None, Some(Value::Number(id))) => id.to_string(),
             _ => {
                 notes.push(
-                    "the body names neither bk_biz_id nor bk_scope_id; the namespace is job-0".to_owned(),
+                    "the body has neither bk_biz_id nor bk_scope_id; the namespace is job-0".to_owned(),
                 );
                 "0".to_owned()
             }
         };
         let name = speakable(&format!("{NAMESPACE}{id}"));
         if name.as_str() != format!("{NAMESPACE}{id}") {
-            notes.push(format!("the namespace is {name}: a name cannot hold {id:?}"));
+            notes.push(format!("the namespace is {name}: {id:?} is not a valid name"));
         }
         name
     }
 }
 
-/// The names of a body so far. Two processes of one program on one host are told apart by their paths; manifests
-/// need two names.
+/// The names used in a body so far. JOB distinguishes two processes of one program by path; manifests need two names.
 #[derive(Default)]
 struct Names {
     taken: HashSet<(HostKey, Name)>,
-    /// The last number that was put behind a name: it only grows, so every search ends.
+    /// The last suffix of each name: it only increases, so every search ends.
     last: HashMap<Name, u32>,
 }
 
 impl Names {
-    /// The name itself, or with the next number behind it that is free on all of the hosts.
+    /// The name, with a suffix if needed, that is free on all of the hosts.
     fn take(&mut self, own: &Name, hosts: &[Host]) -> Name {
-        const ROOM: usize = 117; // of 128 characters, with `-` and ten digits behind
+        const ROOM: usize = 117; // 128 characters minus `-` and ten digits
         let mut name = own.clone();
         while hosts.iter().any(|host| self.taken.contains(&(host.key.clone(), name.clone()))) {
             let last = self.last.entry(own.clone()).or_insert(1);
@@ -204,7 +203,7 @@ impl Names {
     }
 }
 
-/// A text as a name: what a key cannot carry becomes `-`.
+/// Converts a text to a name: characters that a key cannot contain become `-`.
 fn speakable(text: &str) -> Name {
     let fits = |c: char| !(matches!(c, ':' | '/') || c.is_whitespace() || c.is_control());
     let text: String = text.chars().map(|c| if fits(c) { c } else { '-' }).take(128).collect();
@@ -226,21 +225,21 @@ fn state(api: Api, op_type: Option<i64>, auto_type: AutoType, note: &mut impl Fn
 }
 
 impl JobProcess {
-    /// An instance of JOB is known by its value_key, else by its program.
+    /// JOB identifies an instance by its value_key, else by its program.
     fn name(&self, note: &mut impl FnMut(String)) -> Option<Name> {
         let own = [&self.value_key, &self.proc_name].into_iter().flatten().find(|text| !text.is_empty());
         let Some(own) = own else {
-            note("it has neither value_key nor proc_name, and is left out".to_owned());
+            note("ignored: it has neither value_key nor proc_name".to_owned());
             return None;
         };
         let name = speakable(own);
         if name.as_str() != own {
-            note(format!("it is called {name}: a name cannot be {own:?}"));
+            note(format!("named {name}: {own:?} is not a valid name"));
         }
         Some(name)
     }
 
-    /// Each host once. Whoever reads a body has checked that addresses are addresses.
+    /// Each host once. The addresses were validated before.
     fn hosts(&self) -> Vec<Host> {
         let mut seen = HashSet::new();
         let address =
@@ -256,20 +255,20 @@ impl JobProcess {
             Some(Value::Number(n)) => Some(n.to_string()),
             _ => None,
         };
-        // Ranges are those of the grammar that the body was read by.
+        // The grammar that parsed the body checked the ranges.
         let number = |value: Option<i64>| value.and_then(|n| u32::try_from(n).ok());
         let share = |value: Option<Limit>| value.and_then(|Limit(share)| Percent::new(share));
         let cycle_time = number(self.cycle_time);
         let auto_type = self.r#type.and_then(|code| AutoType::try_from(code).ok()).unwrap_or_else(|| {
             let periodic = cycle_time.is_some_and(|secs| secs > 0);
             let guess = if periodic { AutoType::Periodic } else { AutoType::Resident };
-            note(format!("`type` is left out; auto_type is taken as {}", i64::from(guess)));
+            note(format!("`type` is unset; auto_type {} is assumed", i64::from(guess)));
             guess
         });
         if let (Some(owner), Some(contact)) = (text(&self.proc_owner), text(&self.contact))
             && owner != contact
         {
-            note(format!("it has proc_owner {owner:?} and contact {contact:?}; the contact is left out"));
+            note(format!("proc_owner is {owner:?} and contact is {contact:?}; the contact is ignored"));
         }
         Spec {
             identity: Identity {
@@ -305,22 +304,22 @@ impl JobProcess {
     }
 }
 
-/// Wishes → bodies: one for each business and call, in the order of the processes. `api`: the caller's own choice.
+/// Bodies for processes: one per business and call, in process order. `api`: the call that the user chose.
 pub fn bodies(subjects: &[Subject], api: Option<Api>, losses: &mut Vec<Loss>) -> Vec<JobBody> {
     let mut bodies: Vec<JobBody> = Vec::new();
-    // For each head of a body: the body that is being filled, and the result keys in it.
+    // Per body head: the index of the body being filled, and its result keys.
     let mut open: HashMap<(String, Api), (usize, HashSet<String>)> = HashMap::new();
     for subject in subjects {
         let (api, op_type) = call(subject, api);
         let head = head(subject, op_type);
         if head.bk_biz_id.is_none() && head.bk_scope_id.is_none() {
-            let why = "JOB knows a business instead; fill in bk_biz_id";
+            let why = "JOB uses a business instead; set bk_biz_id";
             losses.push(Loss::new(subject, "meta.namespace", why));
         }
         let process = process(subject, api, losses);
         let keys: Vec<String> = result_keys(subject).collect();
         let (at, taken) = open.entry((format!("{head:?}"), api)).or_insert((usize::MAX, HashSet::new()));
-        // Two instances with one result key could not be told apart in an answer.
+        // Two instances with one result key cannot be distinguished in a response.
         if *at == usize::MAX || keys.iter().any(|key| taken.contains(key)) {
             (*at, *taken) = (bodies.len(), HashSet::new());
             bodies.push(head);
@@ -346,15 +345,15 @@ fn head(subject: &Subject, op_type: i64) -> JobBody {
     body
 }
 
-/// What get_proc_result calls the instances of a process.
+/// The result keys of a process in get_proc_result.
 fn result_keys(subject: &Subject) -> impl Iterator<Item = String> {
     let identity = &subject.spec.identity;
     let program = format!("{}/{}", identity.setup_path.trim_end_matches('/'), identity.proc_name);
     subject.hosts.iter().map(move |host| format!("{program}:{}", host.key))
 }
 
-/// The call and operation that lead to a state: the caller's choice, what a label remembers, else manage_proc where
-/// it can say everything. It knows no account but root, and its owner is required.
+/// The call and operation for a state: the user's choice, the label, else manage_proc where it supports everything. It
+/// supports no account but root, and requires an owner.
 fn call(subject: &Subject, chosen: Option<Api>) -> (Api, i64) {
     let root = subject.spec.identity.user.as_deref() == Some("root");
     let managed = root && subject.spec.job.proc_owner.is_some();
@@ -377,7 +376,7 @@ fn call(subject: &Subject, chosen: Option<Api>) -> (Api, i64) {
     (api, op_type)
 }
 
-/// One entry of a call's process_infos, for whoever knows what JOB cannot say.
+/// One entry of process_infos, without the list of unsupported parts.
 pub fn process_info(subject: &Subject, api: Api) -> JobProcess {
     process(subject, api, &mut Vec::new())
 }
@@ -389,28 +388,28 @@ fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
         losses.push(Loss::new(
             subject,
             "meta.name",
-            format!("JOB calls it {index:?}, by its value_key or proc_name"),
+            format!("JOB names it {index:?}, by its value_key or proc_name"),
         ));
     }
     if identity.user.is_none() {
-        let why = "JOB takes root where no account is given, and it is unset";
+        let why = "the account is unset, and JOB uses root by default";
         losses.push(Loss::new(subject, "identity.user", why));
     }
     for host in &subject.hosts {
         let ids = [("bk_supplier_id", host.supplier.is_some()), ("bk_agent_id", host.agent_id.is_some())];
         for (name, _) in ids.into_iter().filter(|(_, there)| *there) {
-            losses.push(Loss::new(subject, format!("{name} of {}", host.key), "job has no place for it"));
+            losses.push(Loss::new(subject, format!("{name} of {}", host.key), "job does not support it"));
         }
     }
-    let unsaid = Dialect::Job.unsaid(&subject.spec).into_iter();
+    let unsupported = Dialect::Job.unsupported_fields(&subject.spec).into_iter();
     losses.extend(
-        unsaid
+        unsupported
             .filter(|field| !only_ours(subject, *field))
             .map(|field| Loss::field(subject, field, Dialect::Job)),
     );
     let mut percent = |what: &str, share: Option<Percent>| {
         if share.is_some_and(|share| share.get().fract() != 0.0) {
-            losses.push(Loss::new(subject, what, "JOB takes whole percents; it is rounded"));
+            losses.push(Loss::new(subject, what, "rounded: JOB supports whole percents only"));
         }
         share.map(|share| Limit(share.get().round()))
     };
@@ -418,7 +417,11 @@ fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
     let hosts = subject.hosts.iter().filter_map(|host| match &host.key {
         HostKey::Address { cloud, ip } => Some(JobHost { bk_cloud_id: *cloud, ip: ip.to_string() }),
         HostKey::Agent(_) => {
-            losses.push(Loss::new(subject, format!("host {}", host.key), "JOB knows hosts by address only"));
+            losses.push(Loss::new(
+                subject,
+                format!("host {}", host.key),
+                "JOB identifies hosts by address only",
+            ));
             None
         }
     });
@@ -454,14 +457,14 @@ fn process(subject: &Subject, api: Api, losses: &mut Vec<Loss>) -> JobProcess {
     }
 }
 
-/// Is it the name that JOB's key gives, with or without a number to tell it from another?
+/// Whether a name is the one that JOB's key gives, with or without a suffix.
 fn is_called(name: &Name, index: &str) -> bool {
     let own = speakable(index);
     let number = name.as_str().strip_prefix(own.as_str()).map(|rest| rest.strip_prefix('-'));
     *name == own || number.flatten().is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// The labels that a JOB body does have a place for.
+/// The labels that a JOB body can represent.
 fn only_ours(subject: &Subject, field: Field) -> bool {
     field == Field::Labels
         && subject.spec.labels.keys().all(|label| label == SCOPE_LABEL || label == API_LABEL)
