@@ -16,8 +16,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
+use super::Supervisor;
 use super::stream_clock::StreamClock;
-use super::{Supervisor, now_ms};
+use crate::clock;
 use crate::gse::agent_protocol::{
     Acked, AgentMessage, FromAgent, HEARTBEAT_SECS, Join, Joined, OpResult, ToAgent,
 };
@@ -66,7 +67,7 @@ pub async fn run(
         if begun.elapsed() > BACKOFF.1 {
             wait = BACKOFF.0;
         }
-        let jitter = Duration::from_millis(now_ms().unsigned_abs() % 50);
+        let jitter = Duration::from_millis(clock::now().0.unsigned_abs() % 50);
         warn!(%why, retry_in = ?wait, "session with the gateway ended");
         tokio::select! {
             () = tokio::time::sleep(wait + jitter) => {}
@@ -163,7 +164,7 @@ async fn join(
         agent: config.agent.clone(),
         hosts: config.hosts.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        clock: Some(now_ms()),
+        clock: Some(clock::now().0),
         floors: true,
         last_seq: supervisor.last_seq(),
     };
@@ -242,7 +243,7 @@ impl Outbox {
         }
         let (gateway, session) = (self.gateway.clone(), self.session.clone());
         async move {
-            let clock = now_ms().to_string();
+            let clock = clock::now().0.to_string();
             let query = [("session", session.as_str()), ("clock", clock.as_str())];
             let acked: Acked = gateway.call("tell", &query, &batch).await?;
             debug!(messages = batch.len(), acked = acked.acked, "messages sent");

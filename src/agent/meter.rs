@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use super::cgroup::Cgroup;
+use crate::clock;
 use crate::model::{Percent, Resource};
 
 /// Interval between two samples.
@@ -88,7 +89,7 @@ impl Meter {
     /// Average CPU share since the start, and the current memory share.
     pub fn average_since_start(pid: u32, group: Option<&Cgroup>, started_ms: i64) -> HostShare {
         let (secs, mem) = used(pid, group);
-        let up = (super::now_ms().saturating_sub(started_ms).max(1000)) as f64 / 1000.0;
+        let up = (clock::now().0.saturating_sub(started_ms).max(1000)) as f64 / 1000.0;
         HostShare { cpu: secs / up / processors() * 100.0, mem }
     }
 

@@ -84,6 +84,7 @@ use self::pools::Pools;
 use self::process::{LaunchedProcess, ProcessHandle, launched_processes};
 use self::recovery::{RecoveredState, Resumption};
 use self::state::{InstanceState, load_all, result_key};
+use crate::clock;
 use crate::gse::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, ToAgent};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
@@ -237,7 +238,7 @@ impl Supervisor {
 
     /// The gateway has acknowledged these results.
     pub async fn acknowledged(&mut self, results: Vec<OpResult>) -> Result<(), Error> {
-        self.oplog.acknowledged(&self.shared.store, results, now_ms()).await
+        self.oplog.acknowledged(&self.shared.store, results, clock::now().0).await
     }
 
     /// The largest sequence number that this agent knows.
@@ -247,7 +248,7 @@ impl Supervisor {
 
     /// Starts a session with a gateway whose store has this identity.
     pub async fn session_started(&mut self, gateway_store: &str) -> Result<(), Error> {
-        self.oplog.session_started(&self.shared.store, gateway_store, now_ms()).await
+        self.oplog.session_started(&self.shared.store, gateway_store, clock::now().0).await
     }
 
     /// Handles a message of the gateway. `age_ms`: time since the gateway sent it.
@@ -410,11 +411,6 @@ pub fn agent_name(folder: &Path) -> Result<String, String> {
             Ok(name)
         }
     }
-}
-
-/// Milliseconds since 1970.
-fn now_ms() -> i64 {
-    crate::clock::now().0
 }
 
 /// An id that no other user can guess: 128 random bits from the kernel.

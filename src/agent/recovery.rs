@@ -13,13 +13,13 @@ use super::cgroup::Cgroup;
 use super::context::AgentContext;
 use super::exit_record::{ExitRecord, start_id};
 use super::instance::{OpReply, done, failed};
-use super::now_ms;
 use super::ownership::{self, InterruptedLaunch};
 use super::process::{self, ProcessHandle, ProcessIdentity, boot_id};
 use super::state::{
     InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_all, pending_key, result_key,
     state_key,
 };
+use crate::clock;
 use crate::gse::agent_protocol::{OpResult, OwnedSpec};
 use crate::model::{AutoType, InstanceKey, StartMode};
 use crate::store::{Error, Store, Txn};
@@ -223,7 +223,7 @@ fn resolve_relaunch(
     let (incarnation, live) = (launch_id.clone(), given.clone());
     let group = shared.groups.of(&incarnation).map(|group| group.path());
     state.run = Some(ProcessRun { identity, live, by: None, incarnation, group, output: None });
-    (state.next, state.started, state.since, state.exit) = (None, now_ms(), now_ms(), None);
+    (state.next, state.started, state.since, state.exit) = (None, clock::now().0, clock::now().0, None);
     state.message.clear();
     true
 }
@@ -266,7 +266,7 @@ fn resolve_one(
     if not_begun {
         return None;
     }
-    (state.run, state.started, state.since) = (None, intent.at, now_ms());
+    (state.run, state.started, state.since) = (None, intent.at, clock::now().0);
     if intent.op_id.is_some() {
         // As after any start: the spec is registered, so that the gateway keeps the state of the unknown run.
         (state.given, state.hosted) = (Some(intent.held.clone()), true);

@@ -26,7 +26,7 @@ use crate::clock;
 use crate::execute::active_holds::{ActiveHolds, with_hold_refresh};
 use crate::execute::{self, ExecutionContext, ExecutionEvent, ExecutionResult, StepOutcome, StepResult};
 use crate::model::{Desired, InstanceKey, Observed, Plan, ProcessKey};
-use crate::store::keeping::renew_until_lost;
+use crate::store::lease::renew_until_lost;
 use crate::store::{Lease, Store};
 
 /// How long the observation before a rollback is retried, and how often.

@@ -58,7 +58,7 @@ use crate::model::{
     Time,
 };
 use crate::reconcile::{Caps, Rules};
-use crate::store::keeping::{LEASE_TTL, RENEW_INTERVAL};
+use crate::store::lease::{LEASE_TTL, RENEW_INTERVAL};
 use crate::store::{Holder, Lease, LeaseAttempt, Store};
 
 /// Configuration of a controller.

@@ -17,7 +17,7 @@ use super::report_limits::{self, ReportBudget};
 use super::secrets::secret_history;
 use super::tasks::{GatewayTask, ItemResult};
 use super::{ApiError, Gateway};
-use crate::clock::BootInstant;
+use crate::clock::{self, BootInstant};
 use crate::gse::agent_protocol::{
     Acked, AgentMessage, AgentOp, FromAgent, HEARTBEAT_SECS, Join, Joined, OwnedSpec, Report, ToAgent,
 };
@@ -314,7 +314,7 @@ impl<S: Store> Gateway<S> {
             return Ok(());
         }
         // An agent clock that is ahead must not make an old report appear recent.
-        let report = Report { at: report.at.min(super::now_ms()), ..report.clone() };
+        let report = Report { at: report.at.min(clock::now().0), ..report.clone() };
         let value = serde_json::to_vec(&report)?;
         let is_new = !known && self.store.get(&key).await?.is_none();
         if !budget.admits(self, &instance.host, value.len(), is_new).await? {

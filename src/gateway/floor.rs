@@ -10,7 +10,8 @@ use std::sync::{Mutex, MutexGuard};
 use tracing::warn;
 
 use super::tasks::MAX_ROWS;
-use super::{ApiError, Gateway, fresh_id, now_ms};
+use super::{ApiError, Gateway, fresh_id};
+use crate::clock;
 use crate::gse::agent_protocol::Join;
 use crate::store::{Outcome, Store, Txn};
 
@@ -86,7 +87,7 @@ impl<S: Store> Gateway<S> {
     /// Raises the task number above an agent's last one, which another gateway or a lost store may have assigned.
     pub(super) async fn raise_task_number(&self, join: &Join) -> Result<(), ApiError> {
         let known = join.last_seq / MAX_ROWS;
-        let now = u64::try_from(now_ms()).unwrap_or(0);
+        let now = u64::try_from(clock::now().0).unwrap_or(0);
         if known < now {
             return Ok(());
         }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::{fresh_id, now_ms};
-use crate::clock::BootInstant;
+use super::fresh_id;
+use crate::clock::{self, BootInstant};
 use crate::gse::agent_protocol::{Join, ToAgent};
 use crate::model::HostKey;
 
@@ -187,7 +187,7 @@ impl AgentSessions {
     /// Last contact with a host in milliseconds since 1970, for display.
     pub fn last_contact(&self, host: &HostKey) -> Option<i64> {
         let ago = i64::try_from(self.silent_for(host)?.as_millis()).unwrap_or(i64::MAX);
-        Some(now_ms().saturating_sub(ago))
+        Some(clock::now().0.saturating_sub(ago))
     }
 
     /// All hosts with a session, sorted by host.
@@ -200,7 +200,7 @@ impl AgentSessions {
                 connected: session.stream.is_some(),
                 version: session.version.clone(),
                 clock_skew_ms: session.skew_ms,
-                last_contact: now_ms().saturating_sub(ago),
+                last_contact: clock::now().0.saturating_sub(ago),
             };
             session.hosts.iter().map(row).collect::<Vec<_>>()
         };
@@ -225,7 +225,7 @@ impl AgentSessions {
 
 impl Session {
     fn measure_skew(&mut self, clock: Option<i64>) {
-        let Some(skew_ms) = clock.map(|clock| clock.saturating_sub(now_ms())) else { return };
+        let Some(skew_ms) = clock.map(|clock| clock.saturating_sub(clock::now().0)) else { return };
         let warned = self.skew_ms.is_some_and(|before| before.saturating_abs() > SKEW_MS);
         if skew_ms.saturating_abs() > SKEW_MS && !warned {
             let hosts: Vec<String> = self.hosts.iter().map(HostKey::to_string).collect();

@@ -9,7 +9,8 @@ use super::auth::short_digest;
 use super::identity::{OpenStarts, identity_conflict_message};
 use super::registry::{CONTENDED, MAX_ATTEMPTS, owned_spec};
 use super::tasks::{ItemResult, MAX_ROWS, NamespaceFilter, TaskItem, instance};
-use super::{ApiError, Caller, Gateway, now_ms};
+use super::{ApiError, Caller, Gateway};
+use crate::clock;
 use crate::gse::agent_protocol::{AgentOp, OwnedSpec};
 use crate::gse::codes::{GseOp, ManageOp, RowCode};
 use crate::gse::keys;
@@ -284,7 +285,7 @@ impl<S: Store> Gateway<S> {
     /// Stores the response of a call, in the commit of its changes.
     pub(super) fn response_txn(&self, caller: &Caller, answer: &impl Serialize) -> Result<Txn, ApiError> {
         let Some(op) = &caller.op else { return Ok(Txn::default()) };
-        let called = StoredResponse { begun: now_ms(), answer: serde_json::to_value(answer)? };
+        let called = StoredResponse { begun: clock::now().0, answer: serde_json::to_value(answer)? };
         let name = format!("op/{}/{op}", caller.app);
         Ok(Txn::put(name.clone(), serde_json::to_vec(&called)?).only_if(name, 0))
     }

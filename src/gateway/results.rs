@@ -7,7 +7,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::tasks::{GatewayTask, ItemState, KeyForm, NamespaceFilter};
-use super::{ApiError, Gateway, now_ms};
+use super::{ApiError, Gateway};
+use crate::clock;
 use crate::gse::codes::RowCode;
 use crate::gse::keys;
 use crate::gse::response::Rows;
@@ -100,7 +101,7 @@ impl<S: Store> Gateway<S> {
         struct TaskStart {
             begun: i64,
         }
-        let now = now_ms();
+        let now = clock::now().0;
         let is_old = |value: &[u8]| {
             serde_json::from_slice::<TaskStart>(value)
                 .map_or(true, |when| when.begun < now - TASK_RETENTION_MS)

@@ -12,7 +12,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{ApiError, Gateway, now_ms};
+use super::{ApiError, Gateway};
+use crate::clock;
 use crate::gse::agent_protocol::{AgentOp, OpRequest, OwnedSpec, ToAgent};
 use crate::gse::codes::RowCode;
 use crate::gse::response::Row;
@@ -139,7 +140,7 @@ impl StoredTask {
             }
             item.spec = Some(nth);
         }
-        StoredTask { begun: now_ms(), number: 0, orders: items, specs }
+        StoredTask { begun: clock::now().0, number: 0, orders: items, specs }
     }
 }
 
@@ -305,12 +306,12 @@ impl<S: Store> Gateway<S> {
 
     fn add_live_check(&self, items: Vec<TaskItem>) -> Arc<GatewayTask> {
         // Starts at the clock: live checks in flight for a previous gateway have other numbers.
-        let now = u64::try_from(now_ms()).unwrap_or(0);
+        let now = u64::try_from(clock::now().0).unwrap_or(0);
         let _ = self.tasks.live_checks.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         let number = self.tasks.live_checks.fetch_add(1, Ordering::Relaxed) + 1;
         let id = |number: u64| format!("GSETASK:LOOK:{number:012}");
         self.tasks.in_memory().remove(&id(number.saturating_sub(MAX_LIVE_CHECKS)));
-        Arc::new(GatewayTask::new(id(number), 0, now_ms(), items))
+        Arc::new(GatewayTask::new(id(number), 0, clock::now().0, items))
     }
 
     /// Allocates a new number and stores the task under it, in one commit.
@@ -324,7 +325,7 @@ impl<S: Store> Gateway<S> {
             let last = self.store.get("task-number").await?;
             let text = last.as_ref().and_then(|entry| std::str::from_utf8(&entry.value).ok());
             // Follows the clock, so that a restored store assigns no number twice: agents record the numbers they ran.
-            let now = u64::try_from(now_ms()).unwrap_or(0);
+            let now = u64::try_from(clock::now().0).unwrap_or(0);
             stored.number = (text.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) + 1).max(now);
             let id = format!("GSETASK:{:012}", stored.number);
             let value = serde_json::to_vec(&stored)?;
@@ -354,7 +355,7 @@ impl<S: Store> Gateway<S> {
     /// Sends an item to its host's agent if that is connected.
     fn dispatch(&self, task: &GatewayTask, nth: usize) {
         let timeout = i64::try_from(self.agent_timeout.as_millis()).unwrap_or(i64::MAX);
-        let deadline = now_ms().saturating_add(timeout);
+        let deadline = clock::now().0.saturating_add(timeout);
         let request = || task.request(nth, deadline, timeout.unsigned_abs());
         // Locked until the item is queued: a row that becomes final must be neither queued nor reopened.
         let mut rows = task.rows();
@@ -462,7 +463,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Embedded::open(&folder.path().join("store.db")).expect("it opens");
         let gateway = Gateway::new(store);
-        let task = Arc::new(GatewayTask::new("GSETASK:1".to_owned(), 1, now_ms(), Vec::new()));
+        let task = Arc::new(GatewayTask::new("GSETASK:1".to_owned(), 1, clock::now().0, Vec::new()));
         gateway.tasks.in_memory().insert(task.id.clone(), Arc::clone(&task));
         let results = || gateway.results("GSETASK:1", KeyForm::V1, &|_| true);
         assert_eq!(results().await.err(), Some(ApiError::NotQueued));

@@ -1,7 +1,7 @@
-//! A store of either kind: whoever keeps state does not care where.
+//! Store of either kind, embedded or remote, with a key prefix per target.
 //!
-//! A target's own store holds what concerns that target, and nothing else. Elsewhere several targets may keep their state
-//! side by side, each in a place of its own.
+//! A target's own store holds only the state of that target. Another store may hold the state of several targets, each
+//! under its own prefix.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,52 +12,52 @@ use super::{Change, Embedded, Entry, Error, Outcome, Page, Remote, Seq, Store, T
 #[derive(Clone)]
 pub struct AnyStore {
     kind: Kind,
-    /// What every key begins with there.
-    place: String,
+    /// Prefix of every key.
+    prefix: String,
 }
 
 #[derive(Clone)]
 enum Kind {
-    /// A file of this machine.
-    Here(Embedded),
-    /// A gateway's.
-    There(Remote),
+    /// A file on this host.
+    Embedded(Embedded),
+    /// The store of a gateway.
+    Remote(Remote),
 }
 
-macro_rules! whichever {
+macro_rules! dispatch {
     ($self:ident.$($call:tt)*) => {
         match &$self.kind {
-            Kind::Here(store) => store.$($call)*.await,
-            Kind::There(store) => store.$($call)*.await,
+            Kind::Embedded(store) => store.$($call)*.await,
+            Kind::Remote(store) => store.$($call)*.await,
         }
     };
 }
 
 impl AnyStore {
-    /// The target's own.
+    /// The target's own store.
     pub fn own(store: Remote) -> AnyStore {
-        AnyStore { kind: Kind::There(store), place: String::new() }
+        AnyStore { kind: Kind::Remote(store), prefix: String::new() }
     }
 
-    /// A gateway's, for another target.
+    /// The store of a gateway, for another target.
     pub fn there(store: Remote, target: &str) -> AnyStore {
-        AnyStore { kind: Kind::There(store), place: place(target) }
+        AnyStore { kind: Kind::Remote(store), prefix: prefix_of(target) }
     }
 
-    /// A file of this machine.
+    /// A file on this host.
     pub fn here(store: Embedded, target: &str) -> AnyStore {
-        AnyStore { kind: Kind::Here(store), place: place(target) }
+        AnyStore { kind: Kind::Embedded(store), prefix: prefix_of(target) }
     }
 
-    /// Is it the target itself that keeps it? Then its numbers of leases are the target's.
+    /// Whether it is the target's own store: then its lease generations are those that the target enforces.
     pub fn is_own(&self) -> bool {
-        self.place.is_empty()
+        self.prefix.is_empty()
     }
 
-    /// All leases of this target by name. A lease's key begins with `lease/`, also where targets share a store.
+    /// All leases of this target by name. A lease key starts with `lease/`, also where targets share a store.
     pub async fn leases(&self) -> Result<Vec<(String, Record)>, Error> {
-        let prefix = format!("lease/{}", self.place);
-        let page = whichever!(self.range(&prefix, None, usize::MAX))?;
+        let prefix = format!("lease/{}", self.prefix);
+        let page = dispatch!(self.range(&prefix, None, usize::MAX))?;
         let lease = |entry: &Entry| {
             let name = entry.key.strip_prefix(&prefix)?.to_owned();
             Some((name, serde_json::from_slice(&entry.value).ok()?))
@@ -66,11 +66,11 @@ impl AnyStore {
     }
 
     fn key(&self, key: &str) -> String {
-        format!("{}{key}", self.place)
+        format!("{}{key}", self.prefix)
     }
 
     fn short(&self, key: &Arc<str>) -> Arc<str> {
-        key.strip_prefix(&self.place).map_or_else(|| Arc::clone(key), Arc::from)
+        key.strip_prefix(&self.prefix).map_or_else(|| Arc::clone(key), Arc::from)
     }
 
     fn entry(&self, entry: Entry) -> Entry {
@@ -78,19 +78,19 @@ impl AnyStore {
     }
 }
 
-fn place(target: &str) -> String {
+fn prefix_of(target: &str) -> String {
     format!("at/{target}/")
 }
 
 impl Store for AnyStore {
     async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
         let key = self.key(key);
-        Ok(whichever!(self.get(&key))?.map(|entry| self.entry(entry)))
+        Ok(dispatch!(self.get(&key))?.map(|entry| self.entry(entry)))
     }
 
     async fn range(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, Error> {
         let (prefix, after) = (self.key(prefix), after.map(|after| self.key(after)));
-        let page = whichever!(self.range(&prefix, after.as_deref(), limit))?;
+        let page = dispatch!(self.range(&prefix, after.as_deref(), limit))?;
         Ok(Page {
             entries: page.entries.into_iter().map(|entry| self.entry(entry)).collect(),
             more: page.more.map(|more| self.short(&more)),
@@ -100,7 +100,7 @@ impl Store for AnyStore {
 
     async fn slice(&self, prefix: &str, skip: usize, limit: usize) -> Result<(Vec<Entry>, usize), Error> {
         let prefix = self.key(prefix);
-        let (entries, count) = whichever!(self.slice(&prefix, skip, limit))?;
+        let (entries, count) = dispatch!(self.slice(&prefix, skip, limit))?;
         Ok((entries.into_iter().map(|entry| self.entry(entry)).collect(), count))
     }
 
@@ -111,7 +111,7 @@ impl Store for AnyStore {
                 Write::Put(key, _) | Write::Delete(key) => *key = self.key(key),
             }
         }
-        Ok(match whichever!(self.txn(txn))? {
+        Ok(match dispatch!(self.txn(txn))? {
             Outcome::Conflict(key) => Outcome::Conflict(self.short(&key.into()).to_string()),
             written @ Outcome::Written(_) => written,
         })
@@ -119,25 +119,25 @@ impl Store for AnyStore {
 
     async fn changes(&self, prefix: &str, after: Seq) -> Result<Vec<Change>, Error> {
         let prefix = self.key(prefix);
-        let changes = whichever!(self.changes(&prefix, after))?;
+        let changes = dispatch!(self.changes(&prefix, after))?;
         Ok(changes.into_iter().map(|change| Change { key: self.short(&change.key), ..change }).collect())
     }
 
     async fn take_lease(&self, name: &str, holder: &Holder, lives: Duration) -> Result<LeaseAttempt, Error> {
         let name = self.key(name);
-        whichever!(self.take_lease(&name, holder, lives))
+        dispatch!(self.take_lease(&name, holder, lives))
     }
 
     async fn renew_lease(&self, lease: &Lease, lives: Duration) -> Result<bool, Error> {
-        whichever!(self.renew_lease(lease, lives))
+        dispatch!(self.renew_lease(lease, lives))
     }
 
     async fn release_lease(&self, lease: &Lease) -> Result<(), Error> {
-        whichever!(self.release_lease(lease))
+        dispatch!(self.release_lease(lease))
     }
 
     async fn reset_lease(&self, name: &str, above: u64, force: bool) -> Result<Reset, Error> {
         let name = self.key(name);
-        whichever!(self.reset_lease(&name, above, force))
+        dispatch!(self.reset_lease(&name, above, force))
     }
 }

@@ -1,38 +1,49 @@
-//! Leases: who may act, and under which number. A number is never given twice, so whoever carries an older one can be
-//! told to look again.
+//! Leases: at most one holder per name, with a generation for fencing.
+//!
+//! Each new holder gets a greater generation, and no generation is issued twice: requests of an earlier holder are
+//! recognized and rejected. A holder renews its lease every [`RENEW_INTERVAL`]; without a renewal it expires after
+//! [`LEASE_TTL`], or at once if the holder's process on this host is dead.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
-/// The longest that a lease lives without a renewal, whatever its holder asks for.
+use super::Store;
+use crate::clock;
+
+/// Lifetime of a lease without a renewal.
+pub const LEASE_TTL: Duration = Duration::from_secs(5);
+/// Interval between two renewals.
+pub const RENEW_INTERVAL: Duration = Duration::from_millis(1500);
+/// Maximum lifetime of a lease without a renewal, whatever its holder requests.
 pub const MAX_TTL: Duration = Duration::from_secs(60);
-/// No lease has a greater generation: a greater number in a record or a request is forged. JSON readers hold it exactly.
+/// Maximum generation: a greater number in a record or a request is forged. JSON numbers represent it exactly.
 pub const MAX_GENERATION: u64 = 1 << 53;
 /// The greatest generation that an administrator may set: far enough below [`MAX_GENERATION`] to never reach it.
 pub const MAX_RESET: u64 = 1 << 52;
 /// How far above the store's own number an agent's report may raise the next generation.
 const MAX_STEP: u64 = 1 << 20;
 
-/// Who asks for a lease: enough to prove that a holder on this machine is dead.
+/// The process that requests a lease, with the facts that prove that a holder on this host is dead.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// Different for every process that asks.
+    /// Unique per process.
     pub id: String,
     pub host: String,
-    /// Of the running kernel: after a reboot nobody from before is alive.
+    /// Boot id of the kernel: no process survives a reboot.
     pub boot_id: String,
     pub pid: u32,
-    /// When the process began, in ticks of the kernel: a pid alone may be somebody else's by now.
+    /// Start time of the process in kernel ticks: a pid alone may have been reused.
     pub started: u64,
-    /// A digest of the machine's own number, where it has one: names are given twice.
+    /// Digest of the machine id, where it exists: host names are not unique.
     #[serde(default)]
     pub machine: String,
-    /// Which space of pids `pid` is from: every container counts from 1. 0: it was not said.
+    /// PID namespace of `pid`. 0: unknown.
     #[serde(default)]
     pub pids: u64,
-    /// When it first asked, in milliseconds since 1970, for whoever waits for it.
+    /// Time of the first request, in milliseconds since 1970; shown to those who wait for the lease.
     #[serde(default)]
     pub since: i64,
 }
@@ -49,33 +60,33 @@ impl Holder {
             started: started(pid).unwrap_or(0),
             machine: machine(),
             pids: pids(),
-            since: now_ms(),
+            since: clock::now().0,
         }
     }
 
-    /// Is it certain that this holder is gone? Of another machine, or of another's pids, nothing is certain.
+    /// Whether the holder is certainly dead. A holder on another host or in another PID namespace never is.
     pub fn is_dead(&self) -> bool {
         if self.host != host_name() || self.pids == 0 || self.pids != pids() {
             return false;
         }
         match self.boot_id == boot_id() {
             true => started(self.pid) != Some(self.started),
-            // It was before a boot of this machine, if it is this machine.
+            // Before the last boot, if it is the same machine.
             false => !self.machine.is_empty() && self.machine == machine(),
         }
     }
 
-    /// Is it the same process, asking for the same?
+    /// Whether both are the same process with the same id.
     fn is(&self, other: &Holder) -> bool {
-        let who = |holder: &Holder| (holder.pid, holder.started, holder.pids);
+        let process = |holder: &Holder| (holder.pid, holder.started, holder.pids);
         self.id == other.id
             && self.host == other.host
             && self.boot_id == other.boot_id
-            && who(self) == who(other)
+            && process(self) == process(other)
     }
 }
 
-/// A lease that is ours.
+/// A lease that this process holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     pub name: String,
@@ -83,11 +94,11 @@ pub struct Lease {
     pub generation: u64,
 }
 
-/// What became of asking for a lease.
+/// Result of a lease request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseAttempt {
     Ours(Lease),
-    /// Somebody has it; `left_ms`: for that much longer, unless it is renewed.
+    /// Another holder has it. `left_ms`: time until it expires without a renewal.
     Theirs {
         holder: Holder,
         generation: u64,
@@ -95,14 +106,14 @@ pub enum LeaseAttempt {
     },
 }
 
-/// What is kept of a lease. A lease that nobody holds keeps its number.
+/// Stored state of a lease. A free lease keeps its generation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub generation: u64,
     pub holder: Option<Holder>,
     /// Milliseconds since 1970.
     pub expires: i64,
-    /// A host's agent knows this generation: the next one is above it.
+    /// The greatest generation that an agent reported: the next one is above it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub floor: u64,
 }
@@ -111,30 +122,30 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What became of resetting a lease.
+/// Result of a lease reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reset {
-    /// It is free. `generation`: the last one, which no holder has; the next lease gets a greater one.
+    /// The lease is free. `generation`: the last one, which no holder has; the next holder gets a greater one.
     Free { generation: u64 },
-    /// Its holder renews it.
+    /// The lease is not free: its holder renews it.
     Renewed { holder: Holder, left_ms: u64 },
 }
 
-/// What an agent's report of a generation means.
+/// Result of an agent's report of a generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reported {
-    /// It is not newer than the store's.
+    /// Not above the stored generation.
     Known,
     /// The record to write.
     Raised(Record),
-    /// It is too far above the store's.
+    /// Too far above the stored generation.
     OutOfBounds,
 }
 
-/// Why a generation does not count.
+/// Why a generation is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fenced {
-    /// Another holder took the lease since.
+    /// Another holder has taken the lease since.
     Older,
     /// No holder ever had this generation.
     NeverGiven,
@@ -143,7 +154,7 @@ pub enum Fenced {
 }
 
 impl Record {
-    /// Does the lease hold this generation? An expired lease that no other holder took still does.
+    /// Checks a request's generation; `None`: valid. An expired lease that no other holder took is still valid.
     pub fn fences(record: Option<&Record>, generation: u64) -> Option<Fenced> {
         let last = record.map_or(0, Record::last);
         match (record, generation) {
@@ -155,7 +166,7 @@ impl Record {
         }
     }
 
-    /// The last generation that was given out. A forged one counts as none.
+    /// The last generation that was issued. A forged one counts as none.
     fn last(&self) -> u64 {
         if self.generation > MAX_GENERATION { 0 } else { self.generation }
     }
@@ -165,8 +176,8 @@ impl Record {
         self.last().max(floor).saturating_add(1)
     }
 
-    /// An agent knows this generation: the next one is above it. The present holder keeps its own, so that one agent
-    /// cannot end the work on all other hosts.
+    /// Raises the next generation above one that an agent reported. The current holder keeps its own, so that one agent
+    /// cannot stop the work on all other hosts.
     pub fn reported(self, generation: u64) -> Reported {
         let known = self.next() - 1;
         match generation {
@@ -176,8 +187,8 @@ impl Record {
         }
     }
 
-    /// Frees a lease that its holder does not renew, or any with `force`. The next generation is above all that were given
-    /// out, above what agents reported, and above `above`.
+    /// Frees a lease that its holder does not renew, or any lease with `force`. The next generation is above all issued
+    /// ones, above those that agents reported, and above `above`.
     pub fn reset(current: Option<Record>, above: u64, force: bool, now: i64) -> Result<Record, Box<Record>> {
         let record = current.unwrap_or_default();
         if !force && record.is_renewed(now) {
@@ -187,19 +198,19 @@ impl Record {
         Ok(Record { generation, holder: None, expires: 0, floor: 0 })
     }
 
-    /// A live holder's lease never ends later than [`MAX_TTL`] from now: one that does is stuck.
+    /// Whether a live holder renews it. A lease that ends later than [`MAX_TTL`] from now is stuck.
     fn is_renewed(&self, now: i64) -> bool {
         let left = self.expires.saturating_sub(now);
         let alive = self.holder.as_ref().is_some_and(|holder| !holder.is_dead());
         alive && left > 0 && left <= ms(MAX_TTL)
     }
 
-    /// When a lease that is taken or renewed now ends.
+    /// Expiry of a lease that is taken or renewed now.
     pub fn ends(now: i64, lives: Duration) -> i64 {
         now.saturating_add(ms(lives.min(MAX_TTL)))
     }
 
-    /// May this holder have it now? With the record as it is then.
+    /// The record after this holder takes or renews the lease; `Err`: another holder has it.
     pub fn taken_by(
         current: Option<Record>,
         holder: &Holder,
@@ -209,7 +220,7 @@ impl Record {
         let record = current.unwrap_or_default();
         let expires = Record::ends(now, lives);
         match &record.holder {
-            // Asking again is renewing.
+            // A repeated request is a renewal.
             Some(other)
                 if other.is(holder) && record.expires > now && record.generation <= MAX_GENERATION =>
             {
@@ -228,9 +239,27 @@ fn ms(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }
 
-pub(super) fn now_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+/// How a lease was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseLost {
+    /// No renewal succeeded within the lifetime: another process may hold the lease.
+    RanOut,
+    Theirs,
+}
+
+/// Renews a lease until it is lost.
+pub async fn renew_until_lost<S: Store>(state: &S, lease: &Lease) -> LeaseLost {
+    let mut until = Instant::now() + LEASE_TTL;
+    loop {
+        tokio::time::sleep_until((Instant::now() + RENEW_INTERVAL).min(until)).await;
+        let asked = Instant::now();
+        match tokio::time::timeout_at(until, state.renew_lease(lease, LEASE_TTL)).await {
+            Ok(Ok(true)) => until = asked + LEASE_TTL,
+            Ok(Ok(false)) => return LeaseLost::Theirs,
+            Ok(Err(_)) | Err(_) if Instant::now() < until => {}
+            Ok(Err(_)) | Err(_) => return LeaseLost::RanOut,
+        }
+    }
 }
 
 fn host_name() -> String {
@@ -241,17 +270,17 @@ fn boot_id() -> String {
     read("/proc/sys/kernel/random/boot_id")
 }
 
-/// The number itself is nobody's business.
+/// Digest of the machine id: the id itself is confidential.
 fn machine() -> String {
     match read("/etc/machine-id") {
-        number if number.is_empty() => number,
-        number => blake3::hash(format!("abide lease {number}").as_bytes()).to_hex()[..16].to_owned(),
+        id if id.is_empty() => id,
+        id => blake3::hash(format!("abide lease {id}").as_bytes()).to_hex()[..16].to_owned(),
     }
 }
 
-/// The kernel's number for our space of pids.
+/// Inode of the PID namespace.
 fn pids() -> u64 {
-    std::fs::metadata("/proc/self/ns/pid").map(|space| space.ino()).unwrap_or(0)
+    std::fs::metadata("/proc/self/ns/pid").map(|namespace| namespace.ino()).unwrap_or(0)
 }
 
 fn read(file: &str) -> String {
@@ -310,7 +339,7 @@ mod tests {
             assert_eq!(Record::taken_by(Some(record), &me, FIVE, 0).expect("dead").generation, 8);
         }
         assert!(!me.is_dead());
-        // Of another machine nothing is certain, whatever it is called; nor of a container beside this one.
+        // A holder on another machine, or in another container, is never certainly dead.
         let gone = holder("gone", u32::MAX, 1);
         for other in [
             Holder { host: "elsewhere".into(), ..gone.clone() },
@@ -320,7 +349,7 @@ mod tests {
         ] {
             assert!(!other.is_dead(), "{other:?}");
         }
-        // As it was said before there was a word for that.
+        // A record of an earlier version, without the newer fields.
         let old = r#"{"id":"a","host":"h","boot_id":"b","pid":1,"started":1}"#;
         assert!(!serde_json::from_str::<Holder>(old).expect("it is read").is_dead());
     }

@@ -1,12 +1,11 @@
-//! Where things are kept: keys and values in one order of changes, with compare-and-write, watches and leases.
+//! Persistent store: keys and values with a total order of changes, compare-and-write, watches and leases.
 //!
-//! Everything that must survive (what is registered, tasks, journals, holds, leases) lives in one [`Store`]. What was
-//! acknowledged is on disk. A change is numbered; a reader who knows a number can ask for everything after it.
-//! [`Embedded`] is SQLite in a file that several processes may open; other engines pass the same tests.
+//! All durable state (registrations, tasks, journals, holds, leases) is in one [`Store`]. An acknowledged write is on
+//! disk. Every change has a sequence number; a reader can request all changes after a number. [`Embedded`] is SQLite in
+//! a file that several processes may open; [`Remote`] is the store of a gateway over HTTP. Both pass the same tests.
 
 mod any;
 mod embedded;
-pub mod keeping;
 pub mod lease;
 mod remote;
 
@@ -19,10 +18,10 @@ pub use embedded::Embedded;
 pub use lease::{Holder, Lease, LeaseAttempt, Reset};
 pub use remote::Remote;
 
-/// The number of a change. 0: before the first.
+/// Sequence number of a change. 0: before the first.
 pub type Seq = u64;
 
-/// A key's value, and the change that made it so.
+/// A key, its value, and the change that wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub key: Arc<str>,
@@ -30,14 +29,14 @@ pub struct Entry {
     pub mod_seq: Seq,
 }
 
-/// Writes that happen together, if everything is still as it is said to be.
+/// Atomic writes, conditional on compares.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Txn {
     pub compares: Vec<Compare>,
     pub writes: Vec<Write>,
 }
 
-/// A key, and the change that its value must be from; 0: it must not be there.
+/// A key, and the change that must have written its value; 0: the key must not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compare {
     pub key: String,
@@ -59,7 +58,7 @@ impl Txn {
         Txn { compares: Vec::new(), writes: vec![Write::Delete(key.into())] }
     }
 
-    /// Only if the key's value is from that change (0: only if there is none).
+    /// Adds the condition that this change wrote the key's value (0: that the key does not exist).
     pub fn only_if(mut self, key: impl Into<String>, changed: Seq) -> Txn {
         self.compares.push(Compare { key: key.into(), mod_seq: changed });
         self
@@ -72,22 +71,22 @@ impl Txn {
     }
 }
 
-/// What became of a transaction.
+/// Result of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All of it was written, under this number.
+    /// Everything was written, with this number.
     Written(Seq),
-    /// Nothing was: this key is not as it was said to be.
+    /// Nothing was written: the compare of this key failed.
     Conflict(String),
 }
 
-/// Keys in order, from one place to the next.
+/// Entries in key order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
     pub entries: Vec<Entry>,
-    /// There is more, after this key.
+    /// More entries exist after this key.
     pub more: Option<Arc<str>>,
-    /// As of this change.
+    /// The last change that the page includes.
     pub as_of: Seq,
 }
 
@@ -96,14 +95,14 @@ pub struct Page {
 pub struct Change {
     pub number: Seq,
     pub key: Arc<str>,
-    /// `None`: it was deleted.
+    /// `None`: deleted.
     pub value: Option<Arc<[u8]>>,
 }
 
 pub trait Store: Send + Sync + 'static {
     fn get(&self, key: &str) -> impl Future<Output = Result<Option<Entry>, Error>> + Send;
 
-    /// Up to `limit` entries whose keys begin with `prefix` and come after `after`.
+    /// Up to `limit` entries whose keys start with `prefix` and are greater than `after`.
     fn range(
         &self,
         prefix: &str,
@@ -111,7 +110,7 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<Page, Error>> + Send;
 
-    /// The same by place instead of key, and how many there are: for readers who count.
+    /// Entries by offset, and the total count.
     fn slice(
         &self,
         prefix: &str,
@@ -119,14 +118,14 @@ pub trait Store: Send + Sync + 'static {
         limit: usize,
     ) -> impl Future<Output = Result<(Vec<Entry>, usize), Error>> + Send;
 
-    /// Writes all or nothing. What is acknowledged is on disk.
+    /// Writes all or nothing. An acknowledged write is on disk.
     fn txn(&self, txn: Txn) -> impl Future<Output = Result<Outcome, Error>> + Send;
 
-    /// Changes after a number to keys that begin with `prefix`, as many as there are now; waits for the first if there
-    /// is none. [`Error::Compacted`]: they are no longer all known, and the reader has to look at everything anew.
+    /// All changes after a number to keys that start with `prefix`; waits for the first. [`Error::Compacted`]: the log no
+    /// longer has all of them, and the reader has to read all entries again.
     fn changes(&self, prefix: &str, after: Seq) -> impl Future<Output = Result<Vec<Change>, Error>> + Send;
 
-    /// Takes, keeps or takes over a lease; see [`Taken`].
+    /// Takes, renews or takes over a lease.
     fn take_lease(
         &self,
         name: &str,
@@ -134,7 +133,7 @@ pub trait Store: Send + Sync + 'static {
         lives: Duration,
     ) -> impl Future<Output = Result<LeaseAttempt, Error>> + Send;
 
-    /// Keeps a lease for another while. `false`: it is somebody else's by now.
+    /// Renews a lease. `false`: another holder has it.
     fn renew_lease(&self, lease: &Lease, lives: Duration)
     -> impl Future<Output = Result<bool, Error>> + Send;
 
@@ -149,24 +148,24 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Reset, Error>> + Send;
 }
 
-/// Why the store cannot do its work.
+/// Errors of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// Nothing was written; reading goes on, and writing when there is space again.
+    /// The disk is full: nothing was written. Reads work, and writes work again once there is space.
     Full,
-    /// The same for any other failure of the disk.
+    /// Any other disk error: nothing was written.
     Disk(String),
-    /// A store elsewhere could not be asked.
+    /// A remote store could not be reached.
     Unreachable(String),
-    /// A store elsewhere knows the caller and refuses the call with this code.
+    /// A remote store authenticated the caller and refused the call with this code.
     Refused { code: i64, why: String },
-    /// The file is not what was written to it. It is not served.
+    /// The file is damaged, and is not served.
     Corrupt { file: String, what: String },
     /// The file was written by a newer Abide.
     TooNew { file: String, version: i64 },
-    /// Somebody else has it for himself.
+    /// Another process has the file open exclusively.
     InUse { file: String },
-    /// So old changes are no longer known one by one.
+    /// The log no longer has changes this old.
     Compacted,
     /// The store was shut down.
     Closed,
@@ -181,13 +180,13 @@ impl fmt::Display for Error {
             Error::Corrupt { file, what } => write!(
                 f,
                 "{file} is damaged ({what}). Move it away, with {file}-wal, {file}-shm and {file}-mark, and restore it from a backup, \
-                 or let it be made anew"
+                 or start with an empty store"
             ),
             Error::TooNew { file, version } => {
                 write!(f, "{file} has format {version}, from a newer abide: use that one, or another folder")
             }
             Error::InUse { file } => write!(f, "{file} is in use: another abide serves it"),
-            Error::Compacted => f.write_str("changes that old are no longer kept: look at everything anew"),
+            Error::Compacted => f.write_str("changes this old are compacted: read all entries again"),
             Error::Closed => f.write_str("the store is shut down"),
         }
     }

@@ -1,4 +1,4 @@
-//! A gateway's store, over HTTP: for controllers that keep their state with their target.
+//! Remote store: the store of a gateway over HTTP, for controllers that keep their state with their target.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ pub struct Remote {
     calls: ApiClient,
 }
 
-/// How long one question may take.
-const TIME: Duration = Duration::from_secs(20);
-/// How long a question for changes waits at the other end.
+/// Timeout of one call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long the gateway waits for a change before it answers.
 const WAIT: Duration = Duration::from_secs(10);
-/// Entries of one answer.
+/// Maximum entries per response.
 const PAGE: usize = 5_000;
 
 #[derive(Deserialize)]
@@ -47,20 +47,22 @@ impl Remote {
         Remote { calls }
     }
 
-    async fn ask<T: serde::de::DeserializeOwned>(&self, question: Value) -> Result<T, Error> {
+    async fn ask<T: serde::de::DeserializeOwned>(&self, request: Value) -> Result<T, Error> {
         let path = "/api/abide/v1/state";
-        let body = question.to_string().into_bytes();
-        let text = self.calls.call(reqwest::Method::POST, path, body, &[], TIME).await.map_err(|broken| {
-            let why = format!("the state at {}: {broken}", self.calls.url());
-            match broken {
-                CallError::Refused { status: 410, .. } => Error::Compacted,
-                // 401: the store does not know the caller.
-                CallError::Refused { status, code, .. } if status != 401 => Error::Refused { code, why },
-                _ => Error::Unreachable(why),
-            }
-        })?;
-        serde_json::from_str(&text)
-            .map_err(|error| Error::Unreachable(format!("the state's answer: {error}")))
+        let body = request.to_string().into_bytes();
+        let text =
+            self.calls.call(reqwest::Method::POST, path, body, &[], CALL_TIMEOUT).await.map_err(|error| {
+                let why = format!("the store at {}: {error}", self.calls.url());
+                match error {
+                    CallError::Refused { status: 410, .. } => Error::Compacted,
+                    // 401: the store does not know the caller.
+                    CallError::Refused { status, code, .. } if status != 401 => Error::Refused { code, why },
+                    _ => Error::Unreachable(why),
+                }
+            })?;
+        serde_json::from_str(&text).map_err(|error| {
+            Error::Unreachable(format!("the store at {}: invalid response: {error}", self.calls.url()))
+        })
     }
 
     async fn page(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<PageWire, Error> {
@@ -105,8 +107,8 @@ impl Store for Remote {
             entries: Vec<EntryWire>,
             count: usize,
         }
-        let asked = json!({"slice": {"prefix": prefix, "skip": skip, "limit": limit.min(PAGE)}});
-        let Slice { entries, count } = self.ask(asked).await?;
+        let request = json!({"slice": {"prefix": prefix, "skip": skip, "limit": limit.min(PAGE)}});
+        let Slice { entries, count } = self.ask(request).await?;
         Ok((entries.into_iter().map(Entry::from).collect(), count))
     }
 
@@ -123,8 +125,8 @@ impl Store for Remote {
             Write::Put(key, value) => json!({"key": key, "value": text(value)}),
             Write::Delete(key) => json!({"key": key, "value": null}),
         });
-        let question = json!({"txn": {"compares": compares, "writes": writes.collect::<Vec<_>>()}});
-        Ok(match self.ask(question).await? {
+        let request = json!({"txn": {"compares": compares, "writes": writes.collect::<Vec<_>>()}});
+        Ok(match self.ask(request).await? {
             Answer::Written(number) => Outcome::Written(number),
             Answer::Conflict(key) => Outcome::Conflict(key),
         })
@@ -143,8 +145,8 @@ impl Store for Remote {
         }
         let wait_ms = u64::try_from(WAIT.as_millis()).unwrap_or(0);
         loop {
-            let question = json!({"changes": {"prefix": prefix, "after": after, "wait_ms": wait_ms}});
-            let Changes { changes } = self.ask(question).await?;
+            let request = json!({"changes": {"prefix": prefix, "after": after, "wait_ms": wait_ms}});
+            let Changes { changes } = self.ask(request).await?;
             if !changes.is_empty() {
                 let change = |wire: ChangeWire| Change {
                     number: wire.number,
@@ -164,8 +166,8 @@ impl Store for Remote {
             Theirs { holder: Holder, generation: u64, left_ms: u64 },
         }
         let lives_ms = u64::try_from(lives.as_millis()).unwrap_or(0);
-        let question = json!({"take_lease": {"name": name, "holder": holder, "lives_ms": lives_ms}});
-        Ok(match self.ask(question).await? {
+        let request = json!({"take_lease": {"name": name, "holder": holder, "lives_ms": lives_ms}});
+        Ok(match self.ask(request).await? {
             Answer::Ours { generation } => {
                 LeaseAttempt::Ours(Lease { name: name.to_owned(), holder: holder.id.clone(), generation })
             }
@@ -182,14 +184,14 @@ impl Store for Remote {
         }
         let lives_ms = u64::try_from(lives.as_millis()).unwrap_or(0);
         let Lease { name, holder, generation } = lease;
-        let question = json!({"renew_lease": {"name": name, "holder": holder, "generation": generation, "lives_ms": lives_ms}});
-        Ok(self.ask::<Kept>(question).await?.kept)
+        let request = json!({"renew_lease": {"name": name, "holder": holder, "generation": generation, "lives_ms": lives_ms}});
+        Ok(self.ask::<Kept>(request).await?.kept)
     }
 
     async fn release_lease(&self, lease: &Lease) -> Result<(), Error> {
         let Lease { name, holder, generation } = lease;
-        let question = json!({"release_lease": {"name": name, "holder": holder, "generation": generation}});
-        self.ask::<Value>(question).await.map(|_| ())
+        let request = json!({"release_lease": {"name": name, "holder": holder, "generation": generation}});
+        self.ask::<Value>(request).await.map(|_| ())
     }
 
     async fn reset_lease(&self, name: &str, above: u64, force: bool) -> Result<Reset, Error> {
@@ -199,8 +201,8 @@ impl Store for Remote {
             Free { generation: u64 },
             Renewed { holder: Holder, left_ms: u64 },
         }
-        let question = json!({"reset_lease": {"name": name, "above": above, "force": force}});
-        Ok(match self.ask(question).await? {
+        let request = json!({"reset_lease": {"name": name, "above": above, "force": force}});
+        Ok(match self.ask(request).await? {
             Answer::Free { generation } => Reset::Free { generation },
             Answer::Renewed { holder, left_ms } => Reset::Renewed { holder, left_ms },
         })

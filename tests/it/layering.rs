@@ -52,7 +52,7 @@ fn modules_depend_only_on_allowed_modules() {
         ("execute", &["model", "store", "backend", "reconcile", "clock"]),
         ("control", &["model", "manifest", "reconcile", "backend", "execute", "control", "store", "clock"]),
         ("dashboard", &["model", "control", "store", "http", "clock"]),
-        ("store", &["model", "http"]),
+        ("store", &["model", "http", "clock"]),
         ("http", &[]),
         ("gateway", &["model", "gse", "store", "http", "clock"]),
         ("agent", &["model", "gse", "store", "http", "clock"]),

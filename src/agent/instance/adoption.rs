@@ -6,10 +6,10 @@
 use tracing::{debug, info};
 
 use super::{InstanceTask, OpReply, done, failed};
-use crate::agent::now_ms;
 use crate::agent::ownership;
 use crate::agent::process::LaunchedProcess;
 use crate::agent::state::ProcessRun;
+use crate::clock;
 use crate::gse::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Spec, StartMode};
@@ -29,7 +29,8 @@ impl InstanceTask {
                 Ok(Some(handle)) => {
                     info!(instance = %self.key, pid = handle.identity.pid, "process adopted");
                     self.state.run = Some(ProcessRun::adopted(&handle, &owned));
-                    (self.state.since, self.state.started, self.state.exit) = (now_ms(), now_ms(), None);
+                    (self.state.since, self.state.started, self.state.exit) =
+                        (clock::now().0, clock::now().0, None);
                     self.state.message.clear();
                     self.handle = Some(handle);
                 }
@@ -68,7 +69,7 @@ impl InstanceTask {
             group,
             output: None,
         });
-        (self.state.since, self.state.started, self.state.exit) = (now_ms(), now_ms(), None);
+        (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         self.state.message.clear();
         self.handle = Some(handle);
         self.write(None).await;
@@ -105,7 +106,7 @@ impl InstanceTask {
         if let Some((handle, incarnation)) = orphan {
             let group = self.shared.groups.of(&incarnation).map(|group| group.path());
             self.state.run = Some(ProcessRun { incarnation, group, ..ProcessRun::adopted(&handle, owned) });
-            (self.state.since, self.state.started, self.state.exit) = (now_ms(), now_ms(), None);
+            (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
             self.state.message.clear();
             self.handle = Some(handle);
         }

@@ -31,6 +31,7 @@ use tracing::{info, warn};
 use self::monitor::Monitors;
 use super::checks::CheckResult;
 use super::context::AgentContext;
+use super::fresh_id;
 use super::output::Output;
 use super::process::{LaunchedProcess, ProcessHandle};
 use super::recovery::Resumption;
@@ -40,7 +41,7 @@ use super::state::{
     InstanceState, LaunchIntent, PendingOperation, Retry, intent_key, pending_key, results_txn, state_key,
     state_txn,
 };
-use super::{fresh_id, now_ms};
+use crate::clock;
 use crate::failpoint;
 use crate::gse::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, OwnedSpec};
 use crate::gse::codes::RowCode;
@@ -408,5 +409,8 @@ impl InstanceTask {
 /// Reads both clocks. Retries and cycles use the monotonic one, so that a wall-clock jump does not move them.
 pub(super) fn read_clocks() -> ClockReading {
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
-    ClockReading { wall: now_ms(), passed: i64::try_from(BEGIN.elapsed().as_millis()).unwrap_or(i64::MAX) }
+    ClockReading {
+        wall: clock::now().0,
+        passed: i64::try_from(BEGIN.elapsed().as_millis()).unwrap_or(i64::MAX),
+    }
 }

@@ -9,6 +9,7 @@ use super::adoption::not_owned;
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
 use crate::agent::exit_record::command_id;
+use crate::agent::fresh_id;
 use crate::agent::output::Output;
 use crate::agent::ownership::{self, LaunchEvidence, OwnershipProof};
 use crate::agent::process::boot_id;
@@ -16,7 +17,7 @@ use crate::agent::restart_policy::{RestartEvent, RestartSeries};
 use crate::agent::spawn::CommandExit;
 use crate::agent::state::{LaunchIntent, ProcessRun, intent_key};
 use crate::agent::user_files::Rights;
-use crate::agent::{fresh_id, now_ms};
+use crate::clock;
 use crate::failpoint;
 use crate::gse::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
@@ -106,7 +107,7 @@ impl InstanceTask {
         let path = group.as_ref().map(Cgroup::path);
         let boot = boot_id().to_owned();
         let intent =
-            LaunchIntent { incarnation, op_id, held: owned.clone(), at: now_ms(), group: path, boot };
+            LaunchIntent { incarnation, op_id, held: owned.clone(), at: clock::now().0, group: path, boot };
         if !written {
             let value = serde_json::to_vec(&intent).unwrap_or_default();
             let txn = Txn::put(intent_key(&self.key), value).and(self.pending());
@@ -128,7 +129,7 @@ impl InstanceTask {
         let (identity, live) = (process.identity.clone(), owned.clone());
         let output = self.output.as_ref().and_then(Output::inode);
         self.state.run = Some(ProcessRun { identity, live, by, incarnation, group, output });
-        (self.state.since, self.state.started, self.state.exit) = (now_ms(), now_ms(), None);
+        (self.state.since, self.state.started, self.state.exit) = (clock::now().0, clock::now().0, None);
         (self.launched, *self.monitors) = (Some(Instant::now()), Monitors::default());
         self.state.message.clear();
         if owned.spec.monitor.auto_type == AutoType::OneShot {
@@ -151,7 +152,7 @@ impl InstanceTask {
         if owned.spec.monitor.auto_type != AutoType::Resident {
             return done();
         }
-        let passed = u64::try_from(now_ms().saturating_sub(self.state.started)).unwrap_or(0);
+        let passed = u64::try_from(clock::now().0.saturating_sub(self.state.started)).unwrap_or(0);
         let rest = Duration::from_secs(secs.into()).saturating_sub(Duration::from_millis(passed));
         self.stays_running(rest.min(RESUMED_CHECK)).await
     }
@@ -384,7 +385,8 @@ impl InstanceTask {
                     };
                     self.state.run =
                         Some(ProcessRun { incarnation, group, ..ProcessRun::adopted(&handle, owned) });
-                    (self.state.since, self.state.started, self.state.exit) = (now_ms(), now_ms(), None);
+                    (self.state.since, self.state.started, self.state.exit) =
+                        (clock::now().0, clock::now().0, None);
                     // The message is about the replaced process.
                     self.state.message.clear();
                     self.handle = Some(handle);
@@ -472,6 +474,6 @@ impl InstanceTask {
         }
         self.shared.pools.forget(&self.key);
         (self.handle, self.output, *self.monitors) = (None, None, Monitors::default());
-        (self.state.exit, self.state.since) = (code, now_ms());
+        (self.state.exit, self.state.since) = (code, clock::now().0);
     }
 }

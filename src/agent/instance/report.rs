@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use super::adoption::not_owned;
 use super::{InstanceTask, read_clocks};
 use crate::agent::meter::Meter;
-use crate::agent::now_ms;
 use crate::agent::process::cmdline;
 use crate::agent::restart_policy::Phase;
 use crate::agent::state::ProcessRun;
+use crate::clock;
 use crate::gse::agent_protocol::{AgentMessage, OwnedSpec, Report, ReportedRun};
 use crate::gse::response::{LiveInstance, LiveProcess, LiveStatus};
 use crate::model::{AutoType, Time};
@@ -70,7 +70,7 @@ impl InstanceTask {
         }
         let report = Report {
             instance: self.key.clone(),
-            at: now_ms(),
+            at: clock::now().0,
             hosted: state.hosted,
             given: state.given.clone().filter(|_| state.hosted || state.run.is_some()),
             pid,
@@ -122,6 +122,11 @@ impl InstanceTask {
         };
         let process =
             LiveProcess { procname: owned.spec.identity.proc_name.clone(), instance: vec![instance] };
-        Ok(json!(LiveStatus { ip, utctime: Time(now_ms()).to_string(), timezone: 0, process: vec![process] }))
+        Ok(json!(LiveStatus {
+            ip,
+            utctime: Time(clock::now().0).to_string(),
+            timezone: 0,
+            process: vec![process]
+        }))
     }
 }

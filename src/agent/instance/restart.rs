@@ -7,9 +7,9 @@ use std::time::Instant;
 use tracing::{info, warn};
 
 use super::{InstanceTask, read_clocks};
-use crate::agent::now_ms;
 use crate::agent::restart_policy::{RestartAction, RestartEvent, RestartPolicy, RestartSeries, step};
 use crate::agent::schedule::Schedule;
+use crate::clock;
 use crate::gse::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Monitor, Time};
@@ -42,14 +42,14 @@ impl InstanceTask {
         if self.is_running() {
             info!(instance = %self.key, "scheduled run skipped: the previous run is still in progress");
             // With cycle_time the next run is due one cycle from now.
-            (self.state.started, self.launched) = (now_ms(), Some(Instant::now()));
+            (self.state.started, self.launched) = (clock::now().0, Some(Instant::now()));
             return;
         }
         let (code, message) = self.launch(&given, None, false).await;
         if code != RowCode::DONE {
             warn!(instance = %self.key, code = code.0, %message, "scheduled run failed");
             (self.state.message, self.state.started, self.launched) =
-                (message, now_ms(), Some(Instant::now()));
+                (message, clock::now().0, Some(Instant::now()));
             self.write(None).await;
             self.report();
         }
@@ -59,7 +59,7 @@ impl InstanceTask {
     pub(super) async fn handle_exit(&mut self, code: Option<i32>) {
         let up_ms = match self.launched {
             Some(at) => i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX),
-            None => now_ms().saturating_sub(self.state.started),
+            None => clock::now().0.saturating_sub(self.state.started),
         };
         let run = self.state.run.as_ref().map(|run| (run.live.clone(), run.by.clone()));
         let kind = run.as_ref().map(|(live, _)| live.spec.monitor.auto_type);

@@ -16,7 +16,7 @@ use crate::clock;
 use crate::execute::journal::{self, Call};
 use crate::execute::{self, RecoveryError, StepResult};
 use crate::model::{Desired, HoldReason, Plan};
-use crate::store::keeping::LEASE_TTL;
+use crate::store::lease::LEASE_TTL;
 use crate::store::{Error, Holder, Lease, LeaseAttempt, Store};
 
 /// Time that a pass spends on calls of crashed runs, the minimum per call, and the delay before the next attempt.

@@ -1,4 +1,4 @@
-//! Everything in memory, and how it follows the file.
+//! In-memory cache of all entries, kept in step with the file.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -9,14 +9,14 @@ use rusqlite::Connection;
 use super::file::{Fault, data_version, last_number, logged, number, sum};
 use crate::store::{Change, Entry, Seq};
 
-/// Everything, in memory.
+/// All entries, in memory.
 #[derive(Default)]
 pub(super) struct Cache {
     pub(super) entries: BTreeMap<Arc<str>, Entry>,
-    /// How many keys there are below each `a/b/`: readers who page want to know.
+    /// Number of keys per `a/b/` prefix, for paging readers.
     folders: HashMap<String, usize>,
     pub(super) last: Seq,
-    /// SQLite's word on whether somebody else wrote.
+    /// SQLite's `data_version`: changes when another connection writes.
     pub(super) data_version: i64,
 }
 
@@ -33,7 +33,7 @@ impl Cache {
             let value: Arc<[u8]> = row.get::<_, Vec<u8>>(1)?.into();
             let changed = row.get(2)?;
             if sum(&key, &value, changed) != row.get::<_, i64>(3)? {
-                return Err(Fault::Entry(format!("the entry {key:?} is not what was written")));
+                return Err(Fault::Entry(format!("the entry {key:?} has a wrong checksum")));
             }
             let changed = number(changed);
             self.put(key, value, changed);
@@ -41,10 +41,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Takes over what was changed since, or everything, if that is no longer known one by one.
+    /// Applies the changes since the last one, or loads everything if the log no longer has them.
     pub(super) fn catch_up(&mut self, connection: &Connection) -> Result<(), Fault> {
         match logged(connection, "", self.last)? {
-            Some(changes) => changes.into_iter().for_each(|change| self.take(change)),
+            Some(changes) => changes.into_iter().for_each(|change| self.apply(change)),
             None => self.load(connection)?,
         }
         Ok(())
@@ -63,12 +63,12 @@ impl Cache {
         self.entries.insert(key, entry);
     }
 
-    /// How many keys begin with a prefix, if that is known without counting.
+    /// Number of keys with a prefix, if it is known without counting.
     pub(super) fn count(&self, prefix: &str) -> Option<usize> {
         (folder(prefix) == Some(prefix)).then(|| self.folders.get(prefix).copied().unwrap_or(0))
     }
 
-    pub(super) fn take(&mut self, Change { number, key, value }: Change) {
+    pub(super) fn apply(&mut self, Change { number, key, value }: Change) {
         match value {
             Some(value) => self.put(key, value, number),
             None => {
@@ -94,14 +94,14 @@ fn folder(key: &str) -> Option<&str> {
     Some(&key[..first + second])
 }
 
-/// The keys that begin with a prefix.
+/// Range of the keys with a prefix.
 pub(super) struct Within {
     first: String,
     end: Option<String>,
 }
 
 pub(super) fn beginning_with(prefix: &str) -> Within {
-    // The first text that is after all of them: its last character is the next one, or goes if there is none.
+    // The end is the prefix with its last character incremented, or dropped if it has no successor.
     let next = |last: char| match last {
         '\u{D7FF}' => Some('\u{E000}'),
         last => char::from_u32(last as u32 + 1),

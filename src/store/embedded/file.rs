@@ -1,4 +1,4 @@
-//! The file: its tables, what is read from it, and SQLite's errors in our words.
+//! Database file: schema, queries, checksums, and the mapping of SQLite errors.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -9,16 +9,17 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::store::{Change, Error, Seq};
 
-/// How many changes are known one by one.
+/// Number of changes that the log keeps.
 pub(super) const KEPT: u64 = 100_000;
-/// The format of the file.
+/// Format version of the file.
 const VERSION: i64 = 1;
-/// How long a writer waits for another process's write.
+/// How long a writer waits for the write of another process.
 const BUSY: Duration = Duration::from_secs(10);
+
 pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // It holds what processes are given, secrets too. Its companions take its mode.
+    // The specs contain secrets. The -wal and -shm files get the same mode.
     let mut private = std::fs::File::options();
     let _ = private.write(true).create_new(true).mode(0o600).open(file);
     let open = || {
@@ -26,17 +27,17 @@ pub(super) fn connect(file: &Path) -> Result<Connection, Error> {
         connection.busy_timeout(BUSY)?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        // The writer's thread does that in quiet moments.
+        // The writer thread checkpoints when it is idle.
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         connection.set_prepared_statement_cache_capacity(32);
-        // Everything is in memory anyway.
+        // All entries are in memory already.
         connection.pragma_update(None, "cache_size", -512)?;
         Ok(connection)
     };
     open().map_err(|error| understand(&error, file))
 }
 
-/// Makes the tables, or makes sure that they are what they should be.
+/// Creates the tables, or verifies an existing file.
 pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error> {
     let shown = || file.display().to_string();
     let damaged = |what: String| Error::Corrupt { file: shown(), what };
@@ -69,12 +70,12 @@ pub(super) fn prepare(connection: &Connection, file: &Path) -> Result<(), Error>
                  COMMIT;"
             ))
             .map_err(understood),
-        0 => Err(damaged("it is some other program's database".to_owned())),
+        0 => Err(damaged("the database belongs to another program".to_owned())),
         version => Err(Error::TooNew { file: shown(), version }),
     }
 }
 
-/// Changes after a number, in order; `None`: some of them are forgotten.
+/// Changes after a number, in order; `None`: some of them are compacted.
 pub(super) fn logged(
     connection: &Connection,
     prefix: &str,
@@ -95,7 +96,7 @@ pub(super) fn logged(
             let (at, value) = (row.get(0)?, row.get::<_, Option<Vec<u8>>>(2)?);
             let written = value.as_deref().map_or_else(|| gone(&key, at), |value| sum(&key, value, at));
             if written != row.get::<_, i64>(3)? {
-                return Err(Fault::Entry(format!("the change {at} of {key:?} is not what was written")));
+                return Err(Fault::Entry(format!("change {at} of {key:?} has a wrong checksum")));
             }
             changes.push(Change { number: number(at), key: key.into(), value: value.map(Arc::from) });
         }
@@ -113,17 +114,17 @@ pub(super) fn data_version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0))
 }
 
-/// Why not everything can be read.
+/// Why the file cannot be read.
 pub(super) enum Fault {
     Sqlite(rusqlite::Error),
-    /// An entry is not what was written.
+    /// An entry is damaged.
     Entry(String),
 }
 
 impl From<rusqlite::Error> for Fault {
     fn from(error: rusqlite::Error) -> Fault {
         match error {
-            // A text that is none, say: nobody wrote that.
+            // A value of a type that is never written: the file is damaged.
             rusqlite::Error::InvalidColumnType(..) | rusqlite::Error::FromSqlConversionFailure(..) => {
                 Fault::Entry(error.to_string())
             }
@@ -141,7 +142,7 @@ impl Fault {
     }
 }
 
-/// SQLite's errors in our words.
+/// Maps an SQLite error.
 pub(super) fn understand(error: &rusqlite::Error, file: &Path) -> Error {
     let shown = file.display().to_string();
     match error.sqlite_error_code() {
@@ -153,7 +154,7 @@ pub(super) fn understand(error: &rusqlite::Error, file: &Path) -> Error {
     }
 }
 
-/// What an entry must add up to. SQLite checks its pages' structure, not what stands in them.
+/// Checksum of an entry. SQLite checks the structure of its pages, not their content.
 pub(super) fn sum(key: &str, value: &[u8], changed: i64) -> i64 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(key.len() as u64).to_le_bytes()).update(key.as_bytes()).update(value);
@@ -162,12 +163,12 @@ pub(super) fn sum(key: &str, value: &[u8], changed: i64) -> i64 {
     i64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
-/// The same for an entry's end.
+/// Checksum of a deletion.
 pub(super) fn gone(key: &str, changed: i64) -> i64 {
     !sum(key, &[], changed)
 }
 
-/// SQLite's numbers are signed; ours never come near the sign.
+/// SQLite integers are signed; sequence numbers never reach the sign bit.
 pub(super) fn signed(number: Seq) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

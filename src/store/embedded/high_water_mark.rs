@@ -1,8 +1,8 @@
-//! How far the file is known to have come, beside it.
+//! High-water mark: the number of the last commit, in a file next to the database.
 //!
-//! SQLite takes a log that is cut, damaged or gone for one that ends there: what was acknowledged after that would be
-//! missing without a word. So the number of the last commit stands in a small file too, written after the commit. It may
-//! be behind (the power failed), never ahead: a database with a smaller number has lost something.
+//! SQLite treats a truncated, damaged or missing WAL as one that ends there: acknowledged changes would be lost silently.
+//! The mark is written after each commit. It may be behind (power failure), never ahead: a database with a smaller number
+//! has lost changes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use crate::store::{Error, Seq};
 pub(super) struct HighWaterMark(Option<File>);
 
 impl HighWaterMark {
-    /// The number is to be read before the database is looked at: others may be writing.
+    /// Read before the database is opened: other processes may be writing.
     pub(super) fn open(database: &Path) -> (HighWaterMark, Seq) {
         let file =
             File::options().create(true).truncate(false).read(true).write(true).open(path(database)).ok();
@@ -22,7 +22,7 @@ impl HighWaterMark {
         (HighWaterMark(file), number)
     }
 
-    /// A mark that cannot be written guards less; nothing else depends on it.
+    /// A failed write only weakens the check; nothing else depends on the mark.
     pub(super) fn set(&self, number: Seq) {
         if let Some(file) = &self.0 {
             let _ = file.write_all_at(&bytes(number), 0);
@@ -36,7 +36,7 @@ pub(super) fn check(database: &Path, marked: Seq, last: Seq) -> Result<(), Error
     }
     let mark = path(database);
     let what = format!(
-        "it ends at change {last}, and {marked} were acknowledged; if an older copy was put in its place on purpose, \
+        "the last change is {last}, but {marked} were acknowledged; if an older copy was restored on purpose, \
          remove {}",
         mark.display()
     );
@@ -56,7 +56,7 @@ fn bytes(number: Seq) -> [u8; 16] {
     bytes
 }
 
-/// What is no mark says nothing.
+/// `None`: the file does not contain a valid mark.
 fn read(file: &File) -> Option<Seq> {
     let mut found = [0; 16];
     file.read_exact_at(&mut found, 0).ok()?;

@@ -1,4 +1,4 @@
-//! The one who writes: everything that waits in one commit, then the copy, then the answers.
+//! Writer thread: commits all queued jobs together, updates the cache, then replies.
 
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -10,84 +10,85 @@ use tokio::sync::oneshot;
 use super::Shared;
 use super::file::{KEPT, gone, last_number, number, signed, sum, understand};
 use super::high_water_mark::HighWaterMark;
-use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset, now_ms};
+use crate::clock;
+use crate::store::lease::{Holder, Lease, LeaseAttempt, Record, Reset};
 use crate::store::{Change, Compare, Error, Outcome, Seq, Txn, Write};
 
-/// The most transactions that share a commit: more would only make the first of them wait.
-const HANDFUL: usize = 1024;
-/// Changes are forgotten in bulk: doing so with each write would cost as much as the write.
-const FORGET_EVERY: u64 = 1_000;
-/// Silence for this long is a good moment for putting the log into the file.
-const QUIET: Duration = Duration::from_millis(200);
-/// Fewer commits are not worth it: the log that begins anew waits for the disk twice.
-const FEW_COMMITS: u32 = 256;
-/// After so many commits it is put there, silence or not.
-const MOST_COMMITS: u32 = 5_000;
+/// Maximum jobs per commit: more would only delay the first of them.
+const MAX_BATCH: usize = 1024;
+/// The log is compacted in bulk: compaction with each write would cost as much as the write.
+const COMPACT_EVERY: u64 = 1_000;
+/// Idle time after which the WAL is checkpointed.
+const IDLE: Duration = Duration::from_millis(200);
+/// Minimum commits before an idle checkpoint: a WAL that starts over waits for the disk twice.
+const MIN_COMMITS: u32 = 256;
+/// Maximum commits between two checkpoints, idle or not.
+const MAX_COMMITS: u32 = 5_000;
 
 pub(super) enum Job {
     Txn(Txn, oneshot::Sender<Result<Outcome, Error>>),
-    /// Everything goes from the log into the file.
+    /// Checkpoints the WAL into the database file.
     Settle(oneshot::Sender<Result<(), Error>>),
     Lease {
         name: String,
-        ask: Ask,
-        answer: oneshot::Sender<Result<Granted, Error>>,
+        request: LeaseRequest,
+        reply: oneshot::Sender<Result<LeaseReply, Error>>,
     },
 }
 
-pub(super) enum Ask {
+pub(super) enum LeaseRequest {
     Take(Holder, Duration),
     Renew(Lease, Duration),
     Release(Lease),
     Reset { above: u64, force: bool },
 }
 
-pub(super) enum Granted {
+pub(super) enum LeaseReply {
     Taken(LeaseAttempt),
-    Kept(bool),
+    Renewed(bool),
     Reset(Reset),
 }
 
-/// The thread that writes.
+/// State of the writer thread.
 pub(super) struct Writer {
     pub(super) connection: Connection,
     pub(super) file: PathBuf,
     pub(super) mark: HighWaterMark,
-    /// Since the log was last put into the file.
+    /// Commits since the last checkpoint.
     pub(super) commits: u32,
     pub(super) shared: std::sync::Weak<Shared>,
 }
 
 impl Writer {
     pub(super) fn run(mut self, jobs: &mpsc::Receiver<Job>) {
-        // It ends when the last handle is gone.
+        // Ends when the last handle is dropped.
         while let Some(first) = self.next(jobs) {
-            let mut waiting = vec![first];
-            waiting.extend(jobs.try_iter().take(HANDFUL - 1));
+            let mut queued = vec![first];
+            queued.extend(jobs.try_iter().take(MAX_BATCH - 1));
             let is_settle = |job: &Job| matches!(job, Job::Settle(_));
-            let (settles, waiting): (Vec<Job>, Vec<Job>) = waiting.into_iter().partition(is_settle);
-            if !waiting.is_empty() {
-                self.serve(waiting);
+            let (settles, queued): (Vec<Job>, Vec<Job>) = queued.into_iter().partition(is_settle);
+            if !queued.is_empty() {
+                self.serve(queued);
             }
             for job in settles {
                 let settled = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
                 let settled = settled.map_err(|error| understand(&error, &self.file));
-                if let Job::Settle(answer) = job {
-                    let _ = answer.send(settled);
+                if let Job::Settle(reply) = job {
+                    let _ = reply.send(settled);
                 }
             }
         }
     }
 
-    /// What comes next; while nothing does, the log goes into the file, so that nobody waits for that.
+    /// The next job. The WAL is checkpointed while the queue is empty, so that no job waits for it.
     fn next(&mut self, jobs: &mpsc::Receiver<Job>) -> Option<Job> {
-        if self.commits >= FEW_COMMITS {
-            match jobs.recv_timeout(QUIET) {
-                Ok(job) if self.commits < MOST_COMMITS => return Some(job),
+        if self.commits >= MIN_COMMITS {
+            match jobs.recv_timeout(IDLE) {
+                Ok(job) if self.commits < MAX_COMMITS => return Some(job),
                 Err(mpsc::RecvTimeoutError::Disconnected) => return None,
                 other => {
                     self.commits = 0;
-                    // Readers of old pages, or a full disk: then it is tried again after the next commit.
+                    // On failure (readers of old pages, a full disk) the next idle time retries.
                     let _ = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
                     if let Ok(job) = other {
                         return Some(job);
@@ -98,81 +99,81 @@ impl Writer {
         jobs.recv().ok()
     }
 
-    /// All that waits in one commit; everybody is answered after it.
-    fn serve(&mut self, waiting: Vec<Job>) {
-        match self.commit(&waiting) {
-            Ok((answers, changes)) => {
+    /// Commits all queued jobs, then replies to each.
+    fn serve(&mut self, queued: Vec<Job>) {
+        match self.commit(&queued) {
+            Ok((replies, changes)) => {
                 self.publish(changes);
-                for (job, answer) in waiting.into_iter().zip(answers) {
-                    job.answer(Ok(answer));
+                for (job, reply) in queued.into_iter().zip(replies) {
+                    job.reply(Ok(reply));
                 }
             }
             Err(error) => {
                 let error = understand(&error, &self.file);
-                waiting.into_iter().for_each(|job| job.answer(Err(error.clone())));
+                queued.into_iter().for_each(|job| job.reply(Err(error.clone())));
             }
         }
     }
 
-    fn commit(&mut self, waiting: &[Job]) -> rusqlite::Result<(Vec<Answer>, Vec<Change>)> {
+    fn commit(&mut self, queued: &[Job]) -> rusqlite::Result<(Vec<Reply>, Vec<Change>)> {
         let file = self.connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
         let mut last = last_number(&file)?;
         let first = last;
         let mut changes = Vec::new();
-        let mut answers = Vec::new();
-        for job in waiting {
-            let answer = match job {
-                Job::Txn(txn, _) => Answer::Txn(apply(&file, txn, &mut last, &mut changes)?),
+        let mut replies = Vec::new();
+        for job in queued {
+            let reply = match job {
+                Job::Txn(txn, _) => Reply::Txn(apply(&file, txn, &mut last, &mut changes)?),
                 Job::Settle(_) => continue,
-                Job::Lease { name, ask, .. } => {
-                    Answer::Lease(lease(&file, name, ask, &mut last, &mut changes)?)
+                Job::Lease { name, request, .. } => {
+                    Reply::Lease(lease(&file, name, request, &mut last, &mut changes)?)
                 }
             };
-            answers.push(answer);
+            replies.push(reply);
         }
-        if first / FORGET_EVERY != last / FORGET_EVERY {
+        if first / COMPACT_EVERY != last / COMPACT_EVERY {
             let oldest = last.saturating_sub(KEPT);
             file.prepare_cached("DELETE FROM log WHERE number <= ?1")?.execute([signed(oldest)])?;
         }
         file.commit()?;
         self.commits += 1;
         self.mark.set(last);
-        Ok((answers, changes))
+        Ok((replies, changes))
     }
 
-    /// The copy follows, before anybody is told: who wrote can read what was written.
+    /// Updates the cache before the replies, so that a writer can read its own write.
     fn publish(&self, changes: Vec<Change>) {
         let Some(shared) = self.shared.upgrade().filter(|_| !changes.is_empty()) else { return };
-        let mut copy = shared.copy.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // Between two of our commits another process may have written: those changes come first.
-        let follows = changes.first().is_some_and(|change| change.number == copy.last + 1);
+        let mut cache = shared.cache.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // Another process may have written between two commits: its changes come first.
+        let follows = changes.first().is_some_and(|change| change.number == cache.last + 1);
         if follows {
-            changes.into_iter().for_each(|change| copy.take(change));
-        } else if copy.catch_up(&self.connection).is_err() {
-            // The next reader finds that the copy is behind, and tries again.
-            copy.data_version = -1;
+            changes.into_iter().for_each(|change| cache.apply(change));
+        } else if cache.catch_up(&self.connection).is_err() {
+            // Forces the next reader to catch up.
+            cache.data_version = -1;
         }
-        let last = copy.last;
-        drop(copy);
+        let last = cache.last;
+        drop(cache);
         shared.last.send_if_modified(|known| std::mem::replace(known, last) != last);
     }
 }
 
-enum Answer {
+enum Reply {
     Txn(Outcome),
-    Lease(Granted),
+    Lease(LeaseReply),
 }
 
 impl Job {
-    fn answer(self, with: Result<Answer, Error>) {
-        // Who no longer waits is not told.
+    fn reply(self, with: Result<Reply, Error>) {
+        // A caller that no longer waits is ignored.
         match (self, with) {
-            (Job::Txn(_, to), Ok(Answer::Txn(outcome))) => drop(to.send(Ok(outcome))),
-            (Job::Lease { answer, .. }, Ok(Answer::Lease(granted))) => drop(answer.send(Ok(granted))),
+            (Job::Txn(_, to), Ok(Reply::Txn(outcome))) => drop(to.send(Ok(outcome))),
+            (Job::Lease { reply, .. }, Ok(Reply::Lease(lease))) => drop(reply.send(Ok(lease))),
             (Job::Txn(_, to), Err(error)) => drop(to.send(Err(error))),
-            (Job::Lease { answer, .. }, Err(error)) => drop(answer.send(Err(error))),
+            (Job::Lease { reply, .. }, Err(error)) => drop(reply.send(Err(error))),
             (Job::Settle(_), _) => {}
-            (Job::Txn(..), Ok(Answer::Lease(_))) | (Job::Lease { .. }, Ok(Answer::Txn(_))) => {}
+            (Job::Txn(..), Ok(Reply::Lease(_))) | (Job::Lease { .. }, Ok(Reply::Txn(_))) => {}
         }
     }
 }
@@ -217,18 +218,18 @@ fn apply(
     Ok(Outcome::Written(*last))
 }
 
-/// A lease is a key like any other; who has it is decided here, where nobody else writes meanwhile.
+/// Applies a lease request. A lease is an entry; the decision is made inside the write transaction.
 fn lease(
     file: &Connection,
     key: &str,
-    ask: &Ask,
+    request: &LeaseRequest,
     last: &mut Seq,
     changes: &mut Vec<Change>,
-) -> rusqlite::Result<Granted> {
+) -> rusqlite::Result<LeaseReply> {
     let mut row = file.prepare_cached("SELECT value FROM entry WHERE key = ?1")?;
     let value: Option<Vec<u8>> = row.query_row([key], |row| row.get(0)).optional()?;
     let record: Option<Record> = value.and_then(|value| serde_json::from_slice(&value).ok());
-    let now = now_ms();
+    let now = clock::now().0;
     let ours = |lease: &Lease| {
         record.clone().filter(|record| {
             let holds = record.holder.as_ref().is_some_and(|holder| holder.id == lease.holder);
@@ -236,38 +237,38 @@ fn lease(
         })
     };
     let name = key.trim_start_matches("lease/").to_owned();
-    let (next, granted) = match ask {
-        Ask::Take(holder, lives) => match Record::taken_by(record, holder, *lives, now) {
+    let (next, reply) = match request {
+        LeaseRequest::Take(holder, lives) => match Record::taken_by(record, holder, *lives, now) {
             Ok(next) => {
                 let lease = Lease { name, holder: holder.id.clone(), generation: next.generation };
-                (Some(next), Granted::Taken(LeaseAttempt::Ours(lease)))
+                (Some(next), LeaseReply::Taken(LeaseAttempt::Ours(lease)))
             }
             Err(theirs) => {
                 let Record { generation, holder, expires, .. } = *theirs;
                 let left_ms = u64::try_from(expires - now).unwrap_or(0);
-                let holder = holder.unwrap_or_else(|| Holder::this("nobody"));
-                (None, Granted::Taken(LeaseAttempt::Theirs { holder, generation, left_ms }))
+                let holder = holder.unwrap_or_else(|| Holder::this("unknown"));
+                (None, LeaseReply::Taken(LeaseAttempt::Theirs { holder, generation, left_ms }))
             }
         },
-        Ask::Renew(lease, lives) => match ours(lease) {
+        LeaseRequest::Renew(lease, lives) => match ours(lease) {
             Some(record) => {
-                (Some(Record { expires: Record::ends(now, *lives), ..record }), Granted::Kept(true))
+                (Some(Record { expires: Record::ends(now, *lives), ..record }), LeaseReply::Renewed(true))
             }
-            None => (None, Granted::Kept(false)),
+            None => (None, LeaseReply::Renewed(false)),
         },
-        Ask::Release(lease) => {
+        LeaseRequest::Release(lease) => {
             let next = ours(lease).map(|record| Record { holder: None, expires: now, ..record });
-            (next, Granted::Kept(true))
+            (next, LeaseReply::Renewed(true))
         }
-        Ask::Reset { above, force } => match Record::reset(record, *above, *force, now) {
+        LeaseRequest::Reset { above, force } => match Record::reset(record, *above, *force, now) {
             Ok(next) => {
                 let generation = next.generation;
-                (Some(next), Granted::Reset(Reset::Free { generation }))
+                (Some(next), LeaseReply::Reset(Reset::Free { generation }))
             }
             Err(record) => {
                 let left_ms = u64::try_from(record.expires - now).unwrap_or(0);
                 let holder = record.holder.unwrap_or_else(|| Holder::this("unknown"));
-                (None, Granted::Reset(Reset::Renewed { holder, left_ms }))
+                (None, LeaseReply::Reset(Reset::Renewed { holder, left_ms }))
             }
         },
     };
@@ -275,5 +276,5 @@ fn lease(
         let value = serde_json::to_vec(&next).unwrap_or_default();
         apply(file, &Txn::put(key, value), last, changes)?;
     }
-    Ok(granted)
+    Ok(reply)
 }

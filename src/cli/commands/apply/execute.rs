@@ -22,7 +22,7 @@ use crate::execute::{self, ExecutionContext, ExecutionEvent, ExecutionResult, St
 use crate::model::{
     DesiredInstance, Health, HoldReason, InstanceKey, Observed, Op, Plan, ProcessKey, Step, Why,
 };
-use crate::store::keeping::LeaseLost;
+use crate::store::lease::LeaseLost;
 
 /// Time limit for the verification, also after the deadline.
 const FINAL_OBSERVE_TIMEOUT: Duration = Duration::from_secs(5);

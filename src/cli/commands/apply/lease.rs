@@ -11,7 +11,7 @@ use crate::cli::target::ConnectedTarget;
 use crate::cli::{Exit, Failure};
 use crate::clock::now;
 use crate::model::Time;
-use crate::store::keeping::{self, LEASE_TTL, LeaseLost};
+use crate::store::lease::{LEASE_TTL, LeaseLost, renew_until_lost};
 use crate::store::{Holder, Lease, LeaseAttempt, Store};
 
 /// A held writer lease.
@@ -76,7 +76,7 @@ fn spawn_renewal(
     let (state, lease) = (live.state.clone(), lease.clone());
     let (sender, lost) = watch::channel(None);
     let renewal = tokio::spawn(async move {
-        let how = keeping::renew_until_lost(&state, &lease).await;
+        let how = renew_until_lost(&state, &lease).await;
         sender.send_replace(Some(how));
     });
     (renewal, lost)
