@@ -449,7 +449,7 @@ fn a_manual_operation_is_held_until_released() {
     assert!(code == 1 && err.contains("web/none"), "{err}");
     let (code, out, _) = machine.run(&["describe", "web/b", "-o", "json"]);
     let told: Value = serde_json::from_str(&out).expect("rows");
-    assert!(code == 0 && told[0]["hold"]["reason"] == "restart by hand", "{told}");
+    assert!(code == 0 && told[0]["hold"]["reason"] == "manual restart", "{told}");
     let (_, out, _) = machine.run(&["history", "-o", "json"]);
     assert!(serde_json::from_str::<Vec<Value>>(&out).expect("entries").len() >= 2, "{out}");
     // What is exported plans to nothing.

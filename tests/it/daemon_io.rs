@@ -92,7 +92,7 @@ fn watch_is_ready_before_it_checks_the_source() {
     let mut line = String::new();
     let mut err = BufReader::new(watch.0.stderr.take().expect("a pipe"));
     err.read_line(&mut line).expect("a line");
-    assert!(line.starts_with("trouble: "), "{line}");
+    assert!(line.starts_with("error: "), "{line}");
     kill(watch.0.id(), "TERM");
     assert_eq!(watch.0.wait().expect("it ends").code(), Some(143));
 }

@@ -81,7 +81,7 @@ fn a_rollback_pins_the_earlier_revision_until_the_next_apply() {
     until_started(&machine, "start a 2");
     assert!(!machine.run(&["history"]).1.contains("pinned"));
     let (code, _, err) = machine.run(&["rollback", "--unpin"]);
-    assert!(code == 0 && err.contains("nothing is pinned"), "{code} {err}");
+    assert!(code == 0 && err.contains("has no pinned revision"), "{code} {err}");
 }
 
 #[test]

@@ -99,7 +99,7 @@ fn a_stopped_process_is_started_and_an_agent_restart_is_only_reported() {
     };
     until("it is told", || starts("a") == 2);
     kill(before["b"] as u32, "KILL");
-    until("it is told", || read_log(&machine, "watch.log").contains("it ended, and is back as process"));
+    until("it is told", || read_log(&machine, "watch.log").contains("exited, and runs again as process"));
     until("b is back", || {
         machine.effects() == ["start a 1", "start a 1", "start b 1", "start b 1", "stop a"]
     });
@@ -160,7 +160,9 @@ fn drift_is_repaired_holds_are_not_and_a_missing_directory_prunes_nothing() {
     // A directory that is gone is no wish.
     let all = machine.pids();
     std::fs::rename(machine.path("m"), machine.path("away")).expect("a folder");
-    until("it is told", || read_log(&machine, "watch.log").contains("what is broken stays as it last was"));
+    until("it is told", || {
+        read_log(&machine, "watch.log").contains("the last good version of invalid files stays active")
+    });
     std::fs::rename(machine.path("away"), machine.path("m")).expect("a folder");
     // A file that is gone is one, when it was seen to be gone twice.
     std::fs::remove_file(machine.path("m/c.yaml")).expect("a file");
@@ -288,7 +290,9 @@ fn a_missing_path_keeps_its_last_good_version() {
     until("both run", || running(&machine, &["a", "b"]));
     until("it is told", || read_log(&machine, "watch.log").contains("converged: 2 instances as wanted"));
     std::fs::rename(machine.path("n"), machine.path("away")).expect("a folder");
-    until("it is told", || read_log(&machine, "watch.log").contains("what is broken stays as it last was"));
+    until("it is told", || {
+        read_log(&machine, "watch.log").contains("the last good version of invalid files stays active")
+    });
     stop_directly(&machine, "b");
     until("it is repaired", || machine.effects() == ["start a 1", "start b 1", "start b 1", "stop b"]);
 }
@@ -316,7 +320,7 @@ fn a_newer_revision_ends_a_waiting_rollout() {
     let text = std::fs::read_to_string(&file).expect("a file");
     std::fs::write(&file, text.replace("batch: 1", "batch: 1, soak: 1h")).expect("a file");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
-    until("it waits", || read_log(&machine, "watch.log").contains("whether it stays well"));
+    until("it waits", || read_log(&machine, "watch.log").contains("soaking for"));
     let other = machine.path("m/other.yaml");
     let good = std::fs::read_to_string(&other).expect("a file");
     std::fs::write(&other, good.replace("start_cmd", "strat_cmd")).expect("a file");
@@ -342,7 +346,7 @@ fn a_waiting_component_blocks_no_other() {
     exchange("many", "batch: 1", "batch: 1, soak: 1h");
     exchange("slow", "start_check_secs: 0", "start_check_secs: 300");
     let _watch = watch(&machine, "watch.log", &["--interval", "1h"]);
-    until("it waits", || read_log(&machine, "watch.log").contains("whether it stays well"));
+    until("it waits", || read_log(&machine, "watch.log").contains("soaking for"));
     let mut effects = vec!["start many 1", "start other 1", "start slow 1"];
     until("what can run, runs", || machine.effects() == effects);
     let status = || get(address(&machine, "watch.log"), "/api/v1/status").json();
@@ -359,7 +363,7 @@ fn a_waiting_component_blocks_no_other() {
     assert_eq!(status["converged"], false, "{status}");
     let held = status["held"].as_array().expect("a list");
     assert!(held.iter().any(|held| held["reason"] == "UnderWay"), "{status}");
-    assert_eq!(read_log(&machine, "watch.log").matches("whether it stays well").count(), 1, "it still waits");
+    assert_eq!(read_log(&machine, "watch.log").matches("soaking for").count(), 1, "it still waits");
     // Another wish for what is under way is not kept waiting.
     exchange("many", ", soak: 1h", "");
     effects.insert(2, "start many 1");

@@ -47,7 +47,7 @@ fn heal_no_applies_a_revert() {
     let bad = good.replace("start many 1", "start many 2").replace("batch: 1", "batch: 1, soak: 1h");
     fs::write(&file, bad).expect("a file");
     until("the first is changed", || machine.effects().contains(&"start many 2".to_owned()));
-    until("it waits", || read_log(&machine, "watch.log").contains("whether it stays well"));
+    until("it waits", || read_log(&machine, "watch.log").contains("soaking for"));
     fs::write(&file, good).expect("a file");
     let again = || machine.effects().iter().filter(|line| *line == "start many 1").count();
     until("it is as it was", || again() == 3);
