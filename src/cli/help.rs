@@ -87,9 +87,4 @@ mod tests {
         }
         assert!(list.lines().all(|line| line.chars().count() <= 80), "{list}");
     }
-
-    #[test]
-    fn short_and_long_help_agree() {
-        assert_eq!(command().render_help().to_string(), command().render_long_help().to_string());
-    }
 }
