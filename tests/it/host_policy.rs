@@ -168,7 +168,7 @@ fn a_policy_that_another_user_could_write_or_that_is_wrong_keeps_the_agent_from_
         );
         assert!(!system.path("other").exists(), "{says}: nothing was begun");
     };
-    refused("cannot read it");
+    refused("cannot read the file");
     for (text, says) in [
         ("user: [app]\n", "unknown field `user`"),
         ("users: app\n", "users"),
