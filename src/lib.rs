@@ -2,6 +2,7 @@
 //!
 //! Users commit manifests; Abide compares them with the registered and running processes, and issues the fewest
 //! operations that make both equal. This page is the map of the crate; each module's header has the details.
+//! `docs/glossary.md` defines the terms, `docs/architecture.md` the design, `docs/planner.md` the plans.
 //!
 //! # The journey of a manifest
 //! ```text

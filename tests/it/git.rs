@@ -416,7 +416,7 @@ fn option_like_and_command_like_urls_are_refused() {
         (&["--git=https://u:secret@h/x", "--ref=-x"], "begins with a dash"),
         (&["--git=/r", "--verify-signatures=nokeys"], "neither allowed signers"),
         (&["--git=/r", "--verify-signatures=none"], "no such file"),
-        (&["--git=/r", "--accept-rewind=zz"], "no commit's id"),
+        (&["--git=/r", "--accept-rewind=zz"], "not a commit id"),
         (&["--git=http://u:secret@h.example/x"], "refusing plain http to h.example (not a loopback address)"),
         (&["--git=git://h.example/x"], "pass --insecure-git"),
         (&["--git=http://h.example/x", "--insecure-git", "--ref=-x"], "begins with a dash"),

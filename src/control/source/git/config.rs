@@ -75,8 +75,8 @@ impl GitConfig {
         if let Some(commit) = &mut self.accept_rewind {
             *commit = commit.to_ascii_lowercase();
             if !(12..=64).contains(&commit.len()) || !commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                let message = format!("--accept-rewind: {commit:?} is no commit's id");
-                return Err((message, "say the whole id, as the alarm shows it".to_owned()));
+                let message = format!("--accept-rewind: {commit:?} is not a commit id");
+                return Err((message, "pass the whole id that the error shows".to_owned()));
             }
         }
         Ok(self)
