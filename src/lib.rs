@@ -18,14 +18,16 @@
 //! # Architecture
 //! - [`model`]: domain types: keys, spec, desired and observed state, plan. Plain data, without dependencies.
 //! - [`manifest`]: parsing, validation and expansion of manifests to [`Desired`](model::Desired), and every error with its
-//!   source location; import of other formats.
+//!   source location.
+//! - [`import`]: files of other supervisors and request bodies of GSE and JOB to manifests, and back.
 //! - [`reconcile`]: the planner: a pure function to a plan of ordered steps and held changes, each with its reasons.
-//! - [`gse`]: wire formats of GSE, JOB and the agents: requests, responses, codes, keys.
+//! - [`gse`]: wire formats of GSE and JOB: requests, responses, codes, keys.
+//! - [`agent_protocol`]: messages between a gateway and its agents.
 //! - [`backend`]: targets: the Abide gateway, BlueKing's GSE and JOB, and a simulated fleet.
 //! - [`execute`]: execution of a plan, each step exactly once across failures and crashes; observation of targets that
 //!   report little.
-//! - [`control`]: the control loop: follows a directory or a git branch and reconciles continuously; stored revisions and
-//!   rollback.
+//! - [`source`]: where manifests come from: a directory or a git branch, with the last good version of broken files.
+//! - [`control`]: the control loop: follows a source and reconciles continuously; stored revisions and rollback.
 //! - [`dashboard`]: status of the control loop: page, JSON API, events, metrics, notifications and pause requests.
 //! - [`store`]: durable state: keys and values with ordered changes, watches and leases; SQLite in a file, or the store of
 //!   a gateway over HTTP.
@@ -47,6 +49,7 @@
 //! - No step for an instance that was not observed, is not owned, or is held; every step has a reason.
 
 pub mod agent;
+pub mod agent_protocol;
 pub mod backend;
 pub mod cli;
 pub mod clock;
@@ -58,9 +61,11 @@ mod failpoint;
 pub mod gateway;
 pub mod gse;
 pub mod http;
+pub mod import;
 mod malloc;
 pub mod manifest;
 pub mod model;
 mod permissions;
 pub mod reconcile;
+pub mod source;
 pub mod store;

@@ -18,10 +18,10 @@ use tracing::{debug, info, warn};
 
 use super::Supervisor;
 use super::stream_clock::StreamClock;
-use crate::clock;
-use crate::gse::agent_protocol::{
+use crate::agent_protocol::{
     Acked, AgentMessage, FromAgent, HEARTBEAT_SECS, Join, Joined, OpResult, ToAgent,
 };
+use crate::clock;
 use crate::gse::response::Envelope;
 use crate::http::{ClientConfig, describe, redirect};
 use crate::model::HostKey;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::spawn::{CommandExit, SpecCommand, environment, run};
 use super::user_files::{FileSum, FileWork, Rights, own_sum};
-use crate::gse::agent_protocol::{ConfigState, OwnedSpec};
+use crate::agent_protocol::{ConfigState, OwnedSpec};
 use crate::model::{ConfigFile, InstanceKey, Monitor, Spec};
 
 /// Delay of the first check after a start.

@@ -12,7 +12,7 @@ use super::permits::Permits;
 use super::policy::HostPolicy;
 use super::pools::Pools;
 use super::user_files::{FileWork, Rights, RootOpenPolicy, UserPermits};
-use crate::gse::agent_protocol::AgentMessage;
+use crate::agent_protocol::AgentMessage;
 use crate::model::{InstanceKey, Spec};
 use crate::store::Embedded;
 

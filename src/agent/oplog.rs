@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use super::state::{load_all, result_key};
+use crate::agent_protocol::{OpRequest, OpResult};
 use crate::clock::BootInstant;
-use crate::gse::agent_protocol::{OpRequest, OpResult};
 use crate::store::{Embedded, Error, Store, Txn};
 
 const FLOOR_KEY: &str = "floor";

@@ -19,8 +19,8 @@ use super::state::{
     InstanceState, LaunchIntent, PendingOperation, ProcessRun, intent_key, load_all, pending_key, result_key,
     state_key,
 };
+use crate::agent_protocol::{OpResult, OwnedSpec};
 use crate::clock;
-use crate::gse::agent_protocol::{OpResult, OwnedSpec};
 use crate::model::{AutoType, InstanceKey, StartMode};
 use crate::store::{Error, Store, Txn};
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::cgroup::Cgroup;
 use super::process::{ProcessHandle, ProcessIdentity};
 use super::restart_policy::{Phase, RestartSeries};
-use crate::gse::agent_protocol::{OpRequest, OpResult, OwnedSpec};
+use crate::agent_protocol::{OpRequest, OpResult, OwnedSpec};
 use crate::model::InstanceKey;
 use crate::store::{Embedded, Error, Store, Txn};
 

@@ -8,11 +8,11 @@ use super::Failure;
 use super::commands::plan::groups;
 use super::target::ConnectedTarget;
 use crate::clock;
-use crate::control::source::set_default_user;
 use crate::control::{pin, revisions, suspended};
 use crate::manifest::{self, Limits};
 use crate::model::{Desired, InstanceKey, Observed};
 use crate::reconcile::{Rules, SyncStatus, reconcile, sync_statuses};
+use crate::source::set_default_user;
 
 /// The sync status of one instance.
 pub struct ProcessStatus {

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::PassResult;
 use super::pin::Pin;
-use super::source::{SourceError, SourceState};
 use crate::execute::StepResult;
 use crate::model::{InstanceKey, ProcessKey, Step};
+use crate::source::{SourceError, SourceState};
 use crate::store::Holder;
 
 /// An event, for console, logs and the status board.

@@ -28,7 +28,6 @@ pub mod pin;
 mod reconciler;
 pub mod revisions;
 pub mod rollback;
-pub mod source;
 pub mod spec_history;
 pub mod status;
 pub mod suspended;
@@ -45,7 +44,6 @@ pub use self::event::ControllerEvent;
 use self::event::EventSink;
 use self::executor::{Executor, WorkEvent, stop_on_lease_loss};
 use self::reconciler::Reconciler;
-use self::source::Source;
 use self::spec_history::ManifestHistory;
 use self::status::Row;
 use crate::backend::{Backend, ChangeStream};
@@ -58,6 +56,7 @@ use crate::model::{
     Time,
 };
 use crate::reconcile::{Caps, Rules};
+use crate::source::Source;
 use crate::store::lease::{LEASE_TTL, RENEW_INTERVAL};
 use crate::store::{Holder, Lease, LeaseAttempt, Store};
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::event::{ControllerEvent, EventSink};
 use super::pin::{self, Pin};
-use super::source::{SourceState, set_default_user};
 use super::{ControllerConfig, revisions};
 use crate::manifest;
 use crate::reconcile::of_desired;
+use crate::source::{SourceState, set_default_user};
 use crate::store::{Error, Outcome, Seq, Store, Txn};
 
 /// The last known pin, and its manifests.

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
-use super::source::git::GitConfig;
-use super::source::git::work_tree::{self, RepositoryPath};
 use crate::manifest::Limits;
 use crate::model::{InstanceKey, SpecRevision};
 use crate::reconcile::Caps;
 use crate::reconcile::spec_recovery::{OldSpecs, matches};
+use crate::source::git::GitConfig;
+use crate::source::git::work_tree::{self, RepositoryPath};
 
 /// Time limit of a search: specs that are not found by then stay unknown.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);

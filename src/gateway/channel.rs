@@ -17,10 +17,10 @@ use super::report_limits::{self, ReportBudget};
 use super::secrets::secret_history;
 use super::tasks::{GatewayTask, ItemResult};
 use super::{ApiError, Gateway};
-use crate::clock::{self, BootInstant};
-use crate::gse::agent_protocol::{
+use crate::agent_protocol::{
     Acked, AgentMessage, AgentOp, FromAgent, HEARTBEAT_SECS, Join, Joined, OwnedSpec, Report, ToAgent,
 };
+use crate::clock::{self, BootInstant};
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey};
 use crate::store::lease::{self, Reported};

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::tasks::{GatewayTask, ItemResult, TaskItem, done_key};
 use super::{ApiError, Gateway};
-use crate::gse::agent_protocol::AgentOp;
+use crate::agent_protocol::AgentOp;
 use crate::gse::codes::RowCode;
 use crate::model::{HostKey, InstanceKey, Monitor};
 use crate::store::{Outcome, Store};

@@ -11,8 +11,8 @@ use tracing::warn;
 
 use super::tasks::MAX_ROWS;
 use super::{ApiError, Gateway, fresh_id};
+use crate::agent_protocol::Join;
 use crate::clock;
-use crate::gse::agent_protocol::Join;
 use crate::store::{Outcome, Store, Txn};
 
 /// Numbers follow the clock in milliseconds. A number more than a week ahead comes from a broken clock or a forged

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::fresh_id;
+use crate::agent_protocol::{Join, ToAgent};
 use crate::clock::{self, BootInstant};
-use crate::gse::agent_protocol::{Join, ToAgent};
 use crate::model::HostKey;
 
 #[derive(Default)]

@@ -13,7 +13,7 @@ use tracing::warn;
 use super::registry::{identity_key, key_of};
 use super::tasks::{ItemResult, TaskItem, instance};
 use super::{ApiError, Caller, Gateway};
-use crate::gse::agent_protocol::{AgentOp, ReportedRun};
+use crate::agent_protocol::{AgentOp, ReportedRun};
 use crate::gse::codes::RowCode;
 use crate::model::{InstanceKey, ProcessKey, Spec};
 use crate::store::{Entry, Store, Txn};

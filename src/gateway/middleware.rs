@@ -22,7 +22,7 @@ use super::decode::{describe_json_error, numeric_parameter, parameter, parse_bod
 use super::handlers::handle;
 use super::routes::{ApiCall, RouteAccess, RouteMatch, find};
 use super::{ApiError, Gateway};
-use crate::gse::agent_protocol::{FromAgent, Join};
+use crate::agent_protocol::{FromAgent, Join};
 use crate::gse::codes::EnvelopeCode;
 use crate::gse::response::Envelope;
 use crate::http::{

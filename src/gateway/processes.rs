@@ -12,7 +12,7 @@ use super::registry::{RegistryRecord, instance_of};
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::NamespaceFilter;
 use super::{ApiError, Gateway};
-use crate::gse::agent_protocol::{OwnedSpec, Report, ReportedRun};
+use crate::agent_protocol::{OwnedSpec, Report, ReportedRun};
 use crate::model::{InstanceKey, Time, glob};
 use crate::store::{Error, Seq, Store};
 
@@ -184,7 +184,7 @@ impl<S: Store> Gateway<S> {
         after: Seq,
         may: &SharedNamespaceFilter,
     ) -> (Vec<u8>, Seq, bool) {
-        let beat = std::time::Duration::from_secs(crate::gse::agent_protocol::HEARTBEAT_SECS);
+        let beat = std::time::Duration::from_secs(crate::agent_protocol::HEARTBEAT_SECS);
         // A number above the newest belongs to another store.
         let ahead = self.store.range("", None, 0).await.is_ok_and(|page| page.as_of < after);
         if ahead {

@@ -8,7 +8,7 @@ use super::identity::{IdentityOwner, OpenStarts, claim_key, identity_conflict_me
 use super::secrets::secret_history;
 use super::tasks::instance;
 use super::{ApiError, Caller, Gateway, now_secs};
-use crate::gse::agent_protocol::{OwnedSpec, Report, ToAgent};
+use crate::agent_protocol::{OwnedSpec, Report, ToAgent};
 use crate::gse::codes::RowCode;
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;

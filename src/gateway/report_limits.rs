@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use tracing::warn;
 
 use super::{ApiError, Gateway};
-use crate::gse::agent_protocol::{FromAgent, Join, OpResult};
+use crate::agent_protocol::{FromAgent, Join, OpResult};
 use crate::model::HostKey;
 use crate::store::Store;
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::registry::RegistryRecord;
 use super::{ApiError, Gateway};
-use crate::gse::agent_protocol::{OwnedSpec, ReportedRun};
+use crate::agent_protocol::{OwnedSpec, ReportedRun};
 use crate::gse::spec_body;
 use crate::model::{Dialect, EnvValue, HashedSpec, InstanceKey, Secret, Spec};
 use crate::store::Store;

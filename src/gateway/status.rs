@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::registry::{MAX_ATTEMPTS, instance_of, key_of};
 use super::tasks::instance;
 use super::{ApiError, Caller, Gateway};
-use crate::gse::agent_protocol::ToAgent;
+use crate::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;

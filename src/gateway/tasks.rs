@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{ApiError, Gateway};
+use crate::agent_protocol::{AgentOp, OpRequest, OwnedSpec, ToAgent};
 use crate::clock;
-use crate::gse::agent_protocol::{AgentOp, OpRequest, OwnedSpec, ToAgent};
 use crate::gse::codes::RowCode;
 use crate::gse::response::Row;
 use crate::model::{HostKey, InstanceKey, ProcessKey, Spec};

@@ -1,7 +1,6 @@
 //! GSE and JOB wire formats: requests, responses, result codes, operations and result keys, and their conversion to
 //! and from the model. Client and gateway use the same types.
 
-pub mod agent_protocol;
 mod body;
 pub mod codes;
 mod job;

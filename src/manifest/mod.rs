@@ -10,30 +10,28 @@
 //! computes locations last, and only for documents with a problem, of a kind other than Process, or in a YAML list.
 
 pub mod check;
-pub mod convert;
 pub mod document;
 mod expand;
 pub mod explain;
-mod find;
+pub(crate) mod find;
 pub mod grammar;
-pub mod import;
 mod incremental;
 pub mod init;
-mod limits;
+pub(crate) mod limits;
 mod locate;
-mod node;
+pub(crate) mod node;
 mod parallel;
 pub mod print;
-mod problem;
+pub(crate) mod problem;
 pub mod provenance;
-mod read;
+pub(crate) mod read;
 pub mod rows;
 pub mod schema;
 mod splice;
-mod structure;
-mod text;
-mod tree;
-mod variables;
+pub(crate) mod structure;
+pub(crate) mod text;
+pub(crate) mod tree;
+pub(crate) mod variables;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;

@@ -11,9 +11,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::check::{self, ValueChecker};
-use super::convert::escape;
 use super::document::{SpecEntry, TextOrNumber};
 use super::problem::{FieldPath, did_you_mean};
+use super::variables::escape_spec;
 use super::{parallel, variables};
 use crate::clock;
 use crate::model::{
@@ -266,7 +266,7 @@ fn spec(text: &str, labels: Option<&str>) -> Result<Spec, String> {
         serde_json::from_str(text).map_err(|error| format!("spec: {}", plain(&error)))?;
     let escaped = text.contains("${");
     if escaped {
-        escape(&mut entry);
+        escape_spec(&mut entry);
     }
     let mut values = ValueChecker::default();
     let mut spec = check::spec(&entry, &FieldPath::of("spec"), false, &mut values);

@@ -2,6 +2,7 @@
 //!
 //! `$${` escapes `${`, for variables of the shell. Any other `$` is left as it is.
 
+use super::document::{ConfigEntry, EnvEntry, EnvSource, SpecEntry, Text, TextOrNumber};
 use crate::model::{ConfigFile, EnvValue, HostKey, InstanceKey, Secret, Spec};
 
 /// Names of the variables.
@@ -174,6 +175,45 @@ fn each_text(spec: &mut Spec, mut with: impl FnMut(&mut String)) {
                 *secret = Secret::new(text);
             }
             EnvValue::Digest(_) => {}
+        }
+    }
+}
+
+/// Escapes every text of a spec in which variables are replaced.
+pub fn escape_spec(spec: &mut SpecEntry) {
+    let text = |text: &mut Text| text.0 = escape(&text.0);
+    let loose = |value: &mut TextOrNumber| {
+        if let TextOrNumber::Text(text) = value {
+            *text = escape(text);
+        }
+    };
+    if let Some(i) = &mut spec.identity {
+        let paths =
+            [&mut i.setup_path, &mut i.pid_path, &mut i.config_path, &mut i.log_path, &mut i.value_key];
+        paths.into_iter().flatten().for_each(text);
+    }
+    if let Some(c) = &mut spec.control {
+        let commands = [
+            &mut c.start_cmd,
+            &mut c.stop_cmd,
+            &mut c.restart_cmd,
+            &mut c.reload_cmd,
+            &mut c.kill_cmd,
+            &mut c.version_cmd,
+            &mut c.health_cmd,
+        ];
+        commands.into_iter().flatten().for_each(text);
+    }
+    for ConfigEntry { path, .. } in spec.configmap.iter_mut().flatten() {
+        path.iter_mut().for_each(text);
+    }
+    for value in spec.env.iter_mut().flat_map(|env| env.0.values_mut()) {
+        match value {
+            EnvEntry::Plain(value) => loose(value),
+            EnvEntry::Source(EnvSource { file, value, .. }) => {
+                file.iter_mut().for_each(text);
+                value.iter_mut().for_each(loose);
+            }
         }
     }
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use abide::control::source::Source;
-use abide::control::source::git::{Git, GitConfig, Signatures};
 use abide::manifest::Limits;
+use abide::source::Source;
+use abide::source::git::{Git, GitConfig, Signatures};
 use abide::store::Embedded;
 use serde_json::Value;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use abide::manifest::import::{ImportFile, ImportOptions, ImportResult, Kind, import};
+use abide::import::{ImportFile, ImportOptions, ImportResult, Kind, import};
 use abide::manifest::{self, Limits, Problem, print};
 use serde_json::Value;
 

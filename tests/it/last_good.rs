@@ -5,8 +5,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::time::Duration;
 
-use abide::control::source::Source;
 use abide::manifest::Limits;
+use abide::source::Source;
 use abide::store::Embedded;
 use serde_json::Value;
 

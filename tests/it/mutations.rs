@@ -1,6 +1,6 @@
 //! Manifests damaged at random: never a panic, always a place that exists.
 
-use abide::manifest::convert;
+use abide::import::convert;
 use abide::manifest::{Limits, load_text};
 use proptest::prelude::*;
 

@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use abide::backend::sim::{Faults, LATE_SECS, Proc};
-use abide::control::source::Source;
-use abide::control::source::in_memory::InMemory;
 use abide::control::spec_history::ManifestHistory;
 use abide::control::{self, ControllerConfig, ControllerEvent};
 use abide::manifest::{Limits, load_text};
 use abide::model::{Desired, Dialect, Hold, HostKey, InstanceKey, Pause, State};
 use abide::reconcile::{Caps, Rules};
+use abide::source::Source;
+use abide::source::in_memory::InMemory;
 use tokio::sync::{Notify, watch};
 
 use crate::fake::{Fake, no_faults};

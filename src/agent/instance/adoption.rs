@@ -9,8 +9,8 @@ use super::{InstanceTask, OpReply, done, failed};
 use crate::agent::ownership;
 use crate::agent::process::LaunchedProcess;
 use crate::agent::state::ProcessRun;
+use crate::agent_protocol::OwnedSpec;
 use crate::clock;
-use crate::gse::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Spec, StartMode};
 

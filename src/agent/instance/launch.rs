@@ -17,7 +17,7 @@ use crate::agent::spawn::{
     CommandExit, Environment, Launch, Sink, SpecCommand, environment, ignored_variables,
 };
 use crate::agent::user_files::{FileWork, Rights};
-use crate::gse::agent_protocol::OwnedSpec;
+use crate::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Monitor, Spec, StartMode};
 

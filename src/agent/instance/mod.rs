@@ -41,9 +41,9 @@ use super::state::{
     InstanceState, LaunchIntent, PendingOperation, Retry, intent_key, pending_key, results_txn, state_key,
     state_txn,
 };
+use crate::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, OwnedSpec};
 use crate::clock;
 use crate::failpoint;
-use crate::gse::agent_protocol::{AgentMessage, AgentOp, OpRequest, OpResult, OwnedSpec};
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, InstanceKey, Spec};
 use crate::store::{Error, Store, Txn};

@@ -14,7 +14,7 @@ use super::InstanceTask;
 use crate::agent::checks::{self, CheckResult, FileSums};
 use crate::agent::meter::{HostShare, Meter, SAMPLE_INTERVAL, check_limits, is_limited, limit};
 use crate::agent::restart_policy::RestartEvent;
-use crate::gse::agent_protocol::ConfigState;
+use crate::agent_protocol::ConfigState;
 use crate::gse::codes::RowCode;
 
 /// Interval between two trims of the captured output of a daemon.

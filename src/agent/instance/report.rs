@@ -10,8 +10,8 @@ use crate::agent::meter::Meter;
 use crate::agent::process::cmdline;
 use crate::agent::restart_policy::Phase;
 use crate::agent::state::ProcessRun;
+use crate::agent_protocol::{AgentMessage, OwnedSpec, Report, ReportedRun};
 use crate::clock;
-use crate::gse::agent_protocol::{AgentMessage, OwnedSpec, Report, ReportedRun};
 use crate::gse::response::{LiveInstance, LiveProcess, LiveStatus};
 use crate::model::{AutoType, Time};
 

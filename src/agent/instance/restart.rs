@@ -9,8 +9,8 @@ use tracing::{info, warn};
 use super::{InstanceTask, read_clocks};
 use crate::agent::restart_policy::{RestartAction, RestartEvent, RestartPolicy, RestartSeries, step};
 use crate::agent::schedule::Schedule;
+use crate::agent_protocol::OwnedSpec;
 use crate::clock;
-use crate::gse::agent_protocol::OwnedSpec;
 use crate::gse::codes::RowCode;
 use crate::model::{AutoType, Monitor, Time};
 

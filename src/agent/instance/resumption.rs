@@ -12,7 +12,7 @@ use crate::agent::recovery::Resumption;
 use crate::agent::recovery::UNKNOWN_OUTCOME;
 use crate::agent::restart_policy::{Phase, RestartEvent};
 use crate::agent::state::{PendingOperation, pending_key, results_txn};
-use crate::gse::agent_protocol::{AgentOp, OpRequest, OwnedSpec};
+use crate::agent_protocol::{AgentOp, OpRequest, OwnedSpec};
 use crate::gse::codes::RowCode;
 use crate::model::AutoType;
 use crate::store::Txn;
@@ -145,7 +145,7 @@ mod tests {
     use crate::agent::policy::HostPolicy;
     use crate::agent::pools::Pools;
     use crate::agent::state::{InstanceState, load_all};
-    use crate::gse::agent_protocol::OpResult;
+    use crate::agent_protocol::OpResult;
     use crate::store::{Embedded, Store};
 
     fn task(folder: &std::path::Path) -> InstanceTask {

@@ -29,7 +29,7 @@ async fn pushed(calls: &ApiClient, after: u64, tell: &Sender<ChangeEvent>) -> St
         Err(broken) => return BackendError::from(broken).to_string(),
     };
     // Every heartbeat is a line, possibly empty.
-    let silence = Duration::from_secs(3 * crate::gse::agent_protocol::HEARTBEAT_SECS);
+    let silence = Duration::from_secs(3 * crate::agent_protocol::HEARTBEAT_SECS);
     loop {
         let text = match tokio::time::timeout(silence, lines.next()).await {
             Ok(Ok(text)) if text.is_empty() => return "the gateway closed the stream".to_owned(),

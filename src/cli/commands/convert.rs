@@ -6,7 +6,7 @@ use crate::cli::args::ConvertArgs;
 use crate::cli::output::print::{self, Printer};
 use crate::cli::{Exit, Failure};
 use crate::gse::{self, Dialect, JobBody, Loss, Subject};
-use crate::manifest::convert::{self, Body};
+use crate::import::convert::{self, Body};
 use crate::manifest::document::Document;
 use crate::manifest::print as manifests;
 use crate::manifest::{self, Loaded, Problem};

@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use crate::cli::args::{LimitArgs, parse_switch};
 use crate::cli::output::print::{self, Printer, count, visible};
 use crate::cli::{Exit, Failure};
-use crate::manifest::import::{self, ImportNote, ImportOptions, Kind};
+use crate::import::{self, ImportNote, ImportOptions, Kind};
 use crate::manifest::print as manifests;
 use crate::manifest::{self, Problem};
 use crate::model::{HostKey, Name};

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::super::Target;
-use super::super::source::SourceState;
 use super::Reconciler;
 use crate::model::{Desired, HoldReason, InstanceKey, Observed, Plan};
+use crate::source::SourceState;
 use crate::store::{Store, Txn};
 
 /// The revision that everything converged to.

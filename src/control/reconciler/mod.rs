@@ -20,7 +20,6 @@ use super::in_flight::InFlightPlans;
 use super::observed_cache::ObservedCache;
 use super::overrides::{LastApplied, PinOverride};
 use super::revisions;
-use super::source::{Source, SourceState};
 use super::spec_history::SearchCache;
 use super::suspended;
 use super::{ControllerConfig, PassResult, Target};
@@ -30,6 +29,7 @@ use crate::manifest::provenance;
 use crate::model::{Desired, Hold, HoldReason, InstanceKey, Pause, Plan, Time};
 use crate::reconcile::reconcile;
 use crate::reconcile::spec_recovery::missing;
+use crate::source::{Source, SourceState};
 use crate::store::Lease;
 
 pub struct Reconciler<'a, T> {

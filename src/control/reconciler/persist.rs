@@ -2,10 +2,10 @@
 
 use super::super::Target;
 use super::super::revisions::{self, NewRevision};
-use super::super::source::{Source, SourceState};
 use super::super::suspended::{self, Suspended};
 use super::Reconciler;
 use crate::model::Desired;
+use crate::source::{Source, SourceState};
 use crate::store::{Error, Store};
 
 impl<T: Target> Reconciler<'_, T> {

@@ -18,12 +18,12 @@ use tokio::sync::watch;
 pub use self::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
 pub use self::row::{Row, SyncStatus};
 use super::pin::Pin;
-use super::source::SourceState;
 use super::{ControllerEvent, PassResult};
 use crate::clock;
 use crate::manifest::Problem;
 pub use crate::manifest::Severity;
 use crate::model::{InstanceKey, Time};
+use crate::source::SourceState;
 
 /// Maximum number of log entries.
 pub const MAX_ENTRIES: usize = 1000;

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
-use super::super::source::SourceError;
 use super::log::{HIDDEN, Kind, LogEntry, LogLevel, is_private, may_quote};
 use super::{ControllerEvent, Inner, MAX_ENTRIES, PassResult, Role, SourceState};
 use crate::clock;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
 use crate::model::{HoldReason, InstanceKey, Step, Why};
+use crate::source::SourceError;
 
 /// Maximum number of texts listed per entry.
 const MAX_LISTED: usize = 10;

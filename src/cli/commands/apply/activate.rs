@@ -12,9 +12,9 @@ use crate::cli::target::ConnectedTarget;
 use crate::control::history;
 use crate::control::pin::{self, Pin};
 use crate::control::revisions::{self, NewRevision};
-use crate::control::source::git::work_tree;
 use crate::model::Plan;
 use crate::reconcile::of_desired;
+use crate::source::git::work_tree;
 use crate::store::Store;
 
 pub enum Activation {

@@ -14,14 +14,14 @@ use crate::cli::output::print::{self, Printer, count};
 use crate::cli::target::{ConnectedTarget, LocalStart, namespaces, runtime, two_rows};
 use crate::cli::{Exit, Failure};
 use crate::clock;
-use crate::control::source::git::work_tree;
-use crate::control::source::set_default_user;
 use crate::control::spec_history::{ManifestHistory, SearchCache};
 use crate::execute::world::ObserveError;
 use crate::manifest::{self, Limits, Loaded, Severity, rows};
 use crate::model::{Desired, DesiredInstance, InstanceKey, Now, Observed, Plan};
 use crate::reconcile::spec_recovery::missing;
 use crate::reconcile::{Caps, Rules, fingerprint, of_desired, reconcile};
+use crate::source::git::work_tree;
+use crate::source::set_default_user;
 
 pub struct PlanInput {
     pub loaded: Loaded,

@@ -10,10 +10,10 @@ use crate::cli::commands::rollback;
 use crate::cli::commands::watch::source::short_id;
 use crate::cli::output::print::{self, BOLD, DIM, ERROR, HINT, Printer, WARNING, count, visible};
 use crate::control::ControllerEvent;
-use crate::control::source::{SourceError, SourceState};
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
 use crate::model::{HeldChange, HoldReason, InstanceKey, Plan, Step};
+use crate::source::{SourceError, SourceState};
 
 /// What was printed last.
 #[derive(Default)]

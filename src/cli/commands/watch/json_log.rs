@@ -6,10 +6,10 @@ use super::console::ConsoleState;
 use crate::cli::commands::plan::groups;
 use crate::cli::output::print::Printer;
 use crate::control::ControllerEvent;
-use crate::control::source::SourceState;
 use crate::execute::StepResult;
 use crate::manifest::{Problem, Severity};
 use crate::model::Step;
+use crate::source::SourceState;
 
 const INFO: &str = "info";
 const WARNING: &str = "warning";

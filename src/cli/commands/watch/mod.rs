@@ -26,7 +26,6 @@ use crate::cli::output::print::Printer;
 use crate::cli::status_server::{Notifiers, StatusServer};
 use crate::cli::target::{ConnectedTarget, runtime};
 use crate::cli::{Exit, Failure};
-use crate::control::source::DefaultUserCache;
 use crate::control::status::ControllerInfo;
 use crate::control::{self, ControllerConfig, ControllerEvent};
 use crate::dashboard;
@@ -35,6 +34,7 @@ use crate::malloc;
 use crate::manifest;
 use crate::model::Desired;
 use crate::reconcile::{Caps, Rules};
+use crate::source::DefaultUserCache;
 use crate::store::AnyStore;
 
 pub fn run(args: &mut WatchArgs, printer: &Printer) -> Result<Exit, Failure> {

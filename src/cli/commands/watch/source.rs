@@ -8,11 +8,11 @@ use crate::cli::commands::plan::args::duration;
 use crate::cli::commands::watch::ControllerArgs;
 use crate::cli::local::Home;
 use crate::cli::{Exit, Failure};
-use crate::control::source::directory::Directory;
-use crate::control::source::git::{Git, GitConfig, Signatures, version, work_tree};
-use crate::control::source::{PostProcess, Source};
 use crate::control::spec_history::ManifestHistory;
 use crate::manifest::Limits;
+use crate::source::directory::Directory;
+use crate::source::git::{Git, GitConfig, Signatures, version, work_tree};
+use crate::source::{PostProcess, Source};
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Source")]

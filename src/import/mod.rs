@@ -5,6 +5,7 @@
 //! the supervisor's environment is noted, not guessed.
 
 mod calendar;
+pub mod convert;
 mod draft;
 mod hosts;
 mod ini;
@@ -18,11 +19,11 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 
 use self::draft::Draft;
-use super::document::Document;
-use super::find::{self, STDIN};
-use super::limits::Limits;
-use super::problem::{Code, Problem, Severity, Span, SpanProblem};
-use super::text::{self, SourceText};
+use crate::manifest::document::Document;
+use crate::manifest::find::{self, STDIN};
+use crate::manifest::limits::Limits;
+use crate::manifest::problem::{Code, Problem, Severity, Span, SpanProblem};
+use crate::manifest::text::{self, SourceText};
 use crate::model::{HostKey, Name};
 
 /// Format of a file.
@@ -190,7 +191,7 @@ pub(super) struct ImportContext<'a> {
 
 impl ImportContext<'_> {
     fn note(&mut self, file: &Arc<str>, line: u32, setting: &str, message: impl Into<String>) {
-        let setting = super::node::shorten(setting);
+        let setting = crate::manifest::node::shorten(setting);
         self.notes.push(ImportNote { file: file.clone(), line, setting, message: message.into() });
     }
 }

@@ -8,14 +8,16 @@ use std::path::{Path as FilePath, PathBuf};
 
 use serde::de::DeserializeOwned;
 
-use super::check::{self, DeclaredObject, Placement, ValueChecker};
-use super::document::{ConfigEntry, Document, EnvEntry, EnvSource, SpecEntry, Text, TextOrNumber};
-use super::limits::Limits;
-use super::node::Node;
-use super::problem::{Code, FieldPath, PathPart, PathProblem, Problem, Severity, Span, SpanProblem};
-use super::read::ParsedDocument;
-use super::text::SourceText;
-use super::{Loaded, find, grammar, load_source, print, read, structure, tree, variables};
+use crate::manifest::check::{self, DeclaredObject, Placement, ValueChecker};
+use crate::manifest::document::Document;
+use crate::manifest::limits::Limits;
+use crate::manifest::node::Node;
+use crate::manifest::problem::{
+    Code, FieldPath, PathPart, PathProblem, Problem, Severity, Span, SpanProblem,
+};
+use crate::manifest::read::ParsedDocument;
+use crate::manifest::text::SourceText;
+use crate::manifest::{Loaded, find, grammar, load_source, print, read, structure, tree, variables};
 use crate::model::State;
 
 /// One document of a file.
@@ -130,7 +132,7 @@ fn is_request(document: &Document) -> bool {
 
 /// Converts a GSE body to a manifest. Parsing and printing removes aliases and empty texts.
 fn manifest(mut document: Document) -> (Option<Document>, Vec<PathProblem>) {
-    document.spec.iter_mut().for_each(escape);
+    document.spec.iter_mut().for_each(variables::escape_spec);
     let op_type = document.op_type;
     let (declared, mut findings) = check::document(document);
     findings.retain(|finding| finding.code != Code::IgnoredField);
@@ -167,42 +169,4 @@ fn manifest(mut document: Document) -> (Option<Document>, Vec<PathProblem>) {
         })
         .collect();
     (process.key.as_ref().map(|key| print::process(key, &hosts, state, &spec)), findings)
-}
-
-pub(super) fn escape(spec: &mut SpecEntry) {
-    let text = |text: &mut Text| text.0 = variables::escape(&text.0);
-    let loose = |value: &mut TextOrNumber| {
-        if let TextOrNumber::Text(text) = value {
-            *text = variables::escape(text);
-        }
-    };
-    if let Some(i) = &mut spec.identity {
-        let paths =
-            [&mut i.setup_path, &mut i.pid_path, &mut i.config_path, &mut i.log_path, &mut i.value_key];
-        paths.into_iter().flatten().for_each(text);
-    }
-    if let Some(c) = &mut spec.control {
-        let commands = [
-            &mut c.start_cmd,
-            &mut c.stop_cmd,
-            &mut c.restart_cmd,
-            &mut c.reload_cmd,
-            &mut c.kill_cmd,
-            &mut c.version_cmd,
-            &mut c.health_cmd,
-        ];
-        commands.into_iter().flatten().for_each(text);
-    }
-    for ConfigEntry { path, .. } in spec.configmap.iter_mut().flatten() {
-        path.iter_mut().for_each(text);
-    }
-    for value in spec.env.iter_mut().flat_map(|env| env.0.values_mut()) {
-        match value {
-            EnvEntry::Plain(value) => loose(value),
-            EnvEntry::Source(EnvSource { file, value, .. }) => {
-                file.iter_mut().for_each(text);
-                value.iter_mut().for_each(loose);
-            }
-        }
-    }
 }

@@ -2,9 +2,9 @@
 
 use super::expand::SupervisordProgram;
 use super::parse_bool;
-use crate::manifest::import::FileReader;
-use crate::manifest::import::draft::{Draft, Log};
-use crate::manifest::import::ini::{IniEntry, IniSection};
+use crate::import::FileReader;
+use crate::import::draft::{Draft, Log};
+use crate::import::ini::{IniEntry, IniSection};
 use crate::model::State;
 
 /// Sets log_path: manifests have one file for all output.

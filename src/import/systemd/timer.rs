@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::service::is_true;
+use crate::import::calendar::{crontab, seconds, span_ms};
+use crate::import::draft::Draft;
+use crate::import::ini::{IniEntry, IniSection};
+use crate::import::{FileReader, ImportContext};
 use crate::manifest::document::Text;
-use crate::manifest::import::calendar::{crontab, seconds, span_ms};
-use crate::manifest::import::draft::Draft;
-use crate::manifest::import::ini::{IniEntry, IniSection};
-use crate::manifest::import::{FileReader, ImportContext};
 use crate::model::State;
 
 /// Schedule of a service.

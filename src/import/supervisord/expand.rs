@@ -1,8 +1,8 @@
 //! supervisord text syntax: `%(name)s` expansions and quoted environments.
 
-use crate::manifest::import::FileReader;
-use crate::manifest::import::ini::IniEntry;
-use crate::manifest::import::words::{self, END, INSTANCE, VARIABLE};
+use crate::import::FileReader;
+use crate::import::ini::IniEntry;
+use crate::import::words::{self, END, INSTANCE, VARIABLE};
 
 /// Value of `%(process_num)d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! systemd services: single settings, then settings that depend on each other.
 
+use crate::import::FileReader;
+use crate::import::calendar::{seconds as whole_seconds, span_ms};
+use crate::import::draft::{Draft, Log, NOT_KILLED, retries, seconds, signal};
+use crate::import::ini::{IniEntry, IniSection};
+use crate::import::words::{self, QuoteStyle};
 use crate::manifest::document::{Real, Text};
-use crate::manifest::import::FileReader;
-use crate::manifest::import::calendar::{seconds as whole_seconds, span_ms};
-use crate::manifest::import::draft::{Draft, Log, NOT_KILLED, retries, seconds, signal};
-use crate::manifest::import::ini::{IniEntry, IniSection};
-use crate::manifest::import::words::{self, QuoteStyle};
 use crate::model::{Percent, State};
 
 pub struct Service<'a> {

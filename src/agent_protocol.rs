@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::codes::GseOp;
+use crate::gse::codes::GseOp;
 use crate::model::{HostKey, InstanceKey, Spec, SpecRevision};
 
 /// Interval between two heartbeats of each side.

@@ -1,11 +1,11 @@
 //! systemd command lines: prefixes, quotes, specifiers such as `%i`, and variables.
 
 use super::service::Service;
+use crate::import::FileReader;
+use crate::import::draft::Draft;
+use crate::import::ini::IniEntry;
+use crate::import::words::{self, END, MARKS, QuoteStyle, SPLIT_VARIABLE, VARIABLE};
 use crate::manifest::document::Text;
-use crate::manifest::import::FileReader;
-use crate::manifest::import::draft::Draft;
-use crate::manifest::import::ini::IniEntry;
-use crate::manifest::import::words::{self, END, MARKS, QuoteStyle, SPLIT_VARIABLE, VARIABLE};
 
 /// Prefixes of a program.
 #[derive(Default)]
