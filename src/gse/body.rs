@@ -1,9 +1,10 @@
 //! GSE request bodies: register_proc_info (v1) and operate_proc (v2).
 
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{Dialect, JobApi, Loss, Subject, job};
-use crate::model::{EnvValue, Field, Host, HostKey, Spec, State};
+use crate::model::{EnvValue, Field, Host, HostKey, Spec, SpecSection, State};
 
 /// The request bodies of the given processes, and the parts that no body can transmit.
 /// `api`: the JOB call to use.
@@ -115,7 +116,24 @@ impl Fields {
 
 /// A spec as the calls of a dialect carry it: the set fields that the dialect supports.
 pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
-    let Spec { labels: _, identity, control, resource, monitor, report_id, configmap, env, job } = spec;
+    let Spec {
+        labels: _,
+        identity,
+        control,
+        resource,
+        monitor,
+        report_id,
+        configmap,
+        env,
+        job,
+        health,
+        restart,
+        log,
+        limits,
+        env_file,
+        sandbox,
+        hooks,
+    } = spec;
     let supports = |field: Field| dialect.supports(field);
     let required = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
     let identity = Fields::new()
@@ -135,7 +153,10 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
         .put("kill_cmd", control.kill_cmd.clone())
         .put("version_cmd", control.version_cmd.clone())
         .put("health_cmd", control.health_cmd.clone())
-        .put("start_mode", control.start_mode.filter(|_| supports(Field::StartMode)).map(|mode| json!(mode)));
+        .put("start_mode", control.start_mode.filter(|_| supports(Field::StartMode)).map(|mode| json!(mode)))
+        .put("stop_signal", control.stop_signal.clone().filter(|_| supports(Field::StopSignal)))
+        .put("stop_timeout", control.stop_timeout.filter(|_| supports(Field::StopTimeout)))
+        .put("reload_signal", control.reload_signal.clone().filter(|_| supports(Field::ReloadSignal)));
     let resource = Fields::new()
         .put("cpu", resource.cpu.map(f64::from))
         .put("mem", resource.mem.map(f64::from))
@@ -149,6 +170,7 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
         .put("start_retries", monitor.start_retries)
         .put("start_interval", monitor.start_interval)
         .put("crontab_rule", monitor.crontab_rule.clone())
+        .put("crontab_zone", monitor.crontab_zone.clone().filter(|_| supports(Field::CrontabZone)))
         .put("op_timeout", monitor.op_timeout.filter(|_| supports(Field::OpTimeout)));
     let files = configmap.iter().map(|file| {
         let file = Fields::new().put("path", file.path.clone()).put("md5", file.md5.clone());
@@ -176,8 +198,20 @@ pub fn spec_body(spec: &Spec, dialect: Dialect) -> Value {
         .section("warn_report_policy", Fields::new().put("report_id", *report_id))
         .put("configmap", (!files.is_empty()).then_some(files))
         .section("env", if supports(Field::Env) { Fields(env) } else { Fields::new() })
-        .section("job", if supports(Field::CycleTime) { job } else { Fields::new() });
+        .section("job", if supports(Field::CycleTime) { job } else { Fields::new() })
+        .put("health", own_section(health, supports(Field::Health)))
+        .put("restart", own_section(restart, supports(Field::Restart)))
+        .put("log", own_section(log, supports(Field::Log)))
+        .put("limits", own_section(limits, supports(Field::Limits)))
+        .put("env_file", env_file.clone().filter(|_| supports(Field::EnvFile)))
+        .put("sandbox", own_section(sandbox, supports(Field::Sandbox)))
+        .put("hooks", own_section(hooks, supports(Field::Hooks)));
     Value::Object(all.0)
+}
+
+/// A section that only Abide has, in its stored form.
+fn own_section(section: &(impl SpecSection + Serialize), supported: bool) -> Option<Value> {
+    (supported && section.is_set()).then(|| json!(section))
 }
 
 fn env_value(value: &EnvValue) -> Value {

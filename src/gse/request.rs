@@ -11,8 +11,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::model::{
-    AutoType, ConfigFile, Control, EnvValue, Host, HostKey, Identity, Job, Monitor, Percent, ProcessKey,
-    Resource, Secret, Spec, StartMode,
+    AbsoluteLimits, AutoType, ConfigFile, Control, EnvValue, HealthCheck, Hooks, Host, HostKey, Identity,
+    Job, LogRotation, Monitor, Percent, ProcessKey, Resource, RestartRule, Sandbox, Secret, Spec, StartMode,
+    signal_number,
 };
 
 /// An invalid request: the field, and what is wrong with it.
@@ -131,6 +132,14 @@ wire! {
         configmap: Vec<ConfigWire>,
         env: BTreeMap<String, EnvWire>,
         job: JobWire,
+        // Sections that only Abide has.
+        health: HealthCheck,
+        restart: RestartRule,
+        log: LogRotation,
+        limits: AbsoluteLimits,
+        #[serde(deserialize_with = "loose_text")] env_file: String,
+        sandbox: Sandbox,
+        hooks: Hooks,
     }
     IdentityWire {
         #[serde(deserialize_with = "loose_text")] proc_name: String,
@@ -151,6 +160,9 @@ wire! {
         #[serde(deserialize_with = "loose_text")] version_cmd: String,
         #[serde(deserialize_with = "loose_text")] health_cmd: String,
         #[serde(deserialize_with = "loose_text")] start_mode: String,
+        #[serde(deserialize_with = "loose_text")] stop_signal: String,
+        stop_timeout: u32,
+        #[serde(deserialize_with = "loose_text")] reload_signal: String,
     }
     ResourceWire { cpu: f64, mem: f64, fd: u64, disk: u64, net: u64 }
     MonitorWire {
@@ -161,6 +173,7 @@ wire! {
         start_interval: u32,
         #[serde(deserialize_with = "loose_text")] crontab_rule: String,
         #[serde(deserialize_with = "loose_text")] crotab_rule: String,
+        #[serde(deserialize_with = "loose_text")] crontab_zone: String,
         op_timeout: u32,
     }
     WarnWire { report_id: i64 }
@@ -369,6 +382,9 @@ impl SpecWire {
                 version_cmd: control.version_cmd,
                 health_cmd: control.health_cmd,
                 start_mode,
+                stop_signal: signal("spec.control.stop_signal", control.stop_signal)?,
+                stop_timeout: control.stop_timeout,
+                reload_signal: signal("spec.control.reload_signal", control.reload_signal)?,
             },
             resource: Resource {
                 cpu: share("cpu", resource.cpu)?,
@@ -384,6 +400,7 @@ impl SpecWire {
                 start_retries: monitor.start_retries,
                 start_interval: monitor.start_interval,
                 crontab_rule,
+                crontab_zone: monitor.crontab_zone,
                 op_timeout: monitor.op_timeout,
             },
             report_id: self.warn_report_policy.as_ref().and_then(|warn| warn.report_id),
@@ -400,7 +417,24 @@ impl SpecWire {
                 start_check_begin_time: job.start_check_begin_time,
                 start_check_end_time: job.start_check_end_time,
             },
+            health: self.health.clone().unwrap_or_default(),
+            restart: self.restart.clone().unwrap_or_default(),
+            log: self.log.clone().unwrap_or_default(),
+            limits: self.limits.clone().unwrap_or_default(),
+            env_file: self.env_file.clone(),
+            sandbox: self.sandbox.clone().unwrap_or_default(),
+            hooks: self.hooks.clone().unwrap_or_default(),
         })
+    }
+}
+
+/// A signal that a spec may name.
+fn signal(field: &str, name: Option<String>) -> Result<Option<String>, RequestError> {
+    match name {
+        Some(name) if signal_number(&name).is_none() => {
+            Err(RequestError::new(field, "is not the name of a signal, such as TERM"))
+        }
+        name => Ok(name),
     }
 }
 

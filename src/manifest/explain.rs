@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_yaml::Value;
 
 use super::check::DeclaredObject;
+use super::check::short_form::SHORT_FIELDS;
 use super::grammar::{self, Entry, Section, Shape};
 use super::locate::Locator;
 use super::problem::{FieldPath, PathPart, did_you_mean};
@@ -99,7 +100,10 @@ pub fn paths(kind: &'static Section) -> Vec<(String, &'static Entry)> {
         for entry in section.entries.iter().filter(|e| e.need != grammar::Requirement::IgnoredInBody) {
             let here = if path.is_empty() { entry.name.to_owned() } else { format!("{path}.{}", entry.name) };
             all.push((here.clone(), entry));
-            if let Some(inside) = inner(&entry.shape).filter(|_| !matches!(entry.shape, Shape::Map(_))) {
+            // The fields of a short form are those of its long form.
+            let is_short = path.is_empty() && SHORT_FIELDS.iter().any(|(short, _)| *short == entry.name);
+            let has_own_fields = !is_short && !matches!(entry.shape, Shape::Map(_));
+            if let Some(inside) = inner(&entry.shape).filter(|_| has_own_fields) {
                 collect(inside, &here, all);
             }
         }

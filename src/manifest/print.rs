@@ -3,6 +3,8 @@
 //! The YAML crate's writer leaves `no` and `1e3` unquoted, which YAML 1.1 parsers read as other types. This printer quotes
 //! every ambiguous text. Small maps in lists are printed on one line.
 
+mod supervision;
+
 use serde_yaml::Value;
 
 use super::document::{
@@ -61,7 +63,24 @@ fn host(host: &Host) -> HostEntry {
 }
 
 fn spec_entry(spec: &Spec) -> SpecEntry {
-    let Spec { labels: _, identity, control, resource, monitor, report_id, configmap, env, job } = spec;
+    let Spec {
+        labels: _,
+        identity,
+        control,
+        resource,
+        monitor,
+        report_id,
+        configmap,
+        env,
+        job,
+        health,
+        restart,
+        log,
+        limits,
+        env_file,
+        sandbox,
+        hooks,
+    } = spec;
     let plain = |text: &Option<String>| text.clone().map(Text);
     let template = |text: &Option<String>| text.as_deref().map(|text| Text(escape(text)));
     let required = |text: &str| (!text.is_empty()).then(|| Text(text.to_owned()));
@@ -85,6 +104,9 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         version_cmd: template(&control.version_cmd),
         health_cmd: template(&control.health_cmd),
         start_mode: control.start_mode.map(|mode| mode.word().into()),
+        stop_signal: plain(&control.stop_signal),
+        stop_timeout: number(control.stop_timeout).map(TextOrNumber::Number),
+        reload_signal: plain(&control.reload_signal),
     };
     let resource = ResourceEntry {
         cpu: resource.cpu.map(|share| Real(share.get())),
@@ -100,6 +122,7 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         start_retries: number(monitor.start_retries),
         start_interval: number(monitor.start_interval),
         crontab_rule: plain(&monitor.crontab_rule),
+        crontab_zone: plain(&monitor.crontab_zone),
         op_timeout: number(monitor.op_timeout),
     };
     let job = JobEntry {
@@ -124,6 +147,13 @@ fn spec_entry(spec: &Spec) -> SpecEntry {
         configmap: (!files.is_empty()).then_some(files),
         env: some_map(env.iter().map(|(name, value)| (name.clone(), env_entry(value)))),
         job: non_default(job),
+        health: supervision::health(health),
+        restart: supervision::restart(restart),
+        log: non_default(supervision::log(log)),
+        limits: non_default(supervision::limits(limits)),
+        env_file: template(env_file),
+        sandbox: non_default(supervision::sandbox(sandbox)),
+        hooks: non_default(supervision::hooks(hooks)),
     }
 }
 

@@ -63,6 +63,7 @@ codes! {
     BadSelector = "E0212" Error "a label selector that does not parse",
     BadFieldPath = "E0213" Error "on_change names an unknown field",
     BadWindow = "E0214" Error "days, times or time zone of a window that do not parse",
+    BadProbe = "E0216" Error "a health check without exactly one valid probe",
     BadHost = "E0215" Error "a host that is neither address, agent nor group, or several at once",
     // One document
     NoSchedule = "E0301" Error "a periodic process without a schedule",

@@ -136,6 +136,11 @@ fn shape(shape: &Shape) -> Value {
             {"type": "integer", "minimum": 0},
             {"type": "string", "pattern": "^([0-9]+[smhd])+$"},
         ]}),
+        Shape::Size => json!({"anyOf": [
+            {"type": "integer", "minimum": 0},
+            {"type": "string", "pattern": "^[0-9]+ ?([kKMGT]i?)?B?$"},
+        ]}),
+        Shape::Number => json!({"type": "number"}),
         Shape::Section(section) => self::section(section),
         Shape::List(of) => json!({"type": "array", "items": self::shape(of)}),
         Shape::Map(of) => json!({"type": "object", "additionalProperties": self::shape(of)}),

@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde_yaml::{Mapping, Value};
 
+use super::check::short_form::SHORT_FIELDS;
 use super::document::Document;
 use super::grammar::{self, Requirement, Section, Shape};
 use super::node::{Kind, Node, shorten};
@@ -191,9 +192,12 @@ impl ShapeChecker {
         match (shape, &node.kind) {
             _ if self.strict && !self.range(node, shape, path) => None,
             (Shape::Text | Shape::Name | Shape::Ip | Shape::Word(_) | Shape::AbsolutePath, Kind::Text(_))
-            | (Shape::LooseText | Shape::Amount | Shape::Duration, Kind::Text(_) | Kind::Int(_))
+            | (
+                Shape::LooseText | Shape::Amount | Shape::Duration | Shape::Size,
+                Kind::Text(_) | Kind::Int(_),
+            )
             | (Shape::Int(_), Kind::Int(_))
-            | (Shape::Percent, Kind::Int(_) | Kind::Float(_))
+            | (Shape::Percent | Shape::Number, Kind::Int(_) | Kind::Float(_))
             | (Shape::Bool, Kind::Bool(_)) => Some(node.to_value()),
             (Shape::Section(section), Kind::Map(_)) => Some(self.section(node, section, path)),
             (Shape::List(of), Kind::List(items)) => {
@@ -360,7 +364,9 @@ fn find_elsewhere(name: &str, root: &'static Section) -> Option<String> {
 fn fits(shape: &Shape, kind: &Kind) -> bool {
     matches!(
         (shape, kind),
-        (Shape::Text, Kind::Text(_))
+        (Shape::Text | Shape::Word(_), Kind::Text(_))
+            | (Shape::Int(_), Kind::Int(_))
+            | (Shape::Bool, Kind::Bool(_))
             | (Shape::LooseText, Kind::Text(_) | Kind::Int(_))
             | (Shape::Section(_) | Shape::Map(_), Kind::Map(_))
     )
@@ -384,8 +390,25 @@ fn article(thing: &str) -> String {
     }
 }
 
+/// The path of a spec field that the document has at its top level.
+fn short_path(root: &Node, path: &FieldPath) -> Option<FieldPath> {
+    let has_key = |name: &str| match &root.kind {
+        Kind::Map(entries) => entries.iter().any(|(key, _)| key.text().is_some_and(|text| text == name)),
+        _ => false,
+    };
+    let (short, long) = SHORT_FIELDS
+        .into_iter()
+        .map(|(short, long)| (short, FieldPath::of(long)))
+        .find(|(short, long)| path.starts_with(long) && has_key(short))?;
+    let mut segments = FieldPath::of(short).0;
+    segments.extend(path.0.iter().skip(long.0.len()).cloned());
+    Some(FieldPath(segments))
+}
+
 /// Span of a path in a tree, or of its nearest existing ancestor.
 pub fn locate(root: &Node, path: &FieldPath, key_wanted: bool) -> Span {
+    let short = short_path(root, path);
+    let path = short.as_ref().unwrap_or(path);
     let mut node = root;
     let mut span = root.span;
     for (nth, step) in path.0.iter().enumerate() {

@@ -2,7 +2,9 @@
 //!
 //! `$${` escapes `${`, for variables of the shell. Any other `$` is left as it is.
 
-use super::document::{ConfigEntry, EnvEntry, EnvSource, SpecEntry, Text, TextOrNumber};
+use super::document::{
+    ConfigEntry, EnvEntry, EnvSource, HealthValue, HookValue, SpecEntry, Text, TextOrNumber,
+};
 use crate::model::{ConfigFile, EnvValue, HostKey, InstanceKey, Secret, Spec};
 
 /// Names of the variables.
@@ -163,8 +165,14 @@ fn each_text(spec: &mut Spec, mut with: impl FnMut(&mut String)) {
         &mut control.kill_cmd,
         &mut control.version_cmd,
         &mut control.health_cmd,
+        &mut spec.health.cmd,
+        &mut spec.health.http,
+        &mut spec.health.tcp,
+        &mut spec.env_file,
     ];
     optional.into_iter().flatten().for_each(&mut with);
+    spec.sandbox.read_only_paths.iter_mut().for_each(&mut with);
+    spec.hooks.before_start.iter_mut().for_each(|hook| with(&mut hook.run));
     spec.configmap.iter_mut().filter_map(|ConfigFile { path, .. }| path.as_mut()).for_each(&mut with);
     for value in spec.env.values_mut() {
         match value {
@@ -203,6 +211,20 @@ pub fn escape_spec(spec: &mut SpecEntry) {
             &mut c.health_cmd,
         ];
         commands.into_iter().flatten().for_each(text);
+    }
+    match &mut spec.health {
+        Some(HealthValue::Probe(probe)) => *probe = escape(probe),
+        Some(HealthValue::Check(check)) => {
+            [&mut check.cmd, &mut check.http, &mut check.tcp].into_iter().flatten().for_each(text);
+        }
+        None => {}
+    }
+    spec.env_file.iter_mut().for_each(text);
+    spec.sandbox.iter_mut().flat_map(|sandbox| sandbox.read_only_paths.iter_mut().flatten()).for_each(text);
+    match spec.hooks.as_mut().and_then(|hooks| hooks.before_start.as_mut()) {
+        Some(HookValue::Run(run)) => *run = escape(run),
+        Some(HookValue::Map(hook)) => hook.run.iter_mut().for_each(text),
+        None => {}
     }
     for ConfigEntry { path, .. } in spec.configmap.iter_mut().flatten() {
         path.iter_mut().for_each(text);

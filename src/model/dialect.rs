@@ -68,7 +68,19 @@ impl Dialect {
             | Field::CycleTime
             | Field::StartCheckBeginTime
             | Field::StartCheckEndTime => (false, false, false, true),
-            Field::Env | Field::StartMode => (false, false, false, false),
+            Field::Env
+            | Field::StartMode
+            | Field::StopSignal
+            | Field::StopTimeout
+            | Field::ReloadSignal
+            | Field::CrontabZone
+            | Field::Health
+            | Field::Restart
+            | Field::Log
+            | Field::Limits
+            | Field::EnvFile
+            | Field::Sandbox
+            | Field::Hooks => (false, false, false, false),
         };
         match self {
             Dialect::GseV1 => v1,

@@ -35,9 +35,18 @@ pub fn base_effect(field: Field, mode: StartMode) -> Effect {
         | Field::InstanceNum
         | Field::CycleTime
         | Field::StartCheckBeginTime
-        | Field::StartCheckEndTime => Effect::Register,
+        | Field::StartCheckEndTime
+        | Field::StopSignal
+        | Field::StopTimeout
+        | Field::ReloadSignal
+        | Field::CrontabZone
+        | Field::Health
+        | Field::Restart
+        | Field::Log
+        | Field::Limits
+        | Field::Hooks => Effect::Register,
         Field::Configmap | Field::ConfigPath => Effect::Reload,
-        Field::StartCmd | Field::Env | Field::StartMode => Effect::Restart,
+        Field::StartCmd | Field::Env | Field::StartMode | Field::EnvFile | Field::Sandbox => Effect::Restart,
         Field::LogPath => match mode {
             StartMode::Daemon => Effect::Register,
             StartMode::Foreground => Effect::Restart,
@@ -162,6 +171,13 @@ fn put_value(to: &mut Vec<u8>, value: &Value<'_>) {
             for (path, md5) in files {
                 put(to, path);
                 put(to, md5);
+            }
+        }
+        Value::Section(parts) => {
+            begin(7, parts.len());
+            for (name, value) in parts {
+                put(to, name);
+                put(to, value);
             }
         }
         Value::Env(env) => {

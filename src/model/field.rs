@@ -59,6 +59,17 @@ fields! {
     CycleTime = "job.cycle_time",
     StartCheckBeginTime = "job.start_check_begin_time",
     StartCheckEndTime = "job.start_check_end_time",
+    StopSignal = "control.stop_signal",
+    StopTimeout = "control.stop_timeout",
+    ReloadSignal = "control.reload_signal",
+    CrontabZone = "monitor_policy.crontab_zone",
+    Health = "health",
+    Restart = "restart",
+    Log = "log",
+    Limits = "limits",
+    EnvFile = "env_file",
+    Sandbox = "sandbox",
+    Hooks = "hooks",
 }
 
 impl Field {

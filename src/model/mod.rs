@@ -16,6 +16,7 @@ mod revision;
 mod selection;
 mod selector;
 mod spec;
+mod supervision;
 mod time;
 mod value;
 
@@ -38,6 +39,10 @@ pub use selector::{Selector, SelectorError};
 pub use spec::{
     AutoType, ConfigFile, Control, EnvValue, Identity, Job, Monitor, Percent, Resource, Secret, Spec,
     StartMode, secret_digest,
+};
+pub use supervision::{
+    AbsoluteLimits, Cores, HealthCheck, Hook, Hooks, LogRotation, ProtectSystem, RestartRule, RestartWhen,
+    SIGNALS, Sandbox, SectionParts, SpecSection, Ulimit, bytes, signal_number,
 };
 pub use time::{Now, Time, seconds, span};
 pub use value::{Env, Value};

@@ -9,8 +9,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::supervision::{AbsoluteLimits, HealthCheck, Hooks, LogRotation, RestartRule, Sandbox};
+
 /// Omits unset fields: most fields of a spec are unset.
-fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
+pub(super) fn is_unset<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
@@ -35,6 +37,21 @@ pub struct Spec {
     pub env: BTreeMap<String, EnvValue>,
     #[serde(skip_serializing_if = "is_unset")]
     pub job: Job,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub health: HealthCheck,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub restart: RestartRule,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub log: LogRotation,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub limits: AbsoluteLimits,
+    /// File of `KEY=VALUE` lines, read by the agent at each start with the rights of `user`.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub env_file: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub sandbox: Sandbox,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub hooks: Hooks,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +101,15 @@ pub struct Control {
     pub health_cmd: Option<String>,
     #[serde(skip_serializing_if = "is_unset")]
     pub start_mode: Option<StartMode>,
+    /// Name of the signal that stops the process, without `SIG`; used if there is no stop_cmd.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub stop_signal: Option<String>,
+    /// Seconds until a stop ends with KILL; unset: `stop_check_secs`.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub stop_timeout: Option<u32>,
+    /// Name of the signal that reloads the process; used if there is no reload_cmd.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub reload_signal: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -184,6 +210,9 @@ pub struct Monitor {
     pub start_interval: Option<u32>,
     #[serde(skip_serializing_if = "is_unset")]
     pub crontab_rule: Option<String>,
+    /// Time zone of `crontab_rule`; unset: the host's.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub crontab_zone: Option<String>,
     #[serde(skip_serializing_if = "is_unset")]
     pub op_timeout: Option<u32>,
 }

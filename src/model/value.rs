@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use super::{
-    ConfigFile, Control, EnvValue, Field, Identity, Job, Monitor, Percent, Resource, Spec, StartMode,
-    secret_digest,
+    ConfigFile, Control, EnvValue, Field, Identity, Job, Monitor, Percent, Resource, SectionParts, Spec,
+    SpecSection, StartMode, secret_digest,
 };
 
 /// A field's value in canonical form.
@@ -21,6 +21,8 @@ pub enum Value<'a> {
     Labels(Vec<(&'a str, &'a str)>),
     Files(Vec<(&'a str, String)>),
     Env(Env<'a>),
+    /// The set fields of a section that Abide adds.
+    Section(SectionParts),
 }
 
 /// An environment as the process sees it: making a value secret does not change it.
@@ -64,11 +66,11 @@ impl Spec {
     /// Every field's canonical value, in the order of [`Field::ALL`]. No `..` in here, ever.
     #[rustfmt::skip]
     pub fn values(&self) -> [(Field, Value<'_>); Field::COUNT] {
-        let Spec { labels, identity, control, resource, monitor, report_id, configmap, env, job } = self;
+        let Spec { labels, identity, control, resource, monitor, report_id, configmap, env, job, health, restart, log, limits, env_file, sandbox, hooks } = self;
         let Identity { proc_name, setup_path, pid_path, config_path, log_path, user, value_key } = identity;
-        let Control { start_cmd, stop_cmd, restart_cmd, reload_cmd, kill_cmd, version_cmd, health_cmd, start_mode } = control;
+        let Control { start_cmd, stop_cmd, restart_cmd, reload_cmd, kill_cmd, version_cmd, health_cmd, start_mode, stop_signal, stop_timeout, reload_signal } = control;
         let Resource { cpu, mem, fd, disk, net } = resource;
-        let Monitor { auto_type, start_check_secs, stop_check_secs, start_retries, start_interval, crontab_rule, op_timeout } = monitor;
+        let Monitor { auto_type, start_check_secs, stop_check_secs, start_retries, start_interval, crontab_rule, crontab_zone, op_timeout } = monitor;
         let Job { proc_owner, func_id, instance_id, instance_num, cycle_time, start_check_begin_time, start_check_end_time } = job;
         [
             (Field::Labels, users(labels)),
@@ -109,6 +111,17 @@ impl Spec {
             (Field::CycleTime, number(cycle_time)),
             (Field::StartCheckBeginTime, number(start_check_begin_time)),
             (Field::StartCheckEndTime, number(start_check_end_time)),
+            (Field::StopSignal, text(stop_signal)),
+            (Field::StopTimeout, number(stop_timeout)),
+            (Field::ReloadSignal, text(reload_signal)),
+            (Field::CrontabZone, text(crontab_zone)),
+            (Field::Health, section(health)),
+            (Field::Restart, section(restart)),
+            (Field::Log, section(log)),
+            (Field::Limits, section(limits)),
+            (Field::EnvFile, text(env_file)),
+            (Field::Sandbox, section(sandbox)),
+            (Field::Hooks, section(hooks)),
         ]
     }
 }
@@ -116,7 +129,7 @@ impl Spec {
 impl Spec {
     /// Whether a field has a value other than its default. Equivalent to a comparison with an empty spec, but cheaper.
     pub fn is_set(&self, field: Field) -> bool {
-        let Spec { labels, identity, control, resource, monitor, report_id, configmap, env, job } = self;
+        let Spec { labels, identity, control, resource, monitor, report_id, configmap, env, job, .. } = self;
         match field {
             Field::Labels => !labels.is_empty(),
             Field::ProcName => !identity.proc_name.is_empty(),
@@ -156,6 +169,17 @@ impl Spec {
             Field::CycleTime => job.cycle_time.is_some(),
             Field::StartCheckBeginTime => job.start_check_begin_time.is_some(),
             Field::StartCheckEndTime => job.start_check_end_time.is_some(),
+            Field::StopSignal => control.stop_signal.is_some(),
+            Field::StopTimeout => control.stop_timeout.is_some(),
+            Field::ReloadSignal => control.reload_signal.is_some(),
+            Field::CrontabZone => monitor.crontab_zone.is_some(),
+            Field::Health => self.health.is_set(),
+            Field::Restart => self.restart.is_set(),
+            Field::Log => self.log.is_set(),
+            Field::Limits => self.limits.is_set(),
+            Field::EnvFile => self.env_file.is_some(),
+            Field::Sandbox => self.sandbox.is_set(),
+            Field::Hooks => self.hooks.is_set(),
         }
     }
 }
@@ -202,6 +226,17 @@ impl Spec {
             Field::CycleTime => self.job.cycle_time = from.job.cycle_time,
             Field::StartCheckBeginTime => self.job.start_check_begin_time = from.job.start_check_begin_time,
             Field::StartCheckEndTime => self.job.start_check_end_time = from.job.start_check_end_time,
+            Field::StopSignal => self.control.stop_signal.clone_from(&from.control.stop_signal),
+            Field::StopTimeout => self.control.stop_timeout = from.control.stop_timeout,
+            Field::ReloadSignal => self.control.reload_signal.clone_from(&from.control.reload_signal),
+            Field::CrontabZone => self.monitor.crontab_zone.clone_from(&from.monitor.crontab_zone),
+            Field::Health => self.health.clone_from(&from.health),
+            Field::Restart => self.restart.clone_from(&from.restart),
+            Field::Log => self.log.clone_from(&from.log),
+            Field::Limits => self.limits.clone_from(&from.limits),
+            Field::EnvFile => self.env_file.clone_from(&from.env_file),
+            Field::Sandbox => self.sandbox.clone_from(&from.sandbox),
+            Field::Hooks => self.hooks.clone_from(&from.hooks),
         }
     }
 }
@@ -227,6 +262,10 @@ fn number<'a, N: Copy + TryInto<i64>>(value: &Option<N>) -> Value<'a> {
 
 fn share<'a>(value: &Option<Percent>) -> Value<'a> {
     value.map_or(Value::Unset, Value::Share)
+}
+
+fn section<'a>(section: &impl SpecSection) -> Value<'a> {
+    if section.is_set() { Value::Section(section.parts()) } else { Value::Unset }
 }
 
 fn files(entries: &[ConfigFile]) -> Value<'_> {

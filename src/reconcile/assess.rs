@@ -12,7 +12,7 @@ use super::diff::{changes, delta, delta_of_revisions};
 use super::effect::EffectTable;
 use crate::model::{
     AutoType, Effect, Field, HashedSpec, Health, HoldReason, KnownSpec, LastRun, Monitor, OnChange, Present,
-    Spec, SpecRevision, State, Time,
+    RestartWhen, Spec, SpecRevision, SpecSection, State, Time,
 };
 
 /// The wanted spec of an instance, with the effects of its fields on its target.
@@ -31,7 +31,8 @@ impl<'a> TargetSpec<'a> {
             state,
             auto_type: spec.monitor.auto_type,
             has_restart: spec.control.restart_cmd.is_some(),
-            has_reload: spec.control.reload_cmd.is_some(),
+            has_reload: spec.control.reload_cmd.is_some()
+                || (spec.control.reload_signal.is_some() && caps.supports_field(Field::ReloadSignal)),
         };
         let on_target =
             |on_change| EffectTable::of(spec, on_change).without(|field| !caps.supports_field(field));
@@ -95,6 +96,19 @@ pub fn unsupported(spec: &Spec, caps: &Caps) -> Option<Field> {
     }
     if foreground && !caps.supports_field(Field::StartMode) {
         return Some(Field::StartMode);
+    }
+    let changes_process = [
+        (Field::EnvFile, spec.env_file.is_some()),
+        (Field::Sandbox, spec.sandbox.is_set()),
+        (Field::Hooks, spec.hooks.is_set()),
+        (Field::Restart, spec.restart.policy != RestartWhen::default()),
+        (Field::StopSignal, spec.control.stop_signal.is_some() && spec.control.stop_cmd.is_none()),
+        (Field::CrontabZone, spec.monitor.crontab_zone.is_some()),
+    ];
+    if let Some((field, _)) =
+        changes_process.into_iter().find(|(field, is_set)| *is_set && !caps.supports_field(*field))
+    {
+        return Some(field);
     }
     let schedules = [
         (Field::CrontabRule, spec.monitor.crontab_rule.is_some()),

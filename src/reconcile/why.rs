@@ -66,6 +66,13 @@ pub fn parts(field: Field, old: &Spec, new: &Spec, known_specs: &[&Spec]) -> Vec
             })
         }
         Field::Configmap => files(old, new),
+        Field::Health | Field::Restart | Field::Log | Field::Limits | Field::Sandbox | Field::Hooks => {
+            let parts = |spec: &Spec| match spec.values()[field as usize].1.clone() {
+                Value::Section(parts) => parts.into_iter().collect(),
+                _ => BTreeMap::new(),
+            };
+            keyed(field, &parts(old), &parts(new), |_, value| value.clone())
+        }
         _ => {
             let value = |spec| value(field, spec);
             vec![(field.path().to_owned(), value(old), value(new))]
@@ -119,6 +126,6 @@ fn value(field: Field, spec: &Spec) -> Option<String> {
         Value::Text(text) => Some((*text).to_owned()),
         Value::Number(number) => Some(number.to_string()),
         Value::Share(share) => Some(share.get().to_string()),
-        Value::Unset | Value::Labels(_) | Value::Files(_) | Value::Env(_) => None,
+        Value::Unset | Value::Labels(_) | Value::Files(_) | Value::Env(_) | Value::Section(_) => None,
     }
 }

@@ -382,6 +382,54 @@ fn e0215_empty_or_overspecified_hosts() {
 }
 
 #[test]
+fn e0216_health_checks_without_one_valid_probe() {
+    let health = |value: &str| with("spec:", &format!("health: {value}\nspec:"));
+    expect(&[("a.yaml", &health("http://127.0.0.1:80/${name}"))], &[]);
+    expect(&[("a.yaml", &health("{tcp: \"[::1]:80\", interval: 2s, retries: 1}"))], &[]);
+    one(
+        &health("{interval: 5s}"),
+        "a.yaml:5:1 E0216 spec.health needs exactly one of cmd, http and tcp | such as http: http://127.0.0.1:8080/healthz",
+    );
+    one(
+        &health("https://127.0.0.1/"),
+        "a.yaml:5:1 E0216 spec.health.http \"https://127.0.0.1/\" is not an http:// URL | such as http://127.0.0.1:8080/healthz",
+    );
+    one(
+        &health("tcp://127.0.0.1"),
+        "a.yaml:5:1 E0216 spec.health.tcp \"127.0.0.1\" is not HOST:PORT | such as 127.0.0.1:6379",
+    );
+    one(
+        &with("./api}", "./api, health_cmd: a}\n  health: b"),
+        "a.yaml:8:3 E0216 spec.health and spec.control.health_cmd are two health checks | remove health_cmd; a command can be written as health: {cmd: …}",
+    );
+}
+
+#[test]
+fn spec_fields_of_the_short_form_are_located_where_they_are_written() {
+    let short = |lines: &str| with("spec:", &format!("{lines}\nspec:"));
+    let valid = "stop_signal: SIGINT\nstop_timeout: 3s\nreload_signal: HUP\nrestart: on-failure\nlog: {max_size: 10MB, keep: 3}\n\
+                 limits: {memory: 512MB, cpu: 1.5}\nenv_file: /etc/api/env\nhooks: {before_start: ./check}\n\
+                 sandbox: {no_new_privs: true, umask: \"0027\", ulimits: {nofile: 65536, core: infinity}, protect_system: full}";
+    expect(&[("a.yaml", &short(valid))], &[]);
+    one(
+        &short("stop_signal: TRM"),
+        "a.yaml:5:14 E0107 spec.control.stop_signal \"TRM\" is not an allowed value | did you mean TERM?",
+    );
+    one(
+        &short("sandbox: {umask: \"999\"}"),
+        "a.yaml:5:18 E0205 spec.sandbox.umask \"999\" is not an octal mask | such as \"0027\"",
+    );
+    one(
+        &short("limits: {memory: 5XB}"),
+        "a.yaml:5:18 E0205 spec.limits.memory \"5XB\" is not a size of at least 1 bytes | such as 10MB or 1GiB",
+    );
+    one(
+        &(short("log: {keep: 3}") + "  log: {keep: 4}\n"),
+        "a.yaml:5:1 E0105 log and spec.log are the same field, and both are set | remove one of them",
+    );
+}
+
+#[test]
 fn e0301_to_e0304_fields_that_do_not_go_together() {
     one(
         &with("auto_type: 1", "auto_type: 0"),

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use abide::manifest::document::{
-    AllowEntry, BudgetsEntry, ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HostEntry,
-    IdentityEntry, JobEntry, Map, Meta, MonitorEntry, Real, ResourceEntry, RolloutEntry, SpecEntry, Text,
-    TextOrNumber, WarnEntry, WindowEntry,
+    AllowEntry, BudgetsEntry, ConfigEntry, ControlEntry, Document, EnvEntry, EnvSource, HealthEntry,
+    HealthValue, HookEntry, HookValue, HooksEntry, HostEntry, IdentityEntry, JobEntry, LimitsEntry, LogEntry,
+    Map, Meta, MonitorEntry, ProtectValue, Real, ResourceEntry, RestartEntry, RestartValue, RolloutEntry,
+    SandboxEntry, SpecEntry, Text, TextOrNumber, WarnEntry, WindowEntry,
 };
 use abide::manifest::{Limits, load_text, print};
 use abide::model::{Effect, Field, OnChange, Spec};
@@ -140,8 +141,20 @@ fn spec() -> impl Strategy<Value = SpecEntry> {
             value_key,
         },
     );
-    let control = (words(), words(), words(), words(), words(), words(), words(), words()).prop_map(
-        |(start_cmd, stop_cmd, restart_cmd, reload_cmd, kill_cmd, version_cmd, health_cmd, start_mode)| {
+    let signals = (words(), of(loose()), words());
+    let control = (words(), words(), words(), words(), words(), words(), words(), words(), signals).prop_map(
+        |(
+            start_cmd,
+            stop_cmd,
+            restart_cmd,
+            reload_cmd,
+            kill_cmd,
+            version_cmd,
+            health_cmd,
+            start_mode,
+            signals,
+        )| {
+            let (stop_signal, stop_timeout, reload_signal) = signals;
             ControlEntry {
                 start_cmd,
                 stop_cmd,
@@ -151,12 +164,15 @@ fn spec() -> impl Strategy<Value = SpecEntry> {
                 version_cmd,
                 health_cmd,
                 start_mode,
+                stop_signal,
+                stop_timeout,
+                reload_signal,
             }
         },
     );
     let resource = (share(), share(), number(), number(), number())
         .prop_map(|(cpu, mem, fd, disk, net)| ResourceEntry { cpu, mem, fd, disk, net });
-    let monitor = (number(), number(), number(), number(), number(), words(), number()).prop_map(
+    let monitor = (number(), number(), number(), number(), number(), words(), words(), number()).prop_map(
         |(
             auto_type,
             start_check_secs,
@@ -164,6 +180,7 @@ fn spec() -> impl Strategy<Value = SpecEntry> {
             start_retries,
             start_interval,
             crontab_rule,
+            crontab_zone,
             op_timeout,
         )| MonitorEntry {
             auto_type,
@@ -172,6 +189,7 @@ fn spec() -> impl Strategy<Value = SpecEntry> {
             start_retries,
             start_interval,
             crontab_rule,
+            crontab_zone,
             op_timeout,
         },
     );
@@ -206,9 +224,10 @@ fn spec() -> impl Strategy<Value = SpecEntry> {
         of(files.boxed()),
         map(env()),
         of(job.boxed()),
+        supervision(),
     )
         .prop_map(
-            |(identity, control, resource, monitor_policy, warn_report_policy, configmap, env, job)| {
+            |(identity, control, resource, monitor_policy, warn_report_policy, configmap, env, job, own)| {
                 SpecEntry {
                     identity,
                     control,
@@ -218,9 +237,76 @@ fn spec() -> impl Strategy<Value = SpecEntry> {
                     configmap,
                     env,
                     job,
+                    ..own
                 }
             },
         )
+}
+
+/// The sections that only Abide has.
+fn supervision() -> BoxedStrategy<SpecEntry> {
+    let check = (words(), words(), words(), of(loose()), of(loose()), of(loose()), number()).prop_map(
+        |(cmd, http, tcp, start_period, interval, timeout, retries)| {
+            HealthValue::Check(HealthEntry { cmd, http, tcp, start_period, interval, timeout, retries })
+        },
+    );
+    let health = prop_oneof![text().prop_map(HealthValue::Probe), check];
+    let codes = || of(proptest::collection::vec(any::<i64>(), 0..3));
+    let restart = prop_oneof![
+        text().prop_map(RestartValue::Policy),
+        (words(), number(), codes()).prop_map(|(policy, attempts, success_codes)| {
+            RestartValue::Map(RestartEntry { policy, attempts, success_codes })
+        })
+    ];
+    let hook = prop_oneof![
+        text().prop_map(HookValue::Run),
+        (words(), of(loose())).prop_map(|(run, timeout)| HookValue::Map(HookEntry { run, timeout }))
+    ];
+    let texts = || of(proptest::collection::vec(text().prop_map(Text), 0..3));
+    let protect =
+        prop_oneof![any::<bool>().prop_map(ProtectValue::Switch), text().prop_map(ProtectValue::Word)];
+    let switches = (of(any::<bool>()), of(any::<bool>()));
+    let sandbox = (switches, texts(), words(), number(), number(), map(loose()), texts(), of(protect))
+        .prop_map(
+            |(
+                switches,
+                capabilities,
+                umask,
+                nice,
+                oom_score_adj,
+                ulimits,
+                read_only_paths,
+                protect_system,
+            )| {
+                let (no_new_privs, private_tmp) = switches;
+                SandboxEntry {
+                    no_new_privs,
+                    capabilities,
+                    umask,
+                    nice,
+                    oom_score_adj,
+                    ulimits,
+                    private_tmp,
+                    read_only_paths,
+                    protect_system,
+                }
+            },
+        );
+    let log = (of(loose()), number()).prop_map(|(max_size, keep)| LogEntry { max_size, keep });
+    let limits = (of(loose()), share()).prop_map(|(memory, cpu)| LimitsEntry { memory, cpu });
+    let hooks = of(hook).prop_map(|before_start| HooksEntry { before_start });
+    (of(health), of(restart), of(log), of(limits), words(), of(sandbox), of(hooks))
+        .prop_map(|(health, restart, log, limits, env_file, sandbox, hooks)| SpecEntry {
+            health,
+            restart,
+            log,
+            limits,
+            env_file,
+            sandbox,
+            hooks,
+            ..SpecEntry::default()
+        })
+        .boxed()
 }
 
 fn document() -> BoxedStrategy<Document> {
@@ -516,17 +602,29 @@ fn changes() -> BTreeMap<Field, (&'static str, &'static str)> {
         (CycleTime, ("cycle_time: 15", "cycle_time: 16")),
         (StartCheckBeginTime, ("begin_time: 16", "begin_time: 0")),
         (StartCheckEndTime, ("end_time: 17", "end_time: 0")),
+        (StopSignal, ("health_cmd: g", "health_cmd: g, stop_signal: INT")),
+        (StopTimeout, ("health_cmd: g", "health_cmd: g, stop_timeout: 3s")),
+        (ReloadSignal, ("health_cmd: g", "health_cmd: g, reload_signal: HUP")),
+        (CrontabZone, ("crontab_rule: 1 * * * *", "crontab_rule: 1 * * * *, crontab_zone: Asia/Shanghai")),
+        (Health, ("spec:", "spec:\n  health: tcp://127.0.0.1:80")),
+        (Restart, ("spec:", "spec:\n  restart: never")),
+        (Log, ("spec:", "spec:\n  log: {max_size: 10MB}")),
+        (Limits, ("spec:", "spec:\n  limits: {cpu: 1.5}")),
+        (EnvFile, ("spec:", "spec:\n  env_file: /e")),
+        (Sandbox, ("spec:", "spec:\n  sandbox: {capabilities: []}")),
+        (Hooks, ("spec:", "spec:\n  hooks: {before_start: h}")),
     ])
 }
 
 #[test]
 fn a_field_change_changes_only_the_digest_of_its_effect() {
-    let base = rev(&full());
     let changes = changes();
     assert_eq!(changes.len(), Field::ALL.len(), "every field has a change");
     for (field, (old, new)) in changes {
-        assert!(full().contains(old), "{old}");
-        let changed = spec_of(&full().replace(old, new));
+        // A spec has one health check.
+        let full = if field == Field::Health { full().replace(", health_cmd: g", "") } else { full() };
+        assert!(full.contains(old), "{old}");
+        let (base, changed) = (rev(&full), spec_of(&full.replace(old, new)));
         let now = revision(&changed, &OnChange::new());
         let mode = abide::model::StartMode::Daemon;
         if field == Field::StartMode {
@@ -553,7 +651,7 @@ fn a_field_change_changes_only_the_digest_of_its_effect() {
             let moved = OnChange::from([(field, other)]);
             assert_eq!(effect_of(field, mode, &moved), other);
             assert_eq!(
-                revision(&changed, &moved).differs_from(&revision(&spec_of(&full()), &moved)),
+                revision(&changed, &moved).differs_from(&revision(&spec_of(&full), &moved)),
                 other,
                 "{field} {other}"
             );

@@ -68,7 +68,7 @@ fn valid(root: &Value, schema: &Value, value: &Value) -> bool {
     })
 }
 
-/// The three patterns of the schema, without a crate for regular expressions.
+/// The patterns of the schema, without a crate for regular expressions.
 fn matches_pattern(pattern: &str, text: &str) -> bool {
     match pattern {
         "^$|^/|^[A-Za-z]:[\\\\/]|^\\\\\\\\" => {
@@ -81,6 +81,7 @@ fn matches_pattern(pattern: &str, text: &str) -> bool {
         "^([0-9]+[smhd])+$" => {
             text.ends_with(['s', 'm', 'h', 'd']) && text.starts_with(|c: char| c.is_ascii_digit())
         }
+        "^[0-9]+ ?([kKMGT]i?)?B?$" => text.starts_with(|c: char| c.is_ascii_digit()),
         "^[^:/\\s]+$" => !text.is_empty() && !text.contains([':', '/', ' ']),
         "^(?!abide_)" => !text.starts_with("abide_"),
         other => panic!("pattern {other}"),
@@ -152,6 +153,8 @@ fn example(shape: &Shape) -> Value {
         Shape::Bool => json!(true),
         Shape::Amount => json!("10%"),
         Shape::Duration => json!("30s"),
+        Shape::Size => json!("10MB"),
+        Shape::Number => json!(1.5),
         Shape::Section(section) => whole(section),
         Shape::List(of) => json!([example(of)]),
         Shape::Map(Shape::Word(words)) => json!({"control.start_cmd": words[0]}),
@@ -183,7 +186,11 @@ fn grammar_schema_and_structs_know_the_same_fields() {
         });
         assert_eq!(serde_json::to_value(read).expect("JSON"), document, "{}: nothing is lost", kind.name);
         let problems = Tree::new(&[("a.json", &text)]).problems();
-        let shape = |line: &&String| ["E0102", "E0103", "E0105"].iter().any(|code| line.contains(code));
+        // `whole` sets each field of the short form in its long form, too.
+        let is_short_and_long = |line: &String| line.contains("are the same field");
+        let shape = |line: &&String| {
+            ["E0102", "E0103", "E0105"].iter().any(|code| line.contains(code)) && !is_short_and_long(line)
+        };
         assert_eq!(problems.iter().filter(shape).count(), 0, "{problems:?}");
     }
 }

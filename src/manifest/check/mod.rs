@@ -4,7 +4,9 @@
 //! Checks across documents are in `expand`.
 
 mod policy;
+pub mod short_form;
 mod spec;
+mod supervision;
 mod values;
 
 use std::collections::BTreeMap;
@@ -104,7 +106,8 @@ pub fn document(document: Document) -> (DeclaredObject, Vec<PathProblem>) {
     (declared, values.findings)
 }
 
-fn process(document: Document, in_body: bool, values: &mut ValueChecker) -> Process {
+fn process(mut document: Document, in_body: bool, values: &mut ValueChecker) -> Process {
+    let short = short_form::ShortForm::take(&mut document);
     let meta = document.meta.unwrap_or_default();
     let key = process_key(&meta, values);
     let state = values
@@ -124,7 +127,7 @@ fn process(document: Document, in_body: bool, values: &mut ValueChecker) -> Proc
     let hosts = hosts
         .filter_map(|(at, entry)| Some((at, host_entry(entry, &FieldPath::of("hosts").index(at), values)?)))
         .collect();
-    let entry = document.spec.unwrap_or_default();
+    let entry = short_form::fold(document.spec.unwrap_or_default(), short, values);
     let mut spec = spec(&entry, &FieldPath::of("spec"), instances.is_some(), values);
     spec.labels.clone_from(&labels);
     let (depends_on, moved_from) = match &key {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::ValueChecker;
+use super::{ValueChecker, supervision};
 use crate::manifest::document::{
     ConfigEntry, ControlEntry, EnvEntry, IdentityEntry, JobEntry, MonitorEntry, Real, ResourceEntry,
     SpecEntry, Text, TextOrNumber,
@@ -15,8 +15,23 @@ use crate::model::{
 
 /// Checks all values of a spec except labels. `numbered` is true if `${instance}` is defined.
 pub fn spec(entry: &SpecEntry, path: &FieldPath, numbered: bool, values: &mut ValueChecker) -> Spec {
-    let SpecEntry { identity, control, resource, monitor_policy, warn_report_policy, configmap, env, job } =
-        entry;
+    let SpecEntry {
+        identity,
+        control,
+        resource,
+        monitor_policy,
+        warn_report_policy,
+        configmap,
+        env,
+        job,
+        health,
+        restart,
+        log,
+        limits,
+        env_file,
+        sandbox,
+        hooks,
+    } = entry;
     let section = |name| path.key(name);
     Spec {
         labels: BTreeMap::new(),
@@ -51,6 +66,28 @@ pub fn spec(entry: &SpecEntry, path: &FieldPath, numbered: bool, values: &mut Va
             })
             .collect(),
         job: job.as_ref().map(|e| self::job(e, &section("job"), values)).unwrap_or_default(),
+        health: health
+            .as_ref()
+            .map(|e| supervision::health(e, &section("health"), numbered, values))
+            .unwrap_or_default(),
+        restart: restart
+            .as_ref()
+            .map(|e| supervision::restart(e, &section("restart"), values))
+            .unwrap_or_default(),
+        log: log.as_ref().map(|e| supervision::log(e, &section("log"), values)).unwrap_or_default(),
+        limits: limits
+            .as_ref()
+            .map(|e| supervision::limits(e, &section("limits"), values))
+            .unwrap_or_default(),
+        env_file: values.path(&section("env_file"), env_file.as_ref(), numbered),
+        sandbox: sandbox
+            .as_ref()
+            .map(|e| supervision::sandbox(e, &section("sandbox"), numbered, values))
+            .unwrap_or_default(),
+        hooks: hooks
+            .as_ref()
+            .map(|e| supervision::hooks(e, &section("hooks"), numbered, values))
+            .unwrap_or_default(),
     }
 }
 
@@ -91,6 +128,9 @@ fn control(entry: &ControlEntry, path: &FieldPath, numbered: bool, values: &mut 
         version_cmd,
         health_cmd,
         start_mode,
+        stop_signal,
+        stop_timeout,
+        reload_signal,
     } = entry;
     let mut command = |name, value: &Option<Text>| values.template(&path.key(name), value.as_ref(), numbered);
     Control {
@@ -110,7 +150,17 @@ fn control(entry: &ControlEntry, path: &FieldPath, numbered: bool, values: &mut 
             .map(|word| {
                 if word == StartMode::Foreground.word() { StartMode::Foreground } else { StartMode::Daemon }
             }),
+        stop_signal: signal(&path.key("stop_signal"), stop_signal.as_ref(), values),
+        stop_timeout: supervision::seconds(&path.key("stop_timeout"), stop_timeout.as_ref(), values),
+        reload_signal: signal(&path.key("reload_signal"), reload_signal.as_ref(), values),
     }
+}
+
+/// The name of a signal; the prefix SIG is accepted.
+fn signal(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Option<String> {
+    let name = value.filter(|name| !name.is_empty())?;
+    let name = Text(name.strip_prefix("SIG").unwrap_or(name).to_owned());
+    values.word(path, Some(&name), grammar::SIGNAL_NAMES).map(str::to_owned)
 }
 
 fn resource(entry: &ResourceEntry, path: &FieldPath, values: &mut ValueChecker) -> Resource {
@@ -132,6 +182,7 @@ fn monitor(entry: &MonitorEntry, path: &FieldPath, values: &mut ValueChecker) ->
         start_retries,
         start_interval,
         crontab_rule,
+        crontab_zone,
         op_timeout,
     } = entry;
     let auto_type =
@@ -146,7 +197,21 @@ fn monitor(entry: &MonitorEntry, path: &FieldPath, values: &mut ValueChecker) ->
         op_timeout: seconds("op_timeout", op_timeout),
         start_retries: values.int(&path.key("start_retries"), *start_retries, RETRIES, Code::OutOfRange),
         crontab_rule: crontab(&path.key("crontab_rule"), crontab_rule.as_ref(), values),
+        crontab_zone: zone(&path.key("crontab_zone"), crontab_zone.as_ref(), values),
     }
+}
+
+fn zone(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Option<String> {
+    let zone = values.text(path, value)?;
+    if crate::clock::is_zone(&zone) {
+        return Some(zone);
+    }
+    let message = format!("{path} {:?} is not a time zone", crate::manifest::node::shorten(&zone));
+    values.report(
+        PathProblem::new(Code::BadCrontab, path.clone(), message)
+            .hint("use a name of the time zone database, such as Asia/Shanghai"),
+    );
+    None
 }
 
 fn crontab(path: &FieldPath, value: Option<&Text>, values: &mut ValueChecker) -> Option<String> {
@@ -334,10 +399,51 @@ pub fn require(entry: &SpecEntry, state: State, in_body: bool, values: &mut Valu
                 .at_key(),
         );
     }
+    require_supervision(entry, &control, auto_type, values);
     let foreground = control.start_mode.as_deref() == Some(StartMode::Foreground.word());
     if foreground && set(&control.restart_cmd) {
         let message = "restart_cmd is not used in foreground mode, where a restart is a stop and a start";
         let path = FieldPath::of("spec.control.restart_cmd");
         values.report(PathProblem::new(Code::UselessField, path, message).hint("remove it").at_key());
+    }
+}
+
+/// Checks the fields that only Abide has against the others.
+fn require_supervision(
+    entry: &SpecEntry,
+    control: &ControlEntry,
+    auto_type: AutoType,
+    values: &mut ValueChecker,
+) {
+    let set = |value: &Option<Text>| value.as_ref().is_some_and(|text| !text.is_empty());
+    let mut useless = |path: &'static str, message: String| {
+        values.report(
+            PathProblem::new(Code::UselessField, FieldPath::of(path), message).hint("remove it").at_key(),
+        );
+    };
+    let pairs = [
+        ("spec.control.stop_signal", set(&control.stop_signal), "stop_cmd", set(&control.stop_cmd)),
+        ("spec.control.reload_signal", set(&control.reload_signal), "reload_cmd", set(&control.reload_cmd)),
+    ];
+    for (path, _, command, _) in pairs.into_iter().filter(|(_, signal, _, command)| *signal && *command) {
+        useless(path, format!("{path} is not used: the process has a {command}"));
+    }
+    let zone = entry.monitor_policy.as_ref().is_some_and(|monitor| set(&monitor.crontab_zone));
+    if zone && auto_type != AutoType::Periodic {
+        useless(
+            "spec.monitor_policy.crontab_zone",
+            "crontab_zone is used by periodic processes only".to_owned(),
+        );
+    }
+    if entry.restart.is_some() && auto_type != AutoType::Resident {
+        useless("spec.restart", "a restart policy is used by resident processes only".to_owned());
+    }
+    if entry.health.is_some() && set(&control.health_cmd) {
+        let message = "spec.health and spec.control.health_cmd are two health checks";
+        values.report(
+            PathProblem::new(Code::BadProbe, FieldPath::of("spec.health"), message)
+                .hint("remove health_cmd; a command can be written as health: {cmd: …}")
+                .at_key(),
+        );
     }
 }

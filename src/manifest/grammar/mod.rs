@@ -50,6 +50,9 @@ pub enum Shape {
     Amount,
     /// Such as `30s`, `5m`, `1h30m`.
     Duration,
+    /// Bytes, or such as `10MB` or `1GiB`.
+    Size,
+    Number,
     Section(&'static Section),
     List(&'static Shape),
     /// A map with user-defined keys.
@@ -118,6 +121,8 @@ impl Shape {
             Shape::Bool => "true | false".into(),
             Shape::Amount => "count, or share such as 10%".into(),
             Shape::Duration => "duration such as 30s, 5m, 1h30m".into(),
+            Shape::Size => "size such as 10MB or 1GiB, or bytes".into(),
+            Shape::Number => "number".into(),
             Shape::Section(_) => "map".into(),
             Shape::List(of) => format!("list of {}", of.describe()),
             Shape::Map(of) => format!("map of names to {}", of.describe()),
@@ -136,6 +141,19 @@ pub const ANY_COUNT: RangeInclusive<i64> = 0..=i64::MAX;
 pub const SMALL_COUNT: RangeInclusive<i64> = 0..=u32::MAX as i64;
 pub const INSTANCES: RangeInclusive<i64> = 1..=1_000_000;
 
+pub const EXIT_CODES: RangeInclusive<i64> = 0..=255;
+pub const HEALTH_RETRIES: RangeInclusive<i64> = 1..=1_000;
+pub const LOGS_KEPT: RangeInclusive<i64> = 0..=1_000;
+pub const NICE: RangeInclusive<i64> = -20..=19;
+pub const OOM_SCORE_ADJ: RangeInclusive<i64> = -1000..=1000;
+
+pub const RESTART_POLICIES: &[&str] = &["always", "on-failure", "never"];
+pub const PROTECT_SYSTEM: &[&str] = &["full", "strict"];
+/// As in `model::SIGNALS`.
+pub const SIGNAL_NAMES: &[&str] = &[
+    "HUP", "INT", "QUIT", "ABRT", "KILL", "USR1", "USR2", "PIPE", "ALRM", "TERM", "CONT", "TSTP", "TTIN",
+    "TTOU", "WINCH", "PWR",
+];
 pub const STATES: &[&str] = &["running", "stopped", "unhosted", "absent"];
 pub const START_MODES: &[&str] = &["daemon", "foreground"];
 pub const PROTECTIONS: &[&str] = &["delete", "restart", "stop"];

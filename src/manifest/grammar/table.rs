@@ -1,9 +1,9 @@
 //! Field table of the grammar: one line per field, excluded from rustfmt so that its columns stay aligned.
 
-use super::{API_VERSION, ANY_COUNT, AUTO_TYPE, CYCLE_SECONDS, EFFECTS, PROTECTIONS, INSTANCES, KINDS, DISRUPTIONS, RETRIES, SECONDS, SMALL_COUNT, START_MODES, STATES};
+use super::{API_VERSION, ANY_COUNT, AUTO_TYPE, CYCLE_SECONDS, EFFECTS, EXIT_CODES, HEALTH_RETRIES, INSTANCES, KINDS, DISRUPTIONS, LOGS_KEPT, NICE, OOM_SCORE_ADJ, PROTECTIONS, PROTECT_SYSTEM, RESTART_POLICIES, RETRIES, SECONDS, SIGNAL_NAMES, SMALL_COUNT, START_MODES, STATES};
 use super::{Entry, Requirement, Section, Shape, FieldOrigin};
 use super::Requirement::{IgnoredInBody, Optional, Required, RequiredInBody};
-use super::Shape::{AbsolutePath, Amount, Bool, Duration, Int, Ip, List, LooseText, Map, Name, OneOf, Percent, Text, Word};
+use super::Shape::{AbsolutePath, Amount, Bool, Duration, Int, Ip, List, LooseText, Map, Name, Number, OneOf, Percent, Size, Text, Word};
 
 const fn entry(name: &'static str, shape: Shape, need: Requirement, source: FieldOrigin, meaning: &'static str) -> Entry {
     Entry { name, aliases: &[], shape, need, default: None, meaning, source }
@@ -42,6 +42,17 @@ pub static PROCESS: Section = Section {
         entry("on_change", Map(&Word(EFFECTS)), Optional, FieldOrigin::Abide, "Effect of a change on this process, per field path. Overrides the effect that `abide explain FIELD` shows."),
         entry("rollout", Shape::Section(&ROLLOUT), Optional, FieldOrigin::Abide, "How a change rolls out across the instances. Unset: all instances at once, within the budgets."),
         entry("spec", Shape::Section(&SPEC), Required, FieldOrigin::Gse, "Specification of the process: identity, commands, limits and supervision."),
+        entry("stop_signal", Word(SIGNAL_NAMES), Optional, FieldOrigin::Abide, "Short for spec.control.stop_signal."),
+        entry("stop_timeout", Duration, Optional, FieldOrigin::Abide, "Short for spec.control.stop_timeout."),
+        entry("reload_signal", Word(SIGNAL_NAMES), Optional, FieldOrigin::Abide, "Short for spec.control.reload_signal."),
+        entry("zone", Text, Optional, FieldOrigin::Abide, "Short for spec.monitor_policy.crontab_zone."),
+        entry("health", OneOf(&[Text, Shape::Section(&HEALTH)]), Optional, FieldOrigin::Abide, "Short for spec.health."),
+        entry("restart", OneOf(&[Word(RESTART_POLICIES), Shape::Section(&RESTART)]), Optional, FieldOrigin::Abide, "Short for spec.restart."),
+        entry("log", Shape::Section(&LOG), Optional, FieldOrigin::Abide, "Short for spec.log."),
+        entry("limits", Shape::Section(&LIMITS), Optional, FieldOrigin::Abide, "Short for spec.limits."),
+        entry("env_file", AbsolutePath, Optional, FieldOrigin::Abide, "Short for spec.env_file."),
+        entry("sandbox", Shape::Section(&SANDBOX), Optional, FieldOrigin::Abide, "Short for spec.sandbox."),
+        entry("hooks", Shape::Section(&HOOKS), Optional, FieldOrigin::Abide, "Short for spec.hooks."),
         entry("op_type", Int(0..=9), IgnoredInBody, FieldOrigin::GseOperate, "Operation code of a pasted request; ignored. Set `state` instead."),
         entry("bk_app_code", Text, IgnoredInBody, FieldOrigin::GseAndJob, "Application code of a pasted request; ignored. Set it in the target's configuration."),
         entry("bk_app_secret", Text, IgnoredInBody, FieldOrigin::GseAndJob, "Application secret of a pasted request; ignored. Set it in the target's configuration."),
@@ -109,6 +120,86 @@ static SPEC: Section = Section {
         entry("configmap", List(&Shape::Section(&CONFIG)), Optional, FieldOrigin::Gse, "Files that the process reads, with the md5 digests that they should have. Abide does not copy files."),
         entry("env", Map(&OneOf(&[LooseText, Shape::Section(&ENV)])), Optional, FieldOrigin::Abide, "Environment variables: text, {file: PATH} read by the agent at each start, or {value: TEXT, secret: true}. Variables such as ${host.ip} are replaced."),
         entry("job", Shape::Section(&JOB), Optional, FieldOrigin::Job, "Fields that only requests of JOB have."),
+        entry("health", OneOf(&[Text, Shape::Section(&HEALTH)]), Optional, FieldOrigin::Abide, "Health check by the agent: an http:// URL, tcp://HOST:PORT or a command, or a map."),
+        entry("restart", OneOf(&[Word(RESTART_POLICIES), Shape::Section(&RESTART)]), Optional, FieldOrigin::Abide, "When the agent restarts a resident process that exited.").with_default("always"),
+        entry("log", Shape::Section(&LOG), Optional, FieldOrigin::Abide, "Rotation of the log of a foreground process. Unset: the log is not rotated."),
+        entry("limits", Shape::Section(&LIMITS), Optional, FieldOrigin::Abide, "Absolute resource limits, in addition to `resource`."),
+        entry("env_file", AbsolutePath, Optional, FieldOrigin::Abide, "File of KEY=VALUE lines that the agent reads at each start, with the rights of `user`. `env` overrides its values."),
+        entry("sandbox", Shape::Section(&SANDBOX), Optional, FieldOrigin::Abide, "Restrictions of the process and of its commands, in the words of systemd.exec. A restriction that the host cannot enforce fails the start."),
+        entry("hooks", Shape::Section(&HOOKS), Optional, FieldOrigin::Abide, "Commands that the agent runs around an operation."),
+    ],
+};
+
+static HEALTH: Section = Section {
+    name: "health",
+    about: "Health check by the agent. Set exactly one of cmd, http and tcp.",
+    entries: &[
+        entry("cmd", Text, Optional, FieldOrigin::Abide, "Command that exits with 0 if the process is healthy."),
+        entry("http", Text, Optional, FieldOrigin::Abide, "URL with http://. Healthy: a status from 200 to 399."),
+        entry("tcp", Text, Optional, FieldOrigin::Abide, "HOST:PORT. Healthy: the connection is accepted."),
+        entry("start_period", Duration, Optional, FieldOrigin::Abide, "Time after a start in which failed probes do not count. Unset: 30s, or start_check_secs if that is longer."),
+        entry("interval", Duration, Optional, FieldOrigin::Abide, "Time between two probes.").with_default("10s"),
+        entry("timeout", Duration, Optional, FieldOrigin::Abide, "Time limit of one probe.").with_default("5s"),
+        entry("retries", Int(HEALTH_RETRIES), Optional, FieldOrigin::Abide, "Failed probes in a row that make the process Degraded.").with_default("3"),
+    ],
+};
+
+static RESTART: Section = Section {
+    name: "restart",
+    about: "When the agent restarts a resident process that exited.",
+    entries: &[
+        entry("policy", Word(RESTART_POLICIES), Optional, FieldOrigin::Abide, "always: after every exit; on-failure: after a failure; never: not at all.").with_default("always"),
+        entry("attempts", Int(RETRIES), Optional, FieldOrigin::Abide, "Restart attempts before the process counts as failed. Unset: start_retries."),
+        entry("success_codes", List(&Int(EXIT_CODES)), Optional, FieldOrigin::Abide, "Exit codes that count as success, in addition to 0."),
+    ],
+};
+
+static LOG: Section = Section {
+    name: "log",
+    about: "Rotation of the log of a foreground process (log_path).",
+    entries: &[
+        entry("max_size", Size, Optional, FieldOrigin::Abide, "Size at which the log is rotated.").with_default("10MB"),
+        entry("keep", Int(LOGS_KEPT), Optional, FieldOrigin::Abide, "Number of rotated files that are kept.").with_default("5"),
+    ],
+};
+
+static LIMITS: Section = Section {
+    name: "limits",
+    about: "Absolute resource limits of the process and its children.",
+    entries: &[
+        entry("memory", Size, Optional, FieldOrigin::Abide, "Memory limit."),
+        entry("cpu", Number, Optional, FieldOrigin::Abide, "Limit in processor cores, such as 1.5."),
+    ],
+};
+
+static SANDBOX: Section = Section {
+    name: "sandbox",
+    about: "Restrictions of the process and of its commands, in the words of systemd.exec.",
+    entries: &[
+        entry("no_new_privs", Bool, Optional, FieldOrigin::Abide, "The process and its children gain no privileges, for example by setuid programs."),
+        entry("capabilities", List(&Text), Optional, FieldOrigin::Abide, "Capability bounding set, such as [CAP_NET_BIND_SERVICE]. An empty list allows none."),
+        entry("umask", Text, Optional, FieldOrigin::Abide, "File mode creation mask, as octal text such as \"0027\"."),
+        entry("nice", Int(NICE), Optional, FieldOrigin::Abide, "Scheduling priority."),
+        entry("oom_score_adj", Int(OOM_SCORE_ADJ), Optional, FieldOrigin::Abide, "Adjustment of the score by which the kernel chooses a process to kill."),
+        entry("ulimits", Map(&OneOf(&[Int(ANY_COUNT), Word(&["infinity"])])), Optional, FieldOrigin::Abide, "Resource limits by name, such as nofile: 65536."),
+        entry("private_tmp", Bool, Optional, FieldOrigin::Abide, "The process has its own, empty /tmp and /var/tmp."),
+        entry("read_only_paths", List(&AbsolutePath), Optional, FieldOrigin::Abide, "Paths that the process cannot write to."),
+        entry("protect_system", OneOf(&[Bool, Word(PROTECT_SYSTEM)]), Optional, FieldOrigin::Abide, "Read-only system directories. true: /usr and /boot; full: also /etc; strict: everything but /dev, /proc and /sys."),
+    ],
+};
+
+static HOOKS: Section = Section {
+    name: "hooks",
+    about: "Commands that the agent runs around an operation.",
+    entries: &[entry("before_start", OneOf(&[Text, Shape::Section(&HOOK)]), Optional, FieldOrigin::Abide, "Runs before every launch. A failure fails the launch.")],
+};
+
+static HOOK: Section = Section {
+    name: "hook",
+    about: "A command, with its time limit.",
+    entries: &[
+        entry("run", Text, Required, FieldOrigin::Abide, "Command, run in setup_path as `user`."),
+        entry("timeout", Duration, Optional, FieldOrigin::Abide, "Time limit. Unset: op_timeout."),
     ],
 };
 
@@ -138,6 +229,9 @@ static CONTROL: Section = Section {
         entry("version_cmd", Text, Optional, FieldOrigin::Gse, "Command that prints the version of the process."),
         entry("health_cmd", Text, Optional, FieldOrigin::Gse, "Health check. Exits with 0 if the process is healthy."),
         entry("start_mode", Word(START_MODES), Optional, FieldOrigin::Abide, "daemon: start_cmd leaves a background process that writes its pid file; foreground: start_cmd is the process.").with_default("daemon"),
+        entry("stop_signal", Word(SIGNAL_NAMES), Optional, FieldOrigin::Abide, "Signal that stops the process, if it has no stop_cmd. Unset: TERM."),
+        entry("stop_timeout", Duration, Optional, FieldOrigin::Abide, "Time limit for a stop; then the remaining processes are killed. Unset: stop_check_secs."),
+        entry("reload_signal", Word(SIGNAL_NAMES), Optional, FieldOrigin::Abide, "Signal that makes the process reread its configuration, if it has no reload_cmd."),
     ],
 };
 
@@ -163,6 +257,7 @@ static MONITOR: Section = Section {
         entry("start_retries", Int(RETRIES), Optional, FieldOrigin::Gse, "Number of restart attempts for an exited process before it counts as failed.").with_default("4"),
         entry("start_interval", Int(SECONDS), Optional, FieldOrigin::Gse, "Time between two restart attempts, in seconds.").with_default("10"),
         entry("crontab_rule", Text, Optional, FieldOrigin::Gse, "Schedule of a periodic process: minute hour day-of-month month day-of-week.").alias(&["crotab_rule"]),
+        entry("crontab_zone", Text, Optional, FieldOrigin::Abide, "Time zone of crontab_rule, such as Asia/Shanghai. Unset: the host's time zone."),
         entry("op_timeout", Int(SECONDS), Optional, FieldOrigin::GseOperate, "Time limit for one command, in seconds.").with_default("60"),
     ],
 };

@@ -1,133 +1,14 @@
-//! Document structs for serde: manifests as written, before any check.
-//!
-//! One struct has the optional fields of every kind, so that serde parses in one pass without buffering. `check` reports
-//! missing fields, fields of another kind and values out of range. An input that serde rejects (unknown field, wrong
-//! type, duplicate key) goes to `structure`, which finds and locates all such problems of the document.
+//! Value types of documents: text, numbers, and values with a short and a long form.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, MapAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Derives strict deserialization, and serialization of the fields that are set.
-macro_rules! written {
-    ($($(#[$meta:meta])* $name:ident { $($(#[$attr:meta])* $field:ident: $type:ty),* $(,)? })*) => {$(
-        $(#[$meta])*
-        #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-        #[serde(deny_unknown_fields, default)]
-        pub struct $name {
-            $($(#[$attr])* #[serde(skip_serializing_if = "Option::is_none")] pub $field: Option<$type>),*
-        }
-    )*};
-}
-
-written! {
-    Document {
-        #[serde(rename = "apiVersion")] api_version: Text,
-        kind: Text,
-        meta: Meta,
-        hosts: Vec<HostEntry>,
-        state: Text,
-        instances: i64,
-        depends_on: Vec<Text>,
-        protect: Vec<Text>,
-        adopt: bool,
-        moved_from: Text,
-        on_change: Map<Text>,
-        rollout: RolloutEntry,
-        spec: SpecEntry,
-        // Policy
-        owner: Text,
-        allow: AllowEntry,
-        budgets: BudgetsEntry,
-        windows: Vec<WindowEntry>,
-        // Fields of a pasted request: accepted and ignored.
-        op_type: i64,
-        bk_app_code: Text,
-        bk_app_secret: Text,
-        bk_token: Text,
-        bk_username: Text,
-    }
-    Meta { namespace: Text, name: Text, labels: Map<TextOrNumber> }
-    HostEntry {
-        ip: Text,
-        bk_cloud_id: i64,
-        bk_supplier_id: i64,
-        bk_agent_id: Text,
-        group: Text,
-        labels: HostLabels,
-    }
-    RolloutEntry {
-        batch: TextOrNumber,
-        canary: TextOrNumber,
-        soak: TextOrNumber,
-        max_failures: i64,
-        auto_rollback: bool,
-    }
-    SpecEntry {
-        identity: IdentityEntry,
-        control: ControlEntry,
-        resource: ResourceEntry,
-        #[serde(alias = "alive_monitor_policy")] monitor_policy: MonitorEntry,
-        warn_report_policy: WarnEntry,
-        configmap: Vec<ConfigEntry>,
-        env: Map<EnvEntry>,
-        job: JobEntry,
-    }
-    IdentityEntry {
-        proc_name: Text,
-        setup_path: Text,
-        pid_path: Text,
-        config_path: Text,
-        log_path: Text,
-        user: Text,
-        #[serde(alias = "index_key")] value_key: Text,
-    }
-    ControlEntry {
-        start_cmd: Text,
-        stop_cmd: Text,
-        restart_cmd: Text,
-        reload_cmd: Text,
-        kill_cmd: Text,
-        version_cmd: Text,
-        health_cmd: Text,
-        start_mode: Text,
-    }
-    ResourceEntry { cpu: Real, mem: Real, fd: i64, disk: i64, net: i64 }
-    MonitorEntry {
-        auto_type: i64,
-        start_check_secs: i64,
-        stop_check_secs: i64,
-        start_retries: i64,
-        start_interval: i64,
-        #[serde(alias = "crotab_rule")] crontab_rule: Text,
-        op_timeout: i64,
-    }
-    WarnEntry { report_id: i64 }
-    ConfigEntry { path: Text, md5: Text }
-    JobEntry {
-        proc_owner: Text,
-        func_id: Text,
-        instance_id: Text,
-        instance_num: i64,
-        cycle_time: i64,
-        start_check_begin_time: i64,
-        start_check_end_time: i64,
-    }
-    AllowEntry { namespaces: Vec<Text>, users: Vec<Text>, hosts: Vec<Text> }
-    BudgetsEntry { delete: TextOrNumber, restart: TextOrNumber }
-    WindowEntry {
-        days: Text,
-        from: Text,
-        to: Text,
-        tz: Text,
-        #[serde(rename = "for")] operations: Vec<Text>,
-    }
-    /// The long form of an environment value.
-    EnvSource { file: Text, value: TextOrNumber, secret: bool }
-}
+use super::{EnvSource, HealthEntry, HookEntry, RestartEntry};
 
 /// Text only: a plain `String` would accept YAML's `null`, `1.10` and `true`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -230,6 +111,38 @@ pub enum EnvEntry {
     Source(EnvSource),
 }
 
+/// A health check: a URL or command as text, or a map.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum HealthValue {
+    Probe(String),
+    Check(HealthEntry),
+}
+
+/// A restart policy: its word, or a map.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum RestartValue {
+    Policy(String),
+    Map(RestartEntry),
+}
+
+/// A hook: its command, or a map.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum HookValue {
+    Run(String),
+    Map(HookEntry),
+}
+
+/// protect_system: true, or a word.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum ProtectValue {
+    Switch(bool),
+    Word(String),
+}
+
 /// Labels of a host in a HostGroup, or a selector on a group's hosts in a Process.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
@@ -249,6 +162,9 @@ trait FromEither: Sized {
     fn number(n: i64) -> Result<Self, Unexpected<'static>> {
         Err(Unexpected::Signed(n))
     }
+    fn bool(value: bool) -> Result<Self, Unexpected<'static>> {
+        Err(Unexpected::Bool(value))
+    }
     fn map<'de, A: MapAccess<'de>>(_: A) -> Result<Self, A::Error> {
         Err(A::Error::invalid_type(Unexpected::Map, &Self::EXPECTING))
     }
@@ -263,6 +179,10 @@ impl<'de, T: FromEither> Visitor<'de> for EitherVisitor<T> {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
         T::text(text).map_err(|found| E::invalid_type(found, &T::EXPECTING))
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<T, E> {
+        T::bool(value).map_err(|found| E::invalid_type(found, &T::EXPECTING))
     }
 
     fn visit_i64<E: Error>(self, n: i64) -> Result<T, E> {
@@ -309,7 +229,7 @@ impl FromEither for EnvEntry {
         Ok(EnvEntry::Plain(TextOrNumber::Number(n)))
     }
     fn map<'de, A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
-        EnvSource::deserialize(serde::de::value::MapAccessDeserializer::new(map)).map(EnvEntry::Source)
+        EnvSource::deserialize(MapAccessDeserializer::new(map)).map(EnvEntry::Source)
     }
 }
 
@@ -323,6 +243,46 @@ impl FromEither for HostLabels {
     }
 }
 
+impl FromEither for HealthValue {
+    const EXPECTING: &'static str = "a URL or command as text, or a map with cmd, http or tcp";
+    fn text(text: &str) -> Result<Self, Unexpected<'_>> {
+        Ok(HealthValue::Probe(text.to_owned()))
+    }
+    fn map<'de, A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
+        HealthEntry::deserialize(MapAccessDeserializer::new(map)).map(HealthValue::Check)
+    }
+}
+
+impl FromEither for RestartValue {
+    const EXPECTING: &'static str = "always, on-failure or never, or a map with policy";
+    fn text(text: &str) -> Result<Self, Unexpected<'_>> {
+        Ok(RestartValue::Policy(text.to_owned()))
+    }
+    fn map<'de, A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
+        RestartEntry::deserialize(MapAccessDeserializer::new(map)).map(RestartValue::Map)
+    }
+}
+
+impl FromEither for HookValue {
+    const EXPECTING: &'static str = "a command, or a map with run";
+    fn text(text: &str) -> Result<Self, Unexpected<'_>> {
+        Ok(HookValue::Run(text.to_owned()))
+    }
+    fn map<'de, A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
+        HookEntry::deserialize(MapAccessDeserializer::new(map)).map(HookValue::Map)
+    }
+}
+
+impl FromEither for ProtectValue {
+    const EXPECTING: &'static str = "true, full or strict";
+    fn text(text: &str) -> Result<Self, Unexpected<'_>> {
+        Ok(ProtectValue::Word(text.to_owned()))
+    }
+    fn bool(value: bool) -> Result<Self, Unexpected<'static>> {
+        Ok(ProtectValue::Switch(value))
+    }
+}
+
 macro_rules! read_either {
     ($($type:ty),*) => {$(
         impl<'de> Deserialize<'de> for $type {
@@ -332,7 +292,7 @@ macro_rules! read_either {
         }
     )*};
 }
-read_either!(TextOrNumber, EnvEntry, HostLabels);
+read_either!(TextOrNumber, EnvEntry, HostLabels, HealthValue, RestartValue, HookValue, ProtectValue);
 
 /// A map with user-defined keys. Duplicate keys are rejected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -369,54 +329,5 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for MapVisitor<V> {
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for Map<V> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         from.deserialize_map(MapVisitor(PhantomData))
-    }
-}
-
-/// Fills unset fields from `under`. Maps merge by key; lists and single values are replaced.
-pub trait Overlay {
-    fn fill_from(&mut self, under: &Self);
-}
-
-macro_rules! overlay {
-    ($($name:ident { $($inner:ident),* ; $($leaf:ident),* })*) => {$(
-        impl Overlay for $name {
-            fn fill_from(&mut self, under: &Self) {
-                // Destructured without `..`: a new field does not compile until it is listed.
-                let $name { $($inner,)* $($leaf),* } = under;
-                $(if let Some(under) = $inner {
-                    match &mut self.$inner {
-                        Some(own) => own.fill_from(under),
-                        own => *own = Some(under.clone()),
-                    }
-                })*
-                $(if self.$leaf.is_none() {
-                    self.$leaf.clone_from($leaf);
-                })*
-            }
-        }
-    )*};
-}
-
-overlay! {
-    SpecEntry { identity, control, resource, monitor_policy, warn_report_policy, env, job; configmap }
-    IdentityEntry { ; proc_name, setup_path, pid_path, config_path, log_path, user, value_key }
-    ControlEntry {
-        ; start_cmd, stop_cmd, restart_cmd, reload_cmd, kill_cmd, version_cmd, health_cmd, start_mode
-    }
-    ResourceEntry { ; cpu, mem, fd, disk, net }
-    MonitorEntry {
-        ; auto_type, start_check_secs, stop_check_secs, start_retries, start_interval, crontab_rule, op_timeout
-    }
-    WarnEntry { ; report_id }
-    JobEntry {
-        ; proc_owner, func_id, instance_id, instance_num, cycle_time, start_check_begin_time, start_check_end_time
-    }
-}
-
-impl<V: Clone> Overlay for Map<V> {
-    fn fill_from(&mut self, under: &Self) {
-        for (key, value) in &under.0 {
-            self.0.entry(key.clone()).or_insert_with(|| value.clone());
-        }
     }
 }

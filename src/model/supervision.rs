@@ -1,0 +1,417 @@
+//! Spec fields that only Abide has: health check, restart policy, log rotation, limits, sandbox, hooks.
+//!
+//! Every field is optional, and the agent's defaults are not stored here: an unset field enters no digest. A section is
+//! compared by its [`parts`](SpecSection::parts), the set fields in canonical form.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::spec::is_unset;
+
+/// The set fields of a section by name, in canonical form.
+pub type SectionParts = Vec<(String, String)>;
+
+/// A group of spec fields that is compared as one field.
+pub trait SpecSection: Default + PartialEq {
+    fn parts(&self) -> SectionParts;
+
+    fn is_set(&self) -> bool {
+        *self != Self::default()
+    }
+}
+
+/// Collects the set fields of a section.
+#[derive(Default)]
+struct Parts(SectionParts);
+
+impl Parts {
+    fn put(mut self, name: &str, value: Option<impl ToString>) -> Parts {
+        self.0.extend(value.map(|value| (name.to_owned(), value.to_string())));
+        self
+    }
+
+    fn list<'a, T: ToString + 'a>(self, name: &str, items: impl IntoIterator<Item = &'a T>) -> Parts {
+        let items: Vec<String> = items.into_iter().map(ToString::to_string).collect();
+        self.put(name, (!items.is_empty()).then(|| items.join(" ")))
+    }
+}
+
+/// A health check of the agent: one probe, repeated.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HealthCheck {
+    #[serde(skip_serializing_if = "is_unset")]
+    pub cmd: Option<String>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub http: Option<String>,
+    /// `HOST:PORT`.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub tcp: Option<String>,
+    /// Seconds after a start in which failures do not count.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub start_period: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub interval: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub timeout: Option<u32>,
+    /// Failures in a row that make the process unhealthy.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub retries: Option<u32>,
+}
+
+impl HealthCheck {
+    /// Least start period of the agent; `start_check_secs`, if that is longer.
+    pub const START_PERIOD: u32 = 30;
+    pub const INTERVAL: u32 = 10;
+    pub const TIMEOUT: u32 = 5;
+    pub const RETRIES: u32 = 3;
+}
+
+impl SpecSection for HealthCheck {
+    fn parts(&self) -> SectionParts {
+        let HealthCheck { cmd, http, tcp, start_period, interval, timeout, retries } = self;
+        Parts::default()
+            .put("cmd", cmd.as_ref())
+            .put("http", http.as_ref())
+            .put("tcp", tcp.as_ref())
+            .put("start_period", start_period.as_ref())
+            .put("interval", interval.as_ref())
+            .put("timeout", timeout.as_ref())
+            .put("retries", retries.as_ref())
+            .0
+    }
+}
+
+/// When the agent restarts a resident process that exited.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RestartRule {
+    #[serde(skip_serializing_if = "is_unset")]
+    pub policy: RestartWhen,
+    /// Attempts before the process counts as failed; unset: `start_retries`.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub attempts: Option<u32>,
+    /// Exit codes other than 0 that count as success for `on-failure`.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub success_codes: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RestartWhen {
+    #[default]
+    Always,
+    OnFailure,
+    Never,
+}
+
+impl RestartWhen {
+    pub const ALL: [RestartWhen; 3] = [RestartWhen::Always, RestartWhen::OnFailure, RestartWhen::Never];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            RestartWhen::Always => "always",
+            RestartWhen::OnFailure => "on-failure",
+            RestartWhen::Never => "never",
+        }
+    }
+}
+
+impl SpecSection for RestartRule {
+    fn parts(&self) -> SectionParts {
+        let RestartRule { policy, attempts, success_codes } = self;
+        Parts::default()
+            .put("policy", (*policy != RestartWhen::default()).then(|| policy.word()))
+            .put("attempts", attempts.as_ref())
+            .list("success_codes", success_codes)
+            .0
+    }
+}
+
+/// Rotation of the log of a foreground process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LogRotation {
+    /// Bytes.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub max_size: Option<u64>,
+    /// Rotated files that are kept.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub keep: Option<u32>,
+}
+
+impl LogRotation {
+    pub const MAX_SIZE: u64 = 10_000_000;
+    pub const KEEP: u32 = 5;
+}
+
+impl SpecSection for LogRotation {
+    fn parts(&self) -> SectionParts {
+        let LogRotation { max_size, keep } = self;
+        Parts::default().put("max_size", max_size.as_ref()).put("keep", keep.as_ref()).0
+    }
+}
+
+/// Absolute resource limits, in addition to the percentages of [`Resource`](super::Resource).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AbsoluteLimits {
+    /// Bytes.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub memory: Option<u64>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub cpu: Option<Cores>,
+}
+
+impl SpecSection for AbsoluteLimits {
+    fn parts(&self) -> SectionParts {
+        let AbsoluteLimits { memory, cpu } = self;
+        Parts::default().put("memory", memory.as_ref()).put("cpu", cpu.map(Cores::get)).0
+    }
+}
+
+/// A number of processor cores, in thousandths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
+pub struct Cores(u32);
+
+impl Cores {
+    /// Above zero, at most 10,000.
+    pub fn new(cores: f64) -> Option<Cores> {
+        let thousandths = (cores * 1000.0).round();
+        (1.0..=10_000_000.0).contains(&thousandths).then_some(Cores(thousandths as u32))
+    }
+
+    pub fn get(self) -> f64 {
+        f64::from(self.0) / 1000.0
+    }
+}
+
+impl TryFrom<f64> for Cores {
+    type Error = &'static str;
+
+    fn try_from(cores: f64) -> Result<Self, Self::Error> {
+        Cores::new(cores).ok_or("a number of cores is above 0 and at most 10000")
+    }
+}
+
+impl From<Cores> for f64 {
+    fn from(cores: Cores) -> f64 {
+        cores.get()
+    }
+}
+
+/// Restrictions of the process and of every command of its spec, in the words and meaning of systemd.exec.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sandbox {
+    #[serde(skip_serializing_if = "is_unset")]
+    pub no_new_privs: Option<bool>,
+    /// The bounding set, as names such as `CAP_NET_BIND_SERVICE`; an empty list allows none.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub capabilities: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub umask: Option<u32>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub nice: Option<i32>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub oom_score_adj: Option<i32>,
+    /// Soft and hard limit by name, such as `nofile`.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub ulimits: BTreeMap<String, Ulimit>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub private_tmp: Option<bool>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub read_only_paths: Vec<String>,
+    #[serde(skip_serializing_if = "is_unset")]
+    pub protect_system: Option<ProtectSystem>,
+}
+
+/// Value of a resource limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Ulimit {
+    Limit(u64),
+    Infinity(Infinity),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Infinity {
+    Infinity,
+}
+
+impl Ulimit {
+    pub const INFINITY: Ulimit = Ulimit::Infinity(Infinity::Infinity);
+}
+
+impl std::fmt::Display for Ulimit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ulimit::Limit(limit) => write!(f, "{limit}"),
+            Ulimit::Infinity(_) => f.write_str("infinity"),
+        }
+    }
+}
+
+/// Which system directories are read-only, as in systemd.exec's ProtectSystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProtectSystem {
+    /// /usr and the boot loader.
+    True,
+    /// Also /etc.
+    Full,
+    /// Everything but /dev, /proc and /sys.
+    Strict,
+}
+
+impl ProtectSystem {
+    pub const ALL: [ProtectSystem; 3] = [ProtectSystem::True, ProtectSystem::Full, ProtectSystem::Strict];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            ProtectSystem::True => "true",
+            ProtectSystem::Full => "full",
+            ProtectSystem::Strict => "strict",
+        }
+    }
+}
+
+impl SpecSection for Sandbox {
+    fn parts(&self) -> SectionParts {
+        let Sandbox {
+            no_new_privs,
+            capabilities,
+            umask,
+            nice,
+            oom_score_adj,
+            ulimits,
+            private_tmp,
+            read_only_paths,
+            protect_system,
+        } = self;
+        let mut parts = Parts::default()
+            .put("no_new_privs", no_new_privs.as_ref())
+            .put("capabilities", capabilities.as_ref().map(|names| names.join(" ")))
+            .put("umask", umask.map(|mask| format!("{mask:04o}")))
+            .put("nice", nice.as_ref())
+            .put("oom_score_adj", oom_score_adj.as_ref());
+        for (name, limit) in ulimits {
+            parts = parts.put(&format!("ulimits.{name}"), Some(limit));
+        }
+        parts
+            .put("private_tmp", private_tmp.as_ref())
+            .list("read_only_paths", read_only_paths)
+            .put("protect_system", protect_system.map(ProtectSystem::word))
+            .0
+    }
+}
+
+/// Commands that the agent runs around an operation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Hooks {
+    /// Runs before every launch; a failure fails the launch.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub before_start: Option<Hook>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Hook {
+    pub run: String,
+    /// Seconds; unset: `op_timeout`.
+    #[serde(skip_serializing_if = "is_unset")]
+    pub timeout: Option<u32>,
+}
+
+impl SpecSection for Hooks {
+    fn parts(&self) -> SectionParts {
+        let Hooks { before_start } = self;
+        let mut parts = Parts::default();
+        for (name, hook) in [("before_start", before_start)] {
+            let Some(Hook { run, timeout }) = hook else { continue };
+            parts = parts.put(&format!("{name}.run"), Some(run));
+            parts = parts.put(&format!("{name}.timeout"), timeout.as_ref());
+        }
+        parts.0
+    }
+}
+
+/// The signals that a spec may name, with their numbers on Linux.
+pub const SIGNALS: [(&str, i32); 16] = [
+    ("HUP", 1),
+    ("INT", 2),
+    ("QUIT", 3),
+    ("ABRT", 6),
+    ("KILL", 9),
+    ("USR1", 10),
+    ("USR2", 12),
+    ("PIPE", 13),
+    ("ALRM", 14),
+    ("TERM", 15),
+    ("CONT", 18),
+    ("TSTP", 20),
+    ("TTIN", 21),
+    ("TTOU", 22),
+    ("WINCH", 28),
+    ("PWR", 30),
+];
+
+/// The number of a signal by its name without `SIG`.
+pub fn signal_number(name: &str) -> Option<i32> {
+    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
+}
+
+/// Bytes of a text such as `512MB` (powers of 1000) or `1GiB` (powers of 1024).
+pub fn bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor: u64 = match unit.trim() {
+        "" | "B" => 1,
+        "KB" | "kB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return None,
+    };
+    number.parse::<u64>().ok()?.checked_mul(factor).filter(|bytes| i64::try_from(*bytes).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_a_unit_or_are_bytes() {
+        assert_eq!(bytes("512MB"), Some(512_000_000));
+        assert_eq!(bytes("1 GiB"), Some(1 << 30));
+        assert_eq!(bytes("77"), Some(77));
+        for wrong in ["", "MB", "1.5MB", "-1", "1mb", "99999999999999999999", "9999999999TB"] {
+            assert_eq!(bytes(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_unset_section_has_no_parts() {
+        assert!(HealthCheck::default().parts().is_empty());
+        assert!(RestartRule::default().parts().is_empty());
+        assert!(LogRotation::default().parts().is_empty());
+        assert!(AbsoluteLimits::default().parts().is_empty());
+        assert!(Sandbox::default().parts().is_empty());
+        assert!(Hooks::default().parts().is_empty());
+        let none = Sandbox { capabilities: Some(Vec::new()), ..Sandbox::default() };
+        assert_eq!(
+            none.parts(),
+            [("capabilities".to_owned(), String::new())],
+            "an empty bounding set is set"
+        );
+    }
+}
