@@ -57,12 +57,13 @@ pub fn is_zone(name: &str) -> bool {
     TimeZone::get(name).is_ok()
 }
 
-/// The next run of a crontab rule in the host's time zone. A time inside a DST gap runs right after the gap; a repeated
+/// The next run of a crontab rule in a time zone, by default the host's. A time inside a DST gap runs right after the gap; a repeated
 /// time runs once.
-pub fn next_run(rule: &str, after: Time) -> Option<Time> {
+pub fn next_run(rule: &str, zone: Option<&str>, after: Time) -> Option<Time> {
     use croner::parser::{CronParser, Seconds, Year};
     let parser = CronParser::builder().seconds(Seconds::Disallowed).year(Year::Disallowed).build();
-    let after = Timestamp::from_millisecond(after.0).ok()?.to_zoned(TimeZone::system());
+    let zone = zone.map_or_else(|| Some(TimeZone::system()), |name| TimeZone::get(name).ok())?;
+    let after = Timestamp::from_millisecond(after.0).ok()?.to_zoned(zone);
     let next = parser.parse(rule).ok()?.find_next_occurrence(&after, false).ok()?;
     Some(Time(next.timestamp().as_millisecond()))
 }
@@ -83,10 +84,17 @@ mod tests {
     #[test]
     fn a_crontab_rule_has_a_next_time() {
         let now = read("2026-11-16T04:15:30Z").expect("a time");
-        let next = next_run("* * * * *", now).expect("a time");
+        let next = next_run("* * * * *", None, now).expect("a time");
         assert_eq!(next, read("2026-11-16T04:16:00Z").expect("a time"));
-        assert!(next_run("* * * * *", next).expect("a time") > next, "not the same again");
-        assert_eq!((next_run("nonsense", now), next_run("0 0 31 2 *", now)), (None, None));
+        assert!(next_run("* * * * *", None, next).expect("a time") > next, "not the same again");
+        let noon = next_run("0 12 * * *", Some("Asia/Shanghai"), now).expect("a time");
+        assert_eq!(
+            noon,
+            read("2026-11-17T04:00:00Z").expect("a time"),
+            "04:15:30Z is after noon in Shanghai"
+        );
+        assert_eq!(next_run("* * * * *", Some("Nowhere/City"), now), None);
+        assert_eq!((next_run("nonsense", None, now), next_run("0 0 31 2 *", None, now)), (None, None));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Checks of a running process: health_cmd, version_cmd and the sums of configuration files.
+//! Checks of a running process: health, version_cmd and the sums of configuration files.
 //!
 //! Checks run in their own task, so that the instance task keeps accepting operations; the result comes back as a
 //! [`CheckResult`].
@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::health::{self, HealthSettings, Probe, ProbeResult};
 use super::spawn::{CommandExit, SpecCommand, environment, run};
 use super::user_files::{FileSum, FileWork, Rights, own_sum};
 use crate::agent_protocol::{ConfigState, OwnedSpec};
-use crate::model::{ConfigFile, InstanceKey, Monitor, Spec};
+use crate::model::{ConfigFile, InstanceKey, Spec};
 
 /// Delay of the first check after a start.
 pub const FIRST_CHECK_DELAY: Duration = Duration::from_millis(500);
@@ -23,14 +24,14 @@ const VERSION_CHARS: usize = 100;
 
 /// Whether the spec has anything to check.
 pub fn has_any(spec: &Spec) -> bool {
-    spec.control.health_cmd.is_some() || spec.control.version_cmd.is_some() || !spec.configmap.is_empty()
+    HealthSettings::of(spec).is_some() || spec.control.version_cmd.is_some() || !spec.configmap.is_empty()
 }
 
 /// The result of one check.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CheckResult {
-    /// The error of health_cmd; `None`: the spec has no health_cmd.
-    pub health: Option<Result<(), String>>,
+    /// `None`: the spec has no health check.
+    pub health: Option<ProbeResult>,
     pub version: Option<String>,
     pub config: Vec<(String, ConfigState)>,
     /// Sums of the files, so that an unchanged file is not read again.
@@ -50,20 +51,37 @@ pub async fn run_checks(
     files: FileSums,
 ) -> CheckResult {
     let spec = &owned.spec;
-    let health = match &spec.control.health_cmd {
-        Some(command) => Some(run_check_command(&key, spec, &rights, pid, command).await.map(|_| ())),
+    let health = match HealthSettings::of(spec) {
+        Some(settings) => Some(probe(&key, spec, &rights, pid, &settings).await),
         None => None,
     };
     let version = match spec.control.version_cmd.as_ref().filter(|_| with_version) {
         // If version_cmd fails, the last known version stays.
-        Some(command) => run_check_command(&key, spec, &rights, pid, command).await.ok().map(|text| {
-            text.lines().next().unwrap_or_default().chars().take(VERSION_CHARS).collect::<String>()
-        }),
+        Some(command) => {
+            run_check_command(&key, spec, &rights, pid, command, CHECK_TIMEOUT).await.ok().map(|text| {
+                text.lines().next().unwrap_or_default().chars().take(VERSION_CHARS).collect::<String>()
+            })
+        }
         None => None,
     };
     let files = sums(&spec.configmap, &rights, files).await;
     let config = compare(&spec.configmap, |path| files.get(path).map(|(_, _, sum)| sum.clone()));
     CheckResult { health, version, config, files }
+}
+
+/// Runs the probe of a health check.
+async fn probe(
+    key: &InstanceKey,
+    spec: &Spec,
+    rights: &Rights,
+    pid: u32,
+    settings: &HealthSettings<'_>,
+) -> ProbeResult {
+    match settings.probe {
+        Probe::Command(command) => run_check_command(key, spec, rights, pid, command, settings.timeout).await,
+        Probe::Http(url) => health::probe_http(url, settings.timeout).await,
+        Probe::Tcp(address) => health::probe_tcp(address, settings.timeout).await,
+    }
 }
 
 /// Runs a check command. Returns its output, or the reason of its failure.
@@ -73,11 +91,10 @@ async fn run_check_command(
     rights: &Rights,
     pid: u32,
     command: &str,
+    time: Duration,
 ) -> Result<String, String> {
     let variables = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", pid.to_string())];
     let env = environment(spec, rights, &variables).await?;
-    let limit = Duration::from_secs(spec.monitor.op_timeout.unwrap_or(Monitor::OP_TIMEOUT).into());
-    let time = limit.min(CHECK_TIMEOUT);
     let folder = Path::new(&spec.identity.setup_path);
     let secrets = env.secrets.clone();
     let (ended, output) = run(SpecCommand { command, folder, rights, env, time }, None, None).await?;

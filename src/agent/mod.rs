@@ -39,6 +39,7 @@ mod checks;
 mod clone_exec;
 mod context;
 mod exit_record;
+mod health;
 mod instance;
 mod masking;
 mod meter;

@@ -1,6 +1,6 @@
 //! Schedule of periodic processes: computes the next run; pure functions with time as a value.
 //!
-//! `crontab_rule` uses the wall clock in this host's time zone, `cycle_time` a monotonic clock. If the time of a run passed
+//! `crontab_rule` uses the wall clock in `crontab_zone`, by default this host's time zone, `cycle_time` a monotonic clock. If the time of a run passed
 //! while it could not start (the clock jumped ahead, the host was suspended), one run starts at once, and the next run is
 //! computed from then. After a jump back the next run starts when the clock shows its time, so the same time may run twice.
 //! A run that is due while the previous one is in progress is skipped.
@@ -30,7 +30,7 @@ impl Schedule {
     /// The next run after `now`. `began_ago`: time since the start of the last run.
     pub fn of(spec: &Spec, now: ClockReading, began_ago: Option<i64>) -> Option<Schedule> {
         if let Some(rule) = &spec.monitor.crontab_rule {
-            let at = next_run(rule, Time(now.wall))?.0;
+            let at = next_run(rule, spec.monitor.crontab_zone.as_deref(), Time(now.wall))?.0;
             return Some(Schedule::Cron { at, planned_at: now });
         }
         let cycle = i64::from(spec.job.cycle_time.filter(|secs| *secs > 0)?) * 1000;

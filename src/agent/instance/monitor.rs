@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::InstanceTask;
 use crate::agent::checks::{self, CheckResult, FileSums};
+use crate::agent::health::{HealthSettings, HealthState};
 use crate::agent::meter::{HostShare, Meter, SAMPLE_INTERVAL, check_limits, is_limited, limit};
 use crate::agent::restart_policy::RestartEvent;
 use crate::agent_protocol::ConfigState;
@@ -25,8 +26,8 @@ const TRIM_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) struct Monitors {
     pub(super) meter: Meter,
     pub(super) share: Option<HostShare>,
-    /// The result of the last health check; `None`: no check has finished.
-    pub(super) health: Option<Result<(), String>>,
+    /// The health by the probes so far.
+    pub(super) health: HealthState,
     pub(super) version: String,
     pub(super) config: Vec<(String, ConfigState)>,
     files: FileSums,
@@ -45,14 +46,17 @@ impl InstanceTask {
         let limited = live.is_some_and(|spec| is_limited(&spec.resource));
         let pooled = live.is_some() && self.state.hosted && self.shared.pools.has(&self.key);
         let has_checks = live.is_some_and(|spec| checks::has_any(spec));
+        let interval =
+            live.and_then(|spec| HealthSettings::of(spec)).map_or(self.shared.check_interval, |settings| {
+                settings.next_interval(&self.monitors.health, self.shared.check_interval)
+            });
         let monitors = &mut *self.monitors;
         let plan = |at: &mut Option<Instant>, wanted: bool, after: Duration| match wanted {
             true => drop(at.get_or_insert(now + after)),
             false => *at = None,
         };
         plan(&mut monitors.sample_at, limited && self.state.hosted || pooled, SAMPLE_INTERVAL);
-        let after =
-            if monitors.check_count == 0 { checks::FIRST_CHECK_DELAY } else { self.shared.check_interval };
+        let after = if monitors.check_count == 0 { checks::FIRST_CHECK_DELAY } else { interval };
         plan(&mut monitors.check_at, has_checks && monitors.check_task.is_none(), after);
         plan(&mut monitors.trim_at, self.output.is_some(), TRIM_INTERVAL);
     }
@@ -101,16 +105,23 @@ impl InstanceTask {
     }
 
     pub(super) fn apply_check_result(&mut self, result: CheckResult) {
+        let uptime = self.uptime();
+        let live = self.state.run.as_ref().map(|run| &run.live.spec);
         let monitors = &mut *self.monitors;
         monitors.check_task = None;
         let CheckResult { health, version, config, files } = result;
+        let settings = live.and_then(|spec| HealthSettings::of(spec));
+        let health = match (health, settings) {
+            (Some(result), Some(settings)) => monitors.health.after(result, uptime, &settings),
+            _ => HealthState::default(),
+        };
         let version = version.unwrap_or_else(|| monitors.version.clone());
         let changed = (&monitors.health, &monitors.version, &monitors.config) != (&health, &version, &config);
         (monitors.health, monitors.version, monitors.config, monitors.files) =
             (health, version, config, files);
         if changed {
-            if let Some(Err(why)) = &self.monitors.health {
-                warn!(instance = %self.key, %why, "health check failed");
+            if let Some(Err(why)) = &self.monitors.health.last {
+                warn!(instance = %self.key, %why, health = self.monitors.health.health.word(), "health check failed");
             }
             self.report();
         }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 use super::adoption::not_owned;
 use super::{InstanceTask, read_clocks};
+use crate::agent::health::HealthSettings;
 use crate::agent::meter::Meter;
 use crate::agent::process::cmdline;
 use crate::agent::restart_policy::Phase;
@@ -44,18 +45,19 @@ impl InstanceTask {
         let kind = state.given.as_ref().map(|given| given.spec.monitor.auto_type);
         let (once, ends) =
             (kind == Some(AutoType::OneShot), kind.is_some_and(|kind| kind != AutoType::Resident));
-        let has_health_cmd = state.run.as_ref().is_some_and(|run| run.live.spec.control.health_cmd.is_some());
+        let live = state.run.as_ref().map(|run| &run.live.spec);
+        let has_health_check = live.is_some_and(|spec| HealthSettings::of(spec).is_some());
         let mut message = state.message.clone();
         let health = match (self.is_running(), state.exit) {
-            (true, _) if !has_health_cmd => "Healthy",
-            (true, _) => match &self.monitors.health {
-                None => "Starting",
-                Some(Ok(())) => "Healthy",
-                Some(Err(why)) => {
-                    message = format!("health_cmd: {why}");
-                    "Degraded"
+            (true, _) if !has_health_check => "Healthy",
+            (true, _) => {
+                if let Some(Err(why)) = &self.monitors.health.last {
+                    let is_command = live.is_some_and(|spec| spec.control.health_cmd.is_some());
+                    let check = if is_command { "health_cmd" } else { "health check" };
+                    message = format!("{check}: {why}");
                 }
-            },
+                self.monitors.health.health.word()
+            }
             _ if failed => "Failed",
             (false, Some(code)) if ends && code != 0 => "Failed",
             (false, Some(_)) if ends => "Healthy",

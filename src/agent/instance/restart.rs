@@ -2,7 +2,7 @@
 //!
 //! Pure functions decide whether and when ([`step`], [`Schedule`]). This module performs their decisions.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
@@ -55,12 +55,16 @@ impl InstanceTask {
         }
     }
 
+    /// Time since the launch of the process; by the wall clock, if an earlier agent launched it.
+    pub(super) fn uptime(&self) -> Duration {
+        let by_clock = || clock::now().0.saturating_sub(self.state.started);
+        self.launched
+            .map_or_else(|| Duration::from_millis(u64::try_from(by_clock()).unwrap_or(0)), |at| at.elapsed())
+    }
+
     /// Handles the end of a process that no operation stopped.
     pub(super) async fn handle_exit(&mut self, code: Option<i32>) {
-        let up_ms = match self.launched {
-            Some(at) => i64::try_from(at.elapsed().as_millis()).unwrap_or(i64::MAX),
-            None => clock::now().0.saturating_sub(self.state.started),
-        };
+        let up_ms = i64::try_from(self.uptime().as_millis()).unwrap_or(i64::MAX);
         let run = self.state.run.as_ref().map(|run| (run.live.clone(), run.by.clone()));
         let kind = run.as_ref().map(|(live, _)| live.spec.monitor.auto_type);
         self.clear_process(code);
