@@ -22,6 +22,7 @@ use crate::agent_protocol::{
     Acked, AgentMessage, FromAgent, HEARTBEAT_SECS, Join, Joined, OpResult, ToAgent,
 };
 use crate::clock;
+use crate::error_chain::chain;
 use crate::gse::response::Envelope;
 use crate::http::{ClientConfig, describe, redirect};
 use crate::model::HostKey;
@@ -55,7 +56,7 @@ pub async fn run(
     mut ready: impl FnMut(),
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), String> {
-    let client = config.calling.client(&config.url)?;
+    let client = config.calling.client(&config.url).map_err(|error| chain(&error))?;
     let mut wait = BACKOFF.0;
     loop {
         let begun = Instant::now();
@@ -271,7 +272,7 @@ impl GatewayClient {
         let file = config.token_file.display();
         let token = std::fs::read_to_string(&config.token_file)
             .map_err(|error| format!("cannot read token file {file}: {error}"))?;
-        crate::permissions::check_private(&config.token_file)?;
+        crate::permissions::check_private(&config.token_file).map_err(|error| chain(&error))?;
         let token = token.trim().to_owned();
         let base = format!("{}/api/abide/v1/agent", config.url.trim_end_matches('/'));
         Ok(GatewayClient { client: client.clone(), base, token })

@@ -121,9 +121,9 @@ impl Supervisor {
         process::set_cloexec();
         crate::malloc::allocate_tightly();
         let store = Embedded::open_alone(&folder.join("agent.db"))?;
-        close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"]).map_err(Error::Disk)?;
-        let exits = ExitRecords::in_folder(folder)
-            .map_err(|error| Error::Disk(format!("{}: {error}", folder.display())))?;
+        close_to_others(folder, &["agent.db", "agent.db-wal", "agent.db-shm"])
+            .map_err(|error| Error::Unsafe(Arc::new(error)))?;
+        let exits = ExitRecords::in_folder(folder).map_err(|error| Error::io(folder.display(), error))?;
         let groups = Cgroups::under_own_cgroup(folder);
         let shared = Arc::new(AgentContext {
             store,

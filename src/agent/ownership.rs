@@ -18,8 +18,9 @@ use super::process::{
 };
 use super::state::ProcessRun;
 use super::user_files::{FileWork, PidEntry, Rights};
+use crate::error_chain::chain;
 use crate::model::{InstanceKey, Spec};
-use crate::permissions::{Above, refuse_changeable, user_name};
+use crate::permissions::{Above, PermissionError, refuse_changeable, user_name};
 
 /// Maximum length of a chain of parents.
 const MAX_ANCESTORS: usize = 64;
@@ -292,7 +293,7 @@ async fn refuse_pid_file(spec: &Spec, rights: &Rights) -> Result<(), String> {
 
 /// Checks the permissions of a pid file. Blocks.
 fn refuse_changeable_pid_file(path: &Path, account: &Account) -> Result<(), String> {
-    let refused = |why: String| format!("its pid file cannot be trusted: {why}");
+    let refused = |error: PermissionError| format!("its pid file cannot be trusted: {}", chain(&error));
     refuse_changeable(path, account.uid(), Above::Owned).map_err(refused)?;
     // In a sticky directory that all users can write, another user can create the file.
     match path.parent() {

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use tracing::{info, warn};
 
 use super::account::Account;
+use crate::error_chain::chain;
 use crate::model::{EnvValue, InstanceKey, Spec, glob};
 use crate::permissions::{Above, own_uid, refuse_changeable, resolved};
 
@@ -50,7 +51,7 @@ impl HostPolicy {
         let failed = |why: String| format!("host policy {}: {why}", file.display());
         let text = std::fs::read_to_string(file)
             .map_err(|error| failed(format!("cannot read the file: {error}")))?;
-        let meta = refuse_changeable(file, own_uid(), Above::Owned).map_err(failed)?;
+        let meta = refuse_changeable(file, own_uid(), Above::Owned).map_err(|error| failed(chain(&error)))?;
         if !meta.is_file() {
             return Err(failed("not a regular file".to_owned()));
         }

@@ -25,7 +25,7 @@ pub struct RefusedInstance {
 pub async fn refused_instances(folder: &Path, policy: &HostPolicy) -> Result<Vec<RefusedInstance>, Error> {
     let file = folder.join("agent.db");
     if !file.is_file() {
-        return Err(Error::Disk(format!("{} does not exist", file.display())));
+        return Err(Error::Missing { file: file.display().to_string() });
     }
     let store = Embedded::open(&file)?;
     let mut refused = Vec::new();

@@ -16,6 +16,7 @@ use crate::cli::output::print::{Printer, count, visible};
 use crate::cli::systemd::Systemd;
 use crate::cli::target::runtime;
 use crate::cli::{Exit, Failure};
+use crate::error_chain::chain;
 use crate::http::{AddressError, ClientConfig};
 use crate::malloc;
 use crate::model::HostKey;
@@ -104,7 +105,7 @@ pub fn run(args: &AgentArgs, printer: &Printer) -> Result<Exit, Failure> {
         let message = "--ca-only needs --ca-file FILE: without it no certificate is trusted";
         return Err(Failure::new(Exit::Usage, message).hint("pass --ca-file FILE, or omit --ca-only"));
     }
-    args.client_config().client(join).map_err(refused)?;
+    args.client_config().client(join).map_err(|error| refused(chain(&error)))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(8)
@@ -128,7 +129,7 @@ async fn run_until_stopped(
     private_file(&args.data.join("agent.db"))?;
     // The session waits for a missing token file, as it does for an unreachable gateway.
     if token_file.exists() {
-        require_private(token_file).map_err(failed)?;
+        require_private(token_file).map_err(|error| failed(chain(&error)))?;
     }
     let agent = agent_name(&args.data).map_err(failed)?;
     let hosts = if args.as_host.is_empty() { vec![this_host()] } else { args.as_host.clone() };
