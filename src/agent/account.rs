@@ -4,6 +4,23 @@ use std::path::PathBuf;
 
 use crate::model::Spec;
 
+/// Why a process cannot run as a user.
+#[derive(Debug, thiserror::Error)]
+pub enum AccountError {
+    #[error("the agent's own uid has no user name")]
+    NoName,
+    #[error("cannot look up user {name:?}: {source}")]
+    LookUp { name: String, source: nix::Error },
+    #[error("user {name:?} does not exist on this host")]
+    Unknown { name: String },
+    #[error("{name:?} is not a valid user name")]
+    InvalidName { name: String },
+    #[error("cannot look up the groups of user {name:?}: {source}")]
+    Groups { name: String, source: nix::Error },
+    #[error("cannot run a process as user {name:?}: the agent does not run as root")]
+    NotRoot { name: String },
+}
+
 /// The user that a process runs as.
 #[derive(Clone, Debug)]
 pub struct Account {
@@ -25,27 +42,27 @@ pub struct FileCredentials {
 
 impl Account {
     /// The account of a spec; without `user`, the agent's own.
-    pub fn of(spec: &Spec) -> Result<Account, String> {
+    pub fn of(spec: &Spec) -> Result<Account, AccountError> {
         match &spec.identity.user {
             Some(name) => Account::named(name),
             None => {
                 let me = nix::unistd::User::from_uid(nix::unistd::geteuid()).ok().flatten();
-                Account::named(&me.ok_or("the agent's own uid has no user name")?.name)
+                Account::named(&me.ok_or(AccountError::NoName)?.name)
             }
         }
     }
 
-    pub fn named(name: &str) -> Result<Account, String> {
+    pub fn named(name: &str) -> Result<Account, AccountError> {
         use nix::unistd::{User, getgrouplist};
-        let user = User::from_name(name).map_err(|error| format!("cannot look up user {name:?}: {error}"))?;
-        let user = user.ok_or_else(|| format!("user {name:?} does not exist on this host"))?;
-        let c_name =
-            std::ffi::CString::new(name).map_err(|_| format!("{name:?} is not a valid user name"))?;
+        let named = || name.to_owned();
+        let user = User::from_name(name).map_err(|source| AccountError::LookUp { name: named(), source })?;
+        let user = user.ok_or_else(|| AccountError::Unknown { name: named() })?;
+        let c_name = std::ffi::CString::new(name).map_err(|_| AccountError::InvalidName { name: named() })?;
         let groups = getgrouplist(&c_name, user.gid)
-            .map_err(|error| format!("cannot look up the groups of user {name:?}: {error}"))?;
+            .map_err(|source| AccountError::Groups { name: named(), source })?;
         let me = nix::unistd::geteuid();
         if !me.is_root() && user.uid != me {
-            return Err(format!("cannot run a process as user {name:?}: the agent does not run as root"));
+            return Err(AccountError::NotRoot { name: named() });
         }
         Ok(Account {
             uid: user.uid.as_raw(),

@@ -14,16 +14,64 @@ use rustix::process::Signal;
 use super::account::Account;
 use super::cgroup::Cgroup;
 use super::clone_exec::{self, ExecRequest, ExecStage, VforkGuard};
-use super::exit_record::{self, ExitRecords, kill_group, recording_shell_args};
+use super::exit_record::{self, ExitRecordError, ExitRecords, kill_group, recording_shell_args};
 use super::masking::SecretTexts;
-use super::output::Output;
+use super::output::{Output, OutputError};
 use super::process::{ProcessHandle, kill_unclaimed};
-use super::user_files::{self, MAX_PER_USER, PidFile, Rights};
+use super::user_files::{self, MAX_PER_USER, PidFile, Rights, UserFileError};
 use crate::model::{EnvValue, Spec};
 
 /// Variables that identify launched processes to the agent. A spec cannot set them.
 const LAUNCH_VARIABLES: [&str; 4] =
     ["ABIDE_INSTANCE", "ABIDE_INCARNATION", "ABIDE_PID", exit_record::RECORD_VARIABLE];
+
+/// Why a process or command was not launched.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    #[error(transparent)]
+    Files(#[from] UserFileError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error(transparent)]
+    Record(#[from] ExitRecordError),
+    #[error("env {name}: the value of the secret is not available")]
+    NoSecret { name: String },
+    #[error("env {name:?} contains a NUL byte")]
+    NulInEnv { name: String },
+    /// The message does not contain the text, which may be a secret.
+    #[error("the command, its environment or its folder contains a NUL byte")]
+    Nul,
+    #[error(
+        "cannot run {command:?} as user {user:?}: waited {} s for the {MAX_PER_USER} launches of this user that are \
+         in flight; a launch hangs where its log_path, pid_path or program is on a file system that does not answer",
+        QUEUE_TIMEOUT.as_secs()
+    )]
+    Queue { command: String, user: String },
+    #[error("cannot run {command:?} as user {user:?}: cannot open a handle on the process; it was killed")]
+    NoHandle { command: String, user: String },
+    #[error("cannot run {command:?} as user {user:?}: the launching thread failed")]
+    ThreadFailed { command: String, user: String },
+    #[error("cannot run {command:?} as user {user:?}: no answer within {} s", LAUNCH_TIMEOUT.as_secs())]
+    TimedOut { command: String, user: String },
+    /// The caller no longer waits.
+    #[error("the launch timed out")]
+    GivenUp,
+    #[error("cannot open /dev/null: {0}")]
+    Null(#[source] std::io::Error),
+    #[error("setup_path {} does not exist", folder.display())]
+    NoFolder { folder: PathBuf },
+    #[error("cannot enter setup_path {} as user {user:?}: {source}", folder.display())]
+    Folder { folder: PathBuf, user: String, source: std::io::Error },
+    #[error("cannot become user {user:?}: {source}")]
+    User { user: String, source: std::io::Error },
+    #[error(
+        "cannot run {command:?} as user {user:?}: the new process did not reach its program within {} s and was killed",
+        clone_exec::EXEC_TIMEOUT.as_secs()
+    )]
+    ExecTimedOut { command: String, user: String },
+    #[error("cannot run {command:?}: {source}")]
+    Exec { command: String, source: std::io::Error },
+}
 
 /// The variables of a spec that [`environment`] ignores.
 pub fn ignored_variables(spec: &Spec) -> impl Iterator<Item = &String> {
@@ -42,7 +90,7 @@ pub async fn environment(
     spec: &Spec,
     rights: &Rights,
     launch_variables: &[(&str, String)],
-) -> Result<Environment, String> {
+) -> Result<Environment, LaunchError> {
     let account = rights.account();
     let mut secrets = SecretTexts::default();
     let mut env = BTreeMap::from([
@@ -68,12 +116,12 @@ pub async fn environment(
             EnvValue::Text(text) => text.clone(),
             EnvValue::Secret(secret) => secret.expose().to_owned(),
             EnvValue::Digest(_) => {
-                return Err(format!("env {name}: the value of the secret is not available"));
+                return Err(LaunchError::NoSecret { name: name.clone() });
             }
             EnvValue::File(_) => values.remove(name).unwrap_or_default(),
         };
         if name.contains('\0') || value.contains('\0') {
-            return Err(format!("env {name:?} contains a NUL byte"));
+            return Err(LaunchError::NulInEnv { name: name.clone() });
         }
         if is_secret {
             secrets.add(&value);
@@ -146,15 +194,10 @@ impl Drop for UnclaimedProcess {
 
 impl Launch {
     /// Launches the process on a worker thread. It is claimed from its creation on.
-    pub async fn spawn(self) -> Result<ProcessHandle, String> {
+    pub async fn spawn(self) -> Result<ProcessHandle, LaunchError> {
         let (command, user) = (self.command.clone(), self.rights.account().name().to_owned());
-        let permit = tokio::time::timeout(QUEUE_TIMEOUT, self.rights.launch_permit()).await.map_err(|_| {
-            format!(
-                "cannot run {command:?} as user {user:?}: waited {} s for the {MAX_PER_USER} launches of this user that are \
-                 in flight; a launch hangs where its log_path, pid_path or program is on a file system that does not answer",
-                QUEUE_TIMEOUT.as_secs()
-            )
-        })?;
+        let permit = tokio::time::timeout(QUEUE_TIMEOUT, self.rights.launch_permit()).await;
+        let Ok(permit) = permit else { return Err(LaunchError::Queue { command, user }) };
         let vfork = Arc::new(VforkGuard::default());
         let timed_out = Arc::new(AtomicBool::new(false));
         let (send, mut receive) = tokio::sync::oneshot::channel();
@@ -169,31 +212,22 @@ impl Launch {
         user_files::spawn_thread(work)?;
         // By reference: a result that arrives at the last moment is dropped after `timed_out` is set, and so killed.
         match tokio::time::timeout(LAUNCH_TIMEOUT, &mut receive).await {
-            Ok(Ok(launched)) => launched?.into_handle().ok_or_else(|| {
-                format!(
-                    "cannot run {command:?} as user {user:?}: cannot open a handle on the process; it was killed"
-                )
-            }),
-            Ok(Err(_)) => {
-                Err(format!("cannot run {command:?} as user {user:?}: the launching thread failed"))
-            }
+            Ok(Ok(launched)) => launched?.into_handle().ok_or(LaunchError::NoHandle { command, user }),
+            Ok(Err(_)) => Err(LaunchError::ThreadFailed { command, user }),
             Err(_) => {
                 timed_out.store(true, Ordering::Release);
                 vfork.end();
-                Err(format!(
-                    "cannot run {command:?} as user {user:?}: no answer within {} s",
-                    LAUNCH_TIMEOUT.as_secs()
-                ))
+                Err(LaunchError::TimedOut { command, user })
             }
         }
     }
 
-    fn launch(&self, vfork: &VforkGuard, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), String> {
+    fn launch(&self, vfork: &VforkGuard, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), LaunchError> {
         let opened = self.open()?;
         let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
         if given_up() {
             pid_file.iter().for_each(|file| self.rights.discard_pid_file(file));
-            return Err("the launch timed out".to_owned());
+            return Err(LaunchError::GivenUp);
         }
         let spawned = self.exec_or_shell(&opened, vfork);
         let written = spawned.and_then(|(pid, fd)| match self.name(pid_file.as_ref(), pid) {
@@ -209,18 +243,16 @@ impl Launch {
         written
     }
 
-    fn name(&self, pid_file: Option<&Arc<PidFile>>, pid: u32) -> Result<(), String> {
-        pid_file.map_or(Ok(()), |file| self.rights.write_pid_file(file, pid))
+    fn name(&self, pid_file: Option<&Arc<PidFile>>, pid: u32) -> Result<(), LaunchError> {
+        pid_file.map_or(Ok(()), |file| Ok(self.rights.write_pid_file(file, pid)?))
     }
 
-    fn open(&self) -> Result<LaunchFiles, String> {
+    fn open(&self) -> Result<LaunchFiles, LaunchError> {
         let null = File::options().read(true).write(true).open("/dev/null");
-        let null = null.map_err(|error| format!("cannot open /dev/null: {error}"))?;
+        let null = null.map_err(LaunchError::Null)?;
         let output = match &self.output {
             Sink::Nowhere => None,
-            Sink::Memory(file) => Some(
-                file.try_clone().map_err(|error| format!("cannot capture the command's output: {error}"))?,
-            ),
+            Sink::Memory(file) => Some(file.try_clone().map_err(OutputError)?),
             Sink::Log(path, name) => Some(self.rights.open_log(path, name)?),
         };
         let code = self.record.as_ref().map(|(records, id)| records.create(id)).transpose()?;
@@ -228,7 +260,7 @@ impl Launch {
     }
 
     /// Executes the command directly if possible, by a shell if necessary.
-    fn exec_or_shell(&self, opened: &LaunchFiles, vfork: &VforkGuard) -> Result<(u32, OwnedFd), String> {
+    fn exec_or_shell(&self, opened: &LaunchFiles, vfork: &VforkGuard) -> Result<(u32, OwnedFd), LaunchError> {
         let shell =
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
         let by_shell = match &self.record {
@@ -246,11 +278,11 @@ impl Launch {
             }
             begun => begun,
         }
-        .map_err(|(stage, error)| self.explain(stage, &error))
+        .map_err(|(stage, error)| self.explain(stage, error))
     }
 
     /// The candidate paths of a program, like the search of PATH by a shell.
-    fn search_path(&self, program: &str) -> Result<Vec<CString>, String> {
+    fn search_path(&self, program: &str) -> Result<Vec<CString>, LaunchError> {
         if program.contains('/') {
             return Ok(vec![c_string(program)?]);
         }
@@ -266,7 +298,7 @@ impl Launch {
         programs: Vec<CString>,
         words: &[String],
     ) -> Result<(u32, OwnedFd), (ExecStage, std::io::Error)> {
-        let wrong = |why: String| (ExecStage::Program, std::io::Error::other(why));
+        let wrong = |error: LaunchError| (ExecStage::Program, std::io::Error::other(error));
         let texts = |texts: &[String]| {
             texts.iter().map(|text| c_string(text)).collect::<Result<_, _>>().map_err(wrong)
         };
@@ -288,20 +320,18 @@ impl Launch {
         request.spawn(vfork)
     }
 
-    fn explain(&self, stage: ExecStage, error: &std::io::Error) -> String {
-        let (command, folder, name) = (&self.command, self.folder.display(), self.rights.account().name());
+    fn explain(&self, stage: ExecStage, source: std::io::Error) -> LaunchError {
+        let (command, folder) = (self.command.clone(), self.folder.clone());
+        let user = self.rights.account().name().to_owned();
         match stage {
-            ExecStage::Folder if error.raw_os_error() == Some(libc::ENOENT) => {
-                format!("setup_path {folder} does not exist")
+            ExecStage::Folder if source.raw_os_error() == Some(libc::ENOENT) => {
+                LaunchError::NoFolder { folder }
             }
-            ExecStage::Folder => format!("cannot enter setup_path {folder} as user {name:?}: {error}"),
-            ExecStage::User => format!("cannot become user {name:?}: {error}"),
-            ExecStage::TimedOut => format!(
-                "cannot run {command:?} as user {name:?}: the new process did not reach its program within {} s and was killed",
-                clone_exec::EXEC_TIMEOUT.as_secs()
-            ),
+            ExecStage::Folder => LaunchError::Folder { folder, user, source },
+            ExecStage::User => LaunchError::User { user, source },
+            ExecStage::TimedOut => LaunchError::ExecTimedOut { command, user },
             ExecStage::Clone | ExecStage::Session | ExecStage::Descriptors | ExecStage::Program => {
-                format!("cannot run {command:?}: {error}")
+                LaunchError::Exec { command, source }
             }
         }
     }
@@ -313,10 +343,8 @@ fn kill_and_reap(pid: u32, fd: &OwnedFd) {
     clone_exec::reap_failed(pid, fd);
 }
 
-fn c_string(text: &str) -> Result<CString, String> {
-    // The message does not contain the text, which may be a secret.
-    CString::new(text)
-        .map_err(|_| "the command, its environment or its folder contains a NUL byte".to_owned())
+fn c_string(text: &str) -> Result<CString, LaunchError> {
+    CString::new(text).map_err(|_| LaunchError::Nul)
 }
 
 /// The words of a command that needs no shell; `None`: the command needs one.
@@ -365,7 +393,7 @@ pub async fn run(
     program: SpecCommand<'_>,
     record: Option<(ExitRecords, String)>,
     group: Option<Cgroup>,
-) -> Result<(CommandExit, Output), String> {
+) -> Result<(CommandExit, Output), LaunchError> {
     let SpecCommand { command, folder, rights, env: Environment { variables, secrets }, time } = program;
     let output = Output::new()?;
     let recorded = record.is_some();
@@ -432,7 +460,7 @@ mod tests {
         };
         tokio::time::pause();
         let begun = tokio::time::Instant::now();
-        let why = launch.spawn().await.err().expect("no permit");
+        let why = launch.spawn().await.err().expect("no permit").to_string();
         assert!(begun.elapsed() >= QUEUE_TIMEOUT);
         for part in
             ["\"./run\"", &me, "waited 60 s for the 8 launches of this user", "log_path, pid_path or program"]

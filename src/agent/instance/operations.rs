@@ -8,6 +8,7 @@ use rustix::process::Signal;
 use super::adoption::not_owned;
 use super::{InstanceTask, Monitors, OpReply, done, failed};
 use crate::agent::cgroup::Cgroup;
+use crate::agent::error::AgentError;
 use crate::agent::exit_record::command_id;
 use crate::agent::fresh_id;
 use crate::agent::output::Output;
@@ -223,7 +224,7 @@ impl InstanceTask {
         if let Some(command) = command {
             let record = op_id.map(|op_id| command_id(op_id, "stop"));
             let output = match self.command(&owned.spec, command, record, None).await {
-                Err(why) => Some(why),
+                Err(error) => Some(error.into()),
                 Ok(CommandExit::Success) => None,
                 Ok(CommandExit::Failure(code, output)) => {
                     Some(format!("stop: the command ended with {code}: {output}"))
@@ -329,7 +330,7 @@ impl InstanceTask {
     ) -> OpReply {
         let rights = match self.shared.rights_of(&owned.spec) {
             Ok(rights) => rights,
-            Err(why) => return failed(why),
+            Err(error) => return failed(AgentError::from(error)),
         };
         self.state.ending = op_id.map(str::to_owned);
         if let Err(reply) = self.write_pending().await {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, renameat, unlinkat};
 
 use super::walk::{FileAccess, FileError, Folder, WalkRule, parent};
-use super::{FileWork, Rights, run_as_user};
+use super::{FileWork, Rights, UserFileError, run_as_user};
 
 /// Maximum size of a pid file.
 const MAX_PID_FILE_BYTES: u64 = 64;
@@ -34,12 +34,12 @@ pub struct PidFile {
 
 impl Rights {
     /// Performs all steps that can fail for missing rights, before the process is created. Blocks.
-    pub fn prepare_pid_file(&self, path: &Path) -> Result<Arc<PidFile>, String> {
+    pub fn prepare_pid_file(&self, path: &Path) -> Result<Arc<PidFile>, UserFileError> {
         self.with(path, PidFile::prepare).map(Arc::new).map_err(|error| {
             let denied =
                 matches!(&error, FileError::Io(error) if error.kind() == io::ErrorKind::PermissionDenied);
             let hint = if denied { self.pid_path_hint(path) } else { String::new() };
-            self.explain("cannot write pid_path", path, error) + &hint
+            self.explain("cannot write pid_path", path, error).with_hint(hint)
         })
     }
 
@@ -58,7 +58,7 @@ impl Rights {
     }
 
     /// Writes the pid, and renames the file to its path. Blocks.
-    pub fn write_pid_file(&self, prepared: &Arc<PidFile>, pid: u32) -> Result<(), String> {
+    pub fn write_pid_file(&self, prepared: &Arc<PidFile>, pid: u32) -> Result<(), UserFileError> {
         self.with_prepared_rights(prepared, move |prepared| prepared.write(pid))
             .map_err(|error| self.explain("cannot write pid_path", &prepared.path, error))
     }
@@ -72,7 +72,7 @@ impl Rights {
 
     /// The pid in a pid file, as a hint. Accepts only a regular file with a number that is neither pid 1 nor the agent. An
     /// error: the file cannot be read, and may name a process.
-    pub async fn read_pid_file(&self, path: &str) -> Result<PidEntry, String> {
+    pub async fn read_pid_file(&self, path: &str) -> Result<PidEntry, UserFileError> {
         let path = PathBuf::from(path);
         self.run(FileWork::PidFile, "read pid_path", move |rights| rights.pid_in(&path)).await
     }
@@ -94,7 +94,7 @@ impl Rights {
         let _ = removed.await;
     }
 
-    fn pid_in(&self, path: &Path) -> Result<PidEntry, String> {
+    fn pid_in(&self, path: &Path) -> Result<PidEntry, UserFileError> {
         let shown = path.display();
         let text = self.with(path, |path, rule| {
             let (folder, name) = parent(path, rule, false)?;
@@ -124,7 +124,7 @@ impl Rights {
                     | FileError::Exposed(_) => false,
                 };
                 let why = self.explain("cannot read pid_path", path, error);
-                return if names_none { Ok(PidEntry::None(why)) } else { Err(why) };
+                return if names_none { Ok(PidEntry::None(why.to_string())) } else { Err(why) };
             }
         };
         let Ok(pid) = text.trim().parse::<u32>() else {

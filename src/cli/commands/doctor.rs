@@ -102,8 +102,11 @@ fn host_policy(home: &Home) -> Vec<Finding> {
     let named = std::env::var_os("ABIDE_AGENT_POLICY").filter(|file| !file.is_empty()).map(PathBuf::from);
     let policy = match HostPolicy::read(named.as_deref()) {
         Ok(policy) => policy,
-        Err(why) => {
-            return vec![Finding::Bad(why, "fix the file: the agent does not start with it".to_owned())];
+        Err(error) => {
+            return vec![Finding::Bad(
+                chain(&error),
+                "fix the file: the agent does not start with it".to_owned(),
+            )];
         }
     };
     let folder = home.path("agent");
