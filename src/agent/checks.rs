@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::spawn::{CommandExit, LaunchError, SpecCommand, environment, run};
+use super::error::LaunchError;
+use super::spawn::{CommandExit, SpecCommand, environment, run};
 use super::user_files::{FileSum, FileWork, Rights, UserFileError, own_sum};
 use crate::agent_protocol::{ConfigState, OwnedSpec};
 use crate::error_chain::chain;

@@ -14,64 +14,17 @@ use rustix::process::Signal;
 use super::account::Account;
 use super::cgroup::Cgroup;
 use super::clone_exec::{self, ExecRequest, ExecStage, VforkGuard};
-use super::exit_record::{self, ExitRecordError, ExitRecords, kill_group, recording_shell_args};
+use super::error::LaunchError;
+use super::exit_record::{self, ExitRecords, kill_group, recording_shell_args};
 use super::masking::SecretTexts;
 use super::output::{Output, OutputError};
 use super::process::{ProcessHandle, kill_unclaimed};
-use super::user_files::{self, MAX_PER_USER, PidFile, Rights, UserFileError};
+use super::user_files::{self, PidFile, Rights};
 use crate::model::{EnvValue, Spec};
 
 /// Variables that identify launched processes to the agent. A spec cannot set them.
 const LAUNCH_VARIABLES: [&str; 4] =
     ["ABIDE_INSTANCE", "ABIDE_INCARNATION", "ABIDE_PID", exit_record::RECORD_VARIABLE];
-
-/// Why a process or command was not launched.
-#[derive(Debug, thiserror::Error)]
-pub enum LaunchError {
-    #[error(transparent)]
-    Files(#[from] UserFileError),
-    #[error(transparent)]
-    Output(#[from] OutputError),
-    #[error(transparent)]
-    Record(#[from] ExitRecordError),
-    #[error("env {name}: the value of the secret is not available")]
-    NoSecret { name: String },
-    #[error("env {name:?} contains a NUL byte")]
-    NulInEnv { name: String },
-    /// The message does not contain the text, which may be a secret.
-    #[error("the command, its environment or its folder contains a NUL byte")]
-    Nul,
-    #[error(
-        "cannot run {command:?} as user {user:?}: waited {} s for the {MAX_PER_USER} launches of this user that are \
-         in flight; a launch hangs where its log_path, pid_path or program is on a file system that does not answer",
-        QUEUE_TIMEOUT.as_secs()
-    )]
-    Queue { command: String, user: String },
-    #[error("cannot run {command:?} as user {user:?}: cannot open a handle on the process; it was killed")]
-    NoHandle { command: String, user: String },
-    #[error("cannot run {command:?} as user {user:?}: the launching thread failed")]
-    ThreadFailed { command: String, user: String },
-    #[error("cannot run {command:?} as user {user:?}: no answer within {} s", LAUNCH_TIMEOUT.as_secs())]
-    TimedOut { command: String, user: String },
-    /// The caller no longer waits.
-    #[error("the launch timed out")]
-    GivenUp,
-    #[error("cannot open /dev/null: {0}")]
-    Null(#[source] std::io::Error),
-    #[error("setup_path {} does not exist", folder.display())]
-    NoFolder { folder: PathBuf },
-    #[error("cannot enter setup_path {} as user {user:?}: {source}", folder.display())]
-    Folder { folder: PathBuf, user: String, source: std::io::Error },
-    #[error("cannot become user {user:?}: {source}")]
-    User { user: String, source: std::io::Error },
-    #[error(
-        "cannot run {command:?} as user {user:?}: the new process did not reach its program within {} s and was killed",
-        clone_exec::EXEC_TIMEOUT.as_secs()
-    )]
-    ExecTimedOut { command: String, user: String },
-    #[error("cannot run {command:?}: {source}")]
-    Exec { command: String, source: std::io::Error },
-}
 
 /// The variables of a spec that [`environment`] ignores.
 pub fn ignored_variables(spec: &Spec) -> impl Iterator<Item = &String> {
@@ -143,10 +96,10 @@ pub enum Sink {
 }
 
 /// Maximum duration of a launch: opening its files, clone and `execve`.
-const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
+pub const LAUNCH_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum wait for the user's permit: longer than [`LAUNCH_TIMEOUT`], since a long queue of successful launches is not an
 /// error.
-const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
+pub const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One launch. Its files are opened after it has its user's permit: any number of launches may wait for one.
 pub struct Launch {
@@ -430,7 +383,7 @@ mod tests {
     use super::*;
     use std::task::Poll;
 
-    use crate::agent::user_files::UserPermits;
+    use crate::agent::user_files::{MAX_PER_USER, UserPermits};
 
     /// Launches that hang use up the permits of their user. The next launch of that user fails with the reason.
     #[tokio::test]
