@@ -162,6 +162,7 @@ impl ExecRequest<'_> {
             cloned = clone_without_clone3(image, sharing, pidfd);
         }
         let pid = cloned.map_err(|error| (ExecStage::Clone, error))?;
+        reaper::spawned();
         if let Some(identity) = ProcessIdentity::of(pid) {
             reaper::claim(pid, identity.started);
         }
