@@ -142,7 +142,7 @@ impl Supervisor {
             policy,
             check_interval,
         });
-        tokio::spawn(reaper::reap());
+        reaper::start();
         let mut fences: HashMap<String, u64> =
             load_all::<u64>(&shared.store, "fence/").await?.into_iter().collect();
         fences.retain(|owner, generation| {

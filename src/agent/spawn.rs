@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use super::account::Account;
 use super::cgroup::Cgroup;
-use super::clone_exec::{self, ExecRequest, ExecStage, VforkGuard};
+use super::clone_exec::{self, ExecRequest, ExecStage, SpawnedProcess, VforkGuard};
 use super::error::LaunchError;
 use super::exit_record::{self, ExitRecords, kill_group, recording_shell_args};
 use super::masking::SecretTexts;
@@ -126,21 +126,20 @@ struct LaunchFiles {
 /// If it is dropped because the agent ends, it lives on like every other process, and the next agent finds it by its launch
 /// id.
 struct UnclaimedProcess {
-    pid: u32,
-    fd: Option<OwnedFd>,
+    process: Option<SpawnedProcess>,
     timed_out: Arc<AtomicBool>,
 }
 
 impl UnclaimedProcess {
     fn into_handle(mut self) -> Option<ProcessHandle> {
-        ProcessHandle::from_child(self.pid, self.fd.take()?)
+        ProcessHandle::from_child(self.process.take()?)
     }
 }
 
 impl Drop for UnclaimedProcess {
     fn drop(&mut self) {
         if self.timed_out.load(Ordering::Acquire) {
-            self.fd.iter().for_each(|fd| kill_unclaimed(self.pid, fd));
+            self.process.iter().for_each(|one| kill_unclaimed(one.pid, &one.fd));
         }
     }
 }
@@ -159,7 +158,7 @@ impl Launch {
             let launched = self.launch(&watched, || send.is_closed());
             // Released by the thread, so that stuck launches count against their user.
             drop(permit);
-            let unclaimed = |(pid, fd)| UnclaimedProcess { pid, fd: Some(fd), timed_out: gave_up };
+            let unclaimed = |process| UnclaimedProcess { process: Some(process), timed_out: gave_up };
             drop(send.send(launched.map(unclaimed)));
         };
         user_files::spawn_thread(work)?;
@@ -175,7 +174,7 @@ impl Launch {
         }
     }
 
-    fn launch(&self, vfork: &VforkGuard, given_up: impl Fn() -> bool) -> Result<(u32, OwnedFd), LaunchError> {
+    fn launch(&self, vfork: &VforkGuard, given_up: impl Fn() -> bool) -> Result<SpawnedProcess, LaunchError> {
         let opened = self.open()?;
         let pid_file = self.pid_file.as_ref().map(|path| self.rights.prepare_pid_file(path)).transpose()?;
         if given_up() {
@@ -183,10 +182,10 @@ impl Launch {
             return Err(LaunchError::GivenUp);
         }
         let spawned = self.exec_or_shell(&opened, vfork);
-        let written = spawned.and_then(|(pid, fd)| match self.name(pid_file.as_ref(), pid) {
-            Ok(()) => Ok((pid, fd)),
+        let written = spawned.and_then(|process| match self.name(pid_file.as_ref(), process.pid) {
+            Ok(()) => Ok(process),
             Err(why) => {
-                kill_and_reap(pid, &fd);
+                kill_and_reap(&process);
                 Err(why)
             }
         });
@@ -213,7 +212,7 @@ impl Launch {
     }
 
     /// Executes the command directly if possible, by a shell if necessary.
-    fn exec_or_shell(&self, opened: &LaunchFiles, vfork: &VforkGuard) -> Result<(u32, OwnedFd), LaunchError> {
+    fn exec_or_shell(&self, opened: &LaunchFiles, vfork: &VforkGuard) -> Result<SpawnedProcess, LaunchError> {
         let shell =
             |script: String| (vec![c"/bin/sh".to_owned()], vec!["sh".to_owned(), "-c".to_owned(), script]);
         let by_shell = match &self.record {
@@ -250,7 +249,7 @@ impl Launch {
         vfork: &VforkGuard,
         programs: Vec<CString>,
         words: &[String],
-    ) -> Result<(u32, OwnedFd), (ExecStage, std::io::Error)> {
+    ) -> Result<SpawnedProcess, (ExecStage, std::io::Error)> {
         let wrong = |error: LaunchError| (ExecStage::Program, std::io::Error::other(error));
         let texts = |texts: &[String]| {
             texts.iter().map(|text| c_string(text)).collect::<Result<_, _>>().map_err(wrong)
@@ -283,17 +282,19 @@ impl Launch {
             ExecStage::Folder => LaunchError::Folder { folder, user, source },
             ExecStage::User => LaunchError::User { user, source },
             ExecStage::TimedOut => LaunchError::ExecTimedOut { command, user },
-            ExecStage::Clone | ExecStage::Session | ExecStage::Descriptors | ExecStage::Program => {
-                LaunchError::Exec { command, source }
-            }
+            ExecStage::Clone
+            | ExecStage::Table
+            | ExecStage::Session
+            | ExecStage::Descriptors
+            | ExecStage::Program => LaunchError::Exec { command, source },
         }
     }
 }
 
 /// Kills and reaps a process whose launch failed after its creation.
-fn kill_and_reap(pid: u32, fd: &OwnedFd) {
-    let _ = rustix::process::pidfd_send_signal(fd, Signal::KILL);
-    clone_exec::reap_failed(pid, fd);
+fn kill_and_reap(process: &SpawnedProcess) {
+    let _ = rustix::process::pidfd_send_signal(&process.fd, Signal::KILL);
+    clone_exec::reap_failed(process.pid, &process.fd);
 }
 
 fn c_string(text: &str) -> Result<CString, LaunchError> {

@@ -104,7 +104,7 @@ impl InstanceTask {
         let written = launch_id.is_some();
         let incarnation = launch_id.unwrap_or_else(fresh_id);
         let groups = &self.shared.groups;
-        let group = groups.of(&incarnation).or_else(|| groups.make(&incarnation, &owned.spec.resource));
+        let group = groups.make(&incarnation, &owned.spec.resource);
         let path = group.as_ref().map(Cgroup::path);
         let boot = boot_id().to_owned();
         let intent =
@@ -338,7 +338,7 @@ impl InstanceTask {
         }
         let (launch_id, since) = self.launch_of_operation();
         let groups = &self.shared.groups;
-        let group = groups.of(&launch_id).or_else(|| groups.make(&launch_id, &owned.spec.resource));
+        let group = groups.make(&launch_id, &owned.spec.resource);
         let replaced = self.state.run.clone();
         let evidence = LaunchEvidence {
             launch_id: &launch_id,

@@ -3,10 +3,11 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, renameat, unlinkat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, linkat, openat, renameat, unlinkat};
 
 use super::walk::{FileAccess, FileError, Folder, WalkRule, parent};
 use super::{FileWork, Rights, UserFileError, run_as_user};
@@ -27,7 +28,8 @@ pub struct PidFile {
     path: PathBuf,
     folder: Folder,
     name: OsString,
-    temporary: OsString,
+    /// Name of the temporary file; `None`: it has no name yet.
+    temporary: Option<OsString>,
     file: File,
     rule: WalkRule,
 }
@@ -66,7 +68,8 @@ impl Rights {
     /// Removes the temporary file after a failed launch. Blocks.
     pub fn discard_pid_file(&self, prepared: &Arc<PidFile>) {
         let _ = self.with_prepared_rights(prepared, |prepared| {
-            Ok(unlinkat(&prepared.folder.fd, &prepared.temporary, AtFlags::empty())?)
+            let Some(temporary) = &prepared.temporary else { return Ok(()) };
+            Ok(unlinkat(&prepared.folder.fd, temporary, AtFlags::empty())?)
         });
     }
 
@@ -81,11 +84,11 @@ impl Rights {
     pub async fn remove_pid_file(&self, path: &str, pid: u32) {
         let path = PathBuf::from(path);
         let removed = self.run(FileWork::PidFile, "remove pid_path", move |rights| {
-            if !matches!(rights.pid_in(&path)?, PidEntry::Pid(named) if named == pid) {
-                return Ok(());
-            }
-            let removed = rights.with(&path, |path, rule| {
+            let removed = rights.with(&path, move |path, rule| {
                 let (folder, name) = parent(path, rule, false)?;
+                if content(&folder, &name)?.trim().parse() != Ok(pid) {
+                    return Ok(());
+                }
                 Ok(unlinkat(&folder.fd, &name, AtFlags::empty())?)
             });
             removed.map_err(|error| rights.explain("cannot remove pid_path", &path, error))
@@ -98,13 +101,7 @@ impl Rights {
         let shown = path.display();
         let text = self.with(path, |path, rule| {
             let (folder, name) = parent(path, rule, false)?;
-            let file = folder.open(&name, FileAccess::Compare)?;
-            if file.metadata()?.len() > MAX_PID_FILE_BYTES {
-                return Err(FileError::TooLarge(MAX_PID_FILE_BYTES));
-            }
-            let mut text = String::new();
-            file.take(MAX_PID_FILE_BYTES).read_to_string(&mut text)?;
-            Ok(text)
+            content(&folder, &name)
         });
         let text = match text {
             Ok(text) => text,
@@ -153,6 +150,16 @@ impl Rights {
     }
 }
 
+fn content(folder: &Folder, name: &OsStr) -> Result<String, FileError> {
+    let file = folder.open(name, FileAccess::Compare)?;
+    if file.metadata()?.len() > MAX_PID_FILE_BYTES {
+        return Err(FileError::TooLarge(MAX_PID_FILE_BYTES));
+    }
+    let mut text = String::new();
+    file.take(MAX_PID_FILE_BYTES).read_to_string(&mut text)?;
+    Ok(text)
+}
+
 /// Checks that the file is regular, and empty or with a pid as its first line. Some programs add further lines.
 fn is_replaceable(folder: &Folder, name: &OsStr, stat: &Stat) -> Result<(), FileError> {
     // Includes /dev/null, which is accepted for other files.
@@ -175,18 +182,58 @@ impl PidFile {
     fn prepare(path: &Path, rule: WalkRule) -> Result<PidFile, FileError> {
         let (folder, name) = parent(path, rule, true)?;
         // Fails before the launch, not after it. Only a pid file is replaced: a wrong path must not destroy another file.
-        if let Some(stat) = folder.kind(&name)? {
-            is_replaceable(&folder, &name, &stat)?;
+        let replaced = folder.kind(&name)?;
+        if let Some(stat) = &replaced {
+            is_replaceable(&folder, &name, stat)?;
         }
-        // A random name with O_EXCL: no other user can guess it or have created it.
-        let temporary = OsString::from(format!(".abide-{}", crate::agent::fresh_id()));
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&folder.fd, &temporary, flags, Mode::from_raw_mode(0o644))?;
-        Ok(PidFile { path: path.to_owned(), folder, name, temporary, file: File::from(file), rule })
+        let (file, temporary) = match replaced.is_none().then(|| create_unnamed(&folder)).transpose() {
+            Ok(Some(file)) => (file, None),
+            // A file system without unnamed files, or a file to replace: only a rename replaces one.
+            Ok(None) | Err(_) => {
+                let temporary = random_name();
+                (create(&folder, &temporary)?, Some(temporary))
+            }
+        };
+        Ok(PidFile { path: path.to_owned(), folder, name, temporary, file, rule })
     }
 
     fn write(&self, pid: u32) -> Result<(), FileError> {
         (&self.file).write_all(format!("{pid}\n").as_bytes())?;
-        Ok(renameat(&self.folder.fd, &self.temporary, &self.folder.fd, &self.name)?)
+        let folder = &self.folder.fd;
+        let temporary = match &self.temporary {
+            Some(temporary) => temporary.clone(),
+            None => match link(&self.file, folder, &self.name) {
+                // Another file appeared in the meantime.
+                Err(rustix::io::Errno::EXIST) => {
+                    let temporary = random_name();
+                    link(&self.file, folder, &temporary)?;
+                    temporary
+                }
+                linked => return Ok(linked?),
+            },
+        };
+        Ok(renameat(folder, &temporary, folder, &self.name)?)
     }
+}
+
+/// A random name: no other user can guess it or have created it.
+fn random_name() -> OsString {
+    OsString::from(format!(".abide-{}", crate::agent::fresh_id()))
+}
+
+fn create(folder: &Folder, name: &OsStr) -> rustix::io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(&folder.fd, name, flags, Mode::from_raw_mode(0o644)).map(File::from)
+}
+
+/// A file that gets its name after it is written. Unlike a named one, it is made without a lock on the directory, for which
+/// launches would wait, and nothing of it remains if the agent is killed.
+fn create_unnamed(folder: &Folder) -> rustix::io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    openat(&folder.fd, ".", flags, Mode::from_raw_mode(0o644)).map(File::from)
+}
+
+/// Names an open file. Fails if the name exists.
+fn link(file: &File, folder: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
+    linkat(CWD, format!("/proc/self/fd/{}", file.as_raw_fd()), folder, name, AtFlags::SYMLINK_FOLLOW)
 }
