@@ -36,6 +36,7 @@
 //! - [`agent`]: processes of a host: launch, stop, supervision, limits, recovery after a crash.
 //! - [`cli`]: the commands, one file per verb in `cli::commands`. The only module that prints; no other depends on it.
 //! - [`clock`]: the wall clock, time zones and crontab schedules.
+//! - `error_chain`: an error and its causes in one line.
 //! - `escape`: escaping of untrusted text for terminals, HTML, XML and markdown.
 //! - `failpoint`: crash points for tests, in debug builds only.
 //! - `malloc`: allocator settings of long-running processes.
@@ -55,6 +56,7 @@ pub mod cli;
 pub mod clock;
 pub mod control;
 pub mod dashboard;
+mod error_chain;
 mod escape;
 pub mod execute;
 mod failpoint;

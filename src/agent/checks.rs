@@ -7,9 +7,10 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::health::{self, HealthSettings, Probe, ProbeResult};
+use super::error::LaunchError;
+use super::health::{self, HealthFailure, HealthSettings, Probe, ProbeResult};
 use super::spawn::{CommandExit, SpecCommand, environment, run};
-use super::user_files::{FileSum, FileWork, Rights, own_sum};
+use super::user_files::{FileSum, FileWork, Rights, UserFileError, own_sum};
 use crate::agent_protocol::{ConfigState, OwnedSpec};
 use crate::model::{ConfigFile, InstanceKey, Spec};
 
@@ -25,6 +26,17 @@ const VERSION_CHARS: usize = 100;
 /// Whether the spec has anything to check.
 pub fn has_any(spec: &Spec) -> bool {
     HealthSettings::of(spec).is_some() || spec.control.version_cmd.is_some() || !spec.configmap.is_empty()
+}
+
+/// Why a check command did not succeed.
+#[derive(Debug, thiserror::Error)]
+enum CheckError {
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    #[error("ended with {code}{}", if text.is_empty() { String::new() } else { format!(": {text}") })]
+    Failed { code: i32, text: String },
+    #[error("timed out after {} s", time.as_secs())]
+    TimedOut { time: Duration },
 }
 
 /// The result of one check.
@@ -78,7 +90,10 @@ async fn probe(
     settings: &HealthSettings<'_>,
 ) -> ProbeResult {
     match settings.probe {
-        Probe::Command(command) => run_check_command(key, spec, rights, pid, command, settings.timeout).await,
+        Probe::Command(command) => {
+            let ran = run_check_command(key, spec, rights, pid, command, settings.timeout).await;
+            ran.map_err(|error| HealthFailure::of(&error))
+        }
         Probe::Http(url) => health::probe_http(url, settings.timeout).await,
         Probe::Tcp(address) => health::probe_tcp(address, settings.timeout).await,
     }
@@ -92,7 +107,7 @@ async fn run_check_command(
     pid: u32,
     command: &str,
     time: Duration,
-) -> Result<String, String> {
+) -> Result<String, CheckError> {
     let variables = [("ABIDE_INSTANCE", key.to_string()), ("ABIDE_PID", pid.to_string())];
     let env = environment(spec, rights, &variables).await?;
     let folder = Path::new(&spec.identity.setup_path);
@@ -100,9 +115,8 @@ async fn run_check_command(
     let (ended, output) = run(SpecCommand { command, folder, rights, env, time }, None, None).await?;
     match ended {
         CommandExit::Success => Ok(output.tail(&secrets)),
-        CommandExit::Failure(code, text) if text.is_empty() => Err(format!("ended with {code}")),
-        CommandExit::Failure(code, text) => Err(format!("ended with {code}: {text}")),
-        CommandExit::TimedOut(_) => Err(format!("timed out after {} s", time.as_secs())),
+        CommandExit::Failure(code, text) => Err(CheckError::Failed { code, text }),
+        CommandExit::TimedOut(_) => Err(CheckError::TimedOut { time }),
     }
 }
 
@@ -124,8 +138,8 @@ async fn sums(entries: &[ConfigFile], rights: &Rights, mut known: FileSums) -> F
     }
     let files: Vec<_> =
         files.into_iter().map(|path| (known.remove(&path), path)).map(|(sum, path)| (path, sum)).collect();
-    let summed =
-        rights.run(FileWork::Sums, "read the configmap files", move |rights| Ok(rights.sums(files))).await;
+    let sum = move |rights: &Rights| Ok::<_, UserFileError>(rights.sums(files));
+    let summed = rights.run(FileWork::Sums, "read the configmap files", sum).await;
     summed.unwrap_or_default().into_iter().filter_map(|(path, sum)| Some((path, sum?))).collect()
 }
 

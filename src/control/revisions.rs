@@ -238,7 +238,7 @@ pub async fn activate<S: Store>(state: &S, activated: &NewRevision<'_>) -> Resul
             Outcome::Conflict(_) => {}
         }
     }
-    Err(Error::Unreachable(format!("{} keeps changing: concurrent activations", active_key(activated.owner))))
+    Err(Error::Contended { key: active_key(activated.owner) })
 }
 
 /// Deletes expired revisions, and lists and texts that only they use. A concurrent activation starts over: it may

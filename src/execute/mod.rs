@@ -41,7 +41,7 @@ use tokio::time::Instant;
 
 pub use self::active_holds::ActiveHolds;
 pub use self::recovery::{RecoveryError, recover};
-use crate::backend::{Backend, BackendError};
+use crate::backend::{Backend, BackendError, RowState};
 use crate::model::{HoldReason, InstanceKey, ObservedInstance, Op, Plan, ProcessKey, Step, Wave};
 use crate::reconcile::Caps;
 use crate::store::Store;
@@ -94,6 +94,9 @@ pub struct StepResult {
     pub instance: InstanceKey,
     pub op: Op,
     pub outcome: StepOutcome,
+    /// What the target reported.
+    pub state: RowState,
+    /// The code of `state`, for display.
     pub code: i64,
     pub message: String,
     pub took_ms: u64,
@@ -241,6 +244,7 @@ fn not_started(waves: &[Wave], why: &str) -> ExecutionResult {
         instance: step.instance.clone(),
         op: step.op,
         outcome: StepOutcome::Failed,
+        state: RowState::Unreported,
         code: 0,
         message: why.to_owned(),
         took_ms: 0,

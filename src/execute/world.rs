@@ -38,24 +38,15 @@ pub struct Observation {
 }
 
 /// Why an observation failed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ObserveError {
+    #[error(transparent)]
     Target(BackendError),
-    State(Error),
+    #[error("state store: {0}")]
+    State(#[source] Error),
     /// One instance has two rows.
+    #[error("{0} has two rows: one under its host's address, one under its agent id")]
     Ambiguous(InstanceKey),
-}
-
-impl std::fmt::Display for ObserveError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            ObserveError::Target(fault) => write!(f, "{fault}"),
-            ObserveError::State(error) => write!(f, "state store: {error}"),
-            ObserveError::Ambiguous(instance) => {
-                write!(f, "{instance} has two rows: one under its host's address, one under its agent id")
-            }
-        }
-    }
 }
 
 impl Observation {
@@ -170,7 +161,7 @@ impl Observation {
                     continue;
                 }
                 let seen = match (&row, now.unknown) {
-                    // Only a start can follow, and the target refuses it (828) if a process runs.
+                    // Only a start can follow, and the target refuses it if a process runs.
                     (None, true) => continue,
                     (Some(row), true) => ObservedInstance { unknown: true, ..row.clone() },
                     (_, false) if !entry.is_foreign(&now) => continue,

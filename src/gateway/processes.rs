@@ -6,13 +6,15 @@ use axum::body::{Body, Bytes};
 use futures_util::stream;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tracing::error;
 
 use super::hosts::HostSession;
 use super::registry::{RegistryRecord, instance_of};
 use super::secrets::{has_secrets, redacted_spec, spec_with_digests};
 use super::tasks::NamespaceFilter;
-use super::{ApiError, Gateway};
+use super::{ApiError, Gateway, readable};
 use crate::agent_protocol::{OwnedSpec, Report, ReportedRun};
+use crate::error_chain::chain;
 use crate::model::{InstanceKey, Time, glob};
 use crate::store::{Error, Seq, Store};
 
@@ -77,19 +79,37 @@ impl<S: Store> Gateway<S> {
                     return Ok(json!({"items": items, "more": after, "as_of": as_of}));
                 }
                 after = Some(entry.key.to_string());
-                let (Some(key), Ok(record)) =
-                    (instance_of(&entry.key), serde_json::from_slice::<RegistryRecord>(&entry.value))
+                // A record that cannot be read is logged and left out.
+                let (Some(key), Some(record)) =
+                    (instance_of(&entry.key), readable(entry.decode::<RegistryRecord>()))
                 else {
                     continue;
                 };
                 if query.matches(&key, Some(&record)) && may(key.namespace.as_str()) {
-                    let report = self.report(&key).await?;
-                    items.push(self.process(&key, &record, report.as_ref(), query.brief.is_none()));
+                    items.push(self.process_row(&key, &record, query.brief.is_none()).await?);
                 }
             }
             if page.more.is_none() {
                 return Ok(json!({"items": items, "more": null, "as_of": as_of}));
             }
+        }
+    }
+
+    /// The row of an instance. `unknown`: its report cannot be read, so whether it runs is not known.
+    async fn process_row(
+        &self,
+        key: &InstanceKey,
+        record: &RegistryRecord,
+        whole: bool,
+    ) -> Result<Value, ApiError> {
+        match self.report(key).await {
+            Err(ApiError::Store(error @ Error::InvalidValue { .. })) => {
+                error!(%error, "cannot read the report of an instance");
+                let mut row = self.process(key, record, None, whole);
+                row["unknown"] = json!(true);
+                Ok(row)
+            }
+            report => Ok(self.process(key, record, report?.as_ref(), whole)),
         }
     }
 
@@ -197,10 +217,7 @@ impl<S: Store> Gateway<S> {
             Err(_) => return (b"\n".to_vec(), after, false),
             Ok(Ok(changes)) => changes,
             Ok(Err(Error::Compacted)) => return (b"{\"forgotten\":true}\n".to_vec(), after, true),
-            Ok(Err(error)) => {
-                let line = json!({"error": error.to_string()}).to_string() + "\n";
-                return (line.into_bytes(), after, true);
-            }
+            Ok(Err(error)) => return (error_line(&error), after, true),
         };
         let last = changes.last().map_or(after, |change| change.number);
         let mut keys: Vec<InstanceKey> = changes
@@ -210,17 +227,33 @@ impl<S: Store> Gateway<S> {
             .collect();
         keys.sort();
         keys.dedup();
+        let lines = match self.change_lines(query, keys, last, may).await {
+            Ok(lines) => lines,
+            Err(error) => return (error_line(&error), after, true),
+        };
+        (lines.into_bytes(), last, false)
+    }
+
+    /// One line per changed instance.
+    async fn change_lines(
+        &self,
+        query: &Query,
+        keys: Vec<InstanceKey>,
+        last: Seq,
+        may: &SharedNamespaceFilter,
+    ) -> Result<String, ApiError> {
         let mut lines = String::new();
         for key in keys.into_iter().filter(|key| may(key.namespace.as_str())) {
-            let record = self.record(&key).await.ok().flatten();
+            let record = self.record(&key).await?;
             // A removed process, or one with a new owner, is sent to every watch that may have listed it.
             if !(Query { owner: None, ..query.clone() }).matches(&key, None) {
                 continue;
             }
             let record = record.filter(|record| query.matches(&key, Some(record)));
-            let report = self.report(&key).await.ok().flatten();
-            let row =
-                record.map(|record| self.process(&key, &record, report.as_ref(), query.brief.is_none()));
+            let row = match record {
+                Some(record) => Some(self.process_row(&key, &record, query.brief.is_none()).await?),
+                None => None,
+            };
             lines.push_str(&json!({"number": last, "instance": key, "process": row}).to_string());
             lines.push('\n');
         }
@@ -230,7 +263,7 @@ impl<S: Store> Gateway<S> {
         if !lines.ends_with('\n') {
             lines.push('\n');
         }
-        (lines.into_bytes(), last, false)
+        Ok(lines)
     }
 
     /// All hosts with an agent session and, unless `brief`, their number of processes.
@@ -248,6 +281,11 @@ impl<S: Store> Gateway<S> {
         }
         Ok(Value::Array(hosts))
     }
+}
+
+/// The last line of a stream that ends with an error.
+fn error_line(error: &(dyn std::error::Error + 'static)) -> Vec<u8> {
+    (json!({"error": chain(error)}).to_string() + "\n").into_bytes()
 }
 
 /// Namespaces that a watch may see, evaluated for every change so that revocation takes effect. An empty name asks

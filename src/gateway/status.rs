@@ -8,14 +8,14 @@ use serde_json::{Map, Value, json};
 
 use super::registry::{MAX_ATTEMPTS, instance_of, key_of};
 use super::tasks::instance;
-use super::{ApiError, Caller, Gateway};
+use super::{ApiError, Caller, Gateway, readable};
 use crate::agent_protocol::ToAgent;
 use crate::gse::codes::RowCode;
 use crate::gse::keys;
 use crate::gse::request::ProcRequest;
 use crate::gse::response::{Row, Rows, StatusData, StatusHost, StatusMeta, StatusRow};
 use crate::model::{HostKey, InstanceKey, Name, Percent, SpecRevision};
-use crate::store::{Outcome, Store, Txn};
+use crate::store::{Entry, Outcome, Store, Txn};
 
 /// Maximum rows per page.
 const PAGE: u64 = 1000;
@@ -34,8 +34,8 @@ impl<S: Store> Gateway<S> {
         for host in hosts {
             let key = instance(&process, &host.key);
             let entry = self.store.get(&key_of("reg", &key)).await?;
-            if let Some(record) = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()) {
-                proc_infos.push(self.row(key, record, second).await?);
+            if let Some(entry) = entry {
+                proc_infos.push(self.row(key, entry.decode()?, second).await?);
             }
         }
         Ok(StatusData { count: None, proc_infos })
@@ -54,7 +54,8 @@ impl<S: Store> Gateway<S> {
         let (entries, count) = self.store.slice(&prefix, skip, limit as usize).await?;
         let mut proc_infos = Vec::with_capacity(entries.len());
         for entry in entries {
-            if let (Some(key), Ok(record)) = (instance_of(&entry.key), serde_json::from_slice(&entry.value)) {
+            // A row that cannot be read is logged and left out.
+            if let (Some(key), Some(record)) = (instance_of(&entry.key), readable(entry.decode())) {
                 proc_infos.push(self.row(key, record, true).await?);
             }
         }
@@ -115,7 +116,7 @@ impl<S: Store> Gateway<S> {
             let Some(entry) = self.store.get(&format!("group/{namespace}/{}", host.key)).await? else {
                 continue;
             };
-            let groups: Value = serde_json::from_slice(&entry.value).unwrap_or_default();
+            let groups: Value = entry.decode()?;
             infos.push(json!({"meta": {"namespace": namespace}, "host": host_value(&host.key), "process_group": groups}));
         }
         Ok(json!({"process_group_infos": infos}))
@@ -154,7 +155,7 @@ impl<S: Store> Gateway<S> {
         second: bool,
     ) -> Result<StatusRow, ApiError> {
         let entry = self.store.get(&key_of("live", &key)).await?;
-        let report: Option<ReportFields> = entry.and_then(|entry| serde_json::from_slice(&entry.value).ok());
+        let report: Option<ReportFields> = entry.as_ref().map(Entry::decode).transpose()?;
         let report = report.unwrap_or_default();
         let (ip, bk_cloud_id) = match &key.host {
             HostKey::Address { cloud, ip } => (ip.to_string(), *cloud),

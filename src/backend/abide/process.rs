@@ -17,6 +17,8 @@ use crate::model::{
 #[derive(Deserialize)]
 pub(super) struct ProcessWire<'a> {
     pub(super) instance: InstanceKey,
+    #[serde(default)]
+    unknown: bool,
     registered: bool,
     hosted: bool,
     running: bool,
@@ -78,7 +80,7 @@ impl ProcessWire<'_> {
             }
         };
         Ok(ObservedInstance {
-            unknown: false,
+            unknown: self.unknown,
             registered: Some(self.registered),
             hosted: Some(self.hosted),
             running: Some(self.running),
@@ -120,14 +122,14 @@ fn whole(text: &str, labels: &BTreeMap<String, String>) -> Result<HashedSpec, Ba
 fn redacted(text: &str, labels: &BTreeMap<String, String>) -> Result<HashedSpec, BackendError> {
     let wire: RedactedWire = read(text)?;
     let bytes = u128::from_str_radix(&wire.sum, 16);
-    let sum = bytes.map_err(|_| BackendError::Refused("invalid response: sum is not hex".to_owned()))?;
+    let sum = bytes.map_err(|_| BackendError::invalid_response("invalid response: sum is not hex"))?;
     Ok(HashedSpec::redacted(spec(&wire.spec, labels)?, wire.revision, sum.to_be_bytes()))
 }
 
 fn spec(wire: &SpecWire, labels: &BTreeMap<String, String>) -> Result<Spec, BackendError> {
     let mut spec = wire
         .spec()
-        .map_err(|wrong| BackendError::Refused(format!("invalid spec in the response: {wrong}")))?;
+        .map_err(|wrong| BackendError::invalid_response(format!("invalid spec in the response: {wrong}")))?;
     spec.labels = labels.clone();
     Ok(spec)
 }

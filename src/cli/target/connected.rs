@@ -5,11 +5,10 @@ use std::fmt::Display;
 
 use serde_json::{Value, json};
 
-use crate::backend::{Abide, AnyBackend, Backend, BackendError, HostRow};
+use crate::backend::{Abide, AnyBackend, Backend, BackendError, HostRow, RefusalReason};
 use crate::cli::{Exit, Failure};
 use crate::control::pin::{self, Pin};
 use crate::execute::world::{Observation, ObserveError, ObserveRequest};
-use crate::gse::codes::EnvelopeCode;
 use crate::model::{
     Desired, Dialect, Hold, HostKey, InstanceKey, KnownSpec, Name, Observed, ObservedInstance, Pause, Time,
 };
@@ -37,15 +36,13 @@ pub trait TargetError: Display {
 
 impl TargetError for Error {
     fn needs_every_namespace(&self) -> bool {
-        matches!(self, Error::Refused { code, .. } if *code == EnvelopeCode::NOT_ALLOWED.0)
+        matches!(self, Error::Refused { source, .. } if RefusalReason::of(source) == RefusalReason::NotPermitted)
     }
 }
 
 impl TargetError for BackendError {
     fn needs_every_namespace(&self) -> bool {
-        // Wrong credentials have the same code.
-        let code = format!("(code {})", EnvelopeCode::NOT_ALLOWED.0);
-        matches!(self, BackendError::Refused(why) if why.ends_with(&code) && !why.contains("credentials"))
+        matches!(self, BackendError::Refused(refusal) if refusal.reason == RefusalReason::NotPermitted)
     }
 }
 

@@ -8,7 +8,7 @@ pub mod trust;
 pub use config_files::{CONFIG_FILE_NAME, ConfigFile, find_config_files};
 pub use trust::Trust;
 
-pub use connected::{ConnectedTarget, NAMESPACES_HINT, TargetError, namespaces, two_rows};
+pub use connected::{ConnectedTarget, NAMESPACES_HINT, namespaces, two_rows};
 
 use std::path::PathBuf;
 
@@ -17,7 +17,8 @@ use super::commands::serve::private_folder;
 use super::local::Home;
 use super::{Exit, Failure};
 use crate::backend::{Abide, AnyBackend};
-use crate::http::ApiClient;
+use crate::error_chain::chain;
+use crate::http::{ApiClient, ClientError};
 use crate::reconcile::Caps;
 use crate::store::{AnyStore, Embedded, Remote};
 
@@ -90,7 +91,8 @@ impl TargetArgs {
     /// Connects to the local system, without the config file.
     pub fn connect_local(&self, start: LocalStart) -> Result<Option<ConnectedTarget>, Failure> {
         let name = "local".to_owned();
-        let broken = |why: String| Failure::new(Exit::Unreachable, format!("target {name}: {why}"));
+        let broken =
+            |error: ClientError| Failure::new(Exit::Unreachable, format!("target {name}: {}", chain(&error)));
         let home = Home::find()?;
         let access = match start {
             LocalStart::OnDemand => Some(home.start()?),
@@ -155,7 +157,7 @@ impl TargetArgs {
             );
         };
         let calls = ApiClient::new(&entry.access(name)?);
-        Ok(Remote::new(calls.map_err(|why| unusable(name, &why))?))
+        Ok(Remote::new(calls.map_err(|error| unusable(name, &chain(&error)))?))
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{HoldArgs, InstanceArgs, Until, observe_all};
+use crate::backend::RowState;
 use crate::cli::output::print::{BOLD, ERROR, Printer, count, visible};
 use crate::cli::target::{ConnectedTarget, runtime};
 use crate::cli::{Exit, Failure};
@@ -139,12 +140,12 @@ pub async fn execute_steps(
     let (target, deadline) = ((live.name.as_str(), live.caps()), Instant::now() + time);
     let all = execute_manual(steps, &live.backend, &live.state, target, observed, deadline).await;
     let mut failed = 0;
-    for StepResult { instance, op, outcome, code, message, .. } in &all {
+    for StepResult { instance, op, outcome, state, code, message, .. } in &all {
         let message = message.lines().map(visible).collect::<Vec<_>>().join("\n    ");
-        match (outcome, code) {
+        match (outcome, state) {
             (StepOutcome::Done, _) => {}
-            // 828: the process runs already, which is the result that was requested.
-            (StepOutcome::AlreadySo, _) | (StepOutcome::Failed, 828) => {
+            // The process runs already, which is the result that was requested.
+            (StepOutcome::AlreadySo, _) | (StepOutcome::Failed, RowState::AlreadyRunning) => {
                 printer.info(&format!("{instance}: {message}"));
             }
             (StepOutcome::Failed | StepOutcome::Skipped, _) => {
