@@ -58,6 +58,7 @@ mod schedule;
 mod spawn;
 mod state;
 mod stream_clock;
+mod tree;
 mod user_files;
 mod worker_threads;
 
