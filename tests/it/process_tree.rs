@@ -28,9 +28,28 @@ fn alive(system: &System) -> Vec<u32> {
     processes().into_iter().filter(is_here).collect()
 }
 
+/// A free port below the range from which the kernel takes the ports of connections: it stays free while a server is down.
 fn port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
+    static NEXT: std::sync::atomic::AtomicU16 = std::sync::atomic::AtomicU16::new(0);
+    let first = 20_000 + (std::process::id() % 10_000) as u16;
+    loop {
+        let port = first + NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// Waits until an instance runs as another process.
+fn replaced(system: &System, name: &str, old: u32) -> u32 {
+    let begin = Instant::now();
+    loop {
+        match system.pid(name) {
+            Some(pid) if pid != old && is_alive(pid) => return pid,
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+        assert!(begin.elapsed() < Duration::from_secs(30), "{name} is not back\n{}", system.log());
+    }
 }
 
 /// The body of an answer to `GET /`; `None`: no complete answer.
@@ -111,7 +130,7 @@ fn a_daemon_whose_master_is_killed_comes_back() {
             until("two workers", || children(master).len() == 2);
             let workers = children(master);
             kill(master, "KILL");
-            until("it is back", || system.pid("nginx").is_some_and(|pid| pid != master && is_alive(pid)));
+            replaced(&system, "nginx", master);
             assert!(workers.iter().all(|pid| !is_alive(*pid)), "groups: {groups}\n{}", system.log());
             until("it answers", || get(nginx.port).as_deref() == Some("one"));
         }
@@ -123,7 +142,7 @@ fn a_daemon_whose_master_is_killed_comes_back() {
             system.kill_agent();
             kill(master, "KILL");
             system.start_agent();
-            until("it is back", || system.pid("nginx").is_some_and(|pid| pid != master && is_alive(pid)));
+            replaced(&system, "nginx", master);
             assert!(workers.iter().all(|pid| !is_alive(*pid)), "{}", system.log());
         }
         let (code, message) = system.operate("nginx", STOP, &nginx.spec);
@@ -224,7 +243,7 @@ fn a_prefork_server_in_the_foreground_comes_back_on_its_port() {
             until("three workers", || workers(&system).len() == 3);
             let (old, main) = (workers(&system), system.pid("p").expect("a pid"));
             kill(main, "KILL");
-            until("it is back", || system.pid("p").is_some_and(|pid| pid != main && is_alive(pid)));
+            replaced(&system, "p", main);
             assert!(
                 old.iter().all(|pid| !is_alive(*pid)),
                 "groups: {groups}, round {round}\n{}",
@@ -251,8 +270,7 @@ fn redis_is_started_killed_restarted_and_stopped() {
     assert_eq!(system.operate("redis", START, &spec), (0, "success".to_owned()));
     let first = system.pid("redis").expect("a pid");
     kill(first, "KILL");
-    until("it is back", || system.pid("redis").is_some_and(|pid| pid != first && is_alive(pid)));
-    let second = system.pid("redis").expect("a pid");
+    let second = replaced(&system, "redis", first);
     assert_eq!(system.operate("redis", RESTART, &spec), (0, "success".to_owned()));
     assert!(!is_alive(second));
     assert_eq!(system.operate("redis", STOP, &spec), (0, "success".to_owned()));
@@ -331,8 +349,7 @@ fn nginx_from_start_to_stop() {
 
     let master = system.pid("nginx").expect("a pid");
     kill(master, "KILL");
-    until("it is back", || system.pid("nginx").is_some_and(|pid| pid != master && is_alive(pid)));
-    let master = system.pid("nginx").expect("a pid");
+    let master = replaced(&system, "nginx", master);
     until("it answers", || get(nginx.port).as_deref() == Some("one"));
 
     nginx.answer_with(&system, "two");
@@ -361,8 +378,7 @@ fn nginx_from_start_to_stop() {
         named.trim().parse::<u32>().is_ok_and(|named| named != upgraded && is_alive(named))
     });
     kill(upgraded, "QUIT");
-    until("it is taken over", || system.pid("nginx").is_some_and(|pid| pid != upgraded && is_alive(pid)));
-    let last = system.pid("nginx").expect("a pid");
+    let last = replaced(&system, "nginx", upgraded);
     until("it answers", || get(nginx.port).as_deref() == Some("two"));
 
     std::fs::write(&nginx.config, "nonsense").expect("a file");
@@ -457,7 +473,8 @@ fn corrected_commands_take_effect_without_a_restart() {
     assert_eq!(std::fs::read_to_string(system.path("stops")).expect("a file"), "right\n");
 }
 
-/// Forks, leaves its session, loses its environment and exits at random. A line `begun` per fork, a line with the pid per
+/// Forks, leaves its session, loses its environment and exits at random. Without control groups, a process that has left
+/// both the session and the launch id behind cannot be proven, so none does both. A line `begun` per fork, a line with the pid per
 /// process that has done all that.
 const RANDOM_TREE: &str = r#"
 import os, random, sys
@@ -466,17 +483,15 @@ def note(text):
     file = os.open("tree.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, (text + "\n").encode())
     os.close(file)
-def live(path):
+def live(path, keeps):
     dice = random.Random(seed + path)
     if path and dice.random() < 0.3:
         os.setsid()
         keeps = True
-    else:
-        keeps = False
     for nth in range(dice.randint(0, 3) if len(path) < 4 else 0):
         note("begun")
         if os.fork() == 0:
-            return live(path + str(nth))
+            return live(path + str(nth), keeps)
     note(f"settled {os.getpid()}")
     act = dice.random() if path else 1
     if act < 0.4:
@@ -485,7 +500,7 @@ def live(path):
         os.execve("/bin/sleep", ["sleep", "1000"], {})
     os.execve("/bin/sleep", ["sleep", "1000"], os.environ)
 note("begun")
-live("")
+live("", False)
 "#;
 
 #[test]
@@ -520,7 +535,7 @@ fn random_trees_are_ended_whole_and_nothing_else() {
             let old = settled().expect("pids");
             let main = system.pid(&name).expect("a pid");
             kill(main, "KILL");
-            until("it is back", || system.pid(&name).is_some_and(|pid| pid != main && is_alive(pid)));
+            replaced(&system, &name, main);
             let left: Vec<u32> = old.iter().copied().filter(|pid| is_alive(*pid)).collect();
             assert!(left.is_empty(), "{seed}: {left:?} of {old:?}\n{}", system.log());
             until("the tree is complete", || settled().is_some_and(|pids| pids.len() == 2 * old.len()));
