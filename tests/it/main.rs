@@ -48,6 +48,7 @@ mod permissions;
 mod plan;
 mod planner;
 mod platform_state;
+mod process_tree;
 mod properties;
 mod random_kills;
 mod recovery;
