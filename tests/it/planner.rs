@@ -191,7 +191,8 @@ fn apply(w: World, op: Op, s: Delta, goal: Goal, caps: Caps) -> Option<World> {
         Op::Register => {
             let other_guard = w.hosted && w.given.is_some_and(|given| !same(given, s));
             let other_process = kept && w.live.is_some_and(|live| !same(live, s));
-            (caps.registry && !other_guard && !other_process).then_some(World { given: Some(s), ..w })
+            let can = caps.registry && !other_guard && !other_process;
+            can.then_some(World { given: Some(s), live: registered_live(w.live, s, caps), ..w })
         }
         Op::Unregister => {
             let free = caps.registry && w.given.is_some() && !w.hosted && w.live.is_none();
@@ -220,7 +221,8 @@ fn apply(w: World, op: Op, s: Delta, goal: Goal, caps: Caps) -> Option<World> {
             let guard = !w.hosted || w.given.is_some_and(|given| same(given, s));
             let needed =
                 if caps.operates_on_registered_spec { !w.hosted } else { !(w.hosted && w.given == Some(s)) };
-            (fits && guard && needed).then_some(World { hosted: true, given: Some(s), ..w })
+            let live = registered_live(w.live, s, caps);
+            (fits && guard && needed).then_some(World { hosted: true, given: Some(s), live, ..w })
         }
         Op::Unsupervise => {
             let named = w.given.is_some_and(|given| same(given, s));
@@ -238,12 +240,22 @@ fn apply(w: World, op: Op, s: Delta, goal: Goal, caps: Caps) -> Option<World> {
             let can = restarts(goal.has_reload);
             let live = w.live.map(|live| Delta { reload: s.reload, ..live });
             can.then_some(World {
-                live,
+                live: registered_live(live, s, caps),
                 given: if caps.restart_registers_spec { Some(s) } else { w.given },
                 ..w
             })
         }
     }
+}
+
+/// Our own engine, which alone registers with a restart: Register-class fields take effect at once, unless a Restart- or
+/// Replace-class difference is pending.
+fn registered_live(live: Option<Delta>, s: Delta, caps: Caps) -> Option<Delta> {
+    let at_once = |live: Delta| (live.restart, live.replace) == (s.restart, s.replace);
+    live.map(|live| match caps.restart_registers_spec && at_once(live) {
+        true => Delta { register: s.register, ..live },
+        false => live,
+    })
 }
 
 /// A one-shot's run is another run only by what runs.

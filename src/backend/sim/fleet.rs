@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::backend::Operation;
 use crate::model::{
     AutoType, Dialect, Field, HashedSpec, InstanceKey, KnownSpec, LastRun, ObservedInstance, Op, Spec,
-    SpecRevision,
+    SpecRevision, live_after_registration,
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -259,7 +259,10 @@ impl Fleet {
             Op::Register if !habits.registry => return no("there is no registry"),
             Op::Register if used.is_none() => return no("no spec was sent"),
             Op::Register if other_supervision || other_process => return no("another identity is in use"),
-            Op::Register => proc.given = used,
+            Op::Register => {
+                proc.given = used;
+                self.register_live(&mut proc);
+            }
 
             Op::Unregister if !habits.registry || given.is_none() => return no("not registered"),
             Op::Unregister if proc.hosted || proc.live.is_some() => return no("in use"),
@@ -295,7 +298,10 @@ impl Fleet {
             Op::Supervise if proc.hosted && ours && (uses_given || given == used) => {
                 return no("already supervised");
             }
-            Op::Supervise => (proc.hosted, proc.given) = (true, used),
+            Op::Supervise => {
+                (proc.hosted, proc.given) = (true, used);
+                self.register_live(&mut proc);
+            }
 
             Op::Unsupervise if !proc.hosted => return no("not supervised"),
             Op::Unsupervise if (habits.needs_old || uses_given) && !one(&given) => {
@@ -321,6 +327,7 @@ impl Fleet {
             Op::Reload => {
                 proc.live = reloaded(proc.live, &used, &order.reloaded_fields);
                 proc.given = if habits.restart_gives { used } else { given };
+                self.register_live(&mut proc);
             }
         }
         if !habits.registry && !proc.hosted {
@@ -343,6 +350,18 @@ impl Fleet {
         }
         self.procs.insert(order.instance.clone(), proc);
         Ok(())
+    }
+
+    /// At Abide's own engine the registered fields with effect Register take effect in the running process at once.
+    fn register_live(&self, proc: &mut Proc) {
+        let (Some(given), Some(live)) = (&proc.given, &mut proc.live) else { return };
+        if self.dialect != Dialect::Abide {
+            return;
+        }
+        let after = live_after_registration((&live.spec, live.revision), (&given.spec, given.revision));
+        if let Some((spec, revision)) = after {
+            *live = Held { spec: Arc::new(HashedSpec::new(spec)), revision };
+        }
     }
 
     /// Whether another instance of the host has the identity.
